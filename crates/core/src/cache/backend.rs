@@ -1,8 +1,8 @@
-//! Where a cache stands: in one loop, or between threads that share it.
+//! Placement of a cache: private to one loop, or shared by threads.
 //!
-//! A loop's own cache is a plain value. A shared one is cut into shards, each behind a lock of its own; which shard an
-//! entry is in follows from its key, so two threads meet only when they want neighbours. Locks are the driver's, since the
-//! core knows no threads; none is held across a call that may wait.
+//! A private cache is a plain value. A shared one is split into shards, each with its own lock; the key selects the
+//! shard, so two threads contend only for the same shard. The driver provides the locks, because the core has no
+//! threads; no lock is held across a call that may block.
 
 use core::hash::{BuildHasher, Hash};
 
@@ -10,24 +10,24 @@ use alloc::sync::Arc;
 
 use foldhash::fast::RandomState;
 
-/// The shards of a cache, each behind its lock.
+/// The shards of a cache, each with its lock.
 pub trait Shards<T>: Send + Sync {
-    /// How many, at least one.
+    /// The number of shards, at least one.
     fn count(&self) -> usize;
 
-    /// Calls `f` once with the shard of this number, `number < count()`, which is nobody else's meanwhile.
+    /// Calls `f` once with shard `number < count()`, locked for the duration.
     fn with(&self, number: usize, f: &mut dyn FnMut(&mut T));
 }
 
 /// A cache shared by threads.
 pub struct Shared<T> {
     shards: Arc<dyn Shards<T>>,
-    /// The same for all who share it.
+    /// The same for all users of the cache.
     hasher: RandomState,
 }
 
 impl<T> Shared<T> {
-    /// A cache of these shards.
+    /// Creates a cache of these shards.
     pub fn new(shards: Arc<dyn Shards<T>>) -> Shared<T> {
         Shared { shards, hasher: RandomState::default() }
     }
@@ -45,16 +45,16 @@ impl<T> Clone for Shared<T> {
     }
 }
 
-/// A cache, wherever it stands.
+/// A private or a shared cache.
 pub enum CacheBackend<T> {
-    /// One loop's own.
+    /// Private to one loop.
     Own(T),
-    /// Shared.
+    /// Shared by threads.
     Shared(Shared<T>),
 }
 
 impl<T> CacheBackend<T> {
-    /// Does something with the part of the cache that `key` belongs to.
+    /// Calls `f` with the part of the cache that holds `key`.
     pub fn at<R>(&mut self, key: impl Hash, f: impl FnOnce(&mut T) -> R) -> R {
         match self {
             CacheBackend::Own(cache) => f(cache),
@@ -65,7 +65,7 @@ impl<T> CacheBackend<T> {
         }
     }
 
-    /// Into how many parts its budgets are divided.
+    /// The number of parts among which its budgets are divided.
     pub fn parts(&self) -> usize {
         match self {
             CacheBackend::Own(_) => 1,
@@ -73,7 +73,7 @@ impl<T> CacheBackend<T> {
         }
     }
 
-    /// Looks at every part.
+    /// Calls `f` with every part, for reading.
     pub fn each(&self, mut f: impl FnMut(&T)) {
         match self {
             CacheBackend::Own(cache) => f(cache),
@@ -81,7 +81,7 @@ impl<T> CacheBackend<T> {
         }
     }
 
-    /// Changes every part.
+    /// Calls `f` with every part, for modification.
     pub fn change(&mut self, mut f: impl FnMut(&mut T)) {
         match self {
             CacheBackend::Own(cache) => f(cache),

@@ -1,7 +1,8 @@
-//! Contents of files: small ones in memory, descriptors of large ones. And pages that are made, in memory ([`super::page`]).
+//! Contents of files: small ones in memory, descriptors of large
+//! ones. Also generated pages, in memory ([`super::page`]).
 //!
-//! The key is the file's state, so an entry can never be served for another one: a file that was edited in place has a
-//! new state and is read anew. Two budgets, since memory and descriptors run out separately.
+//! The key is the state of the file, so an entry can never be served for another state: a file that was edited in place
+//! has a new state and is read again. There are two budgets, because memory and descriptors run out separately.
 
 use alloc::sync::Arc;
 use core::hash::{Hash, Hasher};
@@ -12,7 +13,7 @@ use super::page::{Page, PageName};
 use super::policy::{Hint, Store, StoreCounts};
 use crate::file::{Content, FileVersion, Stored};
 
-/// The cache.
+/// The content cache.
 pub struct ContentCache<F> {
     memory: Store<Name, Kept<F>>,
     files: Store<Name, Kept<F>>,
@@ -23,7 +24,7 @@ pub struct ContentCache<F> {
 enum Name {
     /// A file in this state.
     File(FileVersion),
-    /// A page that was made.
+    /// A generated page.
     Page(PageName),
 }
 
@@ -51,23 +52,23 @@ impl Hash for PageRef<'_> {
     }
 }
 
-/// What is kept.
+/// A cached value.
 enum Kept<F> {
     File(Arc<Content<F>>),
     Page(Page),
 }
 
-/// What an entry costs beside its bytes: key, slot, index and reference counts.
+/// Bytes of an entry in addition to its content: key, slot, index and reference counts.
 const OVERHEAD: u64 = 160;
 
 impl<F> ContentCache<F> {
-    /// An empty cache of so many bytes in memory and so many descriptors; 0 switches either off.
+    /// Creates an empty cache of at most this many bytes and descriptors; 0 disables either.
     pub fn new(bytes_max: u64, files_max: usize) -> ContentCache<F> {
         ContentCache { memory: Store::new(usize::MAX, bytes_max), files: Store::new(files_max, u64::MAX) }
     }
 
-    /// The content of a file in this state. `in_memory`: whether a file of this size is held in memory as a rule; but the
-    /// disk side may have brought a descriptor of it, or the other way round.
+    /// Looks up the content of a file in this state. `in_memory`: whether files of this size are normally held in
+    /// memory; the disk side may have returned the other form.
     pub fn find(&mut self, hint: &Hint, version: &FileVersion, in_memory: bool) -> Option<Arc<Content<F>>> {
         let (usual, other) = match in_memory {
             true => (&mut self.memory, &mut self.files),
@@ -77,7 +78,7 @@ impl<F> ContentCache<F> {
         if let Some(Kept::File(content)) = usual.get_at(hint, &name) {
             return Some(Arc::clone(content));
         }
-        // One miss is enough to count.
+        // Count one miss only.
         other.peek(&name)?;
         match other.get_at(hint, &name) {
             Some(Kept::File(content)) => Some(Arc::clone(content)),
@@ -85,7 +86,7 @@ impl<F> ContentCache<F> {
         }
     }
 
-    /// The page of this name. Whoever asks counts that himself.
+    /// Looks up the page of this name. The caller counts hits and misses.
     pub fn page(&mut self, name: &PageName) -> Option<Page> {
         match self.memory.use_quietly(&PageRef(name)) {
             Some(Kept::Page(page)) => Some(page.clone()),
@@ -93,13 +94,13 @@ impl<F> ContentCache<F> {
         }
     }
 
-    /// Keeps a page that was just made.
+    /// Caches a generated page.
     pub fn keep_page(&mut self, name: PageName, page: Page) {
         let weight = page.weight(&name) + OVERHEAD;
         self.memory.insert(Name::Page(name), Kept::Page(page), weight);
     }
 
-    /// Keeps content that was just opened or read.
+    /// Caches content that was just opened or read.
     pub fn learn(&mut self, content: &Arc<Content<F>>) {
         let (name, kept) = (Name::File(content.version), Kept::File(Arc::clone(content)));
         match &content.store {
@@ -108,30 +109,30 @@ impl<F> ContentCache<F> {
         }
     }
 
-    /// Whether a file in this state is held; does not count as a use.
+    /// Whether a file in this state is cached; does not count as a use.
     pub fn holds(&mut self, version: &FileVersion) -> bool {
         let name = Name::File(*version);
         self.memory.peek(&name).is_some() || self.files.peek(&name).is_some()
     }
 
-    /// Forgets a file's state; what replies still hold lives on with them.
+    /// Removes a file state; responses in progress keep their reference.
     pub fn forget(&mut self, version: &FileVersion) {
         let name = Name::File(*version);
         self.memory.remove(&name);
         self.files.remove(&name);
     }
 
-    /// Bytes held in memory.
+    /// Bytes in memory.
     pub fn weight(&self) -> u64 {
         self.memory.weight()
     }
 
-    /// Descriptors held.
+    /// Number of descriptors.
     pub fn files(&self) -> usize {
         self.files.len()
     }
 
-    /// What has happened so far: in memory, and with descriptors.
+    /// Counters since the start: of contents in memory, and of descriptors.
     pub fn counts(&self) -> (StoreCounts, StoreCounts) {
         (self.memory.counts(), self.files.counts())
     }

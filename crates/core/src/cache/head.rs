@@ -1,7 +1,7 @@
-//! Ready header blocks, one for each representation and kind of reply: Flash's response header cache.
+//! Prepared header blocks, one per representation and kind of response: Flash's response header cache.
 //!
-//! No invalidation of its own: the key holds the file's state, so the head of an older state is simply never asked for
-//! again and falls out in time.
+//! It needs no invalidation: the key contains the state of the file, so the
+//! head of an older state is never looked up again and is evicted in time.
 
 use alloc::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::cors::CorsOrigin;
 use crate::file::FileVersion;
 use crate::vary::Vary;
 
-/// What a head is for.
+/// The kind of response of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HeadKind {
     /// A 200 with the whole representation.
@@ -23,7 +23,7 @@ pub enum HeadKind {
     NotModified = 1,
 }
 
-/// All that a head depends on.
+/// Everything on which a head depends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HeadKey {
     /// The site, for its rules.
@@ -34,31 +34,31 @@ pub struct HeadKey {
     pub version: FileVersion,
     /// The coding of this representation.
     pub coding: Coding,
-    /// On what it depends that this one is sent.
+    /// The request fields on which the representation depends.
     pub vary: Vary,
-    /// Whose page may read it.
+    /// The origin that may read it.
     pub cors_origin: CorsOrigin,
-    /// Whether it says which of several variants this is.
+    /// Whether the head identifies the variant.
     pub is_chosen: bool,
-    /// What it is for.
+    /// The kind of response.
     pub kind: HeadKind,
 }
 
-/// The cache.
+/// The head cache.
 pub struct HeadCache {
     store: Store<HeadKey, Arc<Head>>,
 }
 
-/// What an entry costs beside its bytes: key, name, slot and index.
+/// Bytes of an entry in addition to its content: key, name, slot and index.
 const OVERHEAD: u64 = 200;
 
 impl HeadCache {
-    /// An empty cache of so many bytes; 0 switches it off.
+    /// Creates an empty cache of at most this many bytes; 0 disables it.
     pub fn new(bytes_max: u64) -> HeadCache {
         HeadCache { store: Store::new(usize::MAX, bytes_max) }
     }
 
-    /// The head under `key`, or the one that `make` writes, which is then kept.
+    /// Looks up the head of `key`, or builds it with `make` and inserts it.
     pub fn get_or_make(&mut self, hint: &Hint, key: HeadKey, make: impl FnOnce() -> Head) -> Arc<Head> {
         if let Some(head) = self.store.get_at(hint, &key) {
             return Arc::clone(head);
@@ -69,24 +69,24 @@ impl HeadCache {
         head
     }
 
-    /// Forgets everything.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         self.store.clear();
     }
 
-    /// Bytes held.
+    /// Bytes in the cache.
     pub fn weight(&self) -> u64 {
         self.store.weight()
     }
 
-    /// What has happened so far.
+    /// Counters since the start.
     pub fn counts(&self) -> StoreCounts {
         self.store.counts()
     }
 }
 
 impl CacheBackend<HeadCache> {
-    /// The head under `key`, or the one that `make` writes, which is then kept.
+    /// Looks up the head of `key`, or builds it with `make` and inserts it.
     pub fn get_or_make(&mut self, hint: &Hint, key: HeadKey, make: impl FnOnce() -> Head) -> Arc<Head> {
         self.at(key.version.inode, |heads| heads.get_or_make(hint, key, make))
     }

@@ -1,18 +1,19 @@
-//! What clients are called: a DNS cache (Hu, Nanda, Yang 1997, section 5.3.1), and the lookups that fill it.
+//! Host names of clients: a DNS cache (Hu, Nanda, Yang 1997, section 5.3.1), and the lookups that fill it.
 //!
-//! 1. The log has a line about an address and asks ([`HostnameCache::ask`]). The cache answers, or a lookup is queued that
-//!    the line may come back for. Lines about one address share their lookup.
-//! 2. A thread that may wait takes the lookup ([`HostnameCache::next_lookup`]) and tells what it found
-//!    ([`HostnameCache::learn`]).
-//! 3. The line collects its name ([`HostnameCache::collect`]), or hears how long to wait for it; after that it goes without.
+//! 1. The log needs the name of an address for a line ([`HostnameCache::ask`]). The cache returns it, or queues a
+//!    lookup whose result the line can collect later. Lines about one address share a lookup.
+//! 2. A thread that may block takes the lookup ([`HostnameCache::next_lookup`])
+//!    and reports its result ([`HostnameCache::learn`]).
+//! 3. The line collects its name ([`HostnameCache::collect`]), or
+//!    learns how long it may wait; after that it is written without.
 //!
-//! Pure, as its siblings are: who waits, and how names are looked up, is for others to say. Unlike them there is one for each
-//! process, beside the log's writer. How long an entry is believed is a setting, for the C library does not tell what the DNS
-//! says of it. That there is no name, or that nobody answers, is remembered too, for less long: a name server that is down
-//! would otherwise be asked for each line (RFC 2308, 5 and 7.1).
+//! Pure, as its siblings: the caller does the waiting and the lookups. Unlike them there is one
+//! per process, next to the log writer. The lifetime of an entry is a setting, because the C
+//! library does not report DNS TTLs. Negative results and timeouts are cached too, for a shorter
+//! time: otherwise a failed name server would be queried for each line (RFC 2308, 5 and 7.1).
 //!
-//! Names are foreign text: whoever holds an address writes its name. [`clean`] takes what a host may be called and nothing
-//! else; that the name also leads back to the address is for whoever looks it up to see to.
+//! Names are untrusted: the owner of an address chooses its name. [`clean`] accepts valid host names only; the caller
+//! must verify that the name resolves back to the address.
 
 use core::net::IpAddr;
 use core::time::Duration;
@@ -27,26 +28,27 @@ use hashbrown::HashMap;
 
 use super::policy::Store;
 
-/// Lookups that may be under way or wait their turn: one for each line of a full buffer of the log (64 KiB), if the cache is
-/// off or each line has a client of its own. Lines beyond go out with their address.
+/// Maximum lookups queued or in progress: one per line of a full log buffer (64 KiB), for the case that the cache is
+/// disabled or each line has another client. Further lines are written with their address.
 const LOOKUPS_MAX: usize = 1024;
 
-/// A lookup that has waited for so long before anybody took it is dropped, unless lines still wait for it: the name server
-/// does not answer, and those who came for a name have left.
+/// A lookup that has been queued for this long is dropped unless lines still wait for it: the name server does not
+/// respond, and the lines that needed the name have been written.
 const STALE: Duration = Duration::from_secs(30);
 
-/// How many names are kept, and for how long they are believed and waited for.
+/// Size of the cache, lifetimes of its entries, and the timeout of a lookup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostnameLimits {
-    /// Addresses whose name, or lack of one, is kept: about 150 bytes each. "Several hundred" are enough, says the paper, for
-    /// a client that comes makes a dozen requests. Zero switches the cache off: each line then asks.
+    /// Maximum addresses, with or without a name, about 150 bytes each. "Several hundred" suffice according to the
+    /// paper, since a client makes a dozen requests per visit. Zero disables the cache: each line then starts a lookup.
     pub entries: usize,
-    /// How long a line waits for its name. 5 s are one whole attempt of the C library (resolv.conf(5), `timeout`): what is not
-    /// answered by then may be by a second name server, or not at all. Zero holds no line; it has its name if that is known.
+    /// How long a line waits for its name. 5 s is one full attempt of the C library
+    /// (resolv.conf(5), `timeout`); a later response would come from a second name
+    /// server, or not at all. With zero no line waits; it gets the name if cached.
     pub wait: Duration,
-    /// A name is believed this long: a visit, and the next.
+    /// Lifetime of a name: one visit, and the next.
     pub time: Duration,
-    /// That there is none, or that nobody answers, is believed this long. RFC 2308 (7.1) allows 5 minutes for the latter.
+    /// Lifetime of a negative result or a timeout. RFC 2308 (7.1) allows 5 minutes for the latter.
     pub absent_time: Duration,
 }
 
@@ -61,51 +63,51 @@ impl Default for HostnameLimits {
     }
 }
 
-/// What has been asked, and what came of it.
+/// Counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostnameCounts {
-    /// Lines whose address was in the cache, with a name or as one that has none.
+    /// Lines whose address was in the cache, with or without a name.
     pub hits: u64,
-    /// Lines whose address was not.
+    /// Lines whose address was not in the cache.
     pub misses: u64,
-    /// Lookups that somebody began.
+    /// Lookups started.
     pub lookups: u64,
-    /// Lookups that brought no name, for whatever reason.
+    /// Lookups without a name, for any reason.
     pub failed: u64,
-    /// Lines that could not wait for their name any longer.
+    /// Lines whose wait for a name timed out.
     pub timed_out: u64,
-    /// Lines whose address could not be asked about: too many lookups were under way.
+    /// Lines without a lookup, because too many were pending.
     pub refused: u64,
     /// Addresses in the cache.
     pub entries: u64,
 }
 
-/// A name; `None`: there is none to be had.
+/// A name; `None` if the address has none.
 pub type Hostname = Option<Arc<str>>;
 
 /// A lookup that a line waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LookupId(u64);
 
-/// What a line is told about its address.
+/// The result of asking for the name of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostnameAnswer {
-    /// What it is called.
+    /// The cached name.
     Known(Hostname),
-    /// To [`collect`](HostnameCache::collect) it later, once.
+    /// Pass this to [`collect`](HostnameCache::collect) later, once.
     Later(LookupId),
 }
 
-/// The cache, and the lookups that will fill it.
+/// The cache, and its pending lookups.
 pub struct HostnameCache {
     limits: HostnameLimits,
     store: Store<IpAddr, Entry>,
     lookups: HashMap<LookupId, Lookup, RandomState>,
-    /// The lookup that others about the same address share. Empty while the cache is off.
+    /// The lookup shared by lines about the same address. Empty while the cache is disabled.
     shared: HashMap<IpAddr, LookupId, RandomState>,
-    /// Those that nobody has taken yet.
+    /// Lookups not yet taken.
     queue: VecDeque<LookupId>,
-    /// Those in `lookups` without an answer: `queue.len() <= unanswered <= LOOKUPS_MAX`.
+    /// Lookups without a result: `queue.len() <= unanswered <= LOOKUPS_MAX`.
     unanswered: usize,
     next: u64,
     counts: HostnameCounts,
@@ -116,17 +118,17 @@ struct Entry {
     until: Time,
 }
 
-/// Is there until it has been answered and all its lines have been.
+/// Exists until it has a result and all its lines have collected it.
 struct Lookup {
     address: IpAddr,
     asked: Time,
-    /// Lines that will collect it.
+    /// Lines that will collect the result.
     lines: usize,
     answer: Option<Hostname>,
 }
 
 impl HostnameCache {
-    /// An empty one.
+    /// Creates an empty cache.
     pub fn new(limits: HostnameLimits) -> HostnameCache {
         HostnameCache {
             store: Store::new(limits.entries, u64::MAX),
@@ -140,7 +142,7 @@ impl HostnameCache {
         }
     }
 
-    /// Takes over other limits. Of another size, the cache begins anew; lookups under way go on.
+    /// Applies other limits. If the size changes, the cache is cleared; pending lookups continue.
     pub fn renew(&mut self, limits: HostnameLimits) {
         if limits.entries != self.limits.entries {
             self.store = Store::new(limits.entries, u64::MAX);
@@ -149,7 +151,7 @@ impl HostnameCache {
         self.limits = limits;
     }
 
-    /// What a line is to call this address.
+    /// Looks up the name of this address for a line.
     pub fn ask(&mut self, now: Time, address: IpAddr) -> HostnameAnswer {
         if let Some(entry) = self.store.get(&address)
             && now < entry.until
@@ -179,11 +181,12 @@ impl HostnameCache {
         HostnameAnswer::Later(id)
     }
 
-    /// The name that a line came back for; the lookup owes it nothing any more. [`Time::NEVER`] collects what there is.
+    /// Collects the name for a line, which ends the line's claim on
+    /// the lookup. [`Time::NEVER`] collects the current state.
     ///
     /// # Errors
-    /// There is no answer yet, and the line may wait for one until the moment that is told. It counts from when the first line
-    /// asked: behind a name server that is silent only the first wait, and not each in its turn.
+    /// There is no result yet, and the line may wait until the returned time. That counts from the first line's
+    /// request: behind a silent name server only the first line waits the full time.
     pub fn collect(&mut self, now: Time, id: LookupId) -> Result<Hostname, Time> {
         let Some(lookup) = self.lookups.get_mut(&id) else { return Ok(None) };
         let until = lookup.asked + self.limits.wait;
@@ -201,12 +204,12 @@ impl HostnameCache {
         Ok(name)
     }
 
-    /// Number of lookups that wait for somebody to take them.
+    /// The number of lookups not yet taken.
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// A lookup to be done, the oldest first, and answered by [`learn`](HostnameCache::learn).
+    /// Takes the oldest lookup; the caller reports its result with [`learn`](HostnameCache::learn).
     pub fn next_lookup(&mut self, now: Time) -> Option<(LookupId, IpAddr)> {
         loop {
             let id = self.queue.pop_front()?;
@@ -221,7 +224,7 @@ impl HostnameCache {
         }
     }
 
-    /// Takes note of what an address is called; of a name only what [`clean`] has let through.
+    /// Records the result of a lookup; a name must have passed [`clean`].
     pub fn learn(&mut self, now: Time, id: LookupId, name: Hostname) {
         let Some(lookup) = self.lookups.get_mut(&id).filter(|lookup| lookup.answer.is_none()) else { return };
         let (address, lines) = (lookup.address, lookup.lines);
@@ -237,7 +240,7 @@ impl HostnameCache {
         self.store.insert(address, Entry { name, until: now + time }, 1);
     }
 
-    /// The next line about this address asks anew.
+    /// Ends the sharing of this lookup: the next line about the address starts another.
     fn end(&mut self, id: LookupId, address: IpAddr) {
         self.unanswered -= 1;
         if self.shared.get(&address) == Some(&id) {
@@ -245,17 +248,17 @@ impl HostnameCache {
         }
     }
 
-    /// How things stand.
+    /// Counters and sizes.
     pub fn counts(&self) -> HostnameCounts {
         HostnameCounts { entries: self.store.len() as u64, ..self.counts }
     }
 }
 
-/// A name as the log may have it, in lower case; `None` for what no host is called.
+/// Normalises a name for the log, in lower case; `None` if it is not a valid host name.
 ///
-/// Letters, digits, hyphens and dots (RFC 1123, 2.1), underscores, which are common, 253 bytes at most (RFC 1035, 2.3.4): a
-/// name that could be taken for more than one field, or a line of its own, is none. Nor is one that ends in a number, since
-/// that is an address in one notation or another (`0x7f.1`), and would lead back to itself whatever the DNS says.
+/// Letters, digits, hyphens and dots (RFC 1123, 2.1), underscores, which are common, 253 bytes at most (RFC 1035,
+/// 2.3.4): this rejects names that would look like several fields or lines. A name that ends in a number is rejected
+/// too, because it is an address in some notation (`0x7f.1`), and would resolve to itself regardless of the DNS.
 pub fn clean(name: &str) -> Option<String> {
     let is_good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_');
     let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
@@ -305,10 +308,10 @@ mod tests {
         assert!(lines.iter().all(|&id| id == lines[0]));
         assert_eq!(cache.next_lookup(at(3)), Some((lines[0], address(1))));
         assert_eq!(cache.next_lookup(at(3)), None);
-        assert_eq!(later(cache.ask(at(3), address(1))), lines[0], "somebody is at it");
+        assert_eq!(later(cache.ask(at(3), address(1))), lines[0], "the lookup is shared");
         assert_eq!(cache.collect(at(4), lines[0]), Err(at(5)));
         cache.learn(at(4), lines[0], name("a.test"));
-        // Whatever the time: the answer is there.
+        // At any time: the result is available.
         (0..4).for_each(|n| assert_eq!(cache.collect(at(4 + 100 * n), lines[0]), Ok(name("a.test"))));
         assert!(cache.lookups.is_empty() && cache.shared.is_empty());
         assert_eq!(cache.ask(at(603), address(1)), HostnameAnswer::Known(name("a.test")));
@@ -336,11 +339,11 @@ mod tests {
         cache.next_lookup(at(0));
         assert_eq!(cache.collect(at(4), id), Err(at(5)));
         assert_eq!(cache.collect(at(5), id), Ok(None));
-        // The next line finds the lookup as old as it is.
+        // The next line finds the lookup with its original age.
         assert_eq!(later(cache.ask(at(6), address(1))), id);
         assert_eq!(cache.collect(at(6), id), Ok(None));
         assert_eq!(cache.counts().timed_out, 2);
-        // What comes too late for them is there for others.
+        // A result that is too late for them serves others.
         cache.learn(at(7), id, name("slow.test"));
         assert_eq!(cache.ask(at(7), address(1)), HostnameAnswer::Known(name("slow.test")));
         assert!(cache.lookups.is_empty());
@@ -353,7 +356,7 @@ mod tests {
         assert_eq!(cache.collect(Time::NEVER, given_up), Ok(None));
         assert_eq!(cache.next_lookup(at(30)), Some((waited_for, address(2))));
         assert_eq!((cache.unanswered, cache.counts().lookups), (1, 1));
-        assert_ne!(later(cache.ask(at(31), address(1))), given_up, "asked anew");
+        assert_ne!(later(cache.ask(at(31), address(1))), given_up, "a new lookup");
     }
 
     #[test]
@@ -380,7 +383,7 @@ mod tests {
         assert_eq!(cache.ask(at(0), address(1)), HostnameAnswer::Known(None));
         assert_eq!((cache.waiting(), cache.counts().refused), (LOOKUPS_MAX, 1));
         let (id, _) = cache.next_lookup(at(0)).unwrap();
-        assert_eq!(cache.ask(at(0), address(1)), HostnameAnswer::Known(None), "it is under way");
+        assert_eq!(cache.ask(at(0), address(1)), HostnameAnswer::Known(None), "the lookup is in progress");
         cache.learn(at(0), id, None);
         later(cache.ask(at(0), address(1)));
     }
@@ -436,7 +439,7 @@ mod tests {
     }
 
     proptest! {
-        // What is told is the last that was learnt about the address, by whoever remembers everything.
+        // The result is the last one learnt about the address, according to a model that remembers everything.
         #[test]
         fn cache_agrees_with_plain_map(
             entries in 0usize..4,
@@ -488,7 +491,7 @@ mod tests {
                     prop_assert_eq!(cache.shared.len(), cache.unanswered, "one for each address");
                 }
             }
-            // In the end nothing is left of any of it.
+            // In the end nothing remains.
             lines.iter().for_each(|&(id, _)| drop(cache.collect(Time::NEVER, id)));
             taken.extend(std::iter::from_fn(|| cache.next_lookup(at(now))));
             taken.iter().for_each(|&(id, _)| cache.learn(at(now), id, None));

@@ -1,9 +1,10 @@
-//! The caches: everything that a request would otherwise make the server work out twice.
+//! The caches: everything that a request would otherwise make the server compute again.
 //!
-//! Three, as in Flash, each with its own budget: [`path`] (what a name means), [`head`] (ready header blocks), [`content`]
-//! (small bodies, descriptors of large files); and, after Hu, Nanda and Yang, [`uri`] (what a target stands for), and among
-//! the contents pages that are made ([`page`]). All keep to one [`policy`]. They are filled in one place, [`Caches::learn`], from what the disk side found. Each is a loop's own or
-//! shared by threads ([`backend`]). Another, of clients' names ([`hostname`]), is the access log's.
+//! Three, as in Flash, each with its own budget: [`path`] (name lookups), [`head`] (prepared header blocks),
+//! [`content`] (small bodies, descriptors of large files); and, after Hu, Nanda and Yang, [`uri`] (targets to sites and
+//! clean paths), and generated pages ([`page`]), which share the cache of contents. All use one [`policy`].
+//! [`Caches::learn`] alone fills them, from results of the disk side. Each is private to a loop or shared by threads
+//! ([`backend`]). Another cache, of client host names ([`hostname`]), belongs to the access log.
 
 pub mod backend;
 pub mod content;
@@ -38,37 +39,38 @@ use path::{CachedEntry, LookupResult, PathCache};
 use policy::StoreCounts;
 use uri::UriCache;
 
-/// What the caches may hold, and for how long an entry is believed.
+/// Sizes of the caches, and lifetimes of their entries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Budgets {
-    /// Targets whose clean path is kept. About 200 bytes each. Off: to clean a path costs less here than to look it up.
+    /// Maximum entries of the URI cache, about 200 bytes each. Off
+    /// by default: cleaning a path costs less here than a lookup.
     pub uri_entries: usize,
-    /// Choices among variants that are kept. About 250 bytes each; 512 on average at most.
+    /// Maximum cached choices among variants, about 250 bytes each; 512 on average at most.
     pub negotiation_entries: usize,
-    /// Names whose translation is kept, negative ones included. About 300 bytes each; 512 on average at most.
+    /// Maximum entries of the path cache, including negative ones. About 300 bytes each; 512 on average at most.
     pub path_entries: usize,
-    /// Bytes of ready header blocks. One is 250 to 400 bytes, and each representation may have two (200 and 304).
+    /// Maximum bytes of prepared heads. One takes 250 to 400 bytes, and each representation may have two (200 and 304).
     pub head_bytes: Bytes,
-    /// Bytes of file content in memory.
+    /// Maximum bytes of file content in memory.
     pub content_bytes: Bytes,
-    /// Files up to this size are kept in memory whole; of larger ones a descriptor is kept and the page cache serves.
-    /// One `send` from memory beats sendfile below 32 to 64 KiB (web-server notes of the project: 5.0 against 5.5
-    /// microseconds at 16 KiB, 8.7 against 8.5 at 64 KiB).
+    /// Maximum size of a file that is kept in memory as a whole; of a larger file the descriptor is kept, and the page
+    /// cache serves it. One `send` from memory beats sendfile below 32 to 64 KiB (web-server notes of the project: 5.0
+    /// against 5.5 microseconds at 16 KiB, 8.7 against 8.5 at 64 KiB).
     pub max_content_file_bytes: Bytes,
-    /// A file that is there compressed alone is unpacked, in memory, up to this size. The changelogs of Debian's packages, for
-    /// which this is made, reach 7 MB.
+    /// Maximum decompressed size of a file that exists only in compressed form; it is decompressed in memory. The
+    /// changelogs of Debian's packages, for which this is made, reach 7 MB.
     pub max_unpacked_file_bytes: Bytes,
-    /// Most descriptors of large files that are kept open.
+    /// Maximum open descriptors of large files.
     pub descriptors: usize,
-    /// An entry is used this long before the file system is asked again.
+    /// Age after which an entry is revalidated.
     pub revalidate: Duration,
-    /// While that question waits for the disk, the entry may still be used up to this age: a busy disk must not delay
-    /// what is in memory.
+    /// Maximum age of an entry that is served while its revalidation waits
+    /// for the disk: a busy disk must not delay what is in memory.
     pub max_stale: Duration,
-    /// Whether what every head of a file says of it, entity tag and media type, is worked out once, when the file is
-    /// opened, rather than for each reply.
+    /// Whether the entity tag and media type of a file are computed
+    /// once, when it is opened, instead of for each response.
     pub ready_headers: bool,
-    /// Whether pages that are made are kept, among the contents.
+    /// Whether generated pages are cached, among the contents.
     pub made_pages: bool,
 }
 
@@ -92,8 +94,8 @@ impl Default for Budgets {
 }
 
 impl Budgets {
-    /// A part of them: what each of `parts` caches may hold so that all together hold no more than this. The limit on one
-    /// file stays.
+    /// The budget of one of `parts` caches, so that all together stay
+    /// within this budget. Limits on a single file are unchanged.
     #[must_use]
     pub fn split(&self, parts: usize) -> Budgets {
         let bytes = |bytes: Bytes| Bytes(bytes.0 / parts as u64);
@@ -109,7 +111,7 @@ impl Budgets {
     }
 }
 
-/// The caches that several threads share.
+/// The caches shared by several threads.
 pub struct SharedCaches<F> {
     paths: Shared<PathCache>,
     heads: Shared<HeadCache>,
@@ -117,7 +119,7 @@ pub struct SharedCaches<F> {
 }
 
 impl<F> SharedCaches<F> {
-    /// Caches of these shards.
+    /// Creates caches of these shards.
     pub fn new(
         paths: Arc<dyn Shards<PathCache>>,
         heads: Arc<dyn Shards<HeadCache>>,
@@ -126,13 +128,12 @@ impl<F> SharedCaches<F> {
         SharedCaches { paths: Shared::new(paths), heads: Shared::new(heads), contents: Shared::new(contents) }
     }
 
-    /// How they stand.
+    /// Counters and sizes.
     pub fn figures(&self) -> Figures {
         Caches::shared(self, Budgets::default(), 0).figures()
     }
 
-    /// The same, but with the contents that others hold: these are known by the state of their file, whatever the
-    /// configuration.
+    /// Takes over the contents of `others`: their keys are file states, which do not depend on the configuration.
     #[must_use]
     pub fn with_contents_of(self, others: &SharedCaches<F>) -> SharedCaches<F> {
         SharedCaches { contents: others.contents.clone(), ..self }
@@ -151,20 +152,20 @@ impl<F> Clone for SharedCaches<F> {
     }
 }
 
-/// How the caches stand.
+/// Counters and sizes of the caches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// The URI cache.
     pub uris: StoreCounts,
-    /// Targets in it.
+    /// Entries in it.
     pub uri_entries: u64,
     /// The cache of choices among variants.
     pub negotiations: StoreCounts,
-    /// Choices in it.
+    /// Entries in it.
     pub negotiation_entries: u64,
     /// The path cache.
     pub paths: StoreCounts,
-    /// Names in it.
+    /// Entries in it.
     pub path_entries: u64,
     /// The head cache.
     pub heads: StoreCounts,
@@ -204,12 +205,13 @@ pub struct Change {
     pub site: u16,
     /// The clean path.
     pub path: Arc<[u8]>,
-    /// What lies beneath may have changed too: it is, was or becomes a folder, or leads to one.
+    /// Whether names below it may have changed too: it is, was or becomes a directory, or leads to one.
     pub beneath: bool,
 }
 
-/// All names by which a request reaches, or learns of, the file at `path`: itself, with and without a final slash; what it
-/// is a sibling or the index of; for a folder, its index; and where folders are listed, that in which it is.
+/// Calls `f` with all names through which a request can reach or list the file at
+/// `path`: itself, with and without a final slash; the names of which it is a sibling or
+/// the index; for a directory, its index; and with listings enabled, its directory.
 pub fn each_spelling(site: &Site, path: &[u8], mut f: impl FnMut(&[u8])) {
     let bare = path.strip_suffix(b"/").unwrap_or(path);
     let originals = site.precompressed.iter().filter_map(|coding| bare.strip_suffix(coding.suffix().as_bytes()));
@@ -217,7 +219,7 @@ pub fn each_spelling(site: &Site, path: &[u8], mut f: impl FnMut(&[u8])) {
         f(name);
         f(&[name, b"/"].concat());
         let last = name.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
-        // In whose listing it is.
+        // The directory that lists it.
         if site.listing && last > 0 {
             f(&name[..last]);
         }
@@ -225,7 +227,7 @@ pub fn each_spelling(site: &Site, path: &[u8], mut f: impl FnMut(&[u8])) {
         if is_index(&name[last..]) {
             f(&name[..last]);
         }
-        // What it may be a variant of.
+        // The name of which it may be a variant.
         if !site.negotiations.is_empty() {
             variants::each_asked(&name[last..], |asked| {
                 f(&[&name[..last], asked].concat());
@@ -242,24 +244,23 @@ pub fn each_spelling(site: &Site, path: &[u8], mut f: impl FnMut(&[u8])) {
 
 /// All caches of a loop.
 pub struct Caches<F> {
-    /// What targets stand for. Each loop's own, also where the others are shared: entries never change, so nobody has to
-    /// hear of another's.
+    /// Resolved targets. Always private to the loop: entries never change, so loops need not share them.
     pub uris: UriCache,
-    /// Choices among variants. Each loop's own for the same reason.
+    /// Choices among variants. Private to the loop for the same reason.
     pub negotiations: NegotiationCache,
-    /// What names mean.
+    /// Resolutions of names.
     pub paths: CacheBackend<PathCache>,
-    /// Ready header blocks.
+    /// Prepared header blocks.
     pub heads: CacheBackend<HeadCache>,
-    /// Contents.
+    /// Contents of files, and generated pages.
     pub contents: CacheBackend<ContentCache<F>>,
-    /// What they may hold.
+    /// Their sizes and lifetimes.
     pub budgets: Budgets,
     generation: u32,
 }
 
 impl<F> Caches<F> {
-    /// Empty caches of a loop's own.
+    /// Creates empty private caches.
     pub fn new(budgets: Budgets) -> Caches<F> {
         Caches {
             uris: UriCache::new(budgets.uri_entries),
@@ -272,8 +273,8 @@ impl<F> Caches<F> {
         }
     }
 
-    /// Caches that others use too; `budgets` says what was given to all shards together.
-    /// They are empty when their first configuration, or another one, comes into force; `generation` counts these.
+    /// Creates caches on top of shared ones; `budgets` are those of all shards together. The shared ones are cleared
+    /// when the configuration changes; `generation` counts the configurations.
     pub fn shared(shared: &SharedCaches<F>, budgets: Budgets, generation: u32) -> Caches<F> {
         Caches {
             uris: UriCache::new(budgets.uri_entries),
@@ -286,14 +287,14 @@ impl<F> Caches<F> {
         }
     }
 
-    /// How those stand that nobody shares.
+    /// Counters and sizes of the private caches.
     pub fn own_figures(&self) -> Figures {
         let (uris, uri_entries) = (self.uris.counts(), self.uris.len() as u64);
         let (negotiations, negotiation_entries) = (self.negotiations.counts(), self.negotiations.len() as u64);
         Figures { uris, uri_entries, negotiations, negotiation_entries, ..Figures::default() }
     }
 
-    /// How they stand; of shared ones, all of them.
+    /// Counters and sizes of all caches, shared ones in full.
     pub fn figures(&self) -> Figures {
         let mut figures = self.own_figures();
         self.paths.each(|cache| {
@@ -314,13 +315,13 @@ impl<F> Caches<F> {
         figures
     }
 
-    /// Counts the configurations that have been in force.
+    /// The number of the current configuration, counted from the start.
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// Another configuration is in force: what names mean and what is said of files must be learnt anew. Contents stay:
-    /// they are known by the file's state alone. Counts go on.
+    /// Switches to another configuration: resolutions and heads are cleared.
+    /// Contents stay, because their keys are file states alone. Counters continue.
     pub fn renew(&mut self, generation: u32) {
         self.generation = generation;
         self.uris.clear();
@@ -329,22 +330,22 @@ impl<F> Caches<F> {
         self.heads.change(HeadCache::clear);
     }
 
-    /// What `path` means, as far as is known.
+    /// Looks up the resolution of `path`.
     pub fn find(&mut self, now: Time, site: u16, path: &[u8]) -> Option<CachedEntry> {
         self.paths.at((site, path), |paths| paths.find(now, site, path))
     }
 
-    /// Whether anything is known of what `path` means, however old. Does not count as a use.
+    /// Whether a resolution of `path` is cached, at any age. Does not count as a use.
     pub fn holds_name(&mut self, site: u16, path: &[u8]) -> bool {
         self.paths.at((site, path), |paths| paths.meaning(site, path).is_some())
     }
 
-    /// The work that asks what a name means.
+    /// Builds the disk work that resolves a name.
     pub fn name_work(&mut self, site: &Site, path: Arc<[u8]>, known: Option<&CachedEntry>) -> NameWork {
         self.name_work_after(site, path, known.map(|known| &known.meaning))
     }
 
-    /// The same where a file that is there compressed alone is to be unpacked.
+    /// The same, with decompression of a file that exists only in compressed form.
     pub fn unpack_work(&mut self, site: &Site, path: Arc<[u8]>, meaning: &LookupResult) -> NameWork {
         NameWork { unpack: true, ..self.name_work_after(site, path, Some(meaning)) }
     }
@@ -359,12 +360,12 @@ impl<F> Caches<F> {
         self.work(site, path, states, None)
     }
 
-    /// When the name that this work asks for was forgotten last: what was learnt elsewhere before that is not to be used.
+    /// When the name of this work was last invalidated: results obtained elsewhere before that must not be used.
     pub fn forgotten_at(&mut self, work: &NameWork) -> Time {
         self.paths.at((work.site, &*work.path), |paths| paths.forgotten_at(work.site, &work.path))
     }
 
-    /// The work that brings the content of one representation, of which all else is known.
+    /// Builds the disk work that opens one representation of a resolved name.
     pub fn content_work(
         &mut self,
         site: &Site,
@@ -376,13 +377,14 @@ impl<F> Caches<F> {
         self.work(site, path, Vec::new(), Some(missing))
     }
 
-    /// The work that lists a directory.
+    /// Builds the disk work that lists a directory.
     pub fn list_work(&mut self, site: u16, path: Arc<[u8]>, order: ListOrder, form: ListForm) -> ListWork {
         let edition = self.paths.at((site, &*path), |paths| paths.edition(site, &path));
         ListWork { generation: self.generation, site, path, edition, order, form }
     }
 
-    /// The listing that this work would make, if it is kept and not too old, and the directory is in the same state now.
+    /// Looks up the listing that this work would generate, if it is
+    /// recent enough and the state of the directory is unchanged.
     pub fn listing(&mut self, now: Time, work: &ListWork, folder: Option<&FileVersion>) -> Option<Listing> {
         let name = work.page_name();
         let Some(Page::Listing { listing, asked, edition }) = self.page(&name) else { return None };
@@ -401,7 +403,7 @@ impl<F> Caches<F> {
         self.contents.at(name.clone(), |contents| contents.keep_page(name, page));
     }
 
-    /// What is known of an application's answer to a request with this head that asks for the page of this name.
+    /// Looks up the cached page of this name for a request with this head.
     pub fn app_page(&mut self, now: Time, name: &PageName, head: &[u8]) -> Lookup {
         let lookup = |page, name: PageName| match page {
             Some(Page::App(page)) if page.is_fresh(now) => Lookup::Kept(page),
@@ -417,8 +419,8 @@ impl<F> Caches<F> {
         }
     }
 
-    /// Keeps an application's answer to a request with this head that was begun at that time, and depends on these of its
-    /// fields.
+    /// Caches an application's response to a request with this head
+    /// that started at that time; it depends on these request fields.
     pub fn keep_app_page(
         &mut self,
         (began, now): (Time, Time),
@@ -434,7 +436,7 @@ impl<F> Caches<F> {
         if vary.is_empty() {
             return self.keep(name.clone(), Page::App(Arc::new(page)));
         }
-        // Answers to different requests may say different things: whatever one of them depends on matters for the name.
+        // Responses may vary by different fields: any field on which one of them depends matters for the name.
         let (known, mut since) = match known {
             Some(Page::Varies(fields, since)) => (fields, since),
             _ => (Arc::default(), now),
@@ -446,7 +448,7 @@ impl<F> Caches<F> {
             if vary.len() > VARY_MAX {
                 return self.note_unkept(now, name, page::UNKEPT_TIME);
             }
-            // Pages that were told apart by less are not found any more.
+            // Pages stored under fewer fields are no longer found.
             since = now;
             self.keep(name.clone(), Page::Varies(Arc::new(vary.clone()), since));
         }
@@ -455,12 +457,12 @@ impl<F> Caches<F> {
         }
     }
 
-    /// Nothing is kept under this name for so long, and nothing that was asked for before.
+    /// Caches nothing under this name for `time`, nor any response to an earlier request.
     pub fn note_unkept(&mut self, now: Time, name: &PageName, time: Duration) {
         self.keep(name.clone(), Page::Unkept { since: now, until: now + time });
     }
 
-    /// Bytes that a page which is made may have to be kept; 0: none is.
+    /// Maximum size of a generated page in bytes; 0: generated pages are not cached.
     pub fn page_max(&self) -> u64 {
         let part = self.budgets.content_bytes.0 / self.contents.parts() as u64;
         if self.budgets.made_pages { part / PART_MAX } else { 0 }
@@ -473,10 +475,9 @@ impl<F> Caches<F> {
         NameWork { generation: self.generation, site, path, edition, known, variants, unpack: false, missing }
     }
 
-    /// Takes note of what was found in answer to a question of the moment `asked`, and makes the answer for those who
-    /// asked.
+    /// Caches the result of disk work that was requested at `asked`, and returns the result for the requesters.
     pub fn learn(&mut self, asked: Time, work: &Work, found: Found<F>, sites: &Sites) -> Answer<F> {
-        // From under another configuration: it may be another site's file.
+        // From another configuration: it may be another site's file.
         if work.generation() != self.generation {
             return Answer::Outdated;
         }
@@ -513,7 +514,7 @@ impl<F> Caches<F> {
                 contents = self.learn_contents(files);
                 match (variants, work) {
                     (Some(variants), _) => LookupResult::Variants(Arc::new(variants)),
-                    // The folder was read, so it is there.
+                    // The directory was read, so it exists.
                     (None, Work::Name(work)) if work.path.ends_with(b"/") => LookupResult::Directory(None),
                     (None, _) => LookupResult::Absent,
                 }
@@ -534,7 +535,7 @@ impl<F> Caches<F> {
         Answer::Name(meaning, contents)
     }
 
-    /// Keeps a listing, if it is known which state of the directory it shows, and that was not forgotten since.
+    /// Caches a listing, if the state of the directory is known and the name was not invalidated meanwhile.
     fn learn_listing(&mut self, asked: Time, work: &Work, listing: &Listing) {
         let Work::List(work) = work else { return };
         let edition = self.paths.at((work.site, &*work.path), |paths| paths.edition(work.site, &work.path));
@@ -546,7 +547,7 @@ impl<F> Caches<F> {
         self.keep(name, page);
     }
 
-    /// Keeps the contents that were brought with files.
+    /// Caches the contents of opened files.
     fn learn_contents(&mut self, files: Vec<Opened<F>>) -> Vec<Arc<Content<F>>> {
         let brought = files.into_iter().filter_map(|Opened { version, content, .. }| {
             let content = Arc::new(Content { version, store: content? });
@@ -556,7 +557,7 @@ impl<F> Caches<F> {
         brought.collect()
     }
 
-    /// Takes note of a content that was missing; what its name means may not be known any more.
+    /// Caches a missing content; the resolution of its name may have been evicted.
     fn learn_missing(&mut self, work: &Work, Opened { version, content, .. }: Opened<F>) -> Answer<F> {
         let (Work::Name(work), Some(store)) = (work, content) else {
             return Answer::Outdated;
@@ -570,8 +571,8 @@ impl<F> Caches<F> {
         }
     }
 
-    /// Forgets what names mean, in every spelling that these changes may have touched, so that the next request for one
-    /// asks the file system, however young the entry was. Answers to questions that were asked before are not kept.
+    /// Invalidates the resolutions of all names that these changes may affect, so that the next request for one
+    /// consults the file system, however young the entry was. Results of earlier lookups are not cached.
     pub fn forget(&mut self, now: Time, changes: &[Change], sites: &Sites) {
         let mut meanings = Vec::new();
         let mut beneath = Vec::new();
@@ -592,7 +593,7 @@ impl<F> Caches<F> {
         self.let_go(meanings);
     }
 
-    /// Forgets what all names mean, as [`forget`](Caches::forget) does.
+    /// Invalidates all resolutions, as [`forget`](Caches::forget) does.
     pub fn flush(&mut self, now: Time) {
         let mut meanings = Vec::new();
         self.paths.change(|paths| meanings.extend(paths.forget_if(now, |_, _| true)));
@@ -605,8 +606,8 @@ impl<F> Caches<F> {
         }
     }
 
-    /// Lets go of what the name used to mean: memory, and the descriptor of a file that may have been removed and takes its
-    /// room on the disk until then.
+    /// Releases the contents of a replaced resolution: memory, and the descriptor of a file that may have been deleted
+    /// and occupies disk space until it is closed.
     fn forget_contents(&mut self, replaced: &LookupResult, meaning: &LookupResult) {
         let still = |version: &FileVersion| {
             meaning.resources().any(|resource| resource.representations.iter().any(|one| one.version == *version))
@@ -628,7 +629,7 @@ fn site_of<'a>(work: &Work, sites: &'a Sites) -> &'a Site {
 }
 
 impl<F: FileHandle> Caches<F> {
-    /// The content of a representation, if it is held and still is what the representation says.
+    /// Looks up the content of a representation, if it is cached and its file is unchanged.
     pub fn content(&mut self, representation: &Representation) -> Option<Arc<Content<F>>> {
         let in_memory = representation.version.size <= self.budgets.max_content_file_bytes.0;
         let Representation { version, content_hint, .. } = representation;
@@ -642,7 +643,7 @@ impl<F: FileHandle> Caches<F> {
         Some(content)
     }
 
-    /// The content of a file in this state among those that an answer brought, else from the cache.
+    /// Finds the content of a file in this state among the contents of a result, else in the cache.
     pub fn content_among(
         &mut self,
         brought: &[Arc<Content<F>>],
@@ -665,7 +666,8 @@ mod tests {
         Sites::new(alloc::vec![one.clone(), one]).expect("some")
     }
 
-    /// A new cache in which these names of the first site are absent, and the names that it still knows after `f`.
+    /// A new cache in which these names of the first site are
+    /// absent; returns the names that are still cached after `f`.
     fn known_after<'a>(names: &[&'a str], f: impl FnOnce(&mut Caches<()>, &Sites)) -> Vec<&'a str> {
         let (mut caches, sites) = (Caches::new(Budgets::default()), sites());
         for name in names {
@@ -715,7 +717,7 @@ mod tests {
         let change = |path: &str| Change { site: 0, path: path.as_bytes().into(), beneath: false };
         let whole = Budgets::default;
         let at = Time::from_millis;
-        // Made at 1000 ms of a directory whose state is `kept`; asked for at `now` in the state 5, after `f`.
+        // Generated at 1000 ms for a directory with the state `kept`; looked up at `now` with the state 5, after `f`.
         let check = |budgets: Budgets, kept: Option<i64>, now: u64, f: &dyn Fn(&mut Caches<()>), expected: bool| {
             let mut caches = Caches::new(budgets);
             let work = caches.list_work(0, b"/a/"[..].into(), order, ListForm::Html);
@@ -725,7 +727,7 @@ mod tests {
             let work = caches.list_work(0, b"/a/"[..].into(), order, ListForm::Html);
             let found = caches.listing(at(now), &work, Some(&state(5)));
             assert_eq!(found.is_some(), expected, "{kept:?} at {now}");
-            assert!(caches.listing(at(now), &work, None).is_none(), "nobody looked at the directory");
+            assert!(caches.listing(at(now), &work, None).is_none(), "the state of the directory is unknown");
             for other in [ListWork { form: ListForm::Json, ..work.clone() }, ListWork { site: 1, ..work.clone() }] {
                 assert!(caches.listing(at(now), &other, Some(&state(5))).is_none(), "{other:?}");
             }
@@ -775,7 +777,7 @@ mod tests {
             let vary = vary.iter().map(|&name| String::from(name)).collect();
             caches.keep_app_page((at(ms), at(ms)), &name, (&head(fields), vary), page(text, ms));
         };
-        // What is found by a request with these fields: a page's text, `missing` or `unkept`.
+        // The page found by a request with these fields: its text, `missing` or `unkept`.
         let look = |caches: &mut Caches<()>, ms: u64, fields: &str| match caches.app_page(at(ms), &name, &head(fields))
         {
             Lookup::Kept(page) => String::from_utf8(page.body.to_vec()).expect("text"),
@@ -791,7 +793,7 @@ mod tests {
         keep(&mut caches, 1000, "", &[], "one for all");
         check(&mut caches, 10_999, &[("", "one for all"), ("A: 1\r\n", "one for all")]);
         check(&mut caches, 11_000, &[("", "missing")]);
-        // By one field, then by another one too.
+        // By one field, then also by another.
         keep(&mut caches, 1001, "A: 1\r\n", &["a"], "by a");
         check(
             &mut caches,
@@ -811,7 +813,7 @@ mod tests {
         keep(&mut caches, 1006, "", &many, "by nine fields");
         check(&mut caches, 1006, &[("", "unkept"), ("A: 1\r\n", "unkept")]);
         check(&mut caches, 11_006, &[("", "missing")]);
-        // What was asked for before it came to an end is not kept, and what was known before is not found again.
+        // Responses to requests from before the end are not cached, and earlier pages are not found again.
         keep(&mut caches, 20_000, "A: 1\r\n", &["a"], "before");
         caches.note_unkept(at(20_001), &name, Duration::ZERO);
         check(&mut caches, 20_001, &[("A: 1\r\n", "missing")]);
@@ -842,7 +844,7 @@ mod tests {
         let before = ask(&mut caches);
         caches.forget(Time::START, &[Change { site: 0, path: b"/a/b"[..].into(), beneath: false }], &sites);
         let after = ask(&mut caches);
-        assert_ne!(before, after, "who asks now must not wait for the old answer");
+        assert_ne!(before, after, "a new request must not wait for the old lookup");
         let listing = Listing::new(Vec::new(), 0, Some(state));
         caches.learn(Time::START, &Work::List(before), Found::Listing(listing), &sites);
         assert!(caches.listing(Time::START, &after, Some(&state)).is_none());
@@ -867,14 +869,14 @@ mod tests {
             let before = ask(&mut caches);
             forget(&mut caches, &sites, &changes);
             let after = ask(&mut caches);
-            assert_ne!(before, after, "who asks now must not wait for the old answer");
-            // The later question is answered first, and the answers come at the same moment.
+            assert_ne!(before, after, "a new request must not wait for the old lookup");
+            // The later lookup finishes first, and both results arrive at the same time.
             let meaning = |caches: &mut Caches<()>| caches.find(Time::START, 0, b"/a/b").map(|known| known.meaning);
             caches.learn(Time::START, &after, Found::Absent, &sites);
             let answer = caches.learn(Time::START, &before, Found::Forbidden, &sites);
-            assert!(matches!(answer, Answer::Name(LookupResult::Forbidden, _)), "those who asked get it");
+            assert!(matches!(answer, Answer::Name(LookupResult::Forbidden, _)), "the requesters get it");
             assert!(matches!(meaning(&mut caches), Some(LookupResult::Absent)));
-            // The earlier one is answered first.
+            // The earlier lookup finishes first.
             forget(&mut caches, &sites, &changes);
             caches.learn(Time::START, &after, Found::Forbidden, &sites);
             assert!(meaning(&mut caches).is_none());

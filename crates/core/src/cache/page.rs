@@ -1,14 +1,14 @@
-//! Pages that are made and not read from a file, under the names by which they are kept.
+//! Generated pages, and the names under which they are cached.
 //!
-//! Hu, Nanda and Yang (section 5.4) give each such page a *pseudo-file-name* and keep it with the files. So it is here: a page
-//! is an entry of the cache of contents, within its budget, and goes when that needs the room. What makes an entry good is
-//! another matter for each kind: a listing is, as long as its directory has not changed; a page of an application, as long as
-//! that has said, or the configuration for it ([`crate::pages`]).
+//! Hu, Nanda and Yang (section 5.4) give each generated page a *pseudo-file-name* and cache it with
+//! the files. So does this server: a page is an entry of the cache of contents, within its budget.
+//! Validity depends on the kind: a listing is valid while its directory is unchanged; a page of an
+//! application for the lifetime given by its response or by the configuration ([`crate::pages`]).
 //!
-//! What an application answers may depend on fields of the request (RFC 9111, 4.1). Then what is kept under the name that all
-//! such requests have are the names of these fields ([`Page::Varies`]), and the page itself under one that their values are
-//! part of. And that an answer was not to be kept is itself kept for a while ([`Page::Unkept`]): who asks for it must not wait
-//! for others.
+//! A response of an application may depend on request fields (RFC 9111, 4.1). Then the entry
+//! under the common name lists these fields ([`Page::Varies`]), and the page itself is stored
+//! under a name that includes their values. That a response was not cacheable is also cached
+//! for a while ([`Page::Unkept`]), so that later requests do not wait for each other.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -23,37 +23,37 @@ use amped_units::Time;
 
 use crate::listing::{ListForm, ListOrder, Listing};
 
-/// The name of a page that is made.
+/// The name of a generated page.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PageName {
     /// A directory's listing.
     Listing {
-        /// Counts the configurations that have been in force.
+        /// The number of the configuration, counted from the start.
         generation: u32,
         /// The site's number.
         site: u16,
         /// The clean path, with its final slash.
         path: Arc<[u8]>,
-        /// In which order.
+        /// The sort order.
         order: ListOrder,
-        /// As what.
+        /// The format.
         form: ListForm,
     },
-    /// What an application answers.
+    /// A response of an application.
     App {
-        /// Counts the configurations that have been in force.
+        /// The number of the configuration, counted from the start.
         generation: u32,
         /// The site's number.
         site: u16,
-        /// The rule's place among those of the site.
+        /// The rule's index among those of the site.
         rule: u16,
-        /// Host and target, then what of the request it depends on.
+        /// Host and target, then the values of the request fields on which it depends.
         key: Arc<[u8]>,
     },
 }
 
 impl PageName {
-    /// Bytes of memory that it is, beside itself.
+    /// Heap memory in bytes.
     fn len(&self) -> usize {
         match self {
             PageName::Listing { path, .. } => path.len(),
@@ -61,15 +61,15 @@ impl PageName {
         }
     }
 
-    /// That of the page for requests with the same values of these fields, which were found at that time to matter; `None` if
-    /// the values are too long.
+    /// The name of the page for requests with the same values of these fields, which
+    /// were found at that time to matter; `None` if the values are too long.
     pub(super) fn of_variant(&self, fields: &[String], since: Time, head: &[u8]) -> Option<PageName> {
         let PageName::App { generation, site, rule, key } = self else { return None };
         let mut key = key.to_vec();
         let length = key.len();
         key.extend_from_slice(&since.as_nanos().to_le_bytes());
         for field in fields {
-            // No value holds a line end, and a field that is not there is another thing than an empty one.
+            // Values contain no line end; an absent field differs from an empty one.
             key.push(b'\n');
             key.extend_from_slice(field.as_bytes());
             for (_, value) in request::fields(head).filter(|(name, _)| name.eq_ignore_ascii_case(field.as_bytes())) {
@@ -82,82 +82,82 @@ impl PageName {
     }
 }
 
-/// Bytes of a request's fields that the name of a page may have.
+/// Maximum bytes of request fields in the name of a page.
 const VALUES_MAX: usize = 4096;
 
-/// A page that is kept.
+/// A cached page.
 #[derive(Clone, Debug)]
 pub enum Page {
     /// A directory's listing.
     Listing {
         /// The listing.
         listing: Listing,
-        /// When it was asked for.
+        /// When it was requested.
         asked: Time,
-        /// How often its name had been forgotten then.
+        /// The edition of its name at that time.
         edition: u32,
     },
-    /// What an application has answered.
+    /// A response of an application.
     App(Arc<AppPage>),
-    /// The answer depends on these fields of the request, in lower case, sorted, as has been known since then.
+    /// The response depends on these request fields, in lower case, sorted, known since this time.
     Varies(Arc<Vec<String>>, Time),
-    /// Since then, and until then, nothing is kept of what this name stands for, and nobody waits for it.
+    /// Nothing is cached under this name during this period, and no request waits for it.
     Unkept {
-        /// What was begun before this is not kept at all.
+        /// Responses to requests that started before this are not cached at all.
         since: Time,
-        /// The end of it.
+        /// The end of the period.
         until: Time,
     },
 }
 
-/// An answer of an application.
+/// A cached response of an application.
 #[derive(Clone, Debug)]
 pub struct AppPage {
     /// Its status.
     pub status: Status,
-    /// What its head says, but for its length and its age.
+    /// Its fields, without length and age.
     pub fields: Vec<(Box<str>, Box<[u8]>)>,
     /// Its body.
     pub body: Arc<Vec<u8>>,
-    /// The Date of the reply that it came with.
+    /// The Date of the response that it came with.
     pub date: [u8; date::LEN],
-    /// When it came, and how old it was then.
+    /// When it was received.
     pub came: Time,
-    /// The same.
+    /// Its age at that time.
     pub age: Duration,
-    /// It is good up to this age.
+    /// Maximum age.
     pub lifetime: Duration,
-    /// It may be sent to those who have shown a password.
+    /// Whether it may be sent to requests with credentials.
     pub for_all: bool,
-    /// It may be sent to those who have cookies.
+    /// Whether it may be sent to requests with cookies.
     pub with_cookies: bool,
 }
 
 impl AppPage {
-    /// How old it is (RFC 9111, 4.2.3; between application and cache there is no network).
+    /// Its age (RFC 9111, 4.2.3; there is no network between application and cache).
     pub fn age(&self, now: Time) -> Duration {
         self.age + now.since(self.came)
     }
 
-    /// Whether it may still be sent (RFC 9111, 4.2).
+    /// Whether it is fresh (RFC 9111, 4.2).
     pub fn is_fresh(&self, now: Time) -> bool {
         self.age(now) < self.lifetime
     }
 }
 
-/// What is known of an answer before the application is asked.
+/// The result of a cache lookup for an application's response.
 #[derive(Clone, Debug)]
 pub enum Lookup {
-    /// This is it.
+    /// A fresh page.
     Kept(Arc<AppPage>),
-    /// It is not kept; once it is, it will be under this name.
+    /// Not cached; the response will be stored under this name.
     Missing(PageName),
-    /// It is not going to be kept, as far as is known.
+    /// Known not to be cacheable.
     Unkept,
 }
 
 impl Page {
-    /// What it weighs under this name, but for what every entry costs.
+    /// Its weight under this name, without the overhead of every entry.
     pub(super) fn weight(&self, name: &PageName) -> u64 {
         let bytes = match self {
             Page::Listing { listing, .. } => listing.page.len(),
@@ -172,17 +172,18 @@ impl Page {
     }
 }
 
-/// A page may fill this part of its cache, or of its shard of one that is shared: a larger one would push out too much else.
+/// A page may take at most this fraction of its cache, or of its
+/// shard of a shared one: a larger page would displace too much.
 pub const PART_MAX: u64 = 4;
 
-/// What was found not to be for keeping is for nobody to wait for, for so long.
+/// How long requests do not wait for a page that was found not to be cacheable.
 pub const UNKEPT_TIME: Duration = Duration::from_secs(10);
 
-/// A directory's state tells what names there are, not how large the files are, nor of when. So a listing is made anew at the
-/// age of so many times `revalidate`, 10 s by default, though its directory is as it was.
+/// The state of a directory covers names, but not the size and date of its files. A listing is therefore regenerated at
+/// this multiple of `revalidate`, 10 s by default, even if its directory is unchanged.
 const LISTING_AGE: u32 = 10;
 
-/// For how long a listing may be believed whose directory has not changed.
+/// Maximum age of a listing whose directory is unchanged.
 pub(super) fn listing_age_max(revalidate: Duration) -> Duration {
     revalidate.saturating_mul(LISTING_AGE)
 }

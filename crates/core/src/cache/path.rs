@@ -1,7 +1,7 @@
-//! What names mean: Flash's pathname translation cache, negative answers included.
+//! Resolutions of names: Flash's pathname translation cache, including negative entries.
 //!
-//! A name is a site's number and a clean path. Its meaning holds no descriptor and no content, only which file in which
-//! state, so that this cache and that of contents can be sized, and switched off, each by itself.
+//! The key is a site's number and a clean path. A resolution holds no descriptor and no content, only the file and its
+//! state, so that this cache and that of contents can be sized, and disabled, independently.
 
 use core::hash::{Hash, Hasher};
 use core::time::Duration;
@@ -17,25 +17,26 @@ use crate::file::FileVersion;
 use crate::resource::Resource;
 use crate::variants::Variants;
 
-/// What a name means.
+/// The resolution of a name.
 #[derive(Clone, Debug)]
 pub enum LookupResult {
-    /// A file, perhaps in several codings.
+    /// A file, possibly in several codings.
     File(Arc<Resource>),
-    /// No file of this name, but a document in variants.
+    /// No file of this name, but a document with variants.
     Variants(Arc<Variants>),
-    /// A directory that was asked for without its final slash.
+    /// A directory, requested without its final slash.
     NeedsSlash,
-    /// A directory with none of the index files, and its state, by which its listing is known; `None`: nobody looked.
+    /// A directory without an index file, and its state, which
+    /// identifies its listing; `None` if the state was not read.
     Directory(Option<FileVersion>),
-    /// Nothing.
+    /// The name does not exist.
     Absent,
-    /// Something that must not be read, or lies outside the root.
+    /// Permission denied, or outside the root.
     Forbidden,
 }
 
 impl LookupResult {
-    /// The files that it stands for.
+    /// The files of the resolution.
     pub fn resources(&self) -> impl Iterator<Item = &Resource> {
         let (file, variants) = match self {
             LookupResult::File(resource) => (Some(&**resource), &[][..]),
@@ -48,24 +49,24 @@ impl LookupResult {
     }
 }
 
-/// A cached meaning and how far it can be trusted.
+/// A cached resolution and its age.
 #[derive(Clone, Debug)]
 pub struct CachedEntry {
-    /// The meaning.
+    /// The resolution.
     pub meaning: LookupResult,
-    /// How long ago the file system was last asked.
+    /// Time since the last check of the file system.
     pub age: Duration,
 }
 
-/// The cache.
+/// The path cache.
 pub struct PathCache {
     store: Store<Name, Entry>,
-    /// How often a name has been forgotten. Names share these counts, by their hash: there is no end to names, and whoever
-    /// shares one is at worst asked about once more.
+    /// How often names were invalidated. Names share these counters by their hash, since the number of names is
+    /// unbounded; a collision costs at most one extra lookup.
     editions: [Edition; 64],
 }
 
-/// How often names have been forgotten, and when last.
+/// How often, and when last, names with this hash were invalidated.
 #[derive(Clone, Copy)]
 struct Edition {
     number: u32,
@@ -90,7 +91,7 @@ struct Name {
     path: Arc<[u8]>,
 }
 
-/// The same, borrowed, for lookups.
+/// The key, borrowed, for lookups.
 struct NameRef<'a>(u16, &'a [u8]);
 
 impl Equivalent<Name> for NameRef<'_> {
@@ -112,66 +113,66 @@ impl Hash for Name {
     }
 }
 
-/// Bytes that an entry may weigh on average. Names that people give are far shorter; without this bound, someone who asks
-/// for names of 8 KiB that do not exist would fill 64 MiB with what is meant to be 8192 short ones.
+/// Maximum average weight of an entry in bytes. Real names are far shorter; without this limit, a client that requests
+/// nonexistent names of 8 KiB could fill 64 MiB with what is meant to be 8192 short ones.
 const MEAN_BYTES: u64 = 512;
 
-/// What an entry costs beside its name: slot, index, meaning.
+/// Bytes of an entry in addition to its name: slot, index, resolution.
 const OVERHEAD: u64 = 200;
 
 impl PathCache {
-    /// An empty cache of so many names; 0 switches it off.
+    /// Creates an empty cache of at most this many names; 0 disables it.
     pub fn new(entries_max: usize) -> PathCache {
         let store = Store::new(entries_max, (entries_max as u64).saturating_mul(MEAN_BYTES));
         PathCache { store, editions: [Edition { number: 0, since: Time::START }; 64] }
     }
 
-    /// What `path` means, as far as is known.
+    /// Looks up the resolution of `path`.
     pub fn find(&mut self, now: Time, site: u16, path: &[u8]) -> Option<CachedEntry> {
         let entry = self.store.get(&NameRef(site, path))?;
         Some(CachedEntry { meaning: entry.meaning.clone(), age: now.since(entry.checked) })
     }
 
-    /// What `path` means, however old that is. Does not count as a use.
+    /// The resolution of `path`, at any age. Does not count as a use.
     pub fn meaning(&mut self, site: u16, path: &[u8]) -> Option<LookupResult> {
         self.store.peek(&NameRef(site, path)).map(|entry| entry.meaning.clone())
     }
 
-    /// Which edition of a name a question is about: it changes each time that the name is forgotten.
+    /// The edition of a name: it changes each time the name is invalidated.
     pub fn edition(&self, site: u16, path: &[u8]) -> u32 {
         self.editions[self.shared_count(site, path)].number
     }
 
-    /// When a name was forgotten last, or one that it shares its edition with.
+    /// When a name, or one that shares its edition, was last invalidated.
     pub fn forgotten_at(&self, site: u16, path: &[u8]) -> Time {
         self.editions[self.shared_count(site, path)].since
     }
 
     fn shared_count(&self, site: u16, path: &[u8]) -> usize {
         let hash = self.store.hash(&NameRef(site, path));
-        // The upper half: the lower bits are those by which the store finds its entries.
+        // The upper half, because the store uses the lower bits to find its entries.
         (hash >> 32) as usize % self.editions.len()
     }
 
-    /// Forgets what a name means. An answer to a question that was asked before is not kept. Returns what it meant.
+    /// Invalidates a name. Results of earlier lookups are not cached. Returns its resolution.
     pub fn forget(&mut self, now: Time, site: u16, path: &[u8]) -> Option<LookupResult> {
         let count = self.shared_count(site, path);
         self.editions[count].end(now);
         self.store.remove(&NameRef(site, path)).map(|entry| entry.meaning)
     }
 
-    /// Forgets all names of which `gone` says so, as [`forget`](PathCache::forget) does one. What it says is not asked of
-    /// names that are being looked up now: none of these answers is kept.
+    /// Invalidates all names for which `gone` returns true, as [`forget`](PathCache::forget) does. It cannot test names
+    /// whose lookup is in progress: none of these results is cached.
     pub fn forget_if(&mut self, now: Time, gone: impl Fn(u16, &[u8]) -> bool) -> Vec<LookupResult> {
         self.editions.iter_mut().for_each(|edition| edition.end(now));
         let entries = self.store.remove_where(|name| gone(name.site, &name.path));
         entries.into_iter().map(|entry| entry.meaning).collect()
     }
 
-    /// Keeps the file system's answer to a question of the moment `asked`. A file that has not changed keeps its
-    /// [`Resource`], and with it the hints to its heads and contents. Returns the meaning to be used, and what the name meant
-    /// before, if it is no longer the same. If the name has been forgotten since it was of this `edition`,
-    /// the answer is for those who asked it, and not kept.
+    /// Caches the file system's result for a lookup that was requested at `asked`. An unchanged
+    /// file keeps its [`Resource`], and with it the hints to its heads and contents. Returns the
+    /// resolution to use, and the replaced one if it differs. If the name was invalidated after
+    /// this `edition`, the result is returned to its requesters and not cached.
     pub fn learn(
         &mut self,
         (asked, edition): (Time, u32),
@@ -190,15 +191,15 @@ impl PathCache {
                 _ => false,
             };
             let is_same = match (&entry.meaning, &meaning) {
-                // What a file unpacks to stays known as long as it is in the same state.
+                // The decompressed form stays known as long as the state is unchanged.
                 (LookupResult::File(old), LookupResult::File(new)) => old.is_same_as(new) || old.says_no_less_than(new),
-                // So choices that were made among them stay good.
+                // Cached choices among the variants stay valid.
                 (LookupResult::Variants(old), LookupResult::Variants(new)) => old.is_same_as(new),
                 _ => false,
             };
             if entry.checked > asked && !says_more {
-                // A later question was answered earlier. This answer is returned to its asker, but not kept: with the other
-                // meaning, whose contents were not brought, the asker would ask again and again.
+                // A later lookup has finished first. Return this result to its requester without caching it: the cached
+                // resolution has other contents, which were not read, so the requester would repeat its lookup forever.
                 return (if is_same { entry.meaning.clone() } else { meaning }, None);
             }
             entry.checked = entry.checked.max(asked);
@@ -214,22 +215,22 @@ impl PathCache {
         (meaning, None)
     }
 
-    /// Forgets everything.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         self.store.clear();
     }
 
-    /// Names held.
+    /// The number of names in the cache.
     pub fn len(&self) -> usize {
         self.store.len()
     }
 
-    /// Whether none are.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.store.is_empty()
     }
 
-    /// What has happened so far.
+    /// Counters since the start.
     pub fn counts(&self) -> StoreCounts {
         self.store.counts()
     }
@@ -242,7 +243,7 @@ mod tests {
     use crate::site::Site;
     use amped_http::negotiate::Coding;
 
-    /// A compressed file in this state alone, and how many bytes it unpacks to, or why it does not.
+    /// A file in this state that exists only in compressed form, with its decompressed size or why it has none.
     fn lone(state: i64, unpacked: Option<Result<u64, NotUnpacked>>, is_changing: bool) -> LookupResult {
         let version = FileVersion { size: 9, mtime_ns: state, is_changing, ..FileVersion::default() };
         let plain = unpacked.and_then(Result::ok).map(|size| (Coding::Identity, version.unpacked(size)));
@@ -254,7 +255,7 @@ mod tests {
     #[test]
     fn decompressed_size_is_kept_until_file_changes() {
         let shown = |meaning: &LookupResult| alloc::format!("{meaning:?}");
-        // What is known of it, what is found then, asked later or earlier; and what is used and kept.
+        // The cached and the new resolution, requested earlier or later; returns what is used and what is cached.
         let learn = |old: &LookupResult, new: &LookupResult, asked_ms: u64| {
             let mut cache = PathCache::new(10);
             let path = b"/a"[..].into();
@@ -277,11 +278,11 @@ mod tests {
             }
             let changed = lone(2, None, false);
             check(known, &changed, 6, &changed);
-            // An earlier question: whoever asked it gets what was found, whose content was brought with it.
+            // An earlier lookup: its requester gets the new resolution, whose content was read with it.
             assert_eq!(learn(known, &changed, 4), (shown(&changed), shown(known)));
             check(known, &LookupResult::Absent, 6, &LookupResult::Absent);
         }
-        // Of a file that keeps changing the state says nothing.
+        // The state of a file that keeps changing proves nothing.
         let changing = lone(1, None, true);
         for known in [lone(1, Some(Ok(100)), true), lone(1, Some(Err(NotUnpacked::Damaged)), true)] {
             check(&known, &changing, 6, &changing);

@@ -1,11 +1,11 @@
-//! A map with a budget: what every cache here is made of.
+//! A map with a budget, the basis of every cache here.
 //!
 //! Policy: CLOCK, that is second chance. A hit sets one bit and moves nothing, so that the common case writes a single
-//! byte; the hand sweeps the entries in a circle, takes the bit away where it finds it, and evicts where it does not. A
-//! new entry starts without the bit: a name that is asked for once does not push out one that is asked for often.
+//! byte; the hand sweeps the entries in a circle, clears the bit where it is set, and evicts the entry where it is not.
+//! A new entry starts without the bit, so that a name requested once does not displace one that is requested often.
 //!
-//! An entry is found by hashing its key, or by a *hint*: the place where it was last time, believed only if the key is
-//! still the same. With a hint a hit costs one comparison and no hashing.
+//! An entry is found by the hash of its key, or by a *hint*: its last known slot, valid only if the key still matches.
+//! With a hint a hit costs one comparison and no hashing.
 
 use core::hash::{BuildHasher, Hash};
 use core::ops::AddAssign;
@@ -21,7 +21,7 @@ pub struct Store<K, V> {
     slots: Vec<Option<Slot<K, V>>>,
     free: Vec<u32>,
     hasher: RandomState,
-    /// The next slot that may have to go: `hand < slots.len()`, or 0.
+    /// The next candidate for eviction: `hand < slots.len()`, or 0.
     hand: usize,
     weight: u64,
     weight_max: u64,
@@ -36,18 +36,18 @@ struct Slot<K, V> {
     used: bool,
 }
 
-/// What a store has seen since it was made.
+/// Counters of a store since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreCounts {
     /// Lookups that found their entry.
     pub hits: u64,
-    /// Lookups that did not.
+    /// Lookups that found none.
     pub misses: u64,
-    /// Entries put in, those that replace one included.
+    /// Insertions, including replacements.
     pub insertions: u64,
-    /// Entries that had to go to make room.
+    /// Entries evicted to make room.
     pub evictions: u64,
-    /// Entries that were not put in: they weigh more than the whole budget, or the cache is switched off.
+    /// Entries not inserted: they exceed the whole budget, or the cache is disabled.
     pub refusals: u64,
 }
 
@@ -61,7 +61,7 @@ impl AddAssign<&StoreCounts> for StoreCounts {
     }
 }
 
-/// Where an entry was last time. Wrong at worst: it is checked.
+/// The last known slot of an entry. May be outdated: the key is compared.
 #[derive(Debug, Default)]
 pub struct Hint(AtomicU32);
 
@@ -76,7 +76,7 @@ impl Hint {
 }
 
 impl<K: Hash + Eq, V> Store<K, V> {
-    /// An empty store. A budget of zero, of either kind, makes a cache that is switched off.
+    /// Creates an empty store. A zero budget of either kind disables it.
     pub fn new(entries_max: usize, weight_max: u64) -> Store<K, V> {
         Store {
             index: HashTable::new(),
@@ -91,13 +91,13 @@ impl<K: Hash + Eq, V> Store<K, V> {
         }
     }
 
-    /// The value under `key`.
+    /// Looks up the value of `key`.
     pub fn get<Q: Hash + Equivalent<K> + ?Sized>(&mut self, key: &Q) -> Option<&mut V> {
         let found = self.find(key);
         self.touch(found)
     }
 
-    /// The value under `key`, looked for at `hint` first; the hint is put right.
+    /// Looks up the value of `key`, first at `hint`, and updates the hint.
     pub fn get_at(&mut self, hint: &Hint, key: &K) -> Option<&mut V> {
         let at_hint = matches!(self.slots.get(hint.get()), Some(Some(slot)) if slot.key == *key);
         let found = if at_hint { Some(hint.get()) } else { self.find(key) };
@@ -107,7 +107,7 @@ impl<K: Hash + Eq, V> Store<K, V> {
         self.touch(found)
     }
 
-    /// The value under `key`, as a use of it that is counted elsewhere.
+    /// Looks up the value of `key`. Counts as a use, but not as a hit or miss.
     pub fn use_quietly<Q: Hash + Equivalent<K> + ?Sized>(&mut self, key: &Q) -> Option<&mut V> {
         let at = self.find(key)?;
         let slot = self.slots[at].as_mut()?;
@@ -115,7 +115,7 @@ impl<K: Hash + Eq, V> Store<K, V> {
         Some(&mut slot.value)
     }
 
-    /// The value under `key`, without counting as a use of it.
+    /// Looks up the value of `key` without counting as a use.
     pub fn peek<Q: Hash + Equivalent<K> + ?Sized>(&mut self, key: &Q) -> Option<&mut V> {
         let at = self.find(key)?;
         self.slots[at].as_mut().map(|slot| &mut slot.value)
@@ -141,8 +141,8 @@ impl<K: Hash + Eq, V> Store<K, V> {
         }
     }
 
-    /// Puts an entry in, in place of one with the same key, and evicts others until it fits. An entry that fits no empty
-    /// store is not put in.
+    /// Inserts an entry, replacing one with the same key, and evicts others
+    /// until it fits. An entry that exceeds the whole budget is not inserted.
     pub fn insert(&mut self, key: K, value: V, weight: u64) {
         self.remove(&key);
         if weight > self.weight_max || self.entries_max == 0 {
@@ -171,13 +171,13 @@ impl<K: Hash + Eq, V> Store<K, V> {
         self.counts.insertions += 1;
     }
 
-    /// Takes an entry out.
+    /// Removes an entry.
     pub fn remove<Q: Hash + Equivalent<K> + ?Sized>(&mut self, key: &Q) -> Option<V> {
         let at = self.find(key)?;
         self.take(at)
     }
 
-    /// Another budget of weight: evicts until what is there fits.
+    /// Changes the weight budget, and evicts entries until the rest fits.
     pub fn set_weight_max(&mut self, weight_max: u64) {
         self.weight_max = weight_max;
         while self.weight > weight_max {
@@ -185,19 +185,19 @@ impl<K: Hash + Eq, V> Store<K, V> {
         }
     }
 
-    /// Takes out the entries with such keys.
+    /// Removes all entries whose key matches.
     pub fn remove_where(&mut self, is_gone: impl Fn(&K) -> bool) -> Vec<V> {
         let gone = |slot: &Option<Slot<K, V>>| matches!(slot, Some(slot) if is_gone(&slot.key));
         let places: Vec<usize> = (0..self.slots.len()).filter(|&at| gone(&self.slots[at])).collect();
         places.into_iter().filter_map(|at| self.take(at)).collect()
     }
 
-    /// A number that goes with a key, the same as long as the store lives, for tables beside it.
+    /// Hashes a key, consistently for the lifetime of the store, for tables beside it.
     pub fn hash<Q: Hash + Equivalent<K> + ?Sized>(&self, key: &Q) -> u64 {
         self.hasher.hash_one(key)
     }
 
-    /// Takes all entries out; the counts stay.
+    /// Removes all entries; the counters stay.
     pub fn clear(&mut self) {
         self.index.clear();
         self.slots.clear();
@@ -206,8 +206,8 @@ impl<K: Hash + Eq, V> Store<K, V> {
         self.weight = 0;
     }
 
-    /// Lets the hand go on until it finds an entry that has not been used since it last came by. Never called on an
-    /// empty store. It ends: after one round no entry has its bit.
+    /// Advances the hand to an entry that was not used since its last visit, and evicts it. The store must not be
+    /// empty. Terminates, because after one round every bit is cleared.
     fn evict_one(&mut self) {
         loop {
             let at = self.hand;
@@ -235,27 +235,27 @@ impl<K: Hash + Eq, V> Store<K, V> {
         Some(slot.value)
     }
 
-    /// Whether it may hold anything.
+    /// Whether it is enabled.
     pub fn is_on(&self) -> bool {
         self.entries_max > 0 && self.weight_max > 0
     }
 
-    /// Number of entries.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }
 
-    /// The weight of all entries together: `weight() <= weight_max`.
+    /// The total weight: `weight() <= weight_max`.
     pub fn weight(&self) -> u64 {
         self.weight
     }
 
-    /// What has happened so far.
+    /// Counters since the start.
     pub fn counts(&self) -> StoreCounts {
         self.counts
     }

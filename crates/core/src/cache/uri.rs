@@ -1,8 +1,8 @@
-//! The URI cache: which site and which clean path a target stands for (Hu, Nanda and Yang, section 5.4).
+//! The URI cache: the site and clean path of a target (Hu, Nanda and Yang, section 5.4).
 //!
-//! The paper's *TLB of a server*: a target that has been seen is not taken apart, decoded, cleaned and matched to a site
-//! again. As there, what the path means is another cache's business, so two spellings of one name share all the rest, and
-//! nothing here ever grows old: a target stands for the same path as long as the configuration holds.
+//! The paper's *TLB of a server*: a target that has been seen need not be split, decoded, cleaned and matched to a site
+//! again. As in the paper, the resolution of the path is another cache's task, so two spellings of one name share it,
+//! and entries here never expire: a target stands for the same path as long as the configuration is unchanged.
 
 use core::hash::{Hash, Hasher};
 
@@ -13,28 +13,28 @@ use hashbrown::Equivalent;
 
 use super::policy::{Store, StoreCounts};
 
-/// The cache.
+/// The URI cache.
 pub struct UriCache {
     store: Store<Uri, Translated>,
 }
 
-/// What a target stands for.
+/// The resolved form of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Translated {
     /// The site's number.
     pub site: u16,
-    /// The clean path; it may be served as far as that can be told from the name.
+    /// The clean path; as far as its name shows, it may be served.
     pub path: Arc<[u8]>,
 }
 
-/// The key: a host and a path as they were sent.
+/// The key: a host and a path as sent.
 #[derive(PartialEq, Eq)]
 struct Uri {
     host: Box<[u8]>,
     path: Box<[u8]>,
 }
 
-/// The same, borrowed, for lookups.
+/// The key, borrowed, for lookups.
 struct UriRef<'a>(&'a [u8], &'a [u8]);
 
 impl Equivalent<Uri> for UriRef<'_> {
@@ -57,19 +57,19 @@ impl Hash for Uri {
     }
 }
 
-/// Bytes that an entry may weigh on average, as for the path cache.
+/// Maximum average weight of an entry in bytes, as in the path cache.
 const MEAN_BYTES: u64 = 512;
 
-/// What an entry costs beside its texts.
+/// Bytes of an entry in addition to its texts.
 const OVERHEAD: u64 = 120;
 
 impl UriCache {
-    /// An empty cache of so many targets; 0 switches it off.
+    /// Creates an empty cache of at most this many targets; 0 disables it.
     pub fn new(entries_max: usize) -> UriCache {
         UriCache { store: Store::new(entries_max, (entries_max as u64).saturating_mul(MEAN_BYTES)) }
     }
 
-    /// What this path, at this host, stands for, if that is known.
+    /// Looks up this path at this host.
     pub fn find(&mut self, host: &[u8], path: &[u8]) -> Option<&Translated> {
         if !self.store.is_on() {
             return None;
@@ -77,7 +77,7 @@ impl UriCache {
         self.store.get(&UriRef(host, path)).map(|translated| &*translated)
     }
 
-    /// Keeps what was worked out; asks for it only if it is kept.
+    /// Inserts an entry; calls `translated` only if the cache is enabled.
     pub fn learn(&mut self, host: &[u8], path: &[u8], translated: impl FnOnce() -> Translated) {
         if !self.store.is_on() {
             return;
@@ -87,22 +87,22 @@ impl UriCache {
         self.store.insert(Uri { host: host.into(), path: path.into() }, translated, weight);
     }
 
-    /// Forgets everything.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         self.store.clear();
     }
 
-    /// Targets held.
+    /// The number of targets.
     pub fn len(&self) -> usize {
         self.store.len()
     }
 
-    /// Whether none are.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.store.is_empty()
     }
 
-    /// What has happened so far.
+    /// Counters since the start.
     pub fn counts(&self) -> StoreCounts {
         self.store.counts()
     }
