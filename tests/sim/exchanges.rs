@@ -18,9 +18,9 @@ use amped_http::h1::request::{self, Framing, HeadLimits, Request, Version};
 use amped_http::h1::response::Connection;
 use amped_units::{Bytes, Time};
 
-use crate::asked::{self, Asked};
 use crate::client;
 use crate::files::{FakeFile, Files};
+use crate::oracle::{self, Asked};
 use crate::seed::{Dice, RngExt, each_seed};
 use crate::world::site;
 
@@ -163,7 +163,7 @@ impl Streams {
         let limits = Limits { max_body_bytes: Bytes(10_000), ..Limits::default() };
         let shared = SharedState::new(sites, limits, Budgets::default(), WallClock::at(784_111_777));
         let mut files = Files::default();
-        asked::furnish(&mut dice, &mut files);
+        oracle::furnish(&mut dice, &mut files);
         Streams { dice, shared, files, all: Vec::new() }
     }
 
@@ -328,7 +328,7 @@ fn concurrent_exchanges_answer_as_if_sequential() {
                 }
             } else {
                 let size = [0, 1, 500, 70_000][dice.random_range(0..4)];
-                let body = asked::text_of(&mut dice, "body", size);
+                let body = oracle::text_of(&mut dice, "body", size);
                 let path = ["/app", "/app/x", "/a.html"][dice.random_range(0..3)];
                 let head = format!("POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", body.len());
                 let n = streams.begin(head.as_bytes(), body.clone());

@@ -6,9 +6,9 @@ use amped_core::cache::Budgets;
 use amped_core::limits::Limits;
 use amped_units::{Bytes, Time};
 
-use crate::asked::{self, Asked};
 use crate::client;
 use crate::files::Files;
+use crate::oracle::{self, Asked};
 use crate::seed::{Dice, RngExt, each_seed};
 use crate::world::{Link, World, site};
 
@@ -63,7 +63,7 @@ fn check(world: &World, n: usize, requests: &[Asked], slack: Duration) {
 fn segmentation_does_not_change_responses() {
     each_seed(20, |mut dice| {
         let mut files = Files::default();
-        asked::furnish(&mut dice.clone(), &mut files);
+        oracle::furnish(&mut dice.clone(), &mut files);
         let requests = random_requests(&mut dice.clone(), &files, 20, dice.random_bool(0.3));
         let mut all: Vec<Vec<u8>> = Vec::new();
         let random = Link::random(&mut dice);
@@ -71,7 +71,7 @@ fn segmentation_does_not_change_responses() {
         let slow = Link { read_max: usize::MAX, write_max: 7, pause_max: Duration::ZERO };
         for link in [Link::WHOLE, bytewise, slow, Link { pause_max: Duration::ZERO, ..random }] {
             let mut world = World::new(dice.clone());
-            asked::furnish(&mut dice.clone(), &mut world.files);
+            oracle::furnish(&mut dice.clone(), &mut world.files);
             let n = world.connect(link, joined(&requests));
             world.settle();
             check(&world, n, &requests, Duration::ZERO);
@@ -103,12 +103,12 @@ fn caches_do_not_change_responses() {
         let mixed = Budgets { content_bytes: Bytes(0), descriptors: 0, ..default.clone() };
         let mut files = Files::default();
         let furniture = dice.clone();
-        asked::furnish(&mut furniture.clone(), &mut files);
+        oracle::furnish(&mut furniture.clone(), &mut files);
         let requests: Vec<_> = (0..3).map(|_| random_requests(&mut dice, &files, 40, false)).collect();
         let mut all: Vec<Vec<Vec<u8>>> = Vec::new();
         for budgets in [default, none, tiny, anew, mixed] {
             let mut world = World::with(dice.clone(), vec![site()], Limits::default(), budgets);
-            asked::furnish(&mut furniture.clone(), &mut world.files);
+            oracle::furnish(&mut furniture.clone(), &mut world.files);
             world.disk.late = 0.5;
             world.disk.delay_max = Duration::from_millis(1);
             let link = Link { pause_max: Duration::from_micros(10), ..Link::random(&mut dice) };
@@ -139,7 +139,7 @@ fn caches_do_not_change_responses() {
 fn muddle(dice: Dice, budgets: Budgets, shares: bool, trouble: f64, slack: Duration, interrupted: bool) {
     let mut world = World::with(dice, vec![site()], Limits::default(), budgets);
     let mut dice = world.dice.clone();
-    asked::furnish(&mut dice, &mut world.files);
+    oracle::furnish(&mut dice, &mut world.files);
     world.disk.late = dice.random_range(0.0..1.0);
     world.disk.shares = shares;
     world.disk.trouble = trouble;
@@ -160,7 +160,7 @@ fn muddle(dice: Dice, budgets: Budgets, shares: bool, trouble: f64, slack: Durat
         let when = Time::from_millis(dice.random_range(0..3000));
         let mut dice = dice.clone();
         dice = <Dice as rand::SeedableRng>::seed_from_u64(dice.random::<u64>() ^ when.as_nanos());
-        world.at(when, move |world| asked::disturb(&mut dice, &mut world.files, world.now));
+        world.at(when, move |world| oracle::disturb(&mut dice, &mut world.files, world.now));
     }
     world.settle();
     for (n, requests) in all.iter().enumerate() {

@@ -33,15 +33,15 @@ mod php;
 #[path = "../requests.rs"]
 mod requests;
 
-mod alike;
 mod architectures;
 mod config;
 mod descriptors;
 mod disk;
+mod equivalence;
 mod errors;
 mod helpers;
 mod hostnames;
+mod optimisations;
 mod preload;
 mod sending;
 mod shared_cache;
-mod switches;
