@@ -1,7 +1,7 @@
-//! Stop 9 of 10: which status, which head, which bytes.
+//! Stop 9 of 10: builds the response: status, head, body.
 //!
-//! Before it, `plan` and the caches have found what the name means. After it, `server/send` sends. Nothing here looks
-//! anything up: all that a reply is made of has been found already, and the same input makes the same reply.
+//! Before it, `plan` and the caches have resolved the name. After it, `server/send` sends. This module looks nothing
+//! up: the same input always gives the same response.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -35,36 +35,36 @@ use crate::site::Site;
 use crate::variants::{Negotiated, VariantFile, Variants};
 use crate::vary::Vary;
 
-/// What a request is answered with, but for what only the protocol knows.
+/// A response except for the parts that depend on the protocol.
 #[derive(Debug)]
 pub struct Response<F> {
     /// Its head.
     pub head: ReplyHead,
-    /// What follows the head; empty for HEAD.
+    /// The body; empty for HEAD.
     pub body: Body<F>,
-    /// What the log is told of it.
+    /// Its record for the access log.
     pub record: Box<Record>,
 }
 
-/// A reply, ready to be sent.
+/// A response, ready to be sent.
 #[derive(Debug)]
 pub struct Reply<F> {
     /// Its head.
     pub head: ReplyHead,
-    /// What the head says of the connection's future.
+    /// Its Connection field.
     pub connection: Connection,
-    /// What follows the head; empty for HEAD.
+    /// The body; empty for HEAD.
     pub body: Body<F>,
-    /// What the log is told once the reply is out, or given up.
+    /// Its record for the access log, written once the response is sent or aborted.
     pub record: Box<Record>,
 }
 
-/// A head, from the cache or made for this reply.
+/// A head, cached or made for one response.
 #[derive(Debug)]
 pub enum ReplyHead {
-    /// Shared with other replies.
+    /// Shared with other responses.
     Ready(Arc<Head>),
-    /// This reply's own.
+    /// Made for this response.
     PreparedResponse(Box<Head>),
 }
 
@@ -78,25 +78,25 @@ impl ReplyHead {
     }
 }
 
-/// What follows a head.
+/// The body of a response.
 #[derive(Debug)]
 pub enum Body<F> {
-    /// Nothing.
+    /// No body.
     Empty,
-    /// Part of a file, or all of it.
+    /// A file, or a part of it.
     Content(Arc<Content<F>>, Range<u64>),
-    /// Text of our own.
+    /// A generated text.
     Text(Vec<u8>),
-    /// Text that others may be sending too.
+    /// A generated text, shared with other responses.
     Shared(Arc<Vec<u8>>),
-    /// What an application says from now on, until it has said all.
+    /// The output of an application as it arrives, until it is complete.
     Open,
-    /// Parts of a file, each behind a text of its own (multipart/byteranges), and a last text.
+    /// Parts of a file, each after its own header text (multipart/byteranges), and a final text.
     Parts(Arc<Content<F>>, Vec<(Vec<u8>, Range<u64>)>, Vec<u8>),
 }
 
 impl<F> Body<F> {
-    /// Whether sending it may take long or ask the disk, so that what follows it on the connection should wait.
+    /// Whether sending it may take long or block on the disk, so that later responses on the connection should wait.
     pub fn is_heavy(&self) -> bool {
         match self {
             Body::Empty => false,
@@ -110,7 +110,7 @@ impl<F> Body<F> {
         }
     }
 
-    /// Its length in bytes; 0 if nobody knows it yet.
+    /// Its length in bytes; 0 if unknown.
     pub fn len(&self) -> u64 {
         let length = |range: &Range<u64>| range.end - range.start;
         match self {
@@ -124,26 +124,26 @@ impl<F> Body<F> {
         }
     }
 
-    /// Whether it has no bytes.
+    /// Whether its length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Notes in the record that this is to be sent behind the head, once the status is set there.
+    /// Records the body length and the handler. The status must be set already.
     pub fn note_in(&self, record: &mut Record) {
         record.body_bytes = self.len();
         record.handler = match (self, record.outcome) {
             (_, Outcome::App | Outcome::Page) => Handler::App,
             _ if record.status >= 400 => Handler::Error,
             (Body::Content(..) | Body::Parts(..), _) => Handler::File,
-            // To HEAD, 304, or of an empty file; where no file was asked for, a reply of ours to HEAD.
+            // HEAD, 304 or an empty file; without a file lookup, our own response to HEAD.
             (Body::Empty, outcome) if outcome != Outcome::None => Handler::File,
             _ => Handler::Own,
         };
     }
 }
 
-/// The seconds since 1970, and their text for Date.
+/// The time of day in seconds, and its text for the Date field.
 #[derive(Clone, Copy, Debug)]
 pub struct WallClock {
     /// Seconds since 1970.
@@ -159,18 +159,18 @@ impl WallClock {
     }
 }
 
-/// What to send of a file.
+/// The representation of a file to send.
 #[derive(Debug)]
 pub enum Chosen<'a> {
     /// This representation.
     One(&'a Representation),
-    /// What the file unpacks to, which nobody knows yet.
+    /// The decompressed form, which is not known yet.
     Unpacked,
-    /// The same, but it cannot be had.
+    /// The decompressed form, which is not available.
     NotUnpacked(NotUnpacked),
 }
 
-/// The representation to send (RFC 9110, 12.5.3).
+/// Chooses the representation (RFC 9110, 12.5.3).
 pub fn choose<'a>(request: &Request<'_>, resource: &'a Resource) -> Chosen<'a> {
     let first = &resource.representations[0];
     let leaves_it_open = !resource.vary.has(Vary::ENCODING) || !request.accept_encoding.is_present();
@@ -186,22 +186,22 @@ pub fn choose<'a>(request: &Request<'_>, resource: &'a Resource) -> Chosen<'a> {
     }
 }
 
-/// What the conditions of a request come to.
+/// The result of the conditions of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Send all of it.
+    /// Send the whole representation.
     Whole,
-    /// Send these parts, at least one.
+    /// Send these ranges, at least one.
     Partial(Vec<Range<u64>>),
-    /// The client has it.
+    /// 304: the client's copy is current.
     NotModified,
-    /// A condition does not hold.
+    /// 412: a condition failed.
     PreconditionFailed,
-    /// No range asked for lies inside.
+    /// 416: no range overlaps the representation.
     Unsatisfiable,
 }
 
-/// Weighs conditions and ranges in the order of RFC 9110, 13.2.2.
+/// Evaluates conditions and ranges in the order of RFC 9110, 13.2.2.
 pub fn judge(request: &Request<'_>, representation: &Representation, limits: &Limits, now_seconds: i64) -> Verdict {
     let tag = representation.etag.as_bytes();
     let modified = representation.version.modified_seconds();
@@ -210,13 +210,13 @@ pub fn judge(request: &Request<'_>, representation: &Representation, limits: &Li
     if let Some(verdict) = conditions(request, tag, Some(modified), now_seconds) {
         return verdict;
     }
-    // Step 5. RFC 9110, 14.2: a Range is for GET alone.
+    // Step 5. RFC 9110, 14.2: Range applies to GET only.
     let Some(field) = request.range.filter(|_| request.method == Some(Method::Get)) else {
         return Verdict::Whole;
     };
     if let Some(condition) = request.if_range {
-        // RFC 9110, 13.1.5: a tag is compared strongly; a date must be the very one, and strong in the sense of 8.8.2.2:
-        // the file was not changed within the second that the date stands for.
+        // RFC 9110, 13.1.5: a tag is compared strongly; a date must match exactly, and be strong by 8.8.2.2: the file
+        // was not changed within the second of the date.
         let holds = match etag::EntityTag::parse(condition) {
             Some(asked) => etag::EntityTag::parse(tag).is_some_and(|ours| ours.matches_strong(&asked)),
             None => parse(condition) == Some(modified) && now_seconds > modified,
@@ -232,11 +232,12 @@ pub fn judge(request: &Request<'_>, representation: &Representation, limits: &Li
     }
 }
 
-/// The first four steps, for what has this tag, with its quotes, and this time of modification; without one conditions about
-/// dates say nothing (RFC 9110, 13.1.3 and 13.1.4). `None`: all of them hold.
+/// Evaluates the first four steps for this tag, with its quotes, and this modification time; without the time,
+/// conditions on dates are ignored (RFC 9110, 13.1.3 and 13.1.4). `None` if all conditions hold.
 fn conditions(request: &Request<'_>, tag: &[u8], modified: Option<i64>, now_seconds: i64) -> Option<Verdict> {
     let parse = |text: &[u8]| date::parse(text, now_seconds);
-    // Steps 1 and 2. RFC 9110, 13.1.1: strong comparison; 13.1.4: ignored when If-Match is there or the date is none.
+    // Steps 1 and 2. RFC 9110, 13.1.1: strong comparison; 13.1.4:
+    // ignored if If-Match is present or the date is invalid.
     if request.if_match.is_present() {
         if !request.if_match.iter().any(|line| etag::list_matches_strong(line, tag)) {
             return Some(Verdict::PreconditionFailed);
@@ -246,7 +247,7 @@ fn conditions(request: &Request<'_>, tag: &[u8], modified: Option<i64>, now_seco
     {
         return Some(Verdict::PreconditionFailed);
     }
-    // Steps 3 and 4. RFC 9110, 13.1.2: weak comparison; 13.1.3: ignored when If-None-Match is there.
+    // Steps 3 and 4. RFC 9110, 13.1.2: weak comparison; 13.1.3: ignored if If-None-Match is present.
     if request.if_none_match.is_present() {
         if request.if_none_match.iter().any(|line| etag::list_matches_weak(line, tag)) {
             return Some(Verdict::NotModified);
@@ -259,12 +260,12 @@ fn conditions(request: &Request<'_>, tag: &[u8], modified: Option<i64>, now_seco
     None
 }
 
-/// Whether a reply with this verdict needs the content.
+/// Whether a response with this verdict needs the content.
 pub fn needs_content(verdict: &Verdict, request: &Request<'_>) -> bool {
     matches!(verdict, Verdict::Whole | Verdict::Partial(_)) && request.method != Some(Method::Head)
 }
 
-/// Head and body for a file.
+/// Builds head and body for a file.
 pub fn file<F>(
     site: &Site,
     request: &Request<'_>,
@@ -307,7 +308,7 @@ pub fn file<F>(
         Verdict::Unsatisfiable => {
             let mut text = Vec::new();
             range::unsatisfied_content_range(size, &mut text);
-            let why = "no range asked for lies inside the file";
+            let why = "the requested range is outside the file";
             let status = Status::RANGE_NOT_SATISFIABLE;
             error_with(site, request, &resource.name, status, why, |head| {
                 // RFC 9110, 15.5.17.
@@ -329,7 +330,7 @@ fn whole_head(site: &Site, resource: &Resource, representation: &Representation,
     head
 }
 
-/// 304. RFC 9110, 15.4.5: what a 200 would have said of Cache-Control, Content-Location, Date, ETag, Expires and Vary.
+/// 304. RFC 9110, 15.4.5: with the Cache-Control, Content-Location, Date, ETag, Expires and Vary of a 200.
 fn not_modified_head(
     site: &Site,
     resource: &Resource,
@@ -345,7 +346,7 @@ fn not_modified_head(
     head
 }
 
-/// 206, of one part or of several.
+/// 206, with one part or several.
 fn partial<F>(
     site: &Site,
     resource: &Resource,
@@ -368,7 +369,7 @@ fn partial<F>(
             let boundary = boundary(representation, &ranges);
             let mut parts = Vec::with_capacity(ranges.len());
             for range in ranges {
-                // RFC 9110, 14.6: each part says its type and its range.
+                // RFC 9110, 14.6: each part has its type and its range.
                 let mut text =
                     alloc::format!("\r\n--{boundary}\r\nContent-Type: {}\r\nContent-Range: ", resource.media_type)
                         .into_bytes();
@@ -390,8 +391,8 @@ fn partial<F>(
     (ReplyHead::PreparedResponse(Box::new(head)), body)
 }
 
-/// A boundary that hardly stands in the file: 128 bits that follow from the file's state and the ranges. Whoever could put
-/// it into a file on purpose would have to know the state that writing it makes.
+/// A boundary that is unlikely to occur in the file: 128 bits derived from the file's state and the ranges. To place it
+/// in a file on purpose, one would have to predict the state that the write produces.
 fn boundary(representation: &Representation, ranges: &[Range<u64>]) -> String {
     let FileVersion { device, inode, size, mtime_ns, ctime_ns, .. } = representation.version;
     let state = digest(&[device, inode, size, mtime_ns as u64, ctime_ns as u64]);
@@ -410,7 +411,7 @@ fn describe(head: &mut Head, site: &Site, resource: &Resource, representation: &
     content_location(head, resource);
 }
 
-/// RFC 9110, 12.5.5: on every reply that could have been another one, whichever this one is.
+/// RFC 9110, 12.5.5: on every response of a negotiated resource, whichever representation it has.
 fn vary(head: &mut Head, site: &Site, path: &[u8], vary: Vary) {
     let vary = vary.and(site.cors(path).map_or(Vary::NOTHING, CorsRule::vary));
     if vary != Vary::NOTHING {
@@ -418,7 +419,7 @@ fn vary(head: &mut Head, site: &Site, path: &[u8], vary: Vary) {
     }
 }
 
-/// RFC 9110, 8.7: the name by which this variant, and no other, is asked for; in which coding, its own negotiation tells.
+/// RFC 9110, 8.7: the name of this variant alone; its coding is negotiated separately.
 fn content_location(head: &mut Head, resource: &Resource) {
     if resource.is_chosen {
         let mut location = Vec::with_capacity(resource.name.len());
@@ -432,8 +433,8 @@ fn validators(head: &mut Head, representation: &Representation) {
     head.field("ETag", &*representation.etag);
 }
 
-/// The last rule that matches and says something. What wants a password is private, unless a rule says otherwise: RFC 9111,
-/// 3.5 forbids caches to share it, and not every cache knows.
+/// Sets Cache-Control by the last matching rule that has one. A protected resource is private unless a rule says
+/// otherwise: RFC 9111, 3.5 forbids shared caches to store it, but not every cache complies.
 fn cache_control(head: &mut Head, site: &Site, path: &[u8]) {
     let mut matching = site.rules.iter().rev().filter(|rule| rule.pattern.matches(path));
     if let Some(value) = matching.find_map(|rule| rule.cache_control.as_deref()) {
@@ -443,7 +444,7 @@ fn cache_control(head: &mut Head, site: &Site, path: &[u8]) {
     }
 }
 
-/// RFC 9110, 11.6.1 and RFC 7617, 2.1: what a 401 has to say.
+/// RFC 9110, 11.6.1 and RFC 7617, 2.1: adds the challenge of a 401.
 fn challenge(head: &mut Head, site: &Site, path: &[u8], status: Status) {
     if status == Status::UNAUTHORIZED
         && let Some(guard) = site.guard(path)
@@ -452,8 +453,8 @@ fn challenge(head: &mut Head, site: &Site, path: &[u8], status: Status) {
     }
 }
 
-/// The head of what an application answers. `framing`: how its end is told, where it has a body; its own word for the
-/// length goes for a body of that length, and to HEAD and 304, which have none.
+/// Builds the head of an application's response. `framing`: how the body ends; the application's own Content-Length is
+/// used for a body of that length, and for HEAD and 304, which have no body.
 pub fn script(
     site: &Site,
     request: &Request<'_>,
@@ -483,12 +484,12 @@ pub fn script(
     head
 }
 
-/// What the site has to say of an application's answer, beside what that says itself.
+/// Adds the site's fields to an application's response, except those that it has set.
 fn add_to_script(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8], is_said: impl Fn(&str) -> bool) {
     if !is_said("Cache-Control") && site.guard(path).is_some() {
         head.field("Cache-Control", "private");
     }
-    // One that says itself whose pages may read its answer is believed.
+    // If the application controls cross-origin access itself, its decision stands.
     if let Some(rule) = site.cors(path).filter(|_| !is_said("Access-Control-Allow-Origin")) {
         vary(head, site, path, Vary::NOTHING);
         rule.allow(head, site.cors_origin(path, request));
@@ -496,7 +497,8 @@ fn add_to_script(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8
     custom_but(head, site, path, is_said);
 }
 
-/// What an application has answered and was kept, or that the client has it (RFC 9111, 4 and 4.3.2).
+/// Builds the response from an application's cached page, or a
+/// 304 if the client's copy is current (RFC 9111, 4 and 4.3.2).
 pub fn kept<F>(
     site: &Site,
     request: &Request<'_>,
@@ -510,7 +512,7 @@ pub fn kept<F>(
     };
     let tag = said("ETag").and_then(etag::EntityTag::parse).map_or(&b""[..], |tag| tag.opaque);
     let modified = said("Last-Modified").and_then(|text| date::parse(text, now_seconds));
-    // RFC 9110, 13.2.1: conditions are about what would be sent else, if that is a success.
+    // RFC 9110, 13.2.1: conditions apply only if the response without them would be a success.
     let is_known = page.status == Status::OK && conditions(request, tag, modified, now_seconds).is_some();
     let mut head = Head::new(if is_known { Status::NOT_MODIFIED } else { page.status });
     head.date(&page.date);
@@ -531,23 +533,23 @@ pub fn kept<F>(
     )
 }
 
-/// What a 304 says of what the client has (RFC 9110, 15.4.5), and when that was changed.
+/// The fields of a 304 about the client's copy (RFC 9110, 15.4.5), and its modification time.
 const OF_NOT_MODIFIED: [&str; 6] = ["Cache-Control", "Content-Location", "ETag", "Expires", "Last-Modified", "Vary"];
 
-/// How the end of an application's answer is told (RFC 9112, 6.3).
+/// The framing of an application's response (RFC 9112, 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScriptFraming {
-    /// There is no body.
+    /// No body.
     None,
-    /// So many bytes.
+    /// A body of this length.
     Length(u64),
-    /// A last chunk.
+    /// Chunked.
     Chunked,
-    /// The end of the connection.
+    /// The body ends when the connection closes.
     UntilClose,
 }
 
-/// All rules that match, in order; a later one's value replaces an earlier one's.
+/// Applies all matching header rules, in order; a later value replaces an earlier one.
 fn custom(head: &mut Head, site: &Site, path: &[u8], cors_origin: CorsOrigin) {
     if let Some(rule) = site.cors(path) {
         rule.allow(head, cors_origin);
@@ -555,7 +557,7 @@ fn custom(head: &mut Head, site: &Site, path: &[u8], cors_origin: CorsOrigin) {
     custom_but(head, site, path, |_| false);
 }
 
-/// The same, but for fields that somebody else has set.
+/// The same, except for fields that are already set.
 fn custom_but(head: &mut Head, site: &Site, path: &[u8], is_set: impl Fn(&str) -> bool) {
     let mut fields: Vec<(&str, &str)> = Vec::new();
     for (name, value) in site.rules.iter().filter(|rule| rule.pattern.matches(path)).flat_map(|rule| &rule.set) {
@@ -565,7 +567,7 @@ fn custom_but(head: &mut Head, site: &Site, path: &[u8], is_set: impl Fn(&str) -
         }
     }
     for (name, value) in fields.into_iter().filter(|(name, _)| !is_set(name)) {
-        // The one field of our own that a rule may set (`server/config` refuses the others): in place of ours.
+        // The only field of our own that a rule may set (`server/config` rejects the others): replace ours.
         if name.eq_ignore_ascii_case("Server") {
             head.server(value);
         } else {
@@ -574,7 +576,7 @@ fn custom_but(head: &mut Head, site: &Site, path: &[u8], is_set: impl Fn(&str) -
     }
 }
 
-/// An error with a page that says in a sentence what is wrong.
+/// Builds an error with a page that gives the reason.
 pub fn error<F>(site: &Site, request: &Request<'_>, path: &[u8], status: Status, why: &str) -> (ReplyHead, Body<F>) {
     error_with(site, request, path, status, why, |_| {})
 }
@@ -597,8 +599,8 @@ fn error_with<F>(
     (ReplyHead::PreparedResponse(Box::new(head)), body)
 }
 
-/// Errors with a page of ours that no rule of a site adds to, as they were first made: to put head and page together took a
-/// dozen allocations. They are few, since their texts are the program's own.
+/// Errors with the default page to which no rule of a site adds fields, cached after their first use: assembling head
+/// and page took a dozen allocations. Their number is small, because the reasons are constants of the program.
 #[derive(Debug, Default)]
 pub(crate) struct ReadyErrors(Vec<ReadyError>);
 
@@ -611,7 +613,7 @@ struct ReadyError {
 }
 
 impl ReadyErrors {
-    /// The same as [`error`], where no rule matches.
+    /// The same as [`error`], if no rule matches.
     pub(crate) fn error<F>(
         &mut self,
         request: &Request<'_>,
@@ -631,14 +633,14 @@ impl ReadyErrors {
     }
 }
 
-/// An error before there is a request to speak of. `head_only`: at least it began as HEAD.
+/// Builds an error without a parsed request. `head_only`: it began with HEAD.
 pub fn bad_head<F>(status: Status, why: &str, head_only: bool) -> (ReplyHead, Body<F>) {
     let page = error_page(status, why);
     let head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
     (ReplyHead::PreparedResponse(Box::new(head)), if head_only { Body::Empty } else { Body::Text(page) })
 }
 
-/// An error with a page of the site's own.
+/// Builds an error with the site's own page.
 pub fn error_from_page<F>(
     site: &Site,
     request: &Request<'_>,
@@ -668,7 +670,7 @@ fn error_head(status: Status, length: u64, media_type: &str) -> Head {
         Status::METHOD_NOT_ALLOWED => {
             head.field("Allow", ALLOW);
         }
-        // RFC 6585, 4: by then what was counted against the address is forgotten (`server/passwords/ledger`).
+        // RFC 6585, 4: after this time, the failures counted for the address have expired (`server/passwords/ledger`).
         Status::TOO_MANY_REQUESTS => {
             head.field("Retry-After", "60");
         }
@@ -696,21 +698,21 @@ pub fn options<F>(site: &Site, request: &Request<'_>, path: &[u8]) -> (ReplyHead
     (ReplyHead::PreparedResponse(Box::new(head)), Body::Empty)
 }
 
-/// The way to a directory is with a slash, so that its pages' relative links hold. The query goes along.
+/// Redirects to the name of a directory with its final slash, so that relative links resolve. The query is preserved.
 pub fn add_slash<F>(site: &Site, request: &Request<'_>, path: &[u8], query: Option<&[u8]>) -> (ReplyHead, Body<F>) {
     let mut location = Vec::with_capacity(path.len() + 1);
-    // The path is clean: one slash at its start, so that no browser reads `//host` and goes elsewhere.
+    // The path is clean: it starts with one slash, so no browser reads `//host` and leaves the site.
     uri::encode_path(path, &mut location);
     location.push(b'/');
     if let Some(query) = query {
         location.push(b'?');
         location.extend_from_slice(query);
     }
-    let why = "the directory's address ends with a slash";
+    let why = "the URL of a directory ends with a slash";
     redirect(site, request, path, Status::MOVED_PERMANENTLY, why, &location)
 }
 
-/// The way elsewhere. RFC 9110, 10.2.2: the location may be relative to the target.
+/// Builds a redirect. RFC 9110, 10.2.2: the location may be relative to the target.
 pub fn redirect<F>(
     site: &Site,
     request: &Request<'_>,
@@ -724,13 +726,13 @@ pub fn redirect<F>(
     })
 }
 
-/// The head of a file that an application has sent, with what that said of it.
+/// Adds the fields of an application's response to the head of a file sent on its behalf.
 pub(crate) fn beside_file(head: &ReplyHead, fields: &[(Box<str>, Box<[u8]>)]) -> ReplyHead {
     let mut head = head.get().clone();
     let status = head.status();
     let is_of_body =
         |name: &str| name.eq_ignore_ascii_case("Content-Type") || name.eq_ignore_ascii_case("Content-Disposition");
-    // A 304 says nothing of the body, and several ranges are a message of another type (RFC 9110, 14.6).
+    // A 304 has no fields about the body, and several ranges have another media type (RFC 9110, 14.6).
     let is_several = head.field_starts_with("Content-Type", b"multipart/byteranges");
     let goes_along = |name: &str| match status {
         Status::NOT_MODIFIED => !is_of_body(name),
@@ -746,14 +748,14 @@ pub(crate) fn beside_file(head: &ReplyHead, fields: &[(Box<str>, Box<[u8]>)]) ->
     ReplyHead::PreparedResponse(Box::new(head))
 }
 
-/// The response that a route has ready.
+/// Builds the fixed response of a route.
 pub fn fixed<F>(site: &Site, request: &Request<'_>, path: &[u8], response: &FixedResponse) -> (ReplyHead, Body<F>) {
     let FixedResponse { status, body, fields } = response;
     let mut head = Head::new(*status);
     for (name, value) in fields {
         head.field(name, &**value);
     }
-    // RFC 9110, 8.6: neither says a length.
+    // RFC 9110, 8.6: neither has a Content-Length.
     if !matches!(*status, Status::NO_CONTENT | Status::NOT_MODIFIED) {
         head.number("Content-Length", body.len() as u64);
     }
@@ -764,11 +766,11 @@ pub fn fixed<F>(site: &Site, request: &Request<'_>, path: &[u8], response: &Fixe
     (ReplyHead::PreparedResponse(Box::new(head)), if has_body { Body::Shared(Arc::clone(body)) } else { Body::Empty })
 }
 
-/// What is said of a precondition that failed.
-const FAILED: &str = "a condition of the request does not hold";
+/// The reason of a 412.
+const FAILED: &str = "a precondition of the request failed";
 
-/// A directory's listing, HTML or JSON as the client prefers. Whole, or not at all where the client has it: of what is made
-/// nobody asks for parts.
+/// Builds the response with a directory listing, HTML or JSON as the client prefers; 304 if its copy is current. Ranges
+/// are not supported for generated pages.
 pub fn listing<F>(
     site: &Site,
     request: &Request<'_>,
@@ -799,7 +801,8 @@ pub fn listing<F>(
     (ReplyHead::PreparedResponse(Box::new(head)), if has_body { Body::Shared(page) } else { Body::Empty })
 }
 
-/// All variants of a document, for the client to choose one (RFC 9110, 15.4.1), or since it accepts none (15.5.7).
+/// Builds the list of all variants of a document, for the client to
+/// choose from (RFC 9110, 15.4.1) or because it accepts none (15.5.7).
 pub fn variants<F>(
     site: &Site,
     request: &Request<'_>,
@@ -808,8 +811,8 @@ pub fn variants<F>(
     told: Negotiated,
 ) -> (ReplyHead, Body<F>) {
     let (status, why) = match told {
-        Negotiated::Refused => (Status::NOT_ACCEPTABLE, "None of these is in a form that the request accepts"),
-        Negotiated::List | Negotiated::Variant(_) => (Status::MULTIPLE_CHOICES, "These are equally good"),
+        Negotiated::Refused => (Status::NOT_ACCEPTABLE, "None of these variants is acceptable to the request"),
+        Negotiated::List | Negotiated::Variant(_) => (Status::MULTIPLE_CHOICES, "These variants match equally well"),
     };
     let mut list = String::new();
     for VariantFile { resource, .. } in &variants.list {
@@ -833,7 +836,7 @@ pub fn variants<F>(
     (ReplyHead::PreparedResponse(Box::new(head)), body)
 }
 
-/// A page of ours: readable by day and by night, and small.
+/// The default error page: small, with light and dark colours.
 fn error_page(status: Status, why: &str) -> Vec<u8> {
     page_of(status, &alloc::format!("<p>{}.</p>", capital(why)))
 }
@@ -896,7 +899,7 @@ mod tests {
         Resource { site: 0, name, media_type, language: None, vary, is_chosen: false, representations, lone: None }
     }
 
-    /// The head as it is sent, and the body's length.
+    /// The head as sent, and the body's length.
     fn shown((head, body): (ReplyHead, Body<()>)) -> (String, u64) {
         let mut bytes = Vec::new();
         head.get().write(&mut bytes, &date::format(MODIFIED), Connection::Persists, 1);
@@ -915,7 +918,7 @@ mod tests {
                 (Status::SERVICE_UNAVAILABLE, "timed out reading from disk"),
                 (Status::SERVICE_UNAVAILABLE, "too many requests are waiting"),
             ] {
-                // When it is first asked for, and again.
+                // The first use, and a cached one.
                 for _ in 0..2 {
                     let (head, body) = ready.error::<()>(&request, status, why);
                     let (made, page) = error::<()>(&site(Vec::new()), &request, b"/x", status, why);
@@ -927,16 +930,16 @@ mod tests {
                 }
             }
         }
-        assert_eq!(ready.0.len(), 4, "each is kept once");
+        assert_eq!(ready.0.len(), 4, "each is cached once");
     }
 
-    /// Every combination, against RFC 9110, 13.2.2 once more, word by word.
+    /// Every combination, against an independent implementation of RFC 9110, 13.2.2.
     #[test]
     fn conditions_follow_rfc_order() {
         let before = "Sun, 06 Nov 1994 08:49:36 GMT";
         let same = "Sunday, 06-Nov-94 08:49:37 GMT";
         let after = "Sun Nov  6 08:49:38 1994";
-        // Each choice: the lines, and whether the condition is true; None where there is none, or an invalid one.
+        // Each choice: the field lines, and whether the condition holds; None if it is absent or invalid.
         let if_match = [
             ("", None),
             ("If-Match: *\r\n", Some(true)),

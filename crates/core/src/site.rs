@@ -1,7 +1,7 @@
-//! A site: what a set of host names serves, and with which headers.
+//! A site: the configuration of a set of host names.
 //!
-//! Built once from the checked configuration and then shared, unchanging, by all loops. It knows no paths of the
-//! machine: where a site's root lies is the disk's business (`server/disk`), which finds it by the site's number.
+//! Built once from the checked configuration and then shared, read-only, by all loops. It contains no paths of the
+//! machine: `server/disk` finds the root of a site by the site's number.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -23,50 +23,50 @@ use crate::routes::{Fallback, Route, RouteAction, Routed};
 /// One site.
 #[derive(Clone, Debug)]
 pub struct Site {
-    /// Its place in [`Sites`], by which the disk finds its root.
+    /// Its index in [`Sites`], by which the disk side finds its root.
     pub number: u16,
-    /// Host names it answers to, in lower case: exact (`example.org`), or with a leading `*.` for any name below.
+    /// Host names in lower case: exact (`example.org`), or with a leading `*.` for any name below.
     pub hosts: Vec<Box<str>>,
-    /// Names that stand for a directory, in order of preference.
+    /// Index file names of directories, in order of preference.
     pub index: Vec<Box<str>>,
-    /// Whether a directory without one of these is listed; else it is forbidden (403).
+    /// Whether a directory without an index file is listed; else it gets 403.
     pub listing: bool,
-    /// Whether names that begin with a dot are served; else they are not found (404). `/.well-known` always is.
+    /// Whether names that begin with a dot are served; else they get 404. `/.well-known` is always served.
     pub dotfiles: bool,
-    /// Codings whose precompressed siblings are looked for beside a file.
+    /// Codings of precompressed siblings to look for.
     pub precompressed: Vec<Coding>,
-    /// The folder in a user's home that `/~user/` serves; `None` switches these off.
+    /// The folder in a user's home that `/~user/` serves; `None` disables such paths.
     pub user_dir: Option<Box<str>>,
-    /// How the names of files tell their media types.
+    /// Media types by file name extension.
     pub types: Types,
-    /// Paths that applications answer; the first rule that matches counts.
+    /// Application rules; the first match applies.
     pub apps: Vec<AppRule>,
-    /// Headers by pattern; all that match apply in order, a later one replaces an earlier one's value.
+    /// Header rules; all matches apply in order, and a later value replaces an earlier one.
     pub rules: Vec<HeaderRule>,
-    /// Which documents are there in variants; the last that matches applies.
+    /// Negotiation rules; the last match applies.
     pub negotiations: Vec<NegotiationRule>,
-    /// Folders that want a password.
+    /// Password-protected folders.
     pub guards: Vec<Guard>,
-    /// Which other origins' pages may read what; the last that matches applies.
+    /// CORS rules; the last match applies.
     pub cors: Vec<CorsRule>,
-    /// What becomes of paths before files and applications are looked for; the first that matches applies.
+    /// Routes, applied before files and applications are looked up; the first match applies.
     pub routes: Vec<Route>,
-    /// Files that serve in place of what is missing.
+    /// Fallback files for missing names.
     pub fallbacks: Vec<Fallback>,
-    /// Pages of this site that explain an error, by status: absolute paths within the site.
+    /// Error pages by status: absolute paths within the site.
     pub error_pages: Vec<(Status, Box<str>)>,
-    /// What a validator is made of.
+    /// The form of entity tags.
     pub etag: EtagForm,
     /// Which symbolic links are followed.
     pub symlinks: Symlinks,
-    /// Absolute names of the root as applications know it, by which they name files to send (X-Sendfile).
+    /// Absolute names of the root as applications know it, for files that they name in X-Sendfile.
     pub root_names: Vec<Box<[u8]>>,
 }
 
 /// Which symbolic links are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Symlinks {
-    /// Those that end beneath the root.
+    /// Those that resolve to a target beneath the root.
     #[default]
     Within,
     /// The same, if link and target have the same owner.
@@ -78,7 +78,7 @@ pub enum Symlinks {
 }
 
 impl Default for Site {
-    /// Any host, plain files, nothing extra; it knows no media types but the fallback.
+    /// Any host, plain files, no extras, and no media types but the fallback.
     fn default() -> Site {
         Site {
             number: 0,
@@ -105,8 +105,8 @@ impl Default for Site {
 }
 
 impl Site {
-    /// Who guards this path: of folders within each other the innermost; where another path is meant, whoever guards that
-    /// goes first.
+    /// The guard of this path: of nested folders the innermost; if a route
+    /// substitutes another path, the guard of that path takes precedence.
     pub fn guard(&self, path: &[u8]) -> Option<&Guard> {
         let of = |path: &[u8]| {
             let covering = self.guards.iter().filter(|guard| guard.covers(path));
@@ -121,18 +121,18 @@ impl Site {
         }
     }
 
-    /// The rule about other origins' pages for this path.
+    /// The CORS rule for this path.
     pub fn cors(&self, path: &[u8]) -> Option<&CorsRule> {
         self.cors.iter().rev().find(|rule| rule.pattern.matches(path))
     }
 
-    /// That rule, if the request is one that browsers ask before a page's own (Fetch, 3.2.2): it is the rule's to answer.
+    /// That rule, if the request is a CORS preflight (Fetch, 3.2.2), which the rule answers.
     pub fn preflight(&self, path: &[u8], request: &Request<'_>) -> Option<&CorsRule> {
         let is_one = request.method == Some(Method::Options) && request.origin.is_some() && request.is_preflight;
         is_one.then(|| self.cors(path))?
     }
 
-    /// Which origin of that rule asks.
+    /// The origin of the request in that rule.
     pub fn cors_origin(&self, path: &[u8], request: &Request<'_>) -> CorsOrigin {
         match request.origin {
             Some(_) => self.cors(path).map(|rule| rule.cors_origin(request)).unwrap_or_default(),
@@ -140,17 +140,17 @@ impl Site {
         }
     }
 
-    /// What the first route that matches makes of this path.
+    /// The result of the first matching route for this path.
     pub fn routed(&self, path: &[u8]) -> Option<Routed> {
         self.routes.iter().find_map(|route| route.apply(path))
     }
 
-    /// The query that an application gets for this path and the query that was sent, if a rewrite has one of its own.
+    /// The query for an application at this path, if a rewrite has a query of its own.
     pub fn rewritten_query(&self, path: &[u8], sent: Option<&[u8]>) -> Option<Vec<u8>> {
         self.routes.iter().find(|route| route.pattern.matches(path))?.query(path, sent)
     }
 
-    /// The status with which this name is refused, if it is, whichever way it was reached.
+    /// The status with which a route denies this name, if any, however it was reached.
     pub fn denied(&self, name: &[u8]) -> Option<Status> {
         match self.routes.iter().find(|route| route.pattern.matches(name))?.action {
             RouteAction::Deny(status) => Some(status),
@@ -158,91 +158,91 @@ impl Site {
         }
     }
 
-    /// Whether any route refuses.
+    /// Whether any route denies names.
     pub fn has_denials(&self) -> bool {
         self.routes.iter().any(|route| matches!(route.action, RouteAction::Deny(_)))
     }
 
-    /// The file that serves where there is nothing of this name: that of the innermost folder.
+    /// The fallback file for a missing name: that of the innermost folder.
     pub fn fallback(&self, path: &[u8]) -> Option<&str> {
         let inside = self.fallbacks.iter().filter(|fallback| path.starts_with(fallback.folder.as_bytes()));
         inside.max_by_key(|fallback| fallback.folder.len()).map(|fallback| &*fallback.file)
     }
 
-    /// The rule by which variants of the document of this name are looked for, if it is not there itself.
+    /// The rule for variants of a name that does not exist.
     pub fn negotiation(&self, path: &[u8]) -> Option<&NegotiationRule> {
         self.negotiations.iter().rev().find(|rule| rule.pattern.matches(path))
     }
 }
 
-/// Which names stand for variants, and what is answered where clients leave the choice open.
+/// How variants are named, and what is sent if the choice is ambiguous or empty.
 #[derive(Clone, Debug)]
 pub struct NegotiationRule {
-    /// The paths that are asked for.
+    /// The requested paths.
     pub pattern: Glob,
-    /// Endings that tell a language: its tag, such as `en` or `pt-BR`. The best first.
+    /// Extensions for languages, as tags such as `en` or `pt-BR`, in order of preference.
     pub languages: Vec<Box<str>>,
-    /// Endings that tell a charset: its name. The best first.
+    /// Extensions for charsets, in order of preference.
     pub charsets: Vec<Box<str>>,
-    /// Whether a client to whom several variants are equally good is told all of them (300); else it gets the first.
+    /// Whether several equally good variants are listed (300); else the first is sent.
     pub list_ties: bool,
-    /// Whether a client that accepts none is told so (406); else it gets one all the same.
+    /// Whether a client that accepts no variant gets a 406; else one is sent anyway.
     pub refuse: bool,
 }
 
-/// Paths that an application answers.
+/// Paths that are served by an application.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AppRule {
-    /// Which paths are its scripts: `/cgi-bin/**`, `*.php`, or `/app`. What follows a script in a path is told to it
-    /// (PATH_INFO).
+    /// The paths of its scripts: `/cgi-bin/**`, `*.php`, or `/app`.
+    /// The rest of a path after a script is passed as PATH_INFO.
     pub pattern: Glob,
-    /// It may do nothing for so long while it is its turn; then 504, or the end of the connection.
+    /// Timeout without progress while the application must act; then 504, or a closed connection.
     pub timeout: Duration,
-    /// Longest body of a request that it is given; a longer one is answered 413.
+    /// Maximum request body; beyond it 413.
     pub max_body_bytes: Bytes,
-    /// Longest response, head included; one that is longer is cut off. `None`: any length.
+    /// Maximum response, including its head; a longer one is cut off. `None`: no limit.
     pub max_response_bytes: Option<Bytes>,
-    /// Its answers are kept where they may be ([`crate::pages`]), for so long if they do not say for how long.
+    /// Cache its responses where allowed ([`crate::pages`]); the lifetime if a response gives none.
     pub cache: Option<Duration>,
 }
 
-/// Header fields for paths that match.
+/// Header fields for matching paths.
 #[derive(Clone, Debug)]
 pub struct HeaderRule {
-    /// Which paths.
+    /// The paths.
     pub pattern: Glob,
-    /// The value of Cache-Control, on replies that carry or confirm a file (200, 206, 304) and on no error.
+    /// The value of Cache-Control, for responses that carry or confirm a file (200, 206, 304), but no errors.
     pub cache_control: Option<Box<str>>,
-    /// Names and values of fields on every reply, errors included.
+    /// Names and values of fields for every response, including errors.
     pub set: Vec<(Box<str>, Box<str>)>,
 }
 
-/// What an entity tag is made of.
+/// The inputs of an entity tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum EtagForm {
-    /// Size, modification and change time to the nanosecond, and inode: changes with every change of the file, even one
-    /// that puts its old times back.
+    /// Size, modification and change time to the nanosecond, and inode: changes
+    /// with every modification of the file, even if its old times are restored.
     #[default]
     Full,
-    /// Size and modification time alone: the same on every host that has the file with its times, behind a balancer.
+    /// Size and modification time only: the same on every host behind a balancer that has the file with its times.
     Portable,
 }
 
-/// File name endings and the media types they stand for.
+/// Media types by file name extension.
 #[derive(Clone)]
 pub struct Types {
-    /// The configuration's own, by ending in lower case without the dot. They go first.
+    /// Configured types, by extension in lower case without the dot. They take precedence.
     pub overrides: Vec<(Box<str>, Box<str>)>,
-    /// The table that everybody knows; passed in because its crate is not this one's business.
+    /// The built-in table, passed in to keep its crate out of this one.
     pub known: fn(&str) -> Option<&'static str>,
     /// The type of all other files.
     pub fallback: Box<str>,
-    /// Added to `text/*` types that name no charset; `None` adds nothing.
+    /// Added to `text/*` types without a charset; `None` adds nothing.
     pub charset: Option<Box<str>>,
 }
 
 impl Types {
-    /// The Content-Type of a file of this name.
+    /// The Content-Type of a file with this name.
     pub fn of(&self, name: &[u8]) -> String {
         let last = name.rsplit(|&b| b == b'/').next().unwrap_or(name);
         let ending = last.iter().rposition(|&b| b == b'.').map(|dot| &last[dot + 1..]);
@@ -250,13 +250,13 @@ impl Types {
         self.with_charset(self.by_ending(&ending).unwrap_or(&self.fallback), None)
     }
 
-    /// The media type that an ending, in lower case, stands for.
+    /// The media type of an extension, in lower case.
     pub fn by_ending(&self, ending: &str) -> Option<&str> {
         let overridden = self.overrides.iter().find(|(name, _)| **name == *ending).map(|(_, kind)| &**kind);
         overridden.or_else(|| (self.known)(ending))
     }
 
-    /// A media type with a charset: the one that is given, else that of texts which name none.
+    /// Adds a charset to a media type: the given one, else the default for text types without one.
     pub fn with_charset(&self, kind: &str, charset: Option<&str>) -> String {
         let charset = charset.or_else(|| self.charset.as_deref().filter(|_| kind.starts_with("text/")));
         match charset {
@@ -282,12 +282,12 @@ pub struct Sites {
     sites: Vec<Site>,
     /// Whether any of them has applications.
     have_apps: bool,
-    /// Whether any of them has folders for which a password is wanted.
+    /// Whether any of them has password-protected folders.
     have_guards: bool,
 }
 
 impl Sites {
-    /// Numbers the sites in their order. `None` for none.
+    /// Numbers the sites in order. `None` if there are none.
     pub fn new(mut sites: Vec<Site>) -> Option<Sites> {
         for (number, site) in sites.iter_mut().enumerate() {
             site.number = u16::try_from(number).ok()?;
@@ -297,7 +297,7 @@ impl Sites {
         (!sites.is_empty()).then_some(Sites { sites, have_apps, have_guards })
     }
 
-    /// Whether any of them has folders for which a password is wanted.
+    /// Whether any of them has password-protected folders.
     pub fn have_guards(&self) -> bool {
         self.have_guards
     }
@@ -317,12 +317,13 @@ impl Sites {
         self.sites.get(usize::from(number))
     }
 
-    /// The site with a number that is one of theirs.
+    /// The site with this number, which must exist.
     pub fn of(&self, number: u16) -> &Site {
         self.get(number).unwrap_or(self.first())
     }
 
-    /// The site that answers to `host` (any case, no port): an exact name, else the longest `*.` pattern, else the first.
+    /// The site for `host` (any case, no port): an exact name, else
+    /// the longest matching `*.` pattern, else the first site.
     pub fn for_host(&self, host: &[u8]) -> &Site {
         if self.sites.len() > 1 {
             let exact = |site: &&Site| site.hosts.iter().any(|name| name.as_bytes().eq_ignore_ascii_case(host));
@@ -383,7 +384,7 @@ mod tests {
         check("x.deep.b.example", 2);
         check("xb.example", 3);
         check("[::1]", 3);
-        // The catch-all wants a name, and a pattern something in place of its star.
+        // The catch-all requires a name, and a pattern something in place of its star.
         check("", 0);
         check(".b.example", 3);
     }

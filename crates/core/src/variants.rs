@@ -1,10 +1,11 @@
-//! Documents that are there in several variants: `page.en.html` and `page.fr.html` for whoever asks for `/page`.
+//! Documents with several variants: `page.en.html` and `page.fr.html` for a request for `/page`.
 //!
-//! Before it, the disk side has found files beside a name that is not there itself, all whose names begin as it does. Here
-//! their names are read: which are variants, what each is, and in which order the site prefers them. After it, `decide` has
-//! the choice made (`http/negotiate`), once for each way of asking: choices are kept ([`NegotiationCache`]).
+//! Before it, the disk side has found that a name does not exist, and which files share its
+//! stem. This module parses their names: which of them are variants, their traits, and the
+//! site's order of preference. After it, `decide` has the choice made (`http/negotiate`),
+//! once per combination of `Accept` fields: choices are cached ([`NegotiationCache`]).
 //!
-//! A name that is there is served as it is, so each variant has an address of its own, which `Content-Location` tells.
+//! A name that exists is served as it is, so each variant has its own URL, which `Content-Location` gives.
 
 use core::hash::{Hash, Hasher};
 
@@ -23,21 +24,21 @@ use crate::site::Site;
 use crate::traits::{Traits, last_segment, split};
 use crate::vary::Vary;
 
-/// Endings behind the stem that are looked at; with more of them a name is no variant's.
+/// Maximum extensions after the stem of a variant's name.
 const ENDINGS_MAX: usize = 5;
 
-/// Files that are looked at for one name: the first ones by name. Each is opened and, if it is small, read.
+/// Maximum files considered for one name: the first ones by name. Each is opened and, if small, read.
 pub const CANDIDATES_MAX: usize = 64;
 
-/// Whether a sibling with this time of modification was made of the file as it is now. In whole seconds: brotli, among others,
-/// gives the sibling the time of the file without the fraction.
+/// Whether a sibling with this modification time was made from the current file. Compares whole seconds: brotli, for
+/// one, copies the time of the file to the sibling without its fraction.
 pub fn is_current(sibling_mtime_ns: i64, mtime_ns: i64) -> bool {
     let seconds = |ns: i64| ns.div_euclid(1_000_000_000);
     seconds(sibling_mtime_ns) >= seconds(mtime_ns)
 }
 
-/// Whether a file of this name may be a variant of what is asked for by another, both without their folder: it has the same
-/// stem, and the endings that are asked for in their order, among others.
+/// Whether a file of this name may be a variant of the requested name, both without their folder: it has the same stem,
+/// and has the requested extensions in their order, among others.
 pub fn stands_for(asked: &[u8], name: &[u8]) -> bool {
     let ((asked_stem, asked), (stem, endings)) = (split(asked), split(name));
     let mut left = endings.iter();
@@ -47,7 +48,7 @@ pub fn stands_for(asked: &[u8], name: &[u8]) -> bool {
         && asked.iter().all(|ending| left.any(|known| known == ending))
 }
 
-/// All names that [`stands_for`] would find this one for: it is asked for by any of them.
+/// Calls `f` with all requested names for which [`stands_for`] accepts this file.
 pub fn each_asked(name: &[u8], mut f: impl FnMut(&[u8])) {
     let (stem, endings) = split(name);
     if endings.is_empty() || endings.len() > ENDINGS_MAX {
@@ -66,42 +67,42 @@ pub fn each_asked(name: &[u8], mut f: impl FnMut(&[u8])) {
 /// The variants of a document.
 #[derive(Debug)]
 pub struct Variants {
-    /// Each as a file of its own; the first is the one that the site likes best. At least one.
+    /// The variants, at least one, in the site's order of preference.
     pub list: Vec<VariantFile>,
-    /// On what a reply depends.
+    /// The request fields on which a response depends.
     pub vary: Vary,
     list_ties: bool,
     refuse: bool,
 }
 
-/// One of them.
+/// One variant.
 #[derive(Debug)]
 pub struct VariantFile {
-    /// The file, without the ending of its coding, in all its codings.
+    /// The file, without the extension of its coding, in all its codings.
     pub resource: Arc<Resource>,
     charset: Option<Box<str>>,
     codings: Vec<Coding>,
 }
 
-/// What becomes of a request for a document in variants.
+/// The result of a negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Negotiated {
-    /// This one is sent.
+    /// Send this variant.
     Variant(usize),
-    /// The client is to choose: 300.
+    /// Let the client choose: 300.
     List,
-    /// None is acceptable: 406.
+    /// No variant is acceptable: 406.
     Refused,
 }
 
 impl Variants {
-    /// Those among these files, found beside what was asked for by `path`; `None` if none of them is one.
+    /// Finds the variants among these files, which were found for the requested `path`; `None` if there are none.
     ///
-    /// A file and the same in other codings are one variant. As with the siblings of any file, a coded one that is older
-    /// than the plain one is passed over.
+    /// A file and its other codings are one variant. As for the siblings of any
+    /// file, a compressed one that is older than the plain one is ignored.
     pub fn of(site: &Site, path: &[u8], files: &[(Arc<[u8]>, FileVersion)]) -> Option<Variants> {
         let rule = site.negotiation(path)?;
-        /// A name without the ending of its coding, and in which codings and states it is there.
+        /// A name without the extension of its coding, and its codings and states.
         type Plain = (Arc<[u8]>, Vec<(Coding, FileVersion)>);
         let mut plain: Vec<Plain> = Vec::new();
         for (name, version) in files {
@@ -114,7 +115,7 @@ impl Variants {
         }
         let mut found: Vec<(VariantFile, Traits)> = Vec::new();
         for (name, mut states) in plain {
-            // For a folder its index file was asked for, in one of several names.
+            // For a folder, the request is for its index file, which may have several names.
             let stood_for = |index: &&[u8]| last_segment(&name) == *index || stands_for(index, last_segment(&name));
             let asked = match path.ends_with(b"/") {
                 true => site.index.iter().map(|index| index.as_bytes()).find(stood_for),
@@ -123,7 +124,7 @@ impl Variants {
             let Some(asked) = asked else { continue };
             let ((_, asked), (_, endings)) = (split(asked), split(last_segment(&name)));
             let Some(traits) = Traits::of(rule, &site.types, &asked, &endings) else { continue };
-            // The plain one first, and the others in the site's order.
+            // The plain file first, then the others in the site's order.
             let place = |coding: Coding| site.precompressed.iter().position(|known| *known == coding);
             states.sort_by_key(|(coding, _)| place(*coding).map_or(0, |at| at + 1));
             if let [(Coding::Identity, version), ..] = states[..] {
@@ -134,8 +135,8 @@ impl Variants {
             found
                 .push((VariantFile { resource: Arc::new(resource), charset: traits.charset.clone(), codings }, traits));
         }
-        // What no client can tell apart is in the order that the site has chosen; then the shortest goes first, and names
-        // decide, so that the order is never that of the folder.
+        // Order for variants that match equally: the site's preferences, then size, then the name, so that the
+        // order never depends on that of the folder.
         let rank = |names: &[Box<str>], which: &Option<Box<str>>| {
             let at = which.as_ref().and_then(|which| names.iter().position(|name| name == which));
             at.unwrap_or(names.len())
@@ -146,7 +147,7 @@ impl Variants {
             (language, charset, size, Arc::clone(&file.resource.name))
         });
         let (_, first) = found.first()?;
-        // One that is refused is so by any field that could have been another.
+        // A 406 depends on every field by which another variant could have been chosen.
         let differ = |same: &dyn Fn(&Traits) -> bool| found.iter().any(|(_, other)| !same(other));
         let has_charset = found.iter().any(|(_, traits)| traits.charset.is_some());
         let has_language = found.iter().any(|(_, traits)| traits.language.is_some());
@@ -159,7 +160,7 @@ impl Variants {
         let list = found
             .into_iter()
             .map(|(mut file, _)| {
-                let resource = Arc::get_mut(&mut file.resource).expect("made here, and nobody has it yet");
+                let resource = Arc::get_mut(&mut file.resource).expect("just created, so not shared yet");
                 resource.vary = vary;
                 file
             })
@@ -167,7 +168,7 @@ impl Variants {
         Some(Variants { list, vary, list_ties: rule.list_ties, refuse: rule.refuse })
     }
 
-    /// Whether both have the same variants in the same state.
+    /// Whether both have the same variants in the same states.
     pub fn is_same_as(&self, other: &Variants) -> bool {
         let mut pairs = self.list.iter().zip(&other.list);
         self.list.len() == other.list.len()
@@ -175,7 +176,7 @@ impl Variants {
             && pairs.all(|(one, other)| one.resource.is_same_as(&other.resource))
     }
 
-    /// What these wishes come to.
+    /// Chooses a variant by these fields.
     fn choose(&self, fields: &AcceptFields<'_>) -> Negotiated {
         let variants: Vec<Variant<'_>> = self
             .list
@@ -187,8 +188,8 @@ impl Variants {
                 codings,
             })
             .collect();
-        // Where none is acceptable and one is sent all the same, the wishes are let go of one by one: a text in another
-        // language is of more use than a picture to whoever wants text.
+        // No variant is acceptable, but one is sent anyway: drop the fields one by one. For a client that wants text, a
+        // text in another language is more useful than a picture.
         let AcceptFields { accept, charset, encoding, .. } = *fields;
         let less = [
             *fields,
@@ -210,25 +211,24 @@ impl Variants {
     }
 }
 
-/// A media type without its parameters.
+/// The media type without its parameters.
 fn essence(traits: &Traits) -> &str {
     traits.media_type.split(';').next().unwrap_or_default().trim_end()
 }
 
-/// Choices that have been made, each under what was compared for it: the fields on which the reply depends, in normal form,
-/// and no others. So whoever asks in the same way, however it is spelled, is not compared again; what was made of other
-/// variants, or of these in another state, is never taken.
+/// Cached choices among variants. The key is the fields on which the response depends, in
+/// normal form, and no others. Equivalent requests, however spelled, share an entry; a
+/// choice among other variants, or among these in another state, is never used.
 ///
-/// This is what Hu, Nanda and Yang left open (section 5.4): their cache of URIs could not hold one that stands for several
-/// files.
+/// Hu, Nanda and Yang left this open (section 5.4): their URI cache could not hold a URI that stands for several files.
 #[derive(Default)]
 pub struct NegotiationCache {
     store: Option<Store<Key, (Arc<Variants>, Negotiated)>>,
-    /// The fields of the request in hand, one behind another, and where each of them is.
+    /// The fields of the current request, concatenated, and their positions.
     fields: Vec<u8>,
 }
 
-/// Variants are known by where they are: whoever holds a choice holds them there.
+/// Variants are identified by their address: each cached choice keeps them alive there.
 #[derive(PartialEq, Eq)]
 struct Key {
     variants: usize,
@@ -256,20 +256,20 @@ impl Hash for Key {
     }
 }
 
-/// Bytes that a choice may weigh on average. Those of browsers are far lighter.
+/// Maximum average weight of an entry in bytes. Those of browsers are far lighter.
 const MEAN_BYTES: u64 = 512;
 
-/// What a choice costs beside its fields.
+/// Bytes of an entry in addition to its fields.
 const OVERHEAD: u64 = 120;
 
 impl NegotiationCache {
-    /// A cache of so many choices; 0 switches it off.
+    /// Creates an empty cache of at most this many choices; 0 disables it.
     pub fn new(entries_max: usize) -> NegotiationCache {
         let store = Store::new(entries_max, (entries_max as u64).saturating_mul(MEAN_BYTES));
         NegotiationCache { store: (entries_max > 0).then_some(store), fields: Vec::new() }
     }
 
-    /// What this request comes to.
+    /// Chooses a variant for this request.
     pub fn choose(&mut self, request: &Request<'_>, variants: &Arc<Variants>) -> Negotiated {
         let asked: [(Vary, &Lines<'_>); 4] = [
             (Vary::ACCEPT, &request.accept),
@@ -279,7 +279,7 @@ impl NegotiationCache {
         ];
         let fields = &mut self.fields;
         fields.clear();
-        // Behind each field a line end, which none of them holds; in front of one that is there a colon.
+        // Each field ends with a line end, which no field contains; a present field starts with a colon.
         let places = asked.map(|(which, lines)| {
             let is_there = variants.vary.has(which) && lines.is_present();
             if is_there {
@@ -308,24 +308,24 @@ impl NegotiationCache {
         chosen
     }
 
-    /// Forgets everything.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         if let Some(store) = &mut self.store {
             store.clear();
         }
     }
 
-    /// Choices held.
+    /// The number of choices.
     pub fn len(&self) -> usize {
         self.store.as_ref().map_or(0, Store::len)
     }
 
-    /// Whether none are.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What has happened so far.
+    /// Counters since the start.
     pub fn counts(&self) -> StoreCounts {
         self.store.as_ref().map_or(StoreCounts::default(), Store::counts)
     }
@@ -381,7 +381,7 @@ mod tests {
         )
     }
 
-    /// The variants of `asked` among these names, in the order of the site, each as its name, type, language and codings.
+    /// The variants of `asked` among these names, in the site's order, each as its name, type, language and codings.
     fn shown(site: &Site, asked: &str, names: &[&str]) -> (Vec<String>, String) {
         let files: Vec<_> = (1..).zip(names).map(|(size, name)| file(name, size, 5)).collect();
         let Some(variants) = Variants::of(site, asked.as_bytes(), &files) else { return Default::default() };
@@ -425,18 +425,18 @@ mod tests {
             let found: Vec<&str> = found.iter().map(|text| &**text).collect();
             assert_eq!((&found[..], &*varies), (expected, vary), "{asked}");
         };
-        // In the order of the site's languages, whatever that of the folder.
+        // In the order of the site's languages, independent of the folder's.
         check(
             "/docs/page",
             &["/docs/page.en.html", "/docs/page.fr.html"],
             &["/docs/page.fr.html text/html,utf-8 fr identity", "/docs/page.en.html text/html,utf-8 en identity"],
             "Accept-Language",
         );
-        // Languages go before media types, whose endings are the same.
+        // Languages take precedence over media types with the same extension.
         check("/docs/page", &["/docs/page.es.html"], &["/docs/page.es.html text/html,utf-8 es identity"], "");
         check("/docs/page", &["/docs/page.js"], &["/docs/page.js text/javascript,utf-8 - identity"], "");
         check("/docs/page", &["/docs/page.html.PT-br"], &["/docs/page.html.PT-br text/html,utf-8 pt-BR identity"], "");
-        // Endings that say nothing, say it twice, or no media type.
+        // Extensions without a meaning, with two of a kind, or without a media type.
         check(
             "/docs/page",
             &["/docs/page.html.bak", "/docs/page.en.fr.html", "/docs/page.en", "/docs/page..html"],
@@ -461,14 +461,14 @@ mod tests {
             &["/docs/page.html text/html,utf-8 - br+gzip"],
             "Accept-Encoding",
         );
-        // The smaller one goes first where nothing else tells them apart.
+        // The smaller one comes first if nothing else distinguishes them.
         check(
             "/docs/page",
             &["/docs/page.pdf", "/docs/page.html"],
             &["/docs/page.pdf application/pdf - identity", "/docs/page.html text/html,utf-8 - identity"],
             "Accept",
         );
-        // Of a folder, those of one index file.
+        // For a folder, the variants of one index file.
         check(
             "/docs/",
             &["/docs/index.en.html", "/docs/index.html.fr", "/docs/other.html"],
@@ -487,7 +487,7 @@ mod tests {
             Variants::of(&site, b"/docs/page", &files).expect("some").list[0].codings.clone()
         };
         assert_eq!(codings(5_000, 5_000), [Coding::Identity, Coding::Gzip]);
-        // Compressors cut the fraction of a second.
+        // Compressors drop the fraction of a second.
         assert_eq!(codings(5_900, 5_000), [Coding::Identity, Coding::Gzip]);
         assert_eq!(codings(6_000, 5_999), [Coding::Identity]);
     }
@@ -517,10 +517,10 @@ mod tests {
         check("Accept-Language:  EN\t\r\n", en, 2, 2);
         check("Accept-Language: en, fr;q=0.5\r\n", en, 2, 3);
         check("Accept-Language: en\r\nAccept-Language: fr ; q=0.5\r\n", en, 3, 3);
-        // Only languages differ, so nothing else is part of what was compared.
+        // Only languages differ, so no other field is part of the key.
         check("Accept: image/png\r\nAccept-Language: en\r\nAccept-Encoding: br\r\nAccept-Charset: x\r\n", en, 4, 3);
         check("Accept-Language:\r\n", fr, 4, 4);
-        // Another state of the files is another question; the order in which they were found is none.
+        // Another state of the files is another key; the order in which they were found does not matter.
         let files = [file("/docs/page.fr.html", 2, 5), file("/docs/page.en.html", 1, 5)];
         let found = Variants::of(&site, b"/docs/page", &files).expect("some");
         assert!(found.is_same_as(&variants));
@@ -548,18 +548,18 @@ mod tests {
             assert_eq!(ask(&mut NegotiationCache::new(0), &variants, fields), expected, "{fields}");
             variants.vary.value()
         };
-        // As the site likes them: fr, en, en.pdf.
+        // The site's order: fr, en, en.pdf.
         let (first, second, third) = (Negotiated::Variant(0), Negotiated::Variant(1), Negotiated::Variant(2));
         check(false, false, "", first);
         check(true, false, "", Negotiated::List);
         check(true, true, "Accept-Language: en\r\nAccept: text/html\r\n", second);
         check(true, true, "Accept-Language: en\r\n", Negotiated::List);
         check(false, true, "Accept-Language: de\r\n", Negotiated::Refused);
-        // The language is let go of first, then the media type.
+        // The language is dropped first, then the media type.
         check(false, false, "Accept-Language: de\r\nAccept: application/pdf\r\n", third);
         check(false, false, "Accept-Language: en\r\nAccept: image/png\r\n", first);
         check(true, false, "Accept-Language: de\r\nAccept: application/pdf\r\n", third);
-        // Whoever may be refused is so by fields in which there is no other choice.
+        // A 406 also depends on fields in which the variants do not differ.
         let alone = [file("/docs/page.en.html", 1, 5)];
         let vary = |refuse: bool| {
             let mut site = self::site();
@@ -590,7 +590,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever changes a file has all names forgotten by which it is reached.
+        /// A change of a file invalidates all names through which it is reached.
         #[test]
         fn name_is_found_under_each_negotiated_spelling(
             asked in "[a-c]{0,2}(\\.[a-c]{0,1}){0,3}",
