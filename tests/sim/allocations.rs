@@ -1,6 +1,6 @@
-//! A request that is answered from the caches allocates nothing: counted, not believed.
+//! Counts allocations: a request served from the caches must not allocate.
 //!
-//! A test program of its own, since the counter takes the place of the allocator in all of it.
+//! A test program of its own, because the counting allocator replaces the global one.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ impl FileHandle for NoFile {
     }
 }
 
-/// A driver with nothing but memory: heads and bodies are copied where a socket would take them.
+/// A driver in memory: heads and bodies are copied where a socket would send them.
 struct Driver {
     shared: SharedState<NoFile>,
     conn: Conn,
@@ -108,7 +108,7 @@ fn cached_request_allocates_nothing() {
     let conditional = format!("If-None-Match: {}\r\n", resource.representations[1].etag);
     let check = |what: &str, bytes: String| {
         let mut driver = Driver::new();
-        // Twice, so that every list has its length and the cache its entries.
+        // Twice, so that all buffers reach their size and the cache has its entries.
         driver.take(bytes.as_bytes());
         driver.take(bytes.as_bytes());
         let counted = allocation_counter::measure(|| (0..1000).for_each(|_| driver.take(bytes.as_bytes())));

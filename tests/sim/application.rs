@@ -1,8 +1,9 @@
-//! Applications that play a part: what one does with a request is written down beforehand, so that a test knows what is to
-//! come of it; when it does it, and in how large pieces, is thrown with dice.
+//! Scripted applications: the behaviour of an application for a request is fixed in advance, so that a test knows the
+//! expected result; its timing and the sizes of its reads and writes are random.
 //!
-//! A request names its part by a number in its query. `world` keeps to the contract as `server/app` does: output is given
-//! only while it is wanted, one that has ended is not spoken to any more, and room is told of when all input was taken.
+//! A request selects its script by a number in its query. `world` keeps the contract
+//! of `server/app`: output is delivered only while it is wanted, an application that
+//! has ended gets no more input, and room is reported once all input has been read.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,35 +14,35 @@ use amped_units::Time;
 
 use crate::seed::{Dice, RngExt};
 
-/// What an application does with one request.
+/// The behaviour of an application for one request.
 #[derive(Clone)]
 pub(crate) struct Play {
-    /// It is not begun, for this reason.
+    /// It is not started, for this reason.
     pub(crate) refused: Option<AppTrouble>,
-    /// It says this,
+    /// It writes this output,
     pub(crate) says: Vec<u8>,
-    /// and behind that what of the body it has taken.
+    /// followed by the part of the body that it has read.
     pub(crate) echoes: bool,
-    /// It takes the body, to its end; else none of it.
+    /// It reads the whole body; otherwise none of it.
     pub(crate) reads: bool,
-    /// How it ends when it has said all that.
+    /// How it ends after its output.
     pub(crate) end: End,
-    /// Longest pause between two of its deeds.
+    /// Maximum pause between two of its actions.
     pub(crate) pause_max: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// By itself.
+    /// By exiting.
     Whole,
     /// By a signal.
     Dies,
-    /// Not at all.
+    /// It does not end.
     Stalls,
 }
 
 impl Play {
-    /// One that takes all of the body, says this and ends.
+    /// An application that reads the whole body, writes this and exits.
     pub(crate) fn says(text: impl Into<Vec<u8>>) -> Play {
         let pause_max = Duration::ZERO;
         Play { refused: None, says: text.into(), echoes: false, reads: true, end: End::Whole, pause_max }
@@ -59,25 +60,25 @@ impl fmt::Debug for Play {
     }
 }
 
-/// Which part a request asks for.
+/// The number of the script that a request selects.
 pub(crate) fn number(work: &AppWork) -> usize {
     let query = work.variables.iter().find(|(name, _)| name == b"QUERY_STRING").map(|(_, value)| &value[..]);
     let text = std::str::from_utf8(query.expect("it is always there")).expect("ASCII");
     text.parse().expect("a number")
 }
 
-/// One at work.
+/// A running application.
 #[derive(Debug)]
 pub(crate) struct Application {
     pub(crate) play: Play,
     pub(crate) ticket: Ticket,
-    /// What of the body it was given and has not taken, and whether that is the last of it.
+    /// The input that it has not read yet, and whether that includes the end of the body.
     pub(crate) input: Vec<u8>,
     pub(crate) input_ended: bool,
-    /// What it has still to say.
+    /// The output that it has not written yet.
     to_say: Vec<u8>,
     is_begun: bool,
-    /// When it does something next.
+    /// When it acts next.
     pub(crate) act_at: Time,
 }
 
@@ -88,12 +89,12 @@ impl Application {
         Application { play, ticket, input, input_ended, to_say, is_begun: false, act_at: now }
     }
 
-    /// Whether what it is given may be taken at once.
+    /// Whether it may read its input at once.
     pub(crate) fn reads_at_once(&self) -> bool {
         self.is_begun && self.play.reads
     }
 
-    /// Takes all that there is of the body.
+    /// Reads all input available.
     pub(crate) fn take_all(&mut self) -> Output<'static> {
         self.take(self.input.len());
         Output::Room
@@ -106,13 +107,13 @@ impl Application {
         }
     }
 
-    /// It has said everything, and nothing can be added any more.
+    /// Whether it has written all output, and no more can be added.
     fn is_done(&self) -> bool {
         let waits = self.play.reads && !(self.input_ended && self.input.is_empty());
         self.to_say.is_empty() && !waits
     }
 
-    /// Whether there is something that it can do.
+    /// Whether it can act.
     pub(crate) fn can_act(&self, wants_output: bool) -> bool {
         let ends = self.is_done() && self.play.end != End::Stalls;
         !self.is_begun
@@ -120,7 +121,7 @@ impl Application {
             || (wants_output && (!self.to_say.is_empty() || ends))
     }
 
-    /// Does something that it can do.
+    /// Performs one possible action.
     pub(crate) fn act<'a>(&mut self, dice: &mut Dice, wants_output: bool, buffer: &'a mut Vec<u8>) -> Output<'a> {
         if !std::mem::replace(&mut self.is_begun, true) {
             return self.play.refused.map_or(Output::Begun, Output::Failed);
@@ -129,7 +130,7 @@ impl Application {
         if self.play.reads && !self.input.is_empty() && !(may_say && dice.random_bool(0.5)) {
             let count = dice.random_range(1..=self.input.len());
             self.take(count);
-            // Part of it taken is nothing that anybody is told of.
+            // A partial read is not reported.
             return if self.input.is_empty() { Output::Room } else { Output::Begun };
         }
         if may_say {

@@ -1,5 +1,5 @@
-//! Applications: whatever one does, and whenever, its client has its reply, or sees that it is not whole, and so do those who
-//! have asked for something else behind it.
+//! Applications: whatever an application does, and whenever, its client gets a response or can detect that it is
+//! truncated, and so do the requests behind it.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use crate::application::{End, Play};
 use crate::seed::{Dice, RngExt, each_seed, one_of};
 use crate::world::{Link, World, site};
 
-/// Longest body of a request that applications take, and most that one may say.
+/// Maximum request body and maximum response of an application.
 const BODY_MAX: usize = 90_000;
 const OUTPUT_MAX: usize = 100_000;
 
-/// Longest body of a request that is thrown away.
+/// Maximum request body that is discarded.
 const DROPPED_MAX: u64 = 20_000;
 
-/// A site with applications, of which some want a password.
+/// A site with applications, some of which require authentication.
 fn apps() -> Site {
     let (body, output) = (Bytes(BODY_MAX as u64), Some(Bytes(OUTPUT_MAX as u64)));
     let rule = |pattern| AppRule {
@@ -45,36 +45,36 @@ fn world(dice: Dice) -> World {
     world
 }
 
-/// The field by which clients know that they need to send a password: the one that the disk takes for good.
+/// The field with the credentials that every guard accepts.
 const PASS: &str = "Authorization: Basic YTpzZWNyZXQ=\r\n";
 
-/// A request, and what is to come of it.
+/// A request and its expected result.
 #[derive(Clone, Debug)]
 struct Wanted {
     bytes: Vec<u8>,
     head_only: bool,
-    /// The reply has one of these statuses.
+    /// The response has one of these statuses.
     statuses: Vec<u16>,
-    /// Its body is this, or the beginning of it if it is cut.
+    /// Its body is this, or a prefix of it if it is cut.
     body: Option<Vec<u8>>,
     is_cut: bool,
-    /// Its end is that of the connection.
+    /// It ends with the connection.
     until_close: bool,
-    /// The connection may end behind it: part of a body was left unread, or is not to be read.
+    /// The connection may close after it: part of a body was not read, or will not be.
     may_end: bool,
-    /// The part that it asks for.
+    /// The script that it selects.
     play: Option<usize>,
-    /// How often that is begun; `None`: others ask for it too.
+    /// How often that is started; `None`: other requests select it too.
     begun: Option<usize>,
 }
 
-/// A head that a script may say, a body behind it, and how long it says that this is.
+/// A script's head, the body after it, and the length that it announces.
 fn answer(number: usize, length: Option<usize>, body: &[u8]) -> Vec<u8> {
     let length = length.map_or(String::new(), |length| format!("Content-Length: {length}\n"));
     [format!("Content-Type: a/b\nX-App: {number}\n{length}\n").as_bytes(), body].concat()
 }
 
-/// A body of a request: the fields that say how long it is, the bytes that are sent, and the data among them.
+/// A request body: its framing fields, the bytes sent, and the data in them.
 fn body(dice: &mut Dice, length: usize) -> (String, Vec<u8>, Vec<u8>) {
     let data: Vec<u8> = "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n".bytes().cycle().take(length).collect();
     let expect = one_of(dice, &["", "", "Expect: 100-continue\r\n"]);
@@ -91,7 +91,7 @@ fn body(dice: &mut Dice, length: usize) -> (String, Vec<u8>, Vec<u8>) {
     (format!("{expect}Transfer-Encoding: chunked\r\n"), chunked, data)
 }
 
-/// A request for a file, which comes behind those for applications.
+/// A request for a file, sent after those for applications.
 fn of_file() -> Wanted {
     Wanted {
         bytes: b"GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
@@ -106,7 +106,7 @@ fn of_file() -> Wanted {
     }
 }
 
-/// A request that an application is to answer, with the part that it plays.
+/// A request to an application, with its script.
 fn of_app(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
     let number = plays.len();
     let size = [0, 1, 100, 5_000, 40_000][dice.random_range(0..5)];
@@ -121,7 +121,7 @@ fn of_app(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
     let mut play = Play { pause_max, ..Play::says(answer(number, length, &text)) };
     let mut wanted = Wanted { body: Some(text.clone()), play: Some(number), begun: Some(1), head_only, ..of_file() };
     let (mut pass, mut path) = ("", "/app");
-    // As many bytes as an answer has before its body.
+    // As many bytes as precede the body of a response.
     let head = answer(number, length, b"").len();
     match dice.random_range(0..16) {
         0 => {
@@ -136,7 +136,7 @@ fn of_app(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
             );
             (wanted.statuses, wanted.body, wanted.may_end) = (vec![503, 404, 403, 502], None, has_body);
         }
-        // It ends, or is ended, before its answer is complete.
+        // It exits, or is killed, before its response is complete.
         1 => {
             let count = dice.random_range(0..play.says.len());
             play.says.truncate(count);
@@ -146,13 +146,13 @@ fn of_app(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
                 let status = if play.end == End::Stalls { 504 } else { 502 };
                 (wanted.statuses, wanted.body) = (vec![status], None);
             } else if play.end == End::Whole && length.is_none() {
-                // Nobody can know that it had more to say.
+                // The truncation cannot be detected.
                 wanted.body = Some(text[..count - head].to_vec());
             } else {
                 wanted.is_cut = true;
             }
         }
-        // It says more than it has announced, or nothing that is an answer.
+        // It writes more than it announced, or something that is not a response.
         2 => {
             play.says = answer(number, Some(text.len()), &[&text[..], b" and more"].concat());
         }
@@ -162,7 +162,7 @@ fn of_app(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
             play.says = one_of(dice, &bad).into();
             (wanted.statuses, wanted.body, wanted.may_end) = (vec![502], None, has_body);
         }
-        // It takes nothing of the body.
+        // It reads none of the body.
         4 => {
             play.reads = false;
             wanted.may_end = has_body;
@@ -172,7 +172,7 @@ fn of_app(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
             play.echoes = true;
             wanted.body = Some(data.clone());
         }
-        // It leads elsewhere.
+        // It requests a local redirect.
         6 => {
             play.says = b"Location: /a.html\n\nand more".to_vec();
             (wanted.body, wanted.may_end) = (Some(b"a file".to_vec()), has_body);
@@ -181,7 +181,7 @@ fn of_app(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
             play.says = format!("Location: /app?{number}\n\n").into_bytes();
             (wanted.statuses, wanted.body, wanted.may_end, wanted.begun) = (vec![502], None, has_body, Some(11));
         }
-        // It says more than it may.
+        // It exceeds its output limit.
         8 => {
             let much = vec![b'm'; OUTPUT_MAX + 1];
             play.says = answer(number, None, &much);
@@ -208,13 +208,13 @@ fn of_app(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
         _ => {}
     }
     if head_only {
-        // Whatever comes behind its head is for nobody.
+        // Output after its head is dropped.
         wanted.is_cut = false;
         wanted.body = wanted.body.map(|_| Vec::new());
     }
     let method = if head_only { "HEAD" } else { one_of(dice, &["GET", "POST", "PUT"]) };
     let version = if is_old { "1.0" } else { "1.1" };
-    // The last version but one knows no chunks, and nobody waits to be asked.
+    // HTTP/1.0 has no chunks, and no 100 (Continue).
     let fields = if is_old && has_body { format!("Content-Length: {}\r\n", data.len()) } else { fields };
     let sent = if is_old { data } else { sent };
     wanted.may_end |= is_old;
@@ -229,7 +229,7 @@ fn requests(dice: &mut Dice, plays: &mut Vec<Play>, count: usize) -> Vec<Wanted>
     (0..count).map(|_| if dice.random_bool(0.3) { of_file() } else { of_app(dice, plays) }).collect()
 }
 
-/// Checks the replies of a connection. `left`: its client has closed its side behind the last request.
+/// Checks the responses of a connection. `left`: its client has closed its side after the last request.
 fn check(world: &World, n: usize, requests: &[Wanted], left: bool) {
     let session = &world.sessions[n];
     let heads: Vec<bool> = requests.iter().map(|wanted| wanted.head_only).collect();
@@ -260,13 +260,14 @@ fn check(world: &World, n: usize, requests: &[Wanted], left: bool) {
     }
     if let Some(missing) = requests.get(responses.len()) {
         let last = responses.len().checked_sub(1).map(|at| (&requests[at], &responses[at]));
-        // A reset may overtake the head of what it cuts.
+        // A reset may overtake the head of the response that it cuts.
         let is_end = (missing.is_cut && session.broken)
             || last.is_some_and(|(wanted, response)| wanted.may_end || response.closes() || !response.complete);
         let told = last.map(|(wanted, response)| {
             (wanted.play.map(|number| &world.plays[number]), wanted.head_only, response.status, &response.fields)
         });
-        // Whoever closes his side while an application is at it has left, also when it has said all that its client reads.
+        // A client that closes its side while an application is running
+        // counts as gone, even if it reads all of the output.
         let is_app = missing.play.is_some() || last.is_some_and(|(wanted, _)| wanted.play.is_some());
         assert!(is_end || (left && is_app), "no reply to request {} behind {told:?}", responses.len());
     } else if !left {
@@ -279,7 +280,7 @@ fn check(world: &World, n: usize, requests: &[Wanted], left: bool) {
     }
 }
 
-/// Clients with requests of all kinds, at random.
+/// Clients with random requests of all kinds.
 fn muddle(dice: Dice, interrupted: bool) {
     let mut world = world(dice);
     let mut dice = world.dice.clone();
@@ -294,7 +295,7 @@ fn muddle(dice: Dice, interrupted: bool) {
     play_out(world, dice, all, interrupted);
 }
 
-/// A client for each of these lists, until all connections are closed: the replies are as they are to be.
+/// One client per list, until all connections are closed: all responses must be as expected.
 fn play_out(mut world: World, mut dice: Dice, all: Vec<Vec<Wanted>>, interrupted: bool) {
     for requests in &all {
         let link = Link::random(&mut dice);
@@ -313,7 +314,7 @@ fn play_out(mut world: World, mut dice: Dice, all: Vec<Vec<Wanted>>, interrupted
     assert!(world.makings.is_empty(), "somebody waits for nobody: {:?}", world.makings);
 }
 
-/// A page that many ask for, and what is to come of it: one that is kept, or an application that does not do so well.
+/// A page that many clients request, and its expected result: cacheable, or from an application that fails in some way.
 fn page(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
     let number = plays.len();
     let text: Vec<u8> = format!("page {number} ").bytes().cycle().take(dice.random_range(100..60_000)).collect();
@@ -327,7 +328,7 @@ fn page(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
             play.refused = Some(AppTrouble::Busy);
             (wanted.statuses, wanted.body) = (vec![503], None);
         }
-        // It ends, or is ended, before its answer is complete.
+        // It exits, or is killed, before its response is complete.
         1 => {
             play.says.truncate(dice.random_range(0..head));
             play.end = [End::Whole, End::Dies, End::Stalls][dice.random_range(0..3)];
@@ -345,10 +346,10 @@ fn page(dice: &mut Dice, plays: &mut Vec<Play>) -> Wanted {
     wanted
 }
 
-/// The same, asked for by one of many.
+/// The page, requested by one of many clients.
 fn asked_for(dice: &mut Dice, page: &Wanted) -> Wanted {
     let number = page.play.expect("an application's");
-    // What may be in the answer for one alone is made for him alone.
+    // A response that may be private is generated for its client alone.
     let fields = one_of(dice, &["", "", "", "Cookie: a=b\r\n", PASS]);
     let head_only = dice.random_bool(0.1);
     let method = if head_only { "HEAD" } else { "GET" };
@@ -357,7 +358,7 @@ fn asked_for(dice: &mut Dice, page: &Wanted) -> Wanted {
     Wanted { bytes, head_only, body, is_cut: page.is_cut && !head_only, ..page.clone() }
 }
 
-/// Clients that ask for the same few pages, all at once.
+/// Clients that request the same few pages at the same time.
 fn crowd(dice: Dice, interrupted: bool) {
     let mut world = world(dice);
     let mut dice = world.dice.clone();
@@ -408,7 +409,7 @@ fn concurrent_requests_share_one_application_request() {
     });
 }
 
-/// What may happen at any moment: the server is told to stop, has another configuration, loses a client, or one takes nothing.
+/// Events that may occur at any time: the server stops or is reconfigured, a client disconnects or stops reading.
 fn interrupt(world: &mut World, dice: &mut Dice) {
     for n in 0..world.sessions.len() {
         let when = Time::from_millis(dice.random_range(0..300));
@@ -445,7 +446,8 @@ fn interrupted_requests_leave_no_application_running() {
     each_seed(60, |dice| muddle(dice, true));
 }
 
-/// A client that sends a byte a second, to an application that takes the body as it comes or has taken its answer in part.
+/// A client that sends one byte per second, to an application that
+/// reads the body as it arrives or has sent part of its response.
 #[test]
 fn slow_body_for_application_times_out() {
     each_seed(10, |mut dice| {
@@ -478,8 +480,8 @@ fn body_at_minimum_rate_reaches_application() {
     });
 }
 
-/// The reply comes though the client is still sending, and it has the time to read it. The application has said nothing so far:
-/// the driver gives it no body of unknown length before that is whole.
+/// The response arrives while the client is still sending, and the client has time to read it. The application has not
+/// written anything: the driver passes a body of unknown length on only once it is complete.
 #[test]
 fn oversized_body_is_refused_and_drained() {
     each_seed(20, |mut dice| {
@@ -501,7 +503,7 @@ fn oversized_body_is_refused_and_drained() {
         assert_eq!(world.logged.len(), 1);
         assert!(world.logged[0].starts_with("/app: 413, the request body exceeds 90"), "{:?}", world.logged);
         let half_closed = world.sessions[n].half_closed.expect("our side is closed");
-        // One that never ends is not read for ever.
+        // An endless body is not read forever.
         for _ in 0..40 {
             world.send(n, "x");
             world.pass(Duration::from_secs(1));
@@ -511,7 +513,7 @@ fn oversized_body_is_refused_and_drained() {
     });
 }
 
-/// Its head is all that this client wants, and an application that does not come to its end behind it is given up.
+/// This client wants only the head; an application that does not end after it is killed.
 #[test]
 fn application_stalled_after_header_keeps_connection_open() {
     each_seed(10, |dice| {
@@ -525,7 +527,8 @@ fn application_stalled_after_header_keeps_connection_open() {
     });
 }
 
-/// A password is verified first, however long that takes: of the body no more is taken than a client may send ahead.
+/// The password is verified first, however long that takes: meanwhile
+/// no more of the body is read than a client may send ahead.
 #[test]
 fn body_waits_for_authentication() {
     each_seed(10, |mut dice| {
@@ -556,7 +559,7 @@ fn body_waits_for_authentication() {
         if good {
             assert_eq!((&statuses[..], &responses[0].body), (&[200, 200][..], &data));
         } else {
-            // So much is not thrown away: the connection ends, and nothing in the body is read as a request.
+            // Too long to discard: the connection closes, and no part of the body is parsed as a request.
             assert_eq!(statuses, [401]);
             assert!(responses[0].closes() && world.sessions[n].half_closed.is_some());
         }

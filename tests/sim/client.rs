@@ -1,18 +1,19 @@
-//! A strict client: reads the bytes of replies and refuses whatever RFC 9110 and 9112 do not let a server send.
+//! A strict client: parses responses and rejects whatever RFC 9110 and 9112 forbid a server to send.
 //!
-//! It knows which requests were HEAD, because a reply's length depends on that (RFC 9112, 6.3), and nothing else.
+//! It knows which requests were HEAD, because the length of a
+//! response depends on that (RFC 9112, 6.3), and nothing else.
 
 use amped_http::date;
 
-/// A reply as it was read.
+/// A response as received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) fields: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
-    /// Whether the whole body came. Only the last reply of a connection that has ended may be cut.
+    /// Whether the whole body arrived. Only the last response of a closed connection may be cut.
     pub(crate) complete: bool,
-    /// Where it ends in the stream.
+    /// Its end offset in the stream.
     pub(crate) end: usize,
 }
 
@@ -21,7 +22,7 @@ impl Response {
         self.fields.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
-    /// Whether it says that it is the last.
+    /// Whether it announces that it is the last.
     pub(crate) fn closes(&self) -> bool {
         self.field("Connection").is_some_and(|value| value.eq_ignore_ascii_case("close"))
     }
@@ -31,11 +32,11 @@ impl Response {
     }
 }
 
-/// Reads all replies in `bytes`. `head_only`: for each request in order, whether it was HEAD. `ended`: whether the
-/// connection has ended, so that a reply may have been cut off. Interim replies (1xx) are among them.
+/// Parses all responses in `bytes`, including interim ones (1xx). `head_only`: for each request in order, whether it
+/// was HEAD. `ended`: whether the connection has closed, so that a response may be cut.
 ///
 /// # Panics
-/// For anything that is not as it should be.
+/// If the bytes violate the protocol.
 pub(crate) fn read_all(bytes: &[u8], head_only: &[bool], ended: bool) -> Vec<Response> {
     let mut responses: Vec<Response> = Vec::new();
     let mut at = 0;
@@ -68,7 +69,7 @@ fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
     let head = std::str::from_utf8(&bytes[start..start + length]).expect("a head of ours is ASCII");
     let mut lines = head[..length - 4].split("\r\n");
     let status_line = lines.next().expect("split gives one at least");
-    // RFC 9112, 4: the space behind the code stays even when no phrase follows.
+    // RFC 9112, 4: the space after the code is required even without a phrase.
     let rest = status_line.strip_prefix("HTTP/1.1 ").unwrap_or_else(|| panic!("no status line: {status_line:?}"));
     let (code, phrase) = rest.split_once(' ').expect("a space behind the status");
     assert!(code.len() == 3 && code.bytes().all(|b| b.is_ascii_digit()), "status {code:?}");
@@ -96,7 +97,7 @@ fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
     if let Some(connection) = response.field("Connection") {
         assert!(["close", "keep-alive"].contains(&connection), "{connection}");
     }
-    // Only an application does not know beforehand how much it will say.
+    // Only an application may not know its length in advance.
     let is_app = response.field("X-App").is_some();
     if let Some(coding) = response.field("Transfer-Encoding") {
         assert!(coding == "chunked" && is_app && !head_only, "every length is known here");
@@ -107,7 +108,7 @@ fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
         response.body = body;
         return Some(response);
     }
-    // RFC 9110, 15: what each status must bring.
+    // RFC 9110, 15: the required fields of each status.
     let must = match status {
         206 if !response.field("Content-Type").is_some_and(|kind| kind.starts_with("multipart/byteranges")) => {
             &["Content-Range", "ETag"][..]
@@ -134,7 +135,7 @@ fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
         }
         (304, _) => 0,
         (_, None) if is_app && head_only => 0,
-        // Up to the end of the connection, for clients that know no chunks.
+        // Until close, for clients that do not support chunks.
         (_, None) if is_app && response.closes() => usize::MAX,
         (_, None) => panic!("no length: {response:?}"),
         (_, Some(_)) if head_only => 0,
@@ -147,7 +148,7 @@ fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
     Some(response)
 }
 
-/// The data of chunks, and how long they are with their framing, if the last one is there.
+/// The data of the chunks, and their length including framing, if the last one has arrived.
 fn read_chunks(bytes: &[u8]) -> (Vec<u8>, Option<usize>) {
     let (mut data, mut at) = (Vec::new(), 0);
     loop {
@@ -171,7 +172,7 @@ fn read_chunks(bytes: &[u8]) -> (Vec<u8>, Option<usize>) {
     }
 }
 
-/// Bytes as a person wants to see them in a failure.
+/// Formats bytes for a failure message.
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..bytes.len().min(400)]).into_owned()
 }

@@ -1,4 +1,4 @@
-//! Endings: Connection: close, half closes, a server that stops, a configuration that changes, a body that is not wanted.
+//! Endings: Connection: close, half closes, shutdown, reconfiguration, unwanted bodies.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ fn bytes_after_last_request_do_not_affect_responses() {
         {
             let mut world = World::new(dice.clone());
             world.files.replace(world.now, "/big.bin", vec![1; 300_000]);
-            // At once, or in the midst of the reply: to close on unread bytes would be a reset (RFC 9112, 9.6).
+            // At once, or during the response: closing with unread bytes would be a reset (RFC 9112, 9.6).
             let at_once = dice.random_bool(0.5);
             let n = world.connect(Link::WHOLE, if at_once { format!("{request}{GET}") } else { request.to_owned() });
             if !at_once {
@@ -55,7 +55,7 @@ fn bytes_after_last_request_do_not_affect_responses() {
             let session = &world.sessions[n];
             assert_eq!(session.statuses(), [200]);
             assert!(!at_once || session.half_closed.is_some(), "it was closed at once");
-            // Who sends nothing more costs no second call.
+            // A client that sends nothing more costs no second call.
             let n = world.connect(Link::WHOLE, request);
             world.settle();
             let session = &world.sessions[n];
@@ -72,7 +72,7 @@ fn late_disk_results_of_dropped_connection_are_ignored() {
         world.disk.late = 1.0;
         let n = world.connect(Link::WHOLE, GET);
         world.pass(Duration::from_nanos(0));
-        // The driver found the connection broken, and drops it; its tickets come up all the same.
+        // The driver found the connection broken, and drops it; results with its tickets still arrive.
         let now = world.now;
         world.sessions[n].conn = amped_core::http1::Conn::new(now);
         world.sessions[n].closed = Some(now);
@@ -169,7 +169,7 @@ fn expect_100_continue_gets_100() {
         world.send(n, "12345");
         world.settle();
         assert_eq!(world.sessions[n].statuses(), [100, 200]);
-        // With the body there already there is nothing to ask for.
+        // If the body has arrived already, no 100 (Continue) is needed.
         world.send(n, "GET /a.html HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n12345");
         world.settle();
         assert_eq!(world.sessions[n].statuses(), [100, 200, 200]);
@@ -185,7 +185,7 @@ fn half_closed_connection_gets_pending_responses() {
         world.files.replace(world.now, "/big.bin", vec![1; 90_000]);
         world.disk.late = 0.5;
         let big = "GET /big.bin HTTP/1.1\r\nHost: a\r\n\r\n";
-        // What the client began and did not end, it does not want.
+        // A client that cut its request short does not want the response.
         let rest =
             ["", "GET /a.h", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n123"][dice.random_range(0..3)];
         let link = Link { write_max: 30_000, pause_max: Duration::from_millis(1), ..Link::WHOLE };
@@ -197,7 +197,7 @@ fn half_closed_connection_gets_pending_responses() {
     });
 }
 
-/// Whether the body comes after a refusal is not known, so that what comes must never be read as a request.
+/// Whether a body follows an error response is unknown, so following bytes must never be parsed as a request.
 #[test]
 fn request_refused_before_body_gets_one_response() {
     each_seed(20, |mut dice| {
@@ -226,7 +226,7 @@ fn request_refused_before_body_gets_one_response() {
 
 #[test]
 fn connection_closed_by_server_is_drained() {
-    // RFC 9112, 9.6: closing while the client is still sending resets the connection, and may take the last reply with it.
+    // RFC 9112, 9.6: closing while the client is still sending resets the connection, and may lose the last response.
     each_seed(5, |dice| {
         let limits = Limits { max_requests: 2, ..Limits::default() };
         let mut world = World::with(dice, vec![site()], limits, Budgets::default());

@@ -1,5 +1,5 @@
-//! Exchanges alone, side by side: a protocol that carries them all on one connection, answers that come in any order, and
-//! requests that are cancelled.
+//! Exchanges without connections: a protocol that carries many on one
+//! connection, results that arrive in any order, and cancelled requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ use crate::world::site;
 
 const LIMITS: HeadLimits = HeadLimits { request_line: 10_000, head: 10_000, fields: 100 };
 
-/// What has come of one request, as a protocol of many streams sees it.
+/// The state of one request, as seen by a multiplexed protocol.
 #[derive(Default)]
 struct Stream {
     next_ticket: u32,
@@ -125,24 +125,24 @@ impl Protocol<FakeFile> for Stream {
     }
 }
 
-/// What somebody still has to say to an exchange.
+/// A pending input of an exchange.
 enum Due {
-    /// The disk's answer.
+    /// A result of the disk.
     Disk(Ticket, Work),
-    /// More of the request's body.
+    /// More of the request body.
     Upload,
-    /// An application has taken what it was given.
+    /// An application has read its input.
     Room(Ticket),
-    /// More of an application's answer.
+    /// More output of an application.
     App(Ticket),
 }
 
 struct Carried {
     stream: Stream,
     exchange: Option<Exchange>,
-    /// The body of the request that has not been given yet.
+    /// The part of the request body that was not delivered yet.
     upload: Vec<u8>,
-    /// What the application has been given, and what it is still to say once it has all of it.
+    /// The input of the application, and its output once it has all of it.
     given: Vec<u8>,
     answer: Option<Vec<u8>>,
     has_left: bool,
@@ -167,7 +167,7 @@ impl Streams {
         Streams { dice, shared, files, all: Vec::new() }
     }
 
-    /// Begins an exchange; `upload` is the body of the request.
+    /// Begins an exchange; `upload` is the request body.
     fn begin(&mut self, head: &[u8], upload: Vec<u8>) -> usize {
         let (request, length) = request::parse(head, &LIMITS).expect("good").expect("whole");
         assert_eq!(length, head.len());
@@ -206,7 +206,7 @@ impl Streams {
         self.after(n, actions);
     }
 
-    /// Does what an exchange says, later.
+    /// Performs an action of an exchange, possibly later.
     fn after(&mut self, n: usize, actions: Vec<Action<FakeFile>>) {
         let carried = &mut self.all[n];
         for action in actions {
@@ -238,7 +238,7 @@ impl Streams {
         }
     }
 
-    /// One of the things that are due happens to one of the streams. Whether any was due.
+    /// Delivers one pending input to one of the streams. Returns whether there was one.
     fn go_on(&mut self) -> bool {
         let ready: Vec<usize> = (0..self.all.len()).filter(|&n| !self.all[n].due.is_empty()).collect();
         if ready.is_empty() {
@@ -272,7 +272,7 @@ impl Streams {
         true
     }
 
-    /// An application that says what it was given.
+    /// An application that echoes its input.
     fn app_says_more(&mut self, n: usize, ticket: Ticket) {
         let carried = &mut self.all[n];
         let whole = [&b"Content-Type: text/plain\r\n\r\n"[..], &carried.given].concat();
@@ -287,7 +287,7 @@ impl Streams {
         self.tell(n, |exchange, cx, stream| exchange.take_output(cx, (ticket, Output::Bytes(&piece)), stream));
     }
 
-    /// The client wants this one no more.
+    /// The client cancels the request.
     fn cancel(&mut self, n: usize) {
         let mut actions = Vec::new();
         let cx = &mut Context { now: Time::START, shared: &mut self.shared, actions: &mut actions };

@@ -1,8 +1,8 @@
-//! A file system in memory that remembers its past, so that a test can ask what a name meant during a request.
+//! A file system in memory with a history, so that a test can ask which file a name referred to during a request.
 //!
-//! A file that is replaced gets a new inode, and who has the old one open reads the old bytes. A file that is changed in
-//! place keeps its inode, and who has it open reads what it holds now: [`FakeFile`] is such a descriptor.
-//! Unlike a real one, its times are as fine as its changes: two states never look alike.
+//! A file that is replaced gets a new inode, and a descriptor of the old one reads the old bytes. A file that is
+//! changed in place keeps its inode, and a descriptor reads its current bytes: [`FakeFile`] is such a descriptor.
+//! Unlike in a real file system, timestamps distinguish all changes: two states never look alike.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,10 +15,10 @@ use amped_core::listing::{self, Listing};
 use amped_http::negotiate::Coding;
 use amped_units::Time;
 
-/// The moment at which the simulation starts, seconds since 1970.
+/// The start of the simulation, seconds since 1970.
 pub(crate) const WALL_START: i64 = 1_795_219_200;
 
-/// What a path meant from some moment on.
+/// The meaning of a path from some time on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Absent,
@@ -63,7 +63,7 @@ impl Inode {
 pub(crate) struct FakeFile(Rc<Inode>);
 
 impl FakeFile {
-    /// What it holds now in this range; `None` where it has become too short.
+    /// The current bytes in this range; `None` if the file has become too short.
     pub(crate) fn read(&self, range: Range<u64>) -> Option<Vec<u8>> {
         self.0.bytes.borrow().get(range.start as usize..range.end as usize).map(<[u8]>::to_vec)
     }
@@ -87,13 +87,13 @@ enum Node {
 pub(crate) struct Files {
     nodes: BTreeMap<String, Node>,
     past: BTreeMap<String, Vec<(Time, State)>>,
-    /// When names in a folder came or went last.
+    /// When names in a folder were last added or removed.
     folders: BTreeMap<String, i64>,
     changes: u64,
 }
 
 impl Files {
-    /// Makes a file, or puts a new one in the place of the old, as `mv` does.
+    /// Creates a file, or replaces one, as `mv` does.
     pub(crate) fn replace(&mut self, now: Time, path: &str, bytes: impl Into<Vec<u8>>) {
         self.changes += 1;
         let bytes = Rc::new(bytes.into());
@@ -116,30 +116,30 @@ impl Files {
         self.note(now, path, State::File(bytes));
     }
 
-    /// Cuts a file short in place.
+    /// Truncates a file in place.
     pub(crate) fn truncate(&mut self, now: Time, path: &str, length: usize) {
         self.change(now, path, |old| Rc::new(old[..length.min(old.len())].to_vec()));
     }
 
-    /// Adds to a file in place.
+    /// Appends to a file in place.
     pub(crate) fn append(&mut self, now: Time, path: &str, more: &[u8]) {
         self.change(now, path, |old| Rc::new([old, more].concat()));
     }
 
-    /// Takes a name away.
+    /// Removes a name.
     pub(crate) fn delete(&mut self, now: Time, path: &str) {
         self.nodes.remove(path);
         self.touch_folder(now, path);
         self.note(now, path, State::Absent);
     }
 
-    /// Puts something there that may not be read.
+    /// Creates an unreadable file.
     pub(crate) fn forbid(&mut self, now: Time, path: &str) {
         self.nodes.insert(path.into(), Node::Forbidden);
         self.note(now, path, State::Forbidden);
     }
 
-    /// Makes a directory; its path has no final slash.
+    /// Creates a directory; its path has no final slash.
     pub(crate) fn directory(&mut self, now: Time, path: &str) {
         self.nodes.insert(path.into(), Node::Directory);
         self.touch_folder(now, path);
@@ -157,7 +157,7 @@ impl Files {
         FileVersion { device: 1, inode: 0, size: 0, mtime_ns: at, ctime_ns: at, is_changing: false, is_unpacked: false }
     }
 
-    /// What a path holds now.
+    /// The current meaning of a path.
     pub(crate) fn bytes(&self, path: &str) -> Option<Rc<Vec<u8>>> {
         match self.nodes.get(path) {
             Some(Node::File(inode)) => Some(Rc::clone(&inode.bytes.borrow())),
@@ -169,7 +169,7 @@ impl Files {
         self.past.entry(path.into()).or_default().push((now, state));
     }
 
-    /// All that a path meant at some moment between two.
+    /// All meanings of a path between two times.
     pub(crate) fn states(&self, path: &str, from: Time, to: Time) -> Vec<State> {
         let past = self.past.get(path).map_or(&[][..], Vec::as_slice);
         let before =

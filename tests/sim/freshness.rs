@@ -1,4 +1,4 @@
-//! Freshness: for how long what was learnt from the disk is believed, and what happens while it is being asked again.
+//! Freshness: how long results of disk lookups are used, and what happens during revalidation.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::world::{Link, World, site};
 
 const GET: &str = "GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n";
 
-/// A world with one file, which believes for a second and serves what is stale for ten.
+/// A world with one file, which revalidates after one second and serves stale entries up to ten.
 fn world(dice: Dice) -> World {
     let mut world = World::new(dice);
     world.files.replace(world.now, "/a.html", "old");
@@ -73,7 +73,7 @@ fn cached_name_requests_only_content() {
             let missing = |work: &Work| matches!(work, Work::Name(work) if work.missing.is_some());
             assert_eq!(world.disk.asked.last().map(missing), Some(round > 0), "{round}");
             if !replaced && dice.random_bool(0.2) {
-                // What is missing is not there any more: the name is looked up instead.
+                // The missing content no longer exists: the name is looked up instead.
                 world.files.replace(world.now, "/a.html", "new");
                 replaced = true;
             }
@@ -126,7 +126,7 @@ fn negative_entry_lives_as_long_as_positive() {
         world.pass(Duration::from_millis(dice.random_range(0..999)));
         assert_eq!(world.ask(n, get).status, 404);
         world.pass(Duration::from_millis(1000));
-        // Not from what is stale either: to say 404 of a file that is there is worse than to wait.
+        // Nor from a stale entry: a 404 for a file that exists is worse than a wait.
         world.disk.late = 1.0;
         assert_eq!(world.ask(n, get).body, b"here");
     });
@@ -211,7 +211,7 @@ fn missing_error_page_is_looked_up_once() {
         for _ in 0..10 {
             assert_eq!(world.ask(n, "GET /missing HTTP/1.1\r\nHost: a\r\n\r\n").status, 404);
         }
-        // The name and the page, once; and once more if a second has passed meanwhile.
+        // The name and the page, once; and once more if a second has passed.
         let questions = world.shared.counts.disk_questions;
         assert!(questions <= 4, "{questions} questions");
     });
@@ -309,7 +309,7 @@ fn listing_is_cached_until_directory_changes() {
         assert_eq!(world.ask(n, "GET /list HTTP/1.1\r\nHost: a\r\n\r\n").field("Location"), Some("/list/"));
         assert_eq!(lists(&world), 2);
         world.files.replace(world.now, "/list/b.txt", "b");
-        // As with a file, whoever asks while the disk is asked may see what was there before.
+        // As for a file, a request during the lookup may get the earlier state.
         let shows = |world: &mut World| {
             world.pass(Duration::from_secs(1));
             world.ask(n, "GET /list/ HTTP/1.1\r\nHost: a\r\n\r\n");
@@ -327,7 +327,7 @@ fn listing_is_cached_until_directory_changes() {
     });
 }
 
-/// A client that has asked for a name whose entry is five seconds old, and a disk that says nothing.
+/// A client that has requested a name whose entry is five seconds old, and a disk that does not respond.
 fn waiting_with_an_entry_past_its_time(dice: Dice) -> (World, usize) {
     let mut world = world(dice);
     let n = world.connect(Link::WHOLE, "");

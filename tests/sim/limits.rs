@@ -1,4 +1,4 @@
-//! Limits: what a client may cost, each checked on both sides of its edge, and no deadline before its time.
+//! Limits on clients, each tested on both sides of its edge, and no deadline before its time.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn world(dice: Dice, limits: Limits) -> World {
     world
 }
 
-/// Seconds until this connection is closed or has answered, whichever comes first.
+/// Seconds until this connection is closed or has a response, whichever comes first.
 fn seconds(from: Time, world: &World, n: usize) -> f64 {
     let session = &world.sessions[n];
     let until = session.closed.into_iter().chain(session.half_closed).min().expect("it has ended");
@@ -174,7 +174,7 @@ fn size_limits_return_their_statuses() {
         check(request(50, 200, 6), 431);
         check(format!("GET /{}", "x".repeat(10_000)), 414);
         check(format!("GET / HTTP/1.1\r\nA: {}", "x".repeat(10_000)), 431);
-        // What is too long is so however its lines end.
+        // The length limits apply whatever the line ends are.
         check(format!("GET /{}\n", "x".repeat(200)), 414);
         check(format!("GET / HTTP/1.1\r\nA: {}\n", "x".repeat(400)), 431);
         let post = |length: usize| {

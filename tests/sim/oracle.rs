@@ -1,7 +1,7 @@
-//! Requests, and which replies to them are right: the oracle.
+//! The oracle: generates requests, and decides which responses to them are correct.
 //!
-//! It knows the past of the file system, and from when to when a request was answered, but nothing of caches: whatever a
-//! name meant at some moment in between may be said of it, and nothing else.
+//! It knows the history of the file system, and when a request was sent and answered, but nothing of caches: a response
+//! may reflect any state of a name during that period, and no other.
 
 use std::rc::Rc;
 
@@ -23,16 +23,16 @@ pub(crate) struct Asked {
 
 #[derive(Clone, Debug)]
 enum What {
-    /// A file: its path, and which statuses its fields allow beside those of a plain GET.
+    /// A file: its path, and the statuses that its fields allow besides those of a plain GET.
     Name { path: String, may: Vec<u16> },
-    /// One of these statuses, whatever the files are.
+    /// One of these statuses, independent of files.
     Fixed(Vec<u16>),
 }
 
-/// Sizes of which the larger ones do not stay in memory.
+/// File sizes, of which the larger ones are not cached in memory.
 const SIZES: &[usize] = &[0, 1, 100, 5_000, 32 * 1024, 32 * 1024 + 1, 100_000];
 
-/// The paths that requests are about. Directories among them have a slash at their end.
+/// The paths of requests. Those of directories end with a slash.
 pub(crate) const PATHS: &[&str] = &[
     "/a.html",
     "/b.txt",
@@ -49,7 +49,7 @@ pub(crate) const PATHS: &[&str] = &[
     "/secret",
 ];
 
-/// Text that nothing else is like: its path and number stand in each line of it.
+/// A unique text: each line contains the path and number of the file.
 pub(crate) fn text_of(dice: &mut Dice, path: &str, size: usize) -> Vec<u8> {
     let line = format!("{path} {:016x}\n", dice.random::<u64>());
     line.bytes().cycle().take(size).collect()
@@ -74,13 +74,13 @@ pub(crate) fn furnish(dice: &mut Dice, files: &mut Files) {
     files.forbid(now, "/secret");
 }
 
-/// Changes something that requests are about.
+/// Changes a file that requests refer to.
 pub(crate) fn disturb(dice: &mut Dice, files: &mut Files, now: Time) {
     let path = one_of(dice, &["/a.html", "/b.txt", "/b.txt.gz", "/dir/index.html", "/big2.bin", "/comes/and/goes.txt"]);
     let size = SIZES[dice.random_range(0..SIZES.len())];
     let text = text_of(dice, path, size);
-    // Who has a large file open sees in it what was written later, whatever its server does; so these are only cut
-    // short and lengthened, never written anew. And what was cut does not grow again.
+    // A reader of a large open file sees later writes, whatever the server does, so these files are only truncated and
+    // extended, never rewritten. A truncated file does not grow again.
     let small = files.bytes(path).is_some_and(|bytes| bytes.len() <= 32 * 1024);
     match dice.random_range(0..6) {
         0 => files.delete(now, path),
@@ -88,7 +88,7 @@ pub(crate) fn disturb(dice: &mut Dice, files: &mut Files, now: Time) {
         2 => files.append(now, path, b"and more"),
         3 => {
             files.truncate(now, path, size);
-            // The name goes elsewhere; who has the short one open keeps it.
+            // The name refers to another file; an open descriptor keeps the short one.
             let short = files.bytes(path);
             files.replace(now, path, short.map_or(text, |bytes| bytes.to_vec()));
         }
@@ -97,7 +97,7 @@ pub(crate) fn disturb(dice: &mut Dice, files: &mut Files, now: Time) {
 }
 
 impl Asked {
-    /// A request for a file, well-formed.
+    /// A well-formed request for a file.
     pub(crate) fn name(dice: &mut Dice, files: &Files) -> Asked {
         let path = one_of(dice, PATHS);
         let head_only = dice.random_bool(0.2);
@@ -166,7 +166,7 @@ impl Asked {
         Asked { bytes, head_only, ends, what: What::Name { path: path.into(), may } }
     }
 
-    /// A request that has nothing to do with files.
+    /// A request that does not concern files.
     pub(crate) fn other(dice: &mut Dice) -> Asked {
         let (length, body) = random_body(dice);
         let body = String::from_utf8(body).expect("ASCII");
@@ -181,7 +181,7 @@ impl Asked {
         Asked { bytes: request.into_bytes(), head_only: false, ends: false, what: What::Fixed(vec![status]) }
     }
 
-    /// A request that no server may understand.
+    /// A request that a server must reject.
     pub(crate) fn bad(dice: &mut Dice) -> Asked {
         let (request, status) = match dice.random_range(0..8) {
             0 => ("GET / HTTP/1.1\r\n\r\n", 400),
@@ -196,7 +196,7 @@ impl Asked {
         Asked { bytes: request.into(), head_only: false, ends: true, what: What::Fixed(vec![status]) }
     }
 
-    /// Whether `response` is right, if it was made between `from` and `to`.
+    /// Checks that `response` is correct for a time between `from` and `to`.
     ///
     /// # Panics
     /// If it is not.
@@ -271,7 +271,7 @@ fn bytes_of(state: &State) -> Option<Rc<Vec<u8>>> {
     }
 }
 
-/// A body, and the field that says how long it is.
+/// A body, and its framing field.
 fn random_body(dice: &mut Dice) -> (String, Vec<u8>) {
     let size = dice.random_range(0..300);
     let data = "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n".bytes().cycle().take(size).collect::<Vec<u8>>();
@@ -290,7 +290,7 @@ fn random_body(dice: &mut Dice) -> (String, Vec<u8>) {
 
 type Part<'a> = (std::ops::Range<usize>, usize, &'a [u8]);
 
-/// The parts of a 206, each with its range and the size of the whole; `None` for a multipart body that was cut.
+/// The parts of a 206, each with its range and the size of the whole; `None` if a multipart body was cut.
 pub(crate) fn parts_of(response: &Response) -> Option<Vec<Part<'_>>> {
     fn read_range(text: &str) -> (std::ops::Range<usize>, usize) {
         let (range, size) = text.strip_prefix("bytes ").expect("the unit").split_once('/').expect("a slash");

@@ -1,4 +1,4 @@
-//! Pipelines: whatever the link, the disk and the caches do, each request has its reply, in order.
+//! Pipelines: whatever the link, the disk and the caches do, each request gets its response, in order.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn heads_only(requests: &[Asked]) -> Vec<bool> {
     requests.iter().map(|request| request.head_only).collect()
 }
 
-/// Checks all replies of a connection against the files' past, `slack` longer ago than the request.
+/// Checks all responses of a connection against the history of the files, allowing for entries of age `slack`.
 fn check(world: &World, n: usize, requests: &[Asked], slack: Duration) {
     let session = &world.sessions[n];
     let responses = session.responses(&heads_only(requests));
@@ -48,7 +48,7 @@ fn check(world: &World, n: usize, requests: &[Asked], slack: Duration) {
     for (request, response) in requests.iter().zip(&responses) {
         end += request.bytes.len();
         assert!(response.complete || session.cut);
-        // A bad head may be refused before its end has come.
+        // A malformed head may be rejected before its end has arrived.
         let asked_at = session.read_time(if request.ends { end - request.bytes.len() + 1 } else { end });
         let from = Time::from_nanos(asked_at.as_nanos().saturating_sub(slack.as_nanos() as u64));
         request.check(response, &world.files, from, session.arrival_time(response.end), world.disk.trouble > 0.0);
@@ -135,7 +135,7 @@ fn caches_do_not_change_responses() {
     });
 }
 
-/// Clients, files that change and a disk that is slow and shares its answers, all at random.
+/// Clients, changing files, and a slow disk that shares results, all at random.
 fn muddle(dice: Dice, budgets: Budgets, shares: bool, trouble: f64, slack: Duration, interrupted: bool) {
     let mut world = World::with(dice, vec![site()], Limits::default(), budgets);
     let mut dice = world.dice.clone();
@@ -172,7 +172,7 @@ fn muddle(dice: Dice, budgets: Budgets, shares: bool, trouble: f64, slack: Durat
     world.pass_until_closed();
 }
 
-/// Things that happen to a server at any moment: it is told to stop, gets another configuration, loses a client.
+/// Events that may occur at any time: the server stops or is reconfigured, a client disconnects.
 fn interrupt(world: &mut World, dice: &mut Dice) {
     for n in 0..world.sessions.len() {
         let when = Time::from_millis(dice.random_range(0..3000));
@@ -195,15 +195,15 @@ fn interrupt(world: &mut World, dice: &mut Dice) {
 
 #[test]
 fn uncached_response_matches_file_during_request() {
-    // Nothing is believed without asking, so nothing from before a request may be said in its reply.
+    // Entries are always revalidated, so a response must not reflect any state from before its request.
     let budgets = Budgets { revalidate: Duration::ZERO, max_stale: Duration::ZERO, ..Budgets::default() };
     each_seed(40, |dice| muddle(dice, budgets.clone(), false, 0.0, Duration::ZERO, false));
 }
 
 #[test]
 fn cached_response_is_at_most_max_stale_old() {
-    // By the age of an entry, and by the time between a helper's look and its answer, of which there may be two: that
-    // of the entry, and that of an answer which was being found out already.
+    // By the age of an entry, and by the time between a helper's lookup and its result, twice: once for the entry, and
+    // once for a lookup that was already in progress.
     each_seed(40, |dice| {
         let budgets = Budgets {
             revalidate: Duration::from_millis(30),

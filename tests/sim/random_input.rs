@@ -1,4 +1,5 @@
-//! Noise: whatever bytes come, and in whatever pieces, there is no panic, and the end is a reply and a close.
+//! Random input: whatever bytes arrive, in whatever pieces, nothing
+//! panics, and the connection ends with a response and a close.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use rand::SeedableRng;
 use crate::seed::Dice;
 use crate::world::{Link, World, site};
 
-/// All that a client gets for these bytes, read in pieces of at most `read_max`, when it then says no more.
+/// All output for these bytes, read in pieces of at most `read_max`, if the client then sends no more.
 fn replies(bytes: &[u8], limits: &Limits, read_max: usize, half_closes: bool) -> Vec<u8> {
     let mut world = World::with(Dice::seed_from_u64(1), vec![site()], limits.clone(), Budgets::default());
     world.files.directory(world.now, "");
@@ -19,13 +20,13 @@ fn replies(bytes: &[u8], limits: &Limits, read_max: usize, half_closes: bool) ->
     let n = world.connect(Link { read_max, ..Link::WHOLE }, bytes);
     world.sessions[n].half_closes = half_closes;
     world.settle();
-    // The same second for all time-outs.
+    // The same second for all timeouts.
     world.pass(Duration::from_secs(100));
     world.pass_until_closed();
     world.sessions.remove(n).received
 }
 
-/// Scraps of requests, so that noise gets further than the first byte.
+/// Fragments of requests, so that random input gets past the first byte.
 fn scraps() -> impl Strategy<Value = Vec<u8>> {
     let scrap = prop::sample::select(vec![
         "GET ",
@@ -89,7 +90,7 @@ fn check(bytes: &[u8], read_max: usize) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    // What fails is printed, and belongs into a test of its own.
+    // A failing input is printed, and should become a test of its own.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]

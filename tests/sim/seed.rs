@@ -1,6 +1,6 @@
-//! Seeds: a few that are always the same, so that a change of behaviour shows, and a few fresh ones, so that the tests
-//! go on looking for what nobody thought of. `SEED` in the environment stands for all of them, `FRESH` says how many come
-//! from the clock: `FRESH=1000` is a good night's work.
+//! Seeds: a few fixed ones, so that a change of behaviour shows, and a few fresh ones,
+//! so that the tests keep exploring. `SEED` in the environment replaces all of them,
+//! `FRESH` sets the number of fresh ones: `FRESH=1000` is a good night's work.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,10 +8,10 @@ pub(crate) use rand::RngExt;
 use rand::SeedableRng;
 pub(crate) use rand_xoshiro::Xoshiro256PlusPlus as Dice;
 
-/// Seeds from the clock in each run.
+/// Fresh seeds per run.
 const FRESH: u64 = 3;
 
-/// Runs `test` with the dice of each of `fixed` seeds and of a few fresh ones.
+/// Runs `test` with the random generator of each of the `fixed` seeds and of a few fresh ones.
 pub(crate) fn each_seed(fixed: u64, mut test: impl FnMut(Dice)) {
     let seeds: Vec<u64> = match std::env::var("SEED") {
         Ok(seed) => vec![seed.parse().expect("SEED is a number")],
@@ -28,7 +28,7 @@ pub(crate) fn each_seed(fixed: u64, mut test: impl FnMut(Dice)) {
     }
 }
 
-/// Says which seed it was when a test fails.
+/// Prints the seed if a test fails.
 struct Told(u64);
 
 impl Drop for Told {
@@ -39,7 +39,7 @@ impl Drop for Told {
     }
 }
 
-/// One of these.
+/// Picks one of these.
 pub(crate) fn one_of<'a, T: ?Sized>(dice: &mut Dice, negotiations: &[&'a T]) -> &'a T {
     negotiations[dice.random_range(0..negotiations.len())]
 }

@@ -1,9 +1,9 @@
-//! A driver of connections, as `server/arch` is one, on a clock that jumps from event to event.
+//! A driver of connections, in the role of `server/arch`, on a clock that jumps from event to event.
 //!
-//! It keeps to the contract in `core/event`: actions are done in their order, the disk answers in the same turn or says
-//! that it will be late, bytes are read only while they are wanted. All that may differ from machine to machine is
-//! thrown with dice: how many bytes one read or write moves, how long the disk takes, in which order it answers, who
-//! shares whose answer. After each event it checks what must hold of every connection at every moment.
+//! It keeps the contract of `core/event`: actions are executed in order, the disk responds in the same turn or reports
+//! a delay, bytes are read only while they are wanted. Everything that may differ between machines is random: the sizes
+//! of reads and writes, the latency of the disk, the order of its results, and which connections share a result. After
+//! each event it checks the invariants of every connection.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -38,46 +38,46 @@ pub(crate) struct World {
     pub(crate) disk: Disk,
     pub(crate) sessions: Vec<Session>,
     pub(crate) dice: Dice,
-    /// What each application that is asked for does, by the number in the query.
+    /// The script of each application, by the number in the query.
     pub(crate) plays: Vec<Play>,
-    /// How often each was begun.
+    /// How often each was started.
     pub(crate) begun: Vec<usize>,
-    /// Pages that are being made.
+    /// Pages being generated.
     pub(crate) makings: Vec<Making>,
-    /// What happens at fixed moments.
+    /// Events at fixed times.
     script: Vec<(Time, Deed)>,
     /// The error log.
     pub(crate) logged: Vec<String>,
 }
 
-/// A page that an application makes for all who have asked for it meanwhile.
+/// A page that an application generates, and the requests that wait for it.
 #[derive(Debug)]
 pub(crate) struct Making {
     name: PageName,
-    /// Whose request it is.
+    /// The connection whose request it is.
     maker: (usize, Ticket),
     followers: Vec<(usize, Ticket)>,
 }
 
 type Deed = Box<dyn FnOnce(&mut World)>;
 
-/// How the disk behaves.
+/// The behaviour of the disk.
 pub(crate) struct Disk {
-    /// How often an answer takes time.
+    /// How often a result is delayed.
     pub(crate) late: f64,
-    /// How long it then takes at most.
+    /// Maximum delay.
     pub(crate) delay_max: Duration,
-    /// How often there is no answer.
+    /// How often the disk fails.
     pub(crate) trouble: f64,
-    /// Whether it brings a descriptor of every file, of small ones too.
+    /// Whether it returns a descriptor for every file, even a small one.
     pub(crate) lazy: bool,
-    /// Whether it says nothing at all; the test speaks for it.
+    /// Whether it does not respond at all; the test responds in its place.
     pub(crate) silent: bool,
-    /// Whether connections that ask the same while it is being found out share the answer.
+    /// Whether connections with equal lookups in progress share the result.
     pub(crate) shares: bool,
-    /// Work that has been done, in the order of the questions.
+    /// Work done, in the order of the requests.
     pub(crate) asked: Vec<Work>,
-    /// Under which ticket it was asked last.
+    /// The ticket of the last request.
     pub(crate) last_ticket: Ticket,
     /// The root of each site, by generation of the configuration.
     roots: Vec<Vec<String>>,
@@ -87,20 +87,20 @@ pub(crate) struct Disk {
 struct Job {
     due: Time,
     work: Work,
-    /// When a helper looks: somewhere between question and answer.
+    /// When a helper does the lookup: between request and result.
     look: Time,
     found: Option<Found<FakeFile>>,
     waiters: Vec<(usize, Ticket)>,
 }
 
-/// How bytes travel.
+/// The behaviour of the network.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
-    /// Most bytes that one read brings.
+    /// Maximum bytes per read.
     pub(crate) read_max: usize,
-    /// Most bytes that one write takes.
+    /// Maximum bytes per write.
     pub(crate) write_max: usize,
-    /// Longest pause between two reads or two writes.
+    /// Maximum pause between two reads or two writes.
     pub(crate) pause_max: Duration,
 }
 
@@ -119,26 +119,26 @@ impl Link {
 pub(crate) struct Session {
     pub(crate) conn: Conn,
     pub(crate) link: Link,
-    /// All that the client sends, and how much of it has been read.
+    /// All bytes from the client, and how many of them were read.
     pub(crate) upload: Vec<u8>,
     read: usize,
-    /// Whether the client closes its side behind that, and whether the server knows.
+    /// Whether the client closes its side after that, and whether the server knows.
     pub(crate) half_closes: bool,
     ended: bool,
-    /// Whether the client takes nothing at the moment.
+    /// Whether the client has stopped reading.
     pub(crate) stalled: bool,
     send_queue: VecDeque<Piece>,
-    /// The application that has its request.
+    /// The application that handles its request.
     pub(crate) app: Option<Application>,
-    /// Under which ticket it waits for the answer that another one gets.
+    /// The ticket under which it waits for another request's response.
     follows: Option<Ticket>,
-    /// The last one that has ended by itself: what was said to it in the same breath is for nobody.
+    /// The last application that has ended by itself: input sent to it in the same turn is dropped.
     gone: Ticket,
-    /// That of the reply that was given last, if its body is open: it goes out with the end.
+    /// The record of the last response while its body is open; it is written with the end.
     open: Option<Box<Record>>,
-    /// It was when the connection was closed, which a driver shows by a reset.
+    /// Whether a body was open when the connection closed, which a driver signals by a reset.
     pub(crate) broken: bool,
-    /// All that the client got, and when.
+    /// All bytes that the client received, and when.
     pub(crate) received: Vec<u8>,
     arrivals: Vec<(usize, Time)>,
     deliveries: Vec<(usize, Time)>,
@@ -146,9 +146,9 @@ pub(crate) struct Session {
     write_at: Time,
     pub(crate) half_closed: Option<Time>,
     pub(crate) closed: Option<Time>,
-    /// Whether replies may be missing: a file shrank under one, the client went away, or the server stopped.
+    /// Whether responses may be missing: a file shrank, the client disconnected, or the server stopped.
     pub(crate) cut: bool,
-    /// Most bytes of memory that it held at any time.
+    /// Maximum heap memory that it has used, in bytes.
     pub(crate) heap_max: usize,
 }
 
@@ -192,13 +192,13 @@ impl World {
         }
     }
 
-    /// Another configuration comes into force.
+    /// Switches to another configuration.
     pub(crate) fn renew(&mut self, sites: Vec<Site>, limits: Limits, budgets: Budgets) {
         self.disk.roots.push(roots_of(&sites));
         self.shared.renew(Arc::new(Sites::new(sites).expect("at least one")), limits, budgets, None);
     }
 
-    /// A client connects and sends this.
+    /// Connects a client that sends this.
     pub(crate) fn connect(&mut self, link: Link, upload: impl Into<Vec<u8>>) -> usize {
         self.sessions.push(Session {
             conn: Conn::new(self.now),
@@ -227,20 +227,20 @@ impl World {
         self.sessions.len() - 1
     }
 
-    /// A client sends more.
+    /// Sends more from a client.
     pub(crate) fn send(&mut self, at: usize, bytes: impl AsRef<[u8]>) {
         let session = &mut self.sessions[at];
         session.upload.extend_from_slice(bytes.as_ref());
         session.read_at = session.read_at.max(self.now);
     }
 
-    /// The server is about to stop, as far as this connection goes.
+    /// Tells this connection that the server is stopping.
     pub(crate) fn stop(&mut self, at: usize) {
         self.sessions[at].cut = true;
         self.handle(at, Event::Finish);
     }
 
-    /// A client is gone, and the driver drops its connection.
+    /// Disconnects a client; the driver drops its connection.
     pub(crate) fn reset(&mut self, at: usize) {
         let session = &mut self.sessions[at];
         session.cut = true;
@@ -253,12 +253,12 @@ impl World {
         }
     }
 
-    /// Something happens at a fixed moment.
+    /// Schedules an event at a fixed time.
     pub(crate) fn at(&mut self, when: Time, deed: impl FnOnce(&mut World) + 'static) {
         self.script.push((when, Box::new(deed)));
     }
 
-    /// Sends, waits until nothing more happens by itself, and reads the one reply that came.
+    /// Sends, runs until nothing more happens without a timeout, and parses the one response.
     pub(crate) fn ask(&mut self, at: usize, request: &str) -> Response {
         let from = self.sessions[at].received.len();
         self.send(at, request);
@@ -270,7 +270,7 @@ impl World {
         responses.remove(0)
     }
 
-    /// Lets all happen that happens without a time-out.
+    /// Runs until nothing more happens without a timeout.
     pub(crate) fn settle(&mut self) {
         while let Some((when, next)) = self.next_event() {
             if matches!(next, Next::Deadline(_)) {
@@ -280,7 +280,7 @@ impl World {
         }
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub(crate) fn pass(&mut self, duration: Duration) {
         let until = self.now + duration;
         while let Some((when, next)) = self.next_event().filter(|(when, _)| *when <= until) {
@@ -289,7 +289,7 @@ impl World {
         self.go_to(until);
     }
 
-    /// Lets time pass until all connections are closed.
+    /// Advances the time until all connections are closed.
     pub(crate) fn pass_until_closed(&mut self) {
         while let Some((when, next)) = self.next_event() {
             self.happen(when, next);
@@ -306,7 +306,7 @@ impl World {
             if more && session.conn.wants_bytes() {
                 events.push((session.read_at, Next::Read(n)));
             } else if session.half_closes && !session.ended && session.app.is_some() {
-                // The kernel tells of the end before what was sent is read.
+                // The kernel reports the end before the sent bytes are read.
                 events.push((session.read_at, Next::Leave(n)));
             }
             if let Some(app) = &session.app
@@ -324,7 +324,7 @@ impl World {
         }
         events.extend(self.disk.jobs.iter().enumerate().map(|(n, job)| (job.due.min(job.look), Next::Disk(n))));
         events.extend(self.script.iter().enumerate().map(|(n, (when, _))| (*when, Next::Deed(n))));
-        // What was due in the past happens now. A deadline comes after all else of its moment.
+        // Overdue events happen now. A deadline comes after all other events of its time.
         let key = |(when, next): &(Time, Next)| ((*when).max(self.now), matches!(next, Next::Deadline(_)));
         let first = events.iter().map(key).min()?;
         events.retain(|event| key(event) == first);
@@ -408,7 +408,7 @@ impl World {
                 Piece::File(file, range) => {
                     let length = (range.end - range.start).min(left as u64);
                     let Some(bytes) = file.read(range.start..range.start + length) else {
-                        // A file that has shrunk: the driver closes, the connection is not asked.
+                        // The file has shrunk: the driver closes without asking the connection.
                         session.cut = true;
                         session.closed = Some(self.now);
                         return;
@@ -430,7 +430,7 @@ impl World {
         self.handle(n, Event::Sent { all });
     }
 
-    /// Gives a connection an event and does what it says.
+    /// Passes an event to a connection and executes its actions.
     pub(crate) fn handle(&mut self, n: usize, event: Event<'_, FakeFile>) {
         let mut actions = Vec::new();
         let session = &mut self.sessions[n];
@@ -439,7 +439,7 @@ impl World {
             assert!(actions.is_empty(), "after the end: {actions:?}");
         }
         let mut at = 0;
-        // The list grows while it is worked off: an application may answer at once.
+        // The list grows while it is processed: an application may respond at once.
         while at < actions.len() {
             let action = std::mem::replace(&mut actions[at], Action::Close);
             at += 1;
@@ -514,7 +514,7 @@ impl World {
         }
     }
 
-    /// A connection has something for an application; what that says at once.
+    /// Passes input to the application of a connection, and handles its immediate response.
     fn tell_app(&mut self, n: usize, ticket: Ticket, input: Input) -> Option<Output<'static>> {
         let has_made = match input {
             Input::Join(name) => return Some(self.join(n, ticket, name)),
@@ -551,7 +551,7 @@ impl World {
             Input::Body(bytes) => {
                 assert!(!app.input_ended && !bytes.is_empty());
                 app.input.extend_from_slice(&bytes);
-                // What it is given ahead, and on top of that what had been read before, or a read brings.
+                // The allowance ahead of the application, plus the bytes read before, or one read.
                 let bound = 2 * 64 * 1024 + session.link.read_max.min(session.upload.len());
                 assert!(app.input.len() <= bound, "{} bytes are held for it", app.input.len());
                 return (app.reads_at_once() && dice.random_bool(0.5)).then(|| app.take_all());
@@ -575,7 +575,7 @@ impl World {
         let nanos = app.play.pause_max.as_nanos() as u64;
         app.act_at = self.now + Duration::from_nanos(self.dice.random_range(0..=nanos));
         let ticket = app.ticket;
-        // One that has ended is gone before its connection hears of it.
+        // An application that has ended is gone before its connection learns of it.
         match output {
             Output::Last(_) | Output::Ended | Output::Failed(_) => session.gone = ticket,
             Output::Begun | Output::Room | Output::Bytes(_) => session.app = Some(app),
@@ -588,7 +588,7 @@ impl World {
         }
     }
 
-    /// A request is for a page that will be kept: its application makes it, or it waits for the one that does.
+    /// A request for a cacheable page: its application generates it, or the request waits for the one that does.
     fn join(&mut self, n: usize, ticket: Ticket, name: PageName) -> Output<'static> {
         let session = &mut self.sessions[n];
         assert!(session.app.is_none() && session.follows.is_none(), "two applications for one connection");
@@ -605,7 +605,7 @@ impl World {
         }
     }
 
-    /// Who waits for this one's page is told, some time later, that he need not; `false`: it makes none.
+    /// Tells the requests that wait for this one's page, some time later, to continue; `false`: it generates none.
     fn settle_page(&mut self, n: usize, ticket: Ticket) -> bool {
         let Some(at) = self.makings.iter().position(|making| making.maker == (n, ticket)) else { return false };
         for (n, ticket) in self.makings.swap_remove(at).followers {
@@ -678,7 +678,7 @@ impl World {
         self.files.look(root, work, in_memory_max)
     }
 
-    /// A helper looks, or comes back.
+    /// A helper does its lookup, or returns the result.
     fn disk_goes_on(&mut self, n: usize) {
         let job = &self.disk.jobs[n];
         if job.found.is_none() {
@@ -720,7 +720,7 @@ fn piece(store: &Stored<FakeFile>, range: Range<u64>) -> Piece {
 }
 
 impl Session {
-    /// Puts something behind what is to be sent.
+    /// Appends to the output.
     fn put(&mut self, now: Time, piece: Piece) {
         if self.send_queue.is_empty() {
             self.write_at = now;
@@ -728,7 +728,7 @@ impl Session {
         self.send_queue.push_back(piece);
     }
 
-    /// What holds of a connection at every moment.
+    /// The invariants of a connection.
     fn check(&mut self, limits: &Limits) {
         let heap = self.conn.heap_bytes();
         self.heap_max = self.heap_max.max(heap);
