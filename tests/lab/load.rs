@@ -281,7 +281,7 @@ fn invalid_input_is_reported_in_one_line() {
     check(&[url, "--rate", "10q"], 2, "such as 500, 10k");
     check(&[url, "--rate", "5", "-n", "0"], 2, "--requests");
     check(&[url, "--rate", "5", "--expect", "2x"], 2, "write 404, 2xx");
-    check(&[url, "--rate", "5", "--method", "G T"], 2, "is no method");
+    check(&[url, "--rate", "5", "--method", "G T"], 2, "invalid --method");
     check(&[url, "--rate", "5", "--method", "CONNECT"], 2, "tunnel");
     check(&[url, "--rate", "5", "--body-file", "/no/such/file"], 1, "/no/such/file");
     check(&[url, "--rate", "5", "--body", "a", "--body-file", "b"], 2, "cannot be used with");
@@ -293,7 +293,7 @@ fn invalid_input_is_reported_in_one_line() {
     check(&[url, "--rate", "5", "--replay", "some.log"], 2, "--speed max");
     check(&["http://::1:80/", "--rate", "1"], 2, "[::1]");
     check(&[url, "--rate", "1", "--unix", "/no/such/socket"], 1, "/no/such/socket");
-    check(&[url, "--rate", "1", "--unix", "/dev/null"], 1, "is no socket");
+    check(&[url, "--rate", "1", "--unix", "/dev/null"], 1, "is not a socket");
     check(&[url, "--rate", "1", "--unix", &"x".repeat(200)], 1, "xxx");
     check(&[url, "--sweep", "9..1/1"], 2, "FROM..TO/STEP");
     check(&[url, "--rate", "5", "--slice", "3/2"], 2, "write I/N");
@@ -303,10 +303,10 @@ fn invalid_input_is_reported_in_one_line() {
     check(&[url, "--arrivals", "file:/no/such/file"], 1, "/no/such/file");
     // Nobody listens there: that is told at once, or after the run if it is to be made all the same.
     let asked = [url, "--rate", "100", "--duration"];
-    check(&[&asked[..], &["1h"]].concat(), 1, "is a web server listening at 127.0.0.1:1? Connection refused");
+    check(&[&asked[..], &["1h"]].concat(), 1, "no server listens at 127.0.0.1:1: Connection refused");
     check(&[url, "--sweep", "10..50/10", "--duration", "1h"], 1, "--wait 10s");
     check(&[url, "--clients", "5", "--duration", "1h", "--wait", "60ms"], 1, "waiting for a server at 127.0.0.1:1");
-    check(&[&asked[..], &["200ms", "--wait", "0s"]].concat(), 1, "no right reply came; is a web server listening");
+    check(&[&asked[..], &["200ms", "--wait", "0s"]].concat(), 1, "no correct response; is a web server listening");
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn surplus_response_bytes_are_reported() {
     let (address, _) = answering(|_| "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokay");
     let words = ["load", &url(address), "--rate", "50", "--duration", "500ms"];
     let (text, _) = said(&ammeter(&[&words[..], &PATIENT].concat()));
-    assert!(text.contains("more came than was asked for"), "{text}");
+    assert!(text.contains("received more data than requested"), "{text}");
 }
 
 #[test]
@@ -370,11 +370,11 @@ fn lack_of_correct_responses_is_explained() {
     let check = |address: SocketAddr, says: &str| {
         let words = ["load", &url(address), "--rate", "50", "--duration", "200ms"];
         let (text, status) = said(&ammeter(&[&words[..], &PATIENT].concat()));
-        assert!(status == 1 && text.contains("no right reply came") && text.contains(says), "{text}");
+        assert!(status == 1 && text.contains("no correct response") && text.contains(says), "{text}");
         assert!(!text.contains("of CPU for a reply"), "there is none: {text}");
     };
     check(answering(|_| BUSY).0, "look at one (curl -i http://127.0.0.1:");
-    check(answering(|_| "220 mail\r\n").0, "(malformed): is it http that 127.0.0.1:");
+    check(answering(|_| "220 mail\r\n").0, "(malformed): does 127.0.0.1:");
 }
 
 #[test]

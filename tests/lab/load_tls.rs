@@ -72,7 +72,7 @@ fn nginx_is_loaded_over_tls() {
 fn tls_failure_is_reported_with_hint() {
     let check = |nginx: &Secure, words: &[&str], says: &str| {
         let (text, status) = said(&ammeter(&[&["load", &nginx.url()], &RATE[..], words].concat()));
-        let told = text.contains("tls ") && text.contains("no right reply came: ") && text.contains(says);
+        let told = text.contains("tls ") && text.contains("no correct response: ") && text.contains(says);
         assert!(told && status == 1, "{status}: {text}");
     };
     let good = Secure::start(&["127.0.0.1"], |_| {});

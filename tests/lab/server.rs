@@ -237,7 +237,7 @@ fn phases_of_concurrent_requests_are_shown() {
     load.wait().unwrap();
     let output = ammeter(&["monitor", "--port", &port, "--server-file", site.join("a").to_str().unwrap()]);
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(1) && text.contains("is no file in which a server publishes"), "{text}");
+    assert!(output.status.code() == Some(1) && text.contains("is not a metrics file"), "{text}");
 }
 
 #[test]

@@ -459,13 +459,13 @@ fn invalid_testbed_is_reported() {
         assert_eq!(output.status.code(), Some(status), "{action} {words:?}: {text}");
         assert!(text.contains(says), "{action} {words:?}: {text}");
     };
-    check("up", &[file.to_str().unwrap()], 1, "up already");
+    check("up", &[file.to_str().unwrap()], 1, "already up");
     check("exec", &["b", "--", "true"], 125, "server, a");
     check("exec", &["a", "--", "/no/such/program"], 127, "/no/such/program");
     check("up", &["/no/such/file"], 2, "/no/such/file");
     check("set", &["a", "--bandwidth", "-3mbit"], 2, "10mbit");
     check("set", &["a", "--bandwidth", "trace:/etc/passwd"], 2, "live");
-    check("set", &["server", "--bandwidth", "3mbit"], 1, "there are: a");
+    check("set", &["server", "--bandwidth", "3mbit"], 1, "known: a");
     fs::write(&file, "[[class]]\nname = \"a\"\nlatency = \"50\"\n").unwrap();
     check("up", &[file.to_str().unwrap()], 2, "50ms");
     assert!(net.wan("down", &[]).status.success());

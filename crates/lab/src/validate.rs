@@ -327,7 +327,7 @@ fn path(evidence: &Evidence<'_>) -> Check {
 fn server(evidence: &Evidence<'_>) -> Check {
     match (evidence.server_ended, evidence.summary.ok) {
         (Some(how), _) => check("server", false, format!("it ended during the run: {how}")),
-        (None, 0) => check("server", false, "no right reply came"),
+        (None, 0) => check("server", false, "no correct response"),
         (None, ok) => check("server", true, format!("it gave {ok} right replies and was there at the end")),
     }
 }

@@ -65,9 +65,9 @@ impl FromStr for Condition {
         let at = text.find(['<', '>']).ok_or_else(|| refusal("there is no < or > in it"))?;
         let (name, bound) = (text[..at].trim(), text[at + 1..].trim());
         let figure = NAMES.iter().find(|(known, _)| *known == name).map(|(_, figure)| *figure);
-        let figure = figure.ok_or_else(|| refusal(&format!("no figure is called {name:?}")))?;
+        let figure = figure.ok_or_else(|| refusal(&format!("unknown figure {name:?}")))?;
         let number = |text: &str| text.parse::<f64>().ok().filter(|number| number.is_finite());
-        let wrong = || refusal(&format!("{bound:?} is no bound for {name}"));
+        let wrong = || refusal(&format!("invalid bound {bound:?} for {name}"));
         let (figure, bound) = match (figure, bound.strip_suffix('%')) {
             (Figure::Failed, Some(percent)) => (Figure::FailedPercent, number(percent).ok_or_else(wrong)?),
             (Figure::Failed | Figure::Rate | Figure::Offered | Figure::Backlog, None) => {

@@ -60,7 +60,7 @@ impl fmt::Display for Capacity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Capacity { borne, borne_runs, .. } = self;
         let at_least = if self.at_least.is_some() { "at least " } else { "" };
-        write!(f, "{at_least}{borne}/s: borne in {borne_runs}")?;
+        write!(f, "{at_least}{borne}/s: sustained in {borne_runs}")?;
         if let (Some(rate), Some(runs)) = (self.not_borne, self.not_borne_runs) {
             write!(f, "; {rate}/s in {runs}")?;
         }
@@ -117,11 +117,11 @@ pub fn capacity(runs: &[Outcome], objective: Option<&Condition>) -> Option<Capac
                 return Capacity { not_borne: Some(rate), not_borne_runs: Some(runs), ..capacity };
             }
             let Runs { valid, made, .. } = runs;
-            let why = format!("{rate}/s is not known: {valid} of {made} runs are valid, and {} are needed", Runs::MIN);
+            let why = format!("{rate}/s is unknown: {valid} of {made} runs are valid, {} are needed", Runs::MIN);
             Capacity { at_least: Some(why), ..capacity }
         });
     }
-    let why = "no rate of the sweep was too much for the server".to_owned();
+    let why = "the server sustained every rate of the sweep".to_owned();
     found.map(|capacity| Capacity { at_least: Some(why), ..capacity })
 }
 
@@ -320,7 +320,7 @@ mod tests {
         check(&runs, Some((1.0, Some(2.0), 1.0, false)));
         assert_eq!(
             capacity(&runs, None).unwrap().to_string(),
-            "1/s: borne in 3 of 3 valid runs; 2/s in 0 of 3 valid runs"
+            "1/s: sustained in 3 of 3 valid runs; 2/s in 0 of 3 valid runs"
         );
     }
 
@@ -343,7 +343,7 @@ mod tests {
         let text = capacity(&runs, None).unwrap().to_string();
         assert_eq!(
             text,
-            "at least 1/s: borne in 3 of 3 valid runs; 2/s is not known: 1 of 2 runs are valid, and 3 are needed"
+            "at least 1/s: sustained in 3 of 3 valid runs; 2/s is unknown: 1 of 2 runs are valid, 3 are needed"
         );
         runs.extend(made(&[(2.0, 50, true)], 2));
         assert_eq!(lacking(&runs, None), [0.0; 0]);

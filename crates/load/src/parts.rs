@@ -90,11 +90,11 @@ impl Parts {
         let (mut seconds, mut drain_s, mut course) = (all.window.seconds, all.window.drain_s, first.course.clone());
         for (name, Parts { outcome: other, course: theirs, .. }) in rest {
             all.asked = asked(&all.asked, &other.asked)
-                .ok_or_else(|| format!("what {name} was asked is no part of what {first_name} was"))?;
+                .ok_or_else(|| format!("{name} and {first_name} are not parts of the same load"))?;
             if all.classes.len() != other.classes.len()
                 || all.classes.iter().zip(&other.classes).any(|(mine, theirs)| mine.class != theirs.class)
             {
-                return Err(format!("{name} asked for other classes than {first_name}"));
+                return Err(format!("{name} has other request classes than {first_name}"));
             }
             for (mine, theirs) in [
                 (&mut all.planned, other.planned),
@@ -333,7 +333,7 @@ mod tests {
         let mut other = good.clone();
         other.outcome.asked = Loop::Closed { clients: 1, think_ms: 0.0 };
         let why = Parts::merge(&[named("one", &good), named("two", &other)]).unwrap_err();
-        assert!(why.contains("two") && why.contains("no part"), "{why}");
+        assert!(why.contains("two") && why.contains("not parts of the same load"), "{why}");
         let mut cut = good.clone();
         cut.seconds.pop();
         assert!(Parts::merge(&[named("one", &cut)]).unwrap_err().contains("one tells of 1 seconds"));

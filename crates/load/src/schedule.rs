@@ -63,7 +63,7 @@ pub enum Model {
 const STEP: Duration = Duration::from_millis(100);
 
 /// What is wrong with a run of no length.
-pub const NO_LENGTH: &str = "a run of no length asks for nothing; give a --duration such as 30s";
+pub const NO_LENGTH: &str = "--duration must not be zero; write for example 30s";
 
 /// Arrivals that a schedule may have: 8 bytes each.
 pub const ARRIVALS_MAX: f64 = 5e7;
@@ -106,7 +106,7 @@ impl FromStr for Arrivals {
                 let model = match parts.next() {
                     None | Some("gaussian") => Model::Gaussian(0.3),
                     Some("onoff") => Model::OnOff,
-                    Some(other) => return Err(format!("no model is called {other:?}; {FORMS}")),
+                    Some(other) => return Err(format!("unknown arrival process {other:?}; {FORMS}")),
                 };
                 Arrivals::SelfSimilar { hurst, model }
             }
@@ -114,7 +114,7 @@ impl FromStr for Arrivals {
             _ => return Err(FORMS.to_owned()),
         };
         match parts.next() {
-            Some(extra) if !extra.is_empty() => Err(format!("what does {extra:?} mean? {FORMS}")),
+            Some(extra) if !extra.is_empty() => Err(format!("unexpected {extra:?}; {FORMS}")),
             _ => Ok(arrivals),
         }
     }
@@ -166,7 +166,7 @@ pub fn rate(text: &str) -> Result<f64, String> {
         Some((at, 'm' | 'M')) => (&trimmed[..at], 1e6),
         _ => (trimmed, 1.0),
     };
-    let wrong = |_| format!("{text:?} is no rate: write a number a second, such as 500, 10k or 1.5m");
+    let wrong = |_| format!("invalid rate {text:?}: write a number per second, such as 500, 10k or 1.5m");
     number.parse::<f64>().map(|number| number * scale).map_err(wrong)
 }
 
@@ -217,7 +217,7 @@ impl Schedule {
             let name = path.display();
             let at = recorded(&text).map_err(|why| Failure::failed(format!("{name}: {why}")))?;
             let at: Vec<Duration> = at.into_iter().take_while(|at| *at < duration).collect();
-            let found = Schedule::at(&at).ok_or_else(|| Failure::failed(format!("{name}: there is no instant in it")));
+            let found = Schedule::at(&at).ok_or_else(|| Failure::failed(format!("{name}: the file has no instants")));
             return found.map(|found| Schedule { duration_ns: found.duration_ns.min(nanos(duration)), ..found });
         }
         if !(rate > 0.0 && rate.is_finite()) {
@@ -514,8 +514,8 @@ fn recorded(text: &str) -> Result<Vec<Duration>, String> {
             continue;
         }
         let wrong = |why: &str| format!("line {}: {line:?} {why}", number + 1);
-        let seconds: f64 = line.parse().map_err(|_| wrong("is no number of seconds"))?;
-        let instant = Duration::try_from_secs_f64(seconds).map_err(|_| wrong("is no time after the start"))?;
+        let seconds: f64 = line.parse().map_err(|_| wrong("is not a number of seconds"))?;
+        let instant = Duration::try_from_secs_f64(seconds).map_err(|_| wrong("is not a time after the start"))?;
         if at.last().is_some_and(|last| *last > instant) {
             return Err(wrong("is earlier than the line before it; instants must not fall"));
         }

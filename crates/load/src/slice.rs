@@ -70,7 +70,7 @@ impl FromStr for Slice {
             Slice::new(index.checked_sub(1)?, of)
         };
         parts().ok_or_else(|| {
-            format!("{text:?} is no slice: write I/N, such as 1/3 and 2/3 and 3/3 on three machines, N at most {MOST}")
+            format!("invalid slice {text:?}: write I/N, such as 1/3, 2/3 and 3/3 on three machines, N at most {MOST}")
         })
     }
 }

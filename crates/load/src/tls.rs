@@ -54,9 +54,8 @@ impl Tls {
     /// # Errors
     /// When no certificate can be for such a host; when the authorities cannot be read, or there are none.
     pub fn new(host: &str, trust: Trust<'_>) -> Result<Tls, Failure> {
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
-            Failure::usage(format!("{host:?} is no name that a certificate can be for: write a host name"))
-        })?;
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|_| Failure::usage(format!("invalid host name {host:?} for a certificate: write a host name")))?;
         let provider = Arc::new(aws_lc_rs::default_provider());
         let algorithms = provider.signature_verification_algorithms;
         let listed = match trust {
@@ -105,7 +104,7 @@ impl Tls {
                 format!("the certificate is not for {name} but for {whose}: ask for what it is for, or give --insecure")
             }
             Error::InvalidCertificate(CertificateError::UnknownIssuer) => format!(
-                "nobody who is trusted has signed the certificate of {name}: give the one of its authority, or itself, \
+                "the certificate of {name} is not signed by a trusted authority: give the one of its authority, or itself, \
                  by --ca FILE, or give --insecure"
             ),
             Error::InvalidCertificate(error) => {
@@ -145,7 +144,7 @@ fn of_file(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
         Ok(_) => Err(Failure::failed(format!(
             "{place} holds no certificate in PEM form (-----BEGIN CERTIFICATE-----); `openssl x509 -inform der` makes it of DER"
         ))),
-        Err(error) => Err(Failure::failed(format!("{place} is no file of PEM certificates: {error}"))),
+        Err(error) => Err(Failure::failed(format!("cannot read PEM certificates from {place}: {error}"))),
     }
 }
 

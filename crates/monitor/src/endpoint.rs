@@ -116,7 +116,7 @@ fn taken(address: SocketAddr, error: &io::Error) -> Failure {
             "; somebody listens there (`ss -ltnp` shows who): take another port, or 0 for a free one"
         }
         io::ErrorKind::PermissionDenied => "; ports below 1024 are for root: take a higher one",
-        io::ErrorKind::AddrNotAvailable => "; this machine has no such address: `ip address` shows those that it has",
+        io::ErrorKind::AddrNotAvailable => "; this machine does not have the address: `ip address` lists its addresses",
         _ => "",
     };
     Failure::failed(format!("cannot listen on {address}: {error}{way_out}"))

@@ -150,7 +150,7 @@ fn pass(
     const LOOKS: u32 = 3;
     for look in 1..=LOOKS {
         if is_watched && settings.monitor && sampler.look()?.is_none() {
-            return Err(Failure::failed("the server has ended; nothing can be said of so few windows"));
+            return Err(Failure::failed("the server exited; too few windows for a result"));
         }
         if stop.wait((begun + settings.window * look / LOOKS).saturating_duration_since(Instant::now())) {
             return Ok(true);
@@ -176,7 +176,7 @@ fn weigh(costs: &[[Cost; 3]], idle_blocks: usize, unit: Unit, seed: u64) -> Resu
     let work = summary(|[_, plain, again]| f64::midpoint(plain.work_per_s, again.work_per_s));
     let (Some(watched), Some(noise), Some(cpu), Some(work)) = (watched, noise, cpu, work) else {
         return Err(Failure::failed(format!(
-            "there was no load in any of {idle_blocks} blocks: load the server meanwhile, by `ammeter load URL` or any other \
+            "no load in any of {idle_blocks} blocks: load the server meanwhile, by `ammeter load URL` or any other \
              client"
         )));
     };

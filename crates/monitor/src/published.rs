@@ -113,11 +113,9 @@ impl Published {
         let shown = path.display();
         Published::try_open(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Failure::failed(format!(
-                "there is no file {shown}: start the server with one (amped: --metrics-file), or name another"
+                "no metrics file {shown}: start the server with one (amped: --metrics-file), or give another"
             )),
-            io::ErrorKind::InvalidData => {
-                Failure::failed(format!("{shown} is no file in which a server publishes its figures ({error})"))
-            }
+            io::ErrorKind::InvalidData => Failure::failed(format!("{shown} is not a metrics file ({error})")),
             _ => Failure::failed(format!("cannot read {shown}: {error}")),
         })
     }
@@ -194,7 +192,7 @@ impl Layout {
             text.extend_from_slice(&word(NAMES_AT / 8 + at)?.to_ne_bytes());
         }
         text.truncate(names as usize);
-        let text = String::from_utf8(text).map_err(|_| "its names are no text".to_owned())?;
+        let text = String::from_utf8(text).map_err(|_| "its names are not valid UTF-8".to_owned())?;
         let mut layout = Layout {
             slots_at: slots_at as usize / 8,
             slot: slot as usize / 8,
@@ -230,7 +228,7 @@ impl Layout {
         }
         // The ends of buckets are words.
         if bits + buckets > 63 {
-            return Err(format!("its head has {buckets} buckets from 2^{bits} ns on, which no clock needs"));
+            return Err(format!("invalid histogram in its head: {buckets} buckets from 2^{bits} ns"));
         }
         let slot_words = layout.figures_at + layout.figures.len() + layout.classes.len() * layout.class_words();
         let end = layout.slots.checked_mul(layout.slot).and_then(|words| words.checked_add(layout.slots_at));
@@ -343,8 +341,8 @@ mod tests {
         check(|words| words[4] = u64::MAX, "nothing is so large");
         check(|words| words[7] = 3, "names other things");
         check(|words| words[3] = 8, "shorter than its head says");
-        check(|words| words[16] = u64::MAX, "no text");
-        check(|words| words[11] = 62, "which no clock needs");
+        check(|words| words[16] = u64::MAX, "not valid UTF-8");
+        check(|words| words[11] = 62, "invalid histogram");
     }
 
     #[test]
@@ -367,7 +365,7 @@ mod tests {
         };
         check("none", "--metrics-file");
         fs::write(folder.path().join("letter"), "Dear reader").unwrap();
-        check("letter", "is no file in which a server publishes");
+        check("letter", "is not a metrics file");
         fs::write(folder.path().join("short"), MAGIC).unwrap();
         check("short", "ends in its head");
     }

@@ -69,7 +69,7 @@ impl Server {
         server.look_again()?;
         if let (Target::Port(port), true) = (target, server.ports.is_empty()) {
             return Err(Failure::failed(format!(
-                "nobody listens at TCP port {port} in this network namespace; `ss -ltnp` shows who listens where, and \
+                "no process listens on TCP port {port} in this network namespace; `ss -ltnp` shows all listeners, and \
                  `--pid` finds a server in another namespace"
             )));
         }
@@ -248,7 +248,7 @@ pub fn group_of(pid: u32, controller: &str) -> Option<(PathBuf, PathBuf)> {
 
 /// A socket to ask on in the network namespace of this process.
 fn diag_of(pid: u32) -> Result<SockDiag, Failure> {
-    let no_process = || Failure::failed(format!("there is no process {pid}; `ps` or `ss -ltnp` shows the server's"));
+    let no_process = || Failure::failed(format!("no process {pid}; `ps` or `ss -ltnp` shows that of the server"));
     if !Path::new(&format!("/proc/{pid}")).exists() {
         return Err(no_process());
     }
@@ -358,7 +358,7 @@ mod tests {
         server.look_again().unwrap();
         assert!(!server.ports().contains(&port), "{server:?}");
         let text = Server::find(Target::Port(port)).unwrap_err().to_string();
-        assert!(text.contains("nobody listens") && text.contains(&port.to_string()), "{text}");
+        assert!(text.contains("no process listens on") && text.contains(&port.to_string()), "{text}");
     }
 
     #[test]
@@ -366,6 +366,6 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         let text = Server::find(Target::Pid(child.id())).unwrap_err().to_string();
-        assert!(text.contains("there is no process"), "{text}");
+        assert!(text.contains("no process "), "{text}");
     }
 }

@@ -122,7 +122,7 @@ pub fn replay(path: &Path) -> Result<Replay<'static>, Failure> {
     let name = path.display();
     let file = File::open(path).map_err(Failure::io(format!("open the record {name}")))?;
     Replay::read(file)
-        .map_err(|why| Failure::failed(format!("{name} is no record of `ammeter monitor --record`: {why}")))
+        .map_err(|why| Failure::failed(format!("{name} is not a recording of `ammeter monitor --record`: {why}")))
 }
 
 impl<'a> Replay<'a> {

@@ -102,7 +102,7 @@ pub fn be_allowed() -> Result<(), Failure> {
     }
     netns::become_root_of_new_users().map_err(|error| {
         Failure::failed(format!(
-            "a network of its own needs root here, as no user namespace can be had ({error}): use sudo"
+            "a network namespace needs root here, because user namespaces are not available ({error}): use sudo"
         ))
     })
 }
@@ -175,7 +175,7 @@ pub fn check_congestion_control(name: &str) -> Result<(), Failure> {
     }
     let known = known.trim();
     Err(Failure::usage(format!(
-        "no congestion control {name:?}; this kernel has: {known} (modprobe tcp_{name} for more)"
+        "unknown congestion control {name:?}; this kernel has: {known} (try modprobe tcp_{name})"
     )))
 }
 

@@ -120,7 +120,7 @@ impl Profile {
     pub fn find(name: &str) -> Result<&'static Profile, String> {
         Profile::named(name).ok_or_else(|| {
             let names: Vec<&str> = PROFILES.iter().map(|profile| profile.name).collect();
-            format!("no network is named {name:?}; there are: {}", names.join(", "))
+            format!("unknown network {name:?}; known: {}", names.join(", "))
         })
     }
 

@@ -81,7 +81,7 @@ pub fn latency(text: &str, files: ReadFile<'_>) -> Result<Latency, String> {
         let duration = parse_duration(text).map_err(|error| format!("{text:?} is {error}"))?;
         // Signals to Mars take 22 minutes at most.
         if duration > LATENCY_MAX {
-            return Err(format!("{text:?} is longer than an hour, which no packet is on its way"));
+            return Err(format!("{text:?} is too long; the maximum latency is one hour"));
         }
         Ok(duration)
     };
@@ -119,7 +119,8 @@ fn latency_trace(text: &str) -> Result<Latency, String> {
         let wrong = |what: &str| format!("line {number}: {what}");
         let mut figures = line.split_whitespace().map(|figure| {
             let ms = figure.parse().ok().filter(|ms: &f64| (0.0..1e12).contains(ms));
-            ms.map(|ms| Duration::from_secs_f64(ms / 1e3)).ok_or_else(|| wrong(&format!("{figure:?} is no time in ms")))
+            ms.map(|ms| Duration::from_secs_f64(ms / 1e3))
+                .ok_or_else(|| wrong(&format!("invalid time {figure:?}, in ms")))
         });
         if period.is_some() {
             return Err(wrong("only the last line has a moment alone"));
@@ -136,8 +137,8 @@ fn latency_trace(text: &str) -> Result<Latency, String> {
     }
     match (steps.is_empty(), period) {
         (false, Some(period)) => Ok(Latency::Trace(LatencyTrace { steps: steps.into(), period })),
-        (true, _) => Err("there is no latency in it; write `0 50` and `1000` for 50 ms all the time".to_owned()),
-        (false, None) => Err("its last line is to be a moment alone, at which it begins again".to_owned()),
+        (true, _) => Err("it has no latency; write `0 50` and `1000` for constant 50 ms".to_owned()),
+        (false, None) => Err("its last line must have only a time, at which the trace repeats".to_owned()),
     }
 }
 
@@ -162,15 +163,15 @@ pub fn bandwidth(text: &str, files: ReadFile<'_>) -> Result<Bandwidth, String> {
 fn bandwidth_trace(text: &str) -> Result<Bandwidth, String> {
     let mut opportunities: Vec<u64> = Vec::new();
     for (number, line) in lines(text) {
-        let ms = line.trim().parse().map_err(|_| format!("line {number}: {line:?} is no whole number of ms"))?;
+        let ms = line.trim().parse().map_err(|_| format!("line {number}: {line:?} is not a whole number of ms"))?;
         if opportunities.last().is_some_and(|last| *last > ms) {
             return Err(format!("line {number}: moments ascend"));
         }
         opportunities.push(ms);
     }
     match opportunities.last() {
-        None => Err("there is no moment in it; a trace has one a line, in ms".to_owned()),
-        Some(0) => Err("its last moment is 0, so it has no length".to_owned()),
+        None => Err("it is empty; a trace has one time per line, in ms".to_owned()),
+        Some(0) => Err("its last time is 0, so it has no length".to_owned()),
         Some(_) => Ok(Bandwidth::Trace(BandwidthTrace { opportunities_ms: opportunities.into() })),
     }
 }
@@ -210,7 +211,7 @@ fn gilbert() -> String {
 fn share(text: &str) -> Result<f64, String> {
     let (number, scale) = text.trim().strip_suffix('%').map_or((text.trim(), 1.0), |number| (number, 100.0));
     let share = number.parse::<f64>().ok().map(|number| number / scale).filter(|share| (0.0..=1.0).contains(share));
-    share.ok_or_else(|| format!("{text:?} is no share of packets; write for example 1%, 0.5% or 0.01"))
+    share.ok_or_else(|| format!("invalid share of packets {text:?}; write for example 1%, 0.5% or 0.01"))
 }
 
 /// A packet a character: `x` or `1` is lost, `.` or `0` is not; white space does not count.
@@ -222,7 +223,7 @@ fn pattern(text: &str) -> Result<Loss, String> {
     });
     let packets: Vec<bool> = packets.collect::<Result<_, _>>()?;
     if packets.is_empty() {
-        return Err("there is no packet in it; a lost one is x, any other a dot".to_owned());
+        return Err("it has no packets; write x for a lost packet and a dot for any other".to_owned());
     }
     Ok(Loss::Pattern(packets.into()))
 }
@@ -235,7 +236,7 @@ fn pattern(text: &str) -> Result<Loss, String> {
 pub fn queue(text: &str, bandwidth: &Bandwidth) -> Result<QueueSettings, String> {
     let help = || {
         format!(
-            "{text:?} is no queue; write a limit (100 for packets, 64KiB for bytes, unlimited), codel, \
+            "invalid queue {text:?}; write a limit (100 for packets, 64KiB for bytes, unlimited), codel, \
              codel:5ms,100ms or red:30KB,90KB,10%, and a limit behind it if you like: codel 1000"
         )
     };
@@ -263,7 +264,7 @@ pub fn queue(text: &str, bandwidth: &Bandwidth) -> Result<QueueSettings, String>
             // The paper's section 11 and the ns defaults after it: w_q = 0.002.
             let red = Red { min: bytes(min)?, max: bytes(max)?, probability_max, weight: 0.002 };
             if red.min >= red.max {
-                return Err(format!("{text:?}: RED's first threshold is to be the smaller one"));
+                return Err(format!("{text:?}: the first threshold of RED must be the smaller one"));
             }
             Discipline::Red(red)
         }

@@ -335,7 +335,7 @@ impl Testbed {
     /// There is no such class; the names that there are, without the first `skipped`.
     fn unknown(&self, name: &str, skipped: usize) -> Answer {
         let names: Vec<&str> = self.namespaces.iter().skip(skipped).map(|(name, _)| name.as_str()).collect();
-        Answer::Refused(format!("no class is named {name:?}; there are: {}", names.join(", ")))
+        Answer::Refused(format!("unknown class {name:?}; known: {}", names.join(", ")))
     }
 }
 
@@ -356,7 +356,7 @@ fn end(net: &Net, name: &str, addresses: Vec<IpAddr>, routes: Vec<Prefix>) -> Re
 fn listen(socket: &Path) -> Result<UnixListener, Failure> {
     let place = socket.display();
     if UnixStream::connect(socket).is_ok() {
-        return Err(Failure::failed(format!("a test-bed is up already at {place}; end it with: ammeter wan down")));
+        return Err(Failure::failed(format!("a test bed is already up at {place}; stop it with `ammeter wan down`")));
     }
     match fs::symlink_metadata(socket) {
         // What is left of one that was killed.
@@ -364,7 +364,7 @@ fn listen(socket: &Path) -> Result<UnixListener, Failure> {
             fs::remove_file(socket).map_err(Failure::io(format!("remove what is left of {place}")))?;
         }
         Ok(_) => {
-            return Err(Failure::failed(format!("{place} is there already and no socket; name another: --control")));
+            return Err(Failure::failed(format!("{place} exists and is not a socket; choose another with --control")));
         }
         Err(_) => {}
     }
@@ -402,7 +402,7 @@ fn tell(connection: &mut UnixStream, message: &impl Serialize) -> io::Result<()>
 fn ask(socket: &Path, request: &Request) -> Result<Answer, Failure> {
     let place = socket.display();
     let mut connection = UnixStream::connect(socket).map_err(|error| {
-        Failure::failed(format!("no test-bed is up at {place} ({error}); make one with: ammeter wan up NET.toml, or name its socket: --control"))
+        Failure::failed(format!("no test bed at {place} ({error}); start one with `ammeter wan up NET.toml`, or give its socket with --control"))
     })?;
     let mut line = String::new();
     // One that ends meanwhile closes the connection.
@@ -411,13 +411,13 @@ fn ask(socket: &Path, request: &Request) -> Result<Answer, Failure> {
         Ok(Answer::Refused(text)) => Err(Failure::failed(text)),
         Ok(answer) => Ok(answer),
         Err(_) => {
-            Err(Failure::failed(format!("the test-bed at {place} has ended; make one with: ammeter wan up NET.toml")))
+            Err(Failure::failed(format!("the test bed at {place} has ended; start one with `ammeter wan up NET.toml`")))
         }
     }
 }
 
 fn unexpected() -> Failure {
-    Failure::failed("the test-bed gives an answer to something else; is it of another version?")
+    Failure::failed("unexpected answer of the test bed; is it of another version?")
 }
 
 /// What became of the packets of the test-bed at this socket so far.

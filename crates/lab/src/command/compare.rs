@@ -76,15 +76,12 @@ impl FromStr for Demand {
     fn from_str(text: &str) -> Result<Demand, String> {
         let wrong =
             |why: &str| format!("{why}: write a figure, > or <, and a percentage of A's: 'p99>+5%', 'rate<-3%'");
-        let at = text.find(['>', '<']).ok_or_else(|| wrong("there is no > or <"))?;
+        let at = text.find(['>', '<']).ok_or_else(|| wrong("no > or <"))?;
         let (name, rest) = (text[..at].trim(), text[at + 1..].trim());
         let is_increase = text[at..].starts_with('>');
-        let percent = rest.strip_suffix('%').ok_or_else(|| wrong("there is no %"))?.trim();
-        let percent: f64 = percent
-            .parse()
-            .ok()
-            .filter(|percent: &f64| percent.is_finite())
-            .ok_or_else(|| wrong("that is no number"))?;
+        let percent = rest.strip_suffix('%').ok_or_else(|| wrong("no %"))?.trim();
+        let percent: f64 =
+            percent.parse().ok().filter(|percent: &f64| percent.is_finite()).ok_or_else(|| wrong("not a number"))?;
         match is_increase {
             true if percent < 0.0 => return Err(wrong("'>' is for an increase, which is positive")),
             false if percent > 0.0 => return Err(wrong("'<' is for a decrease, which is negative")),
@@ -98,7 +95,7 @@ impl FromStr for Demand {
         if Summary::described(figure).is_none() {
             let known: Vec<&str> = Summary::METRICS.iter().map(|(name, ..)| *name).collect();
             return Err(format!(
-                "there is no figure {name:?}; there are: cpu, {}, and the columns of `ammeter monitor --csv`",
+                "unknown figure {name:?}; known: cpu, {}, and the columns of `ammeter monitor --csv`",
                 known.join(", ")
             ));
         }
@@ -233,12 +230,12 @@ mod tests {
         for (wrong, says) in [
             ("p99", "no > or <"),
             ("p99>5", "no %"),
-            ("p99>x%", "no number"),
-            ("p99>nan%", "no number"),
+            ("p99>x%", "not a number"),
+            ("p99>nan%", "not a number"),
             ("p99>-5%", "'>' is for an increase"),
             ("rate<5%", "'<' is for a decrease"),
             ("rate<-100%", "100 %"),
-            ("speed>5%", "there is no figure \"speed\""),
+            ("speed>5%", "unknown figure \"speed\""),
         ] {
             let why = wrong.parse::<Demand>().unwrap_err();
             assert!(why.contains(says), "{wrong}: {why}");

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// A length of time as people write it: `1s`, `50ms`, `2m`, or a bare number of seconds; not 0.
 fn duration(text: &str) -> Result<Duration, String> {
     let read = ammeter_load::schedule::seconds(text)?;
-    if read.is_zero() { Err(format!("{text:?} is no time to wait: write for example 50ms or 1s")) } else { Ok(read) }
+    if read.is_zero() { Err(format!("invalid time {text:?}: write for example 50ms or 1s")) } else { Ok(read) }
 }
 
 /// A share as people write it, `0.5%`, from above 0 to 100 %.
@@ -30,7 +30,7 @@ fn percentage(text: &str) -> Result<f64, String> {
     let share: Option<f64> = number.parse().ok().map(|percent: f64| percent / 100.0);
     share
         .filter(|share| *share > 0.0 && *share <= 1.0)
-        .ok_or_else(|| format!("{text:?} is no share: write percent, such as 0.5%, above 0 and up to 100%"))
+        .ok_or_else(|| format!("invalid share {text:?}: write a percentage above 0 and up to 100%, such as 0.5%"))
 }
 
 #[cfg(test)]

@@ -184,7 +184,7 @@ impl Place {
 /// Shows a record on the screen, tick by tick.
 fn page_through(head: &Head, ticks: &[Tick]) -> Result<(), Failure> {
     if ticks.is_empty() {
-        say::plain("the record has no two samples, so there is no tick to show");
+        say::plain("the recording has fewer than two samples: nothing to show");
         return Ok(());
     }
     let mut terminal = Terminal::take()?;

@@ -520,7 +520,7 @@ impl RouterFlags {
 fn parse_spin(text: &str) -> Result<Duration, String> {
     let spin = parse_duration(text).map_err(|error| error.to_string())?;
     if spin > Duration::from_millis(100) {
-        return Err("longer than 100ms nobody is late for; write for example 150us".to_owned());
+        return Err("too long; write at most 100ms, for example 150us".to_owned());
     }
     Ok(spin)
 }
@@ -533,7 +533,7 @@ fn read_file(name: &str) -> Result<String, String> {
     let read = File::open(name).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text));
     read.map_err(|error| format!("cannot read {name}: {error}"))?;
     if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(format!("{name} is longer than 256 MiB; it is no trace"));
+        return Err(format!("{name} is longer than 256 MiB and cannot be a trace"));
     }
     Ok(text)
 }

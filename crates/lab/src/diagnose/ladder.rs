@@ -138,9 +138,7 @@ fn climb_in(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Arc
         return Err(Failure::failed("interrupted before the first run was whole, so there is nothing to look at"));
     }
     if !is_answered {
-        return Err(Failure::failed(format!(
-            "no right reply came at any load, so there is nothing to look at: {complaint}"
-        )));
+        return Err(Failure::failed(format!("no correct response at any load: {complaint}")));
     }
     Archive::open(dir)
 }

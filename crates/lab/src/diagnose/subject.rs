@@ -29,7 +29,7 @@ impl std::str::FromStr for Knob {
             let value: f64 = value.parse().ok()?;
             (!name.is_empty() && value > 0.0 && value.is_finite()).then(|| Knob { name: name.to_owned(), value })
         };
-        read().ok_or_else(|| format!("{text:?} is no setting with a number: write for example helpers=2"))
+        read().ok_or_else(|| format!("invalid setting {text:?}: write for example helpers=2"))
     }
 }
 
@@ -146,7 +146,7 @@ fn filled(command: &str, knobs: &[Knob]) -> Result<String, Failure> {
         let place = format!("{{{name}}}");
         if !text.contains(&place) {
             return Err(Failure::usage(format!(
-                "--knob {name}={value} has no place: write {place} in the command of --start"
+                "--knob {name}={value} is not used: write {place} in the command of --start"
             )));
         }
         text = text.replace(&place, &value.to_string());

@@ -67,7 +67,7 @@ impl FromStr for Wanted {
         match (count, mode) {
             (Some(count), Some(mode)) => Ok(Wanted { count, mode }),
             _ => Err(format!(
-                "{text:?} is no number of parked connections: write 1000, 1000:idle or 50:slow-read, at most {COUNT_MAX}"
+                "invalid number of parked connections {text:?}: write 1000, 1000:idle or 50:slow-read, at most {COUNT_MAX}"
             )),
         }
     }

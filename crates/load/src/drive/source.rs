@@ -96,9 +96,9 @@ fn address(to: &SocketAddr) -> Result<IpAddr, Failure> {
         socket.connect(to)?;
         socket.local_addr()
     });
-    known.map(|from| from.ip()).map_err(|error| {
-        Failure::failed(format!("there is no way to {to}: {error}; look at `ip route get {}`", to.ip()))
-    })
+    known
+        .map(|from| from.ip())
+        .map_err(|error| Failure::failed(format!("no route to {to}: {error}; see `ip route get {}`", to.ip())))
 }
 
 /// With some to spare: a pair that somebody else has is passed over, and that of a connection which the server has closed

@@ -109,7 +109,7 @@ fn load_starts_at_given_time() {
     let asked = Loop::Open { arrivals: String::new(), rate: 1.0, seed: 1, shape: schedule.shape() };
     let late = Settings { start: Some(over), ..settings(target) };
     let why = open(&late, &plan(Requests::same(b"/"), 1, 1), &schedule, asked, &Stop::default(), &|_| {}).unwrap_err();
-    assert!(why.to_string().contains("is over"), "{why}");
+    assert!(why.to_string().contains(TOO_LATE), "{why}");
 }
 
 #[test]
@@ -418,7 +418,7 @@ fn certificates_are_verified() {
     };
     let good = certificate(|_| {});
     check(&good, "localhost", true, None);
-    check(&good, "localhost", false, Some("nobody who is trusted has signed the certificate of localhost"));
+    check(&good, "localhost", false, Some("the certificate of localhost is not signed by a trusted authority"));
     check(&good, "example.com", true, Some("is not for example.com but for localhost: ask"));
     check(&good, "127.0.0.1", true, Some("is not for 127.0.0.1"));
     // As `openssl req -x509` makes it.

@@ -99,9 +99,9 @@ impl SkipReason {
             SkipReason::Long => "longer than 64 KiB",
             SkipReason::Time => "without client and time",
             SkipReason::Request => "without request, status and size",
-            SkipReason::Nothing => "nothing that was asked for",
+            SkipReason::Nothing => "no request line",
             SkipReason::Method => "method other than GET and HEAD",
-            SkipReason::Target => "target that cannot be asked for",
+            SkipReason::Target => "invalid request target",
         }
     }
 }
@@ -428,7 +428,7 @@ impl Log {
                 (None, None) => "it is empty".to_owned(),
             };
             return Err(Failure::failed(format!(
-                "no request to replay in the log {place}: {why}; a line is to be in the Common or Combined Log Format, as \
+                "no request to replay in the log {place}: {why}; lines must be in the Common or Combined Log Format, as \
                  `host - - [01/Aug/1995:00:00:01 -0400] \"GET / HTTP/1.0\" 200 1839`, or in amped's JSON"
             )));
         }

@@ -147,7 +147,7 @@ impl Manifest {
     pub fn parse(text: &str) -> Result<Manifest, String> {
         let mut lines = text.lines().enumerate();
         let at = |number: usize, trouble: String| format!("line {}: {trouble}", number + 1);
-        let (number, first) = lines.next().ok_or("an empty file is no manifest; `ammeter files` makes one")?;
+        let (number, first) = lines.next().ok_or("the manifest is empty; `ammeter files` writes one")?;
         let head: Head = serde_json::from_str(first)
             .map_err(|error| at(number, format!("not the head of a manifest of `ammeter files`: {error}")))?;
         if head.ammeter_files != FORMAT {
@@ -158,7 +158,7 @@ impl Manifest {
         for (number, line) in lines {
             let file: File = serde_json::from_str(line).map_err(|error| at(number, error.to_string()))?;
             let name = file_name(file.path.as_bytes()).ok_or_else(|| {
-                at(number, format!("`{}` is the path of no file: write `/name`, encoded as in a URL", file.path))
+                at(number, format!("invalid path `{}`: write `/name`, encoded as in a URL", file.path))
             })?;
             if !(file.weight.is_finite() && file.weight >= 0.0) {
                 return Err(at(number, format!("a weight of {}: it is 0 or more", file.weight)));
@@ -179,7 +179,7 @@ impl Manifest {
             ));
         }
         if !files.iter().any(|file| file.weight > 0.0) {
-            return Err("no file has a weight above 0, so nothing would be asked for".to_owned());
+            return Err("no file has a weight above 0, so there is nothing to request".to_owned());
         }
         // Draws by weight are made of the running sums.
         if !files.iter().map(|file| file.weight).sum::<f64>().is_finite() {
@@ -268,7 +268,7 @@ mod tests {
         check("\"bytes\":30", "\"bytes\":31", "cut short");
         check("\"bytes\":20", "\"bytes\":18446744073709551615", "too many");
         check("\"weight\":3.0", "\"weight\":-3.0", "line 3: a weight of -3");
-        check("/b%20c", "b", "line 3: `b` is the path of no file");
+        check("/b%20c", "b", "line 3: invalid path `b`");
         check("/b%20c", "/../b", "line 3");
         check("/b%20c", "/index.html", "line 3: `/index.html` is there a second time");
         check("\"class\"", "\"clas\"", "line 2");

@@ -55,12 +55,12 @@ pub fn parse(text: &str, seed: u64) -> Result<Requests, String> {
         };
         let weight: f64 =
             weight.parse().ok().filter(|weight: &f64| weight.is_finite() && *weight >= 0.0).ok_or_else(|| {
-                format!("line {number}: `{weight}` is no weight: write a number, 0 or more, before the target")
+                format!("line {number}: invalid weight `{weight}`: write a number, 0 or more, before the target")
             })?;
         let plain = target.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
         if !(target.starts_with('/') && plain) {
             return Err(format!(
-                "line {number}: `{target}` is no target: write path and query alone, as `/a%20b?c=d`; which server is \
+                "line {number}: invalid target `{target}`: write only path and query, as `/a%20b?c=d`; which server is \
                  asked is said elsewhere"
             ));
         }
@@ -76,7 +76,7 @@ pub fn parse(text: &str, seed: u64) -> Result<Requests, String> {
             let names = table.iter().map(name).collect();
             Ok(Requests::new(table, Order::Drawn { seed, sums }).with_classes(names))
         }
-        Some(_) => Err("the weights come to nothing, or to more than a number can say".to_owned()),
+        Some(_) => Err("the sum of the weights is zero or too large".to_owned()),
         None => Err("no targets: write one a line, with its weight before it, as `35 /index.html`".to_owned()),
     }
 }
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(classes(&path("manifest.jsonl")), ["small", "large"]);
         assert_eq!(classes(&path("list")), ["/c", "/d"]);
         let fails = |name| read(&path(name), 1, false).expect_err(name).to_string();
-        assert!(fails("bad").contains("bad: line 1: `c` is no target"));
+        assert!(fails("bad").contains("bad: line 1: invalid target `c`"));
         assert!(fails("none").contains("none: No such file"));
     }
 
@@ -127,17 +127,17 @@ mod tests {
         };
         check("", "no targets");
         check("# nothing\n", "no targets");
-        check("/a\nx /b", "line 2: `x` is no weight");
-        check("-1 /b", "line 1: `-1` is no weight");
-        check("inf /b", "no weight");
-        check("NaN /b", "no weight");
-        check("1 b", "line 1: `b` is no target");
-        check("1 http://host/b", "no target");
-        check("1 /b#c", "no target");
-        check("1 /\u{e9}", "no target");
+        check("/a\nx /b", "line 2: invalid weight `x`");
+        check("-1 /b", "line 1: invalid weight `-1`");
+        check("inf /b", "invalid weight");
+        check("NaN /b", "invalid weight");
+        check("1 b", "line 1: invalid target `b`");
+        check("1 http://host/b", "invalid target");
+        check("1 /b#c", "invalid target");
+        check("1 /\u{e9}", "invalid target");
         check("1 /b c", "line 1: write a weight and a target");
-        check("0 /b", "come to nothing");
-        check("1e308 /a\n1e308 /b", "more than a number can say");
+        check("0 /b", "is zero or too large");
+        check("1e308 /a\n1e308 /b", "is zero or too large");
     }
 
     proptest! {

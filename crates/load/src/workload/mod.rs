@@ -70,7 +70,7 @@ impl std::str::FromStr for Statuses {
             let first = digits.parse::<u16>().ok().filter(|_| is_number)? * factor;
             (200..=599).contains(&first).then(|| first..=first + (factor - 1))
         };
-        let wrong = |part: &str| format!("{part:?} is no final status: write 404, 2xx, or several as 2xx,404");
+        let wrong = |part: &str| format!("invalid final status {part:?}: write 404, 2xx, or several as 2xx,404");
         text.split(',')
             .map(str::trim)
             .map(|part| status(part).ok_or_else(|| wrong(part)))

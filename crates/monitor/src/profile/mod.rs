@@ -87,9 +87,7 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     if let Some(server) = &server
         && server.pids().is_empty()
     {
-        return Err(Failure::failed(
-            missing.pop().unwrap_or_else(|| "the server has no process to be seen".to_owned()),
-        ));
+        return Err(Failure::failed(missing.pop().unwrap_or_else(|| "no visible process of the server".to_owned())));
     }
     let mut rings = Vec::new();
     for processor in processors()? {
@@ -183,7 +181,7 @@ fn ask_for_syscalls(bpf: Bpf, rings: &mut [(u32, Ring)]) -> io::Result<()> {
 
 fn no_numbers(error: &io::Error) -> String {
     format!(
-        "system calls are told apart by call chains and not by their numbers, which the kernel does not let a program \
+        "system calls are identified by call chains and not by their numbers, which the kernel does not let a program \
          read (bpf: {error}): run as root, or add cap_bpf to cap_perfmon; it takes Linux 5.15 with BTF"
     )
 }
@@ -363,7 +361,7 @@ pub(crate) fn processors() -> Result<Vec<u32>, Failure> {
     let path = "/sys/devices/system/cpu/online";
     let text = fs::read_to_string(path).map_err(Failure::io(format!("read {path}")))?;
     list(text.trim())
-        .ok_or_else(|| Failure::failed(format!("{path} holds `{}`, which is no list of processors", text.trim())))
+        .ok_or_else(|| Failure::failed(format!("{path} contains `{}`, which is not a list of processors", text.trim())))
 }
 
 /// Reads `0-3,7`.

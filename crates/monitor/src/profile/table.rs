@@ -85,7 +85,7 @@ impl KernelTable {
                     }
                     (_, Some(("category", name)), None) => table.categories.add(pattern, name)?,
                     (_, Some(("softirq", kind)), None) => table.softirqs.add(pattern, kind)?,
-                    _ => return Err(format!("[{section}]: {pattern} has no place there")),
+                    _ => return Err(format!("[{section}]: unexpected {pattern}")),
                 }
             }
         }
@@ -129,12 +129,12 @@ mod tests {
     #[test]
     fn invalid_table_is_reported() {
         for (text, why) in [
-            ("x", "no place"),
+            ("x", "unexpected"),
             ("[category a\nx", "no `]`"),
             ("[category a]\nx\n[category b]\n_x", "both"),
             ("[category a]\n_*", "everything"),
-            ("[syscall]\nx", "no place"),
-            ("[softirq a]\nx=y", "no place"),
+            ("[syscall]\nx", "unexpected"),
+            ("[softirq a]\nx=y", "unexpected"),
         ] {
             let error = KernelTable::parse(text).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

@@ -60,8 +60,8 @@ pub fn text(profile: &Profile) -> String {
 /// By what system calls were told apart, as a sentence.
 pub fn told_by(profile: &Profile) -> &'static str {
     match profile.syscalls {
-        Syscalls::Number => "system calls are told apart by their numbers, which a BPF program read",
-        Syscalls::Chain => "system calls are told apart by call chains, by which some have no name",
+        Syscalls::Number => "system calls are identified by their numbers, read by a BPF program",
+        Syscalls::Chain => "system calls are identified by call chains, so some have no name",
     }
 }
 
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(words[..8], ["writev", "10.0", "%", "5.5", "..", "17.4", "40.0", "%"]);
         assert_eq!(words[8].chars().count(), 4);
         assert!(text.contains("something") && text.contains("796 expected"), "{text}");
-        assert!(text.contains("told apart by call chains"), "{text}");
+        assert!(text.contains("identified by call chains"), "{text}");
         assert!(text.contains("0.10 % of a processor, of 0.5 %") && text.contains("rested for 0.5 s"), "{text}");
         assert_eq!(folded(&profile()), "nginx;[user] 60\n");
         assert!(text.contains("  …odulemodulemodulemodule::f0    5.0 %"), "{text}");

@@ -210,7 +210,7 @@ impl Args {
         let method = self.method.clone().unwrap_or_else(|| usual.to_owned());
         let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         if method.is_empty() || !method.bytes().all(is_token) {
-            return Err(Failure::usage(format!("--method {method:?} is no method; write for example POST")));
+            return Err(Failure::usage(format!("invalid --method {method:?}; write for example POST")));
         }
         if method == "CONNECT" {
             return Err(Failure::usage("--method CONNECT opens a tunnel, which this program does not measure"));
@@ -242,7 +242,7 @@ impl std::str::FromStr for Sweep {
             from > 0.0 && to >= from && step > 0.0 && (to - from) / step < 1000.0
         };
         parts().filter(is_sound).ok_or_else(|| {
-            format!("{text:?} is no sweep: write FROM..TO/STEP, such as 1000..20000/1000, with at most 1000 rates")
+            format!("invalid sweep {text:?}: write FROM..TO/STEP, such as 1000..20000/1000, with at most 1000 rates")
         })
     }
 }
@@ -257,7 +257,7 @@ impl Sweep {
 /// `p99=10ms` is what must hold; what must not is the condition.
 fn slo(text: &str) -> Result<Condition, String> {
     let broken = text.replacen("<=", ">", 1).replacen('=', ">", 1);
-    if broken == text { Err(format!("{text:?} is no objective: write p99=10ms")) } else { broken.parse() }
+    if broken == text { Err(format!("invalid objective {text:?}: write p99=10ms")) } else { broken.parse() }
 }
 
 /// What is written must not be what is read, or written twice.

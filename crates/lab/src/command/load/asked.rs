@@ -38,7 +38,7 @@ impl Asked {
                 !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic()) && !field.contains(['\r', '\n'])
             });
             let Some((name, value)) = parts else {
-                return Err(Failure::usage(format!("--header {field:?} is no field: write 'Name: value'")));
+                return Err(Failure::usage(format!("invalid --header {field:?}: write 'Name: value'")));
             };
             if name.eq_ignore_ascii_case("Host") {
                 // In place of the URL's: a server refuses a request with two (RFC 9112, 3.2).
@@ -72,7 +72,7 @@ impl Asked {
                     Ok(true) => Target::Unix(path.clone()),
                     Ok(false) => {
                         return Err(Failure::failed(format!(
-                            "--unix {} is no socket; give the server's",
+                            "--unix {} is not a socket; give that of the server",
                             path.display()
                         )));
                     }
@@ -204,7 +204,7 @@ fn told_when() -> Result<SystemTime, Failure> {
     let unix_s = line.trim().parse::<f64>().ok().filter(|unix_s| (0.0..1e11).contains(unix_s));
     unix_s
         .map(|unix_s| UNIX_EPOCH + Duration::from_secs_f64(unix_s))
-        .ok_or_else(|| Failure::usage(format!("{:?} is no instant; write seconds since 1970", line.trim())))
+        .ok_or_else(|| Failure::usage(format!("invalid instant {:?}; write seconds since 1970", line.trim())))
 }
 
 /// What a load that waits for its instant says when it could begin.

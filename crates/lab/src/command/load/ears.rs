@@ -86,12 +86,14 @@ impl Ears {
                 Ok(_) | Err(_) => return Ok(()),
             };
             if self.stop.is_stopped() {
-                return Err(Failure::failed("interrupted while nobody listened yet: the load had not begun"));
+                return Err(Failure::failed(
+                    "interrupted while waiting for the server to listen: the load had not begun",
+                ));
             }
             if begin.elapsed() >= patience {
                 return Err(Failure::failed(format!(
-                    "is a web server listening at {address}? {error}; start it first, wait for it with --wait 10s, or give --wait 0s \
-                     to begin all the same"
+                    "no server listens at {address}: {error}; start it first, wait for it with --wait 10s, or use --wait 0s \
+                     to start without checking"
                 )));
             }
             if !is_told {

@@ -101,11 +101,11 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
         }
         h2 { "Rate" }
         (plot("rates", match asked {
-            Some(_) => "Connections begun and right replies, each second, also those of the drain after the measured window. Where completed stays below begun, the server falls behind.",
-            None => "Connections begun and right replies, each second. A closed loop: the server sets the pace.",
+            Some(_) => "Connections begun and correct responses, each second, also those of the drain after the measured window. Where completed stays below begun, the server falls behind.",
+            None => "Connections begun and correct responses, each second. A closed loop: the server sets the pace.",
         }))
         h2 { "Latency" }
-        (plot("latencies", "Last byte of right replies, counted from the planned instant, each second."))
+        (plot("latencies", "Last byte of correct responses, counted from the planned instant, each second."))
         h2 { "Failures" }
         @if failed == 0 {
             p { "None." }
@@ -143,9 +143,9 @@ pub(super) fn sweep(head: &Head, swept: &Swept) -> Option<String> {
             None => format!("{} runs at {} rates.", swept.runs.len(), by_rate(&swept.runs).len()),
         }))
         h2 { "Rate" }
-        (plot("rates", "Medians of the repetitions, with their intervals. Open points: there the client did not do what was asked, so the figure is its own. The band is between what is borne and what is not."))
+        (plot("rates", "Medians of the repetitions, with their intervals. Open points: the load generator was the limit. The band is between the highest sustained and the lowest unsustained rate."))
         h2 { "Latency" }
-        (plot("latencies", "Last byte of right replies, counted from the planned instant."))
+        (plot("latencies", "Last byte of correct responses, counted from the planned instant."))
         h2 { "Lateness of the generator" }
         (plot("lateness", "From the planned instant of a connection to its SYN."))
         h2 { "Runs" }
@@ -199,7 +199,7 @@ fn verdict(verdict: &Verdict, sentence: &str) -> Markup {
         Validity::ClientBound => {
             "The generator did not do what was asked of it: the figures are its own, not the server's."
         }
-        Validity::PathBound => "The network in between was not the one asked for: the figures are not the server's.",
+        Validity::PathBound => "The network path was not as requested: the figures are not those of the server.",
     };
     let class = if verdict.broken.is_empty() { verdict.validity.to_string() } else { "broken".to_owned() };
     html! {
@@ -218,7 +218,7 @@ fn plot(id: &str, caption: &str) -> Markup {
 
 fn clocks(outcome: &Outcome) -> Markup {
     let rows = [
-        ("latency", "last byte of a right reply", &outcome.latency),
+        ("latency", "last byte of a correct response", &outcome.latency),
         ("first byte", "its first byte", &outcome.first_byte),
         ("secured", "TLS handshake over", &outcome.secured),
         ("connected", "connection established", &outcome.connected),
@@ -292,7 +292,7 @@ fn about(head: &Head, outcome: &Outcome) -> Markup {
         let fifo = if outcome.real_time { "with" } else { "without" };
         let _ = write!(client, ", beginning them {begun} ({fifo} SCHED_FIFO)");
     }
-    let _ = write!(client, "; {:.1} us of CPU for a right reply", outcome.cpu_us());
+    let _ = write!(client, "; {:.1} us of CPU for a correct response", outcome.cpu_us());
     rows.push(("generator", client));
     rows.push(("machine", format!("{}, {} cores", machine.cpu, machine.cores)));
     rows.push(("kernel", format!("{}, {}", machine.kernel, machine.congestion_control)));

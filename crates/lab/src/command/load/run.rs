@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         (Some(sweep), _) => run_sweep(args, &asked, sweep, &stop),
         (None, Some(clients)) => {
             if clients == 0 {
-                return Err(Failure::usage("no clients ask for nothing; give --clients 1 or more"));
+                return Err(Failure::usage("--clients must be at least 1"));
             }
             if args.duration().is_zero() {
                 return Err(Failure::usage(schedule::NO_LENGTH));
@@ -88,23 +88,21 @@ fn tell(args: &Args, asked: &Asked, mut outcome: Outcome, ears: Ears) -> Result<
         };
         let most = outcome.failures.iter().max_by_key(|(_, count)| *count).map(|(fault, _)| *fault);
         outcome.verdict.broken.push(match (&outcome.tls, most) {
-            _ if outcome.planned == 0 => {
-                "nothing was asked: no connection was planned for so short a time at so low a rate; \
+            _ if outcome.planned == 0 => "no connection was planned for so short a time at so low a rate; \
                                           give a longer --duration or a higher --rate"
-                    .to_owned()
-            }
-            (Some(why), _) => format!("no right reply came: {why}"),
+                .to_owned(),
+            (Some(why), _) => format!("no correct response: {why}"),
             (None, Some(Fault::Status | Fault::Length | Fault::Content)) => {
-                format!("no right reply came, but wrong ones: look at one (curl -i {})", asked.url)
+                format!("no correct response, only failures: look at one (curl -i {})", asked.url)
             }
             (None, Some(fault)) if outcome.established > 0 => {
                 let scheme = asked.url.split("://").next().unwrap_or_default();
                 format!(
-                    "no right reply came; connections were established ({}): is it {scheme} that {place} speaks?",
+                    "no correct response; connections were established ({}): does {place} speak {scheme}?",
                     fault.name()
                 )
             }
-            (None, _) => format!("no right reply came; is a web server listening at {place}?"),
+            (None, _) => format!("no correct response; is a web server listening at {place}?"),
         });
     }
     ears.judge(&outcome.verdict);

@@ -220,7 +220,7 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
     if outcome.stray > 0 {
         let _ = writeln!(
             text,
-            "stray       on {} connections more came than was asked for: bodies are longer than Content-Length says?",
+            "stray       on {} connections received more data than requested: are bodies longer than Content-Length?",
             outcome.stray
         );
     }

@@ -95,12 +95,11 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
             say::out(&format!("capacity    {found}"))?;
         }
     } else if args.find_capacity && stop.is_stopped() {
-        verdict.broken.push("interrupted before a rate was both kept and borne, so no capacity is known".to_owned());
+        verdict
+            .broken
+            .push("interrupted before any rate was sustained in a valid run, so the capacity is unknown".to_owned());
     } else if args.find_capacity {
-        let why = format!(
-            "no rate was borne in {} valid runs, in which the client kept its schedule; begin --sweep lower",
-            knee::Runs::MIN
-        );
+        let why = format!("no rate was sustained in {} valid runs; start --sweep at a lower rate", knee::Runs::MIN);
         verdict.weaken(Validity::ClientBound, why);
     } else if !runs.is_empty() && runs.iter().all(|run| run.verdict.validity == Validity::ClientBound) {
         verdict.weaken(Validity::ClientBound, "in no run did the client keep its schedule");
