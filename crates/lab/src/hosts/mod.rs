@@ -23,8 +23,8 @@ use ammeter_load::drive::Stop;
 use amped_measure::Failure;
 
 use self::server::{Order, RemoteServer};
-use self::session::decoded;
-use self::ssh::{Connection, SOON};
+use self::session::{decoded, encoded};
+use self::ssh::{Command, Connection, SOON};
 use crate::archive::{Block, Host, Hosts, Program, Step};
 use crate::environment::{Site, TestEnvironment};
 use crate::experiment::{Limits, Settings};
@@ -136,12 +136,10 @@ impl Fleet {
                 subjects.push(subject);
             }
         }
-        let mut line = serde_json::to_vec(&subjects)
-            .map_err(|error| Failure::failed(format!("cannot write the subjects: {error}")))?;
-        line.push(b'\n');
         let server = &self.connections[0];
-        let printed = server.start(&server.own(&["subject", "--programs"])?, line)?.wait(SOON, stop)?;
-        let mut programs: BTreeMap<String, Program> = decoded(&String::from_utf8_lossy(&printed))?;
+        let mut command = Command::start(&server.name, &server.own(&["subject", "--programs"])?)?;
+        let printed = command.ask(&encoded(&subjects)?, SOON, stop)?;
+        let mut programs: BTreeMap<String, Program> = decoded(&printed)?;
         for connection in &self.connections {
             // A copy lies somewhere else each time, and is the same.
             let own = Program { path: PathBuf::from("ammeter"), ..connection.facts()?.program.clone() };
@@ -156,11 +154,12 @@ impl Fleet {
     /// A host that is gone; an interrupt.
     pub(crate) fn look_at_rest(&mut self, stop: &Stop) -> Result<Block, Failure> {
         self.revive(stop)?;
-        let looks = self.connections.iter().map(|one| one.start(&one.own(&["host", "--rest", "--json"])?, Vec::new()));
+        let looks =
+            self.connections.iter().map(|one| Command::start(&one.name, &one.own(&["host", "--rest", "--json"])?));
         let looks = looks.collect::<Result<Vec<_>, Failure>>()?;
         let mut blocks = Vec::new();
         for (connection, look) in self.connections.iter().zip(looks) {
-            let block: Block = decoded(&String::from_utf8_lossy(&look.wait(SOON, stop)?))?;
+            let block: Block = decoded(&look.finish(SOON, stop)?)?;
             blocks.push((connection.name.clone(), block));
         }
         let hosts = blocks.iter().map(|(name, block)| (name.clone(), block.busy)).collect();
@@ -185,7 +184,7 @@ impl Fleet {
     ) -> Result<Result<(SocketAddr, Site), String>, Failure> {
         self.server = None;
         let order = Order { settings: settings.clone(), seed, interval, address: self.address };
-        let server = match RemoteServer::start(&mut self.connections[0], &order, stop)? {
+        let server = match RemoteServer::start(&self.connections[0], &order, stop)? {
             Ok(server) => self.server.insert(server),
             Err(why) => return Ok(Err(why)),
         };
@@ -193,12 +192,13 @@ impl Fleet {
         let mut site = Site { folder: PathBuf::new(), target, manifest: None };
         if let Some(manifest) = server.ready.manifest.clone() {
             let manifest = manifest.display().to_string();
-            let fetch = self.connections[0].start(&self.connections[0].shell(&["cat", &manifest]), Vec::new())?;
-            let bytes = fetch.wait(SOON * 10, stop)?;
+            let server = &self.connections[0];
+            let text = Command::start(&server.name, &server.shell(&["cat", &manifest]))?.finish(SOON * 10, stop)?;
             for client in &self.connections[1..] {
-                let path = manifest_of(client)?;
-                let words = client.shell(&["sh", "-c", "cat > \"$0\"", &path]);
-                client.start(&words, bytes.clone())?.wait(SOON * 10, stop)?;
+                let words = client.shell(&["sh", "-c", "cat > \"$0\"", &manifest_of(client)?]);
+                let command = Command::start(&client.name, &words)?;
+                command.write(text.as_bytes());
+                command.finish(SOON * 10, stop)?;
             }
             site.manifest = Some(PathBuf::from(manifest_of(&self.connections[1])?));
         }
@@ -242,7 +242,7 @@ impl Fleet {
     /// A host that is gone; an interrupt.
     pub(crate) fn end(&mut self, settings: &Settings, into: &Path, stop: &Stop) -> Result<Watched, Failure> {
         let server = self.server.take().ok_or_else(|| Failure::failed("there is no server"))?;
-        server.end(&mut self.connections[0], settings, into, stop)
+        server.end(&self.connections[0], settings, into, stop)
     }
 
     /// Ends the server, if there is one.

@@ -6,22 +6,22 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::Stdio;
+use std::sync::mpsc::channel;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ammeter_load::drive::Stop;
 use amped_measure::Failure;
 use serde::{Deserialize, Serialize};
 
-use super::session::decoded;
-use super::ssh::{Connection, SOON};
+use super::session::{decoded, encoded};
+use super::ssh::{Command, Connection, SOON};
 use crate::archive::{Program, name};
-use crate::environment::{Running, Said, Streams, TestEnvironment, interrupted};
+use crate::environment::{Running, Streams, TestEnvironment, interrupted};
 use crate::experiment::Settings;
 use crate::run::{Side, Watched, patience};
 use crate::say;
@@ -136,11 +136,7 @@ pub(crate) fn print_programs() -> Result<(), Failure> {
 
 /// `ammeter subject` on another host. Dropped, it ends, and the server with it.
 pub(super) struct RemoteServer {
-    name: String,
-    running: Running,
-    input: Option<ChildStdin>,
-    lines: Receiver<String>,
-    errors: Said,
+    command: Command,
     pub(super) ready: Ready,
 }
 
@@ -150,39 +146,18 @@ impl RemoteServer {
     /// # Errors
     /// When the host is gone, or it is no fault of the server's; an interrupt.
     pub(super) fn start(
-        connection: &mut Connection,
+        connection: &Connection,
         order: &Order,
         stop: &Stop,
     ) -> Result<Result<RemoteServer, String>, Failure> {
         let facts = connection.facts()?;
         let (scratch, session) = (facts.scratch.display().to_string(), facts.pid.to_string());
         let words = connection.own(&["subject", "--scratch", &scratch, "--session", &session])?;
-        let streams = Streams { out: Stdio::piped(), err: Stdio::piped() };
-        let mut running = Running::start_with("ssh", &words, streams, Stdio::piped())?;
-        let (sender, lines) = channel();
-        if let Some(output) = running.take_output() {
-            thread::spawn(move || {
-                BufReader::new(output).lines().map_while(Result::ok).try_for_each(|l| sender.send(l))
-            });
-        }
-        let errors = Said::by(running.take_errors());
-        let ready = Ready {
-            address: SocketAddr::new(order.address, 0),
-            target: String::new(),
-            manifest: None,
-            folder: PathBuf::new(),
-        };
-        let input = running.take_input();
-        let mut server = RemoteServer { name: connection.name.clone(), running, input, lines, errors, ready };
-        let order =
-            serde_json::to_string(order).map_err(|error| Failure::failed(format!("cannot write an order: {error}")))?;
-        match decoded(&server.ask(&order, START, stop)?)? {
-            Started::Ready(ready) => {
-                server.ready = ready;
-                Ok(Ok(server))
-            }
-            Started::Refused(why) => Ok(Err(why)),
-        }
+        let mut command = Command::start(&connection.name, &words)?;
+        Ok(match decoded(&command.ask(&encoded(order)?, START, stop)?)? {
+            Started::Ready(ready) => Ok(RemoteServer { command, ready }),
+            Started::Refused(why) => Err(why),
+        })
     }
 
     /// Begins to count.
@@ -190,7 +165,7 @@ impl RemoteServer {
     /// # Errors
     /// When the host is gone; an interrupt.
     pub(super) fn measure(&mut self, stop: &Stop) -> Result<(), Failure> {
-        self.ask("measure", SOON, stop).map(drop)
+        self.command.ask("measure", SOON, stop).map(drop)
     }
 
     /// Ends the server, and brings its files here.
@@ -199,12 +174,12 @@ impl RemoteServer {
     /// When the host is gone, or a file cannot be written; an interrupt.
     pub(super) fn end(
         mut self,
-        connection: &mut Connection,
+        connection: &Connection,
         settings: &Settings,
         into: &Path,
         stop: &Stop,
     ) -> Result<Watched, Failure> {
-        let line = self.ask("end", patience(settings, settings.load.duration), stop)?;
+        let watched = decoded(&self.command.ask("end", patience(settings, settings.load.duration), stop)?)?;
         for name in FILES {
             let path = into.join(name);
             let words = connection.shell(&["cat", &self.ready.folder.join(name).display().to_string()]);
@@ -215,38 +190,7 @@ impl RemoteServer {
                 let _ = fs::remove_file(&path);
             }
         }
-        self.input = None;
-        decoded(&line)
-    }
-
-    /// Writes a line, and waits for the one that answers it.
-    fn ask(&mut self, line: &str, patience: Duration, stop: &Stop) -> Result<String, Failure> {
-        if let Some(input) = &mut self.input {
-            // That it has ended is seen below.
-            let _ = writeln!(input, "{line}");
-        }
-        let begin = Instant::now();
-        loop {
-            match self.lines.recv_timeout(Duration::from_millis(20)) {
-                Ok(line) => return Ok(line),
-                Err(RecvTimeoutError::Disconnected) => {
-                    let said = self.errors.whole();
-                    return Err(Failure::failed(format!("{}: {said}", self.name)));
-                }
-                Err(RecvTimeoutError::Timeout) if stop.is_stopped() => return Err(interrupted()),
-                Err(RecvTimeoutError::Timeout) if begin.elapsed() > patience => {
-                    return Err(Failure::failed(format!("{} did not answer within {patience:?}", self.name)));
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-        }
-    }
-}
-
-impl Drop for RemoteServer {
-    fn drop(&mut self) {
-        self.input = None;
-        self.running.await_end(Duration::from_secs(15));
+        Ok(watched)
     }
 }
 

@@ -120,3 +120,8 @@ pub(super) fn decoded<T: DeserializeOwned>(line: &str) -> Result<T, Failure> {
         Failure::failed(format!("cannot read {begin:?}: {error}; is it another version of ammeter?"))
     })
 }
+
+/// The line of such a thing.
+pub(super) fn encoded(value: &impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string(value).map_err(|error| Failure::failed(format!("cannot encode a line: {error}")))
+}

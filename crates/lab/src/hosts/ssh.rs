@@ -9,10 +9,10 @@
 //! A host that is gone is known by the end of its session, or by its silence: it is asked for the time every two seconds.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -61,21 +61,15 @@ pub(super) struct Connection {
     pub(super) name: String,
     /// ssh and its flags, with which commands use the master.
     ssh: Vec<String>,
-    session: Option<Running>,
-    input: Option<Arc<Mutex<Option<ChildStdin>>>>,
-    lines: Receiver<(String, f64)>,
-    errors: Said,
+    session: Option<Command>,
     heard: Instant,
     facts: Option<Facts>,
     gone: Option<String>,
     control: PathBuf,
     /// The last to end.
     master: Option<Running>,
-}
-
-/// A thread that panicked with the lock has left plain data.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What the master prints.
+    said: Said,
 }
 
 impl Connection {
@@ -100,11 +94,9 @@ impl Connection {
         Ok(Connection {
             name: name.to_owned(),
             ssh,
-            errors: Said::by(master.take_errors()),
+            said: Said::by(master.take_errors()),
             master: Some(master),
             session: None,
-            input: None,
-            lines: channel().1,
             heard: Instant::now(),
             facts: None,
             gone: None,
@@ -122,43 +114,28 @@ impl Connection {
             if self.master.as_mut().is_none_or(|master| master.ended().is_some()) {
                 return Err(self.unreachable());
             }
-            self.waited(begin, stop)?;
+            waited(&self.name, begin, SOON, stop)?;
         }
         let words: Vec<String> = self.ssh.iter().cloned().chain([SHELL.to_owned()]).collect();
-        let streams = Streams { out: Stdio::piped(), err: Stdio::piped() };
-        let mut session = Running::start_with("ssh", &words, streams, Stdio::piped())?;
-        let (sender, lines) = channel();
-        if let Some(output) = session.take_output() {
-            thread::spawn(move || {
-                let lines = BufReader::new(output).lines().map_while(Result::ok);
-                lines.map(|line| (line, now_s())).try_for_each(|line| sender.send(line))
-            });
-        }
-        let mut input = session.take_input();
-        (self.errors, self.lines) = (Said::by(session.take_errors()), lines);
-        self.session = Some(session);
+        let session = self.session.insert(Command::start(&self.name, &words)?);
         let greeting = loop {
-            match self.next_line(begin, stop)? {
-                Some(line) if line.starts_with(GREETING) => break line,
+            match session.next(SOON, stop)? {
+                Some((line, _)) if line.starts_with(GREETING) => break line,
                 // Some machines greet before.
                 Some(_) => {}
                 None => return Err(self.unreachable()),
             }
         };
-        let copied = if is_copied(&self.name, &greeting, own)? {
-            fs::read(&own.path).map_err(Failure::io(format_args!("read {}", own.path.display())))?
+        if is_copied(&self.name, &greeting, own)? {
+            let bytes = fs::read(&own.path).map_err(Failure::io(format_args!("read {}", own.path.display())))?;
+            session.write(format!("copy {}\n", bytes.len()).as_bytes());
+            session.write(&bytes);
         } else {
-            Vec::new()
-        };
-        let order = if copied.is_empty() { "own 0\n".to_owned() } else { format!("copy {}\n", copied.len()) };
-        if let Some(input) = &mut input {
-            // That the other side has ended is seen by its output.
-            let _ = input.write_all(&[order.as_bytes(), &copied].concat()).and_then(|()| input.flush());
+            session.write(b"own 0\n");
         }
-        let facts = self.next_line(begin, stop)?.ok_or_else(|| self.unreachable())?;
+        let Some((facts, _)) = session.next(SOON, stop)? else { return Err(self.unreachable()) };
+        let input = Arc::clone(&session.input);
         self.facts = Some(decoded(&facts)?);
-        let input = Arc::new(Mutex::new(input));
-        self.input = Some(Arc::clone(&input));
         thread::spawn(move || {
             while lock(&input).as_mut().is_some_and(|input| writeln!(input, "0").is_ok()) {
                 thread::sleep(BEAT);
@@ -168,47 +145,21 @@ impl Connection {
         Ok(())
     }
 
-    fn waited(&self, begin: Instant, stop: &Stop) -> Result<(), Failure> {
-        if stop.is_stopped() {
-            return Err(interrupted());
-        }
-        if begin.elapsed() > SOON {
-            let name = &self.name;
-            return Err(Failure::failed(format!("{name} did not answer within {SOON:?}; try: ssh {name} true")));
-        }
-        thread::sleep(Duration::from_millis(5));
-        Ok(())
-    }
-
-    /// The next line of the session; `None` when it has ended.
-    fn next_line(&self, begin: Instant, stop: &Stop) -> Result<Option<String>, Failure> {
-        loop {
-            match self.lines.try_recv() {
-                Ok((line, _)) => return Ok(Some(line)),
-                Err(TryRecvError::Disconnected) => return Ok(None),
-                Err(TryRecvError::Empty) => self.waited(begin, stop)?,
-            }
-        }
-    }
-
     /// How ssh ended, in its own words.
     fn ending(&mut self) -> String {
-        let ended = self.session.as_mut().or(self.master.as_mut());
-        let status = ended.and_then(|running| running.await_end(Duration::from_secs(2)));
-        let (status, said) = match status {
-            Some(status) => (status.to_string(), self.errors.whole()),
-            None => ("its streams are closed".to_owned(), self.errors.so_far()),
-        };
-        let said = said.trim().replace('\n', "; ");
-        if said.is_empty() { status } else { format!("{status}: {said}") }
+        match (&mut self.session, &mut self.master) {
+            (Some(session), _) => ending(&mut session.running, &session.said),
+            (None, Some(master)) => ending(master, &self.said),
+            (None, None) => "it was closed".to_owned(),
+        }
     }
 
     fn unreachable(&mut self) -> Failure {
         let how = self.ending();
         let name = &self.name;
         Failure::failed(format!(
-            "{name} cannot be reached: ssh ended with {how}; no password is asked for and no new host is trusted, so this must \
-             work by itself: ssh -o BatchMode=yes {name} true"
+            "cannot reach {name}: ssh ended with {how}; ssh must connect without a password or a question: \
+             ssh -o BatchMode=yes {name} true"
         ))
     }
 
@@ -234,7 +185,7 @@ impl Connection {
             return Err(Failure::failed(why.clone()));
         }
         loop {
-            match self.lines.try_recv() {
+            match self.session.as_ref().map_or(Err(TryRecvError::Disconnected), |session| session.lines.try_recv()) {
                 Ok(_) => self.heard = Instant::now(),
                 Err(TryRecvError::Disconnected) => return Err(self.lost(None)),
                 Err(TryRecvError::Empty) if self.heard.elapsed() > SILENCE => {
@@ -263,37 +214,26 @@ impl Connection {
         self.check()?;
         let (begin, mut exchanges, mut busy_ns) = (Instant::now(), Vec::new(), 0);
         for number in 1..=EXCHANGES {
+            let Some(session) = &self.session else { return Err(self.lost(None)) };
             let sent_s = now_s();
-            if let Some(input) =
-                self.input.as_ref().and_then(|input| lock(input).as_mut().map(|i| writeln!(i, "{number}")))
-                && input.is_err()
-            {
-                return Err(self.lost(None));
-            }
-            let asked = Instant::now();
-            loop {
-                let (line, received_s) = match self.lines.recv_timeout(SILENCE) {
-                    Ok(line) => line,
-                    Err(RecvTimeoutError::Disconnected) => return Err(self.lost(None)),
-                    Err(RecvTimeoutError::Timeout) => {
-                        return Err(self.lost(Some(format!("it did not tell the time within {SILENCE:?}"))));
-                    }
+            session.write(format!("{number}\n").as_bytes());
+            let (moment, received_s) = loop {
+                // An interrupt is seen by whoever asks for the time.
+                let Some((line, received_s)) = session.next(SILENCE, &Stop::default())? else {
+                    return Err(self.lost(None));
                 };
-                self.heard = Instant::now();
                 let moment: Moment = decoded(&line)?;
                 if moment.number == number {
-                    busy_ns = moment.busy_ns;
-                    exchanges.push(Exchange { sent_s, answered_s: moment.at_s, received_s });
-                    break;
+                    break (moment, received_s);
                 }
-                if asked.elapsed() > SILENCE {
-                    return Err(self.lost(Some(format!("it did not tell the time within {SILENCE:?}"))));
-                }
-            }
+            };
+            busy_ns = moment.busy_ns;
+            exchanges.push(Exchange { sent_s, answered_s: moment.at_s, received_s });
             if begin.elapsed() > LONG_ENOUGH && exchanges.len() >= 3 {
                 break;
             }
         }
+        self.heard = Instant::now();
         let longest_s = exchanges.iter().map(|one| one.received_s - one.sent_s).fold(0.0, f64::max);
         let offset = Offset::of(&exchanges).ok_or_else(|| Failure::failed(format!("{} was not reached", self.name)))?;
         Ok((offset, Duration::from_secs_f64(longest_s.clamp(0.0, 60.0)), busy_ns))
@@ -318,69 +258,142 @@ impl Connection {
         Ok(self.shell(&[&[own.as_str()], words].concat()))
     }
 
-    /// Starts a command there that gets these bytes as its standard input.
-    ///
-    /// # Errors
-    /// When there is no ssh.
-    pub(super) fn start(&self, words: &[String], input: Vec<u8>) -> Result<Command, Failure> {
-        let streams = Streams { out: Stdio::piped(), err: Stdio::piped() };
-        let mut running = Running::start_with("ssh", words, streams, Stdio::piped())?;
-        let errors = Said::by(running.take_errors());
-        let (mut stdin, mut stdout) = (running.take_input(), running.take_output());
-        // One that ends without reading all of it has its reasons.
-        thread::spawn(move || stdin.as_mut().map(|stdin| stdin.write_all(&input)));
-        let output = thread::spawn(move || {
-            let mut bytes = Vec::new();
-            stdout.as_mut().map(|stdout| stdout.read_to_end(&mut bytes));
-            bytes
-        });
-        Ok(Command { name: self.name.clone(), running, output, errors })
-    }
-
     /// Begins to end; several connections are told so before any is waited for.
     pub(super) fn end(&self) {
-        if let Some(input) = &self.input {
-            lock(input).take();
+        if let Some(session) = &self.session {
+            session.close();
         }
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.end();
-        // The session removes what there is, and then ends; ssh waits for that.
-        if let Some(session) = &mut self.session {
-            session.await_end(END);
-        }
+        // The session removes what there is before it ends.
+        self.session = None;
         if let Some(master) = self.master.take() {
             master.end(Duration::from_secs(2));
         }
     }
 }
 
-/// A command on another host.
+/// A command on another host, which is written to and answers in lines. Dropped, it ends.
 pub(super) struct Command {
     name: String,
     running: Running,
-    output: thread::JoinHandle<Vec<u8>>,
-    errors: Said,
+    input: Arc<Mutex<Option<ChildStdin>>>,
+    /// With the times at which they came.
+    lines: Receiver<(String, f64)>,
+    said: Said,
 }
 
 impl Command {
-    /// Waits for its end; what it printed.
+    /// Starts the ssh of a command on this host.
     ///
     /// # Errors
-    /// When it failed, in its own words; an interrupt.
-    pub(super) fn wait(self, patience: Duration, stop: &Stop) -> Result<Vec<u8>, Failure> {
-        let Command { name, running, output, errors } = self;
-        let status = running.wait(patience, stop)?;
-        let bytes = output.join().unwrap_or_default();
-        if status.success() {
-            return Ok(bytes);
+    /// When there is no ssh.
+    pub(super) fn start(name: &str, words: &[String]) -> Result<Command, Failure> {
+        let streams = Streams { out: Stdio::piped(), err: Stdio::piped() };
+        let mut running = Running::start_with("ssh", words, streams, Stdio::piped())?;
+        let (sender, lines) = channel();
+        if let Some(output) = running.take_output() {
+            thread::spawn(move || {
+                let lines = BufReader::new(output).lines().map_while(Result::ok);
+                lines.map(|line| (line, now_s())).try_for_each(|line| sender.send(line))
+            });
         }
-        let said = errors.whole();
-        Err(Failure::failed(format!("{name}: {said} ({status})")))
+        let (input, said) = (Arc::new(Mutex::new(running.take_input())), Said::by(running.take_errors()));
+        Ok(Command { name: name.to_owned(), running, input, lines, said })
     }
+
+    /// Writes to its standard input; if it has ended, its output tells.
+    pub(super) fn write(&self, bytes: &[u8]) {
+        if let Some(input) = &mut *lock(&self.input) {
+            let _ = input.write_all(bytes).and_then(|()| input.flush());
+        }
+    }
+
+    /// Ends its standard input.
+    pub(super) fn close(&self) {
+        lock(&self.input).take();
+    }
+
+    /// The next line that it prints, and when that came; `None` when it has ended.
+    ///
+    /// # Errors
+    /// When none comes in this time; an interrupt.
+    pub(super) fn next(&self, patience: Duration, stop: &Stop) -> Result<Option<(String, f64)>, Failure> {
+        let begin = Instant::now();
+        loop {
+            match self.lines.try_recv() {
+                Ok(line) => return Ok(Some(line)),
+                Err(TryRecvError::Disconnected) => return Ok(None),
+                Err(TryRecvError::Empty) => waited(&self.name, begin, patience, stop)?,
+            }
+        }
+    }
+
+    /// Writes a line, and waits for the one that answers it.
+    ///
+    /// # Errors
+    /// When the command failed, in its own words; an interrupt.
+    pub(super) fn ask(&mut self, line: &str, patience: Duration, stop: &Stop) -> Result<String, Failure> {
+        self.write(format!("{line}\n").as_bytes());
+        match self.next(patience, stop)? {
+            Some((line, _)) => Ok(line),
+            None => Err(Failure::failed(format!("{}: {}", self.name, ending(&mut self.running, &self.said)))),
+        }
+    }
+
+    /// Ends its standard input, and waits for its end; what it printed.
+    ///
+    /// # Errors
+    /// As [`ask`](Command::ask).
+    pub(super) fn finish(mut self, patience: Duration, stop: &Stop) -> Result<String, Failure> {
+        self.close();
+        let mut printed = String::new();
+        while let Some((line, _)) = self.next(patience, stop)? {
+            printed.extend([&line, "\n"]);
+        }
+        if self.running.await_end(SOON).is_some_and(|status| status.success()) {
+            return Ok(printed);
+        }
+        Err(Failure::failed(format!("{}: {}", self.name, ending(&mut self.running, &self.said))))
+    }
+}
+
+impl Drop for Command {
+    fn drop(&mut self) {
+        self.close();
+        self.running.await_end(END);
+    }
+}
+
+/// A thread that panicked with the lock has left plain data.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How a program ended, in its own words.
+fn ending(running: &mut Running, said: &Said) -> String {
+    match running.await_end(Duration::from_secs(2)) {
+        None => "it was closed".to_owned(),
+        Some(status) => match said.whole() {
+            said if said.is_empty() => status.to_string(),
+            said => format!("{} ({status})", said.replace('\n', "; ")),
+        },
+    }
+}
+
+/// A moment of waiting for a host.
+fn waited(name: &str, begin: Instant, patience: Duration, stop: &Stop) -> Result<(), Failure> {
+    if stop.is_stopped() {
+        return Err(interrupted());
+    }
+    if begin.elapsed() > patience {
+        return Err(Failure::failed(format!("{name} did not answer within {patience:?}; try: ssh {name} true")));
+    }
+    thread::sleep(Duration::from_millis(1));
+    Ok(())
 }
 
 /// Whether a host that greets so must be given a copy of this program.
@@ -418,7 +431,7 @@ mod tests {
         let ssh = ["sh", "-c", "echo ssh: connect to host far port 22: No route to host >&2; exit 255"];
         let mut connection = Connection::open("far", &ssh.map(str::to_owned), Path::new("/nowhere/ssh")).unwrap();
         let why = connection.greet(&Program::default(), &Stop::default()).unwrap_err().to_string();
-        for part in ["far cannot be reached", "No route to host", "255"] {
+        for part in ["cannot reach far", "No route to host", "255"] {
             assert!(why.contains(part), "{why}");
         }
         let why = Connection::open("far", &["no-such-ssh".to_owned()], Path::new("x")).err().unwrap();
