@@ -1249,8 +1249,8 @@ fn corrupt_lone_gzip_file_is_logged() {
     }
     let said = server.said();
     for (name, times) in [
-        ("/cut.txt is there as .gz alone, which is damaged", 1..),
-        ("/bomb.txt is there as .gz alone, which unpacks to more than", 1..),
+        ("/cut.txt exists only as .gz, which is damaged", 1..),
+        ("/bomb.txt exists only as .gz, which unpacks to more than", 1..),
         ("/exact.txt", 0..),
     ] {
         let count = said.matches(name).count();

@@ -130,8 +130,8 @@ fn helper_killed_while_busy_is_replaced_and_request_retried() {
     signal("KILL", helper);
     let response = client.response("GET");
     assert_eq!((response.status, response.text().contains("file")), (200, true));
-    server.wait_for(&format!("helper {helper} was killed by signal 9 (Killed) at its work: "));
-    server.wait_for("/folder/; it is asked once more");
+    server.wait_for(&format!("helper {helper} was killed by signal 9 (Killed) during a task ("));
+    server.wait_for("/folder/); retrying it once");
     assert_eq!(server.report("helpers", "died"), 1);
     assert_eq!(helpers_of(&server).len(), 1);
 }
@@ -145,7 +145,7 @@ fn helper_killed_while_idle_costs_nothing() {
         assert_eq!(client.get("/").status, 200);
         let [helper] = helpers_of(&server)[..] else { panic!("one helper") };
         signal("KILL", helper);
-        server.wait_for(&format!("helper {helper} was killed by signal 9 (Killed), having nothing to do"));
+        server.wait_for(&format!("helper {helper} was killed by signal 9 (Killed) while idle"));
         assert_eq!(server.report("helpers", "died"), died);
     }
     assert_eq!(client.get("/").status, 200);
@@ -168,7 +168,7 @@ fn alone_request_that_kills_two_helpers_fails() {
     assert!(Command::new("dd").args([&input, "of=/dev/null", "status=none"]).args(range).status().unwrap().success());
     slow.hold(&server);
     let kill_two = |work: &str| {
-        for (n, what_then) in ["it is asked once more", "it is given up"].into_iter().enumerate() {
+        for (n, what_then) in ["retrying it once", "giving it up"].into_iter().enumerate() {
             let died = server.report("helpers", "died");
             wait_until("a helper", || !helpers_of(&server).is_empty());
             let helper = helpers_of(&server)[0];
@@ -176,8 +176,8 @@ fn alone_request_that_kills_two_helpers_fails() {
             wait_until("it to wait for the disk", || parent_of(helper).is_some_and(|(state, _)| state == 'D'));
             signal("KILL", helper);
             wait_until("its end", || server.report("helpers", "died") > died);
-            let which = if n == 0 { "its" } else { "the same" };
-            let line = format!("helper {helper} was killed by signal 9 (Killed) at {which} work: {work}");
+            let which = if n == 0 { "a task" } else { "the retried task" };
+            let line = format!("helper {helper} was killed by signal 9 (Killed) during {which} ({work}");
             wait_until("the reason", || {
                 server.said().lines().any(|said| said.contains(&line) && said.ends_with(what_then))
             });
@@ -191,7 +191,7 @@ fn alone_request_that_kills_two_helpers_fails() {
     // A download that goes on has its promise, which cannot be kept.
     let mut client = server.connect();
     client.send_request("GET", &begun, &[]);
-    kill_two("to read bytes 262144 to 524288 of inode");
+    kill_two("reading bytes 262144 to 524288 of inode");
     assert!(client.try_response("GET").is_err(), "a download that cannot go on is cut");
     assert_eq!(server.report("connections", "broken"), 1);
     assert_eq!(server.get("/missing").status, 404, "the server lives on");

@@ -213,7 +213,7 @@ fn stale_socket_is_taken_over_and_removed_on_clean_exit() {
         assert_eq!(preload(&site, &["/a.html"]).status, 0);
         let second = run(&[&["serve", "--listen=127.0.0.1:0"], &arguments[..]].concat());
         assert_eq!(second.status, 1);
-        assert!(second.stderr.contains("another server listens at the control socket"), "{}", second.stderr);
+        assert!(second.stderr.contains("another server listens on control socket"), "{}", second.stderr);
         assert_eq!(preload(&site, &["/a.html"]).status, 0, "the first is as it was");
         server.signal("TERM");
         assert!(server.wait().success());
@@ -244,7 +244,7 @@ fn silent_control_client_does_not_block_signals_or_others() {
         (&ahead).write_all(b"preload - /a.html\nnonsense\npreload - /b.html\n").unwrap();
         let lines: Vec<String> = BufReader::new(&ahead).lines().take(3).map(Result::unwrap).collect();
         assert!(lines[0].starts_with("200 4 "), "{lines:?}");
-        assert!(lines[1].starts_with("400 0 0 0 an order is"), "{lines:?}");
+        assert!(lines[1].starts_with("400 0 0 0 invalid command"), "{lines:?}");
         assert!(lines[2].starts_with("404 0 "), "{lines:?}");
         assert_eq!(server.report("control", "orders"), 2);
         server.signal("HUP");

@@ -1,7 +1,7 @@
-//! A configuration in force: the settings, and everything that was opened for them.
+//! The current configuration: the settings, and everything opened for them.
 //!
-//! `serve` makes one at the start and another at each reload, in the main thread, where waiting is harmless. Event loops share
-//! it and replace it as a whole, so that a loop never sees half of a new configuration.
+//! `serve` creates one at the start and one at each reload, in the main thread, where blocking is harmless. Event loops
+//! share it and replace it as a whole, so that a loop never sees half of a new configuration.
 
 use std::sync::Arc;
 
@@ -17,38 +17,38 @@ use crate::open_file::OpenFile;
 use crate::passwords::verifier::Verifier;
 use crate::shared_cache::SharedCache;
 
-/// A configuration in force: the settings, and what was opened for them.
+/// The current configuration: the settings, and everything opened for them.
 #[derive(Debug)]
 pub struct ConfigSnapshot {
     /// The settings.
     pub settings: Settings,
-    /// The roots.
+    /// The document roots.
     pub disk: Arc<Disk>,
-    /// Verifies passwords, if a site wants any.
+    /// Verifies passwords, if a site requires any.
     pub verifier: Option<Verifier>,
-    /// Most connections of one loop.
+    /// Maximum connections of one loop.
     pub connections_max: usize,
-    /// The caches, where threads share them.
+    /// The caches, if threads share them.
     pub caches: Option<SharedCaches<OpenFile>>,
-    /// What processes know in common, where they do.
+    /// The cache that processes share, if they do.
     pub shared: Option<Arc<SharedCache>>,
-    /// How many applications there may be.
+    /// The applications.
     pub apps: Apps,
 }
 
 impl ConfigSnapshot {
-    /// Whether the loops are a pool, with one connection each and the listeners in common.
+    /// Returns whether the loops form a pool, with one connection each and shared listeners.
     pub fn pooled(&self) -> bool {
         form(self.settings.architecture).pool
     }
 
-    /// What applications need of it.
+    /// Returns what applications need of it.
     pub fn app_context(&self) -> AppContext<'_> {
         let (sites, shares_caches) = (&*self.settings.sites, self.caches.is_some());
         AppContext { apps: &self.apps, sites, disk: &self.disk, shares_caches }
     }
 
-    /// These of loops, and what is known of the process alone.
+    /// Sums the statistics of loops, and adds those of the process.
     pub fn sum_up(&self, snapshots: &[Snapshot], log: Option<&Writer>) -> Snapshot {
         let mut sum =
             Snapshot::default().with_log(log.map(Writer::counts)).with_watch(self.disk.notes().map(Notes::counts));

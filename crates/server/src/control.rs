@@ -1,13 +1,14 @@
-//! The control socket: how `amped preload` reaches a server that runs.
+//! The control socket: how `amped preload` reaches a running server.
 //!
-//! The thread that waits for signals serves it (`front`). One order is under way at a time. It goes to
-//! all workers, and is over when all have done it, or after [`ORDER_TIME`].
+//! The signal thread serves it (`admin`). One command is executed at a time. It goes to all workers, and completes when
+//! all have answered, or after [`ORDER_TIME`].
 //!
-//! A line is an order: `preload HOST PATH`, the host `-` for the default site, the path as in a URL. A line is the answer:
-//! `STATUS SIZE DONE OF REASON`, that is the status that a request would get, the size of the file, how many workers
-//! answered, of how many, and why not 200, for people.
+//! A command is one line: `preload HOST PATH`, with host `-` for the default site and the path as in a URL. The reply
+//! is one line: `STATUS SIZE DONE OF REASON`, which are the status that a request would get, the size of the file, how
+//! many workers answered, of how many, and a readable reason if the status is not 200.
 //!
-//! Only the server's user and root may connect: the mode of the name says so to the kernel, and each client is asked again.
+//! Only the server's user and root may connect: the mode of the socket file tells the kernel, and
+//! each client's credentials are checked again.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -26,32 +27,32 @@ use amped_sys::{local, process};
 
 use crate::say;
 
-/// How long workers have for an order. One that waits for the disk, or is at a long download in MP, may take longer; the
-/// answer says how many did.
+/// How long workers may take for a command. A worker that waits for the disk, or in MP serves a long download, may take
+/// longer; the reply says how many answered.
 pub const ORDER_TIME: Duration = Duration::from_secs(5);
 
-/// Clients at once; others wait to be accepted.
+/// Maximum concurrent clients; others wait to be accepted.
 const CLIENTS_MAX: usize = 8;
 
-/// The longest line, so longer than the longest path in a request by default.
+/// Maximum line length; exceeds the default maximum length of a request's path.
 const LINE_MAX: usize = 16 * 1024;
 
-/// A client that has no order under way and sends none for so long is not waited for.
+/// Timeout of a client that has no command in progress and sends none.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
-/// Those who carry orders out.
+/// The workers that execute commands.
 pub trait Orders {
-    /// Tells all to forget this name of this site and to look it up anew. Returns how many will answer.
+    /// Makes all workers drop this name of this site and look it up again. Returns how many will answer.
     fn preload(&mut self, number: u64, site: u16, path: &Arc<[u8]>) -> usize;
 
-    /// Takes the answers to the order of this number that have come since the last time.
+    /// Takes the answers to the command of this number that have arrived since the last call.
     fn answers(&mut self, number: u64) -> Vec<AnswerKind>;
 
-    /// What can be read when there may be some.
+    /// Returns the descriptors that are readable when there may be answers.
     fn bells(&self) -> Vec<BorrowedFd<'_>>;
 }
 
-/// Answers of threads, and a bell that rings when there are any.
+/// Answers of threads, with an eventfd that is readable when there are any.
 #[derive(Debug)]
 pub struct Answers {
     answers: Mutex<Vec<(u64, AnswerKind)>>,
@@ -59,7 +60,7 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// None yet.
+    /// Creates an empty set.
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -67,13 +68,13 @@ impl Answers {
         Ok(Answers { answers: Mutex::default(), bell: EventFd::new()? })
     }
 
-    /// An answer to the order of this number.
+    /// Adds an answer to the command of this number.
     pub fn put(&self, number: u64, answer: AnswerKind) {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner).push((number, answer));
         self.bell.ring();
     }
 
-    /// Takes the answers to the order of this number; those to earlier ones came too late.
+    /// Takes the answers to the command of this number; drops late answers to earlier ones.
     pub fn take(&self, number: u64) -> Vec<AnswerKind> {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         self.bell.silence();
@@ -87,7 +88,7 @@ impl AsFd for Answers {
     }
 }
 
-/// The socket, its clients, and the order that is under way.
+/// The socket, its clients, and the command in progress.
 #[derive(Debug)]
 pub struct Control {
     path: PathBuf,
@@ -102,15 +103,15 @@ struct Client {
     stream: UnixStream,
     /// `received.len() <= LINE_MAX`
     received: Vec<u8>,
-    /// It will send nothing more.
+    /// It has closed its side.
     ended: bool,
-    /// When it last had something to say, or was told something.
+    /// When it last sent data or received a reply.
     busy: Instant,
-    /// The order of this number is its own; 0: none is.
+    /// The number of its command in progress; 0: none.
     order: u64,
 }
 
-/// An order that is under way.
+/// A command in progress.
 #[derive(Debug)]
 struct Round {
     number: u64,
@@ -120,37 +121,37 @@ struct Round {
 }
 
 impl Control {
-    /// Listens under this name, for the user of this number alone, to whom the name is given. One that a server left behind
-    /// that is no more is replaced.
+    /// Listens on this path, for one user only, to which the socket file is given. A socket left
+    /// over by a server that has ended is replaced.
     ///
     /// # Errors
-    /// In words, with the way out.
+    /// A message with a remedy.
     pub fn open(path: &Path, owner: Option<(u32, u32)>) -> Result<Control, String> {
         let shown = path.display();
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => {
                 format!(
-                    "cannot make the control socket {shown}: its folder is not there; make it, or name another socket"
+                    "cannot create control socket {shown}: its directory does not exist; create it, or name another socket"
                 )
             }
-            _ => format!("cannot make the control socket {shown}: {error}"),
+            _ => format!("cannot create control socket {shown}: {error}"),
         };
         let listener = match local::listen(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 match local::connect(path, Duration::from_secs(1)) {
-                    // Nobody listens at it any more.
+                    // No server listens on it any more.
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => {
                         std::fs::remove_file(path).map_err(failed)?;
                         local::listen(path).map_err(failed)?
                     }
                     Err(_) if !is_socket(path) => {
                         return Err(format!(
-                            "the control socket {shown} is there already and is no socket: name another"
+                            "cannot create control socket {shown}: the file exists and is not a socket; name another"
                         ));
                     }
                     Ok(_) | Err(_) => {
                         return Err(format!(
-                            "another server listens at the control socket {shown}: stop it, or name another socket with \
+                            "another server listens on control socket {shown}; stop it, or name another socket with \
                              --control or [control] socket"
                         ));
                     }
@@ -164,12 +165,12 @@ impl Control {
         Ok(Control { path: path.to_owned(), listener, clients: Vec::new(), round: None, orders: 0 })
     }
 
-    /// Orders so far.
+    /// Returns the number of commands so far.
     pub fn orders(&self) -> u64 {
         self.orders
     }
 
-    /// Says what it waits for.
+    /// Adds the descriptors and timeouts that it waits for.
     pub fn await_in<'a>(&'a self, workers: &'a impl Orders, awaited: &mut Awaited<'a>) {
         self.clients.iter().filter(|client| client.order == 0).for_each(|client| awaited.until(client.due()));
         if let Some(round) = &self.round {
@@ -184,7 +185,7 @@ impl Control {
         }
     }
 
-    /// Does what there is to do; waits for nobody.
+    /// Handles everything that is ready, without blocking.
     pub fn turn(&mut self, sites: &Sites, workers: &mut impl Orders) {
         while self.clients.len() < CLIENTS_MAX
             && let Ok((stream, _)) = self.listener.accept()
@@ -201,7 +202,7 @@ impl Control {
         while self.round.is_none()
             && let Some(at) = self.clients.iter().position(|client| client.line().is_some())
         {
-            // To the end: others have their turn before its next line.
+            // To the end: other clients are served before its next line.
             let mut client = self.clients.remove(at);
             let line = client.take_line();
             match read_order(&line, sites) {
@@ -220,7 +221,8 @@ impl Control {
         self.clients.retain(|client| client.order != 0 || !client.is_over());
     }
 
-    /// Takes the answers to the order that is under way; if these are all, or it has taken too long, its client is told.
+    /// Collects the answers to the command in progress. When these are complete or it
+    /// has timed out, the client gets its reply.
     fn collect(&mut self, workers: &mut impl Orders) {
         let Some(round) = &mut self.round else { return };
         round.answers.extend(workers.answers(round.number));
@@ -234,14 +236,14 @@ impl Control {
         self.round = None;
     }
 
-    /// Listens no longer, and takes the name away.
+    /// Closes the socket and removes its file.
     pub fn close(self) {
         if let Err(error) = std::fs::remove_file(&self.path)
             && error.kind() != io::ErrorKind::NotFound
         {
             say!(
-                "cannot remove the control socket {}: {error}; the next start replaces it (its folder should be the user's \
-                 who serves)",
+                "cannot remove control socket {}: {error}; the next start replaces it (its directory should belong to the \
+                 server's user)",
                 self.path.display()
             );
         }
@@ -253,25 +255,25 @@ fn is_socket(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|status| status.file_type().is_socket())
 }
 
-/// What is told of an order: the worst that a worker found.
+/// Formats the reply to a command: the worst result of any worker.
 fn sum_up(answers: &[AnswerKind], of: usize) -> String {
     match answers.iter().max_by_key(|answer| answer.status()) {
         Some(answer) => format!("{} {} {} {of} {}\n", answer.status().0, answer.size, answers.len(), answer.why()),
-        None => format!("{} 0 0 {of} no worker has answered\n", Status::SERVICE_UNAVAILABLE.0),
+        None => format!("{} 0 0 {of} no worker answered\n", Status::SERVICE_UNAVAILABLE.0),
     }
 }
 
-/// Reads the order in a line: the site's number and the clean path.
+/// Parses a command: returns the site's number and the clean path.
 ///
 /// # Errors
-/// The status and the reason for people.
+/// The status and a readable reason.
 fn read_order(line: &[u8], sites: &Sites) -> Result<(u16, Vec<u8>), (Status, &'static str)> {
-    const UNKNOWN: (Status, &str) = (Status::BAD_REQUEST, "an order is `preload HOST PATH`");
+    const UNKNOWN: (Status, &str) = (Status::BAD_REQUEST, "invalid command; expected `preload HOST PATH`");
     let rest = line.strip_prefix(b"preload ").ok_or(UNKNOWN)?;
     let space = rest.iter().position(|&byte| byte == b' ').ok_or(UNKNOWN)?;
     let (host, path) = (&rest[..space], &rest[space + 1..]);
     if !path.starts_with(b"/") {
-        return Err((Status::BAD_REQUEST, "a path begins with a slash: it is that of a URL, not of a file"));
+        return Err((Status::BAD_REQUEST, "the path must begin with a slash: it is a URL path, not a file name"));
     }
     let site = if host == b"-" { sites.first() } else { sites.for_host(host) };
     let mut scratch = Vec::new();
@@ -305,7 +307,7 @@ impl Client {
         }
     }
 
-    /// The length of its next line, if it is whole. Not while an order of its own is under way.
+    /// Returns the length of its next line, if it is complete and no command of this client is in progress.
     fn line(&self) -> Option<usize> {
         if self.order != 0 {
             return None;
@@ -320,7 +322,7 @@ impl Client {
         line
     }
 
-    /// Answers are short, and wait in the socket. Who does not take them has gone, or never meant to.
+    /// Sends a reply. Replies are short and fit into the socket buffer; a client that does not read them is dropped.
     fn tell(&mut self, answer: &str) {
         self.busy = Instant::now();
         if !matches!(self.stream.write(answer.as_bytes()), Ok(count) if count == answer.len()) {
@@ -328,7 +330,7 @@ impl Client {
         }
     }
 
-    /// Nothing more is to be heard from it: it has gone, sends no line that ends, or nothing at all.
+    /// Returns whether it can be dropped: it has closed, sends an endless line, or is idle for too long.
     fn is_over(&self) -> bool {
         self.line().is_none() && (!self.has_room() || Instant::now() >= self.due())
     }
@@ -373,15 +375,15 @@ mod tests {
         let (file, absent) = (brief(0, 7), brief(5, 0));
         assert_eq!(sum_up(&[file, file], 2), "200 7 2 2 \n");
         assert_eq!(sum_up(&[file, absent, file], 4), "404 0 3 4 \n");
-        assert_eq!(sum_up(&[], 4), "503 0 0 4 no worker has answered\n");
+        assert_eq!(sum_up(&[], 4), "503 0 0 4 no worker answered\n");
     }
 
-    /// As it comes from another process.
+    /// An answer as received from another process.
     fn brief(kind: u8, size: u64) -> AnswerKind {
         AnswerKind::from_bytes(&[&[kind][..], &size.to_le_bytes()].concat()).unwrap()
     }
 
-    /// Answers at once, and keeps count.
+    /// Workers that answer at once and record the commands.
     #[derive(Default)]
     struct Workers(Vec<(u64, Vec<u8>)>);
 
@@ -410,7 +412,7 @@ mod tests {
         control.turn(&sites, &mut workers);
         assert_eq!(control.clients.len(), 1);
         control.clients[0].busy = Instant::now().checked_sub(IDLE_TIME).unwrap();
-        // Its time is over, so nothing is waited for.
+        // Its time is over, so this waits for nothing.
         let bell = EventFd::new().unwrap();
         let mut awaited = Awaited::default();
         awaited.readable(bell.as_fd());
@@ -418,7 +420,7 @@ mod tests {
         awaited.wait(Duration::MAX);
         control.turn(&sites, &mut workers);
         assert_eq!((&client).read(&mut [0]).unwrap(), 0);
-        // A ninth waits until one of eight has gone.
+        // A ninth waits until one of the eight has closed.
         let mut all: Vec<_> =
             (0..=CLIENTS_MAX).map(|_| local::connect(&path, Duration::from_secs(10)).unwrap()).collect();
         control.turn(&sites, &mut workers);
@@ -451,7 +453,7 @@ mod tests {
         proptest!(ProptestConfig::with_cases(64), |(scraps in prop::collection::vec(scrap, 0..12))| {
             let client = local::connect(&path, Duration::from_secs(10)).unwrap();
             for scrap in &scraps {
-                // It may have been shown the door.
+                // It may have been disconnected.
                 let _ = (&client).write_all(scrap);
                 turn();
                 prop_assert!(control.borrow().clients.iter().all(|client| client.received.len() <= LINE_MAX));
@@ -459,7 +461,7 @@ mod tests {
             client.shutdown(std::net::Shutdown::Write).unwrap();
             turn();
             prop_assert!(control.borrow().clients.is_empty());
-            // A whole order is answered after all that.
+            // A valid command is answered after all that.
             let mut client = local::connect(&path, Duration::from_secs(10)).unwrap();
             client.write_all(b"preload - /after\n").unwrap();
             turn();

@@ -1,5 +1,5 @@
-//! How things stand: what SIGUSR2 asks for, what is said at the end, as it was when the server was told to stop, and what is
-//! published (`metrics`). All of it is one table, [`FIGURES`].
+//! Statistics: reported on SIGUSR2 and at exit, as of when the server was told to stop, and published (`metrics`).
+//! One table, [`FIGURES`], defines them all.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -10,44 +10,44 @@ use amped_core::cache::hostname::HostnameCounts;
 use amped_core::event::{Delay, Work};
 use amped_core::shared_state::Counts;
 
-/// One loop's state, or the sum of several.
+/// The statistics of one loop, or the sum of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Requests.
+    /// Request counters.
     pub counts: Counts,
     /// Connections accepted since the start.
     pub accepted: u64,
     /// Connections open now.
     pub connections: u64,
-    /// Bytes of our own memory that these connections hold, their slots included.
+    /// Memory of the server that these connections use, bytes, including their slots.
     pub connection_bytes: u64,
-    /// Connections that were closed in the middle of a reply: the file changed, or the client went away or took nothing.
+    /// Connections closed in the middle of a response: the file changed, or the client left or stopped reading.
     pub broken: u64,
-    /// The caches.
+    /// Cache statistics.
     pub caches: Figures,
-    /// The helpers.
+    /// Helper statistics.
     pub helpers: HelperCounts,
-    /// Windows of files that were not in memory when they were to be sent.
+    /// File windows that were not in memory when they were to be sent.
     pub cold_windows: u64,
-    /// Names that could not be answered for without waiting.
+    /// Lookups that could not be answered without waiting.
     pub probes: ProbeCounts,
-    /// What helpers were waited for.
+    /// Waits for helpers.
     pub waits: WaitCounts,
-    /// Bytes given to sockets, heads and bodies.
+    /// Bytes of heads and bodies passed to sockets.
     pub sent_bytes: u64,
-    /// Bytes of bodies for applications, or of their responses, that were written to files.
+    /// Bytes of application request and response bodies written to files.
     pub spooled_bytes: u64,
-    /// The loop itself.
+    /// Event loop statistics.
     pub loops: LoopCounts,
-    /// Mapped windows, of the whole process.
+    /// Mapped windows of the whole process.
     pub mapped: MappedCounts,
-    /// The model of the page cache, of the whole process.
+    /// The page cache model of the whole process.
     pub model: ModelCounts,
-    /// What is heard of changes.
+    /// Statistics of watching for file changes.
     pub watch: WatchCounts,
-    /// Lines that the log could not keep.
+    /// Lines lost by the access log.
     pub lost_lines: u64,
-    /// The names of clients in the log.
+    /// Host name lookups for the access log.
     pub hostnames: HostnameCounts,
 }
 
@@ -61,7 +61,7 @@ pub struct ProbeCounts {
 }
 
 impl ProbeCounts {
-    /// One more. A listing is no miss: nobody tries to make one without waiting.
+    /// Counts one. A listing is not a miss: it is never tried without waiting.
     pub fn add(&mut self, work: &Work, why: Delay) {
         match (work, why) {
             (Work::List(_), _) => {}
@@ -71,117 +71,117 @@ impl ProbeCounts {
     }
 }
 
-/// What helpers were waited for, by cause.
+/// Waits for helpers, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WaitCounts {
-    /// To look up and open what a name means, and to read its first bytes.
+    /// Looking up and opening a name, and reading its first bytes.
     pub names: Waited,
-    /// To list a folder.
+    /// Listing a directory.
     pub lists: Waited,
-    /// To verify a password.
+    /// Verifying a password.
     pub passwords: Waited,
-    /// To bring a window of a file into memory.
+    /// Reading a window of a file into memory.
     pub windows: Waited,
-    /// Until a file that was being written to held still.
+    /// Waiting until a file that was being written is stable.
     pub changes: Waited,
 }
 
-/// Waits of a kind.
+/// Waits of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waited {
-    /// How many.
+    /// Their number.
     pub tasks: u64,
-    /// From the question to its answer, in nanoseconds, all together: the helpers' queue included.
+    /// Total time from question to answer, nanoseconds, including the helpers' queue.
     pub ns: u64,
 }
 
 impl Waited {
-    /// One more.
+    /// Counts one.
     pub fn add(&mut self, time: Duration) {
         self.tasks += 1;
         self.ns += u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     }
 }
 
-/// How the helpers stand.
+/// Helper statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HelperCounts {
-    /// Those that are threads.
+    /// Helpers that are threads.
     pub threads: u64,
-    /// Those that are processes.
+    /// Helpers that are processes.
     pub processes: u64,
-    /// Most at once.
+    /// Maximum helpers at once so far.
     pub peak: u64,
-    /// Tasks that wait for one.
+    /// Tasks queued for a helper.
     pub waiting: u64,
-    /// Processes that have ended without being told to.
+    /// Helper processes that ended unexpectedly.
     pub died: u64,
 }
 
 /// Mapped windows of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MappedCounts {
-    /// Windows that are mapped now: the chunks of Flash.
+    /// Windows mapped now: the chunks of Flash.
     pub chunks: u64,
-    /// Bytes of them, as their budget counts them.
+    /// Their size, bytes, as their budget counts it.
     pub bytes: u64,
-    /// Windows that were found mapped.
+    /// Lookups that found a mapped window.
     pub hits: u64,
     /// Windows that had to be mapped.
     pub misses: u64,
-    /// Windows that were unmapped.
+    /// Windows unmapped.
     pub unmapped: u64,
 }
 
-/// How the model of the page cache stands; all zero where there is none.
+/// Statistics of the page cache model; all zero if there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelCounts {
-    /// Bytes that the page cache is thought to hold at most.
+    /// Estimated maximum size of the page cache, bytes.
     pub estimate: u64,
-    /// Bytes of files that are thought to be in it.
+    /// File data believed to be in it, bytes.
     pub believed: u64,
-    /// How often the model was wrong to the cost of a wait.
+    /// Mistakes of the model that caused a wait.
     pub faults: u64,
 }
 
-/// The access log.
+/// Access log statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogCounts {
-    /// Lines that the log could not keep.
+    /// Lines lost by the access log.
     pub lost_lines: u64,
-    /// The names of clients in the log.
+    /// Host name lookups for the access log.
     pub hostnames: HostnameCounts,
 }
 
-/// How watching stands.
+/// Statistics of watching for changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WatchCounts {
-    /// Folders that are watched, and files that are by themselves.
+    /// Directories watched, and files watched individually.
     pub directories: u64,
-    /// Events heard.
+    /// Events received.
     pub events: u64,
     /// Times that events were lost.
     pub overflows: u64,
 }
 
-/// A loop's turns: from the moment it has heard of something until it waits again.
+/// A loop's iterations, from the return of epoll_wait until it waits again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoopCounts {
-    /// How many.
+    /// Their number.
     pub turns: u64,
-    /// Their time.
+    /// Their total time.
     pub busy_ns: u64,
-    /// Those that took [`STALL`] or more: whoever else there was has waited so long.
+    /// Iterations of [`STALL`] or longer: every other connection waited as long.
     pub stalls: u64,
-    /// The time of these.
+    /// Their total time.
     pub stalled_ns: u64,
 }
 
-/// A loop that takes so long for a turn has been held up. With as many events as there can be a turn takes 5 ms.
+/// An iteration that takes this long counts as a stall. With the maximum number of events one takes 5 ms.
 pub const STALL: Duration = Duration::from_millis(10);
 
 impl LoopCounts {
-    /// A turn more.
+    /// Counts one iteration.
     pub fn add(&mut self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.turns += 1;
@@ -193,44 +193,45 @@ impl LoopCounts {
     }
 }
 
-/// A figure of a [`Snapshot`], as it is published: its name, and what it means.
+/// The description of one figure of a [`Snapshot`], as published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figure {
-    /// The name of its family, as in OpenMetrics but for what comes before and behind it there. Those of a family follow one
-    /// another, and differ by their labels.
+    /// The name of its family, as in OpenMetrics without prefix and suffix. Figures of a family are
+    /// consecutive, and differ by their labels.
     pub name: &'static str,
-    /// What tells it from others of the family, as in OpenMetrics; empty for a family of one.
+    /// Its labels, as in OpenMetrics; empty for a family of one.
     pub labels: &'static str,
-    /// Whether it can go back.
+    /// Whether it can decrease.
     pub kind: Kind,
-    /// What it is counted in.
+    /// Its unit.
     pub unit: Unit,
-    /// What it means, for people.
+    /// The help text.
     pub help: &'static str,
 }
 
 impl Figure {
-    /// What is to be added to the sum of all, modulo 2^64, when what was `known` is `now`. A counter that is less than it was
-    /// has begun anew, as those of caches do that were given other budgets: then all of it is new.
+    /// Returns how much to add to the total, modulo 2^64, when the value changes from `known` to
+    /// `now`. A counter that is lower than before has been reset, as those of caches are when their
+    /// budgets change: then its whole value is new.
     pub fn growth(&self, known: u64, now: u64) -> u64 {
         let has_begun_anew = self.kind == Kind::Counter && now < known;
         now.wrapping_sub(if has_begun_anew { 0 } else { known })
     }
 }
 
-/// Whether a figure can go back.
+/// Whether a figure can decrease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// What has happened since the start.
+    /// Events since the start.
     Counter,
-    /// What there is now. Of a process that has died there is nothing.
+    /// A current value; dropped when its process dies.
     Gauge,
 }
 
-/// What a figure is counted in.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Things.
+    /// A plain number.
     Things,
     /// Bytes.
     Bytes,
@@ -238,16 +239,16 @@ pub enum Unit {
     Nanoseconds,
 }
 
-/// Makes [`FIGURES`], and the places where they are, of one table, so that both have the same order.
+/// Generates [`FIGURES`], and the fields that hold them, from one table, so that both have the same order.
 macro_rules! figures {
     ($($($part:ident).+: $kind:ident $unit:ident $name:literal $labels:literal $help:literal,)*) => {
-        /// Every figure, in the order in which a snapshot crosses to another process and is published.
+        /// All figures, in the order in which a snapshot is sent to another process and published.
         pub const FIGURES: &[Figure] = &[$(Figure {
             name: $name, labels: $labels, kind: Kind::$kind, unit: Unit::$unit, help: $help,
         },)*];
 
         impl Snapshot {
-            /// Every figure, in the order of [`FIGURES`].
+            /// Returns all figures, in the order of [`FIGURES`].
             pub fn fields(&mut self) -> [&mut u64; FIGURES.len()] {
                 [$(&mut self.$($part).+,)*]
             }
@@ -255,111 +256,111 @@ macro_rules! figures {
     };
 }
 
-// All fields are words, and none can be lent twice: with as many words as figures, none is missing.
+// All fields are words, and none can be borrowed twice: with as many words as figures, none is missing.
 const _: () = assert!(size_of::<Snapshot>() == FIGURES.len() * size_of::<u64>());
 
 figures! {
-    counts.requests: Counter Things "requests" "" "Requests whose head was read.",
-    sent_bytes: Counter Bytes "sent" "" "Bytes given to sockets, heads and bodies.",
-    spooled_bytes: Counter Bytes "spooled" "" "Bodies of applications' requests and responses that were written to files.",
-    counts.bad_requests: Counter Things "bad_requests" "" "Requests that could not be read, or not in time.",
-    counts.hits: Counter Things "request_hits" "" "Requests for which the caches were enough.",
-    counts.stale_hits: Counter Things "request_stale_hits" "" "Requests answered from an entry past its time.",
-    counts.disk_questions: Counter Things "disk_questions" "" "Questions to the disk side.",
-    counts.shed: Counter Things "requests_shed" "" "Requests refused with 503 since the disk had too much to do.",
-    counts.page_collapsed: Counter Things "pages_shared" "" "Requests that waited for a page that was being made for another.",
+    counts.requests: Counter Things "requests" "" "Requests whose head was parsed.",
+    sent_bytes: Counter Bytes "sent" "" "Bytes of heads and bodies passed to sockets.",
+    spooled_bytes: Counter Bytes "spooled" "" "Application request and response bodies written to files.",
+    counts.bad_requests: Counter Things "bad_requests" "" "Requests that were invalid or timed out.",
+    counts.hits: Counter Things "request_hits" "" "Requests answered from the caches.",
+    counts.stale_hits: Counter Things "request_stale_hits" "" "Requests answered from an expired entry.",
+    counts.disk_questions: Counter Things "disk_questions" "" "Lookups passed to the disk side.",
+    counts.shed: Counter Things "requests_shed" "" "Requests refused with 503 because the disk queue was full.",
+    counts.page_collapsed: Counter Things "pages_shared" "" "Requests that waited for a page generated for another request.",
     accepted: Counter Things "connections_accepted" "" "Connections accepted.",
-    broken: Counter Things "connections_broken" "" "Connections that were closed in the middle of a reply.",
-    connections: Gauge Things "connections" "" "Connections that are open.",
-    connection_bytes: Gauge Bytes "connection" "" "Memory that connections hold, as it was up to a second ago.",
-    loops.turns: Counter Things "loop_turns" "" "Times that a loop had something to do.",
-    loops.busy_ns: Counter Nanoseconds "loop_busy" "" "Time in which a loop had something to do.",
-    loops.stalls: Counter Things "loop_stalls" "" "Turns that took 10 ms or more.",
-    loops.stalled_ns: Counter Nanoseconds "loop_stalled" "" "Time of these turns.",
-    probes.names: Counter Things "probe_misses" "of=\"name\"" "What the disk would have to be waited for.",
-    cold_windows: Counter Things "probe_misses" "of=\"window\"" "What the disk would have to be waited for.",
-    probes.changes: Counter Things "probe_misses" "of=\"change\"" "What the disk would have to be waited for.",
-    waits.names.tasks: Counter Things "helper_tasks" "cause=\"name\"" "What helpers have done.",
-    waits.lists.tasks: Counter Things "helper_tasks" "cause=\"list\"" "What helpers have done.",
-    waits.windows.tasks: Counter Things "helper_tasks" "cause=\"window\"" "What helpers have done.",
-    waits.passwords.tasks: Counter Things "helper_tasks" "cause=\"password\"" "What helpers have done.",
-    waits.changes.tasks: Counter Things "helper_tasks" "cause=\"change\"" "What helpers have done.",
-    waits.names.ns: Counter Nanoseconds "helper_wait" "cause=\"name\"" "From the question to its answer, queue included.",
-    waits.lists.ns: Counter Nanoseconds "helper_wait" "cause=\"list\"" "From the question to its answer, queue included.",
-    waits.windows.ns: Counter Nanoseconds "helper_wait" "cause=\"window\"" "From the question to its answer, queue included.",
-    waits.passwords.ns: Counter Nanoseconds "helper_wait" "cause=\"password\"" "From the question to its answer, queue included.",
-    waits.changes.ns: Counter Nanoseconds "helper_wait" "cause=\"change\"" "From the question to its answer, queue included.",
-    helpers.waiting: Gauge Things "helper_queue" "" "Tasks that wait for a helper.",
+    broken: Counter Things "connections_broken" "" "Connections closed in the middle of a response.",
+    connections: Gauge Things "connections" "" "Open connections.",
+    connection_bytes: Gauge Bytes "connection" "" "Memory used by connections, up to a second old.",
+    loops.turns: Counter Things "loop_turns" "" "Event loop iterations.",
+    loops.busy_ns: Counter Nanoseconds "loop_busy" "" "Time spent in event loop iterations.",
+    loops.stalls: Counter Things "loop_stalls" "" "Event loop iterations of 10 ms or more.",
+    loops.stalled_ns: Counter Nanoseconds "loop_stalled" "" "Time spent in event loop iterations of 10 ms or more.",
+    probes.names: Counter Things "probe_misses" "of=\"name\"" "Probes that would have had to wait.",
+    cold_windows: Counter Things "probe_misses" "of=\"window\"" "Probes that would have had to wait.",
+    probes.changes: Counter Things "probe_misses" "of=\"change\"" "Probes that would have had to wait.",
+    waits.names.tasks: Counter Things "helper_tasks" "cause=\"name\"" "Tasks completed by helpers.",
+    waits.lists.tasks: Counter Things "helper_tasks" "cause=\"list\"" "Tasks completed by helpers.",
+    waits.windows.tasks: Counter Things "helper_tasks" "cause=\"window\"" "Tasks completed by helpers.",
+    waits.passwords.tasks: Counter Things "helper_tasks" "cause=\"password\"" "Tasks completed by helpers.",
+    waits.changes.tasks: Counter Things "helper_tasks" "cause=\"change\"" "Tasks completed by helpers.",
+    waits.names.ns: Counter Nanoseconds "helper_wait" "cause=\"name\"" "Time from question to answer, including the queue.",
+    waits.lists.ns: Counter Nanoseconds "helper_wait" "cause=\"list\"" "Time from question to answer, including the queue.",
+    waits.windows.ns: Counter Nanoseconds "helper_wait" "cause=\"window\"" "Time from question to answer, including the queue.",
+    waits.passwords.ns: Counter Nanoseconds "helper_wait" "cause=\"password\"" "Time from question to answer, including the queue.",
+    waits.changes.ns: Counter Nanoseconds "helper_wait" "cause=\"change\"" "Time from question to answer, including the queue.",
+    helpers.waiting: Gauge Things "helper_queue" "" "Tasks queued for a helper.",
     helpers.threads: Gauge Things "helpers" "as=\"threads\"" "Helpers.",
     helpers.processes: Gauge Things "helpers" "as=\"processes\"" "Helpers.",
-    helpers.peak: Gauge Things "helpers_peak" "" "Most helpers at once.",
-    helpers.died: Counter Things "helpers_died" "" "Helpers that ended without being told to.",
-    caches.uris.hits: Counter Things "cache_hits" "cache=\"uri\"" "Lookups that found their entry.",
-    caches.negotiations.hits: Counter Things "cache_hits" "cache=\"choice\"" "Lookups that found their entry.",
-    caches.paths.hits: Counter Things "cache_hits" "cache=\"path\"" "Lookups that found their entry.",
-    caches.heads.hits: Counter Things "cache_hits" "cache=\"head\"" "Lookups that found their entry.",
-    caches.bodies.hits: Counter Things "cache_hits" "cache=\"body\"" "Lookups that found their entry.",
-    caches.files.hits: Counter Things "cache_hits" "cache=\"file\"" "Lookups that found their entry.",
-    counts.page_hits: Counter Things "cache_hits" "cache=\"page\"" "Lookups that found their entry.",
-    mapped.hits: Counter Things "cache_hits" "cache=\"mapped\"" "Lookups that found their entry.",
-    hostnames.hits: Counter Things "cache_hits" "cache=\"hostname\"" "Lookups that found their entry.",
-    caches.uris.misses: Counter Things "cache_misses" "cache=\"uri\"" "Lookups that did not.",
-    caches.negotiations.misses: Counter Things "cache_misses" "cache=\"choice\"" "Lookups that did not.",
-    caches.paths.misses: Counter Things "cache_misses" "cache=\"path\"" "Lookups that did not.",
-    caches.heads.misses: Counter Things "cache_misses" "cache=\"head\"" "Lookups that did not.",
-    caches.bodies.misses: Counter Things "cache_misses" "cache=\"body\"" "Lookups that did not.",
-    caches.files.misses: Counter Things "cache_misses" "cache=\"file\"" "Lookups that did not.",
-    counts.page_misses: Counter Things "cache_misses" "cache=\"page\"" "Lookups that did not.",
-    mapped.misses: Counter Things "cache_misses" "cache=\"mapped\"" "Lookups that did not.",
-    hostnames.misses: Counter Things "cache_misses" "cache=\"hostname\"" "Lookups that did not.",
-    caches.uris.insertions: Counter Things "cache_insertions" "cache=\"uri\"" "Entries put in.",
-    caches.negotiations.insertions: Counter Things "cache_insertions" "cache=\"choice\"" "Entries put in.",
-    caches.paths.insertions: Counter Things "cache_insertions" "cache=\"path\"" "Entries put in.",
-    caches.heads.insertions: Counter Things "cache_insertions" "cache=\"head\"" "Entries put in.",
-    caches.bodies.insertions: Counter Things "cache_insertions" "cache=\"body\"" "Entries put in.",
-    caches.files.insertions: Counter Things "cache_insertions" "cache=\"file\"" "Entries put in.",
-    caches.uris.evictions: Counter Things "cache_evictions" "cache=\"uri\"" "Entries that made room.",
-    caches.negotiations.evictions: Counter Things "cache_evictions" "cache=\"choice\"" "Entries that made room.",
-    caches.paths.evictions: Counter Things "cache_evictions" "cache=\"path\"" "Entries that made room.",
-    caches.heads.evictions: Counter Things "cache_evictions" "cache=\"head\"" "Entries that made room.",
-    caches.bodies.evictions: Counter Things "cache_evictions" "cache=\"body\"" "Entries that made room.",
-    caches.files.evictions: Counter Things "cache_evictions" "cache=\"file\"" "Entries that made room.",
-    mapped.unmapped: Counter Things "cache_evictions" "cache=\"mapped\"" "Entries that made room.",
-    caches.uris.refusals: Counter Things "cache_refusals" "cache=\"uri\"" "Entries that were not put in.",
-    caches.negotiations.refusals: Counter Things "cache_refusals" "cache=\"choice\"" "Entries that were not put in.",
-    caches.paths.refusals: Counter Things "cache_refusals" "cache=\"path\"" "Entries that were not put in.",
-    caches.heads.refusals: Counter Things "cache_refusals" "cache=\"head\"" "Entries that were not put in.",
-    caches.bodies.refusals: Counter Things "cache_refusals" "cache=\"body\"" "Entries that were not put in.",
-    caches.files.refusals: Counter Things "cache_refusals" "cache=\"file\"" "Entries that were not put in.",
-    caches.uri_entries: Gauge Things "cache_entries" "cache=\"uri\"" "Entries that are held.",
-    caches.negotiation_entries: Gauge Things "cache_entries" "cache=\"choice\"" "Entries that are held.",
-    caches.path_entries: Gauge Things "cache_entries" "cache=\"path\"" "Entries that are held.",
-    caches.open_files: Gauge Things "cache_entries" "cache=\"file\"" "Entries that are held.",
-    mapped.chunks: Gauge Things "cache_entries" "cache=\"mapped\"" "Entries that are held.",
-    hostnames.entries: Gauge Things "cache_entries" "cache=\"hostname\"" "Entries that are held.",
-    caches.head_bytes: Gauge Bytes "cache_held" "cache=\"head\"" "Bytes that are held.",
-    caches.body_bytes: Gauge Bytes "cache_held" "cache=\"body\"" "Bytes that are held.",
-    mapped.bytes: Gauge Bytes "cache_held" "cache=\"mapped\"" "Bytes that are held.",
-    model.estimate: Gauge Bytes "page_cache_estimate" "" "What the page cache is thought to hold at most.",
-    model.believed: Gauge Bytes "page_cache_believed" "" "What is thought to be in it.",
-    model.faults: Counter Things "page_cache_faults" "" "Times that this was wrong to the cost of a wait.",
-    watch.directories: Gauge Things "watched_folders" "" "Folders that are watched.",
-    watch.events: Counter Things "watch_events" "" "Events heard of them.",
-    watch.overflows: Counter Things "watch_overflows" "" "Times that events were lost.",
-    lost_lines: Counter Things "log_lines_lost" "" "Lines that the log could not keep.",
-    hostnames.lookups: Counter Things "hostname_lookups" "" "Lookups of names of clients.",
-    hostnames.failed: Counter Things "hostname_failures" "" "Lookups that brought no name.",
-    hostnames.timed_out: Counter Things "hostname_timeouts" "" "Lines that could not wait for their name any longer.",
-    hostnames.refused: Counter Things "hostname_refusals" "" "Lines whose address could not be asked about.",
+    helpers.peak: Gauge Things "helpers_peak" "" "Maximum helpers at once since the start.",
+    helpers.died: Counter Things "helpers_died" "" "Helper processes that ended unexpectedly.",
+    caches.uris.hits: Counter Things "cache_hits" "cache=\"uri\"" "Cache hits.",
+    caches.negotiations.hits: Counter Things "cache_hits" "cache=\"choice\"" "Cache hits.",
+    caches.paths.hits: Counter Things "cache_hits" "cache=\"path\"" "Cache hits.",
+    caches.heads.hits: Counter Things "cache_hits" "cache=\"head\"" "Cache hits.",
+    caches.bodies.hits: Counter Things "cache_hits" "cache=\"body\"" "Cache hits.",
+    caches.files.hits: Counter Things "cache_hits" "cache=\"file\"" "Cache hits.",
+    counts.page_hits: Counter Things "cache_hits" "cache=\"page\"" "Cache hits.",
+    mapped.hits: Counter Things "cache_hits" "cache=\"mapped\"" "Cache hits.",
+    hostnames.hits: Counter Things "cache_hits" "cache=\"hostname\"" "Cache hits.",
+    caches.uris.misses: Counter Things "cache_misses" "cache=\"uri\"" "Cache misses.",
+    caches.negotiations.misses: Counter Things "cache_misses" "cache=\"choice\"" "Cache misses.",
+    caches.paths.misses: Counter Things "cache_misses" "cache=\"path\"" "Cache misses.",
+    caches.heads.misses: Counter Things "cache_misses" "cache=\"head\"" "Cache misses.",
+    caches.bodies.misses: Counter Things "cache_misses" "cache=\"body\"" "Cache misses.",
+    caches.files.misses: Counter Things "cache_misses" "cache=\"file\"" "Cache misses.",
+    counts.page_misses: Counter Things "cache_misses" "cache=\"page\"" "Cache misses.",
+    mapped.misses: Counter Things "cache_misses" "cache=\"mapped\"" "Cache misses.",
+    hostnames.misses: Counter Things "cache_misses" "cache=\"hostname\"" "Cache misses.",
+    caches.uris.insertions: Counter Things "cache_insertions" "cache=\"uri\"" "Entries inserted.",
+    caches.negotiations.insertions: Counter Things "cache_insertions" "cache=\"choice\"" "Entries inserted.",
+    caches.paths.insertions: Counter Things "cache_insertions" "cache=\"path\"" "Entries inserted.",
+    caches.heads.insertions: Counter Things "cache_insertions" "cache=\"head\"" "Entries inserted.",
+    caches.bodies.insertions: Counter Things "cache_insertions" "cache=\"body\"" "Entries inserted.",
+    caches.files.insertions: Counter Things "cache_insertions" "cache=\"file\"" "Entries inserted.",
+    caches.uris.evictions: Counter Things "cache_evictions" "cache=\"uri\"" "Entries evicted.",
+    caches.negotiations.evictions: Counter Things "cache_evictions" "cache=\"choice\"" "Entries evicted.",
+    caches.paths.evictions: Counter Things "cache_evictions" "cache=\"path\"" "Entries evicted.",
+    caches.heads.evictions: Counter Things "cache_evictions" "cache=\"head\"" "Entries evicted.",
+    caches.bodies.evictions: Counter Things "cache_evictions" "cache=\"body\"" "Entries evicted.",
+    caches.files.evictions: Counter Things "cache_evictions" "cache=\"file\"" "Entries evicted.",
+    mapped.unmapped: Counter Things "cache_evictions" "cache=\"mapped\"" "Entries evicted.",
+    caches.uris.refusals: Counter Things "cache_refusals" "cache=\"uri\"" "Entries not admitted.",
+    caches.negotiations.refusals: Counter Things "cache_refusals" "cache=\"choice\"" "Entries not admitted.",
+    caches.paths.refusals: Counter Things "cache_refusals" "cache=\"path\"" "Entries not admitted.",
+    caches.heads.refusals: Counter Things "cache_refusals" "cache=\"head\"" "Entries not admitted.",
+    caches.bodies.refusals: Counter Things "cache_refusals" "cache=\"body\"" "Entries not admitted.",
+    caches.files.refusals: Counter Things "cache_refusals" "cache=\"file\"" "Entries not admitted.",
+    caches.uri_entries: Gauge Things "cache_entries" "cache=\"uri\"" "Entries in the cache.",
+    caches.negotiation_entries: Gauge Things "cache_entries" "cache=\"choice\"" "Entries in the cache.",
+    caches.path_entries: Gauge Things "cache_entries" "cache=\"path\"" "Entries in the cache.",
+    caches.open_files: Gauge Things "cache_entries" "cache=\"file\"" "Entries in the cache.",
+    mapped.chunks: Gauge Things "cache_entries" "cache=\"mapped\"" "Entries in the cache.",
+    hostnames.entries: Gauge Things "cache_entries" "cache=\"hostname\"" "Entries in the cache.",
+    caches.head_bytes: Gauge Bytes "cache_held" "cache=\"head\"" "Bytes in the cache.",
+    caches.body_bytes: Gauge Bytes "cache_held" "cache=\"body\"" "Bytes in the cache.",
+    mapped.bytes: Gauge Bytes "cache_held" "cache=\"mapped\"" "Bytes in the cache.",
+    model.estimate: Gauge Bytes "page_cache_estimate" "" "Estimated maximum size of the page cache.",
+    model.believed: Gauge Bytes "page_cache_believed" "" "File data believed to be in the page cache.",
+    model.faults: Counter Things "page_cache_faults" "" "Wrong estimates of the page cache that caused a wait.",
+    watch.directories: Gauge Things "watched_folders" "" "Watched directories.",
+    watch.events: Counter Things "watch_events" "" "Events of watched directories.",
+    watch.overflows: Counter Things "watch_overflows" "" "Losses of watch events.",
+    lost_lines: Counter Things "log_lines_lost" "" "Lines lost by the access log.",
+    hostnames.lookups: Counter Things "hostname_lookups" "" "Host name lookups.",
+    hostnames.failed: Counter Things "hostname_failures" "" "Host name lookups without a result.",
+    hostnames.timed_out: Counter Things "hostname_timeouts" "" "Log lines whose host name lookup timed out.",
+    hostnames.refused: Counter Things "hostname_refusals" "" "Log lines whose host name could not be looked up.",
 }
 
 impl Snapshot {
-    /// As bytes, for another process of the same program.
+    /// Serialises the snapshot for another process of the same program.
     pub fn to_bytes(mut self) -> Vec<u8> {
         self.fields().into_iter().flat_map(|field| field.to_le_bytes()).collect()
     }
 
-    /// Back from these bytes; what is missing is 0.
+    /// Deserialises a snapshot; missing figures are 0.
     pub fn from_bytes(bytes: &[u8]) -> Snapshot {
         let mut snapshot = Snapshot::default();
         for (field, bytes) in snapshot.fields().into_iter().zip(bytes.as_chunks().0) {
@@ -368,7 +369,7 @@ impl Snapshot {
         snapshot
     }
 
-    /// What stays of a worker that has ended: what it has done, not what it had.
+    /// Returns what remains of a worker that has ended: its counters, not its gauges.
     #[must_use]
     pub fn after_the_end(mut self) -> Snapshot {
         for (field, figure) in self.fields().into_iter().zip(FIGURES) {
@@ -379,14 +380,14 @@ impl Snapshot {
         self
     }
 
-    /// With the counts of the access log; `None`: there is no log.
+    /// Adds the statistics of the access log; `None`: there is no log.
     #[must_use]
     pub fn with_log(self, log: Option<LogCounts>) -> Snapshot {
         let LogCounts { lost_lines, hostnames } = log.unwrap_or_default();
         Snapshot { lost_lines, hostnames, ..self }
     }
 
-    /// With the counts of watched folders; `None`: none are watched.
+    /// Adds the statistics of watching; `None`: nothing is watched.
     #[must_use]
     pub fn with_watch(self, watch: Option<WatchCounts>) -> Snapshot {
         Snapshot { watch: watch.unwrap_or_default(), ..self }
@@ -402,7 +403,7 @@ impl AddAssign<&Snapshot> for Snapshot {
 }
 
 impl fmt::Display for Snapshot {
-    /// A line a subject, each `name: key=value ...`, for people and for `grep`.
+    /// One line per subject, each `name: key=value ...`, for people and for `grep`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Snapshot { counts, caches, helpers, mapped, model, .. } = self;
         writeln!(

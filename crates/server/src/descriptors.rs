@@ -1,35 +1,35 @@
-//! How the limit on open files is shared out among workers, connections, and files that stay open.
+//! Divides the limit on open files among workers, connections and cached files.
 //!
-//! A server that runs out of descriptors in the midst of its work answers 503, or does not start. So each architecture is
-//! sized at the start by what its workers cost: fewer workers, cached files and connections where the limit is low.
+//! A server that runs out of descriptors while it is running answers 503, or fails to start. So each architecture is
+//! sized at the start by what its workers need: fewer workers, cached files and connections if the limit is low.
 
-/// What the server is to have, as far as it costs descriptors.
+/// What the configuration needs, as far as it uses descriptors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Workers are a pool, with one connection each.
+    /// Workers form a pool, with one connection each.
     pub pool: bool,
     /// Workers are processes.
     pub processes: bool,
-    /// Workers that were asked for.
+    /// Configured workers.
     pub workers: usize,
     /// Addresses to listen on.
     pub addresses: usize,
     /// Roots of sites.
     pub roots: usize,
-    /// Most helpers of a worker.
+    /// Maximum helpers of a worker.
     pub helpers: usize,
-    /// These are processes.
+    /// Helpers are processes.
     pub helper_processes: bool,
-    /// Most files that one set of caches keeps open.
+    /// Maximum files that one set of caches keeps open.
     pub files: usize,
-    /// Most requests that applications have at a time.
+    /// Maximum concurrent requests to applications.
     pub exchanges: usize,
 }
 
-/// What the limit bears.
+/// What the limit allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Workers; as many as were asked for unless the limit is low.
+    /// Workers; as many as configured unless the limit is low.
     pub workers: usize,
     /// Files that one set of caches keeps open.
     pub files: usize,
@@ -37,38 +37,38 @@ pub struct Share {
     pub connections: usize,
 }
 
-/// Of a process, whatever its architecture: standard streams, the log and the one that takes its place, signals, the control
-/// socket, the metrics' address, and clients of both.
+/// Descriptors of a process, whatever its architecture: standard streams, the log and its replacement, signals, the
+/// control socket, the metrics endpoint, and clients of both.
 const OWN: usize = 12;
 
-/// Of a worker: epoll and its mailbox.
+/// Descriptors of a worker: epoll and its mailbox.
 const WORKER: usize = 2;
 
-/// Files that a worker of a pool has open for its request: the file and the sibling that is looked at.
+/// Files that a worker of a pool has open for its request: the file and the sibling under test.
 const IN_FLIGHT: usize = 2;
 
-/// Below this limit each connection is counted with files of its own: all may ask for different ones at a time.
+/// Below this limit each connection is counted with files of its own: all may request different ones at a time.
 const CROWDED: usize = 512;
 
-/// Of a request that a script has: three pipes and the process. An application that lives on takes one of them.
+/// Descriptors of a script's request: three pipes and the process. A persistent application uses one of them.
 const EXCHANGE: usize = 4;
 
-/// Kept back from connections where there is enough: resolvers, folders, and what helpers have open for a moment.
+/// Reserved if the limit is high enough: for resolvers, directories, and what helpers open for a moment.
 const ROOMY: usize = 64;
 
-/// Shares out `limit` descriptors of each process.
+/// Divides `limit` descriptors of each process.
 ///
 /// # Errors
-/// The least limit that would do.
+/// The lowest limit that would suffice.
 pub fn share(limit: usize, needs: &Needs) -> Result<Share, usize> {
     let own = OWN + needs.roots + needs.addresses;
     let exchanges = EXCHANGE.saturating_mul(needs.exchanges);
     let listening = WORKER + needs.addresses;
-    // Of a worker of a pool: its connection, its files, and its script.
+    // For a worker of a pool: its connection, its files, and its script.
     let serving = 1 + IN_FLIGHT + exchanges.min(EXCHANGE);
     if needs.processes {
-        // The parent has a line to each child, after a reload to twice as many, and a pair while it starts one; a child has
-        // its end of the line twice.
+        // The parent has a socket to each child, after a reload to twice as many, and a pair while it starts one;
+        // a child has its end of the socket twice.
         let child = own + listening + serving + 2;
         let least = (own + 4).max(child + 1);
         let workers = limit.saturating_sub(own + 2) / 2;
@@ -84,7 +84,7 @@ pub fn share(limit: usize, needs: &Needs) -> Result<Share, usize> {
         return fit(limit, own + worker + 1, Share { workers, files, connections: 1 });
     }
     let worker = listening + if needs.helper_processes { 1 + needs.helpers } else { 0 };
-    // One connection and one file at least.
+    // At least one connection and one file.
     let least = own + worker + IN_FLIGHT + 2;
     let workers = needs.workers.min((limit / 2).max(least).saturating_sub(own + IN_FLIGHT) / worker);
     let helpers = needs.helpers.min(limit / 16).max(IN_FLIGHT);
@@ -93,7 +93,7 @@ pub fn share(limit: usize, needs: &Needs) -> Result<Share, usize> {
     let files = needs.files.min(left.min(limit / 4) / workers.max(1));
     let tight = own + workers * (worker + files) + exchanges + if limit < CROWDED { 0 } else { helpers };
     let roomy = ROOMY + workers.saturating_mul(worker + files + needs.helpers) + exchanges;
-    // Where the limit is low, files and connections share it alike.
+    // If the limit is low, files and connections share it equally.
     let mut connections = limit.saturating_sub(tight.max(roomy.min(limit / 2)));
     if limit < CROWDED {
         connections = connections.min(limit.saturating_sub(tight) / (1 + IN_FLIGHT));
@@ -126,7 +126,10 @@ mod tests {
                     let found = share(limit, &needs);
                     let Ok(share) = found else {
                         let least = found.unwrap_err();
-                        assert!(limit < least && least < 100, "{limit} is refused, and {least} the least: {needs:?}");
+                        assert!(
+                            limit < least && least < 100,
+                            "{limit} is refused, but the minimum is {least}: {needs:?}"
+                        );
                         continue;
                     };
                     let Share { workers, files, connections } = share;
@@ -137,7 +140,7 @@ mod tests {
                         (true, false) => 14 + workers * (each + 3) + files,
                         _ => 14 + workers * (each + files) + connections,
                     };
-                    assert!(used <= limit, "{limit}: {share:?} takes {used} of {needs:?}");
+                    assert!(used <= limit, "{limit}: {share:?} uses {used} of {needs:?}");
                 }
             }
         }

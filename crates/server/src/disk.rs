@@ -1,11 +1,11 @@
-//! Stop 8 of 10: the disk's answer to a question, in the loop if it can be had without waiting, in a helper if not.
+//! Stop 8 of 10: the disk answers a question, in the loop if that cannot wait, otherwise in a helper.
 //!
-//! One function for both, told apart by [`Effort`]: with [`Effort::Now`] every step asks the kernel in a way that
-//! fails rather than waits, and the first that would wait ends the attempt. A helper then does the whole step from the
-//! start, with [`Effort::Wait`]: open, state, siblings, and the first bytes, in one hand-off.
+//! Both use one function with different [`Effort`]: with [`Effort::Now`] every step uses a system call that fails
+//! rather than waits, and the first that would wait ends the attempt. A helper then repeats the whole step from the
+//! start, with [`Effort::Wait`]: open, stat, siblings, and the first bytes, in one hand-off.
 //!
-//! Whatever the name says, the kernel keeps it beneath the site's root (`openat2`, `RESOLVE_BENEATH`), unless `symlinks` says
-//! otherwise; see `sys/links`.
+//! Whatever the name, the kernel confines the lookup to the site's root (`openat2`, `RESOLVE_BENEATH`), unless
+//! `symlinks` permits otherwise; see `sys/links`.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, OsStr};
@@ -47,39 +47,39 @@ use crate::unpack;
 pub struct Disk {
     sites: Arc<Sites>,
     roots: Vec<Root>,
-    /// Homes' folders that have been asked for, by user name; `None`: there is no such user or folder.
+    /// Users' directories that were looked up, by user name; `None`: there is no such user or directory.
     users: Mutex<HashMap<Vec<u8>, UserRoot>>,
     /// Files up to this size are read whole.
     max_content_file_bytes: u64,
-    /// Files that are there compressed alone are unpacked up to this size.
+    /// Files that exist only compressed are unpacked up to this size.
     max_unpacked_file_bytes: u64,
-    /// A root, or a user's folder, is looked up anew after this time,
+    /// A root, or a user's directory, is looked up again after this time,
     revalidate: Duration,
     residency: Arc<Residency>,
     mapped: MappedWindows,
     /// and if it was looked up before this moment: nanoseconds since `start`.
     forgotten_ns: AtomicU64,
     start: Instant,
-    /// Whom to tell which names are known, if folders are watched.
+    /// Receives the names that become cached, if directories are watched.
     notes: OnceLock<Arc<Notes>>,
-    /// Files that are never served, whatever name or link leads to them: the accounts.
+    /// Files that are never served, whatever name or link leads to them: the password files.
     secrets: Vec<PathBuf>,
-    /// Names whose symbolic links were refused, or that were not unpacked, as far as that was said.
+    /// Names already reported because their symbolic links were refused or they were not unpacked.
     refused: Mutex<HashSet<(u16, Box<[u8]>)>>,
-    /// Those that threads which share this one are making.
+    /// Listings that threads sharing this disk are creating.
     pub listings: Listings,
 }
 
-/// What a [`Disk`] goes by on all sites.
+/// Settings of a [`Disk`] that apply to all sites.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
     /// Files that are never served.
     pub secrets: Vec<PathBuf>,
     /// Files up to this size are read whole, bytes.
     pub max_content_file_bytes: u64,
-    /// Files that are there compressed alone are unpacked up to this size, bytes.
+    /// Files that exist only compressed are unpacked up to this size, bytes.
     pub max_unpacked_file_bytes: u64,
-    /// A root, or a user's folder, is looked up anew after this time.
+    /// A root, or a user's directory, is looked up again after this time.
     pub revalidate: Duration,
 }
 
@@ -102,33 +102,33 @@ struct UserRoot {
     checked: Instant,
 }
 
-/// Refused symbolic links and files that are said, under one configuration.
+/// Maximum refused links and files reported under one configuration.
 const REFUSALS_MAX: usize = 200;
 
-/// Names of users that are remembered; a client can ask for any number.
+/// Maximum user names remembered; a client can request any number.
 const USERS_MAX: usize = 1024;
 
-/// The answer, or that it would have meant waiting.
+/// The answer, or the reason why there is none.
 type Answer<T> = Result<T, NoAnswer>;
 
 enum NoAnswer {
     /// [`Effort::Now`] was not enough.
     WouldWait,
-    /// The same, because the file has changed a moment ago.
+    /// The same, because the file changed a moment ago.
     Fresh,
     Io(io::Error),
 }
 
-/// What to do when the answer cannot be had at once.
+/// What to do if the answer is not available at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Fail: neither the disk nor a writer may be waited for.
+    /// Fail: wait neither for the disk nor for a writer.
     Now,
-    /// Wait for the disk, and fail for a file that has just changed: its time is not the disk's.
+    /// Wait for the disk, but fail for a file that has just changed: waiting for a writer takes no disk time.
     Defer,
-    /// Wait for the disk, and up to [`CHANGES_MAX`] until a file holds still.
+    /// Wait for the disk, and up to [`CHANGES_MAX`] until a file is stable.
     Wait,
-    /// Wait for the disk, and take a file that does not hold still as it is.
+    /// Wait for the disk, and accept a file that is not stable.
     Accept,
 }
 
@@ -141,20 +141,21 @@ impl Effort {
     }
 }
 
-/// A file that changed within this time may be in the middle of being written by several calls, and the clock of its stamps
-/// may not have moved on: it has the grain of a tick, up to 10 ms, before Linux 6.13. So its state is not yet that of one
-/// sequence of bytes.
+/// A file that changed within this time may be in the middle of several writes, and the clock of its
+/// timestamps may not have advanced: before Linux 6.13 it has the resolution of a tick, up to 10 ms. So its
+/// state does not yet identify one sequence of bytes.
 pub const STILL: Duration = Duration::from_millis(50);
 
-/// For how long a file that does not hold still is waited for in all. Then it is served as it is, with a weak entity tag, and
-/// nothing of it is kept.
+/// Maximum total wait for an unstable file. After that it is served as it is, with a weak
+/// entity tag, and nothing of it is cached.
 pub const CHANGES_MAX: Duration = Duration::from_secs(1);
 
-/// How often a file is looked at anew whose stamps do not tell when it changed. It holds still much sooner, or never.
+/// Maximum checks of a file whose timestamps do not show when it changed. It is stable much sooner, or never.
 const ATTEMPTS_MAX: u32 = 64;
 
-/// write(2) stamps a file at its start, so a single long call leaves a file that looks still while half of it is missing. A
-/// file that has changed within this time is read behind [`file::wait_for_writer`], which waits, so not in a loop.
+/// write(2) sets the timestamp at its start, so during a single long call a file looks stable while
+/// half of it is missing. A file that changed within this time is read after
+/// [`file::wait_for_writer`], which blocks, so never in a loop.
 const CONFIRM: Duration = Duration::from_secs(10);
 
 impl From<io::Error> for NoAnswer {
@@ -178,8 +179,8 @@ impl Disk {
             Ok(folder) => {
                 if let Err(error) = file::can_open_without_waiting(folder.as_fd()) {
                     let why = format!(
-                        "openat2 with RESOLVE_CACHED fails ({error}): Linux 5.12 or later is needed, and a container that \
-                         allows this call"
+                        "openat2 with RESOLVE_CACHED fails ({error}): Linux 5.12 or later is required, and a container \
+                         must allow this call"
                     );
                     return Err((root.path.clone(), io::Error::other(why)));
                 }
@@ -192,7 +193,7 @@ impl Disk {
         Ok(Disk::new(sites, roots, max_content_file_bytes, revalidate))
     }
 
-    /// With what is open and nothing learnt, in which the residency test is the usual one.
+    /// Creates a disk with open roots, empty caches and the default residency test.
     fn new(sites: Arc<Sites>, roots: Vec<Root>, max_content_file_bytes: u64, revalidate: Duration) -> Disk {
         Disk {
             sites,
@@ -212,32 +213,32 @@ impl Disk {
         }
     }
 
-    /// That never serves these files.
+    /// Never serves these files.
     pub fn with_secrets(self, secrets: Vec<PathBuf>) -> Disk {
         Disk { secrets, ..self }
     }
 
-    /// That unpacks files which are there compressed alone up to this size, bytes.
+    /// Unpacks files that exist only compressed, up to this size, bytes.
     pub fn unpacking_up_to(self, max_unpacked_file_bytes: u64) -> Disk {
         Disk { max_unpacked_file_bytes, ..self }
     }
 
-    /// With another test of residency than `nowait`, and room for mapped windows.
+    /// Replaces the residency test, and sets the room for mapped windows.
     pub fn with(self, residency: Arc<Residency>, mapped: MappedWindows) -> Disk {
         Disk { residency, mapped, ..self }
     }
 
-    /// How it is found out what is in memory.
+    /// Returns the residency test.
     pub fn residency(&self) -> &Arc<Residency> {
         &self.residency
     }
 
-    /// Windows of files that are mapped.
+    /// Returns the mapped windows of files.
     pub fn mapped(&self) -> &MappedWindows {
         &self.mapped
     }
 
-    /// The sites as this process knows them, and where their roots lie now, for [`of_parts`](Disk::of_parts).
+    /// Returns the sites as this process knows them, and where their roots are now, for [`of_parts`](Disk::of_parts).
     pub fn parts(&self) -> impl Iterator<Item = (&Site, &Path, Arc<OwnedFd>)> {
         let sites = (0..).map_while(|number| self.sites.get(number));
         sites.zip(&self.roots).map(|(site, root)| {
@@ -246,7 +247,7 @@ impl Disk {
         })
     }
 
-    /// What goes for all sites.
+    /// Returns the settings that apply to all sites.
     pub fn rules(&self) -> Rules {
         let Disk { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate, .. } = self;
         Rules {
@@ -257,7 +258,7 @@ impl Disk {
         }
     }
 
-    /// The same in another process, without anything that was learnt. `None`: there is no site.
+    /// Creates the same disk in another process, with empty caches. Returns `None` if there is no site.
     pub fn of_parts(rules: Rules, parts: Vec<(Site, PathBuf, OwnedFd)>) -> Option<Disk> {
         let (sites, roots) = parts
             .into_iter()
@@ -271,7 +272,7 @@ impl Disk {
         Some(disk.with_secrets(secrets).unpacking_up_to(max_unpacked_file_bytes))
     }
 
-    /// A helper of another process has brought this: what it read is in memory.
+    /// A helper of another process has read these files: they are in memory.
     pub fn was_brought(&self, found: &Found<OpenFile>) {
         for Opened { version, content, .. } in found.files() {
             let end = match content {
@@ -286,7 +287,7 @@ impl Disk {
         }
     }
 
-    /// Has the caches take note of what was found, and the folders on the way to it watched.
+    /// Updates the caches with an answer, and has the directories on the way to the file watched.
     pub fn learn(
         &self,
         asked: Time,
@@ -294,7 +295,7 @@ impl Disk {
         found: Found<OpenFile>,
         shared: &mut SharedState<OpenFile>,
     ) -> event::Answer<OpenFile> {
-        // Before: what comes of the note must not come before what it is about.
+        // First: an event that follows from the note must not precede the entry.
         if let (Work::Name(work), Some(notes)) = (work, self.notes.get()) {
             notes.note(work.site, &work.path);
         }
@@ -302,23 +303,23 @@ impl Disk {
         shared.caches.learn(asked, work, found, &sites)
     }
 
-    /// Those who watch are told from now on.
+    /// Reports cached names to the watcher from now on.
     pub fn set_notes(&self, notes: Arc<Notes>) {
-        // There is one for each disk side, made by whoever starts the workers.
+        // There is one for each disk side, created where the workers are started.
         let _ = self.notes.set(notes);
     }
 
-    /// Whom to tell which names are known, if folders are watched.
+    /// Returns where cached names are reported, if directories are watched.
     pub fn notes(&self) -> Option<&Notes> {
         self.notes.get().map(|notes| &**notes)
     }
 
-    /// The sites.
+    /// Returns the sites.
     pub fn sites(&self) -> &Sites {
         &self.sites
     }
 
-    /// The folder of this name, for watching it. Waits for the disk.
+    /// Opens a directory for watching. Waits for the disk.
     ///
     /// # Errors
     /// As openat2(2).
@@ -327,7 +328,7 @@ impl Disk {
         file::open_root_beneath(root.folder.as_fd(), if path.is_empty() { c"." } else { &path }, Patience::Wait)
     }
 
-    /// The file of this name, if the last step to it is a link. Waits for the disk.
+    /// Opens the file of this name, if the last component is a link. Waits for the disk.
     pub fn behind_link(&self, site: u16, path: &[u8]) -> Option<OwnedFd> {
         let (root, path) = self.beneath(site, path).ok()?;
         let status = file::status_at(&root.folder, &path).ok()?;
@@ -335,7 +336,8 @@ impl Disk {
         (file::status(&opened).ok()?.kind == Kind::Regular).then_some(opened)
     }
 
-    /// The files that this name may be served from: its own, or a folder's index files; and their siblings.
+    /// Returns the files that this name may be served from: the file itself or a
+    /// directory's index files, and their siblings.
     pub fn files_of(&self, site: u16, path: &[u8]) -> Vec<Arc<[u8]>> {
         let Some(site) = self.sites.get(site) else { return Vec::new() };
         let indexes = site.index.iter().map(|index| [path, index.as_bytes()].concat());
@@ -345,8 +347,8 @@ impl Disk {
         own.iter().flat_map(|file| suffixes.iter().map(move |suffix| [&**file, suffix].concat().into())).collect()
     }
 
-    /// The script of an application: the first of these beginnings of the path that is a file of the site's. Folders of users have none: who may put a file there is not to run it as this user. Waits for
-    /// the disk.
+    /// Finds the script of an application: the first of these prefixes of the path that is a file of the site. Users'
+    /// directories have none: a user who may put a file there must not run it as the server's user. Waits for the disk.
     ///
     /// # Errors
     /// Why there is none.
@@ -381,7 +383,7 @@ impl Disk {
         Err(AppTrouble::Absent)
     }
 
-    /// Where a site's files lie.
+    /// Returns the path of a site's root.
     pub fn root_of(&self, site: u16) -> Option<&Path> {
         self.roots.get(usize::from(site)).map(|root| &*root.path)
     }
@@ -396,30 +398,30 @@ impl Disk {
         }
     }
 
-    /// From now on roots and users' folders are looked up anew, once.
+    /// Makes roots and users' directories be looked up again, once.
     pub fn forget_folders(&self) {
         let since = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.forgotten_ns.fetch_max(since, Ordering::Relaxed);
     }
 
-    /// When that was asked for last; it changes each time.
+    /// Returns when that was last requested; it changes each time.
     pub fn folders_forgotten(&self) -> Duration {
         Duration::from_nanos(self.forgotten_ns.load(Ordering::Relaxed))
     }
 
-    /// Whether what was looked up then is still believed.
+    /// Returns whether a result that was looked up at this time is still valid.
     pub fn believes(&self, checked: Instant) -> bool {
         checked >= self.start + self.folders_forgotten() && checked.elapsed() < self.revalidate
     }
 
-    /// Does the work.
+    /// Performs the work.
     ///
     /// # Errors
-    /// Only with [`Effort::Now`] and [`Effort::Defer`]: for what it would have had to wait.
+    /// Only with [`Effort::Now`] and [`Effort::Defer`]: what it would have had to wait for.
     pub fn perform(&self, work: &Work, effort: Effort) -> Result<Found<OpenFile>, Delay> {
         let found = match work {
             Work::Name(work) => self.name(work, effort),
-            // Reading a directory has no form that does not wait.
+            // No system call reads a directory without waiting.
             Work::List(_) if self.for_names(effort) == Patience::Now => Err(NoAnswer::WouldWait),
             Work::List(work) => self.list(work),
         };
@@ -436,17 +438,17 @@ impl Disk {
         }
     }
 
-    /// Says once for each name which symbolic link is not followed, and why.
+    /// Reports once for each name which symbolic link is not followed, and why.
     fn note_refusal(&self, site: u16, path: &[u8], error: &io::Error) {
         if let Some(why) = RefusedLink::of(error) {
             self.note_once(site, path, format_args!("is refused: {why} (see `symlinks`)"));
         }
     }
 
-    /// Says once for each name what became of it.
+    /// Reports an event once for each name.
     fn note_once(&self, site: u16, path: &[u8], what: fmt::Arguments<'_>) {
         let mut noted = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        // A client can ask for any number of names beyond one link.
+        // A client can request any number of names beyond one link.
         if noted.len() < REFUSALS_MAX && noted.insert((site, path.into())) {
             drop(noted);
             let root = self.root_of(site).unwrap_or(Path::new("/")).display();
@@ -455,8 +457,8 @@ impl Disk {
         }
     }
 
-    /// Whether names may be waited for. Where nothing is tested they are, too; only the pause that a file in motion takes is
-    /// not made in the loop, for that is no work.
+    /// Returns whether names may be waited for. Without a residency test they always are; only the pause for an
+    /// unstable file is not made in the loop, because pausing is not work.
     fn for_names(&self, effort: Effort) -> Patience {
         if matches!(*self.residency, Residency::None) { Patience::Wait } else { effort.patience() }
     }
@@ -502,7 +504,7 @@ impl Disk {
         let folder = if path.is_empty() { b"." } else { path };
         let folder = c_string(folder)?;
         let opened = match root.open(&folder, names) {
-            // A folder may be open to those who know what is in it, and to no others (mode 711, as homes have).
+            // A directory may be searchable but not readable (mode 711, as homes have).
             Err(error)
                 if error.kind() == io::ErrorKind::PermissionDenied
                     && RefusedLink::of(&error).is_none()
@@ -533,8 +535,8 @@ impl Disk {
         }
     }
 
-    /// The files in a folder, with its slash or empty, that may be variants of what is asked for there and is not there
-    /// itself; `None` if there are none, or nobody wants them.
+    /// Returns the files in a directory, whose path ends in a slash or is empty, that may be variants of a missing
+    /// name; `None` if there are none, or negotiation is off.
     fn variants(
         &self,
         root: &Tree,
@@ -546,7 +548,7 @@ impl Disk {
             return Ok(None);
         }
         let names = self.for_names(effort);
-        // Reading a directory has no form that does not wait.
+        // No system call reads a directory without waiting.
         if names == Patience::Now {
             return Err(NoAnswer::WouldWait);
         }
@@ -563,7 +565,7 @@ impl Disk {
             }
         }
         candidates.sort();
-        // The document itself, in another coding and nothing else.
+        // The document itself in a single other coding.
         if let [only] = &candidates[..]
             && only.strip_suffix(Coding::Gzip.suffix().as_bytes()) == Some(asked)
         {
@@ -583,7 +585,7 @@ impl Disk {
                     Err(wait) => return Err(wait),
                 },
                 Ok(None) => {}
-                // The others serve; without any, that one of them cannot be read is no absence.
+                // The others serve; if there are none, an unreadable one is not the same as a missing one.
                 Err(NoAnswer::Io(error)) => failed = failed.or((!is_absence(&error)).then_some(error)),
                 Err(wait) => return Err(wait),
             }
@@ -594,8 +596,8 @@ impl Disk {
         }
     }
 
-    /// The sibling that stands for a file which is not there: compressed by gzip, which nearly every client takes and which is
-    /// unpacked for the others. `None` if there is none either, or nobody looks for siblings.
+    /// Returns the sibling that represents a missing file: compressed with gzip, which nearly all clients accept, and
+    /// unpacked for the others. `None` if there is none either, or siblings are disabled.
     fn lone(
         &self,
         site: &Site,
@@ -619,7 +621,7 @@ impl Disk {
         if let Some(&version) = known {
             let packed = self.bring(coding, opened, status, &work.known, effort)?;
             let unpacked = Opened { coding: Coding::Identity, version, content: None };
-            // If it changed just now, what is known is of no use.
+            // If it has just changed, the cached version is useless.
             let files = if version.is_unpacked_of(&packed.version) { vec![packed, unpacked] } else { vec![packed] };
             return Ok(Some(Found::File { name, files, not_unpacked: None }));
         }
@@ -638,7 +640,7 @@ impl Disk {
         Ok(Some(Found::File { name, files, not_unpacked }))
     }
 
-    /// A compressed file with its content, where it may be waited for: to unpack takes its time.
+    /// Opens a compressed file and reads it, where waiting is allowed: unpacking takes time.
     fn bring_to_unpack(&self, opened: OwnedFd, status: file::Status, effort: Effort) -> Answer<Opened<OpenFile>> {
         match effort {
             Effort::Now => Err(NoAnswer::WouldWait),
@@ -646,7 +648,7 @@ impl Disk {
         }
     }
 
-    /// What a compressed file, with its content, unpacks to.
+    /// Unpacks the content of a compressed file.
     fn unpack(&self, packed: &Opened<OpenFile>) -> Answer<Result<Opened<OpenFile>, NotUnpacked>> {
         let bytes_max = self.max_unpacked_file_bytes;
         let bytes = match &packed.content {
@@ -670,22 +672,22 @@ impl Disk {
             NotUnpacked::TooLarge => {
                 let max = Bytes(self.max_unpacked_file_bytes);
                 let what = format_args!(
-                    "is there as {suffix} alone, which unpacks to more than {max}: clients that do not \
-                                         take gzip get 406 (see `max_unpacked_file_bytes`)"
+                    "exists only as {suffix}, which unpacks to more than {max}: clients that do not accept \
+                                         gzip get 406 (see `max_unpacked_file_bytes`)"
                 );
                 self.note_once(site, name, what);
             }
             NotUnpacked::Damaged => {
                 let what = format_args!(
-                    "is there as {suffix} alone, which is damaged or cut off: clients that do not take \
-                                         gzip get 500; compress it anew"
+                    "exists only as {suffix}, which is damaged or truncated: clients that do not accept \
+                                         gzip get 500; compress it again"
                 );
                 self.note_once(site, name, what);
             }
         }
     }
 
-    /// The content of a file that is known; `None` if there is another one by now, or none.
+    /// Returns the content of a file whose version is known; `None` if the file has been replaced or removed.
     fn missing(&self, site: &Site, missing: &Missing, effort: Effort) -> Answer<Option<Opened<OpenFile>>> {
         let names = self.for_names(effort);
         let Some(Place { root, path: Some(path) }) = self.place(site, &missing.name, names)? else {
@@ -707,7 +709,7 @@ impl Disk {
         }
     }
 
-    /// A file was found: bring it, and its siblings.
+    /// Reads a file that was found, and its siblings.
     #[expect(clippy::too_many_arguments, reason = "a file is its root, its name and its descriptor")]
     fn found(
         &self,
@@ -725,7 +727,7 @@ impl Disk {
         for &coding in &site.precompressed {
             let sibling = [path, coding.suffix().as_bytes()].concat();
             match open_regular(root, &sibling, self.for_names(effort)) {
-                // One that is older than its original was made from an earlier version of it.
+                // A sibling older than its original was created from an earlier version.
                 Ok(Some((opened, status))) if variants::is_current(status.mtime_ns, mtime) => {
                     match self.bring(coding, opened, status, &work.known, effort) {
                         Ok(opened) => files.push(opened),
@@ -733,7 +735,7 @@ impl Disk {
                         Err(wait) => return Err(wait),
                     }
                 }
-                // Not to be had, for whatever reason: the original serves.
+                // Unavailable, for whatever reason: the original serves.
                 Ok(_) | Err(NoAnswer::Io(_)) => {}
                 Err(wait) => return Err(wait),
             }
@@ -741,10 +743,10 @@ impl Disk {
         Ok(Found::File { name, files, not_unpacked: None })
     }
 
-    /// The content of an opened file: read if it is small, its first window in memory if it is large.
+    /// Reads an open file: whole if it is small; otherwise its first window, into memory.
     ///
-    /// Somebody may be writing to it at this moment, by one long call or by several. So it is read once it has held still, and
-    /// is good only if its state was the same before and after.
+    /// Another process may be writing to the file, in one long call or in several. So it is read once it is stable, and
+    /// the result is valid only if the state is the same before and after.
     fn bring(
         &self,
         coding: Coding,
@@ -772,7 +774,7 @@ impl Disk {
                     version = version_of(&file::status(&opened)?);
                     continue;
                 }
-                // It is written to all the time, as a log is.
+                // It is written to all the time, like a log.
                 Effort::Now | Effort::Defer | Effort::Wait | Effort::Accept => {
                     version.is_changing = true;
                     break;
@@ -808,7 +810,7 @@ impl Disk {
                 Patience::Now => {}
                 Patience::Wait => {
                     let window = 0..WINDOW.min(version.size);
-                    // Before the head goes out: without its first bytes the reply is an error.
+                    // Before the head is sent: without the first bytes the response is an error.
                     warm(&opened, 0, window.end)?;
                     self.residency.was_read(&version, &window);
                 }
@@ -818,8 +820,8 @@ impl Disk {
         Ok(Opened { coding, version, content: Some(Stored::File(file)) })
     }
 
-    /// Whether a file in this state is one that is never served. A hard link, or a link out of the root where those are
-    /// followed, leads to it by any name.
+    /// Returns whether a file in this state is never to be served. A hard link, or a link out of the root if those are
+    /// followed, may lead to it under any name.
     fn is_secret(&self, status: &file::Status, patience: Patience) -> io::Result<bool> {
         for path in &self.secrets {
             match file::open_path(path, patience).and_then(file::status) {
@@ -831,7 +833,7 @@ impl Disk {
         Ok(false)
     }
 
-    /// `None` if the file is shorter than it was said to be.
+    /// Returns `None` if the file is shorter than its version says.
     fn read_whole(&self, file: &OwnedFd, version: &FileVersion, patience: Patience) -> Answer<Option<Box<[u8]>>> {
         let mut bytes = vec![0; usize::try_from(version.size).map_err(io::Error::other)?];
         let mut at = 0;
@@ -857,7 +859,7 @@ impl Disk {
         };
         let folder = if path.is_empty() { b"." } else { path };
         let folder = root.open(&c_string(folder)?, Patience::Wait)?;
-        // As for a file that is being written: what was read is that of one state only if that holds still.
+        // As for a file that is being written: what was read is one state only if that is stable.
         let started = SystemTime::now();
         let before = file::status(&folder)?;
         let mut changed_ns = before.ctime_ns;
@@ -867,8 +869,8 @@ impl Disk {
             if !site.dotfiles && name.starts_with(b".") {
                 continue;
             }
-            // A file that vanishes meanwhile, or a link that leads nowhere or out of the root, is not listed: a request
-            // for it would fail.
+            // A file that vanishes meanwhile, or a link that is dangling or leads out of the root, is
+            // not listed: a request for it would fail.
             let c_name = c_string(&name)?;
             let mut status = file::status_at(&folder, &c_name);
             if matches!(&status, Ok(status) if status.kind == Kind::Link) {
@@ -881,7 +883,7 @@ impl Disk {
                 Kind::Directory => true,
                 Kind::Link | Kind::Other => continue,
             };
-            // Nobody can set it, so none of what is shown changes and leaves it as it was.
+            // ctime cannot be set, so no change of what is shown leaves it as it was.
             changed_ns = changed_ns.max(status.ctime_ns);
             let modified_seconds = status.mtime_ns.div_euclid(1_000_000_000);
             entries.push(Entry { name, is_directory, size: status.size, modified_seconds });
@@ -893,7 +895,7 @@ impl Disk {
         Ok(Found::Listing(Listing::new(page, changed_ns, holds_still.then_some(version))))
     }
 
-    /// The root that a path is to be opened beneath, and the rest of the path. `None`: there is no such user.
+    /// Returns the root beneath which a path is opened, and the rest of the path; `None` if there is no such user.
     fn place<'a>(&self, site: &Site, path: &'a [u8], patience: Patience) -> Answer<Option<Place<'a>>> {
         let rest = path.strip_prefix(b"/").unwrap_or(path);
         if let Some(folder) = &site.user_dir
@@ -902,7 +904,7 @@ impl Disk {
             let slash = rest.iter().position(|&b| b == b'/');
             let name = &rest[..slash.unwrap_or(rest.len())];
             let root = self.user_root(name, folder, patience)?;
-            // A user may publish what is in that folder, and no file elsewhere that this process can read.
+            // A user may publish what is in that directory, and no other file that this process can read.
             let links = if site.symlinks == Symlinks::Any { Links::Within } else { links_of(site.symlinks) };
             return Ok(
                 root.map(|folder| Place { root: Tree { folder, links }, path: slash.map(|slash| &rest[slash + 1..]) })
@@ -912,11 +914,12 @@ impl Disk {
         Ok(Some(Place { root, path: Some(rest) }))
     }
 
-    /// The folder that the root's path names now. A path may come to mean another folder, as where a link is switched
-    /// from one release to the next; it is looked at again as often as any other name.
+    /// Returns the directory that the root's path names now. A path may come to name another directory, for instance
+    /// when a link is switched from one release to the next; it is looked up as often as any other name.
     fn root(&self, site: u16, patience: Patience) -> Answer<Arc<OwnedFd>> {
         let root = &self.roots[usize::from(site)];
-        // The lock is never held while the disk is asked: a helper may wait for it, and a loop would wait for the helper.
+        // The lock is never held during disk access: a helper may wait for the
+        // disk, and a loop would wait for the helper.
         let lock = || root.current.lock().unwrap_or_else(PoisonError::into_inner);
         let (known, checked) = {
             let current = lock();
@@ -935,7 +938,8 @@ impl Disk {
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(NoAnswer::WouldWait),
-            // It cannot be looked at any more, because it is gone or because we may not: what was there serves on.
+            // It cannot be looked up, because it is gone or permission is denied:
+            // the previous directory continues to serve.
             Err(_) => {}
         }
         let mut current = lock();
@@ -945,7 +949,8 @@ impl Disk {
         Ok(folder)
     }
 
-    /// The folder in a user's home. Looking users up may ask a directory service, so only a helper does it.
+    /// Returns the directory in a user's home. Looking up a user may query a
+    /// directory service, so only a helper does it.
     fn user_root(&self, name: &[u8], folder: &str, patience: Patience) -> Answer<Option<Arc<OwnedFd>>> {
         let lock = || self.users.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().get(name)
@@ -956,7 +961,7 @@ impl Disk {
         if patience == Patience::Now {
             return Err(NoAnswer::WouldWait);
         }
-        // The lock is not held while the directory service is asked: it may take seconds.
+        // The lock is not held during the query of the directory service, which may take seconds.
         let asked = Instant::now();
         let found = open_user_root(name, folder);
         let mut users = lock();
@@ -973,13 +978,13 @@ impl Disk {
 pub struct Script {
     /// Where its name ends in the path of the request.
     pub end: usize,
-    /// Its absolute name.
+    /// Its absolute path.
     pub path: PathBuf,
     /// The file itself, as it was found beneath the root.
     pub file: OwnedFd,
 }
 
-/// A folder with all that is beneath it, and the links that are followed there.
+/// A directory with everything beneath it, and which links are followed there.
 struct Tree {
     folder: Arc<OwnedFd>,
     links: Links,
@@ -1007,7 +1012,7 @@ impl io::Read for FromStart<'_> {
 
 struct Place<'a> {
     root: Tree,
-    /// Relative to the root, without a slash in front; `None` for `/~user`, which lacks its slash.
+    /// Relative to the root, without a leading slash; `None` for `/~user`, which lacks its trailing slash.
     path: Option<&'a [u8]>,
 }
 
@@ -1020,7 +1025,7 @@ fn links_of(symlinks: Symlinks) -> Links {
     }
 }
 
-/// `~user` is for people: system accounts, root's among them, have homes such as `/` that nobody means to publish.
+/// `~user` is for people: system accounts, including root, have homes such as `/` that are not meant to be published.
 const UID_MIN: u32 = 1000;
 
 fn open_user_root(name: &[u8], folder: &str) -> Option<Arc<OwnedFd>> {
@@ -1033,10 +1038,10 @@ fn open_user_root(name: &[u8], folder: &str) -> Option<Arc<OwnedFd>> {
     Some(Arc::new(root))
 }
 
-/// Makes a window of a file resident, by reading it; called by helpers alone.
+/// Makes a window of a file resident by reading it; called only by helpers.
 ///
 /// # Errors
-/// As pread(2), if not even the first bytes can be read; what lies behind is for whoever sends it.
+/// As pread(2), if not even the first bytes can be read; later errors are found when the window is sent.
 pub fn warm(file: impl AsFd, start: u64, length: u64) -> io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     let (mut at, end) = (start, start + length);
@@ -1051,19 +1056,19 @@ pub fn warm(file: impl AsFd, start: u64, length: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// How long it takes until the last change of a file is `still` ago.
+/// Returns how long it takes until the last change of a file is `still` ago.
 fn moving_for(version: &FileVersion, now: SystemTime, still: Duration) -> Duration {
     let changed = SystemTime::UNIX_EPOCH + Duration::from_nanos(u64::try_from(version.ctime_ns).unwrap_or(0));
-    // A change in the future is that of a file server whose clock is another one: it tells nothing.
+    // A change in the future comes from a file server with another clock: it tells nothing.
     now.duration_since(changed).map_or(Duration::ZERO, |age| (still + grain(version)).saturating_sub(age))
 }
 
-/// By how much a stamp may be too old beyond what [`STILL`] allows for: some file systems know whole seconds alone.
+/// Returns how much older a timestamp may be than [`STILL`] allows for: some file systems store whole seconds only.
 fn grain(version: &FileVersion) -> Duration {
     if version.ctime_ns % 1_000_000_000 == 0 { Duration::from_secs(1) } else { Duration::ZERO }
 }
 
-/// `None` for something that is no regular file.
+/// Returns `None` if it is not a regular file.
 fn open_regular(root: &Tree, path: &[u8], patience: Patience) -> Answer<Option<(OwnedFd, file::Status)>> {
     let opened = root.open(&c_string(path)?, patience)?;
     let status = file::status(&opened)?;
@@ -1071,7 +1076,7 @@ fn open_regular(root: &Tree, path: &[u8], patience: Patience) -> Answer<Option<(
 }
 
 fn c_string(path: &[u8]) -> io::Result<CString> {
-    // `clean_path` lets no NUL through.
+    // `clean_path` rejects NUL.
     process::c_string(path).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
 }
 
@@ -1080,7 +1085,7 @@ fn is_absence(error: &io::Error) -> bool {
     matches!(error.kind(), Kind::NotFound | Kind::NotADirectory | Kind::InvalidFilename) || file::is_link_loop(error)
 }
 
-/// What a failed step means to a client.
+/// Returns the result of a failed step for the client.
 fn explain(error: &io::Error) -> Found<OpenFile> {
     if is_absence(error) {
         Found::Absent
@@ -1108,7 +1113,7 @@ mod tests {
         check(999_950_000_000, 0);
         check(999_000_000_000, 50);
         check(998_000_000_000, 0);
-        // Another machine's clock.
+        // The clock of another machine.
         check(1_000_000_000_001, 0);
     }
 }

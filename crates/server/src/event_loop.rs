@@ -1,12 +1,11 @@
 //! Stop 1 of 10: the loop that waits for socket events.
 //!
-//! It waits for everything at once, in epoll: listeners, connections, and the mailbox through which other threads reach
-//! it. All architectures run it; what differs is how many there are, whether in threads or processes, and the
-//! [`DiskSide`] that each lends it.
+//! It waits in epoll for everything: listeners, connections, and the mailbox through which other threads reach it. All
+//! architectures run it; they differ in the number of loops, in threads or processes, and in the [`DiskSide`] of each.
 //!
-//! Listeners may be a loop's own, or shared by a *pool* of loops of one connection each, as in MT and MP: then a loop
-//! listens only while it has no connection, and the kernel wakes one of those that do (`EPOLLEXCLUSIVE`). When all are
-//! taken, one whose client is idle lets it go for who waits.
+//! Listeners belong to one loop, or are shared by a *pool* of loops with one connection each, as in MT and MP: then a
+//! loop listens only while it has no connection, and the kernel wakes one of the listening loops (`EPOLLEXCLUSIVE`).
+//! When all are busy, a loop whose client is idle closes that connection in favour of a waiting one.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -29,17 +28,18 @@ use crate::say;
 use crate::token::Token;
 use crate::worker::{Accepted, DiskSide, Worker};
 
-/// Events taken from the kernel at once.
+/// Maximum events per epoll_wait.
 const EVENTS: usize = 256;
 
-/// How long listeners rest when no connection can be accepted: until then one is likely to have closed.
+/// How long listeners pause after a connection could not be accepted: until then one is likely to have closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How often a loop of a pool finds somebody waiting, one time after the other, before it takes him in place of its own
-/// client: a loop that is free would have taken him long ago. A look now and then finds one who has just come.
+/// How many consecutive looks of a pool's loop must find a waiting connection before the loop accepts it
+/// in place of its own idle client: a free loop would have accepted it long before. A single look may
+/// find a connection that has just arrived.
 const LOOKS: u32 = 20;
 
-/// Between these looks.
+/// The interval between these looks.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
 const MAILBOX: u64 = Token::FIRST_OTHER;
@@ -47,28 +47,28 @@ const DISK: u64 = Token::FIRST_OTHER + 1;
 const APPS: u64 = AppSide::TOKEN;
 const LISTENERS: u64 = Token::FIRST_OTHER + 3;
 
-/// What one loop starts with.
+/// What a loop needs to start.
 pub struct Start {
-    /// The configuration in force.
+    /// The current configuration.
     pub generation: Arc<ConfigSnapshot>,
     /// Its own listeners, one for each address.
     pub listeners: Vec<OwnedFd>,
-    /// How it is reached.
+    /// Its mailbox.
     pub mailbox: Arc<Mailbox<Message>>,
-    /// The thread that writes the log.
+    /// The log writer.
     pub log: Option<Arc<Writer>>,
-    /// The time, the same for all loops.
+    /// The clock, the same for all loops.
     pub clock: Clock,
-    /// Where its helpers come from, if these are processes (`helper::fork_server`).
+    /// The link to the fork server, if helpers are processes (`helper::fork_server`).
     pub fork_server: Option<OwnedFd>,
-    /// Where it publishes what it counts, if anybody is to know.
+    /// Where it publishes its counters, if they are published.
     pub slot: Option<StatsSlot>,
 }
 
-/// Runs the loop; returns how things stood at its end.
+/// Runs the loop; returns its final statistics.
 ///
 /// # Errors
-/// What the kernel refused that no loop can do without.
+/// A system call failed without which a loop cannot run.
 pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
     let Start { generation, listeners, mailbox, log, clock, slot, .. } = start;
     let epoll = Arc::new(Epoll::new()?);
@@ -80,7 +80,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
     let mut events = Events::with_capacity(EVENTS);
     let mut messages = Vec::new();
     let mut stop_at = None;
-    // When the turn that ends now has begun.
+    // When the iteration that ends now began.
     let mut woke = None;
 
     loop {
@@ -163,7 +163,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                     worker.forget(&what, now, &mut disk);
                 }
                 Message::Report(to) => {
-                    // Whoever asked may have gone.
+                    // The recipient may have ended.
                     let _ = to.send(disk.complete(worker.snapshot()));
                 }
             }
@@ -174,7 +174,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         if is_told || worker.open() != open {
             worker.context.meter.note_change(now);
         }
-        // Some may have been answered and gone by now.
+        // Some may have been answered and closed by now.
         if accept == Accepted::Exhausted || accept == Accepted::Full && worker.is_full() {
             door.close(&epoll)?;
             door.again = now + ACCEPT_PAUSE;
@@ -186,7 +186,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
     Ok(disk.complete(worker.snapshot()))
 }
 
-/// The listeners, and whether they are waited for.
+/// The listeners, and whether the loop waits for them.
 struct Door {
     listeners: Vec<OwnedFd>,
     /// They are shared with the other loops of a pool.
@@ -194,11 +194,11 @@ struct Door {
     is_open: bool,
     /// It has been open before.
     begun: bool,
-    /// When to try anew, if it is not open.
+    /// When to try again, if it is closed.
     again: Time,
-    /// How many looks, the last among them, have found somebody waiting.
+    /// The number of consecutive looks, up to the last, that found a waiting connection.
     looks: u32,
-    /// The kernel has no room for watches: said once, until it works again.
+    /// The limit on epoll watches was reached; reported once until it recovers.
     no_watches: bool,
 }
 
@@ -207,7 +207,7 @@ impl Door {
         Door { listeners, pooled, is_open: false, begun: false, again: Time::START, looks: 0, no_watches: false }
     }
 
-    /// When [`open`](Door::open) has something to do.
+    /// Returns when [`open`](Door::open) has something to do.
     fn next_due(&self) -> Time {
         if self.is_open || self.listeners.is_empty() { Time::NEVER } else { self.again }
     }
@@ -229,7 +229,8 @@ impl Door {
             return Ok(());
         }
         if worker.is_exhausted() {
-            // Only accepting tells that there are descriptors again: perhaps nobody waits, whom a listener would tell of.
+            // Only accepting shows whether descriptors are available again: without a waiting
+            // connection the listener would report nothing.
             for listener in &self.listeners {
                 if matches!(worker.accept(listener, now), Accepted::Full | Accepted::Exhausted) {
                     self.again = now + ACCEPT_PAUSE;
@@ -241,12 +242,12 @@ impl Door {
         }
         match self.listen(epoll) {
             Ok(()) => (self.is_open, self.begun, self.no_watches) = (true, true, false),
-            // At the start whoever starts it is there to mend it.
+            // At the start the operator can fix it.
             Err(error) if !self.begun => return Err(error),
             Err(error) => {
                 if !std::mem::replace(&mut self.no_watches, true) {
                     say!(
-                        "cannot wait for connections: {error}; those that are open go on, others wait \
+                        "cannot wait for connections: {error}; open connections are served, new ones wait \
                          (raise fs.epoll.max_user_watches)"
                     );
                 }
@@ -268,7 +269,7 @@ impl Door {
         Ok(())
     }
 
-    /// Waits for the listeners no longer, if it did.
+    /// Stops waiting for the listeners.
     fn close(&mut self, epoll: &Epoll) -> io::Result<()> {
         if std::mem::take(&mut self.is_open) {
             self.listeners.iter().try_for_each(|listener| epoll.remove(listener))?;
@@ -276,7 +277,7 @@ impl Door {
         Ok(())
     }
 
-    /// Other listeners from now on.
+    /// Replaces the listeners.
     fn change(&mut self, epoll: &Epoll, listeners: Vec<OwnedFd>) -> io::Result<()> {
         self.close(epoll)?;
         self.listeners = listeners;

@@ -48,7 +48,7 @@ pub fn run(mut start: Start) -> io::Result<Snapshot> {
             event_loop::run(start, Helped::new(disk, helpers))
         }
         (HelperKind::Processes, None) => {
-            Err(io::Error::other("helper processes need a fork server; this is a bug in amped"))
+            Err(io::Error::other("no fork server for helper processes; this is a bug in amped"))
         }
     }
 }

@@ -1,17 +1,18 @@
-//! The fork server: the process that helper processes come from, and what a helper does there.
+//! The fork server: the process that forks helper processes, and the main loop of a helper.
 //!
-//! A process with threads cannot be split, so at the very start, before there is a second thread, a port or a log, the
-//! server splits off one that does nothing else: it has no descriptors but standard ones and a link to each loop, and is
-//! the user who will serve. A loop that needs a helper makes a pair of sockets and sends one end; the fork server splits off
-//! a process that has this end and nothing else. It watches over them (pidfd_open(2)), and says how they ended.
+//! A process with threads cannot fork safely, so at the very start, before there is a second thread, a port or a
+//! log, the server forks one that does nothing else: it has no descriptors except standard ones and a link to
+//! each loop, and runs as the user that will serve. A loop that needs a helper creates a socket pair and sends
+//! one end; the fork server forks a process that has this end and nothing else. It watches the helpers
+//! (pidfd_open(2)), and reports how they ended.
 //!
-//! The other way would have been to start the program anew (`/proc/self/exe`) with its socket as an inherited descriptor.
-//! That takes a program that the new user may still execute, a thread that waits until it is loaded, since it may have to
-//! come from the disk, and milliseconds for each helper in place of a fraction of one.
+//! The alternative would be to execute the program again (`/proc/self/exe`) with its socket as an inherited descriptor.
+//! That needs a program that the new user may still execute, a thread that waits until it is loaded, possibly from the
+//! disk, and milliseconds for each helper instead of a fraction of one.
 //!
-//! Nothing here knows a configuration: a loop sends a helper the sites before it asks, so a reload is theirs alone. All
-//! of these processes end when the other end of their link does, however that came about, and leave signals to the
-//! server: what a terminal or a supervisor sends to all is meant for it.
+//! Nothing here knows a configuration: a loop sends a helper the sites before it asks, so a reload concerns only loops
+//! and helpers. All of these processes end when the other end of their link is closed, for whatever reason. They ignore
+//! signals, which are the server's business even if a terminal or a supervisor sends them to all processes.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -35,20 +36,20 @@ use crate::open_file::OpenFile;
 use crate::portable;
 use crate::say::die;
 
-/// The fork server, as the server knows it.
+/// The fork server, as the server sees it.
 #[derive(Debug)]
 pub struct ForkServer {
-    /// Its process.
+    /// Its process ID.
     pub pid: u32,
     /// The loops' ends of its links, one for each.
     pub links: Vec<OwnedFd>,
 }
 
-/// By how much the out-of-memory killer prefers a helper to the server, in thousandths of all memory: a helper is small, and
-/// the server has the caches. What uses more than half of the memory still goes first.
+/// How much the out-of-memory killer prefers a helper to the server, in thousandths of all memory: a helper is small,
+/// and the server has the caches. A process that uses more than half of the memory is still killed first.
 const HELPER_OOM_SCORE: i32 = 500;
 
-/// Starts the fork server, which first does `become_user`.
+/// Starts the fork server, which first calls `become_user`.
 ///
 /// # Errors
 /// When there are other threads, or as fork(2).
@@ -59,7 +60,7 @@ pub fn start(
 ) -> io::Result<ForkServer> {
     let (ours, theirs): (Vec<_>, Vec<_>) =
         (0..loops).map(|_| socket::pair()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
-    // What is on its way to standard output would else be written by both.
+    // Otherwise both processes would write buffered standard output.
     io::stdout().flush()?;
     if let Fork::Parent(pid) = process::fork()? {
         return Ok(ForkServer { pid, links: ours });
@@ -74,20 +75,20 @@ pub fn start(
         Ok(None) => exit(0),
         Ok(Some(socket)) => {
             process::set_name(c"helper");
-            // Another takes its place; nobody takes the server's.
+            // A helper can be replaced; the server cannot.
             process::offer_to_memory_killer(HELPER_OOM_SCORE);
             help(Link::new(socket))
         }
-        Err(error) => die(&format!("the process that helpers come from cannot go on: {error}")),
+        Err(error) => die(&format!("the fork server failed: {error}")),
     }
 }
 
-/// How a helper has ended, as the fork server tells the loop.
+/// How a helper has ended, as the fork server reports it to the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Fate {
-    /// The process of this number has ended.
+    /// The process with this ID has ended.
     Ended(u32, #[serde(with = "PortableEnding")] Ending),
-    /// There has been none, for this reason (errno(3)).
+    /// No process was started, for this reason (errno(3)).
     NotStarted(i32),
 }
 
@@ -101,12 +102,12 @@ enum PortableEnding {
 struct Keeper {
     /// `None`: this loop has ended.
     links: Vec<Option<Link>>,
-    /// By process.
+    /// By process ID.
     children: HashMap<u32, Child>,
 }
 
 struct Child {
-    /// The loop whose helper it is, and the number it has there.
+    /// The loop that the helper belongs to, and its number there.
     whose: usize,
     number: u64,
     /// Readable once it has ended.
@@ -114,8 +115,8 @@ struct Child {
 }
 
 impl Keeper {
-    /// Starts helpers until all loops have ended, and looks after them. In a helper it returns, with its socket; what the
-    /// fork server had is closed by then.
+    /// Starts helpers until all loops have ended, and watches them. In a helper it returns the helper's socket; the
+    /// descriptors of the fork server are closed by then.
     fn watch(mut self) -> io::Result<Option<OwnedFd>> {
         let epoll = Epoll::new()?;
         let children_from = self.links.len() as u64;
@@ -139,7 +140,7 @@ impl Keeper {
                 }
                 while let Some(order) = self.links[n].as_mut().and_then(Link::take) {
                     let Some((number, socket)) = read_order(order) else {
-                        return Err(io::Error::other("it was told what it cannot read; this is a bug of amped's"));
+                        return Err(io::Error::other("it received an invalid message; this is a bug in amped"));
                     };
                     let Some(socket) = socket else {
                         self.tell(n, number, Fate::NotStarted(NO_DESCRIPTORS));
@@ -181,7 +182,7 @@ impl Keeper {
 
     fn tell(&self, n: usize, number: u64, fate: Fate) {
         if let Some(link) = &self.links[n] {
-            // A loop that has ended hears nothing, and is seen to have.
+            // A loop that has ended receives nothing; its end is noticed.
             let _ = link.say(Kind::Ended, &portable::write(&(number, fate)), &[]);
         }
     }
@@ -190,13 +191,13 @@ impl Keeper {
 /// EMFILE, errno(3).
 const NO_DESCRIPTORS: i32 = 24;
 
-/// The number of the helper to start, and its socket, unless this process had no room for it.
+/// Parses an order: the number of the helper to start, and its socket, unless this process was out of descriptors.
 fn read_order(order: Frame) -> Option<(u64, Option<OwnedFd>)> {
     let number = portable::read(&order.bytes).ok()?;
     (order.kind == Some(Kind::Start)).then(|| (number, order.descriptors.into_iter().next()))
 }
 
-/// A helper's life: one task after the other, until its loop lets it go.
+/// The main loop of a helper: one task after the other, until its loop closes the link.
 fn help(mut link: Link) -> ! {
     let mut sites = Sites::default();
     loop {
@@ -206,15 +207,15 @@ fn help(mut link: Link) -> ! {
                 Err(_) => exit(0),
             }
         };
-        // It would answer from other sites than it was asked about.
+        // It would answer from other sites than the ones in question.
         if frame.incomplete {
-            die("a helper has no room for the descriptors it is sent; raise the limit on open files");
+            die("a helper is out of file descriptors; raise the limit on open files");
         }
         match obey(&link, &mut sites, frame) {
             Some(Ok(())) => {}
             // The loop does not wait for it any more.
             Some(Err(_)) => exit(0),
-            None => die("a helper was told what it cannot read; this is a bug of amped's"),
+            None => die("a helper received an invalid message; this is a bug in amped"),
         }
     }
 }
@@ -224,11 +225,11 @@ fn help(mut link: Link) -> ! {
 struct Sites {
     rules: Rules,
     parts: Vec<(Site, PathBuf, OwnedFd)>,
-    /// Made of them when the first question comes.
+    /// Created from them for the first question.
     disk: Option<Disk>,
 }
 
-/// `None`: it cannot be read.
+/// Handles a frame. Returns `None` if it is invalid.
 fn obey(link: &Link, sites: &mut Sites, frame: Frame) -> Option<io::Result<()>> {
     let Frame { kind, bytes, descriptors, .. } = frame;
     match kind? {
@@ -250,7 +251,7 @@ fn obey(link: &Link, sites: &mut Sites, frame: Frame) -> Option<io::Result<()>> 
             let (bytes, files) = portable::pack(&found);
             let files: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
             Some(link.say(Kind::Answer, &bytes, &files).or_else(|error| match file::is_exhaustion(&error) {
-                // Too many descriptors are on their way.
+                // Too many descriptors are in transit.
                 true => {
                     let (bytes, _) = portable::pack(&Found::<OpenFile>::Trouble(Trouble::Exhausted));
                     link.say(Kind::Answer, &bytes, &[])
@@ -260,7 +261,7 @@ fn obey(link: &Link, sites: &mut Sites, frame: Frame) -> Option<io::Result<()>> 
         }
         Kind::Warm => {
             let (start, end): (u64, u64) = portable::read(&bytes).ok()?;
-            // Who sends it will see.
+            // Errors are found when the window is sent.
             let _ = disk::warm(descriptors.first()?, start, end.checked_sub(start)?);
             Some(link.say(Kind::Warmed, &[], &[]))
         }

@@ -1,9 +1,9 @@
-//! A link: frames, with descriptors, over a pair of sockets between two processes of the server.
+//! A link: frames, with descriptors, over a socket pair between two processes of the server.
 //!
-//! A frame is its length, its kind, the number of its descriptors, and its bytes, which `portable` writes and reads. The
-//! descriptors go with the first byte, and the kernel hands none over before its byte, so they come in the order of the
-//! frames. A loop never waits here: what the socket does not take stays in a queue, what has not come yet is not a frame.
-//! The other side may wait, and does.
+//! A frame is its length, its kind, the number of its descriptors, and its bytes, which `portable` writes and reads.
+//! The descriptors are sent with the first byte, and the kernel delivers none before its byte, so they arrive in the
+//! order of the frames. A loop never blocks here: what the socket does not accept stays in a queue, and an incomplete
+//! frame is not returned. The other side may block, and does.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,20 +17,20 @@ use amped_sys::socket;
 
 use crate::open_file::OpenFile;
 
-/// What a frame says.
+/// The type of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// To the fork server: start a helper of this number, on this socket.
+    /// To the fork server: start a helper with this number, on this socket.
     Start,
-    /// From the fork server: the helper of this number has ended, or could not be started.
+    /// From the fork server: the helper with this number has ended, or could not be started.
     Ended,
-    /// To a helper: from here on follow the sites of another configuration.
+    /// To a helper: the sites of another configuration follow.
     Begin,
     /// To a helper: some of these sites, with their roots.
     Sites,
     /// To a helper: a question.
     Work,
-    /// To a helper: a file, and a range of it to bring into memory.
+    /// To a helper: a file, and a range of it to read into memory.
     Warm,
     /// From a helper: the answer.
     Answer,
@@ -43,14 +43,14 @@ impl Kind {
         [Kind::Start, Kind::Ended, Kind::Begin, Kind::Sites, Kind::Work, Kind::Warm, Kind::Answer, Kind::Warmed];
 }
 
-/// A frame that has come.
+/// A received frame.
 #[derive(Debug)]
 pub(super) struct Frame {
-    /// `None`: of a kind that is not known here.
+    /// `None`: an unknown type.
     pub kind: Option<Kind>,
     pub bytes: Vec<u8>,
     pub descriptors: Vec<OwnedFd>,
-    /// Descriptors were sent with it that this process had no room for.
+    /// Descriptors were sent with it, but this process had no room for them.
     pub incomplete: bool,
 }
 
@@ -65,22 +65,22 @@ pub(super) enum Lent {
 #[derive(Debug)]
 pub(super) struct Link {
     socket: OwnedFd,
-    /// Frames that have not come as a whole, and descriptors that belong to them.
+    /// Incomplete frames, and descriptors that belong to them.
     input: Vec<u8>,
     came: VecDeque<OwnedFd>,
-    /// Some were lost, so that it is not known which of them belong to which frame.
+    /// Some descriptors were lost, so it is unknown which belong to which frame.
     lost: bool,
-    /// Frames that have not gone as a whole, and how much of the first has.
+    /// Frames not sent completely, and how much of the first has been sent.
     output: VecDeque<(Vec<u8>, Vec<Lent>)>,
     gone: usize,
-    /// Room to write is waited for.
+    /// Whether epoll waits for room to write.
     waits_for_room: bool,
 }
 
-/// Length, kind, number of descriptors.
+/// Length, type, number of descriptors.
 const HEADER: usize = 6;
 
-/// Bytes that are received at once.
+/// Maximum bytes per receive.
 const PIECE: usize = 64 * 1024;
 
 impl Link {
@@ -89,15 +89,16 @@ impl Link {
         Link { socket, input, came, lost: false, output, gone: 0, waits_for_room: false }
     }
 
-    /// Puts a frame behind those that are still to be sent.
+    /// Queues a frame.
     pub(super) fn put(&mut self, kind: Kind, bytes: &[u8], lent: Vec<Lent>) {
         self.output.push_back((with_header(kind, bytes, lent.len()), lent));
     }
 
-    /// Sends what there is room for; the rest when `epoll`, where this link has the number `token`, says that there is.
+    /// Sends as much as the socket accepts; the rest when `epoll`, where this link has the
+    /// number `token`, reports that it is writable.
     ///
     /// # Errors
-    /// The other side is gone, or descriptors cannot be sent.
+    /// The other side has closed, or descriptors cannot be sent.
     pub(super) fn flush(&mut self, epoll: &Epoll, token: u64) -> io::Result<()> {
         while let Some((bytes, lent)) = self.output.front() {
             let descriptors: Vec<BorrowedFd<'_>> = match self.gone {
@@ -122,7 +123,7 @@ impl Link {
         Ok(())
     }
 
-    /// Sends a frame as a whole, however long it takes.
+    /// Sends a whole frame, however long it takes.
     ///
     /// # Errors
     /// As [`flush`](Link::flush).
@@ -136,10 +137,10 @@ impl Link {
         Ok(())
     }
 
-    /// Receives once. `Ok(false)`: there is nothing yet, which comes with [`Patience::Now`] alone.
+    /// Receives once. `Ok(false)`: there is no data yet, only with [`Patience::Now`].
     ///
     /// # Errors
-    /// The other side is gone.
+    /// The other side has closed.
     pub(super) fn receive(&mut self, patience: Patience) -> io::Result<bool> {
         let at = self.input.len();
         self.input.resize(at + PIECE, 0);
@@ -156,7 +157,7 @@ impl Link {
         }
     }
 
-    /// The next frame, if all of it has come.
+    /// Returns the next frame, if it is complete.
     pub(super) fn take(&mut self) -> Option<Frame> {
         let (&[a, b, c, d, kind, count], rest) = self.input.split_first_chunk::<HEADER>()?;
         let length = u32::from_le_bytes([a, b, c, d]) as usize;
@@ -166,8 +167,8 @@ impl Link {
         let rest = self.input.split_off(HEADER + length);
         let mut bytes = std::mem::replace(&mut self.input, rest);
         bytes.drain(..HEADER);
-        // Another frame may have come behind it only where several are sent ahead, which is to helpers; one that lost any
-        // gives up.
+        // Another frame may follow it only if several are sent ahead, which happens only towards helpers; a
+        // helper that loses any descriptor gives up.
         let lost = std::mem::take(&mut self.lost);
         let there = if lost { self.came.len() } else { usize::from(count).min(self.came.len()) };
         Some(Frame {
@@ -178,9 +179,9 @@ impl Link {
         })
     }
 
-    /// Says nothing more, which the other side sees as the end.
+    /// Closes this direction, which the other side sees as the end.
     pub(super) fn end(&self) {
-        // One that has gone sees nothing.
+        // It may have closed already.
         let _ = socket::half_close(&self.socket);
     }
 }
@@ -230,7 +231,7 @@ mod tests {
         Lent::Descriptor(Arc::new(std::fs::File::open(name).expect("there").into()))
     }
 
-    /// Receives all there is.
+    /// Receives everything available.
     fn frames(link: &mut Link) -> Vec<Frame> {
         let mut frames = Vec::new();
         while link.receive(Patience::Now).expect("open") {
@@ -273,24 +274,21 @@ mod tests {
             came.extend(frames(&mut theirs));
             epoll.wait(&mut events, Some(Duration::ZERO)).expect("waited");
             if !ours.output.is_empty() {
-                assert!(
-                    events.iter().any(|ready| ready.token == 7 && ready.writable),
-                    "nobody says that there is room"
-                );
+                assert!(events.iter().any(|ready| ready.token == 7 && ready.writable), "room is not reported");
                 ours.flush(&epoll, 7).expect("a part");
             }
             rounds += 1;
         }
-        assert!(rounds > 2, "it was taken at once");
+        assert!(rounds > 2, "it was sent at once");
         assert!(came.iter().all(|frame| frame.bytes == large && frame.descriptors.len() == 1));
         epoll.wait(&mut events, Some(Duration::ZERO)).expect("waited");
-        assert!(events.is_empty(), "room is waited for although nothing is left");
+        assert!(events.is_empty(), "epoll waits for room although the queue is empty");
     }
 
     #[test]
     fn frame_without_its_descriptors_is_an_error() {
         let (ours, mut theirs, _) = links();
-        // As if two had been sent, of which the kernel had room for none.
+        // As if two had been sent, and the kernel had room for neither.
         let frame = with_header(Kind::Answer, b"x", 2);
         socket::send_with_descriptors(&ours.socket, &frame, &[], Patience::Now).expect("sent");
         ours.say(Kind::Warmed, b"", &[]).expect("sent");

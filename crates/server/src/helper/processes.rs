@@ -1,12 +1,12 @@
 //! Helpers that are processes, from the loop's side (Flash, section 5.1).
 //!
-//! Each has a socket, and one task at a time; the queue stays here. What they say is waited for in a set of its own, which
-//! the loop waits for in turn, so that it need not know how many there are. Nothing here waits: neither for a helper, nor
-//! for the [`fork_server`](super::fork server) that they come from, and a helper that was just ordered can be given work at once,
-//! since the loop has its end of the socket before the process is there.
+//! Each has a socket, and one task at a time; the queue stays here. Their messages are awaited in a separate epoll set,
+//! which the loop's epoll set contains, so that the loop need not know how many there are. Nothing here blocks, neither
+//! on a helper nor on the [`fork_server`](super::fork server) that starts them. A helper that was just ordered can be
+//! given a task at once, since the loop has its end of the socket before the process exists.
 //!
-//! The fork server says how a helper ended, and only then is its task dealt with: it is asked once more, and if another helper
-//! dies of it, it is given up.
+//! The fork server reports how a helper ended, and only then is its task dealt with: it is retried once,
+//! and abandoned if another helper dies of it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -35,26 +35,26 @@ use crate::say;
 /// The helpers of one loop.
 pub struct Processes {
     settings: HelperSettings,
-    /// In force: those who have no work are to know it, so that they keep no root that is not served any more.
+    /// The current disk: idle helpers must learn of it, so that they keep no root that is not served any more.
     disk: Weak<Disk>,
     fork_server: Link,
     /// The fork server has ended; the server is about to.
     orphaned: bool,
     clock: Clock,
-    /// Where the fork server and all helpers are waited for.
+    /// Waits for the fork server and all helpers.
     epoll: Epoll,
     events: Events,
-    /// `queue.len() <= settings.max_queue`, but for those that are asked once more.
+    /// `queue.len() <= settings.max_queue`, except for retried tasks.
     queue: VecDeque<Job>,
-    /// By number, counted from the first. `helpers.len() <= settings.max`, but for a moment after `max` was lowered.
+    /// By number, counted from the first. `helpers.len() <= settings.max`, except for a moment after `max` was lowered.
     helpers: BTreeMap<u64, Helper>,
     next: u64,
-    /// Most at once.
+    /// Maximum at once so far.
     peak: usize,
     died: u64,
-    /// None could be started: when it is tried again.
+    /// No helper could be started: when to try again.
     barren: Option<Time>,
-    /// That was said.
+    /// The failure was reported.
     cannot_start: bool,
 }
 
@@ -69,24 +69,24 @@ struct Job {
 struct Helper {
     link: Link,
     job: Option<Job>,
-    /// Whose sites it knows,
+    /// The disk whose sites it knows,
     disk: Weak<Disk>,
-    /// and which of their folders it would have to look up anew: those that were forgotten since.
+    /// and the last time when directories were forgotten that it has been told of.
     forgotten: Duration,
-    /// Since when it has had nothing to do, while it has not.
+    /// Since when it is idle, if it is.
     idle_since: Time,
-    /// It is not spoken with any more. How it has ended, the fork server will say.
+    /// The link is closed. The fork server will report how the process ended.
     ended: bool,
 }
 
 /// The fork server's number among the helpers'.
 const FORK_SERVER: u64 = u64::MAX;
 
-/// When no helper can be started, it is tried again after this.
+/// Delay before trying again when no helper can be started.
 const START_AGAIN: Duration = Duration::from_millis(100);
 
 impl Processes {
-    /// Helpers that come from the fork server behind `link`. None is started yet.
+    /// Creates the helpers that the fork server behind `link` starts. None is started yet.
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -111,7 +111,7 @@ impl Processes {
         })
     }
 
-    /// Gives what waits to those who have nothing to do, and starts others as far as may be.
+    /// Gives queued tasks to idle helpers, and starts others as far as allowed.
     fn give_out(&mut self) {
         while !self.queue.is_empty() {
             let Some(number) = self.idle().or_else(|| self.start()) else {
@@ -120,20 +120,20 @@ impl Processes {
             if let (Some(helper), Some(job)) = (self.helpers.get_mut(&number), self.queue.pop_front())
                 && helper.give(job, number, &self.epoll).is_err()
             {
-                // It has ended before, so it has not died of this.
+                // It had ended before, so it did not die of this task.
                 helper.job.take().into_iter().for_each(|job| self.queue.push_front(job));
                 self.lose(number);
             }
         }
     }
 
-    /// The one that has been idle for the shortest time, so that the others come to their end.
+    /// Returns the helper that was idle for the shortest time, so that the others reach their timeout.
     fn idle(&self) -> Option<u64> {
         let idle = self.helpers.iter().filter(|(_, helper)| helper.is_idle());
         idle.max_by_key(|(_, helper)| helper.idle_since).map(|(number, _)| *number)
     }
 
-    /// Starts one, if there may be more.
+    /// Starts a helper, if the limit allows.
     fn start(&mut self) -> Option<u64> {
         if self.helpers.len() >= self.settings.max || self.barren.is_some() {
             return None;
@@ -168,30 +168,28 @@ impl Processes {
     fn cannot_start(&mut self, error: &io::Error) {
         self.barren = Some(self.clock.now() + START_AGAIN);
         if !std::mem::replace(&mut self.cannot_start, true) {
-            say!(
-                "cannot start a helper: {error}; as long as there is none, requests that need the disk are answered 503"
-            );
+            say!("cannot start a helper: {error}; until one starts, requests that need the disk get 503");
         }
     }
 
-    /// A helper is not spoken with any more.
+    /// Closes the link to a helper.
     fn lose(&mut self, number: u64) {
         if let Some(helper) = self.helpers.get_mut(&number)
             && !std::mem::replace(&mut helper.ended, true)
         {
             helper.link.end();
-            // It would be told of for ever.
+            // Otherwise epoll would report it forever.
             let _ = self.epoll.remove(&helper.link);
         }
     }
 
-    /// A helper has said something, or can take more.
+    /// Handles a helper whose socket is readable or writable.
     fn hear(&mut self, number: u64, ready: Ready, done: &mut Vec<Done>) {
         let Some(helper) = self.helpers.get_mut(&number).filter(|helper| !helper.ended) else {
             return;
         };
         let flushed = if ready.writable { helper.link.flush(&self.epoll, number) } else { Ok(()) };
-        // Once, so that a large answer does not keep the loop from others.
+        // Once, so that a large answer does not keep the loop from other connections.
         let received = if ready.readable { helper.link.receive(Patience::Now) } else { Ok(false) };
         self.take_answer(number, done);
         if flushed.and(received).is_err() {
@@ -199,7 +197,7 @@ impl Processes {
         }
     }
 
-    /// What a helper has said, if it is a whole answer.
+    /// Takes a helper's answer, if it is complete.
     fn take_answer(&mut self, number: u64, done: &mut Vec<Done>) {
         let Some(helper) = self.helpers.get_mut(&number) else {
             return;
@@ -226,14 +224,14 @@ impl Processes {
                 done.push(came);
             }
             Err(error) => {
-                say!("a helper says what cannot be read ({error}); this is a bug of amped's");
+                say!("a helper sent an invalid message ({error}); this is a bug in amped");
                 helper.job = job;
                 self.lose(number);
             }
         }
     }
 
-    /// The fork server tells how helpers have ended.
+    /// Handles the fork server's reports of how helpers ended.
     fn hear_nursery(&mut self, ready: Ready, done: &mut Vec<Done>) {
         let flushed = if ready.writable { self.fork_server.flush(&self.epoll, FORK_SERVER) } else { Ok(()) };
         let received = if ready.readable { self.fork_server.receive(Patience::Now) } else { Ok(false) };
@@ -250,7 +248,7 @@ impl Processes {
         }
     }
 
-    /// A helper has ended. One that was let go is not known any more.
+    /// Removes a helper that has ended. One that was released is already unknown.
     fn bury(&mut self, number: u64, fate: Fate, done: &mut Vec<Done>) {
         // It may have answered before.
         while let Some(helper) = self.helpers.get_mut(&number)
@@ -270,13 +268,13 @@ impl Processes {
         };
         self.died += 1;
         match job {
-            None => say!("helper {pid} {ending}, having nothing to do"),
+            None => say!("helper {pid} {ending} while idle"),
             Some(Job { task, again: false }) => {
-                say!("helper {pid} {ending} at its work: {}; it is asked once more", name_of(&task));
+                say!("helper {pid} {ending} during a task ({}); retrying it once", name_of(&task));
                 self.queue.push_front(Job { task, again: true });
             }
             Some(Job { task, again: true }) => {
-                say!("helper {pid} {ending} at the same work: {}; it is given up", name_of(&task));
+                say!("helper {pid} {ending} during the retried task ({}); giving it up", name_of(&task));
                 done.push(match task {
                     Task::Work(_, work) => Done::Work(work, Found::Trouble(Trouble::Failed)),
                     Task::Warm(token, ..) => Done::Failed(token),
@@ -285,7 +283,7 @@ impl Processes {
         }
     }
 
-    /// Those who have nothing to do hear of the configuration in force.
+    /// Sends the current configuration to idle helpers.
     fn spread_the_news(&mut self) {
         let Some(disk) = self.disk.upgrade() else {
             return;
@@ -300,7 +298,7 @@ impl Processes {
         lost.into_iter().for_each(|number| self.lose(number));
     }
 
-    /// When the next of those that are not needed has been idle for long enough, and which it is.
+    /// Returns when the next surplus helper will have been idle for long enough, and which it is.
     fn superfluous(&self) -> Option<(Time, u64)> {
         let idle = self.helpers.iter().filter(|(_, helper)| helper.is_idle());
         let first = idle.map(|(&number, helper)| (helper.idle_since + self.settings.idle_timeout, number)).min();
@@ -316,7 +314,7 @@ impl Helpers for Processes {
         self.queue.push_back(Job { task, again: false });
         self.give_out();
         if self.helpers.is_empty() {
-            // Nobody would take it.
+            // No helper would ever take it.
             self.queue.pop_back();
             return Err(Busy);
         }
@@ -364,7 +362,7 @@ impl Helpers for Processes {
         while let Some((due, number)) = self.superfluous()
             && due <= now
         {
-            // It sees the end of its socket.
+            // It sees its socket close.
             self.helpers.remove(&number);
         }
     }
@@ -375,10 +373,10 @@ impl Helper {
         self.job.is_none() && !self.ended
     }
 
-    /// Gives it a job.
+    /// Gives it a task.
     ///
     /// # Errors
-    /// It is gone.
+    /// It has ended.
     fn give(&mut self, job: Job, number: u64, epoll: &Epoll) -> io::Result<()> {
         match &job.task {
             Task::Work(disk, work) => {
@@ -394,7 +392,7 @@ impl Helper {
         self.link.flush(epoll, number)
     }
 
-    /// Sees to it that it follows this configuration.
+    /// Ensures that it uses this configuration.
     fn equip(&mut self, disk: &Arc<Disk>) {
         let disk_of_it = Arc::downgrade(disk);
         let forgotten = disk.folders_forgotten();
@@ -415,9 +413,9 @@ impl Helper {
 fn name_of(task: &Task) -> String {
     match task {
         Task::Work(_, Work::Name(work)) => String::from_utf8_lossy(&work.path).escape_debug().to_string(),
-        Task::Work(_, Work::List(work)) => format!("to list {}", String::from_utf8_lossy(&work.path).escape_debug()),
+        Task::Work(_, Work::List(work)) => format!("listing {}", String::from_utf8_lossy(&work.path).escape_debug()),
         Task::Warm(_, content, range) => {
-            format!("to read bytes {} to {} of inode {}", range.start, range.end, content.version.inode)
+            format!("reading bytes {} to {} of inode {}", range.start, range.end, content.version.inode)
         }
     }
 }

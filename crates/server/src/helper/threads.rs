@@ -1,4 +1,4 @@
-//! Helpers that are threads of the server. What they have done comes to the loop by its mailbox.
+//! Helpers that are threads of the server. Completed tasks reach the loop through its mailbox.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -36,15 +36,15 @@ struct State {
     /// `idle <= threads <= settings.max`
     threads: usize,
     idle: usize,
-    /// The largest number of threads there has been.
+    /// Maximum threads so far.
     peak: usize,
     stopping: bool,
-    /// No helper can be started at all: said once.
+    /// No helper could be started; reported once.
     cannot_start: bool,
 }
 
 impl Threads {
-    /// Helpers that put what they have done into `mailbox`. None is started yet.
+    /// Creates helpers that put completed tasks into `mailbox`. None is started yet.
     pub fn new(settings: HelperSettings, mailbox: Arc<Mailbox<Message>>) -> Threads {
         let state = State {
             settings,
@@ -74,10 +74,10 @@ impl Helpers for Threads {
             if let Err(error) = started.spawn(move || shared.help()) {
                 state.threads -= 1;
                 if state.threads == 0 {
-                    // Nobody would ever take it.
+                    // No helper would ever take it.
                     state.queue.pop_back();
                     if !std::mem::replace(&mut state.cannot_start, true) {
-                        say!("cannot start a helper: {error}; requests that need the disk are answered 503");
+                        say!("cannot start a helper: {error}; requests that need the disk get 503");
                     }
                     return Err(Busy);
                 }
@@ -101,7 +101,7 @@ impl Helpers for Threads {
 }
 
 impl Drop for Threads {
-    /// Lets them end. They are not waited for: one may hang on a dead disk.
+    /// Makes them exit. They are not joined: one may hang on a dead disk.
     fn drop(&mut self) {
         self.shared.lock().stopping = true;
         self.shared.wake.notify_all();
@@ -113,7 +113,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A helper's life.
+    /// The main loop of a helper.
     fn help(&self) {
         while let Some(task) = self.next_task() {
             let done = match task {
@@ -123,7 +123,7 @@ impl Shared {
                 }
                 Task::Warm(token, content, range) => {
                     if let Stored::File(file) = &content.store {
-                        // Who sends it will see.
+                        // Errors are found when the window is sent.
                         let _ = disk::warm(file, range.start, range.end - range.start);
                     }
                     Done::Warm(token)
@@ -133,7 +133,8 @@ impl Shared {
         }
     }
 
-    /// Waits for a task. `None`: there is none for so long that this helper is not needed, or the loop has ended.
+    /// Waits for a task. Returns `None` if this helper is surplus and has been
+    /// idle for too long, or the loop has ended.
     fn next_task(&self) -> Option<Task> {
         let mut state = self.lock();
         loop {
@@ -189,7 +190,7 @@ mod tests {
     fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
         let start = Instant::now();
         while !holds() {
-            assert!(start.elapsed() < Duration::from_secs(20), "waited in vain until {what}");
+            assert!(start.elapsed() < Duration::from_secs(20), "timed out waiting until {what}");
             thread::sleep(Duration::from_millis(2));
         }
     }
@@ -219,7 +220,7 @@ mod tests {
         let idle_timeout = Duration::from_secs(10);
         let (mut helpers, _mailbox, task) =
             helpers(HelperSettings { kind: HelperKind::Threads, max: 1, min_spare: 0, max_queue: 3, idle_timeout });
-        // The one helper may take some in the meantime, but not thousands before this loop is through.
+        // The one helper may take some in the meantime, but not thousands before this loop is done.
         let refused = (0..10_000).filter(|_| helpers.ask(again(&task)).is_err()).count();
         assert!(refused > 0);
         assert!(helpers.counts().waiting <= 3);
