@@ -151,10 +151,10 @@ fn accounts_file_change_takes_effect() {
     // Nobody comes in while nobody knows who may, and the reason is said.
     fs::remove_file(&users).unwrap();
     wait_until("an error", || status("another") == 500);
-    server.wait_for("cannot read the passwords in ");
+    server.wait_for("cannot read password file ");
     fs::write(&users, "ann:$y$x$y\n").unwrap();
     wait_until("a refusal", || status("another") == 401);
-    server.wait_for("an entry lets nobody in, first on line 1");
+    server.wait_for("1 invalid entry, first on line 1");
 }
 
 /// Strangers who try passwords take neither helpers nor workers from anybody else, nor the place of those whose password

@@ -99,7 +99,7 @@ fn duplicate_listen_address_is_reported() {
     for (first, flag, second) in [(&one, "--listen", &one), (&all, "--listen", &one), (&one, "--metrics-listen", &one)]
     {
         let ended = run(&["serve", path(&site), "--listen", first, flag, second]);
-        assert_says(&ended, 1, &[&format!("cannot listen on {second}"), "this server itself listens on", "give one"]);
+        assert_says(&ended, 1, &[&format!("cannot listen on {second}"), "this server itself listens on", "configure one"]);
         assert!(!ended.stderr.contains("another program"), "{}", ended.stderr);
     }
     let ended = run(&["serve", path(&site), "--listen", "[fe80::1]:8080"]);

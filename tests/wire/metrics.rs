@@ -428,7 +428,7 @@ fn truncated_metrics_file_affects_no_response() {
     }
     assert_eq!(told.server.pids(), processes, "{}", told.server.said());
     if !has_processes() {
-        told.server.wait_for("the metrics file was cut short by another program");
+        told.server.wait_for("another program truncated the metrics file");
     }
     // What is asked for over HTTP goes on.
     assert!(told.page().of("amped_requests_total", "") > 0.0 || has_processes());
@@ -532,7 +532,7 @@ fn invalid_metrics_settings_are_rejected_at_start() {
     let path = on_disk.path().join("metrics");
     refused(&["--metrics-file", path.to_str().unwrap()], "/dev/shm");
     let told = told(&site, "");
-    refused(&["--metrics-file", told.file.to_str().unwrap()], "another server that runs has it");
+    refused(&["--metrics-file", told.file.to_str().unwrap()], "a running server uses it");
     assert_eq!(told.page().of("amped_requests_total", ""), 0.0);
     // After it, the next one takes the name over, and begins at nothing.
     let file = told.file.clone();

@@ -187,13 +187,13 @@ fn only_serving_user_and_root_may_send_commands() {
         assert_eq!(as_user(nobody).stdout, "/a.html: 200 4 bytes\n");
         let refused = as_user(1);
         assert_eq!((refused.status, refused.stdout.as_str()), (1, ""));
-        let way_out = format!("run this as the user of number {nobody}, who serves, or as root");
+        let way_out = format!("run this as the server's user (UID {nobody}) or as root");
         assert!(refused.stderr.contains(&way_out), "{}", refused.stderr);
         // Should somebody open the door, there is a second one.
         fs::set_permissions(socket(&site), fs::Permissions::from_mode(0o666)).unwrap();
         let refused = as_user(1);
         assert_eq!((refused.status, refused.stdout.as_str()), (1, ""));
-        assert!(refused.stderr.contains("closed the connection") || refused.stderr.contains("does not answer"));
+        assert!(refused.stderr.contains("closed the connection") || refused.stderr.contains("no reply from the server"));
         server.signal("TERM");
         assert!(server.wait().success());
     }
@@ -220,7 +220,7 @@ fn stale_socket_is_taken_over_and_removed_on_clean_exit() {
         assert!(!path.exists());
         let nobody = preload(&site, &["/a.html"]);
         assert_eq!(nobody.status, 1);
-        assert!(nobody.stderr.contains("no server listens at") && nobody.stderr.contains("[control] socket"));
+        assert!(nobody.stderr.contains("no server listens on") && nobody.stderr.contains("[control] socket"));
         fs::write(&path, "a file").unwrap();
         let no_socket = run(&[&["serve", "--listen=127.0.0.1:0"], &arguments[..]].concat());
         assert_eq!(no_socket.status, 1);

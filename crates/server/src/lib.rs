@@ -1,17 +1,20 @@
-//! The web server: an event loop that never waits for the disk, and what stands around it.
+//! The web server: an event loop that never waits for the disk, and everything around it.
 //!
-//! A request passes `event_loop`, `turn`, `disk` and `send` here, and is read, planned and answered by `amped-core` in
-//! between. [`config`] runs before all of them: what it hands out is checked and does not change afterwards.
+//! A request passes through `event_loop`, `turn`, `disk` and `send` here; `amped-core` parses, plans and answers it in
+//! between. [`config`] runs before all of them: the settings that it returns are checked and never change.
 //!
-//! Files import downwards only, so that each can be read without those that use it. From the ground up:
+//! Files import downwards only, so that each can be read without its users. From the ground up:
 //!
-//! 1. `say`, `clock`, `token`, `slots`, `mailbox`, `counters`: used everywhere; they import nothing of the server but each other.
+//! 1. `say`, `clock`, `token`, `slots`, `mailbox`, `counters`: used everywhere; they
+//!    import nothing of the server but each other.
 //! 2. `config::settings`: the checked values that all others read.
-//! 3. `open_file`, `notes`, `residency`, `metrics`, `access_log`, `passwords`: parts of a loop that do not know each other.
-//! 4. `disk`, and what carries its results to other processes and threads: `portable`, `shared_cache`, `locked`.
-//! 5. `app`: applications; it finds their scripts by `disk`.
-//! 6. `config_snapshot`: a configuration in force, with everything that was opened for it.
-//! 7. `transport`, `send`; `helper`, the tasks of helpers; `message`, what a loop is told, by helpers and `watch` too.
+//! 3. `open_file`, `notes`, `residency`, `metrics`, `access_log`, `passwords`:
+//!    parts of a loop that do not know each other.
+//! 4. `disk`, and what passes its results to other processes and threads: `portable`, `shared_cache`, `locked`.
+//! 5. `app`: applications, whose scripts it finds through `disk`.
+//! 6. `config_snapshot`: the current configuration, with everything opened for it.
+//! 7. `transport`, `send`; `helper`, the helpers and their tasks; `message`, the messages
+//!    to a loop, also from helpers and `watch`.
 //! 8. `turn`: one connection's turn; `worker`: the connections of a loop.
 //! 9. `event_loop`: the loop.
 //! 10. `arch`: the four architectures.

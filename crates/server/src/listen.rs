@@ -1,4 +1,4 @@
-//! Sockets that listen, and the connections that come in on them.
+//! Listening sockets.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,21 +6,21 @@ use std::os::fd::OwnedFd;
 
 use amped_sys::socket;
 
-/// Connections that may wait to be accepted. The kernel cuts it to net.core.somaxconn.
+/// Maximum connections waiting to be accepted. The kernel limits it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 
-/// One address, with a listener for each loop.
+/// An address, with a listener for each loop.
 #[derive(Debug)]
 pub struct Address {
-    /// As it was asked for; a port of 0 stays 0.
+    /// The configured address; port 0 stays 0.
     pub asked: SocketAddr,
-    /// As it is.
+    /// The actual address.
     pub bound: SocketAddr,
-    /// `listeners.len()` is the number of loops.
+    /// One for each loop.
     pub listeners: Vec<OwnedFd>,
 }
 
-/// Of each address the listener of the loop of this number; in a pool there is one for all.
+/// Returns the listeners of loop `n`, one for each address; in a pool they are shared.
 ///
 /// # Errors
 /// When the process is out of descriptors.
@@ -29,7 +29,7 @@ pub fn listeners_of(addresses: &[Address], n: usize) -> io::Result<Vec<OwnedFd>>
 }
 
 impl Address {
-    /// The same listeners once more, for another configuration.
+    /// Duplicates the listeners for another configuration.
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -39,20 +39,20 @@ impl Address {
     }
 }
 
-/// Binds an address for so many loops, beside those that this server has already.
+/// Binds an address for so many loops, in addition to those that this server already has.
 ///
 /// # Errors
-/// What was wrong and the way out.
+/// What failed, and what to do about it.
 pub fn bind<'a>(
     asked: SocketAddr,
     loops: usize,
     own: impl Iterator<Item = &'a Address> + Clone,
 ) -> Result<Address, String> {
     let explain = |error: io::Error| explain(asked, &error, own.clone());
-    // Sockets that share an address also share it with another server of the same user, which would take half of the
-    // connections without a word. So the address is taken once for us alone first.
+    // Sockets that share an address (SO_REUSEPORT) also share it with another server of the same user, which would
+    // silently take half of the connections. So the address is first bound exclusively.
     let first = match socket::listen(asked, BACKLOG, false) {
-        // Every address, where there are only IPv4 ones.
+        // All IPv4 addresses, if the system has no IPv6.
         Err(error) if asked.ip() == Ipv6Addr::UNSPECIFIED && socket::is_without_ipv6(&error) => {
             socket::listen((Ipv4Addr::UNSPECIFIED, asked.port()).into(), BACKLOG, false)
         }
@@ -72,28 +72,27 @@ pub fn bind<'a>(
 fn explain<'a>(address: SocketAddr, error: &io::Error, mut own: impl Iterator<Item = &'a Address>) -> String {
     let ours = own.find(|own| own.bound.port() == address.port());
     let way_out = match (error.kind(), ours) {
-        // `*:80` is `127.0.0.1:80` too.
+        // `*:80` includes `127.0.0.1:80`.
         (io::ErrorKind::AddrInUse, Some(ours)) => format!(
-            "; this server itself listens on {}, and cannot on both: give one of the two, or another port; to change from \
-             one to the other, start it anew",
+            "; this server itself listens on {}, and cannot listen on both: configure one of the two, or another port; to \
+             change from one to the other, restart it",
             ours.bound
         ),
         (io::ErrorKind::AddrInUse, None) => format!(
-            "; another program listens there (`ss -ltnp 'sport = :{}'` names it): stop it, or give another port with \
+            "; another program listens there (`ss -ltnp 'sport = :{}'` shows it): stop it, or choose another port with \
              --listen",
             address.port()
         ),
         (io::ErrorKind::PermissionDenied, _) if address.port() < 1024 => {
-            "; ports below 1024 are for root: start as root with --user NAME, or give the program CAP_NET_BIND_SERVICE"
-                .to_owned()
+            "; ports below 1024 require root: start as root with --user NAME, or grant CAP_NET_BIND_SERVICE".to_owned()
         }
         (io::ErrorKind::AddrNotAvailable, _) => {
-            "; this machine has no such address (`ip address` lists those it has)".to_owned()
+            "; this machine has no such address (`ip address` lists its addresses)".to_owned()
         }
-        // fe80::/10, RFC 4291, 2.5.6: it is there on every link.
+        // fe80::/10, RFC 4291, 2.5.6: the same prefix exists on every link.
         (io::ErrorKind::InvalidInput, _) if matches!(address.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local()) => {
             format!(
-                "; on which link? Give the number of its interface (`ip address` begins with it), as in `[{}%2]:{}`",
+                "; a link-local address needs the number of its interface (see `ip address`), as in `[{}%2]:{}`",
                 address.ip(),
                 address.port()
             )

@@ -1,8 +1,8 @@
-//! Listings that are being made, for threads that each do the disk's work themselves: who asks for one that another thread is
-//! making waits for it and gets the same, rather than go through the folder a second time.
+//! Listings in progress, for threads that do disk work themselves: a thread that needs a listing which another one is
+//! creating waits for it and shares the result, rather than read the directory a second time.
 //!
-//! AMPED needs none of this: there the loop knows which questions its helpers have. Nor does a loop alone, and processes know
-//! nothing of one another.
+//! AMPED does not need this: there the loop knows which questions its helpers work on. Neither does a single loop,
+//! and processes know nothing of each other.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -10,18 +10,18 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use amped_core::event::{Found, ListWork};
 use amped_core::listing::Listing;
 
-/// Those that are being made.
+/// Listings in progress.
 #[derive(Debug, Default)]
 pub struct Listings(Mutex<HashMap<ListWork, Arc<Making>>>);
 
 #[derive(Debug, Default)]
 struct Making {
-    /// `None` while it is being made; then what came of it, if it is one.
+    /// `None` while in progress; then the result, if it is a listing.
     made: Mutex<Option<Option<Listing>>>,
     bell: Condvar,
 }
 
-/// The work of one thread; dropped, it tells the others.
+/// The thread that creates a listing; dropping it notifies the others.
 struct Maker<'a> {
     listings: &'a Listings,
     work: &'a ListWork,
@@ -30,7 +30,8 @@ struct Maker<'a> {
 }
 
 impl Listings {
-    /// What `make` finds, or what another thread that is at it already has found; and whether it was another's. Waits for it.
+    /// Returns the result of `make`, or the result of another thread that is already creating this
+    /// listing, and whether it was another's. Blocks.
     pub fn once<F>(&self, work: &ListWork, make: impl FnOnce() -> Found<F>) -> (Found<F>, bool) {
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = lock();
@@ -80,7 +81,7 @@ mod tests {
     }
 
     fn waiting(listings: &Listings, path: &str) -> usize {
-        // The map and the maker have it, too.
+        // The map and the creating thread hold references too.
         listings.0.lock().unwrap().get(&work(path)).map_or(0, Arc::strong_count).saturating_sub(2)
     }
 
@@ -101,7 +102,7 @@ mod tests {
             };
             let others = thread::scope(|scope| {
                 let threads: Vec<_> = (0..6).map(|_| scope.spawn(|| listings.once(&work("/a/"), make).1)).collect();
-                // Another one has nothing to wait for.
+                // A different listing does not wait.
                 assert!(!listings.once(&work("/b/"), || Found::<()>::Absent).1);
                 threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum::<usize>()
             });

@@ -10,14 +10,14 @@ use amped_core::cache::{Budgets, SharedCaches};
 
 use crate::open_file::OpenFile;
 
-/// Shards of a cache. Several times as many as cores, so that threads seldom meet; and no shard is so small that its
-/// share of the budget does not hold what it should.
+/// Shards of a cache. Several times as many as cores, so that threads rarely contend; but no shard is so small that its
+/// share of the budget cannot hold the largest entry.
 const SHARDS: usize = 16;
 
-/// Fewest names of a shard.
+/// Minimum names of a shard.
 const ENTRIES_MIN: usize = 32;
 
-/// Each shard behind a lock of its own.
+/// Each shard has its own lock.
 struct Locked<T>(Vec<Mutex<T>>);
 
 impl<T: Send> Shards<T> for Locked<T> {
@@ -26,18 +26,18 @@ impl<T: Send> Shards<T> for Locked<T> {
     }
 
     fn with(&self, number: usize, f: &mut dyn FnMut(&mut T)) {
-        // A thread that panicked ends the process; whoever still runs may use what it left.
+        // A thread that panicked ends the process; until then others may use its data.
         f(&mut self.0[number].lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-/// Empty caches with these budgets together.
+/// Creates empty caches that share these budgets.
 pub fn caches(budgets: &Budgets) -> SharedCaches<OpenFile> {
     let fits = |whole: u64, least: u64| usize::try_from(whole / least).unwrap_or(SHARDS);
     let count = SHARDS
         .min(budgets.path_entries / ENTRIES_MIN)
         .min(budgets.descriptors / 2)
-        // An eighth of a shard at most is one file, else what is asked for by turns would push one another out.
+        // A file uses at most an eighth of a shard; otherwise files requested in turn would evict each other.
         .min(fits(budgets.content_bytes.0, (budgets.max_content_file_bytes.0 * 8).max(1)))
         .max(1);
     let part = budgets.split(count);

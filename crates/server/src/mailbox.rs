@@ -1,6 +1,7 @@
 //! A mailbox: how other threads reach an event loop while it waits in epoll.
 //!
-//! Files below `message` do not know all that a loop is told. They are given the mailbox as [`Post`] of what they tell it.
+//! Files below `message` do not know all messages of a loop. They get the mailbox
+//! as a [`Post`] of their own message type.
 
 use std::fmt::Debug;
 use std::io;
@@ -9,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use amped_sys::eventfd::EventFd;
 
-/// Messages, and a bell that rings in epoll when there are any.
+/// A queue of messages, and an eventfd that is readable when there are any.
 #[derive(Debug)]
 pub struct Mailbox<M> {
     messages: Mutex<Vec<M>>,
@@ -17,7 +18,7 @@ pub struct Mailbox<M> {
 }
 
 impl<M> Mailbox<M> {
-    /// An empty one.
+    /// Creates an empty mailbox.
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -25,7 +26,7 @@ impl<M> Mailbox<M> {
         Ok(Mailbox { messages: Mutex::default(), bell: EventFd::new()? })
     }
 
-    /// Puts a message in, and rings if it is the first: one ring brings the loop, which takes them all.
+    /// Adds a message. Only the first one signals the eventfd: the loop takes all of them when it wakes.
     pub fn put(&self, message: M) {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         messages.push(message);
@@ -34,10 +35,10 @@ impl<M> Mailbox<M> {
         }
     }
 
-    /// Takes all messages out, into an empty vector that is given back filled.
+    /// Takes all messages, in exchange for an empty vector.
     pub fn take(&self, into: &mut Vec<M>) {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock, so that no ring is lost between taking and silencing.
+        // Under the lock, so that no signal is lost between taking the messages and resetting the eventfd.
         self.bell.silence();
         std::mem::swap(&mut *messages, into);
     }
@@ -49,9 +50,9 @@ impl<M> AsFd for Mailbox<M> {
     }
 }
 
-/// Where messages of this type can be put, whatever else is put there.
+/// A queue that accepts messages of this type, possibly among others.
 pub trait Post<T>: Debug + Send + Sync {
-    /// Puts a message in.
+    /// Adds a message.
     fn post(&self, message: T);
 }
 

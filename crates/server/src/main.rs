@@ -1,4 +1,4 @@
-//! `amped`, the web server: reads the command line and does what it says.
+//! `amped`, the web server: parses the command line and runs the command.
 #![forbid(unsafe_code)]
 
 use std::io::{self, IsTerminal};
@@ -15,7 +15,7 @@ fn main() -> ExitCode {
     };
     match command {
         Command::Serve(flags) => {
-            // First of all: from here on open descriptors are the server's.
+            // First of all: from here on all open descriptors belong to the server.
             if let Err(error) = process::close_inherited() {
                 say::plain(&format!("amped: cannot close inherited descriptors: {error}\n"));
             }

@@ -1,7 +1,7 @@
-//! What an event loop is told by other threads.
+//! Messages to an event loop from other threads.
 //!
-//! The main thread, helpers, application threads, the password verifier and the watching thread put messages into the loop's
-//! mailbox; the loop takes them all when epoll wakes it (`event_loop`).
+//! The main thread, helpers, application threads, the password verifier and the watcher thread put messages into the
+//! loop's mailbox; the loop takes them all when epoll wakes it (`event_loop`).
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
@@ -20,33 +20,33 @@ use crate::counters::Snapshot;
 use crate::helper::Done;
 use crate::passwords::verifier::Verified;
 
-/// What a loop is told.
-#[expect(clippy::large_enum_variant, reason = "the large one is the usual one")]
+/// A message to a loop.
+#[expect(clippy::large_enum_variant, reason = "the large variant is the common one")]
 #[derive(Debug)]
 pub enum Message {
-    /// A helper has done something.
+    /// A helper has completed a task.
     Done(Done),
-    /// The verdict on a password.
+    /// A password was verified.
     Verified(Verified),
-    /// A process has been started for a request, or not.
+    /// A process was started for a request, or could not be.
     Started(Box<Started>),
-    /// An errand for a stored body has been done.
+    /// A spool task was completed.
     Spooled(Box<spool::Done>),
-    /// A page for which a request waits is kept now, or is not going to be.
+    /// A page that a request waits for is cached now, or will not be.
     PageSettled(Settled),
-    /// Another configuration comes into force.
+    /// Apply another configuration.
     Renew(Arc<ConfigSnapshot>),
-    /// Listen on these from now on, and on no others.
+    /// Listen on these sockets from now on, and on no others.
     Listen(Vec<OwnedFd>),
-    /// Stop: finish what is under way, at the latest at this moment.
+    /// Stop: finish requests in progress until this time at the latest.
     Stop(Time),
-    /// Others take this loop's place: the same, but nobody who is about to ask is turned away.
+    /// The same, when other loops take over: connections that are about to send a request are still served.
     Retire(Time),
-    /// Forget a name and look it up anew. Workers that share their caches share the order too: the first takes it.
+    /// Drop a name and look it up again. Workers that share caches share the message too: the first one takes it.
     Preload(Arc<Mutex<Option<Preload>>>),
-    /// Forget what names mean.
+    /// Drop cached names.
     Forget(Arc<Forget>),
-    /// Say how things stand.
+    /// Report the statistics.
     Report(Sender<Snapshot>),
 }
 
@@ -74,17 +74,17 @@ impl From<Settled> for Message {
     }
 }
 
-/// What is to be forgotten.
+/// Which names to drop.
 #[derive(Debug)]
 pub enum Forget {
-    /// What these changes touch.
+    /// Those affected by these changes.
     Changes(Vec<Change>),
-    /// Everything.
+    /// All.
     All,
 }
 
 impl Forget {
-    /// Has these caches forget it.
+    /// Drops the names from these caches.
     pub fn carry_out<F>(&self, now: Time, caches: &mut Caches<F>, sites: &Sites) {
         match self {
             Forget::Changes(changes) => caches.forget(now, changes, sites),
@@ -93,13 +93,13 @@ impl Forget {
     }
 }
 
-/// A name that is to be looked up anew.
+/// A name to look up again.
 pub struct Preload {
     /// The site's number.
     pub site: u16,
     /// The clean path.
     pub path: Arc<[u8]>,
-    /// Whom to tell what was found.
+    /// Receives the result.
     pub tell: Box<dyn FnOnce(AnswerKind) + Send>,
 }
 

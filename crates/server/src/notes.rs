@@ -1,7 +1,7 @@
-//! Notes of looked-up names, from the threads that look them up to the thread that watches their folders.
+//! Looked-up names, on their way from the threads that look them up to the watcher thread.
 //!
-//! `disk` adds a note for every name that it resolves; `watch` takes the notes and watches the folders on the way. The
-//! counters of the watching thread are here too, so that statistics need not know that thread.
+//! `disk` adds a note for every name that it resolves; `watch` takes the notes and watches the directories on the path.
+//! The counters of the watcher are here too, so that statistics need not depend on that thread.
 
 use std::collections::HashSet;
 use std::io;
@@ -12,16 +12,16 @@ use amped_sys::eventfd::EventFd;
 
 use crate::counters::WatchCounts;
 
-/// Names that are remembered to have been noted; beyond it all are noted again.
+/// Maximum names remembered as noted; when it is exceeded all are noted again.
 const SEEN_MAX: usize = 16 * 1024;
 
-/// Notes that wait; a name beyond it is noted when it is looked up the next time.
+/// Maximum queued notes; a name beyond that is noted at its next lookup.
 const NOTES_MAX: usize = 4096;
 
-/// A site and a clean path: with a slash at its end a folder, else a file.
+/// A site and a clean path: a directory if it ends in a slash, otherwise a file.
 pub(crate) type Name = (u16, Arc<[u8]>);
 
-/// What lies between those who learn names and the thread that watches.
+/// The queue between the threads that look up names and the watcher.
 #[derive(Debug)]
 pub struct Notes {
     state: Mutex<State>,
@@ -34,7 +34,7 @@ pub struct Notes {
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Names that have been noted and need not be again.
+    /// Names that were noted and need not be again.
     pub(crate) seen: HashSet<Name>,
     pub(crate) queue: Vec<Name>,
 }
@@ -50,7 +50,7 @@ impl Notes {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A name is about to be known.
+    /// Notes a name that is about to be cached.
     pub fn note(&self, site: u16, path: &Arc<[u8]>) {
         let name = (site, Arc::clone(path));
         let mut state = self.lock();
@@ -65,13 +65,13 @@ impl Notes {
         self.bell.ring();
     }
 
-    /// Lets the thread end. It is not waited for: it may hang on a dead disk.
+    /// Makes the thread exit. It is not joined: it may hang on a dead disk.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         self.bell.ring();
     }
 
-    /// How it stands.
+    /// Returns the statistics.
     pub fn counts(&self) -> WatchCounts {
         let [directories, events, overflows] =
             [&self.folders, &self.events, &self.overflows].map(|count| count.load(Ordering::Relaxed));

@@ -1,14 +1,14 @@
-//! Open files: what is remembered of one while it is open, and its windows that are mapped into memory.
+//! Open files: the state kept for an open file, and its windows that are mapped into memory.
 //!
-//! An [`OpenFile`] is shared by the cache, by responses that are being sent and by helpers. It tells whether the file still
-//! has the bytes of a version, remembers which windows were seen in the page cache, and closes its descriptor in a thread
-//! where that may wait for the disk.
+//! An [`OpenFile`] is shared by the cache, by responses being sent and by helpers. It checks whether the file
+//! still has the bytes of a version, remembers which windows were seen in the page cache, and closes its
+//! descriptor in a thread if that may wait for the disk.
 //!
-//! Mapping and unmapping cost two system calls and the page faults between them, so [`MappedWindows`] keeps a window that
-//! was needed: its next use finds it (Flash, section 5.4). Large files are mapped a window at a time, when it is their turn,
-//! so that one download does not push out everything else. When the budget is full, CLOCK chooses the window to unmap. A
-//! mapping keeps its file's blocks on the disk as a descriptor does. So mappings go with the open file that they were made
-//! for, and that is why both are in one file.
+//! Mapping and unmapping cost two system calls and the page faults between them, so [`MappedWindows`] keeps a window
+//! after use: its next use finds it (Flash, section 5.4). Large files are mapped one window at a time, when it is sent,
+//! so that one download does not evict everything else. When the budget is full, CLOCK chooses the window to unmap. A
+//! mapping keeps its file's blocks on the disk as a descriptor does. So mappings are dropped with the open file that
+//! they were created for, which is why both are in one file.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,7 +27,7 @@ use amped_units::Time;
 
 use crate::counters::MappedCounts;
 
-/// How far ahead of what is being sent the disk is asked for.
+/// Size of a window: the unit of reading ahead of what is sent.
 pub const WINDOW: u64 = 256 * 1024;
 
 /// A file that is open for reading.
@@ -35,30 +35,31 @@ pub const WINDOW: u64 = 256 * 1024;
 pub struct OpenFile {
     /// `None` only while it is being dropped.
     descriptor: Option<OwnedFd>,
-    /// Where windows of it are mapped, if any were, and the state in which it was opened.
+    /// Where windows of it are mapped, if any were, and the version that was opened.
     mapped: OnceLock<Box<(MappedWindows, FileVersion)>>,
-    /// When each of the first windows was last seen to be in memory as a whole: milliseconds, from 1 on. Made when the first is.
+    /// When each of the first windows was last seen completely in memory:
+    /// milliseconds, from 1. Created for the first of them.
     seen: OnceLock<Box<[AtomicU64]>>,
-    /// By which changes that leave the bytes alone are told from others.
+    /// Distinguishes changes that leave the bytes alone from others.
     known: Box<Mutex<KnownInode>>,
 }
 
-/// The inode of an open file, when its ctime last changed without its bytes.
+/// The inode of an open file, as of the last ctime change that left its bytes alone.
 #[derive(Debug)]
 struct KnownInode {
     ctime_ns: i64,
     traits: Traits,
-    /// The ctime is not that with which the file was opened, and the change was explained.
+    /// The ctime differs from the one at opening, and the change was explained.
     is_later: bool,
 }
 
-/// What an inode shows of changes that leave its bytes alone.
+/// Attributes of an inode that show changes which leave its bytes alone.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Traits {
     links: u64,
     owner: (u32, u32),
     mode: u32,
-    /// Where the file lies; a rename changes that.
+    /// The path of the file; a rename changes it.
     path: Option<PathBuf>,
 }
 
@@ -72,14 +73,14 @@ impl Traits {
     }
 }
 
-/// Windows of a file that are remembered to have been seen: all of one of 16 MiB, by half a KiB.
+/// Maximum windows remembered as seen: all windows of a file of 16 MiB, in half a KiB.
 const SEEN_MAX: u64 = 64;
 
 impl OpenFile {
-    /// The file behind this descriptor, which was found in this version, and the version that it has now. If that is another,
-    /// it was replaced, renamed or written to since; which is unknown, so it counts as one that is being changed.
+    /// Wraps a descriptor that was found in this version; returns the current version too. If they differ, the file was
+    /// replaced, renamed or written to since; which of these is unknown, so it counts as being changed.
     pub fn new(descriptor: OwnedFd, version: FileVersion) -> (OpenFile, FileVersion) {
-        // Before the status: a rename between the two makes the status another one.
+        // Before the status: a rename in between changes the status.
         let path = file::path(&descriptor);
         let (known, version) = match file::status(&descriptor) {
             Ok(status) => {
@@ -95,11 +96,11 @@ impl OpenFile {
         (OpenFile { descriptor: Some(descriptor), mapped: OnceLock::new(), seen: OnceLock::new(), known }, version)
     }
 
-    /// Whether the bytes are still those of this version, while a reply is being sent. Never waits.
+    /// Returns whether the bytes are still those of this version, while a response is being sent. Never waits.
     ///
-    /// Size and modification time must be the same. So must be the ctime, which nobody can put back; but a rename, a new
-    /// or removed name, owner or mode changes it as well, as every deployment does, and replies go on if such a change
-    /// shows. A change of the ctime that nothing explains counts as one of the bytes.
+    /// Size and modification time must be the same. So must the ctime, which cannot be set back; but a rename, a new or
+    /// removed link, owner or mode changes it as well, as every deployment does, and responses continue if such a
+    /// change is found. A ctime change without an explanation counts as a change of the bytes.
     ///
     /// # Errors
     /// As fstat(2).
@@ -112,7 +113,7 @@ impl OpenFile {
             return Ok(true);
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // Opened, it was in a later state than that of the version: what lies between is not known.
+        // It was opened in a later state than the version: what happened in between is unknown.
         if !known.is_later && known.ctime_ns != version.ctime_ns {
             return Ok(false);
         }
@@ -124,18 +125,18 @@ impl OpenFile {
         Ok(is_explained)
     }
 
-    /// Whether nobody has seen this window to be in memory; `false` for windows of which that is not remembered.
+    /// Returns whether this window has never been seen in memory; `false` for windows that are not remembered.
     pub fn is_new(&self, window: u64) -> bool {
         window < SEEN_MAX && self.last_seen(window).is_none()
     }
 
-    /// When this window was last seen to be in memory, if it was and that is remembered.
+    /// Returns when this window was last seen in memory, if that is remembered.
     pub fn last_seen(&self, window: u64) -> Option<Time> {
         let note = self.seen.get()?.get(window as usize)?.load(Ordering::Relaxed);
         note.checked_sub(1).map(Time::from_millis)
     }
 
-    /// All of this window, of a file of so many bytes, is in memory now.
+    /// Records that all of this window, of a file of so many bytes, is in memory now.
     pub fn is_seen(&self, window: u64, size: u64, now: Time) {
         let windows = size.div_ceil(WINDOW).min(SEEN_MAX) as usize;
         let seen = self.seen.get_or_init(|| (0..windows).map(|_| AtomicU64::new(0)).collect());
@@ -144,7 +145,7 @@ impl OpenFile {
         }
     }
 
-    /// Windows of it are mapped there, in this state; they go with it.
+    /// Records where windows of it are mapped, for this version; they are dropped with it.
     pub fn is_mapped_in(&self, windows: &MappedWindows, version: &FileVersion) {
         self.mapped.get_or_init(|| Box::new((windows.clone(), *version)));
     }
@@ -157,8 +158,8 @@ impl AsFd for OpenFile {
 }
 
 impl FileHandle for OpenFile {
-    /// The ctime included: before a reply begins there is time to ask again, and whoever puts an old mtime back is found
-    /// out. Never waits.
+    /// Includes the ctime: before a response starts there is time to look up the file again, and resetting the
+    /// mtime does not go unnoticed. Never waits.
     fn has_bytes_of(&self, version: &FileVersion) -> bool {
         let version = FileVersion { is_changing: false, ..*version };
         file::status(self).is_ok_and(|status| version_of(&status) == version)
@@ -166,8 +167,8 @@ impl FileHandle for OpenFile {
 }
 
 impl Drop for OpenFile {
-    /// Closing the last descriptor of a file that was removed frees its blocks, which takes long for a large one, as does
-    /// unmapping the last of it. So that is left to a thread of its own.
+    /// Closing the last descriptor of a removed file frees its blocks, which takes long for a large one, as does
+    /// unmapping its last mapping. So a separate thread does it.
     fn drop(&mut self) {
         let Some(descriptor) = self.descriptor.take() else {
             return;
@@ -176,19 +177,19 @@ impl Drop for OpenFile {
         if file::status(&descriptor).is_ok_and(|status| status.links == 0 && status.size >= CLOSED_ELSEWHERE_MIN)
             && let Some(closer) = closer()
         {
-            // If that thread has ended, both come back in the error and go here.
+            // If that thread has ended, both come back in the error and are dropped here.
             drop(closer.send((mappings, descriptor)));
         }
     }
 }
 
-/// Removed files of this size are closed in another thread.
+/// Removed files of at least this size are closed in another thread.
 const CLOSED_ELSEWHERE_MIN: u64 = 1024 * 1024;
 
-/// What holds a file's blocks on the disk.
+/// What keeps a file's blocks on the disk.
 type Held = (Vec<Arc<Mapping>>, OwnedFd);
 
-/// The way to the thread that closes; it is started when it is first needed.
+/// Returns the queue of the closing thread, which is started when first needed.
 fn closer() -> Option<&'static Sender<Held>> {
     static CLOSER: OnceLock<Option<Sender<Held>>> = OnceLock::new();
     let start = || {
@@ -199,7 +200,7 @@ fn closer() -> Option<&'static Sender<Held>> {
     CLOSER.get_or_init(start).as_ref()
 }
 
-/// The version of a file in this state.
+/// Returns the version of a file in this state.
 pub fn version_of(status: &file::Status) -> FileVersion {
     FileVersion {
         device: status.device,
@@ -213,26 +214,26 @@ pub fn version_of(status: &file::Status) -> FileVersion {
 }
 
 /// The mapped windows of a process: its loops share one address space, whose lock the kernel takes for each mapping
-/// anyway. Ours is held for a lookup, and at worst while one window is unmapped.
+/// anyway. This lock is held for a lookup, and at worst while one window is unmapped.
 #[derive(Clone)]
 pub struct MappedWindows {
     windows: Arc<Mutex<Store<Part, Arc<Mapping>>>>,
 }
 
-/// Half of what the kernel allows a process as it comes (`vm.max_map_count`, 65530). A mapping that fails is no harm, the
-/// window is copied; but so would be one that an allocator or a thread needs.
+/// Half of the kernel's default limit for a process (`vm.max_map_count`, 65530). A failed mapping of a window is
+/// harmless, the window is copied; but an allocator or a thread may need a mapping too.
 const MAPPINGS_MAX: usize = 32 * 1024;
 
-/// The budget counts whole pages and the kernel's own account of a mapping, with its page table: a page as well.
+/// The budget counts whole pages, plus one page for the kernel's own bookkeeping of a mapping and its page table.
 const PAGE: u64 = 4096;
 
 impl MappedWindows {
-    /// None yet, and up to so many bytes. 0 keeps none.
+    /// Creates an empty set of at most so many bytes; 0 keeps no window.
     pub fn new(bytes_max: u64) -> MappedWindows {
         MappedWindows { windows: Arc::new(Mutex::new(Store::new(MAPPINGS_MAX, bytes_max))) }
     }
 
-    /// The window of this number of a file in this state, which is mapped if it was not.
+    /// Returns this window of a file in this version, and maps it if necessary.
     ///
     /// # Errors
     /// As mmap(2).
@@ -249,7 +250,7 @@ impl MappedWindows {
         Ok(mapping)
     }
 
-    /// Takes out all windows of a file in this state.
+    /// Removes all windows of a file in this version.
     pub fn take(&self, version: &FileVersion) -> Vec<Arc<Mapping>> {
         let mut windows = self.lock();
         match version.size.div_ceil(WINDOW) {
@@ -259,7 +260,7 @@ impl MappedWindows {
         }
     }
 
-    /// How they stand.
+    /// Returns the statistics.
     pub fn counts(&self) -> MappedCounts {
         let windows = self.lock();
         let (counts, chunks) = (windows.counts(), windows.len() as u64);
@@ -285,7 +286,7 @@ mod tests {
     use std::path::Path;
     use std::time::{Duration, Instant};
 
-    /// Descriptors of this process on removed files in this folder.
+    /// Returns the number of this process's descriptors on removed files in this directory.
     fn removed_and_open(folder: &Path) -> usize {
         let links =
             fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
@@ -304,7 +305,7 @@ mod tests {
         };
         let (file, version) = open();
         let check = |expected: bool| assert_eq!(file.still_has_bytes_of(&version).unwrap(), expected);
-        // Past the grain of the clock each time, lest two changes have one stamp.
+        // Wait past the resolution of the clock each time, so that no two changes have the same timestamp.
         let after_a_tick = || thread::sleep(Duration::from_millis(20));
         check(true);
         after_a_tick();
@@ -320,7 +321,7 @@ mod tests {
         writable.set_modified(modified).unwrap();
         check(false);
         check(false);
-        // Opened in another state than that of the version: what lies between is not known.
+        // Opened in another state than the version's: what happened in between is unknown.
         fs::rename(folder.path().join("renamed"), &path).unwrap();
         let (_, before) = open();
         after_a_tick();
@@ -342,7 +343,7 @@ mod tests {
             fs::write(&other, "next").unwrap();
             let descriptor: OwnedFd = fs::File::open(&path).unwrap().into();
             let found = version_of(&file::status(&descriptor).unwrap());
-            // Past the grain of the clock.
+            // Past the resolution of the clock.
             thread::sleep(Duration::from_millis(20));
             replace();
             let (file, version) = OpenFile::new(descriptor, found);
@@ -397,7 +398,7 @@ mod tests {
         let (small, large) = (folder.path().join("small"), folder.path().join("large"));
         fs::write(&small, "small").unwrap();
         fs::write(&large, vec![1; 5 * WINDOW as usize + 1]).unwrap();
-        // Four whole windows, with what they cost beside.
+        // Four whole windows, with their overhead.
         let windows = MappedWindows::new(4 * (WINDOW + PAGE));
         let (large, version) = opened(&large);
         for number in [0, 1, 0, 5] {

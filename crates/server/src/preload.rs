@@ -1,7 +1,7 @@
-//! `amped preload`: makes a server see the new version of a page at once (Hu, Nanda and Yang, section 5.2.2: "we provide a
-//! program to load the file into the cache immediately").
+//! `amped preload`: makes a server use the new version of a page at once (Hu, Nanda and Yang, section 5.2.2: "we
+//! provide a program to load the file into the cache immediately").
 //!
-//! The other side is `control`: a line for each path, a line for each answer.
+//! The other side is `control`: one line for each path, one line for each reply.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -16,24 +16,24 @@ use crate::config::cli;
 use crate::control::ORDER_TIME;
 use crate::{say, serve};
 
-/// How long the server may take for an answer: with other clients before us, several times what it gives its workers.
+/// How long the server may take to reply: with other clients queued, several times the timeout of its workers.
 const PATIENCE: Duration = Duration::from_secs(10 * ORDER_TIME.as_secs());
 
-/// The longest line that is read.
+/// Maximum length of a reply.
 const LINE_MAX: u64 = 1024;
 
-/// What the server said of a path.
+/// The server's reply for a path.
 #[derive(Debug, PartialEq, Eq)]
 struct Answer {
     status: u16,
     size: u64,
-    /// Workers that have answered, of how many.
+    /// Workers that have answered, and their total.
     done: usize,
     of: usize,
     why: String,
 }
 
-/// Has a server load these paths, and prints what it found.
+/// Makes a server load these paths, and prints the results.
 pub fn preload(flags: &cli::Preload) -> ExitCode {
     match try_preload(flags) {
         Ok(true) => ExitCode::SUCCESS,
@@ -45,25 +45,25 @@ pub fn preload(flags: &cli::Preload) -> ExitCode {
     }
 }
 
-/// Whether all could be loaded.
+/// Returns whether all were loaded.
 fn try_preload(flags: &cli::Preload) -> Result<bool, String> {
     let host = flags.host.as_deref().unwrap_or("-");
     if host.is_empty() || host.contains(|c: char| c.is_whitespace() || c.is_control()) {
-        return Err(format!("{host:?} is no host name"));
+        return Err(format!("{host:?} is not a host name"));
     }
     let mut stream =
         local::connect(&flags.control, PATIENCE).map_err(|error| cannot_connect(&flags.control, &error))?;
     let mut answers = BufReader::new(stream.try_clone().map_err(|error| error.to_string())?);
     let lost = |error: io::Error| match error.kind() {
-        io::ErrorKind::WouldBlock => format!("the server has not answered within {} s", PATIENCE.as_secs()),
-        _ => format!("the server does not answer: {error}"),
+        io::ErrorKind::WouldBlock => format!("the server did not reply within {} s", PATIENCE.as_secs()),
+        _ => format!("no reply from the server: {error}"),
     };
     let mut all = true;
     for path in &flags.paths {
         let bytes = path.as_bytes();
         let shown = path.to_string_lossy();
         if bytes.contains(&b'\n') {
-            return Err(format!("{shown:?} has a line end in it: write it as %0A"));
+            return Err(format!("{shown:?} contains a newline: write it as %0A"));
         }
         let line = [b"preload ", host.as_bytes(), b" ", bytes, b"\n"].concat();
         stream.write_all(&line).map_err(lost)?;
@@ -81,10 +81,10 @@ fn hear(from: &mut impl BufRead) -> io::Result<Answer> {
     let mut line = String::new();
     io::Read::take(from, LINE_MAX).read_line(&mut line)?;
     if line.is_empty() {
-        return Err(io::Error::other("it has closed the connection; has it been stopped?"));
+        return Err(io::Error::other("it closed the connection; was it stopped?"));
     }
     read_answer(&line)
-        .ok_or_else(|| io::Error::other(format!("{line:?} is no answer; is it a server of another version?")))
+        .ok_or_else(|| io::Error::other(format!("invalid reply {line:?}; is the server of another version?")))
 }
 
 fn read_answer(line: &str) -> Option<Answer> {
@@ -137,23 +137,23 @@ fn cannot_connect(path: &Path, error: &io::Error) -> String {
     let shown = path.display();
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => format!(
-            "no server listens at {shown}: give the socket that its configuration names ([control] socket), or start it \
+            "no server listens on {shown}: name the socket of its configuration ([control] socket), or start it \
              with --control {shown}"
         ),
         io::ErrorKind::PermissionDenied => {
-            format!("the control socket {shown} is not for you: {}", whose(path))
+            format!("permission denied on control socket {shown}: {}", whose(path))
         }
-        io::ErrorKind::WouldBlock => format!("the server at {shown} does not answer"),
+        io::ErrorKind::WouldBlock => format!("no reply from the server at {shown}"),
         _ => format!("cannot connect to {shown}: {error}"),
     }
 }
 
-/// Who may.
+/// Returns which users have access.
 fn whose(path: &Path) -> String {
     use std::os::unix::fs::MetadataExt;
     match std::fs::symlink_metadata(path) {
-        Ok(status) => format!("run this as the user of number {}, who serves, or as root", status.uid()),
-        Err(_) => "run this as the user who serves, or as root".to_owned(),
+        Ok(status) => format!("run this as the server's user (UID {}) or as root", status.uid()),
+        Err(_) => "run this as the server's user or as root".to_owned(),
     }
 }
 

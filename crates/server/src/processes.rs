@@ -1,8 +1,8 @@
-//! Workers as processes: a parent that starts them, replaces those that die, and passes on what it is told.
+//! Workers as processes: a parent that starts them, replaces those that die, and passes messages on.
 //!
-//! Parent and child talk over a pair of sockets, the *line*. The parent sends orders, the child how it stands. The end of
-//! the line is the end of the other side: a child whose parent is gone ends too. The parent has one thread only, as it
-//! must have to make copies of itself; what needs more, the log's writer among them, starts in the child.
+//! Parent and child communicate over a socket pair, the *line*. The parent sends orders, the child its statistics. The
+//! end of the line means the end of the other side: a child whose parent has ended exits too. The parent must have only
+//! one thread, because it forks; everything that needs more threads, such as the log writer, starts in the child.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -39,31 +39,31 @@ use crate::watch::{self, Audience};
 
 /// What a child starts with.
 pub struct Parts {
-    /// The configuration in force.
+    /// The current configuration.
     pub generation: Arc<ConfigSnapshot>,
-    /// Where it listens. In the parent these are kept nowhere else: what a child has beside, it could not close.
+    /// Its listeners. The parent keeps them nowhere else: a child could not close other copies.
     pub addresses: Vec<Address>,
-    /// Opens the log: each child has its own writer on the same file.
+    /// The log file: each child has its own writer on the same file.
     pub log: Option<Sink>,
-    /// The time, the same for all.
+    /// The clock, the same for all.
     pub clock: Clock,
-    /// Kept back in the parent, let go in the child.
+    /// Blocked in the parent, unblocked in the child.
     pub signals: Signals,
-    /// Places for what the children count, if anybody is to know.
+    /// Slots for the children's statistics, if these are published.
     pub slots: Option<StatsSlots>,
 }
 
 /// The children.
 pub struct Pool {
     parts: Parts,
-    /// What was in force before, while that may have to be restored.
+    /// The previous configuration, while it may have to be restored.
     before: Option<(Arc<ConfigSnapshot>, Vec<Address>)>,
-    /// The parent's alone: a client that a child held too would not see its end.
+    /// For the parent only: a client whose connection a child held too would not see it close.
     pub admin: Option<AdminEndpoint>,
     children: Vec<Child>,
-    /// Moments at which a child that died soon after its start is replaced.
+    /// When to replace each child that died soon after its start.
     vacancies: Vec<Instant>,
-    /// What those that have ended have done.
+    /// The statistics of children that have ended.
     ended: Snapshot,
     /// The number of the last report.
     report: u64,
@@ -72,55 +72,55 @@ pub struct Pool {
 struct Child {
     pid: u32,
     line: UnixStream,
-    /// Where it counts.
+    /// The slot of its statistics.
     slot: Option<StatsSlot>,
     started: Instant,
-    /// It has been told to stop.
+    /// It was told to stop.
     stopping: bool,
-    /// It has said all that it will say.
+    /// It has closed its line.
     ended: bool,
-    /// The last that it has said, at its end.
+    /// Its final statistics.
     last_words: Option<Snapshot>,
-    /// What it has said in its last report, and the number of that.
+    /// Its last report, and the number of that.
     report: Option<(u64, Snapshot)>,
-    /// What it has found for orders, and their numbers.
+    /// Its results of preload orders, and their numbers.
     found: Vec<(u64, AnswerKind)>,
-    /// Orders to look a name up that it has not answered. `unanswered <= UNANSWERED_MAX`
+    /// Preload orders that it has not answered. `unanswered <= UNANSWERED_MAX`
     unanswered: usize,
 }
 
-/// A child that has so many names to look up is given no more: the line must never be full.
+/// Maximum unanswered preload orders of a child: the line must never be full.
 const UNANSWERED_MAX: usize = 4;
 
-/// A child that lives shorter than this is replaced only after it: what kills it at once would kill the next one too.
+/// A child that died sooner than this is replaced only after a delay: the same cause would kill the next one too.
 const LIFE_MIN: Duration = Duration::from_secs(1);
 
-/// By how much the out-of-memory killer prefers a child to the parent, in thousandths of all memory. Far less than 1000, so
-/// that what uses most of the machine's memory still goes first.
+/// How much the out-of-memory killer prefers a child to the parent, in thousandths of all memory. Far less than 1000,
+/// so that the process that uses most of the machine's memory is still killed first.
 const CHILD_OOM_SCORE: i32 = 100;
 
-/// How long a child may take to say how it stands.
+/// How long a child may take to report its statistics.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
 
-/// An order: what, and a number that goes with it.
+/// The length of an order: its kind, and a number.
 const ORDER_BYTES: usize = 9;
-/// Finish what is under way, until this moment (nanoseconds of the common clock).
+/// Finish requests in progress, until this time (nanoseconds of the common clock).
 const STOP: u8 = b'S';
-/// The same because others take its place.
+/// The same, when other children take over.
 const RETIRE: u8 = b'T';
-/// Say how things stand, and that this is the answer to the report of this number.
+/// Report the statistics, under this number.
 const REPORT: u8 = b'R';
-/// Open the log anew.
+/// Reopen the log.
 const REOPEN_LOG: u8 = b'L';
 
-/// Look up a name anew, and say what it is as the answer to the order of this number. Behind it come the site's number, the
-/// length of the path (4 bytes), and the path.
+/// Look up a name again, and send the result under this number. The site's number, the length
+/// of the path (4 bytes) and the path follow.
 const PRELOAD: u8 = b'P';
 
-/// The longest path that is passed on; the control socket takes none that is longer.
+/// Maximum length of a path; the control socket accepts no longer ones.
 const PATH_MAX: usize = 64 * 1024;
 
-/// The number of the report that a child makes unasked, at its end.
+/// The number of the report that a child sends at its end.
 const LAST_WORDS: u64 = u64::MAX;
 
 impl Pool {
@@ -140,12 +140,12 @@ impl Pool {
     fn add(&mut self) -> io::Result<()> {
         let (ours, theirs) = UnixStream::pair()?;
         let slot = self.parts.slots.as_mut().map(StatsSlots::take);
-        // What is on its way to standard error and output would else be written by both.
+        // Otherwise both processes would write buffered output.
         io::stdout().flush()?;
         let forked = process::fork().inspect_err(|_| self.give_back(slot.as_ref()))?;
         match forked {
             Fork::Parent(pid) => {
-                // A child that is stopped (SIGSTOP) must not stop its parent.
+                // A stopped child (SIGSTOP) must not block its parent.
                 ours.set_write_timeout(Some(ANSWER_TIME))?;
                 self.children.push(Child {
                     pid,
@@ -162,10 +162,11 @@ impl Pool {
                 Ok(())
             }
             Fork::Child => {
-                // Its brothers would not see their parent's end as long as one of them held its end of their lines.
+                // Its siblings would not notice their parent's end while this
+                // child held the parent's end of their lines.
                 drop(ours);
                 self.children.clear();
-                // An address that is given up is closed only when nobody has it open.
+                // An address that is given up is closed only when no process has it open.
                 self.before = None;
                 self.admin = None;
                 self.run(theirs, slot)
@@ -173,22 +174,22 @@ impl Pool {
         }
     }
 
-    /// Whoever was to count there, or did, does not.
+    /// Releases the slot of a child that has ended or could not be started.
     fn give_back(&mut self, slot: Option<&StatsSlot>) {
         if let (Some(slots), Some(slot)) = (&mut self.parts.slots, slot) {
             slots.give_back(slot);
         }
     }
 
-    /// A child's life.
+    /// The main function of a child.
     fn run(&mut self, line: UnixStream, slot: Option<StatsSlot>) -> ! {
         let Parts { generation, addresses, log, clock, signals, .. } = &mut self.parts;
         signals.leave_to_parent();
-        // Where memory runs out, one child is a client's loss, the parent everybody's.
+        // When memory runs out, killing a child costs one client; killing the parent costs all.
         process::offer_to_memory_killer(CHILD_OOM_SCORE);
-        // That it cannot be locked the parent has said.
+        // The parent has already reported a failure to lock memory.
         let _ = process::lock_program();
-        let mailbox = Mailbox::new().unwrap_or_else(|error| die(&format!("cannot make a mailbox: {error}")));
+        let mailbox = Mailbox::new().unwrap_or_else(|error| die(&format!("cannot create a mailbox: {error}")));
         let mailbox = Arc::new(mailbox);
         let log = log.take().map(|sink| Writer::start(sink.shared(), &generation.settings.log, *clock));
         let log = log.transpose().unwrap_or_else(|error| die(&format!("cannot start the log: {error}")));
@@ -204,21 +205,22 @@ impl Pool {
         if generation.settings.watch {
             watch::start(&generation.disk, Audience::Workers(vec![Arc::clone(&mailbox)]));
         }
-        let orders = line.try_clone().unwrap_or_else(|error| die(&format!("cannot share a line: {error}")));
+        let orders =
+            line.try_clone().unwrap_or_else(|error| die(&format!("cannot duplicate the line to the parent: {error}")));
         let line = Arc::new(Mutex::new(line));
         let (answers, writer, clock) = (Arc::clone(&line), start.log.clone(), *clock);
         let disk = Arc::clone(&generation.disk);
         let listening = thread::Builder::new().name("line".to_owned()).stack_size(128 * 1024);
         let listening = listening.spawn(move || obey(orders, &answers, &mailbox, writer.as_deref(), &disk, clock));
         if let Err(error) = listening {
-            die(&format!("cannot start a thread for the parent's orders: {error}"));
+            die(&format!("cannot start the thread for the parent's orders: {error}"));
         }
         let architecture = generation.settings.architecture;
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| arch::run(architecture, start)));
         let snapshot = match ended {
             Ok(Ok(snapshot)) => snapshot,
-            Ok(Err(error)) => die(&format!("cannot go on: {error}")),
-            Err(_) => die("a loop has failed; this is a bug of amped's"),
+            Ok(Err(error)) => die(&format!("the event loop failed: {error}")),
+            Err(_) => die("the event loop panicked; this is a bug in amped"),
         };
         let log = log.map(|log| end_log(log, clock, Time::START));
         let snapshot = snapshot.with_log(log.as_deref().map(Writer::counts));
@@ -227,10 +229,10 @@ impl Pool {
         exit(0)
     }
 
-    /// Another configuration comes into force: new children begin with it, the old ones finish what they are at.
+    /// Applies another configuration: new children start with it, the old ones finish their requests.
     ///
     /// # Errors
-    /// When a new one cannot be started; then the old ones go on.
+    /// When a new one cannot be started; then the old ones continue.
     pub fn renew(&mut self, generation: Arc<ConfigSnapshot>, addresses: Vec<Address>, stop_at: Time) -> io::Result<()> {
         let old = self.children.len();
         self.before = Some((
@@ -251,17 +253,17 @@ impl Pool {
         Ok(())
     }
 
-    /// The configuration in force.
+    /// Returns the current configuration.
     pub fn generation(&self) -> &Arc<ConfigSnapshot> {
         &self.parts.generation
     }
 
-    /// Where the children listen.
+    /// Returns the children's addresses.
     pub fn addresses(&self) -> &[Address] {
         &self.parts.addresses
     }
 
-    /// The log has been moved away.
+    /// Reopens the log after rotation.
     pub fn reopen_log(&mut self, log: Option<Sink>) {
         if log.is_some() {
             self.parts.log = log;
@@ -269,7 +271,7 @@ impl Pool {
         self.order_to(.., REOPEN_LOG, 0);
     }
 
-    /// Tells all to finish what is under way, until this moment at the latest, and starts no more.
+    /// Makes all children finish their requests until this time at the latest, and starts no more.
     pub fn stop(&mut self, at: Time) {
         self.vacancies.clear();
         // Closing them sends new clients elsewhere at once.
@@ -277,12 +279,12 @@ impl Pool {
         self.order_to(.., STOP, at.as_nanos());
     }
 
-    /// Whether none is left.
+    /// Returns whether no child is left.
     pub fn is_empty(&self) -> bool {
         self.children.is_empty()
     }
 
-    /// Ends all that are left, at once.
+    /// Kills all remaining children.
     pub fn kill(&self) {
         self.children.iter().for_each(|child| process::kill(child.pid));
     }
@@ -295,12 +297,12 @@ impl Pool {
         order[1..].copy_from_slice(&number.to_le_bytes());
         for child in &mut self.children[which] {
             child.stopping |= what == STOP || what == RETIRE;
-            // One that has died is seen to have.
+            // If the child has died, that is noticed elsewhere.
             let _ = child.line.write_all(&order);
         }
     }
 
-    /// How things stand: the sum, how many have answered, and of how many.
+    /// Returns the sum of the statistics, how many children have answered, and of how many.
     pub fn report(&mut self) -> (Snapshot, usize, usize) {
         self.report += 1;
         self.order_to(.., REPORT, self.report);
@@ -317,18 +319,19 @@ impl Pool {
         (sum, answered, self.children.len())
     }
 
-    /// What those have done that have ended.
+    /// Returns the statistics of children that have ended.
     pub fn ended(&self) -> &Snapshot {
         &self.ended
     }
 
-    /// Takes leave of children that have ended, and replaces those that were not told to.
+    /// Reaps children that have ended, and replaces those that were not told to stop.
     pub fn look_after(&mut self) {
         while let Some((pid, ending)) = process::ended_child() {
             let Some(n) = self.children.iter().position(|child| child.pid == pid) else {
                 if self.parts.generation.apps.is_manager(pid) {
-                    // Without it none could be started any more; a supervisor that sees the server end starts it anew.
-                    die(&format!("the process that starts applications {ending}"));
+                    // Without it no application could be started any more; a
+                    // supervisor that sees the server end restarts it.
+                    die(&format!("the process manager {ending}"));
                 }
                 continue;
             };
@@ -342,7 +345,7 @@ impl Pool {
                 continue;
             }
             let wait = LIFE_MIN.saturating_sub(child.started.elapsed());
-            let when = if wait.is_zero() { "another takes its place" } else { "another is started in a second" };
+            let when = if wait.is_zero() { "replacing it" } else { "replacing it in a second" };
             say!("process {pid} {ending}; {when}");
             self.vacancies.push(Instant::now() + wait);
         }
@@ -351,13 +354,13 @@ impl Pool {
             if due > now {
                 self.vacancies.push(due);
             } else if let Err(error) = self.add() {
-                say!("cannot start a process: {error}; trying again in a second");
+                say!("cannot start a process: {error}; retrying in a second");
                 self.vacancies.push(now + LIFE_MIN);
             }
         }
     }
 
-    /// How long [`look_after`](Pool::look_after) has nothing to do, unless a child ends.
+    /// Returns how long [`look_after`](Pool::look_after) has nothing to do, unless a child ends.
     pub fn patience(&self) -> Duration {
         let next = self.vacancies.iter().min();
         next.map_or(Duration::MAX, |due| due.saturating_duration_since(Instant::now()))
@@ -372,7 +375,7 @@ impl Orders for Pool {
         let mut of = 0;
         for child in serving {
             of += 1;
-            // One that has not done the last ones is not going to do this one in time.
+            // A child that has not answered the last ones would not answer this one in time.
             if child.unanswered < UNANSWERED_MAX && child.line.write_all(&order).is_ok() {
                 child.unanswered += 1;
             }
@@ -384,7 +387,7 @@ impl Orders for Pool {
         let mut found = Vec::new();
         for child in &mut self.children {
             if poll::wait_readable(&[child.line.as_fd()], Duration::ZERO).is_ok_and(|readable| readable[0]) {
-                // Each time one: what comes behind it keeps the line readable. It was written at once, so it is there.
+                // One at a time: the data behind it keeps the line readable. It was written at once, so it is there.
                 child.hear(Instant::now());
             }
             found.extend(child.found.drain(..).filter(|(of, _)| *of == number).map(|(_, found)| found));
@@ -397,7 +400,7 @@ impl Orders for Pool {
     }
 }
 
-/// A child's thread that does what the parent orders.
+/// The thread of a child that executes the parent's orders.
 fn obey(
     mut orders: UnixStream,
     answers: &Arc<Mutex<UnixStream>>,
@@ -437,11 +440,11 @@ fn obey(
             _ => break,
         }
     }
-    // The parent is gone.
+    // The parent has ended.
     mailbox.put(Message::Stop(clock.now()));
 }
 
-/// Reads the name that is to be looked up.
+/// Reads the name to look up.
 fn read_name(orders: &mut UnixStream) -> io::Result<(u16, Arc<[u8]>)> {
     let (mut site, mut length) = ([0; 2], [0; 4]);
     orders.read_exact(&mut site)?;
@@ -455,16 +458,16 @@ fn read_name(orders: &mut UnixStream) -> io::Result<(u16, Arc<[u8]>)> {
     Ok((u16::from_le_bytes(site), path.into()))
 }
 
-/// Says something to the parent: what it is, as the answer to which number, and how long.
+/// Sends a message to the parent: its kind, the number that it answers, its length and its text.
 fn tell(line: &Mutex<UnixStream>, what: u8, number: u64, said: &[u8]) {
     let length = u16::try_from(said.len()).unwrap_or(u16::MAX).to_le_bytes();
     let bytes = [&[what], &number.to_le_bytes()[..], &length, said].concat();
-    // A parent that has gone hears nothing.
+    // The parent may have ended.
     let _ = line.lock().unwrap_or_else(PoisonError::into_inner).write_all(&bytes);
 }
 
 impl Child {
-    /// Takes in what it says next, if it does in time.
+    /// Reads its next message, if it arrives in time.
     fn hear(&mut self, until: Instant) -> bool {
         let heard = self.try_hear(until);
         if let Err(error) = &heard {
@@ -474,7 +477,7 @@ impl Child {
     }
 
     fn try_hear(&mut self, until: Instant) -> io::Result<()> {
-        // A timeout of zero would be none.
+        // A timeout of zero would mean none.
         let patience = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         self.line.set_read_timeout(Some(patience))?;
         let mut head = [0; 11];

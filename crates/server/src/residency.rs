@@ -1,12 +1,12 @@
-//! Whether content is in memory: the test that keeps the loop off the disk, in the forms that Flash had and in today's
+//! Residency tests: whether content is in memory, so that the loop never waits for the disk; Flash's tests and today's
 //! (Flash, section 5.7; docs/decisions/0011-switches-of-the-papers.md has the table).
 //!
 //! | test | what the loop does |
 //! |---|---|
-//! | nowait | asks by preadv2(RWF_NOWAIT), which reads what is there or says EAGAIN |
-//! | mincore | maps the file and asks mincore(2); the kernel answers "all of it" to those who neither own nor may write it |
-//! | clock | asks nobody, but a model of the page cache, [`Predictor`], and tells it when it had to wait all the same |
-//! | none | asks nothing and waits: AMPED without its helpers, which is SPED |
+//! | nowait | calls preadv2(RWF_NOWAIT), which reads what is in memory or fails with EAGAIN |
+//! | mincore | maps the file and calls mincore(2); the kernel answers "all of it" to processes that neither own nor may write it |
+//! | clock | asks a model of the page cache, [`Predictor`], and reports to it when it had to wait nevertheless |
+//! | none | tests nothing and waits: AMPED without its helpers, which is SPED |
 //!
 //! Names are tested in all but the last, by openat2(RESOLVE_CACHED); Flash left all that it had not cached to helpers.
 
@@ -31,18 +31,20 @@ pub enum Residency {
     Nowait,
     /// mincore(2).
     Mincore,
-    /// A guess. One model for all loops, as there is one page cache; the lock is held for a lookup.
+    /// A prediction. One model for all loops, as there is one page cache; the lock is held for a lookup.
     Clock(Mutex<Predictor>),
     /// No test.
     None,
 }
 
-/// sendfile waits for any page that is missing, and the kernel drops pages, not windows. A probe costs 0.4 to 1 us, and four
-/// for a window of 256 KiB (18 us to send) is what we pay; a hole that lies between two probes is still waited for.
+/// sendfile waits for any missing page, and the kernel evicts pages, not windows. A probe costs
+/// 0.4 to 1 us; four probes for a window of 256 KiB (18 us to send) are an acceptable price. A
+/// hole between two probes still causes a wait.
 const PROBE_STEP: u64 = 64 * 1024;
 
-/// Places that are looked at: one in each step, another page each time. A look counts as a use of the page, as sending it
-/// does; if it were always the same ones, these would be the last that the kernel takes, and say nothing of the others.
+/// Returns the offsets to probe: one in each step, another page each time. A probe counts as a use of
+/// the page, as sending it does; if it were always the same pages, these would be the last that the
+/// kernel evicts, and tell nothing of the others.
 fn places(range: &Range<u64>, look: u64) -> impl Iterator<Item = u64> {
     let page = look.wrapping_mul(PAGE);
     let range = range.clone();
@@ -50,11 +52,11 @@ fn places(range: &Range<u64>, look: u64) -> impl Iterator<Item = u64> {
     starts.map(move |start| start + page % PROBE_STEP.min(range.end - start))
 }
 
-/// Bytes of the pages that the kernel drops.
+/// Size of the pages that the kernel evicts.
 const PAGE: u64 = 4096;
 
 impl Residency {
-    /// The test that is asked for.
+    /// Creates the configured test.
     pub fn new(test: settings::Residency) -> Residency {
         match test {
             settings::Residency::Nowait => Residency::Nowait,
@@ -64,11 +66,11 @@ impl Residency {
         }
     }
 
-    /// Whether a range of a file in this state is in memory; it is not empty. The model takes the window in which it begins
-    /// for all of it.
+    /// Returns whether a non-empty range of a file in this version is in memory. The model treats the window in which
+    /// the range begins as all of it.
     ///
-    /// `look` is another number each time; `map` maps the file from the beginning of that window to the end of the range at
-    /// least.
+    /// `look` is a different number each time; `map` maps the file at least from the beginning of that window to the
+    /// end of the range.
     pub fn is_resident(
         &self,
         file: impl AsFd,
@@ -81,7 +83,7 @@ impl Residency {
             Residency::Nowait => places(range, look).all(|offset| file::is_resident(&file, offset)),
             Residency::Mincore => {
                 let start = range.start / WINDOW * WINDOW;
-                // What cannot be mapped is left to whoever may wait.
+                // If it cannot be mapped, the caller takes the path that may wait.
                 map().is_ok_and(|mapping| {
                     mapping.is_resident((range.start - start) as usize..(range.end - start) as usize)
                 })
@@ -91,8 +93,8 @@ impl Residency {
         }
     }
 
-    /// Reads a range, as far as one call brings it. With [`Patience::Now`] only if the test says that it is in memory; then
-    /// it is read as if it were.
+    /// Reads a range, as much as one call returns. With [`Patience::Now`], only if the test says that it is in
+    /// memory; then the read is made as if it were.
     ///
     /// # Errors
     /// As [`file::read_at`]; [`io::ErrorKind::WouldBlock`] if it is not in memory.
@@ -105,7 +107,7 @@ impl Residency {
         map: impl FnOnce() -> io::Result<Arc<Mapping>>,
     ) -> io::Result<usize> {
         let range = offset..offset + buffer.len() as u64;
-        // Here the reading itself is the test.
+        // Here the read itself is the test.
         if matches!(self, Residency::Nowait) {
             return file::read_at(file, buffer, offset, patience);
         }
@@ -116,8 +118,8 @@ impl Residency {
         self.watch(version, &range, tested, || file::read_at(&file, buffer, offset, Patience::Wait))
     }
 
-    /// Does something that reads or sends a range, and learns from what it cost. `tested`: the range was said to be in
-    /// memory. Returns the bytes that were read or sent.
+    /// Performs an operation that reads or sends a range, and learns from its cost. `tested`: the test said that the
+    /// range is in memory. Returns the number of bytes read or sent.
     ///
     /// # Errors
     /// Those of `doing`.
@@ -135,7 +137,7 @@ impl Residency {
         let done = doing();
         let after = process::disk_use();
         let read = after.major_faults > before.major_faults || after.blocks_read > before.blocks_read;
-        // The kernel reads ahead without anybody waiting; then the thread has not given up the processor.
+        // The kernel may read ahead without a wait; then the thread has not yielded the processor.
         let waited = read && after.waits > before.waits;
         self.predict(|predictor| match &done {
             _ if tested && waited => predictor.was_wrong(),
@@ -148,15 +150,15 @@ impl Residency {
         done
     }
 
-    /// A range was read, and is in memory.
+    /// Records that a range was read, and is in memory.
     pub fn was_read(&self, version: &FileVersion, range: &Range<u64>) {
-        // Of a window that is read in pieces the first makes it known, so it is the whole that counts.
+        // A window that is read in pieces becomes known with the first of them, so its whole size counts.
         let window = version.size.saturating_sub(range.start / WINDOW * WINDOW).min(WINDOW);
         let bytes = window.max(range.end - range.start);
         self.predict(|predictor| predictor.was_read(part(version, range), bytes));
     }
 
-    /// How the model stands.
+    /// Returns the statistics of the model.
     pub fn counts(&self) -> ModelCounts {
         let counts = |model: &mut Predictor| ModelCounts {
             estimate: model.estimate(),
@@ -166,7 +168,7 @@ impl Residency {
         self.predict(counts).unwrap_or_default()
     }
 
-    /// Asks the model, or tells it something. `None`: there is none.
+    /// Queries or updates the model. Returns `None` if there is none.
     fn predict<T>(&self, question: impl FnOnce(&mut Predictor) -> T) -> Option<T> {
         match self {
             Residency::Clock(predictor) => {

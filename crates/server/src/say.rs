@@ -1,28 +1,29 @@
-//! What the server says to the people who run it: a line on standard error.
+//! Messages to the operator: lines on standard error.
 //!
-//! Never a panic, as `eprintln!` has for a reader that is gone: a server must not end because nobody listens.
+//! Unlike `eprintln!`, this never panics when the reader has gone: a server
+//! must not end because its output is not read.
 
 use std::fmt;
 use std::io::{self, Write};
 
-/// Says a line; see [`say!`](crate::say!).
+/// Writes a line; see [`say!`](crate::say!).
 pub fn line(text: fmt::Arguments<'_>) {
-    // One write for the line, so that those of several threads do not mix.
+    // A single write, so that lines of several threads do not mix.
     let _ = io::stderr().write_all(format!("amped: {text}\n").as_bytes());
 }
 
-/// Says why the server cannot go on, and ends the process.
+/// Reports a fatal error and exits.
 pub(crate) fn die(message: &str) -> ! {
     line(format_args!("{message}"));
     std::process::exit(1)
 }
 
-/// Says text as it is.
+/// Writes text unchanged.
 pub fn plain(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// Says a line to the people who run the server: `say!("cannot do {this}: {error}")`.
+/// Writes a line to the operator: `say!("cannot do {this}: {error}")`.
 #[macro_export]
 macro_rules! say {
     ($($text:tt)*) => { $crate::say::line(format_args!($($text)*)) };

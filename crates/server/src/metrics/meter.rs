@@ -1,22 +1,21 @@
-//! A loop's own side of the metrics: counts, times one request of many, and publishes.
+//! A loop's side of the metrics: counts requests, times a sample of them, and publishes the figures.
 //!
-//! What belongs to a reply, and the bytes, go to the segment at once; so do requests, before their replies are sent, so that a
-//! process that is killed has counted whatever was answered. The other figures of a [`Snapshot`] are counted in the loop's own
-//! memory in any case; they go to the segment when something has happened, 50 ms later at the latest, and a loop that has
-//! nothing to do wakes once for that.
+//! Responses and bytes are published at once; so are requests, before their responses are sent, so that a process that
+//! is killed has counted everything that was answered. The other figures of a [`Snapshot`] are counted in the loop's
+//! own memory in any case. They are published at most 50 ms after an event; an idle loop wakes once for that.
 //!
-//! **Which requests are timed** is drawn by chance, one of [`EVERY`] on average: a fixed step would fall in with a client that
-//! repeats itself. Only one that comes while nothing else is under way on its connection is drawn; of requests sent ahead that
-//! is the first, whose times then hold the others' too.
+//! **Timed requests** are sampled at random, one of [`EVERY`] on average: a fixed interval could coincide with the
+//! period of a client. Only a request that arrives while its connection is idle is sampled; of pipelined requests that
+//! is the first, whose times then include those of the others.
 //!
-//! **CPU time** costs a system call, 250 to 450 ns, so it is asked for only where it may differ from what passed: at the
-//! beginning and at the end of a turn, and at the end of a phase that took longer than [`LONG`]. What the thread used between
-//! two such readings is shared out among the phases between them, in proportion to what passed in each: all of it to each,
-//! unless the thread was switched.
+//! **CPU time** costs a system call, 250 to 450 ns, so it is read only where it may differ from elapsed time: at
+//! the start and end of a turn, and at the end of a phase that took longer than [`LONG`]. The CPU time between
+//! two readings is divided among the phases between them, in proportion to their elapsed time: all of it is
+//! assigned, unless the thread was switched out.
 //!
-//! The kernel also counts switches in a word of memory that a thread may read, by an event of perf, and then the call is
-//! needed after a switch alone. But the event makes each wait of the thread 400 ns dearer, and there are more of these than of
-//! requests that are timed.
+//! The kernel also counts context switches in a word of memory that a thread may read, through a perf event; the system
+//! call would then be needed only after a switch. But the event makes each wait of the thread 400 ns more expensive,
+//! and there are more waits than timed requests.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -29,51 +28,51 @@ use super::segment::{PHASES, Phase, Scope, StatsSlot};
 use crate::clock::Clock;
 use crate::counters::{FIGURES, LoopCounts, Snapshot};
 
-/// Of so many requests one is timed, on average.
+/// One of so many requests is timed, on average.
 pub(super) const EVERY: u32 = 64;
 
-/// Whoever waits in a phase, for a disk, seldom waits for less: a phase that takes longer is asked for its own CPU time.
+/// A wait in a phase, for instance for a disk, rarely takes less: CPU time is read after a phase that takes longer.
 const LONG: Duration = Duration::from_micros(20);
 
-/// Figures are published so long after something has happened.
+/// Delay between an event and the publication of figures.
 const STEP: Duration = Duration::from_millis(50);
 
-/// The memory of connections, all of which have to be looked at, is asked for so often.
+/// Interval at which the memory of connections, all of which must be visited, is measured.
 const MEMORY_STEP: Duration = Duration::from_secs(1);
 
-/// The numbers of two figures that do not wait.
+/// The numbers of the two figures that are published at once.
 const REQUESTS: usize = 0;
 const SENT_BYTES: usize = 1;
 
-/// One loop's.
+/// The metrics of one loop.
 pub struct Meter {
-    /// `None`: nobody is to be told.
+    /// `None`: nothing is published.
     slot: Option<StatsSlot>,
-    /// Bytes given to sockets.
+    /// Bytes passed to sockets.
     pub sent_bytes: u64,
-    /// The loop itself.
+    /// Event loop statistics.
     pub loops: LoopCounts,
-    /// What the segment has of this loop.
+    /// The figures as last published.
     published: [u64; FIGURES.len()],
-    /// When something happened last.
+    /// The time of the last event.
     changed: Time,
-    /// When to publish; [`Time::NEVER`]: all is said.
+    /// When to publish; [`Time::NEVER`]: everything is published.
     due: Time,
-    /// The memory of connections when it was last looked at, and when that was.
+    /// The memory of connections as last measured, and when that was.
     connection_bytes: u64,
     memory_at: Time,
-    /// Requests until the next that is timed, that one included.
+    /// Requests until the next timed one, inclusive.
     left: u32,
     random: u64,
-    /// What the clock showed when the loops' own showed nothing.
+    /// The reading of the monotonic clock at the loops' time zero.
     origin_ns: u64,
 }
 
 impl Meter {
-    /// For a loop with this place, or one of whom nobody is to know. To be made by the loop's own thread.
+    /// Creates the meter of a loop that publishes to this slot, or not at all. Must be called by the loop's own thread.
     pub fn new(slot: Option<StatsSlot>, clock: Clock) -> Meter {
         let slot = slot.filter(|_| cfg!(feature = "metrics"));
-        // One right behind the other: they are the same clock.
+        // Read in immediate succession: they are the same clock.
         let (origin_ns, now) = (clock::monotonic_ns(), clock.now());
         let origin_ns = origin_ns.saturating_sub(now.as_nanos());
         if let Some(slot) = &slot {
@@ -94,12 +93,12 @@ impl Meter {
         }
     }
 
-    /// Whether anybody is to know.
+    /// Returns whether figures are published.
     pub fn is_on(&self) -> bool {
         cfg!(feature = "metrics") && self.slot.is_some()
     }
 
-    /// A request may be about to come, of which epoll told at `ready`: whether it is timed, and the beginning of that.
+    /// Starts timing a request that may be about to arrive, which epoll reported at `ready`, if it is sampled.
     pub fn begin(&mut self, ready: Time) -> Option<Box<Timing>> {
         if !self.is_on() {
             return None;
@@ -121,7 +120,7 @@ impl Meter {
         Some(timing)
     }
 
-    /// The distance to the next request that is timed: from 1 to 2 * [`EVERY`] - 1, each as likely.
+    /// Draws the distance to the next timed request: uniform between 1 and 2 * [`EVERY`] - 1.
     fn draw(&mut self) -> u32 {
         // xorshift64 (Marsaglia 2003), of which the upper half is used.
         self.random ^= self.random << 13;
@@ -130,7 +129,7 @@ impl Meter {
         1 + ((self.random >> 32) as u32) % (2 * EVERY - 1)
     }
 
-    /// Bytes were given to a socket.
+    /// Counts bytes passed to a socket.
     pub fn sent(&mut self, bytes: u64) {
         self.sent_bytes += bytes;
         if self.is_on() {
@@ -138,14 +137,14 @@ impl Meter {
         }
     }
 
-    /// So many requests have been read.
+    /// Counts parsed requests.
     pub fn heard(&mut self, requests: u64) {
         if self.is_on() {
             self.tell(REQUESTS, requests);
         }
     }
 
-    /// A reply is out, or broken off, and its line is with the log; with it, what it took if that was timed.
+    /// Counts a response that was sent or broken off, after its line was logged; with its times if it was sampled.
     pub fn count(&mut self, record: &Record, sent_bytes: u64, is_whole: bool, timing: Option<Box<Timing>>) {
         if !self.is_on() {
             return;
@@ -164,7 +163,7 @@ impl Meter {
         }
     }
 
-    /// Something has happened.
+    /// Notes an event.
     pub fn note_change(&mut self, now: Time) {
         if self.is_on() {
             self.changed = now;
@@ -172,23 +171,23 @@ impl Meter {
         }
     }
 
-    /// When [`publish`](Meter::publish) has something to do.
+    /// Returns when [`publish`](Meter::publish) has something to do.
     pub fn next_due(&self) -> Time {
         self.due
     }
 
-    /// Whether figures are about the loop's whole process.
+    /// Returns whether the figures describe the loop's whole process.
     pub fn scope(&self) -> Option<Scope> {
         self.slot.as_ref().map(StatsSlot::scope)
     }
 
-    /// Whether the memory of connections is to be looked at.
+    /// Returns whether the memory of connections should be measured.
     pub fn wants_memory(&self, now: Time, at_the_end: bool) -> bool {
         at_the_end || now >= self.memory_at + MEMORY_STEP
     }
 
-    /// Publishes the figures of the loop, with the memory of connections if it was wanted, and those of the process, if its
-    /// loops are threads.
+    /// Publishes the figures of the loop, with the memory of connections if it was measured, and those
+    /// of the process if its loops are threads.
     pub fn publish(
         &mut self,
         now: Time,
@@ -216,7 +215,7 @@ impl Meter {
         }
     }
 
-    /// What the segment has of a figure becomes this.
+    /// Publishes the new value of a figure.
     fn tell(&mut self, number: usize, figure: u64) {
         let known = std::mem::replace(&mut self.published[number], figure);
         if let Some(slot) = &self.slot
@@ -227,35 +226,34 @@ impl Meter {
     }
 }
 
-/// A request that is timed.
+/// The times of a sampled request.
 #[derive(Debug)]
 pub struct Timing {
     phase: Phase,
-    /// Up to here all that passed is counted.
+    /// Elapsed time is counted up to here.
     ns: u64,
-    /// The thread's CPU time when it was asked for last.
+    /// The thread's CPU time as last read.
     cpu_ns: u64,
-    /// When its head had been read, if that was after `ns`.
+    /// When its head was parsed, if that was after `ns`.
     head_ns: Option<u64>,
     /// Elapsed and CPU time of each phase.
     phases: [(u64, u64); PHASES.len()],
-    /// What has passed in each since CPU time was asked for last.
+    /// Elapsed time of each since CPU time was last read.
     unshared: [u64; PHASES.len()],
 }
 
 impl Timing {
-    /// The phase that it is in.
+    /// Returns the current phase.
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Its head had been read when the clock showed this, in this turn: the next reading parts what was before from what was
-    /// behind it.
+    /// Notes when the head was parsed, in this turn: the next reading separates the time before from the time after.
     pub fn note_head(&mut self, head_ns: u64) {
         self.head_ns = Some(head_ns);
     }
 
-    /// The connection has its turn again: what passed was no work of this loop for it.
+    /// Starts another turn of the connection: the time since the last one was not spent on it by this loop.
     pub fn resume(&mut self) {
         self.cpu_ns = cpu_ns();
         let now = clock::monotonic_ns();
@@ -263,13 +261,13 @@ impl Timing {
         self.ns = now;
     }
 
-    /// The turn is over.
+    /// Ends the turn.
     pub fn rest(&mut self) {
         self.read();
         self.share();
     }
 
-    /// A phase is over.
+    /// Ends a phase.
     pub fn pass(&mut self, next: Phase) {
         self.read();
         if Duration::from_nanos(self.unshared.iter().sum()) > LONG {
@@ -278,7 +276,7 @@ impl Timing {
         self.phase = next;
     }
 
-    /// Counts what has passed.
+    /// Counts the elapsed time.
     fn read(&mut self) {
         let now = clock::monotonic_ns();
         if let Some(head_ns) = self.head_ns.take() {
@@ -295,11 +293,11 @@ impl Timing {
         self.ns += elapsed;
     }
 
-    /// Shares out what the thread has used.
+    /// Divides the thread's CPU time among the phases.
     fn share(&mut self) {
         let now = cpu_ns();
         let elapsed: u64 = self.unshared.iter().sum();
-        // The call itself lies within, so a little more than what passed is nothing else.
+        // The system call itself lies within, so slightly more than the elapsed time still counts as all of it.
         let used = now.saturating_sub(self.cpu_ns).min(elapsed);
         for ((_, cpu_ns), part) in self.phases.iter_mut().zip(&mut self.unshared) {
             *cpu_ns += (u128::from(used) * u128::from(*part) / u128::from(elapsed.max(1))) as u64;
@@ -309,7 +307,7 @@ impl Timing {
     }
 }
 
-/// CPU time of this thread.
+/// Returns the CPU time of this thread.
 fn cpu_ns() -> u64 {
     u64::try_from(clock::cpu_time().as_nanos()).unwrap_or(u64::MAX)
 }
@@ -345,7 +343,7 @@ mod tests {
         let (_, mut meter) = meter();
         let drawn: Vec<bool> = (0..64_000).map(|_| meter.begin(Time::START).is_some()).collect();
         let timed = drawn.iter().filter(|timed| **timed).count();
-        // The deviation of the sum of a thousand distances is 1.8 %.
+        // The standard deviation of the sum of a thousand distances is 1.8 %.
         assert!((900..1100).contains(&timed), "{timed}");
         for step in 1..400 {
             let best = (0..step).map(|first| drawn.iter().skip(first).step_by(step).filter(|timed| **timed).count());
@@ -371,7 +369,7 @@ mod tests {
         work(millis(6));
         timing.rest();
         assert_eq!(timing.phase(), Phase::Processing);
-        // A helper is at it.
+        // Stands for a helper's work.
         std::thread::sleep(millis(20));
         timing.resume();
         timing.pass(Phase::Sending);
@@ -383,13 +381,13 @@ mod tests {
         let class = segment.sum().classes[3];
         assert_eq!((class.replies, class.body_bytes, class.timed), (1, 5000, 1));
         let [waiting, parsing, processing, sending, logging] = class.phases;
-        // They are parts of one stretch, in which nothing is left out but the last lines of this test.
+        // They divide one interval without gaps, except for the last lines of this test.
         let sum: u64 = class.phases.iter().map(|phase| phase.elapsed_ns).sum();
         assert!(sum <= whole && sum > whole / 2, "{sum} of {whole}");
         for (phase, least) in [(parsing, 3), (processing, 26), (sending, 2)] {
             assert!(phase.elapsed_ns >= least * 1_000_000 && phase.cpu_ns <= phase.elapsed_ns, "{phase:?}");
         }
-        assert!(processing.cpu_ns <= processing.elapsed_ns - 20_000_000, "sleep is no work: {processing:?}");
+        assert!(processing.cpu_ns <= processing.elapsed_ns - 20_000_000, "sleep uses no CPU time: {processing:?}");
         assert!(parsing.cpu_ns > 0 && processing.cpu_ns > 0 && sending.cpu_ns > 0);
         assert!(waiting.cpu_ns == 0 && logging.elapsed_ns < processing.elapsed_ns);
         assert!(class.phases.iter().all(|phase| phase.buckets.iter().sum::<u64>() == 1));
@@ -422,8 +420,8 @@ mod tests {
         assert_eq!(meter.next_due(), at(2050));
         publish(&mut meter, at(2050), 7);
         assert_eq!(["connections", "connection", "log_lines_lost"].map(figure), [7, 700, 2]);
-        assert_eq!(meter.next_due(), Time::NEVER, "all is said");
-        // Less than before, and the memory of connections has its time.
+        assert_eq!(meter.next_due(), Time::NEVER, "everything is published");
+        // A lower value; and the memory of connections is due.
         meter.note_change(at(2500));
         publish(&mut meter, at(2550), 4);
         assert_eq!(["connections", "connection"].map(figure), [4, 700]);
@@ -432,6 +430,6 @@ mod tests {
         assert_eq!((figure("connection"), meter.next_due()), (400, Time::NEVER));
         meter.sent(9);
         meter.heard(3);
-        assert_eq!(["sent", "requests"].map(figure), [9, 3], "these do not wait");
+        assert_eq!(["sent", "requests"].map(figure), [9, 3], "these are published at once");
     }
 }

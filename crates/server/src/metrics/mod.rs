@@ -1,18 +1,18 @@
-//! The server module (Yates, Almeida and Almeida 1997, section 2): what each request took and what came of it, in fixed
-//! memory, for whoever watches.
+//! The server module (Yates, Almeida and Almeida 1997, section 2): how long each request took and how it was
+//! answered, in fixed memory, for any reader.
 //!
 //! ```text
-//! meter     a loop's own side: counts each request, times one of many; publishes what it knows
-//! segment     the memory that all loops, threads or processes, publish in: one slot each, summed by who reads
-//! text      the sums as OpenMetrics, for the address at which they are asked for (`amped-exporter`)
+//! meter     a loop's side: counts each request, times a sample; publishes the figures
+//! segment   the memory in which all loops, threads or processes, publish: one slot each, summed by the reader
+//! text      the sums as OpenMetrics, for the metrics endpoint (`amped-exporter`)
 //! ```
 //!
-//! Nothing of it is on a request's way but a few additions to words that no other loop writes; there is no lock. The clock is
-//! read for one request in 64, drawn by chance, since five readings for each, and two of CPU time, would be a tenth of a
-//! request that takes 5 us. Counts are exact all the same: of each reply, by class, and of each byte.
+//! A request costs only a few additions to words that no other loop writes; there is no lock. The clock is read for one
+//! request in 64, sampled at random, since five readings for each, and two of CPU time, would take a tenth of a request
+//! of 5 us. Counts are exact nevertheless: of every response, by class, and of every byte.
 //!
-//! Built without the feature `metrics`, [`Meter::is_on`] is false for the compiler too and all this is gone; `cargo xtask
-//! bench metrics` compares the two.
+//! Built without the feature `metrics`, [`Meter::is_on`] is a constant false and all this is compiled out;
+//! `cargo xtask bench metrics` compares the two.
 
 mod meter;
 mod segment;

@@ -1,16 +1,16 @@
-//! The memory in which all loops publish: a head that says what is where, and a slot of words for each loop.
+//! The memory in which all loops publish: a header that describes the layout, and a slot of words for each loop.
 //!
-//! Each word is written by one loop alone, whole, and is a sum since the start or an amount of now; who reads adds the slots
-//! up. So nothing is locked, a reader costs the loops nothing, and a process that is killed in the midst of it leaves words
-//! that are all true. Two words that belong together may be one request apart. A slot is taken over by whoever comes next,
-//! who goes on counting where the last one ended; only amounts of now are taken back.
+//! Each word is written by one loop only, atomically, and is a sum since the start or a current value; the reader adds
+//! the slots up. So nothing is locked, a reader costs the loops nothing, and a process that is killed in the middle of
+//! an update leaves valid words. Two related words may be one request apart. The next owner of a slot continues the
+//! sums of the previous one; only current values are reset.
 //!
-//! When there are more processes than slots, as for a moment after several reloads, the last slot is shared by those who
-//! have none, and is added to in a way that takes several writers. Where loops are threads that slot has what is known of
-//! the process and of no loop, such as the caches that threads share.
+//! When there are more processes than slots, as for a moment after several reloads, the processes without a slot share
+//! the last one, which is updated atomically by several writers. If loops are threads, that slot has the figures of the
+//! process, such as those of caches that threads share.
 //!
-//! The head names all figures, classes and phases in their order, as text, so that a reader need not know them. The layout is
-//! in docs/metrics-file.md.
+//! The header names all figures, classes and phases in their order, as text, so that a reader need not know
+//! them. The layout is in docs/metrics-file.md.
 
 use std::io;
 use std::path::Path;
@@ -25,66 +25,66 @@ use amped_units::Time;
 use crate::counters::{FIGURES, Kind, Snapshot, Unit};
 use crate::say;
 
-/// What the file begins with.
+/// The first bytes of the file.
 const MAGIC: [u8; 8] = *b"AMPEDMET";
 
-/// The form of the rest.
+/// The version of the layout.
 const VERSION: u64 = 1;
 
-/// Where the names begin, in bytes.
+/// The offset of the names, bytes.
 const NAMES_AT: usize = 128;
 
-/// Heads and slots are whole pages, so that no two writers share one.
+/// The header and the slots are whole pages, so that no two writers share one.
 const PAGE_WORDS: usize = 512;
 
-/// Classes by the bytes of a reply's body, as the papers have them: what they are called, and where they end.
+/// Classes by the size of a response's body, as in the papers: their names, and their upper limits.
 pub const SIZES: [(&str, u64); 5] =
     [("<1K", 1 << 10), ("<10K", 10 << 10), ("<100K", 100 << 10), ("<1M", 1 << 20), ("more", u64::MAX)];
 
-/// About a file, made for the request by an application or the server, or an error of the server's.
+/// A file; generated for the request by an application or the server; or an error of the server.
 pub const KINDS: [&str; 3] = ["static", "dynamic", "error"];
 
-/// Classes: each size, of each kind.
+/// Classes: each size of each kind.
 pub const CLASSES: usize = SIZES.len() * KINDS.len();
 
 /// A part of the time that a request takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Its first bytes were there, and the loop was at something else.
+    /// Its first bytes had arrived, and the loop was busy otherwise.
     Waiting,
-    /// Until its head was read and understood: the call that received it, and time between pieces of it, included.
+    /// Until its head was parsed, including the receive call and the time between pieces of it.
     Parsing,
-    /// Until there was a reply: caches, disk, helpers.
+    /// Until the response was ready: caches, disk, helpers.
     Processing,
-    /// Until the last byte of the reply was given to the kernel.
+    /// Until the last byte of the response was passed to the kernel.
     Sending,
-    /// Until its line was with the log.
+    /// Until its line was passed to the log.
     Logging,
 }
 
-/// What the phases are called, by the numbers of [`Phase`].
+/// The names of the phases, by the numbers of [`Phase`].
 pub const PHASES: [&str; 5] = ["waiting", "parsing", "processing", "sending", "logging"];
 
-/// Buckets of a histogram: the first ends at 2^[`FIRST_BUCKET_BITS`] ns, each other at twice the one before it, the last
-/// nowhere.
+/// Buckets of a histogram: the first ends at 2^[`FIRST_BUCKET_BITS`] ns, each other at twice
+/// the one before it; the last has no limit.
 pub const BUCKETS: usize = 24;
 
-/// 1.024 us, of which the last but one makes 4.3 s.
+/// 1.024 us; the last bucket but one then ends at 4.3 s.
 pub(super) const FIRST_BUCKET_BITS: u32 = 10;
 
-/// In a slot: who has it, 0 if nobody.
+/// In a slot: the owner's process ID, 0 if it is free.
 const OWNER: usize = 0;
-/// In a slot: how many have had it; 0 for one that may be passed over.
+/// In a slot: how many owners it has had; 0: readers may skip it.
 const OWNERS: usize = 1;
 /// In a slot: the figures.
 const FIGURES_AT: usize = 8;
 /// In a slot: the classes.
 const CLASSES_AT: usize = FIGURES_AT + FIGURES.len();
-/// In a class: replies whose last byte was given to the kernel.
+/// In a class: responses whose last byte was passed to the kernel.
 const REPLIES: usize = 0;
-/// In a class: bytes of bodies, those of replies that were broken off too.
+/// In a class: bytes of bodies, including those of responses that were broken off.
 const BODY_BYTES: usize = 1;
-/// In a class: replies that were timed.
+/// In a class: responses that were timed.
 const TIMED: usize = 2;
 /// In a class: the phases, each with elapsed time, CPU time, and a histogram of elapsed time.
 const PHASES_AT: usize = 3;
@@ -92,13 +92,13 @@ const PHASE_WORDS: usize = 2 + BUCKETS;
 const CLASS_WORDS: usize = PHASES_AT + PHASES.len() * PHASE_WORDS;
 const SLOT_WORDS: usize = (RESPONSES_AT + RESPONSES).next_multiple_of(PAGE_WORDS);
 
-/// Who makes responses, by the numbers of [`Handler`].
+/// What creates responses, by the numbers of [`Handler`].
 pub const HANDLERS: [&str; 4] = ["file", "app", "own", "error"];
 
 /// Classes of statuses: 2xx to 5xx.
 pub(super) const STATUSES: usize = 4;
 
-/// Sites whose responses are counted by themselves; those of all others are counted together.
+/// Sites whose responses are counted separately; those of all others are counted together.
 pub(super) const SITES_MAX: usize = 32;
 
 /// In a slot: responses by site, handler and class of status.
@@ -107,10 +107,10 @@ const RESPONSES_AT: usize = CLASSES_AT + CLASSES * CLASS_WORDS;
 /// Their number.
 pub(super) const RESPONSES: usize = (SITES_MAX + 1) * HANDLERS.len() * STATUSES;
 
-/// How often what is known of the whole process is published, by whichever thread comes first.
+/// Interval at which the figures of the process are published, by the first thread that notices.
 const PROCESS_STEP: Duration = Duration::from_millis(100);
 
-/// The number of a class.
+/// Returns the number of a class.
 fn class_of(body_bytes: u64, handler: Handler) -> usize {
     let size = SIZES.iter().position(|(_, end)| body_bytes < *end).unwrap_or(SIZES.len() - 1);
     let kind = match handler {
@@ -121,7 +121,7 @@ fn class_of(body_bytes: u64, handler: Handler) -> usize {
     size * KINDS.len() + kind
 }
 
-/// The bucket of a time.
+/// Returns the bucket of a time.
 fn bucket_of(ns: u64) -> usize {
     ((u64::BITS - (ns >> FIRST_BUCKET_BITS).leading_zeros()) as usize).min(BUCKETS - 1)
 }
@@ -131,19 +131,19 @@ fn bucket_of(ns: u64) -> usize {
 pub struct StatsSegment {
     words: Words,
     head_words: usize,
-    /// With the last one, which is for all.
+    /// Including the last one, which is shared.
     slots: usize,
-    /// When what is known of the whole process was last published, and what that was.
+    /// When the figures of the process were last published, and their values.
     process: Mutex<(Time, Snapshot)>,
-    /// That the file was cut short has been said.
+    /// Whether the truncation of the file was reported.
     cut_said: AtomicBool,
 }
 
 impl StatsSegment {
-    /// Memory for so many loops at once; with a path it has that name. To be made before the fork.
+    /// Creates memory for so many loops; with a path it is a file of that name. Must be called before the fork.
     ///
     /// # Errors
-    /// In words, with the way out.
+    /// A message with a remedy.
     pub fn new(path: Option<&Path>, loops: usize) -> Result<StatsSegment, String> {
         let names = names();
         let head_words = (NAMES_AT + names.len()).div_ceil(8).next_multiple_of(PAGE_WORDS);
@@ -153,7 +153,7 @@ impl StatsSegment {
         let words = match path {
             None => {
                 let words =
-                    Words::new(count).map_err(|error| format!("cannot make memory for the metrics: {error}"))?;
+                    Words::new(count).map_err(|error| format!("cannot allocate memory for the metrics: {error}"))?;
                 head(words.all());
                 words
             }
@@ -163,17 +163,17 @@ impl StatsSegment {
         Ok(StatsSegment { words, head_words, slots, process: Mutex::default(), cut_said: AtomicBool::new(false) })
     }
 
-    /// The place of the loop of this number, among threads.
+    /// Returns the slot of the loop of this number, among threads.
     pub fn slot(self: &Arc<StatsSegment>, number: usize) -> StatsSlot {
         debug_assert!(number + 1 < self.slots, "loop {number} of {}", self.slots - 1);
         StatsSlot { segment: Arc::clone(self), slot: number, alone: true, scope: Scope::Loop }
     }
 
-    /// Publishes what is known of a process whose loops are threads, unless that was done a moment ago. Whoever says that
-    /// something has changed since `changed` is told when to try again, if that has not been seen.
+    /// Publishes the figures of a process whose loops are threads, unless that was done a moment ago. If the last
+    /// publication is older than the event at `changed`, the caller learns when to try again.
     ///
     /// # Errors
-    /// That moment.
+    /// The time to try again.
     pub(super) fn publish_process(
         &self,
         now: Time,
@@ -200,7 +200,7 @@ impl StatsSegment {
         Ok(())
     }
 
-    /// All slots together.
+    /// Returns the sum of all slots.
     pub fn sum(&self) -> Sum {
         let mut sum = Sum::default();
         for slot in 0..self.slots {
@@ -230,7 +230,7 @@ impl StatsSegment {
     }
 }
 
-/// What is where, for a reader that knows no more than [`MAGIC`] and [`VERSION`].
+/// Writes the layout, for a reader that knows only [`MAGIC`] and [`VERSION`].
 fn write_head(words: &[AtomicU64], names: &str, head_words: usize, slots: usize) {
     let began = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let numbers = [
@@ -257,7 +257,7 @@ fn write_head(words: &[AtomicU64], names: &str, head_words: usize, slots: usize)
     }
 }
 
-/// A line for each figure, class and phase, in their order.
+/// Returns one line for each figure, class and phase, in their order.
 fn names() -> String {
     let mut names = String::new();
     for figure in FIGURES {
@@ -282,54 +282,54 @@ fn names() -> String {
 fn cannot_publish(path: &Path, error: &io::Error) -> String {
     let shown = path.display();
     let why = match error.kind() {
-        io::ErrorKind::AddrInUse => "another server that runs has it: stop that, or name another file".to_owned(),
-        io::ErrorKind::AlreadyExists => "something else is there, and is left alone: name another file".to_owned(),
+        io::ErrorKind::AddrInUse => "a running server uses it: stop that server, or name another file".to_owned(),
+        io::ErrorKind::AlreadyExists => "a file that is not a metrics file exists there: name another file".to_owned(),
         io::ErrorKind::Unsupported => {
-            "it would lie on a disk, which the loops would have to wait for when the kernel writes it \
+            "it would be on a disk, and the loops would have to wait while the kernel writes it \
                                        out: name a file in /run or /dev/shm"
                 .to_owned()
         }
-        io::ErrorKind::NotFound => "its folder is not there: make it, or name another".to_owned(),
+        io::ErrorKind::NotFound => "its directory does not exist: create it, or name another".to_owned(),
         _ => error.to_string(),
     };
-    format!("cannot make the metrics file {shown}: {why}")
+    format!("cannot create the metrics file {shown}: {why}")
 }
 
-/// What the figures of a loop are about.
+/// What the figures of a loop describe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The loop; what is known of the process is published by whichever comes first.
+    /// The loop; the figures of the process are published by any of its loops.
     Loop,
     /// The loop and its process, which has no other.
     Process,
 }
 
-/// A loop's place on the segment.
+/// A loop's slot of the segment.
 #[derive(Clone, Debug)]
 pub struct StatsSlot {
     segment: Arc<StatsSegment>,
     slot: usize,
-    /// Nobody else writes there.
+    /// The only writer of the slot.
     alone: bool,
     scope: Scope,
 }
 
 impl StatsSlot {
-    /// What its figures are about.
+    /// Returns what its figures describe.
     pub fn scope(&self) -> Scope {
         self.scope
     }
 
-    /// The segment.
+    /// Returns the segment.
     pub fn segment(&self) -> &StatsSegment {
         &self.segment
     }
 
-    /// Says once that the file is gone, if it is; among processes, the one at the first place does.
+    /// Reports once that the file was truncated; among processes, the one with the first slot does.
     pub(super) fn look_after_file(&self) {
         let StatsSegment { words, cut_said, .. } = &*self.segment;
         if (self.slot == 0 || self.scope == Scope::Loop) && words.is_cut() && !cut_said.swap(true, Relaxed) {
-            say!("the metrics file was cut short by another program; restart the server to have it written again");
+            say!("another program truncated the metrics file; restart the server to create it again");
         }
     }
 
@@ -340,12 +340,12 @@ impl StatsSlot {
         slot[OWNERS].fetch_add(1, Relaxed);
     }
 
-    /// Adds to a figure, by its number. What has become less is added as what is missing to 2^64.
+    /// Adds to a figure, by its number. A decrease is added as its complement to 2^64.
     pub(super) fn add_to_figure(&self, number: usize, more: u64) {
         self.add(self.words(), FIGURES_AT + number, more);
     }
 
-    /// Counts a reply, or what went out of one that was broken off.
+    /// Counts a response, or the part of it that was sent before it was broken off.
     pub(super) fn count(&self, body_bytes: u64, sent_bytes: u64, handler: Handler, is_whole: bool) {
         let (words, at) = (self.words(), CLASSES_AT + class_of(body_bytes, handler) * CLASS_WORDS);
         self.add(words, at + REPLIES, is_whole.into());
@@ -359,7 +359,7 @@ impl StatsSlot {
         self.add(self.words(), RESPONSES_AT + number, 1);
     }
 
-    /// Adds what a reply took: elapsed and CPU time of each phase, in nanoseconds.
+    /// Adds the times of a response: elapsed and CPU time of each phase, in nanoseconds.
     pub(super) fn time(&self, body_bytes: u64, handler: Handler, phases: &[(u64, u64); PHASES.len()]) {
         let (words, at) = (self.words(), CLASSES_AT + class_of(body_bytes, handler) * CLASS_WORDS);
         self.add(words, at + TIMED, 1);
@@ -378,7 +378,7 @@ impl StatsSlot {
     fn add(&self, words: &[AtomicU64], at: usize, more: u64) {
         let word = &words[at];
         if self.alone {
-            // Two plain moves. One instruction that locks the word would cost ten times as much.
+            // Two plain moves. A single locked instruction would cost ten times as much.
             word.store(word.load(Relaxed).wrapping_add(more), Relaxed);
         } else {
             word.fetch_add(more, Relaxed);
@@ -386,7 +386,7 @@ impl StatsSlot {
     }
 }
 
-/// Places for processes that come and go.
+/// The slots of processes that come and go.
 #[derive(Debug)]
 pub struct StatsSlots {
     segment: Arc<StatsSegment>,
@@ -394,19 +394,20 @@ pub struct StatsSlots {
 }
 
 impl StatsSlots {
-    /// All of this segment.
+    /// All slots of this segment.
     pub fn of(segment: Arc<StatsSegment>) -> StatsSlots {
         let free = (0..segment.slots - 1).rev().collect();
         StatsSlots { segment, free }
     }
 
-    /// A place for a process.
+    /// Returns a slot for a process.
     pub fn take(&mut self) -> StatsSlot {
         let (slot, alone) = self.free.pop().map_or((self.segment.slots - 1, false), |slot| (slot, true));
         StatsSlot { segment: Arc::clone(&self.segment), slot, alone, scope: Scope::Process }
     }
 
-    /// A process has ended, however it did. What it has counted stays; what it had is gone.
+    /// Releases the slot of a process that has ended, for whatever reason. Its
+    /// counters stay; its current values are removed.
     pub fn give_back(&mut self, slot: &StatsSlot) {
         if !slot.alone {
             return;
@@ -422,14 +423,14 @@ impl StatsSlots {
     }
 }
 
-/// All slots together.
+/// The sum of all slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sum {
     /// The figures, in the order of [`FIGURES`].
     pub figures: [u64; FIGURES.len()],
     /// The classes: each size as static, then as dynamic, then as an error.
     pub classes: [ClassSum; CLASSES],
-    /// Responses: of each site, and of the sites beyond, each handler's 2xx to 5xx.
+    /// Responses: for each site, and for the others together, each handler's 2xx to 5xx.
     pub responses: [u64; RESPONSES],
 }
 
@@ -439,27 +440,27 @@ impl Default for Sum {
     }
 }
 
-/// What has become of the requests of a class.
+/// The requests of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClassSum {
-    /// Replies whose last byte was given to the kernel.
+    /// Responses whose last byte was passed to the kernel.
     pub replies: u64,
-    /// Bytes of bodies, those of replies that were broken off too.
+    /// Bytes of bodies, including those of responses that were broken off.
     pub body_bytes: u64,
-    /// Replies that were timed.
+    /// Responses that were timed.
     pub timed: u64,
     /// Their phases, by the numbers of [`Phase`].
     pub phases: [PhaseSum; PHASES.len()],
 }
 
-/// A phase of the requests that were timed.
+/// A phase of the timed requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PhaseSum {
-    /// Elapsed time, in nanoseconds.
+    /// Elapsed time, nanoseconds.
     pub elapsed_ns: u64,
-    /// CPU time of the loop, in nanoseconds.
+    /// CPU time of the loop, nanoseconds.
     pub cpu_ns: u64,
-    /// How many took how long, elapsed.
+    /// The histogram of elapsed time.
     pub buckets: [u64; BUCKETS],
 }
 
@@ -519,7 +520,7 @@ mod tests {
         }
         let sum = |slots: &StatsSlots| {
             let sum = slots.segment.sum();
-            assert_eq!(sum.responses[RESPONSES - 2], 4, "4xx of the last handler, of the sites beyond");
+            assert_eq!(sum.responses[RESPONSES - 2], 4, "4xx of the last handler, of the other sites");
             (sum.figures[0], sum.figures[connections], sum.classes[3])
         };
         let (requests, open, class) = sum(&slots);
@@ -527,7 +528,7 @@ mod tests {
         assert_eq!((class.phases[1].elapsed_ns, class.phases[1].cpu_ns, class.phases[1].buckets[1]), (8000, 8, 4));
         slots.give_back(&first);
         slots.give_back(&fourth);
-        assert_eq!(sum(&slots), (40, 6, class), "what it has done stays, what it had is gone");
+        assert_eq!(sum(&slots), (40, 6, class), "counters stay, gauges are removed");
         let next = slots.take();
         assert_eq!((next.slot, next.alone), (first.slot, true));
         next.add_to_figure(0, 1);
@@ -559,24 +560,24 @@ mod tests {
         assert_eq!(segment.publish_process(at(105), at(20), fewer), Ok(()));
         assert_eq!(segment.publish_process(at(106), at(30), unasked), Ok(()), "that was seen at 105");
         let lost = FIGURES.iter().position(|figure| figure.name == "log_lines_lost").expect("a counter");
-        assert_eq!(segment.sum().figures[lost], 9, "a counter that begins anew goes on");
+        assert_eq!(segment.sum().figures[lost], 9, "a counter that was reset continues");
     }
 
     #[test]
     fn invalid_file_is_reported_with_hint() {
-        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
         let check = |path: &Path, says: &str| {
             let text = StatsSegment::new(Some(path), 1).expect_err("refused");
             assert!(text.contains(says) && text.contains(&*path.to_string_lossy()), "{text}");
         };
         let path = folder.path().join("metrics");
         let segment = StatsSegment::new(Some(&path), 1).expect("made");
-        check(&path, "another server that runs has it");
+        check(&path, "a running server uses it");
         drop(segment);
         std::fs::write(&path, "a letter").expect("written");
-        check(&path, "something else is there");
-        check(&folder.path().join("none/metrics"), "its folder is not there");
-        let disk = tempfile::tempdir_in(".").expect("a folder on a disk");
+        check(&path, "a file that is not a metrics file");
+        check(&folder.path().join("none/metrics"), "its directory does not exist");
+        let disk = tempfile::tempdir_in(".").expect("a directory on a disk");
         check(&disk.path().join("metrics"), "/dev/shm");
     }
 }

@@ -1,7 +1,7 @@
-//! The sums as text, in the form of OpenMetrics 1.0.
+//! The sums as text, in the format of OpenMetrics 1.0.
 //!
-//! Times are in seconds and sizes in bytes, as that form has it. Histograms are of the requests that were timed, and only of
-//! classes of which there is one; counts are of all.
+//! Times are in seconds and sizes in bytes, as the format requires. Histograms cover the timed requests, and only
+//! classes that have one; counters cover all requests.
 
 use amped_exporter::{self as exporter, Page, seconds};
 
@@ -9,10 +9,10 @@ use super::meter::EVERY;
 use super::segment::{FIRST_BUCKET_BITS, HANDLERS, KINDS, PHASES, PhaseSum, SITES_MAX, SIZES, STATUSES, Sum};
 use crate::counters::{FIGURES, Kind, Unit};
 
-/// All that is known.
+/// Formats all metrics.
 pub fn text(sum: &Sum) -> String {
     let mut page = Page::new("amped");
-    page.family("build", exporter::Kind::Info, exporter::Unit::Things, "The program.");
+    page.family("build", exporter::Kind::Info, exporter::Unit::Things, "Build information.");
     page.sample(&format!("version=\"{}\"", env!("CARGO_PKG_VERSION")), 1);
     let mut last = "";
     for (figure, value) in FIGURES.iter().zip(sum.figures) {
@@ -32,24 +32,24 @@ pub fn text(sum: &Sum) -> String {
         page.sample(figure.labels, value);
     }
     let (counter, things) = (exporter::Kind::Counter, exporter::Unit::Things);
-    let replies = "Replies whose last byte was given to the kernel, by bytes of the body.";
+    let replies = "Complete responses, by size of the body.";
     page.family("replies", counter, things, replies);
     for (class, labels) in sum.classes.iter().zip(classes()) {
         page.sample(&labels, class.replies);
     }
-    let responses = "Replies whose last byte was given to the kernel, by the number of their site in the configuration, from 0, by \
-                     who made them, and by the class of their status.";
+    let responses = "Complete responses, by the number of their site in the configuration, from 0, by handler, and by status \
+                     class.";
     page.family("responses", counter, things, responses);
     for (count, labels) in sum.responses.iter().zip(responses_labels()).filter(|(count, _)| **count > 0) {
         page.sample(&labels, count);
     }
-    let bytes = "Bytes of bodies, those of replies that were broken off too.";
+    let bytes = "Bytes of response bodies, including those of responses that were broken off.";
     page.family("reply_body", counter, exporter::Unit::Bytes, bytes);
     for (class, labels) in sum.classes.iter().zip(classes()) {
         page.sample(&labels, class.body_bytes);
     }
-    let (histogram, timed) = (exporter::Kind::Histogram, format!("of about one request in {EVERY}, drawn by chance."));
-    let elapsed = format!("Elapsed time of each part of a request, {timed}");
+    let (histogram, timed) = (exporter::Kind::Histogram, format!("for a random sample of one request in {EVERY}."));
+    let elapsed = format!("Elapsed time of each phase of a request, {timed}");
     page.family("request_phase", histogram, exporter::Unit::Seconds, &elapsed);
     for (name, phase, labels) in phases(sum) {
         let mut count = 0;
@@ -62,7 +62,7 @@ pub fn text(sum: &Sum) -> String {
         page.part("_count", &format!("{name},{labels}"), count);
         page.part("_sum", &format!("{name},{labels}"), seconds(phase.elapsed_ns));
     }
-    let cpu = format!("CPU time of the loop in it, {timed}");
+    let cpu = format!("CPU time of the loop in each phase, {timed}");
     page.family("request_phase_cpu", counter, exporter::Unit::Seconds, &cpu);
     for (name, phase, labels) in phases(sum) {
         page.sample(&format!("{name},{labels}"), seconds(phase.cpu_ns));
@@ -70,12 +70,12 @@ pub fn text(sum: &Sum) -> String {
     page.end()
 }
 
-/// The labels of the classes, in their order.
+/// Returns the labels of the classes, in their order.
 fn classes() -> impl Iterator<Item = String> {
     SIZES.iter().flat_map(|(size, _)| KINDS.iter().map(move |kind| format!("size=\"{size}\",kind=\"{kind}\"")))
 }
 
-/// The labels of the responses, in their order.
+/// Returns the labels of the responses, in their order.
 fn responses_labels() -> impl Iterator<Item = String> {
     (0..=SITES_MAX).flat_map(|site| {
         let site = if site < SITES_MAX { site.to_string() } else { "more".to_owned() };
@@ -86,7 +86,7 @@ fn responses_labels() -> impl Iterator<Item = String> {
     })
 }
 
-/// Each phase of each class of which a request was timed, with both labels.
+/// Returns each phase of each class with timed requests, and both labels.
 fn phases(sum: &Sum) -> impl Iterator<Item = (String, &PhaseSum, String)> {
     let timed = sum.classes.iter().zip(classes()).filter(|(class, _)| class.timed > 0);
     timed.flat_map(|(class, labels)| {

@@ -1,8 +1,8 @@
-//! The files of accounts: which accounts there are, and whether a name and a password are one of them.
+//! Password files: which accounts exist, and whether a name and password match one of them.
 //!
-//! A pair that was good is remembered for a few minutes: by a keyed hash of it, with a key that is drawn at the start and
-//! never leaves the server, so that nothing in memory tells the password. The state of the file is part of what is hashed:
-//! a change of the file changes what every remembered pair is remembered by.
+//! A pair that was verified is remembered for a few minutes, as a keyed hash; the key is drawn at the start and never
+//! leaves the server, so that nothing in memory reveals the password. The version of the file is part of the hashed
+//! data: a change of the file invalidates all remembered pairs.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,22 +25,22 @@ use super::ledger::Ledger;
 use crate::open_file;
 use crate::say;
 
-/// The longest file that is read.
+/// Maximum size of a password file.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// The lists of accounts of a configuration, in their order.
+/// The password files of a configuration, in their order.
 pub struct AccountFiles {
     paths: Vec<PathBuf>,
-    /// A file is looked at again after this time.
+    /// Interval after which a file is checked for changes.
     revalidate: Duration,
     key: [u8; 32],
     /// By the number of the file.
     lists: Mutex<HashMap<u16, Listed>>,
-    /// Which pairs were good.
+    /// The pairs that were verified.
     ledger: Arc<Ledger>,
 }
 
-/// A file as it was when it was last looked at.
+/// A file as of its last check.
 #[derive(Clone, Debug)]
 struct Listed {
     checked: Instant,
@@ -48,7 +48,7 @@ struct Listed {
     accounts: Arc<Accounts>,
 }
 
-/// Without the key.
+/// Omits the key.
 impl fmt::Debug for AccountFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("AccountFiles").field(&self.paths).finish()
@@ -56,7 +56,7 @@ impl fmt::Debug for AccountFiles {
 }
 
 impl AccountFiles {
-    /// These files, which are read when they are needed.
+    /// Creates the list; files are read when first needed.
     ///
     /// # Errors
     /// The kernel has no random numbers.
@@ -66,18 +66,18 @@ impl AccountFiles {
         Ok(AccountFiles { paths, revalidate, key, lists: Mutex::default(), ledger })
     }
 
-    /// Where it lies.
+    /// Returns the path of a file.
     pub fn path(&self, list: u16) -> Option<&Path> {
         self.paths.get(usize::from(list)).map(PathBuf::as_path)
     }
 
-    /// Where it is kept which pairs were good.
+    /// Returns the table of verified pairs.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
-    /// Whether this pair was good a while ago, by the file as it is now. Never waits: `false` also if that cannot be told
-    /// at once.
+    /// Returns whether this pair was verified recently, against the current version of the file. Never waits; returns
+    /// `false` also if that cannot be checked at once.
     pub fn remembers(&self, list: u16, credentials: &Credentials) -> bool {
         let known = self.fresh(list).map(|known| known.version);
         let seen = || {
@@ -93,13 +93,13 @@ impl AccountFiles {
         known.or_else(seen).is_some_and(|version| self.is_remembered(self.hash(list, &version, credentials)))
     }
 
-    /// What is known of a file, if it was looked at just now.
+    /// Returns what is known of a file, if it was checked recently.
     fn fresh(&self, list: u16) -> Option<Listed> {
         self.lock().get(&list).filter(|known| known.checked.elapsed() < self.revalidate).cloned()
     }
 
-    /// Whether these are the credentials of an account. Reads the file if it has changed, and computes for as long as the
-    /// hash was made to take.
+    /// Returns whether these are the credentials of an account. Reads the file if it has changed, and computes
+    /// for as long as the hash takes by design.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -109,7 +109,7 @@ impl AccountFiles {
             None => self.look(list)?,
         };
         let pair = self.hash(list, &version, credentials);
-        // An earlier one in the queue may have been the same.
+        // An earlier job in the queue may have verified the same pair.
         if self.is_remembered(pair) {
             return Ok(true);
         }
@@ -131,7 +131,7 @@ impl AccountFiles {
         self.ledger.remembers(pair, monotonic_ns())
     }
 
-    /// Looks at a file, and reads it if it is another one than it was.
+    /// Checks a file, and reads it if it has changed.
     fn look(&self, list: u16) -> io::Result<Listed> {
         let path = self.paths.get(usize::from(list)).ok_or(io::ErrorKind::NotFound)?;
         let checked = Instant::now();
@@ -151,7 +151,7 @@ impl AccountFiles {
         Ok(listed)
     }
 
-    /// A number that depends on the name and the key.
+    /// Returns a number that depends on the name and the key.
     fn number_of(&self, name: &[u8]) -> u64 {
         let mut mac = Blake2sMac256::new_from_slice(&self.key).expect("a key of 32 bytes is one");
         mac.update(b"decoy");
@@ -160,7 +160,7 @@ impl AccountFiles {
         hash.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 
-    /// What a pair is remembered by.
+    /// Returns the hash by which a pair is remembered.
     fn hash(&self, list: u16, version: &FileVersion, credentials: &Credentials) -> u128 {
         let FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing: _, is_unpacked: _ } = *version;
         let mut mac = Blake2sMac256::new_from_slice(&self.key).expect("a key of 32 bytes is one");
@@ -175,22 +175,22 @@ impl AccountFiles {
     }
 }
 
-/// Says which entries let nobody in, once for each state of the file.
+/// Reports invalid entries, once for each version of the file.
 fn complain(path: &Path, accounts: &Accounts) {
     let shown = path.display();
     if let [AccountError { line, why, .. }, ..] = accounts.flaws[..] {
         let count = match accounts.flaws.len() {
-            1 => "an entry lets".to_owned(),
-            count => format!("{count} entries let"),
+            1 => "1 invalid entry".to_owned(),
+            count => format!("{count} invalid entries"),
         };
-        say!("{shown}: {count} nobody in, first on line {line}: {why}; `amped check` lists them all");
+        say!("{shown}: {count}, first on line {line}: {why}; `amped check` lists them all");
     }
     if accounts.is_empty() {
-        say!("{shown}: nobody has a password here; `htpasswd -B {shown} NAME` adds somebody");
+        say!("{shown}: the file has no accounts; `htpasswd -B {shown} NAME` adds one");
     }
 }
 
-/// What [`AccountFiles`] would make of this file, for the operator.
+/// Parses a file as [`AccountFiles`] does, for the operator.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -214,7 +214,7 @@ mod tests {
         AccountFiles::new(vec![path.to_owned()], Duration::ZERO, ledger).unwrap()
     }
 
-    /// At the least cost.
+    /// At the lowest cost.
     fn hash_of(password: &str) -> String {
         bcrypt::hash(password, 4).unwrap()
     }
@@ -244,7 +244,7 @@ mod tests {
         check("bob", "geheim", true);
         check("bob", "secret", false);
         check("bob", "", false);
-        // Whose name is not there has not the password of another.
+        // An unknown name does not match the password of another account.
         check("carl", "secret", false);
         check("", "secret", false);
         assert!(files.verify(1, &Credentials::new(b"a", b"b").unwrap()).is_err());
@@ -258,10 +258,10 @@ mod tests {
         let files = AccountFiles { revalidate: Duration::from_secs(3600), ..files(&path) };
         let credentials = Credentials::new(b"ann", b"secret").unwrap();
         let at_once = || files.remembers(0, &credentials);
-        assert!(!at_once(), "nothing is known yet");
+        assert!(!at_once(), "nothing is remembered yet");
         assert!(files.verify(0, &credentials).unwrap());
         assert!(at_once());
-        // That somebody was refused is not remembered.
+        // Refusals are not remembered.
         let wrong = Credentials::new(b"ann", b"wrong").unwrap();
         assert!(!files.verify(0, &wrong).unwrap());
         assert!(!files.remembers(0, &wrong));

@@ -1,4 +1,4 @@
-//! Whether a password belongs to a hash: by other people's crates, but for the steps of MD5 crypt.
+//! Verifies a password against a hash; existing crates do the work, except for the steps of MD5 crypt.
 
 use amped_core::auth::Hash;
 use argon2::Argon2;
@@ -10,10 +10,11 @@ use md5::{Digest, Md5};
 use sha_crypt::ShaCrypt;
 use sha1::Sha1;
 
-/// A longer password is nobody's: `htpasswd` takes 255 bytes, and the work of some forms grows with the length.
+/// A longer password never matches: `htpasswd` accepts 255 bytes, and the cost
+/// of some algorithms grows with the length.
 const PASSWORD_MAX: usize = 1024;
 
-/// Whether `hash` is that of this password. Takes as long for one that is not.
+/// Returns whether `hash` matches this password. Takes equally long if it does not.
 pub fn verify(password: &[u8], hash: &Hash) -> bool {
     if password.len() > PASSWORD_MAX {
         return false;
@@ -34,12 +35,12 @@ pub fn verify(password: &[u8], hash: &Hash) -> bool {
     }
 }
 
-/// Compares without telling by the time taken where the first difference is.
+/// Compares in constant time.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
-/// The digest of MD5 crypt, as FreeBSD's libcrypt made it and Apache with another magic.
+/// Computes the digest of MD5 crypt, as in FreeBSD's libcrypt and, with another magic, in Apache.
 fn md5_crypt(password: &[u8], salt: &[u8], magic: &str) -> Vec<u8> {
     let inner = Md5::new().chain_update(password).chain_update(salt).chain_update(password).finalize();
     let mut outer = Md5::new().chain_update(password).chain_update(magic).chain_update(salt);
@@ -75,7 +76,7 @@ fn md5_crypt(password: &[u8], salt: &[u8], magic: &str) -> Vec<u8> {
     text
 }
 
-/// Three bytes as so many characters of crypt(3)'s alphabet, the lowest bits first.
+/// Appends three bytes as so many characters of crypt(3)'s alphabet, lowest bits first.
 fn put_crypt64(out: &mut Vec<u8>, [high, middle, low]: [u8; 3], count: usize) {
     const ALPHABET: &[u8; 64] = b"./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     let mut bits = u32::from_be_bytes([0, high, middle, low]);

@@ -1,12 +1,12 @@
-//! What all workers of a server, threads or processes, have in common about passwords.
+//! Password state shared by all workers of a server, threads or processes.
 //!
-//! - How many passwords an address may try. Each has a budget of attempts that fills up again within a minute; an attempt
-//!   that proves right is given back. An IPv6 client has 2^64 addresses of its own at least, so its /64 counts as one.
-//! - Which names and passwords were verified a while ago, by a hash that tells neither.
-//! - A lock, under which one password at a time is verified in the whole server, and places for those processes that wait.
+//! - How many passwords an address may try. Each has a budget of attempts that refills within a minute; a successful
+//!   attempt is refunded. An IPv6 client has at least 2^64 addresses of its own, so its /64 counts as one.
+//! - Which names and passwords were verified recently, as a hash that reveals neither.
+//! - A lock, under which one password at a time is verified in the whole server, and slots for waiting processes.
 //!
-//! Both tables have a fixed size, in sets of a few entries: a new entry takes the place of the one in its set that means the
-//! least. A stranger with thousands of addresses gets round the budgets so, and meets the bound of the queue (`verifier`).
+//! Both tables have a fixed size, in sets of a few entries: a new entry replaces the least important one of its set. An
+//! attacker with thousands of addresses evades the budgets this way, and meets the limit of the queue (`verifier`).
 //!
 //! The memory is shared with processes that are forked later (`sys/shared`).
 
@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use amped_sys::shared::{Damaged, Guard, Outside, Region};
 
-/// An address as far as it counts here.
+/// A client's address, as far as it is significant here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client(u128);
 
 impl Client {
-    /// The client at this address; all whose address is not known are one.
+    /// Returns the client at this address; all unknown addresses count as one.
     pub fn new(address: Option<IpAddr>) -> Client {
         Client(match address.map(|address| address.to_canonical()) {
             Some(IpAddr::V4(address)) => address.to_ipv6_mapped().to_bits(),
@@ -32,10 +32,10 @@ impl Client {
     }
 }
 
-/// The attempts that an address has at once, and regains within a minute; `None`: as many as it likes.
+/// The attempts that an address has, and that refill within a minute; `None`: unlimited.
 pub type Budget = Option<std::num::NonZeroU32>;
 
-/// The tables, the lock and the places.
+/// The tables, the lock and the slots.
 #[derive(Debug)]
 pub struct Ledger {
     region: Region,
@@ -44,31 +44,31 @@ pub struct Ledger {
 
 const SETS: usize = 1024;
 const WAYS: usize = 4;
-/// A key (16 bytes), and a moment (8 bytes): the later, the more the entry means.
+/// A key (16 bytes) and a time (8 bytes): the later, the more important is the entry.
 const ENTRY: usize = 24;
 const SET: usize = WAYS * ENTRY;
 
-/// Places for processes that wait, behind the table: until when each is taken.
+/// Slots for waiting processes, after the table: until when each is taken.
 const PLACES: usize = SETS * SET;
 const PLACES_MAX: usize = 256;
 
-/// A process that dies with a place leaves it taken no longer than this.
+/// The slot of a process that dies is released after this.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// A part for the addresses, with the moment at which the budget of each is full again,
+/// A part for the addresses, with the time at which the budget of each is full again,
 const TRIED: usize = 0;
-/// one for the pairs, with the moment at which each was verified,
+/// one for the pairs, with the time at which each was verified,
 const GOOD: usize = 1;
 /// and one for its lock alone.
 const VERIFYING: usize = 2;
 
-/// A pair that was good is good for so long without being verified again.
+/// How long a verified pair is valid without being verified again.
 const REMEMBERED_NS: u64 = 300_000_000_000;
 
 const MINUTE_NS: u64 = 60_000_000_000;
 
 impl Ledger {
-    /// A ledger in which nobody has tried anything.
+    /// Creates an empty ledger.
     ///
     /// # Errors
     /// There is no memory, or no descriptor.
@@ -77,7 +77,7 @@ impl Ledger {
         Ok(Ledger { region, hash: RandomState::new() })
     }
 
-    /// Takes an attempt at `now_ns` from a client's budget. `false`: none is left.
+    /// Takes an attempt at `now_ns` from a client's budget. Returns `false` if none is left.
     pub fn take(&self, client: Client, budget: Budget, now_ns: u64) -> bool {
         let Some(budget) = budget else { return true };
         let step = MINUTE_NS / u64::from(budget.get());
@@ -87,7 +87,7 @@ impl Ledger {
         })
     }
 
-    /// Gives an attempt back, because it was right.
+    /// Refunds a successful attempt.
     pub fn give_back(&self, client: Client, budget: Budget) {
         if let Some(budget) = budget {
             let step = MINUTE_NS / u64::from(budget.get());
@@ -95,12 +95,12 @@ impl Ledger {
         }
     }
 
-    /// Notes at `now_ns` that this pair was verified and good.
+    /// Records at `now_ns` that this pair was verified.
     pub fn remember(&self, pair: u128, now_ns: u64) {
         self.change(GOOD, pair, |_| Some(now_ns));
     }
 
-    /// Whether this pair was good a while ago.
+    /// Returns whether this pair was verified recently.
     pub fn remembers(&self, pair: u128, now_ns: u64) -> bool {
         let mut good = false;
         self.change(GOOD, pair, |since| {
@@ -110,7 +110,7 @@ impl Ledger {
         good
     }
 
-    /// Sets the moment of a key, of which 0 is not known; `None` leaves all as it is.
+    /// Sets the time of a key, which is 0 if the key is unknown; `None` leaves the table unchanged.
     fn change(&self, table: usize, key: u128, to: impl FnOnce(u64) -> Option<u64>) -> bool {
         let set = self.hash.hash_one(key) as usize % SETS * SET;
         let guard = self.lock(table);
@@ -128,7 +128,7 @@ impl Ledger {
         true
     }
 
-    /// Takes one of the first `places` for a process that waits. `None`: all are taken.
+    /// Takes one of the first `places` slots for a waiting process. Returns `None` if all are taken.
     pub fn take_place(&self, places: usize, now_ns: u64) -> Option<usize> {
         let guard = self.lock(TRIED);
         let place = (0..places.min(PLACES_MAX))
@@ -137,18 +137,18 @@ impl Ledger {
         guard.set_word(PLACES + 8 * place, until).ok().map(|()| place)
     }
 
-    /// Gives a place back.
+    /// Releases a slot.
     pub fn give_place_back(&self, place: usize) {
         let freed = self.lock(TRIED).set_word(PLACES + 8 * place, 0);
         debug_assert!(freed.is_ok(), "it was taken");
     }
 
-    /// Waits until nobody else in the server verifies a password.
+    /// Waits until nothing else in the server verifies a password.
     pub fn verifying(&self) -> Guard<'_> {
         self.lock(VERIFYING)
     }
 
-    /// A process that died with the lock leaves nothing that would have to be put right: every word is an entry's of its own.
+    /// A process that died with the lock leaves nothing to repair: every word belongs to a single entry.
     fn lock(&self, part: usize) -> Guard<'_> {
         self.region.lock(part).unwrap_or_else(|damaged: Damaged<'_>| damaged.mend(|_| ()))
     }
@@ -192,7 +192,7 @@ mod tests {
         assert!(!take(ann, 3));
         assert_eq!((0..30).filter(|_| take(ann, 63)).count(), 20);
         ledger.give_back(ann, budget(20));
-        assert!(take(ann, 63), "one that was right does not count");
+        assert!(take(ann, 63), "a successful attempt does not count");
         assert!(!take(ann, 63));
         assert!((0..1000).all(|_| ledger.take(ann, None, 0)), "without a budget there is no limit");
     }
@@ -218,7 +218,7 @@ mod tests {
             [true, true, false, false]
         );
         assert!(!known(0, 1), "an empty entry is none");
-        // The table has room for so many; those that were verified last stay.
+        // The table has room for so many; the most recently verified stay.
         for pair in 0..100_000 {
             ledger.remember(pair, 1 + pair as u64);
         }

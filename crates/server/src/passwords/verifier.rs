@@ -1,13 +1,14 @@
-//! The helper that verifies passwords: one thread of a process, with a bounded queue of its own.
+//! The password verifier: one thread of a process, with its own bounded queue.
 //!
-//! A pair that is remembered is answered in the loop. Everything else waits its turn here, and the verdict comes to the loop
-//! by its mailbox. What bounds the harm that strangers can do:
+//! A remembered pair is answered in the loop. Everything else is queued here, and the verdict reaches the loop through
+//! its mailbox. The harm that attackers can do is bounded:
 //!
-//! - one password at a time is verified in the whole server, so one core and the memory of one hash are all that they get;
+//! - one password at a time is verified in the whole server, so attackers get at
+//!   most one core and the memory of one hash;
 //! - an address has a budget of attempts ([`ledger`](super::ledger));
-//! - the queue is served by turns, an address at a time, and when it is full the address with the most in it gives way: a
-//!   client waits for as many others as there are addresses, not for as many as there are attempts;
-//! - a client that has left is not verified for;
+//! - the queue is served round-robin by address, and when it is full the address with the most jobs loses one: a client
+//!   waits for as many others as there are addresses, not for as many as there are attempts;
+//! - nothing is verified for a client that has left;
 //! - in a pool, where a worker waits with its client, no more than a quarter of the workers do so.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,20 +27,20 @@ use crate::mailbox::Post;
 use crate::say;
 use crate::token::Token;
 
-/// Most that wait, where workers have other connections meanwhile. At 50 ms a password that is three seconds.
+/// Maximum queue length if workers have other connections meanwhile. At 50 ms per password this is three seconds.
 const QUEUE_MAX: usize = 64;
 
-/// Without work for so long the thread ends.
+/// The thread exits after being idle for so long.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// Who waits, and where.
+/// What waits for verdicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
     /// Loops that have other connections.
     Loops,
-    /// Threads of a pool of so many, each with its client.
+    /// Threads of a pool of this size, each with its client.
     PoolOfThreads(usize),
-    /// Processes of a pool of so many, each with its client.
+    /// Processes of a pool of this size, each with its client.
     PoolOfProcesses(usize),
 }
 
@@ -63,79 +64,79 @@ struct Shared {
 struct State {
     /// `queue.len() <= queue_max`
     queue: Vec<Job>,
-    /// The round of the job that was taken last.
+    /// The round of the job taken last.
     round: u64,
-    /// A job is being worked on.
+    /// A job is in progress.
     busy: bool,
     has_thread: bool,
-    /// No thread can be started: said once.
+    /// No thread could be started; reported once.
     cannot_start: bool,
-    /// The place among the processes of a pool, while anything is queued or worked on.
+    /// The slot among the processes of a pool, while anything is queued or in progress.
     place: Option<usize>,
 }
 
-/// A password that waits.
+/// A password to verify.
 #[derive(Debug)]
 struct Job {
     work: VerifyWork,
     client: Client,
     asker: Weak<Asker>,
-    /// Where the verdict goes.
+    /// The recipient of the verdict.
     address: (Arc<dyn Post<Verified>>, Token, Ticket),
-    /// Lower rounds go first; an address has one job in each.
+    /// Lower rounds are served first; an address has one job in each.
     round: u64,
-    /// It found others before it.
+    /// Others were queued before it.
     has_waited: bool,
 }
 
-/// The connection that waits for a verdict: dropped when that closes.
+/// The connection that waits for a verdict: dropped when it closes.
 #[derive(Debug, Default)]
 pub struct Asker {
     left: AtomicBool,
 }
 
 impl Asker {
-    /// The client has closed its side. It may still read, so it is answered if its turn comes at once, and not if it has to
-    /// wait: of those who close, most have left.
+    /// Records that the client has closed its side. It may still read, so it is answered if its job is next, but not if
+    /// it has to wait: most clients that close have left.
     pub fn leaves(&self) {
         self.left.store(true, Ordering::Relaxed);
     }
 }
 
-/// What becomes of a question.
+/// The result of a question.
 #[derive(Debug)]
 pub enum Verification {
-    /// The verdict is there.
+    /// The verdict is known.
     Answered(Verdict),
-    /// It will come as [`Verified`].
+    /// It will follow as [`Verified`].
     Later(Arc<Asker>),
 }
 
-/// The verdict on a password that was waited for.
+/// A verdict that was waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified {
     /// The connection.
     pub token: Token,
-    /// Its request.
+    /// The ticket of its request.
     pub ticket: Ticket,
-    /// `None`: the client was seen to have left.
+    /// `None`: the client has left.
     pub verdict: Option<Verdict>,
 }
 
 impl Verifier {
-    /// With these files.
+    /// Creates a verifier for these files.
     pub fn new(accounts: AccountFiles, budget: Budget, waiting: Waiting) -> Verifier {
         let ledger = Arc::clone(accounts.ledger());
         let (state, wake) = Default::default();
         Verifier { shared: Arc::new(Shared { accounts, ledger, budget, waiting, state, wake }) }
     }
 
-    /// What outlives a configuration.
+    /// Returns the state that outlives a configuration.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.shared.ledger
     }
 
-    /// A connection's question. Never waits.
+    /// Verifies for a connection, or queues the job. Never waits.
     pub fn ask(
         &self,
         work: VerifyWork,
@@ -176,7 +177,7 @@ impl Verifier {
         Verification::Later(asker)
     }
 
-    /// Starts the thread if there is none. `false`: none can be started.
+    /// Starts the thread if there is none. Returns `false` if it cannot be started.
     fn has_thread(&self, state: &mut State) -> bool {
         if !state.has_thread {
             let shared = Arc::clone(&self.shared);
@@ -184,9 +185,7 @@ impl Verifier {
             match thread.spawn(move || shared.work()) {
                 Ok(_) => state.has_thread = true,
                 Err(error) if !std::mem::replace(&mut state.cannot_start, true) => {
-                    say!(
-                        "cannot start the thread that verifies passwords: {error}; requests with one are answered 503"
-                    );
+                    say!("cannot start the password verifier thread: {error}; requests with passwords get 503");
                 }
                 Err(_) => {}
             }
@@ -195,20 +194,20 @@ impl Verifier {
     }
 }
 
-/// Most workers of a pool that wait for a password.
+/// Returns the maximum workers of a pool that may wait for a password.
 fn quarter(workers: usize) -> usize {
     (workers / 4).max(1)
 }
 
 impl State {
-    /// The round of an address's next job: behind those it has.
+    /// Returns the round of an address's next job: after its queued ones.
     fn round_of(&self, client: Client) -> u64 {
         let last = self.queue.iter().filter(|job| job.client == client).map(|job| job.round).max();
         last.map_or(self.round, |last| last + 1)
     }
 
-    /// Makes room for a job of this round: those who have left go, else the last of the address with the most. `false`: the
-    /// others have as few as this one would have.
+    /// Makes room for a job of this round: drops the jobs of clients that have left, or else the last job of the
+    /// address with the most. Returns `false` if the others have as few as this one would have.
     fn make_room(&mut self, round: u64) -> bool {
         let before = self.queue.len();
         self.queue.retain(|job| job.asker.strong_count() > 0);
@@ -223,7 +222,7 @@ impl State {
         true
     }
 
-    /// The job whose turn it is: the first of the lowest round.
+    /// Takes the next job: the first of the lowest round.
     fn next(&mut self) -> Option<Job> {
         let at = (0..self.queue.len()).min_by_key(|at| self.queue[*at].round)?;
         let job = self.queue.remove(at);
@@ -233,12 +232,12 @@ impl State {
 }
 
 impl Job {
-    /// Whether a verdict would still be of use.
+    /// Returns whether a verdict is still wanted.
     fn is_wanted(&self) -> bool {
         self.asker.upgrade().is_some_and(|asker| !(self.has_waited && asker.left.load(Ordering::Relaxed)))
     }
 
-    /// Tells the loop; `None`: the client has left.
+    /// Sends the verdict to the loop; `None`: the client has left.
     fn tell(self, verdict: Option<Verdict>) {
         let (mailbox, token, ticket) = self.address;
         mailbox.post(Verified { token, ticket, verdict });
@@ -254,12 +253,12 @@ impl Shared {
         match self.waiting {
             Waiting::Loops => QUEUE_MAX,
             Waiting::PoolOfThreads(workers) => quarter(workers),
-            // A process has one connection; what else is in its queue has left.
+            // A process has one connection; the clients of other queued jobs have left.
             Waiting::PoolOfProcesses(_) => 1,
         }
     }
 
-    /// With nothing to wait for the process gives its place up.
+    /// Releases the process's slot if nothing waits.
     fn leave_place(&self, state: &mut State) {
         if state.queue.is_empty()
             && !state.busy
@@ -269,14 +268,14 @@ impl Shared {
         }
     }
 
-    /// The thread's life.
+    /// The main loop of the thread.
     fn work(&self) {
         while let Some(job) = self.next_job() {
-            // With processes the wait may be here.
+            // With processes, this may wait.
             let one_at_a_time = self.ledger.verifying();
             let verdict = job.is_wanted().then(|| self.verify(&job));
             drop(one_at_a_time);
-            // Before the loop hears of it: its client's next password does not wait behind this one.
+            // Before the loop is notified: its client's next password must not wait behind this one.
             self.lock().busy = false;
             job.tell(verdict);
         }
@@ -284,7 +283,7 @@ impl Shared {
 
     fn verify(&self, job: &Job) -> Verdict {
         let VerifyWork { accounts, credentials, .. } = &job.work;
-        // The client must hear something, even of a bug: a panic is told on standard error.
+        // The client must get an answer, even after a bug: a panic is reported on standard error.
         match catch_unwind(AssertUnwindSafe(|| self.accounts.verify(*accounts, credentials))) {
             Ok(Ok(true)) => {
                 self.ledger.give_back(job.client, self.budget);
@@ -294,8 +293,8 @@ impl Shared {
             Ok(Err(error)) => {
                 let path =
                     self.accounts.path(*accounts).map_or_else(Default::default, |path| path.display().to_string());
-                say!("cannot read the passwords in {path}: {error}");
-                // That was no guess.
+                say!("cannot read password file {path}: {error}");
+                // That was not a guess.
                 self.ledger.give_back(job.client, self.budget);
                 Verdict::Failed
             }
@@ -303,7 +302,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a job. `None`: none has come for long, and the thread is not needed.
+    /// Waits for a job. Returns `None` if none has arrived for long, and the thread should exit.
     fn next_job(&self) -> Option<Job> {
         let mut state = self.lock();
         loop {
@@ -337,7 +336,7 @@ mod tests {
         _folder: tempfile::TempDir,
     }
 
-    /// `ann` has the password `secret`.
+    /// The password of `ann` is `secret`.
     fn set(waiting: Waiting, budget: u32) -> Set {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("users");
@@ -349,7 +348,7 @@ mod tests {
     }
 
     impl Set {
-        /// The question of client `from`, whose verdict will come with this number.
+        /// Asks for client `from`; its verdict will have this number.
         fn ask(&self, number: u32, from: u8, password: &str) -> Verification {
             let credentials = Credentials::new(b"ann", password.as_bytes()).unwrap();
             let work = VerifyWork { generation: 0, accounts: 0, credentials };
@@ -375,7 +374,7 @@ mod tests {
             }
         }
 
-        /// So many verdicts, in the order in which they came.
+        /// Returns so many verdicts, in the order of arrival.
         fn verdicts(&self, count: usize) -> Vec<(u32, Option<Verdict>)> {
             let (mut verdicts, mut messages) = (Vec::new(), Vec::new());
             let start = std::time::Instant::now();
@@ -433,7 +432,7 @@ mod tests {
         assert_eq!(set.answer(500, 1, "b"), Some(Verdict::Busy));
         askers.push(set.must_wait(99, 2, "secret"));
         assert_eq!(set.verdicts(1), [(QUEUE_MAX as u32, Some(Verdict::Busy))]);
-        // Those who leave make room.
+        // Clients that leave make room.
         askers.truncate(10);
         assert_eq!(set.answer(501, 1, "c"), None);
         drop(stalled);
@@ -448,14 +447,14 @@ mod tests {
         drop(set.must_wait(1, 2, "secret2"));
         let half = set.must_wait(2, 3, "secret3");
         half.leaves();
-        // Its turn came at once, so it is answered although it has closed its side.
+        // Its job was next, so it is answered although it has closed its side.
         first.leaves();
         drop(stalled);
         let verdicts = set.verdicts(3);
         assert_eq!(verdicts, [(0, Some(Verdict::Good)), (1, None), (2, None)]);
     }
 
-    /// A client that has closed its side, and whose next password is asked for as soon as there is a verdict on this one.
+    /// A client that has closed its side, and whose next password is asked as soon as there is a verdict on this one.
     #[derive(Debug)]
     struct Pipelining {
         verifier: Verifier,
@@ -505,7 +504,7 @@ mod tests {
         let asker = set.must_wait(4, 2, "secret");
         set.verdicts(4);
         drop(asker);
-        assert_eq!(set.answer(5, 1, "secret"), Some(Verdict::Good), "a remembered one is answered all the same");
+        assert_eq!(set.answer(5, 1, "secret"), Some(Verdict::Good), "a remembered pair is answered nevertheless");
     }
 
     #[test]
@@ -518,7 +517,7 @@ mod tests {
         assert_eq!(threads.answer(3, 3, "c"), Some(Verdict::Busy));
         drop(stalled);
 
-        // A process that has nothing to wait for gives its place to another.
+        // A process without waiting jobs releases its slot.
         let process = set(Waiting::PoolOfProcesses(8), 0);
         let ledger = &process.verifier.shared.ledger;
         let other = ledger.take_place(2, monotonic_ns()).unwrap();
@@ -527,7 +526,7 @@ mod tests {
         process.verdicts(1);
         let start = std::time::Instant::now();
         while ledger.take_place(2, monotonic_ns()).is_none() {
-            assert!(start.elapsed() < Duration::from_secs(60), "the place is not given back");
+            assert!(start.elapsed() < Duration::from_secs(60), "the slot is not released");
             thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(process.answer(1, 1, "b"), Some(Verdict::Busy));
