@@ -405,7 +405,7 @@ fn failed_event_loop_ends_process() {
     // Each connection ends a wait of the loop.
     (0..10_000).find(|_| TcpStream::connect(server.address).is_err());
     assert_eq!(server.wait().code(), Some(1));
-    assert!(server.said().contains("loop 0 cannot go on"), "{}", server.said());
+    assert!(server.said().contains("loop 0 failed"), "{}", server.said());
 }
 
 /// A server under strace, which does something to its calls (`inject`) and writes those that are traced to a file. `-D`: the

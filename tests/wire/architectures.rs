@@ -195,7 +195,7 @@ fn child_processes_exit_with_parent() {
         server.signal(signals.next().unwrap());
         match signals.next() {
             Some(second) => {
-                server.wait_for("finishing the replies under way");
+                server.wait_for("finishing requests in progress");
                 server.signal(second);
             }
             None if end == "TERM" => drop(download),
@@ -267,7 +267,7 @@ fn signal_to_process_group_completes_active_responses() {
             let mut server = Server::spawn(command);
             let mut client = begin_download(&server);
             kill(signal, &format!("-{}", server.pid()));
-            server.wait_for("finishing the replies under way");
+            server.wait_for("finishing requests in progress");
             end_download(&mut client);
             assert_eq!(server.wait().code(), Some(0), "{architecture}, {signal}: {}", server.said());
         }

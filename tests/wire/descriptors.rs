@@ -134,7 +134,7 @@ fn descriptor_exhaustion_is_logged_once_and_accept_resumes() {
         answered += 1;
     }
     assert_eq!(answered, 40);
-    server.wait_for("amped: descriptors are to be had again; accepting connections");
+    server.wait_for("amped: file descriptors available again; resuming accept");
     for client in &mut clients {
         assert_eq!(client.get("/a.txt").text(), "hello");
     }
@@ -156,7 +156,7 @@ fn released_descriptors_are_noticed_without_waiting_client() {
         thread::sleep(Duration::from_millis(20));
     }
     drop(clients);
-    server.wait_for("amped: descriptors are to be had again; accepting connections");
+    server.wait_for("amped: file descriptors available again; resuming accept");
     assert_eq!(server.get("/a.txt").text(), "hello");
 }
 
@@ -173,7 +173,7 @@ fn repeated_descriptor_exhaustion_is_logged_once() {
     thread::sleep(Duration::from_secs(1));
     let said = server.said();
     assert_eq!(said.matches("cannot accept connections").count(), 1, "{said}");
-    assert_eq!(said.matches("are to be had again").count(), 0, "{said}");
+    assert_eq!(said.matches("available again").count(), 0, "{said}");
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn many_clients_are_served_under_low_descriptor_limit() {
             let said = server.said();
             assert!(!said.contains("cannot accept"), "{architecture} at {limit}: {said}");
             let is_small = *architecture == "mt" && limit < 512 || *architecture == "mp" && limit < 256;
-            assert_eq!(said.contains("of 64 workers, and no more are started"), is_small, "{architecture}: {said}");
+            assert_eq!(said.contains("of 64 workers; raise it"), is_small, "{architecture}: {said}");
             if is_small {
                 // The configuration asks for the same as before.
                 server.signal("HUP");

@@ -87,7 +87,7 @@ fn inaccessible_root_is_reported_with_command() {
     assert_says(&ended, 1, &[&format!("the root {} may not be entered", path(&site)), "chmod a+x", "namei -l"]);
     // The same for whom root becomes: what he may not read is noticed at the start.
     let ended = run(&["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "nobody"]);
-    let says = [&format!("cannot open the root {}", path(&site)), "Permission denied", "the user nobody", "namei -l"];
+    let says = [&format!("cannot open root {}", path(&site)), "Permission denied", "the user nobody", "namei -l"];
     assert_says(&ended, 1, &says);
 }
 
@@ -99,7 +99,11 @@ fn duplicate_listen_address_is_reported() {
     for (first, flag, second) in [(&one, "--listen", &one), (&all, "--listen", &one), (&one, "--metrics-listen", &one)]
     {
         let ended = run(&["serve", path(&site), "--listen", first, flag, second]);
-        assert_says(&ended, 1, &[&format!("cannot listen on {second}"), "this server itself listens on", "configure one"]);
+        assert_says(
+            &ended,
+            1,
+            &[&format!("cannot listen on {second}"), "this server itself listens on", "configure one"],
+        );
         assert!(!ended.stderr.contains("another program"), "{}", ended.stderr);
     }
     let ended = run(&["serve", path(&site), "--listen", "[fe80::1]:8080"]);
@@ -167,7 +171,7 @@ fn unknown_or_forbidden_user_is_reported_with_hint() {
 
     let nobody = AsNobody::new();
     let ended = nobody.run(&["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "daemon"]);
-    assert_says(&ended, 1, &["only root can become the user daemon", "start as root, or leave the user out"]);
+    assert_says(&ended, 1, &["only root can change to user daemon", "start as root, or omit the user"]);
     // Who is that user already has nothing to give up.
     let mut command = nobody.command();
     command.args(["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "nobody"]);

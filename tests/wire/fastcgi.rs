@@ -285,7 +285,7 @@ fn stopping_server_lets_applications_finish_and_leaves_nothing() {
     let [pid, ..] = told(&server.get("/app"));
     let mut client = waiting(&site, &server);
     server.signal("TERM");
-    server.wait_for("finishing the replies under way");
+    server.wait_for("finishing requests in progress");
     fs::write(site.path().join("go"), "").unwrap();
     assert_eq!(client.response("GET").status, 200);
     drop(client);

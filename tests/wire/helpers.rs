@@ -393,7 +393,7 @@ fn server_without_fork_server_exits_with_reason() {
     let mut server = serve(&site, 1, "");
     signal("KILL", fork_server_of(&server));
     assert_eq!(server.wait().code(), Some(1));
-    server.wait_for("the process that helpers come from was killed by signal 9 (Killed)");
+    server.wait_for("the fork server was killed by signal 9 (Killed)");
 }
 
 #[test]

@@ -202,7 +202,7 @@ fn reload_rejects_changed_send_mode() {
         let before = server.said().len();
         fs::write(&config, super::harness::configuration(site.path(), key)).unwrap();
         server.signal("HUP");
-        wait_until("the refusal", || server.said()[before..].contains("the configuration stays as it was"));
+        wait_until("the refusal", || server.said()[before..].contains("keeping the current configuration"));
         assert!(server.said()[before..].contains("cannot change while the server runs"), "{}", server.said());
     }
     // Others do change, and what is mapped goes on.

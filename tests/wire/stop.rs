@@ -48,7 +48,7 @@ impl Place {
         self.configure(toml);
         let before = server.said().len();
         server.signal("HUP");
-        wait_until("the refusal", || server.said()[before..].contains("the configuration stays as it was"));
+        wait_until("the refusal", || server.said()[before..].contains("keeping the current configuration"));
         assert!(!server.said()[before..].contains(IN_FORCE));
         server.said()[before..].to_owned()
     }
@@ -196,7 +196,7 @@ fn second_signal_exits_at_once_with_1() {
     let mut server = place.start(&format!("{ONE}[stop]\ndeadline = \"1h\""));
     let mut client = begin_download(&server);
     server.signal("TERM");
-    server.wait_for("finishing the replies under way");
+    server.wait_for("finishing requests in progress");
     server.signal("INT");
     assert_eq!(server.wait().code(), Some(1));
     assert!(end_download(&mut client).is_err());
@@ -308,7 +308,7 @@ fn invalid_configuration_on_reload_changes_nothing() {
     fs::remove_file(&file).unwrap();
     let before = server.said().len();
     server.signal("HUP");
-    wait_until("the refusal", || server.said()[before..].contains("the configuration stays as it was"));
+    wait_until("the refusal", || server.said()[before..].contains("keeping the current configuration"));
     assert!(server.said()[before..].contains(&file), "{}", server.said());
     assert_eq!(kept.get("/a.txt").text(), "one");
     assert_eq!(server.get("/a.txt").text(), "one");

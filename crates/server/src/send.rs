@@ -1,19 +1,21 @@
 //! Stop 10 of 10: bytes to the client.
 //!
-//! Replies wait in an [`SendQueue`] as chunks: text (heads, and bodies so small that a copy is cheaper than a second piece),
-//! memory that a cache lends, ranges of files. Memory goes out in one call, head and body together, and the heads of a
-//! whole pipelined batch with it. Files go out a few windows at a time, so that one download does not hold up the others, and
-//! only windows that are in memory: for others the loop asks a helper first. A window is lent to the socket by sendfile
-//! behind its head, or goes out with it in one call, copied through a buffer or from a mapping: as the key `send.content` says.
-//! A head goes out once the first window behind it is in memory, or, where windows are not probed, its first byte was read: so
-//! a disk that fails there is a 500.
+//! Responses wait in a [`SendQueue`] as chunks: text (heads, and bodies so small that a copy is cheaper than a second
+//! piece), memory borrowed from a cache, and ranges of files. Memory is sent in one call, head and body together, along
+//! with the heads of a whole pipelined batch. Files are sent a few windows at a time, so that one download does not
+//! delay the others, and only windows that are in memory: for others the loop asks a helper first. A window is sent by
+//! sendfile after its head, or in one call with it, copied through a buffer or from a mapping, depending on the key
+//! `send.content`. A head is sent when the first window after it is in memory or, if windows are not probed, its first
+//! byte was read: so a disk that fails there results in a 500.
 //!
-//! A file may change while it is sent. Before each call and after the last its size and times must be those of the head, but
-//! for changes that leave its bytes alone ([`OpenFile::still_has_bytes_of`]), else the connection is reset: a reply is all of one version, or visibly cut short. sendfile lends the page cache's own
-//! pages to the socket, where an edit in place still reaches them until the client has them, and a mapping is as live until
-//! the kernel has copied it; so a file that changed within the last minute (the key `send.sendfile_min_age`) is copied instead, which
-//! freezes the bytes at the moment they are checked. What is left: the first edit in place of an older file, while the last
-//! of its bytes are on their way. That a mapped file has become shorter is an error of the call, and no signal.
+//! A file may change while it is sent. Before each call and after the last one its size and times must match the head,
+//! except for changes that leave its bytes alone ([`OpenFile::still_has_bytes_of`]); otherwise the connection is reset:
+//! a response consists of a single version, or is visibly truncated. sendfile lends pages of the page cache to the
+//! socket, where an edit in place still reaches them until the client has received them, and the same is true of a
+//! mapping until the kernel has copied it. So a file that changed within the last minute (the key
+//! `send.sendfile_min_age`) is copied instead, which freezes the bytes at the moment of the check. The remaining risk
+//! is the first edit in place of an older file while its last bytes are in transit. A mapped file that has become
+//! shorter causes an error of the call, not a signal.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -41,38 +43,38 @@ use crate::open_file::{MappedWindows, OpenFile, WINDOW};
 use crate::residency::Residency;
 use crate::transport::Transport;
 
-/// Bodies up to this size are copied behind their head: one piece, one `send`. Copying so little costs less than a second
-/// entry in the kernel's vector.
+/// Bodies up to this size are copied after their head: one piece, one `send`. A copy of this size costs less
+/// than a second entry in the kernel's vector.
 const INLINE_MAX: u64 = 4 * 1024;
 
-/// What is left of a range of a large file and is no longer than this is copied: read and sent with the head before it in one
-/// call. For more than this, two calls without a copy are cheaper.
+/// The rest of a range of a large file that is no longer than this is copied: read and sent with the preceding head in
+/// one call. For more than this, two calls without a copy are cheaper.
 const SHORT: u64 = 32 * 1024;
 
-/// Windows of files that one turn sends for one connection; in one call where they lie behind one another and are lent. Each
-/// call ends with a packet that is not full, and each turn with a client that waits: at 64 downloads of 1 MiB two windows a
-/// turn, one at a time, cost a fifth more than these.
+/// Maximum windows of files sent for one connection in a turn; in one call if they are adjacent and sent by sendfile.
+/// Each call ends with a partial packet, and each turn with a client that waits: with 64 downloads of 1 MiB, two
+/// windows a turn, one at a time, cost a fifth more than these.
 const WINDOWS_A_TURN: u64 = 4;
 
-/// What a client is told where the disk fails.
+/// The error text when the disk fails.
 const UNREAD: &str = "the file could not be read";
 
-/// Pieces that go into one call.
+/// Maximum pieces in one call.
 const PIECES_MAX: usize = 64;
 
-/// What is still to be sent on a connection.
+/// The data to be sent on a connection.
 #[derive(Debug, Default)]
 pub struct SendQueue {
     chunks: VecDeque<Chunk>,
-    /// The bytes of all text chunks behind one another; those before `text_at` have been sent.
+    /// The bytes of all text chunks, concatenated; those before `text_at` have been sent.
     text: Vec<u8>,
     text_at: usize,
-    /// Bytes of the reply at the front, head included, that have been sent.
+    /// Bytes of the first response, including its head, that have been sent.
     reply_sent: u64,
-    /// When the caches last looked whether the file at the front is still what its head says. In the same turn nobody has
-    /// to look again before its first window.
+    /// When the caches last checked that the first file still matches its head. Its first
+    /// window needs no second check in the same turn.
     looked_at: Option<Time>,
-    /// Of the reply whose body an application has not ended yet.
+    /// The record of the response whose body an application has not finished yet.
     open: Option<Box<Record>>,
 }
 
@@ -80,27 +82,27 @@ pub struct SendQueue {
 enum Chunk {
     /// The next so many bytes of the text.
     Text(usize),
-    /// The same, for bytes that belong to no reply.
+    /// The same, for bytes that do not belong to a response.
     Interim(usize),
     Memory(Arc<Content<OpenFile>>, Range<usize>),
     Shared(Arc<Vec<u8>>, Range<usize>),
     File(Arc<Content<OpenFile>>, Range<u64>),
-    /// A reply ends here.
+    /// The end of a response.
     End(Box<Record>),
 }
 
-/// How far sending has come.
+/// The result of sending.
 #[derive(Debug)]
 pub enum Progress {
-    /// Nothing is left.
+    /// Everything was sent.
     Done,
-    /// The client has to take something first.
+    /// The socket is full: the client must receive first.
     Full,
     /// This range is not in memory.
     Cold(Arc<Content<OpenFile>>, Range<u64>),
-    /// There is more, but others have their turn first.
+    /// There is more, but other connections are served first.
     Yield,
-    /// The connection is dead, or must be: the client is gone, or the file has changed.
+    /// The connection must be closed: the client has left, or the file has changed.
     Broken,
 }
 
@@ -109,31 +111,31 @@ pub enum Progress {
 pub enum Probes {
     /// None: sending may wait for the disk.
     None,
-    /// All. That at the front has been fetched so often already, without any of it having been sent since: a few times it
-    /// is believed to be there, and at last waited for.
+    /// All. The first one has been fetched this often without any of it being sent since: a few times it is assumed
+    /// to be in memory, and finally waited for.
     All {
         /// How often.
         fetched: u8,
     },
 }
 
-/// A loop's means of sending, shared by its connections.
+/// A loop's resources for sending, shared by its connections.
 pub struct Sender {
-    /// send queues to be used again, so that a reply that goes out at once allocates nothing.
-    #[expect(clippy::vec_box, reason = "the boxes themselves are what is used again")]
+    /// Send queues for reuse, so that a response that is sent at once allocates nothing.
+    #[expect(clippy::vec_box, reason = "the boxes themselves are reused")]
     spare: Vec<Box<SendQueue>>,
-    /// Where windows of young files are copied.
+    /// Buffer for windows of recently changed files.
     window: Vec<u8>,
-    /// A file that has been left alone for longer is lent to the socket; a younger one is copied. Editors, and people,
-    /// come back within a minute, the default.
+    /// A file that has not changed for longer is sent by sendfile; a newer one is copied. Editors, and people,
+    /// save again within a minute, the default.
     sendfile_min_age: Duration,
-    /// [`Optimisation::Sendfile`]: what could be lent is. Else it is copied.
+    /// [`Optimisation::Sendfile`]: use sendfile if possible; otherwise copy.
     lends: bool,
     style: Style,
     backoff: EvictionBackoff,
-    /// Tests of residency so far.
+    /// Number of residency tests so far.
     looks: u64,
-    /// The moment of this turn, and the time of day in seconds since 1970.
+    /// The time of this turn, and the wall clock in seconds since 1970.
     now: Time,
     wall_seconds: i64,
     residency: Arc<Residency>,
@@ -141,59 +143,61 @@ pub struct Sender {
     mapped: MappedWindows,
 }
 
-/// Whether windows have lost pages in their middle of late.
+/// Detects whether windows have recently lost pages in their middle.
 ///
-/// Where memory is scarce, the kernel takes pages out of files that are in use, and the residency test looks at a few places
-/// of a window alone; then sendfile waits for the disk in the loop. To look at every page would cost twice as much as to
-/// send them. So the loop notices that a window is gone which was there, or that it has waited, and from then on, for a
-/// while, reads windows into memory of its own by a read that never waits, which looks at every page: two to four times as
-/// dear as lending. What was read so is lent for a moment again ([`READ_FOR`]), so that a file that many ask for is read once
-/// a second. A window that nobody has seen before tells nothing: it is read in any case, and lent from then on.
+/// When memory is scarce, the kernel evicts pages of files in use, and the residency test probes only a few places
+/// of a window; then sendfile waits for the disk in the loop. Probing every page would cost twice as much as
+/// sending them. So the loop notices when a window that was in memory is gone, or when it has waited; for a while
+/// after that it reads windows into its own memory without waiting, which tests every page and costs two to four
+/// times as much as sendfile. A window read in this way may be sent by sendfile again for a moment ([`READ_FOR`]),
+/// so that a popular file is read once a second. A window that has never been seen tells nothing: it is read in any
+/// case, and sent by sendfile from then on.
 #[derive(Debug, Default)]
 struct EvictionBackoff {
     since: Time,
     until: Time,
-    /// Blocks that this thread had read when it looked last, and when that was.
+    /// The blocks that this thread had read as of the last check, and when that was.
     blocks_read: i64,
     looked: Time,
 }
 
-/// A window takes 18 to 60 us to send. For longer than this it waits for the disk, or the thread had lost the processor.
+/// A window takes 18 to 60 us to send. If it takes longer than this, the thread
+/// waited for the disk, or was switched out.
 const SUSPICIOUS: Duration = Duration::from_millis(1);
 
-/// For how long nothing is lent after a wait, or after the last window that was gone.
+/// How long sendfile is not used after a wait, or after the last window that was gone.
 const WARY: Duration = Duration::from_secs(10);
 
-/// For how long a window that was seen to be in memory is believed to be there: four looks at one cost a tenth of what
-/// sending it does. Before the kernel takes it, it has to go through its lists twice while it was not asked for.
+/// How long a window that was seen in memory is assumed to be there: four probes of one cost a tenth of sending it.
+/// Before the kernel evicts it, its lists must be scanned twice without a use of it.
 const SEEN_FOR: Duration = Duration::from_millis(10);
 
-/// For how long a window that was read as a whole, page by page, is believed to be there when others have lost pages.
+/// How long a window that was read completely, page by page, is assumed to be in memory while others lose pages.
 const READ_FOR: Duration = Duration::from_secs(1);
 
-/// How often a window is fetched before the loop waits for it: it must come forward at some time.
+/// How often a window is fetched before the loop waits for it: it must make progress eventually.
 const FETCHES_MAX: u8 = 3;
 
-/// Before something is lent, the blocks that the thread has read are counted anew if that is so long ago: what it read for
-/// other reasons, the folder of a name say, must not be taken for a wait when it loses the processor minutes later.
+/// Before sendfile, the blocks read by the thread are counted anew if the last count is older than this: what it read
+/// for other reasons, such as a directory, must not be taken for a wait when it is switched out minutes later.
 const COUNT_STEP: Duration = Duration::from_millis(100);
 
 impl EvictionBackoff {
-    /// Something is about to be lent.
+    /// Records the start of a sendfile.
     fn look(&mut self, now: Time, blocks_read: impl FnOnce() -> i64) {
         if now.since(self.looked) >= COUNT_STEP || self.looked == Time::START {
             (self.looked, self.blocks_read) = (now, blocks_read());
         }
     }
 
-    /// Sending it has taken suspiciously long, and the thread has read so many blocks by now.
+    /// Checks a sendfile that took suspiciously long; the thread has read so many blocks by now.
     fn suspect(&mut self, now: Time, blocks_read: i64) {
         if std::mem::replace(&mut self.blocks_read, blocks_read) < blocks_read {
             self.begin(now);
         }
     }
 
-    /// A window is gone: others may have lost pages that the test does not see.
+    /// Starts the backoff: a window is gone, so others may have lost pages that the test does not probe.
     fn begin(&mut self, now: Time) {
         if now >= self.until {
             self.since = now;
@@ -201,7 +205,8 @@ impl EvictionBackoff {
         self.until = now + WARY;
     }
 
-    /// Whether a window that was last seen then is believed to be in memory. Meanwhile only those that are read are seen.
+    /// Returns whether a window last seen at this time is assumed to be in memory. During a backoff
+    /// only windows that were read count as seen.
     fn believes(&self, seen: Option<Time>, now: Time) -> bool {
         seen.is_some_and(|seen| match now < self.until {
             true => seen >= self.since && now.since(seen) < READ_FOR,
@@ -209,7 +214,7 @@ impl EvictionBackoff {
         })
     }
 
-    /// Something was not in memory.
+    /// Extends the backoff: something was not in memory.
     fn go_on(&mut self, now: Time) {
         if now < self.until {
             self.until = now + WARY;
@@ -220,9 +225,10 @@ impl EvictionBackoff {
 /// How heads are written: two of the papers' optimisations.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
-    /// The date is that of the loop, made once a second, and not made for each reply (Hu, Nanda and Yang, 5.3.2).
+    /// The date is that of the loop, formatted once a second rather than for each response (Hu, Nanda and Yang, 5.3.2).
     string_caches: bool,
-    /// Heads are padded to a multiple of [`ALIGNMENT`], so that a body behind one begins at such an address (Flash, 5.5).
+    /// Heads are padded to a multiple of [`ALIGNMENT`], so that a body after
+    /// one begins at such an address (Flash, 5.5).
     aligned: bool,
 }
 
@@ -243,35 +249,35 @@ impl Style {
     }
 }
 
-/// Bytes to which heads are aligned: those of the cache lines of the paper's day.
+/// Alignment of heads: the size of a cache line at the time of the paper.
 const ALIGNMENT: usize = 32;
 
-/// A send queue whose text has grown beyond this is not kept.
+/// A send queue whose text has grown beyond this is not reused.
 const SPARE_TEXT_MAX: usize = 256 * 1024;
 
-/// send queues that are kept; one is enough but for bursts.
+/// Maximum send queues kept for reuse; one is enough except for bursts.
 const SPARE_MAX: usize = 16;
 
-/// Whom a line of the log is about, and where lines and records go.
+/// The client of a log line, and where lines and records go.
 pub struct LogContext<'a> {
-    /// The log.
+    /// The access log.
     pub log: &'a mut AccessLog,
     /// The client.
     pub peer: &'a Peer,
-    /// Records to be used again.
+    /// Records for reuse.
     pub records: &'a mut Records,
-    /// The time of day.
+    /// The wall clock.
     pub wall: &'a WallClock,
     /// The time.
     pub now: Time,
-    /// Who counts.
+    /// The loop's metrics.
     pub meter: &'a mut Meter,
-    /// What the next request to be told took, if that is timed.
+    /// The times of the next request to be logged, if it is sampled.
     pub timing: &'a mut Option<Box<Timing>>,
 }
 
 impl LogContext<'_> {
-    /// A reply is out, all of it if `is_whole`.
+    /// Logs and counts a response; `is_whole`: it was sent completely.
     fn tell(&mut self, record: Box<Record>, body_bytes: u64, is_whole: bool) {
         let mut timing = self.timing.take();
         if let Some(timing) = &mut timing {
@@ -284,7 +290,7 @@ impl LogContext<'_> {
 }
 
 impl Sender {
-    /// Means of sending under this configuration.
+    /// Creates the resources for this configuration.
     pub fn new(generation: &ConfigSnapshot) -> Sender {
         Sender {
             spare: Vec::new(),
@@ -302,24 +308,24 @@ impl Sender {
         }
     }
 
-    /// How heads are written.
+    /// Returns how heads are written.
     pub fn style(&self) -> Style {
         self.style
     }
 
-    /// Another configuration comes into force. Tests and mappings stay as they are.
+    /// Applies another configuration. Residency tests and mappings are kept.
     pub fn renew(&mut self, generation: &ConfigSnapshot) {
         self.sendfile_min_age = generation.settings.send.sendfile_min_age;
         self.lends = generation.settings.optimise.has(Optimisation::Sendfile);
         self.style = Style::of(&generation.settings.optimise);
     }
 
-    /// An empty send queue.
+    /// Returns an empty send queue.
     pub fn send_queue(&mut self) -> Box<SendQueue> {
         self.spare.pop().unwrap_or_default()
     }
 
-    /// Takes back a send queue of which everything was sent.
+    /// Takes back an empty send queue for reuse.
     pub fn give_back(&mut self, mut send_queue: Box<SendQueue>) {
         if self.spare.len() < SPARE_MAX && send_queue.text.capacity() <= SPARE_TEXT_MAX {
             send_queue.text.clear();
@@ -330,7 +336,7 @@ impl Sender {
 }
 
 impl SendQueue {
-    /// Puts a reply behind what is there.
+    /// Appends a response.
     pub fn put(&mut self, reply: Reply<OpenFile>, now: Time, wall: &WallClock, style: Style) {
         let Reply { head, connection, body, mut record } = reply;
         self.looked_at = (record.outcome == Outcome::Hit).then_some(now);
@@ -345,7 +351,7 @@ impl SendQueue {
         }
     }
 
-    /// Puts more of the open reply's body behind what is there. So many bytes of it are framing, which the log does not count.
+    /// Appends a piece of the open response's body. So many bytes of it are framing, which the log does not count.
     pub fn put_piece(&mut self, bytes: &[u8], framed: usize) {
         self.text.extend_from_slice(bytes);
         self.chunks.push_back(Chunk::Text(bytes.len()));
@@ -355,17 +361,17 @@ impl SendQueue {
         }
     }
 
-    /// The open reply's body is complete.
+    /// Ends the open response's body.
     pub fn put_end(&mut self) {
         self.chunks.extend(self.open.take().map(Chunk::End));
     }
 
-    /// Whether more of a reply is to come.
+    /// Returns whether a response is incomplete.
     pub fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Puts bytes behind what is there that belong to no reply.
+    /// Appends bytes that do not belong to a response.
     pub fn put_interim(&mut self, bytes: &[u8]) {
         self.text.extend_from_slice(bytes);
         self.chunks.push_back(Chunk::Interim(bytes.len()));
@@ -396,7 +402,8 @@ impl SendQueue {
         self.put_text(start);
     }
 
-    /// Puts a range of a file behind the text that began at `start`; returns where text begins that is no chunk yet.
+    /// Appends a range of a file after the text that began at `start`; returns where the
+    /// text begins that is not part of a chunk yet.
     fn put_range(&mut self, start: usize, content: &Arc<Content<OpenFile>>, range: Range<u64>) -> usize {
         match &content.store {
             Stored::Memory(bytes) => {
@@ -424,22 +431,22 @@ impl SendQueue {
         }
     }
 
-    /// Whether nothing is left to send.
+    /// Returns whether everything has been sent.
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty()
     }
 
-    /// Whether a reply lies in it, and not only bytes that belong to none.
+    /// Returns whether it contains a response, not only bytes that belong to none.
     pub fn holds_reply(&self) -> bool {
         self.is_open() || matches!(self.chunks.back(), Some(Chunk::End(_)))
     }
 
-    /// Bytes of memory it holds.
+    /// Returns the memory that it uses, bytes.
     pub fn heap_bytes(&self) -> usize {
         size_of::<SendQueue>() + self.text.capacity() + self.chunks.capacity() * size_of::<Chunk>()
     }
 
-    /// Sends until something is in the way. Replies that are complete are told to the log.
+    /// Sends until something prevents it. Complete responses are logged.
     ///
     /// `probes`: which windows stop it if they are not in memory; for others it waits for the disk.
     pub fn pump(
@@ -478,7 +485,7 @@ impl SendQueue {
         }
     }
 
-    /// Sends what is at the front, in one call: what lies in memory, or windows of a file, so many at most, or both.
+    /// Sends the front of the queue, in one call: data in memory, at most so many windows of a file, or both.
     fn send_front(
         &self,
         transport: &Transport,
@@ -486,7 +493,7 @@ impl SendQueue {
         windows_max: u64,
         probes: Probes,
     ) -> io::Result<SendOutcome> {
-        // The usual case, for which nobody has to write a kibibyte of empty pieces.
+        // The common case, which need not initialise a kibibyte of empty pieces.
         if self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Text(_) | Chunk::Interim(_) | Chunk::End(_))) {
             return Ok(SendOutcome::Sent(transport.send(&[IoSlice::new(&self.text[self.text_at..])], false)? as u64));
         }
@@ -502,7 +509,7 @@ impl SendQueue {
                     Window::Sent(number, count) => return Ok(SendOutcome::SentWindows(number, count)),
                     Window::Unread if is_undecided => return Ok(SendOutcome::Unread),
                     Window::Cold(range) if is_undecided => return Ok(SendOutcome::Cold(Arc::clone(content), range)),
-                    // Whatever stands there is not to be lost.
+                    // The data before it must still be sent.
                     Window::Cold(_) | Window::Changed | Window::Unread if !before.is_empty() => {}
                     Window::Cold(range) => return Ok(SendOutcome::Cold(Arc::clone(content), range)),
                     Window::Changed | Window::Unread => return Ok(SendOutcome::Changed),
@@ -512,25 +519,25 @@ impl SendQueue {
                 return Ok(SendOutcome::TurnIsOver);
             }
         }
-        // If a file is next, its first window follows at once; without this the head would be a packet of its own.
+        // If a file is next, its first window follows at once; without this the head would be sent in its own packet.
         let more = next.is_some();
         Ok(SendOutcome::Sent(transport.send(before, more)? as u64))
     }
 
-    /// Whether nothing stands at the front but a reply with a file behind its head, of which nothing was sent: then it may
-    /// still become another reply.
+    /// Returns whether the front is a response with a file after its head, of which nothing was sent: then it
+    /// may still be replaced by another response.
     fn is_undecided(&self) -> bool {
         self.reply_sent == 0
             && matches!((self.chunks.front(), self.chunks.get(1)), (Some(Chunk::Text(_)), Some(Chunk::File(..))))
     }
 
-    /// Makes an error of the reply at the front, of which nothing was sent: the disk has failed on its first bytes.
+    /// Replaces the first response, of which nothing was sent, by an error: the disk has failed on its first bytes.
     fn fail_front(&mut self, wall: &WallClock, style: Style) {
         let is_end = |chunk: &Chunk| matches!(chunk, Chunk::End(_));
         let Some(end) = self.chunks.iter().position(is_end) else { return };
         let (head, body) = reply::bad_head::<OpenFile>(Status::INTERNAL_SERVER_ERROR, UNREAD, false);
         let mut text = Vec::new();
-        // What the client was to be told of the connection may be left out.
+        // A `Connection` field may be left out.
         head.get().write(&mut text, &style.date(wall), Connection::Persists, style.alignment());
         let head_bytes = text.len();
         let mut old = 0;
@@ -555,7 +562,7 @@ impl SendQueue {
         self.text.splice(self.text_at..self.text_at + old, text);
     }
 
-    /// Puts what lies in memory at the front into `pieces`: how many there are, and the range of a file behind them.
+    /// Collects data in memory at the front into `pieces`. Returns their number, and the range of a file after them.
     fn gather<'a>(&'a self, pieces: &mut [IoSlice<'a>; PIECES_MAX]) -> (usize, Option<FileRange<'a>>) {
         let mut count = 0;
         let mut text_at = self.text_at;
@@ -563,7 +570,7 @@ impl SendQueue {
         let mut next = None;
         for chunk in &self.chunks {
             let bytes = match chunk {
-                // Texts lie behind one another: those of a batch of small replies make one piece.
+                // Texts are adjacent: those of a batch of small responses make one piece.
                 Chunk::Text(length) | Chunk::Interim(length) => {
                     text_at += length;
                     continue;
@@ -597,7 +604,7 @@ impl SendQueue {
         (count, next)
     }
 
-    /// Takes `count` bytes from the front.
+    /// Removes `count` bytes from the front.
     fn advance(&mut self, mut count: u64, log_context: &mut LogContext<'_>) {
         log_context.meter.sent(count);
         while count > 0 {
@@ -657,7 +664,7 @@ impl SendQueue {
         }
     }
 
-    /// Tells the log of replies that will not be completed: with the bytes that went out of the first.
+    /// Logs responses that will not be completed: the first with the bytes that were sent.
     pub fn give_up(&mut self, log_context: &mut LogContext<'_>) {
         self.put_end();
         for chunk in self.chunks.drain(..) {
@@ -672,45 +679,45 @@ impl SendQueue {
 
 type FileRange<'a> = (&'a Arc<Content<OpenFile>>, &'a Range<u64>);
 
-/// What came of sending what is at the front.
+/// The result of sending the front of the queue.
 enum SendOutcome {
-    /// So many bytes went out.
+    /// So many bytes were sent.
     Sent(u64),
-    /// The same, of so many windows among them.
+    /// So many bytes were sent, including so many windows.
     SentWindows(u64, u64),
     /// This range is not in memory.
     Cold(Arc<Content<OpenFile>>, Range<u64>),
     /// The windows of this turn have been sent.
     TurnIsOver,
-    /// The file is not what the head says.
+    /// The file does not match the head.
     Changed,
-    /// The disk failed on the first bytes of a reply of which nothing was sent.
+    /// The disk failed on the first bytes of a response of which nothing was sent.
     Unread,
 }
 
 enum Window {
-    /// So many, and so many bytes.
+    /// So many windows, and so many bytes, were sent.
     Sent(u64, u64),
     Cold(Range<u64>),
     Changed,
     /// The disk failed.
     Unread,
-    /// It is lent, and what is to be sent before it goes by itself.
+    /// It is sent by sendfile, after the preceding data were sent separately.
     AfterTheHead,
 }
 
-/// How a window goes out.
+/// How a window is sent.
 enum Way {
-    /// The page cache's own pages are lent to the socket.
+    /// By sendfile, which lends pages of the page cache to the socket.
     Lent,
     /// The kernel copies it from this mapping.
     Mapped(Arc<Mapping>),
-    /// It is read into a buffer, looked at, and sent from there.
+    /// It is read into a buffer, checked, and sent from there.
     Copied,
 }
 
 impl Way {
-    /// The mapping of this window: that by which it goes out, or one for whoever tests by it.
+    /// Returns the mapping of this window: the one that it is sent from, or one for the residency test.
     fn mapping(
         &self,
         mapped: &MappedWindows,
@@ -726,19 +733,19 @@ impl Way {
 }
 
 impl Sender {
-    /// Whether the test of residency looks at a few places of a window alone. The others look at every page, or at none, and
-    /// are experiments: they are asked each time, and what they say is believed.
+    /// Returns whether the residency test probes only a few places of a window. The other tests check every page, or
+    /// none, and are experimental: they are consulted each time, and trusted.
     fn samples(&self) -> bool {
         matches!(*self.residency, Residency::Nowait)
     }
 
     fn way(&self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, probes: Probes) -> Way {
         let number = window.start / WINDOW;
-        // What nobody has seen as a whole may be on its way in, or half gone: lent, it would be waited for.
+        // A window that was never seen completely may be half read or half evicted: sendfile would wait for it.
         let is_new = probes != Probes::None && self.samples() && file.is_new(number);
         match self.content {
             ContentMode::Copy => Way::Copied,
-            // Where memory is scarce, part of what a helper has fetched may have gone again, and only reading it tells.
+            // When memory is scarce, part of what a helper has fetched may be gone again, and only reading it tells.
             _ if matches!(probes, Probes::All { fetched: 1.. }) && self.samples() => Way::Copied,
             _ if self.now < self.backoff.until && !self.backoff.believes(file.last_seen(number), self.now) => {
                 Way::Copied
@@ -746,12 +753,12 @@ impl Sender {
             _ if !is_settled(version, self.sendfile_min_age, self.wall_seconds) => Way::Copied,
             ContentMode::Mixed | ContentMode::Sendfile if self.lends && !is_new => Way::Lent,
             ContentMode::Mixed | ContentMode::Sendfile => Way::Copied,
-            // What cannot be mapped is copied.
+            // A window that cannot be mapped is copied.
             ContentMode::Mmap => self.mapped.get(file, version, number).map_or(Way::Copied, Way::Mapped),
         }
     }
 
-    /// Whether a window is in memory: one that was just seen there is believed to be, at others the test of residency looks.
+    /// Returns whether a window is in memory: it was seen there a moment ago, or the residency test says so.
     fn is_there(&mut self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, way: &Way) -> bool {
         let number = window.start / WINDOW;
         let seen = if self.samples() { file.last_seen(number) } else { None };
@@ -769,7 +776,8 @@ impl Sender {
         is_there
     }
 
-    /// The end of the windows behind `window` that can be lent with it: so many at most, and all of them in memory.
+    /// Returns the end of the windows after `window` that can be sent by sendfile with
+    /// it: at most so many, all of them in memory.
     fn lent_until(
         &mut self,
         file: &OpenFile,
@@ -778,7 +786,8 @@ impl Sender {
         (windows_max, end): (u64, u64),
         probes: Probes,
     ) -> u64 {
-        // What has just been fetched is waited for if need be, but nothing behind it; models learn window by window.
+        // The loop may wait for a window that was just fetched, but not for those
+        // after it; models learn window by window.
         if !matches!(probes, Probes::None | Probes::All { fetched: 0 }) || !self.samples() {
             return window.end;
         }
@@ -794,14 +803,14 @@ impl Sender {
     }
 }
 
-/// Whether a window is all of one, or all that its file has of it.
+/// Returns whether a window is complete, or all that its file has of it.
 fn is_whole(window: &Range<u64>, version: &FileVersion) -> bool {
     window.start.is_multiple_of(WINDOW) && (window.end.is_multiple_of(WINDOW) || window.end == version.size)
 }
 
-/// Sends the first window of a file's range, and those behind it that can be lent in the same call, `windows_max` at most.
-/// `must_look`: whether it has to be made sure first that the file has not changed.
-/// `before` goes before it: both go in one call, or nothing does.
+/// Sends the first window of a file's range, and those after it that sendfile can send in the same call, at most
+/// `windows_max`. `must_look`: it must be checked first that the file has not changed. `before` precedes the range:
+/// both are sent in one call, or neither is.
 fn send_windows(
     transport: &Transport,
     before: &[IoSlice<'_>],
@@ -814,7 +823,7 @@ fn send_windows(
         return Ok(Window::Changed);
     };
     let version = &content.version;
-    // Windows begin at multiples of their size, so that a range is read ahead as the whole file is.
+    // Windows begin at multiples of their size, so that a range is read ahead like the whole file.
     let number = range.start / WINDOW;
     let mut window = range.start..range.end.min((number + 1) * WINDOW);
     let way = match sender.content {
@@ -826,7 +835,7 @@ fn send_windows(
     if matches!(way, Way::Copied) {
         let more = window.end < range.end;
         let buffer = &mut sender.window[..(window.end - window.start) as usize];
-        // Part of what was fetched may have gone again, and part is enough to go on.
+        // Part of what was fetched may be gone again, and part is enough to continue.
         let probe = matches!(probes, Probes::All { fetched: ..FETCHES_MAX });
         let patience = if probe { Patience::Now } else { Patience::Wait };
         let map = || way.mapping(&sender.mapped, file, version, number);
@@ -842,7 +851,7 @@ fn send_windows(
         if samples && is_whole(&window, version) && window.start + count as u64 == window.end {
             file.is_seen(number, version.size, sender.now);
         }
-        // Checked after reading: the bytes in the buffer are those of this state.
+        // Checked after reading: the bytes in the buffer are those of this version.
         if count == 0 || !file.still_has_bytes_of(version)? {
             return Ok(Window::Changed);
         }
@@ -857,14 +866,15 @@ fn send_windows(
         };
         return Ok(Window::Sent(1, sent as u64));
     }
-    // Where windows are not probed the disk is waited for in any case, so the first byte may be, before the head is out.
+    // If windows are not probed, the loop waits for the disk in any case, so it may wait
+    // for the first byte before the head is sent.
     let is_first = probes == Probes::None && !before.is_empty();
     if is_first && file::read_at(file, &mut [0], window.start, Patience::Wait).is_err() {
         return Ok(Window::Unread);
     }
     let probe = probes == Probes::All { fetched: 0 };
     if matches!(way, Way::Lent) && !before.is_empty() {
-        // What is believed to be there is not looked at twice.
+        // A window assumed to be in memory is not tested twice.
         let is_cold = probe && samples && !sender.is_there(file, version, &window, &way);
         return Ok(if is_cold { Window::Cold(window) } else { Window::AfterTheHead });
     }
@@ -900,15 +910,15 @@ fn send_windows(
     Ok(Window::Sent(end.div_ceil(WINDOW) - number, sent as u64))
 }
 
-/// Whether the file has been left alone long enough to be lent to a socket.
+/// Returns whether the file is old enough for sendfile.
 fn is_settled(version: &FileVersion, sendfile_min_age: Duration, wall_seconds: i64) -> bool {
     let settle_ns = i64::try_from(sendfile_min_age.as_nanos()).unwrap_or(i64::MAX);
     let now_ns = wall_seconds.saturating_mul(1_000_000_000);
-    // The wall's clock has whole seconds, so a file of this second is not older than zero.
+    // The wall clock has whole seconds, so a file of this second is not older than zero.
     settle_ns == 0 || now_ns.saturating_sub(version.mtime_ns.max(version.ctime_ns)) > settle_ns
 }
 
-/// Blocks that this thread has read.
+/// Returns the number of blocks that this thread has read.
 fn blocks_read() -> i64 {
     process::disk_use().blocks_read
 }
@@ -921,7 +931,7 @@ mod tests {
     fn old_block_read_does_not_trigger_backoff() {
         let mut backoff = EvictionBackoff::default();
         let at = Time::from_millis;
-        // A block was read while names were looked up; then the thread loses the processor while it sends.
+        // A block was read during a name lookup; then the thread is switched out while it sends.
         backoff.look(at(1), || 8);
         backoff.suspect(at(1), 8);
         assert!(backoff.until <= at(1));
@@ -948,7 +958,7 @@ mod tests {
         check(&backoff, Some(1_999), 2_001, false);
         check(&backoff, Some(2_001), 3_000, true);
         check(&backoff, Some(2_001), 3_001, false);
-        // Another that is gone puts the end off, and changes nothing of what has been read.
+        // Another missing window extends the backoff, and changes nothing about what has been read.
         backoff.begin(at(2_500));
         check(&backoff, Some(2_100), 3_000, true);
         check(&backoff, Some(12_499), 12_600, false);

@@ -1,12 +1,12 @@
-//! The life of the server: open, give up root, start the loops, obey signals, end.
+//! The life of the server: opens everything, gives up root, starts the loops, handles signals, stops.
 //!
-//! The order at the start is the order of what can only be done earlier: signals are kept back before there is a second
-//! thread; the program is locked in memory while we may; the process that helper processes come from splits off before
-//! there is anything that it should not have; ports and the log are opened while we may; then the user changes; then the
-//! sites' roots are opened, as the user who will serve them, so that what he may not read is noticed now.
+//! The order at the start follows from what can only be done early. Signals are blocked before there is a second
+//! thread. The program is locked in memory while that is permitted. The fork server is forked before there is anything
+//! that it should not have. Ports and the log are opened with the original privileges; then the user changes; then the
+//! sites' roots are opened as the user that will serve them, so that missing permissions are noticed now.
 //!
-//! This thread then waits for signals. What it does for one it prepares here, where waiting is harmless, and gives the
-//! workers the finished thing. These are threads of this process, or processes of their own (`processes`).
+//! This thread then waits for signals. It prepares here, where waiting is harmless, whatever a signal requires, and
+//! passes the result to the workers, which are threads of this process or separate processes (`processes`).
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -56,18 +56,18 @@ use crate::say::die;
 use crate::shared_cache::SharedCache;
 use crate::watch::{self, Audience};
 
-/// Descriptors for which the kernel's table has room from the start, if so many may be had: half a MiB of it.
+/// Descriptors for which the kernel's table has room from the start, if the limit allows: half a MiB of it.
 const DESCRIPTORS_ROOM: u64 = 1 << 16;
 
-/// A server that runs.
+/// A running server.
 struct Server {
     flags: cli::Serve,
-    /// Workers that the configuration asks for; there may be fewer.
+    /// Configured workers; there may be fewer.
     workers_asked: usize,
     generation: Arc<ConfigSnapshot>,
     workers: Crew,
     clock: Clock,
-    /// Where the loops publish what they count, if anybody is to know.
+    /// Where the loops publish their counters, if they are published.
     segment: Option<Arc<StatsSegment>>,
 }
 
@@ -81,18 +81,18 @@ enum Crew {
 struct Threads {
     addresses: Vec<Address>,
     admin: Option<AdminEndpoint>,
-    /// What they found for orders.
+    /// Their answers to preload orders.
     answers: Arc<Answers>,
-    /// They share their caches, so that it is enough if one of them carries an order out.
+    /// Whether they share their caches, so that one of them is enough to execute an order.
     shared_caches: bool,
     mailboxes: Vec<Arc<Mailbox<Message>>>,
     loops: Vec<JoinHandle<Snapshot>>,
-    /// Where helpers come from, if these are processes.
+    /// The fork server, if helpers are processes.
     fork_server: Option<ForkServer>,
     log: Option<(Arc<Writer>, JoinHandle<()>)>,
 }
 
-/// Serves until a signal ends it.
+/// Serves until a signal stops it.
 pub fn serve(flags: &cli::Serve) -> ExitCode {
     let settings = match config::load(flags) {
         Ok(settings) => settings,
@@ -104,7 +104,7 @@ pub fn serve(flags: &cli::Serve) -> ExitCode {
     if flags.print_config {
         return print(&config::print(&settings));
     }
-    let server = Signals::block().map_err(|error| format!("cannot keep signals back: {error}")).and_then(|signals| {
+    let server = Signals::block().map_err(|error| format!("cannot block signals: {error}")).and_then(|signals| {
         let server = Server::start(flags, settings, signals)?;
         server.greet();
         Ok((server, signals))
@@ -118,7 +118,7 @@ pub fn serve(flags: &cli::Serve) -> ExitCode {
     }
 }
 
-/// Prints a text; a reader that has gone is no error.
+/// Prints a text; a reader that has gone is not an error.
 pub fn print(text: &str) -> ExitCode {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -129,11 +129,11 @@ pub fn print(text: &str) -> ExitCode {
     }
 }
 
-/// Locks the program in memory, or says that it cannot be.
+/// Locks the program in memory, or reports that it cannot.
 fn lock_program() {
     if let Err(error) = process::lock_program() {
         say!(
-            "cannot lock the program in memory ({error}): where memory is short, everybody may wait until its code is read \
+            "cannot lock the program in memory ({error}): when memory is short, all clients may wait until its code is read \
              again; raise the limit on locked memory (ulimit -l, LimitMEMLOCK=)"
         );
     }
@@ -141,8 +141,8 @@ fn lock_program() {
 
 impl Server {
     fn start(flags: &cli::Serve, mut settings: Settings, signals: Signals) -> Result<Server, String> {
-        // While there is one thread, for both hold for a thread and all that it starts. Ports and users are no matter of them:
-        // they take what this process has, not what a program that it starts could have.
+        // While there is one thread, as both apply to a thread and those that it starts. Ports and users are not
+        // affected: they need privileges that this process has, not ones that a program it starts could gain.
         process::gain_no_privileges().map_err(|error| format!("cannot give up privileges: {error}"))?;
         process::keep_files_private();
         let descriptors = process::raise_descriptor_limit();
@@ -152,7 +152,7 @@ impl Server {
         settings.workers = share(&settings)?.workers;
         if settings.workers < workers_asked {
             say!(
-                "the limit on open files ({descriptors}) bears {} of {workers_asked} workers, and no more are started; raise it \
+                "the limit on open files ({descriptors}) allows only {} of {workers_asked} workers; raise it \
                  (ulimit -n, LimitNOFILE=)",
                 settings.workers
             );
@@ -167,7 +167,7 @@ impl Server {
         let fork_server = match settings.helpers.kind {
             HelperKind::Processes if form(settings.architecture).helpers => {
                 let fork_server = fork_server::start(settings.workers, signals, || become_owner(owner.as_ref()));
-                Some(fork_server.map_err(|error| format!("cannot start the process that helpers come from: {error}"))?)
+                Some(fork_server.map_err(|error| format!("cannot start the fork server: {error}"))?)
             }
             HelperKind::Processes | HelperKind::Threads => None,
         };
@@ -183,21 +183,21 @@ impl Server {
         let control = settings.control.as_ref().map(|path| Control::open(path, whose)).transpose()?;
         let exporter = settings.metrics.listen.map(|asked| exporter(asked, addresses.iter())).transpose()?;
         let admin = AdminEndpoint::new(control, exporter, &signals)
-            .map_err(|error| format!("cannot hear of signals: {error}"))?;
+            .map_err(|error| format!("cannot receive signals: {error}"))?;
         let segment = board_of(&settings)?.map(Arc::new);
         become_owner(owner.as_ref())?;
         if owner.is_none() && process::is_root() {
-            say!("serving as root, who may read every file; give a user to become with --user NAME");
+            say!("serving as root, which may read every file; set a user with --user NAME");
         }
         if has_children {
-            // The children lock it, for what is locked is not inherited. Here it is found out, with the rights that they will
-            // have, whether they can. A parent that holds more memory than they do is what the kernel kills first where memory
-            // runs out, and all of them with it.
+            // The children lock it, because locks are not inherited. Here it is determined, with the privileges that
+            // they will have, whether they can. A parent that holds more memory than they do is what the kernel kills
+            // first when memory runs out, and all of them with it.
             lock_program();
             process::unlock_program();
         }
 
-        // Threads and processes start when there is nothing left to give up.
+        // Threads and processes start only after all privileges are given up.
         let (generation, clock) = (Arc::new(open(settings, None)?), Clock::start());
         let workers = if form(generation.settings.architecture).processes {
             let slots = segment.clone().map(StatsSlots::of);
@@ -208,7 +208,7 @@ impl Server {
             let settings = &generation.settings.log;
             let log = sink.map(|sink| Writer::start(sink, settings, clock)).transpose();
             let log = log.map_err(|error| self::cannot_log(&settings.access, &error))?;
-            let answers = Answers::new().map_err(|error| format!("cannot make a mailbox: {error}"))?;
+            let answers = Answers::new().map_err(|error| format!("cannot create a mailbox: {error}"))?;
             let shared_caches = generation.caches.is_some();
             let (answers, mailboxes, loops) = (Arc::new(answers), Vec::new(), Vec::new());
             let mut threads = Threads { addresses, admin, answers, shared_caches, mailboxes, loops, fork_server, log };
@@ -228,7 +228,7 @@ impl Server {
         }
     }
 
-    /// Says where it serves, and how.
+    /// Reports where and how it serves.
     fn greet(&self) {
         let settings = &self.generation.settings;
         let mut text = String::new();
@@ -241,7 +241,7 @@ impl Server {
             };
             text += &format!("amped: serving on http://{host}:{port}/");
             if address.bound.ip().is_unspecified() {
-                text += " and every other address of this machine";
+                text += " and all other addresses of this machine";
             }
             text += "\n";
         }
@@ -261,13 +261,13 @@ impl Server {
                 HelperKind::Threads => "helpers",
                 HelperKind::Processes => "helper processes",
             };
-            text += &format!(", up to {} {what} a loop", settings.helpers.max);
+            text += &format!(", up to {} {what} per loop", settings.helpers.max);
         }
         text += "\n";
         if let Some(exporter) = self.workers.admin().and_then(|admin| admin.exporter.as_ref()) {
             text += &format!("amped: metrics on http://{}/metrics\n", exporter.address());
         }
-        // To standard error: standard output may be the log's.
+        // To standard error: standard output may be used for the log.
         say::plain(&text);
     }
 
@@ -291,12 +291,12 @@ impl Server {
                 Some(Signal::User2) => say::plain(&self.report()),
                 Some(Signal::Child) | None => {}
             }
-            // Without it no helper could be started any more; a supervisor that sees the server end starts it anew.
+            // Without it no helper could be started any more; a supervisor that sees the server end restarts it.
             if let Crew::Threads(threads) = &self.workers
                 && let Some(fork_server) = &threads.fork_server
                 && let Some(ending) = process::has_ended(fork_server.pid)
             {
-                die(&format!("the process that helpers come from {ending}"));
+                die(&format!("the fork server {ending}"));
             }
             if let Crew::Processes(pool) = &mut self.workers {
                 pool.look_after();
@@ -308,10 +308,10 @@ impl Server {
         }
     }
 
-    /// Reads the configuration again. If anything is wrong with it, nothing changes.
+    /// Reloads the configuration. If there is any error, nothing changes.
     fn reload(&mut self) {
         if let Err(message) = self.try_reload() {
-            say::plain(&format!("{message}amped: the configuration stays as it was\n"));
+            say::plain(&format!("{message}amped: keeping the current configuration\n"));
         } else {
             say!("the new configuration is in force");
         }
@@ -339,7 +339,7 @@ impl Server {
             }
             Crew::Processes(pool) => {
                 let stop_at = self.clock.now() + self.generation.settings.stop_deadline;
-                // Let go before the children start, lest they keep what it has open.
+                // Dropped before the children start, so that they do not inherit its descriptors.
                 self.generation = Arc::clone(&generation);
                 let renewed = pool.renew(generation, addresses, stop_at);
                 self.generation = Arc::clone(pool.generation());
@@ -357,13 +357,13 @@ impl Server {
                 }
             }
             Crew::Processes(pool) => {
-                // For those that are started later. Each child says for itself what goes wrong with it.
+                // For children started later. Each child reports its own errors.
                 pool.reopen_log(Sink::open(&self.generation.settings.log.access, None).ok().flatten());
             }
         }
     }
 
-    /// Everything that a new configuration needs.
+    /// Creates everything that a new configuration needs.
     fn prepare(&self) -> Result<(Arc<ConfigSnapshot>, Vec<Address>), String> {
         let mut settings = config::load(&self.flags).map_err(|error| error.to_string())?;
         let old = &self.generation.settings;
@@ -391,7 +391,7 @@ impl Server {
         settings.workers = old.workers;
         let line = |message: String| format!("amped: {message}\n");
         let mut addresses = Vec::new();
-        // Each old one is taken once: a port of 0 may be asked for several times.
+        // Each old one is used once: port 0 may be configured several times.
         let mut old: Vec<&Address> = self.addresses().iter().collect();
         for &asked in &settings.listen {
             let known = old.iter().position(|address| address.asked == asked).map(|n| old.remove(n));
@@ -404,7 +404,7 @@ impl Server {
         Ok((generation, addresses))
     }
 
-    /// How things stand, over all workers. One that does not answer within a second is missing from it.
+    /// Returns the statistics of all workers, except those that do not answer within a second.
     fn report(&mut self) -> String {
         let (sum, answered, of) = match &mut self.workers {
             Crew::Threads(threads) => threads.report(&self.generation),
@@ -416,13 +416,13 @@ impl Server {
         format!("{sum}{shared}{control}loops: answered={answered} of={of}\n")
     }
 
-    /// Finishes what is under way, within the deadline; a second signal does not wait for it.
+    /// Finishes requests in progress, within the deadline; a second signal ends the server at once.
     fn stop(mut self, signals: &Signals) -> ExitCode {
         if let Some(control) = self.workers.admin_mut().take().and_then(|admin| admin.control) {
             control.close();
         }
         let deadline = self.generation.settings.stop_deadline;
-        say!("finishing the replies under way, for {} s at most (again to stop at once)", deadline.as_secs());
+        say!("finishing requests in progress, for at most {} s (signal again to stop at once)", deadline.as_secs());
         let at = self.clock.now() + deadline;
         match self.workers {
             Crew::Threads(threads) => threads.stop(self.generation, at, self.clock, signals),
@@ -471,7 +471,7 @@ impl Orders for Crew {
 }
 
 impl Threads {
-    /// Begins to watch folders, if that is wanted.
+    /// Starts watching directories, if that is enabled.
     fn watch(&self, generation: &ConfigSnapshot) {
         if generation.settings.watch {
             let audience = match &generation.caches {
@@ -503,7 +503,7 @@ impl Threads {
         slot: Option<StatsSlot>,
     ) -> Result<(), String> {
         let listeners = listen::listeners_of(&self.addresses, n).map_err(cannot_share)?;
-        let mailbox = Arc::new(Mailbox::new().map_err(|error| format!("cannot make a mailbox: {error}"))?);
+        let mailbox = Arc::new(Mailbox::new().map_err(|error| format!("cannot create a mailbox: {error}"))?);
         let start = Start {
             generation: Arc::clone(generation),
             listeners,
@@ -515,13 +515,13 @@ impl Threads {
         };
         let architecture = generation.settings.architecture;
         let thread = thread::Builder::new().name(format!("loop-{n}")).spawn(move || {
-            // A loop that dies takes its connections with it; a supervisor that sees the process end starts it anew,
-            // one that sees it live on without its loop does not.
+            // A loop that dies takes its connections with it. A supervisor that sees the process end restarts it; one
+            // that sees it live on without its loop does not.
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| arch::run(architecture, start)));
             match ended {
                 Ok(Ok(snapshot)) => snapshot,
-                Ok(Err(error)) => die(&format!("loop {n} cannot go on: {error}")),
-                Err(_) => die(&format!("loop {n} has failed; this is a bug of amped's")),
+                Ok(Err(error)) => die(&format!("loop {n} failed: {error}")),
+                Err(_) => die(&format!("loop {n} panicked; this is a bug in amped")),
             }
         });
         self.loops.push(thread.map_err(|error| format!("cannot start a loop: {error}"))?);
@@ -550,7 +550,7 @@ impl Threads {
             mailbox.put(Message::Stop(at));
         }
         thread::scope(|scope| {
-            // This thread cannot both wait for the loops and for a signal; the other one ends with the process.
+            // This thread cannot wait both for the loops and for a signal; the other one ends with the process.
             let waiter = thread::Builder::new().spawn_scoped(scope, move || {
                 // A loop that fails ends the process itself.
                 let snapshots: Vec<_> = self.loops.into_iter().filter_map(|thread| thread.join().ok()).collect();
@@ -560,21 +560,21 @@ impl Threads {
                 std::process::exit(0);
             });
             if waiter.is_err() {
-                die("cannot start a thread to wait with");
+                die("cannot start the thread that waits for the loops");
             }
             loop {
                 if matches!(signals.wait(), Signal::Terminate | Signal::Interrupt) {
-                    die("stopped at once");
+                    die("stopped by a second signal");
                 }
             }
         })
     }
 }
 
-/// Waits for all processes to end. They keep to the moment themselves, but one that hangs in the kernel cannot.
+/// Waits for all processes to end. They observe the deadline themselves, but one that hangs in the kernel cannot.
 fn stop_processes(mut pool: Pool, at: Time, clock: Clock, signals: &Signals) -> ExitCode {
     pool.stop(at);
-    // The last lines of the log have a second of their own.
+    // The last lines of the log get one more second.
     let latest = at.max(clock.now()) + Duration::from_secs(2);
     loop {
         pool.look_after();
@@ -584,7 +584,7 @@ fn stop_processes(mut pool: Pool, at: Time, clock: Clock, signals: &Signals) -> 
         }
         if let Some(Signal::Terminate | Signal::Interrupt) = signals.wait_for(left) {
             pool.kill();
-            die("stopped at once");
+            die("stopped by a second signal");
         }
     }
     pool.kill();
@@ -594,10 +594,10 @@ fn stop_processes(mut pool: Pool, at: Time, clock: Clock, signals: &Signals) -> 
 }
 
 fn cannot_share(error: io::Error) -> String {
-    format!("cannot share a listener: {error}")
+    format!("cannot duplicate a listener: {error}")
 }
 
-/// Binds an address: with a listener for each worker, or one for all of a pool.
+/// Binds an address: with a listener for each worker, or one for a whole pool.
 fn bind<'a>(
     asked: SocketAddr,
     settings: &Settings,
@@ -607,17 +607,17 @@ fn bind<'a>(
     listen::bind(asked, if pool { 1 } else { settings.workers }, own)
 }
 
-/// Listens at the metrics' address.
+/// Binds the address of the metrics endpoint.
 fn exporter<'a>(asked: SocketAddr, own: impl Iterator<Item = &'a Address> + Clone) -> Result<Exporter, String> {
     let listened = listen::bind(asked, 1, own).and_then(|mut address| {
-        let listener = address.listeners.pop().ok_or("nobody listens")?;
+        let listener = address.listeners.pop().ok_or("no listener")?;
         Exporter::new(listener).map_err(|error| format!("cannot listen on {asked}: {error}"))
     });
-    listened.map_err(|text| format!("the metrics' address: {text}"))
+    listened.map_err(|text| format!("metrics endpoint: {text}"))
 }
 
-/// Memory for what the loops count, if anybody is to know. Where they are processes there is room for twice as many, since
-/// after a reload the old ones are still at their last replies.
+/// Creates the memory for statistics, if they are published. If workers are processes there is room for twice as many,
+/// since after a reload the old ones are still finishing their responses.
 fn board_of(settings: &Settings) -> Result<Option<StatsSegment>, String> {
     let MetricsSettings { file, listen, .. } = &settings.metrics;
     if file.is_none() && listen.is_none() {
@@ -627,7 +627,7 @@ fn board_of(settings: &Settings) -> Result<Option<StatsSegment>, String> {
     StatsSegment::new(file.as_deref(), loops).map(Some)
 }
 
-/// What the limit on open files bears of a configuration.
+/// Returns what the limit on open files allows for a configuration.
 fn share(settings: &Settings) -> Result<Share, String> {
     let form = form(settings.architecture);
     let limit = usize::try_from(process::raise_descriptor_limit()).unwrap_or(usize::MAX);
@@ -647,11 +647,11 @@ fn share(settings: &Settings) -> Result<Share, String> {
             .fold(0, |sum: usize, app| sum.saturating_add(app.max_processes.unwrap_or(20))),
     };
     descriptors::share(limit, &needs).map_err(|least| {
-        format!("the limit on open files is {limit}, and the server needs {least} at least: raise it (ulimit -n, LimitNOFILE=)")
+        format!("the limit on open files is {limit}, and the server needs at least {least}: raise it (ulimit -n, LimitNOFILE=)")
     })
 }
 
-/// Opens what a configuration names.
+/// Opens everything that a configuration names.
 fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSnapshot, String> {
     let form = form(settings.architecture);
     settings.budgets = settings.optimise.budgets(settings.budgets);
@@ -660,27 +660,27 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
         settings.budgets.max_content_file_bytes = Bytes(0);
     }
     if form.processes {
-        // All together keep to what was asked for (Flash, section 6: its MP has smaller caches in each process).
+        // The configured budgets apply to all together (Flash, section 6: its MP has smaller caches in each process).
         settings.budgets = settings.budgets.split(settings.workers);
         if !settings.optimise.has(Optimisation::ContentCache) {
             settings.shared_cache = None;
         }
         if settings.shared_cache.is_some() {
-            // Bodies are there, once.
+            // Bodies are stored there, once.
             settings.budgets.content_bytes = Bytes(0);
         }
     }
-    // The caches of threads that share them are one.
+    // Threads that share caches have a single set.
     let workers = if form.pool { 1 } else { settings.workers };
     let Share { files, connections: bearable, .. } = share(&settings)?;
     settings.budgets.descriptors = files;
     let connections = match settings.connections {
-        // More would leave no descriptor to open a file with: each of them would be answered 503.
+        // More would leave no descriptor to open a file with: their requests would get 503.
         Some(connections) if !form.pool && connections > bearable => {
             let limit = process::raise_descriptor_limit();
             say!(
-                "limits.max_connections is {connections}, but the limit on open files ({limit}) bears about {bearable}, and \
-                 no more are taken; raise it (ulimit -n, LimitNOFILE=)"
+                "limits.max_connections is {connections}, but the limit on open files ({limit}) allows about {bearable}, and \
+                 no more are accepted; raise it (ulimit -n, LimitNOFILE=)"
             );
             bearable
         }
@@ -699,12 +699,12 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
         && let Some(root) = roots.iter().find(|root| seems_anothers(&root.path))
     {
         say!(
-            "residency \"mincore\": the files in {} seem to be another user's, and of these the kernel says that all is in \
-             memory (since Linux 5.2), so the loop will wait for the disk; `nowait` tells the truth to everybody",
+            "residency \"mincore\": the files in {} seem to belong to another user, and the kernel reports these as always \
+             in memory (since Linux 5.2), so the loop will wait for the disk; use `nowait`",
             root.path.display()
         );
     }
-    // The page cache and what is mapped outlive a configuration.
+    // The page cache and the mappings outlive a configuration.
     let (residency, mapped) = match old {
         Some(ConfigSnapshot { disk, .. }) => (Arc::clone(disk.residency()), disk.mapped().clone()),
         None => {
@@ -725,15 +725,15 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
         }
     });
     let shared = settings.shared_cache.filter(|_| form.processes).map(|shared| SharedCache::new(&shared)).transpose();
-    let shared = shared.map_err(|error| format!("cannot share a cache: {error}"))?.map(Arc::new);
+    let shared = shared.map_err(|error| format!("cannot create the shared cache: {error}"))?.map(Arc::new);
     let connections_max = if form.pool { 1 } else { connections.div_ceil(workers) };
     let apps = Apps::new(&settings.apps, &settings.spool, form.processes, old.map(|old| &old.apps));
-    let apps = apps.map_err(|error| format!("cannot start what keeps applications: {error}"))?;
-    let verifier = verifier(&settings, old).map_err(|error| format!("cannot prepare for passwords: {error}"))?;
+    let apps = apps.map_err(|error| format!("cannot start the applications: {error}"))?;
+    let verifier = verifier(&settings, old).map_err(|error| format!("cannot create the password verifier: {error}"))?;
     Ok(ConfigSnapshot { settings, disk: Arc::new(disk), verifier, connections_max, caches, shared, apps })
 }
 
-/// What verifies passwords, if a site wants any. What was tried under another configuration still counts.
+/// Creates the password verifier, if a site needs one. Attempts under the previous configuration still count.
 fn verifier(settings: &Settings, old: Option<&ConfigSnapshot>) -> io::Result<Option<Verifier>> {
     if settings.accounts.is_empty() {
         return Ok(None);
@@ -752,12 +752,13 @@ fn verifier(settings: &Settings, old: Option<&ConfigSnapshot>) -> io::Result<Opt
     Ok(Some(Verifier::new(accounts, settings.max_password_attempts, waiting)))
 }
 
-/// Whether mincore(2) will not tell us the truth about files here, as far as the folder itself shows whose they are.
+/// Returns whether mincore(2) is unreliable for files here, as far as the directory's owner shows.
 fn seems_anothers(folder: &Path) -> bool {
     !process::is_root() && std::fs::metadata(folder).is_ok_and(|folder| !process::is_user(folder.uid()))
 }
 
-/// Whether we, by now the user who serves, may look up names in this folder; opening it says nothing of that.
+/// Checks that this process, which already runs as the serving user, may look up names in this
+/// directory; opening it does not show that.
 fn enter(folder: &Path) -> Result<(), (PathBuf, io::Error)> {
     std::fs::metadata(folder.join(".")).map(|_| ()).map_err(|error| (folder.to_owned(), error))
 }
@@ -766,45 +767,45 @@ fn cannot_open_root(path: &Path, error: &io::Error, user: Option<&str>) -> Strin
     let shown = path.display();
     let way_out = match error.kind() {
         io::ErrorKind::PermissionDenied => format!(
-            "; {} must be able to enter it: `chmod a+x` on it and on each folder above it (`namei -l {shown}` shows them)",
-            user.map_or("the user who starts the server".to_owned(), |user| format!("the user {user}"))
+            "; {} must be able to enter it: `chmod a+x` it and each directory above it (`namei -l {shown}` shows them)",
+            user.map_or("the user that starts the server".to_owned(), |user| format!("the user {user}"))
         ),
         _ => String::new(),
     };
-    format!("cannot open the root {shown}: {error}{way_out}")
+    format!("cannot open root {shown}: {error}{way_out}")
 }
 
-/// Whom to become: the user, by name and number, and the number of the group.
+/// Returns the user to serve as, with name and UID, and the GID.
 fn owner(settings: &Settings) -> Result<Option<(std::ffi::CString, User, u32)>, String> {
     let Some(name) = &settings.user else {
         return Ok(None);
     };
-    let c_name = |name: &str| process::c_string(name).ok_or_else(|| format!("{name:?} is no name"));
-    let user = process::user(&c_name(name)?).map_err(|error| format!("cannot look up the user {name}: {error}"))?;
-    let user = user.ok_or_else(|| format!("there is no user {name} here (`getent passwd` lists those there are)"))?;
+    let c_name = |name: &str| process::c_string(name).ok_or_else(|| format!("{name:?} is not a valid name"));
+    let user = process::user(&c_name(name)?).map_err(|error| format!("cannot look up user {name}: {error}"))?;
+    let user = user.ok_or_else(|| format!("user {name} does not exist (`getent passwd` lists all users)"))?;
     let gid = match &settings.group {
         None => user.gid,
         Some(group) => process::group(&c_name(group)?)
-            .map_err(|error| format!("cannot look up the group {group}: {error}"))?
-            .ok_or_else(|| format!("there is no group {group} here (`getent group` lists those there are)"))?,
+            .map_err(|error| format!("cannot look up group {group}: {error}"))?
+            .ok_or_else(|| format!("group {group} does not exist (`getent group` lists all groups)"))?,
     };
     if !process::is_root() {
-        // Who is that user already has nothing to give up.
+        // A process that already runs as that user has nothing to give up.
         return match process::is_user(user.uid) {
             true => Ok(None),
-            false => Err(format!("only root can become the user {name}: start as root, or leave the user out")),
+            false => Err(format!("only root can change to user {name}: start as root, or omit the user")),
         };
     }
     Ok(Some((c_name(name)?, user, gid)))
 }
 
-/// Gives up root, if somebody else is to serve.
+/// Gives up root, if another user is configured.
 fn become_owner(owner: Option<&(std::ffi::CString, User, u32)>) -> Result<(), String> {
     let Some((name, user, gid)) = owner else {
         return Ok(());
     };
     process::become_user(name, user.uid, *gid)
-        .map_err(|error| format!("cannot become the user {}: {error}", name.to_string_lossy()))
+        .map_err(|error| format!("cannot change to user {}: {error}", name.to_string_lossy()))
 }
 
 fn cannot_log(target: &LogTarget, error: &io::Error) -> String {

@@ -1,28 +1,29 @@
-//! One cache for a pool of processes: what names mean and the bodies of small files, in memory that all of them share.
+//! One cache for a pool of processes: the results of name lookups and the bodies of small files, in shared memory.
 //!
-//! The user-level cache of Hu, Nanda and Yang (section 5.2), for processes forked from one parent, which makes it before
-//! ([`SharedCache::new`]). A process that does not know a name asks here ([`find`](SharedCache::find)) before it asks the
-//! disk, and tells here what the disk said ([`learn`](SharedCache::learn)). As in the paper there are a hash table, nodes
-//! in a table of fixed size, a budget of bytes, and an upper size of a cached body, above which only the state of the file
-//! is kept. In place of LastCachedTime stands the moment at which the disk was asked.
+//! This is the user-level cache of Hu, Nanda and Yang (section 5.2), for processes forked from one parent, which
+//! creates it first ([`SharedCache::new`]). A process that does not know a name looks here
+//! ([`find`](SharedCache::find)) before it asks the disk, and stores the disk's answer here
+//! ([`learn`](SharedCache::learn)). As in the paper there are a hash table, nodes in a table of fixed size, a budget of
+//! bytes, and a maximum size of a cached body, above which only the state of the file is stored. In place of
+//! LastCachedTime there is the time at which the disk was asked.
 //!
-//! **One lock, one shard.** The paper has a lock for each hash chain beside one budget for all, so that who makes room for
-//! an entry reaches into the chain of another, and a process that dies there leaves two of them half changed. Here the
-//! cache is cut into up to 64 shards by the hash of the name, and each has its lock and everything that the lock guards:
-//! chains, nodes, and its share of the bytes and of the entries. From this follow
+//! **One lock, one shard.** The paper has a lock for each hash chain but one budget for all, so that making room for an
+//! entry changes the chain of another, and a process that dies meanwhile leaves two of them inconsistent. Here the
+//! cache is divided into up to 64 shards by the hash of the name, and each has its own lock and everything that the
+//! lock protects: chains, nodes, and its share of the bytes and of the entries. From this follow
 //!
-//! - no deadlock: whoever has a lock takes no second one, and asks neither disk nor network until it is released;
-//! - the budgets: all shares together are no more than the whole, so no count has to be kept in common;
-//! - repair: when a process dies with a lock, at whatever point, its shard is emptied by the next who comes, and nothing
-//!   else was being changed. A cache may forget; it must not remember what is wrong.
+//! - no deadlock: the holder of a lock takes no second one, and accesses neither disk nor network until it is released;
+//! - the budgets: all shares together do not exceed the whole, so no common count is needed;
+//! - repair: when a process dies with a lock, at whatever point, the next one that takes the lock empties the shard,
+//!   and nothing else was being changed. A cache may forget; it must not remember wrong data.
 //!
-//! The price is that a shard may be full while another is not. Names are spread by a keyed hash and a shard has room for
-//! 16 of the largest bodies, so this is the share of a few entries, not of files of a kind.
+//! The price is that a shard may be full while another is not. A keyed hash distributes the names, and a shard has room
+//! for 16 of the largest bodies, so this costs a few entries, and does not depend on the kind of file.
 //!
-//! An entry lies in blocks of [`BLOCK`] bytes, chained: its key, the outline of the answer (`portable`), its bodies. Blocks
-//! and nodes go back to free lists, so nothing is ever moved and nothing is fragmented. Which entry goes is decided by
-//! CLOCK, as in `core/cache/policy`. All links are numbers, 0 is none, and new memory is zero: so an empty shard is one
-//! whose head and chains are zero, memory is touched only as it is used, and any address will do for the mapping.
+//! An entry consists of chained blocks of [`BLOCK`] bytes: its key, the outline of the answer (`portable`), its bodies.
+//! Blocks and nodes return to free lists, so nothing is ever moved and nothing is fragmented. CLOCK selects the entry
+//! to evict, as in `core/cache/policy`. All links are numbers, 0 is none, and new memory is zero: so an empty shard is
+//! one whose header and chains are zero, memory is touched only as it is used, and the mapping may be at any address.
 
 use std::fmt;
 use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
@@ -39,21 +40,21 @@ use amped_units::Time;
 use crate::config::settings::SharedSettings;
 use crate::portable::{self, Malformed};
 
-/// What all processes together have seen, and what is there.
+/// Statistics of all processes together, and what is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SharedCounts {
     /// Lookups and changes. A refusal is an entry that is larger than a shard.
     pub store: StoreCounts,
-    /// Shards that were emptied since somebody had died, or panicked, in the midst of a change.
+    /// Shards that were emptied because a process died, or panicked, in the middle of a change.
     pub repairs: u64,
-    /// Names held.
+    /// Names stored.
     pub entries: u64,
-    /// Bytes held, in whole blocks.
+    /// Bytes used, in whole blocks.
     pub bytes: u64,
 }
 
 impl fmt::Display for SharedCounts {
-    /// A line as those of [`Snapshot`](crate::counters::Snapshot).
+    /// A line like those of [`Snapshot`](crate::counters::Snapshot).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SharedCounts { store, repairs, entries, bytes } = self;
         write!(
@@ -70,12 +71,12 @@ impl fmt::Display for SharedCounts {
 pub struct SharedCache {
     region: Region,
     layout: Layout,
-    /// Keys the hash, or strangers could choose names that all meet in one chain.
+    /// The key of the hash; without it, attackers could choose names that all fall into one chain.
     seed: u64,
 }
 
 impl SharedCache {
-    /// An empty cache; to be made before the fork.
+    /// Creates an empty cache; must be called before the fork.
     ///
     /// # Errors
     /// As [`Region::new`]; `InvalidInput` if the budgets do not suffice for a single entry.
@@ -90,11 +91,12 @@ impl SharedCache {
         Ok(cache)
     }
 
-    /// What a name means, if the disk was asked for it less than `fresh_for` ago, and the moment at which it was.
+    /// Returns the result of a lookup, if the disk was asked less than `fresh_for` ago, and when it was asked.
     ///
-    /// A file comes with its content only if that is here and `work` does not know it already. Of one that is larger than
-    /// `file_max`, or was being written to, there is the state alone: whoever needs the content finds it `missing`, and
-    /// gets no answer to that question here. A missing content that is here is good at any age, being that of its version.
+    /// A file includes its content only if it is cached here and `work` does not know it already. A file that is
+    /// larger than `file_max`, or was being written to, has only its state: a caller that needs the content
+    /// finds it `missing`, and gets no answer to that question here. A missing content that is cached is valid
+    /// at any age, because it belongs to its version.
     pub fn find<F>(&self, now: Time, work: &NameWork, fresh_for: Duration) -> Option<(Found<F>, Time)> {
         self.entry(work.generation, work.site, &work.path, |shard, key| {
             let found = match shard.seek(key)? {
@@ -113,8 +115,8 @@ impl SharedCache {
         })?
     }
 
-    /// The states of files whose bodies are here under this name, at whatever age: who asks the disk for the name need not
-    /// read them again.
+    /// Returns the versions of files whose bodies are cached under this name, at whatever age: a process that asks the
+    /// disk for the name need not read them again.
     pub fn bodies_of(&self, work: &NameWork) -> Vec<FileVersion> {
         let versions = self.entry(work.generation, work.site, &work.path, |shard, key| {
             let mut versions = Vec::new();
@@ -129,16 +131,16 @@ impl SharedCache {
         versions.unwrap_or_default()
     }
 
-    /// Takes note of the disk's answer to a question of the moment `asked`. An answer to a later question stays; contents
-    /// that the asker knew, and so did not get, stay with it. Listings and troubles are not kept, opened files as their
-    /// state alone.
+    /// Stores the disk's answer to a question asked at `asked`. An answer to a later question is kept;
+    /// contents that the caller already knew, and so did not get, stay with it. Listings and errors are not
+    /// stored; open files only with their state.
     pub fn learn<F>(&self, asked: Time, work: &NameWork, found: &Found<F>) {
         let asked = asked.as_nanos();
         self.entry(work.generation, work.site, &work.path, |shard, key| {
             let old = shard.seek(key)?;
             match (found, &old) {
                 (Found::Listing(_) | Found::Trouble(_), _) | (Found::Missing(_), None) => Ok(()),
-                // The content of a state that the entry tells of already. What the name means was not asked.
+                // The content of a version that the entry has already. The name itself was not looked up.
                 (Found::Missing(Opened { version, content: Some(Stored::Memory(body)), .. }), Some((_, _, node))) => {
                     let mut bodies = shard.bodies(node)?;
                     bodies.push((*version, body.clone()));
@@ -154,7 +156,7 @@ impl SharedCache {
         });
     }
 
-    /// Forgets a name. Whoever has asked the disk for it before this may still tell of what was there.
+    /// Drops a name. A process that asked the disk before this may still store the old answer.
     pub fn forget(&self, generation: u32, site: u16, path: &[u8]) {
         self.entry(generation, site, path, |shard, key| match shard.seek(key)? {
             Some((link, id, node)) => shard.remove(link, id, &node),
@@ -162,7 +164,7 @@ impl SharedCache {
         });
     }
 
-    /// Forgets everything; the counts of what has happened go on.
+    /// Drops everything; the counters continue.
     pub fn clear(&self) {
         for part in 0..self.layout.shards {
             self.shard(part, |shard| {
@@ -172,8 +174,8 @@ impl SharedCache {
         }
     }
 
-    /// What has happened so far, by all processes, and what is there. Takes one lock after the other, so it is not what was
-    /// at any one moment.
+    /// Returns the counters of all processes, and what is stored. Takes one lock after the
+    /// other, so it is not a consistent snapshot.
     pub fn counts(&self) -> SharedCounts {
         let mut sum = SharedCounts::default();
         for part in 0..self.layout.shards {
@@ -192,7 +194,7 @@ impl SharedCache {
         sum
     }
 
-    /// Does something with the shard of a name.
+    /// Runs a function on the shard of a name.
     fn entry<T>(
         &self,
         generation: u32,
@@ -204,8 +206,8 @@ impl SharedCache {
         self.shard((key.hash % self.layout.shards as u64) as usize, |shard| act(shard, &key))
     }
 
-    /// Does something with a shard, whose lock is held meanwhile; nothing comes of it if the shard was found damaged then,
-    /// and it is emptied.
+    /// Runs a function on a shard under its lock. Returns `None` if the shard
+    /// is found to be corrupt, after emptying it.
     fn shard<T>(&self, part: usize, act: impl FnOnce(&Shard<'_>) -> Sound<T>) -> Option<T> {
         let layout = &self.layout;
         let mend = |guard: &Guard<'_>| Shard { guard, layout }.repair();
@@ -214,16 +216,16 @@ impl SharedCache {
     }
 }
 
-/// Whether an answer lacks a content, of another state than those that are known.
+/// Returns whether an answer lacks a content, of another version than the known ones.
 pub fn lacks_content<F>(found: &Found<F>, known: &[FileVersion]) -> bool {
     let (Found::File { files, .. } | Found::Variants { files, .. }) = found else { return false };
     files.iter().any(|opened| opened.content.is_none() && !known.contains(&opened.version))
 }
 
-/// Bytes of a block. An entry fills half of its last one on average, so smaller ones waste less and take more steps.
+/// Size of a block. An entry fills half of its last one on average, so smaller blocks waste less but take more steps.
 const BLOCK: usize = 512;
 
-/// Where things are in a shard: its head, the first nodes of the chains, the nodes, the block behind each block, the blocks.
+/// The layout of a shard: its header, the heads of the chains, the nodes, the successor of each block, the blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Layout {
     shards: usize,
@@ -234,11 +236,11 @@ struct Layout {
     file_max: usize,
 }
 
-/// Shards there are at most: enough that of some tens of processes on a few cores hardly two meet in one.
+/// Maximum shards: enough that some tens of processes on a few cores rarely contend.
 const SHARDS_MAX: usize = 64;
 
 impl Layout {
-    /// As many shards as leave each with room for 16 of the largest bodies, and 16 entries.
+    /// Chooses as many shards as leave each with room for 16 of the largest bodies, and 16 entries.
     fn of(settings: &SharedSettings) -> io::Result<Layout> {
         let (bytes, file_max) = (settings.bytes.as_usize(), settings.file_max.as_usize());
         let shards = (bytes / file_max.max(BLOCK).saturating_mul(16)).min(settings.entries / 16).clamp(1, SHARDS_MAX);
@@ -246,16 +248,16 @@ impl Layout {
         if nodes == 0 || blocks == 0 {
             let SharedSettings { bytes, entries, .. } = settings;
             let why = format!(
-                "a shared cache of {bytes} and {entries} entries holds nothing: give it {BLOCK} bytes and an entry at \
-                 least, or switch it off"
+                "a shared cache of {bytes} and {entries} entries is too small: it needs at least {BLOCK} bytes and one \
+                 entry; otherwise switch it off"
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         Ok(Layout { shards, chains: nodes, nodes, blocks, file_max })
     }
 
-    /// Bytes that the bodies of one entry may take, so that none of them pushes out most of its shard: a quarter, which
-    /// holds a file of the largest size and its three siblings.
+    /// Returns the maximum size of the bodies of one entry, so that none evicts most of its shard: a quarter, which
+    /// holds a file of the maximum size and its three siblings.
     fn bodies_max(&self) -> usize {
         self.blocks * BLOCK / 4
     }
@@ -272,14 +274,14 @@ impl Layout {
         self.links_at() + self.blocks * 8
     }
 
-    /// Saturates, and then there is no such memory either.
+    /// Saturates; then there is no such memory either.
     fn shard_bytes(&self) -> usize {
         let nodes = self.nodes.saturating_mul(NODE_BYTES + 8);
         self.blocks.saturating_mul(BLOCK + 8).saturating_add(nodes).saturating_add(HEAD_WORDS * 8)
     }
 }
 
-/// The words at the head of a shard. Those up to `BLOCKS` are zero in an empty one.
+/// The words of a shard's header. Those up to `BLOCKS` are zero in an empty one.
 const HAND: usize = 0;
 const FREE_NODE: usize = 1;
 /// Nodes that have been used, `1..=FRESH_NODE`; those above are free as well.
@@ -288,7 +290,7 @@ const FREE_BLOCK: usize = 3;
 const FRESH_BLOCK: usize = 4;
 const ENTRIES: usize = 5;
 const BLOCKS: usize = 6;
-/// Of the first shard only.
+/// In the first shard only.
 const SEED: usize = 7;
 const HITS: usize = 8;
 const MISSES: usize = 9;
@@ -298,7 +300,7 @@ const REFUSALS: usize = 12;
 const REPAIRS: usize = 13;
 const HEAD_WORDS: usize = 16;
 
-/// What a shard says of an entry, a word each. Free ones have no `first` block, and their `next` is the next free one.
+/// An entry's node, one word per field. Free nodes have no `first` block, and their `next` is the next free one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Node {
     hash: u64,
@@ -306,21 +308,21 @@ struct Node {
     checked: u64,
     /// The next node of the chain.
     next: u64,
-    /// The first block. In it and those behind: the key, the outline, the bodies.
+    /// The first block of the chain that contains the key, the outline and the bodies.
     first: u64,
-    /// Their bytes.
+    /// Their sizes, bytes.
     key: u64,
     outline: u64,
     bodies: u64,
-    /// 1 if it was found since the hand last came by.
+    /// 1 if it was found since the CLOCK hand last passed.
     used: u64,
 }
 
 const NODE_BYTES: usize = 64;
-/// Where `next` is in a node.
+/// The position of `next` in a node.
 const NEXT: usize = 16;
 
-/// A name as it is looked for.
+/// A name to look up.
 struct Key {
     hash: u64,
     bytes: Vec<u8>,
@@ -329,7 +331,7 @@ struct Key {
 impl Key {
     fn new(seed: u64, generation: u32, site: u16, path: &[u8]) -> Key {
         let bytes = [&generation.to_ne_bytes(), &site.to_ne_bytes()[..], path].concat();
-        // All processes are of one program, so its hash is the same in all.
+        // All processes run one program, so its hash is the same in all.
         let mut hasher = DefaultHasher::new();
         hasher.write_u64(seed);
         hasher.write(&bytes);
@@ -337,7 +339,7 @@ impl Key {
     }
 }
 
-/// A shard says what cannot be. It is to be emptied.
+/// A shard is inconsistent and must be emptied.
 struct Corrupt;
 
 type Sound<T> = Result<T, Corrupt>;
@@ -348,14 +350,14 @@ impl From<Outside> for Corrupt {
     }
 }
 
-/// Where reading or writing goes on.
+/// The position for further reading or writing.
 struct Cursor {
     block: u64,
     within: usize,
 }
 
-/// A shard whose lock is held. What it says is believed only as far as it stays inside; a walk ends after as many steps
-/// as there are nodes or blocks.
+/// A shard whose lock is held. Its data are validated before use; a walk ends after as
+/// many steps as there are nodes or blocks.
 struct Shard<'a> {
     guard: &'a Guard<'a>,
     layout: &'a Layout,
@@ -363,21 +365,21 @@ struct Shard<'a> {
 
 impl Shard<'_> {
     fn get(&self, word: usize) -> u64 {
-        self.guard.word(word * 8).expect("the head is inside every shard")
+        self.guard.word(word * 8).expect("the header is inside every shard")
     }
 
     fn set(&self, word: usize, value: u64) {
-        self.guard.set_word(word * 8, value).expect("the head is inside every shard");
+        self.guard.set_word(word * 8, value).expect("the header is inside every shard");
     }
 
     fn add(&self, word: usize, value: u64) {
         self.set(word, self.get(word).wrapping_add(value));
     }
 
-    /// Takes everything out.
+    /// Removes everything.
     fn empty(&self) {
-        self.guard.zero(0, SEED * 8).expect("the head is inside every shard");
-        self.guard.zero(HEAD_WORDS * 8, self.layout.chains * 8).expect("as are the chains");
+        self.guard.zero(0, SEED * 8).expect("the header is inside every shard");
+        self.guard.zero(HEAD_WORDS * 8, self.layout.chains * 8).expect("the chains are inside every shard");
     }
 
     fn repair(&self) {
@@ -385,7 +387,8 @@ impl Shard<'_> {
         self.add(REPAIRS, 1);
     }
 
-    /// What an entry says to a question; `None` if that is too old, or the content that is missing is not here either.
+    /// Returns an entry's answer to a question, or `None` if it is too old, or the
+    /// missing content is not cached here either.
     fn answer<F>(&self, node: &Node, now: Time, work: &NameWork, fresh_for: Duration) -> Sound<Option<Found<F>>> {
         if let Some(missing) = &work.missing
             && let Found::File { files, .. } | Found::Variants { files, .. } =
@@ -402,7 +405,7 @@ impl Shard<'_> {
         }
     }
 
-    /// Puts an answer in, in place of the old entry of its key; bodies that it lacks are taken from those that are known.
+    /// Stores an answer in place of the old entry of its key; bodies that it lacks are taken from the known ones.
     fn put<F>(
         &self,
         key: &Key,
@@ -428,7 +431,7 @@ impl Shard<'_> {
                 None => None,
             }
         });
-        // What is asked for often is asked of the disk again now and then, and is no stranger for that.
+        // A popular name is looked up on the disk now and then; that does not make it a new entry.
         let used = old.map_or(0, |(_, _, node)| node.used);
         if let Some((link, id, node)) = old {
             self.remove(*link, *id, node)?;
@@ -436,7 +439,7 @@ impl Shard<'_> {
         self.insert(key, Node { checked, used, ..Node::default() }, &portable::write(&outline), &bodies)
     }
 
-    /// The entry of this key, with its number and the place of the link that leads to it.
+    /// Finds the entry of this key, with its number and the position of the link that leads to it.
     fn seek(&self, key: &Key) -> Sound<Option<(usize, u64, Node)>> {
         self.follow(key.hash, |_, node| {
             let is_it = node.hash == key.hash && node.key == key.bytes.len() as u64;
@@ -444,7 +447,7 @@ impl Shard<'_> {
         })
     }
 
-    /// The first node in the chain of this hash of which `is_it` says so.
+    /// Finds the first node in the chain of this hash for which `is_it` is true.
     fn follow(&self, hash: u64, is_it: impl Fn(u64, &Node) -> Sound<bool>) -> Sound<Option<(usize, u64, Node)>> {
         let mut link = self.chain_at(hash);
         for _ in 0..=self.layout.nodes {
@@ -461,7 +464,7 @@ impl Shard<'_> {
         Err(Corrupt)
     }
 
-    /// What an entry says, with those of its bodies that are wanted.
+    /// Reads an entry, with those of its bodies that are wanted.
     fn value<F>(&self, node: &Node, mut wanted: impl FnMut(&FileVersion) -> bool) -> Sound<Found<F>> {
         let mut cursor = Cursor { block: node.first, within: 0 };
         self.pass(&mut cursor, node.key)?;
@@ -482,7 +485,7 @@ impl Shard<'_> {
         found.map_err(|Malformed| Corrupt)
     }
 
-    /// The bodies of an entry, each with the version whose bytes it is.
+    /// Returns the bodies of an entry, each with its version.
     fn bodies(&self, node: &Node) -> Sound<Vec<(FileVersion, Box<[u8]>)>> {
         let (Found::File { files, .. } | Found::Variants { files, .. }) = self.value::<()>(node, |_| true)? else {
             return Ok(Vec::new());
@@ -494,7 +497,8 @@ impl Shard<'_> {
         Ok(files.into_iter().filter_map(body).collect())
     }
 
-    /// Puts an entry in, whose key is not there, and evicts others until it fits. One that fits no empty shard is refused.
+    /// Inserts an entry whose key is not present, and evicts others until it fits. One that
+    /// does not fit into an empty shard is refused.
     fn insert(&self, key: &Key, node: Node, outline: &[u8], bodies: &[&[u8]]) -> Sound<()> {
         let body_bytes: usize = bodies.iter().map(|body| body.len()).sum();
         let blocks = (key.bytes.len() + outline.len() + body_bytes).div_ceil(BLOCK);
@@ -531,7 +535,7 @@ impl Shard<'_> {
         Ok(())
     }
 
-    /// Takes an entry out, to which this link leads.
+    /// Removes the entry to which this link leads.
     fn remove(&self, link: usize, id: u64, node: &Node) -> Sound<()> {
         self.guard.set_word(link, node.next)?;
         self.free_blocks(node.first)?;
@@ -541,7 +545,8 @@ impl Shard<'_> {
         Ok(())
     }
 
-    /// Lets the hand go on until it finds an entry that was not used since it last came by. After one round none is.
+    /// Advances the CLOCK hand to an entry that was not used since it last passed, and
+    /// evicts that. After one round there is one.
     fn evict_one(&self) -> Sound<()> {
         for _ in 0..=2 * self.layout.nodes {
             let id = self.get(HAND) % self.get(FRESH_NODE).max(1) + 1;
@@ -575,7 +580,7 @@ impl Shard<'_> {
         }
     }
 
-    /// So many blocks in a chain, of which the caller knows that they are free.
+    /// Takes so many blocks as a chain; the caller knows that they are free.
     fn take_blocks(&self, count: usize) -> Sound<u64> {
         let mut next = 0;
         for _ in 0..count {
@@ -623,7 +628,7 @@ impl Shard<'_> {
         self.walk(cursor, self.length(length)?, |_, _| Ok(()))
     }
 
-    /// A length that may be allocated and walked: no more than all blocks together.
+    /// Checks a length that will be allocated and walked: at most all blocks together.
     fn length(&self, length: u64) -> Sound<usize> {
         usize::try_from(length).ok().filter(|&length| length <= self.layout.blocks * BLOCK).ok_or(Corrupt)
     }
@@ -637,7 +642,7 @@ impl Shard<'_> {
         Ok(same)
     }
 
-    /// Goes over the next `length` bytes of an entry, block by block: where they are in the shard, and which they are.
+    /// Visits the next `length` bytes of an entry, block by block: their positions in the shard and in the entry.
     fn walk(
         &self,
         cursor: &mut Cursor,
@@ -684,7 +689,7 @@ impl Shard<'_> {
         Ok(())
     }
 
-    /// The first link of the chain of this hash, of which the shards have had their part.
+    /// Returns the position of the first link of the chain of this hash, whose other bits selected the shard.
     fn chain_at(&self, hash: u64) -> usize {
         let chain = hash / self.layout.shards as u64 % self.layout.chains as u64;
         (HEAD_WORDS + chain as usize) * 8
@@ -694,12 +699,12 @@ impl Shard<'_> {
         Ok(self.layout.nodes_at() + self.index(id, self.layout.nodes)? * NODE_BYTES)
     }
 
-    /// Where the number of the block behind this one stands.
+    /// Returns the position of the number of a block's successor.
     fn link_at(&self, block: u64) -> Sound<usize> {
         Ok(self.layout.links_at() + self.index(block, self.layout.blocks)? * 8)
     }
 
-    /// The place of number `id` among `count`; 0 is none of them.
+    /// Returns the index of number `id` among `count`; 0 is invalid.
     fn index(&self, id: u64, count: usize) -> Sound<usize> {
         id.checked_sub(1).filter(|&index| index < count as u64).map(|index| index as usize).ok_or(Corrupt)
     }

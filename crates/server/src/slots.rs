@@ -1,15 +1,16 @@
-//! A slot table for connections: a [`Token`] finds its own entry, and never another one that used or uses the same slot.
+//! A slot table for connections: a [`Token`] finds only its own entry, never
+//! another one that used or uses the same slot.
 
 use crate::token::Token;
 
-/// The table.
+/// The slot table.
 #[derive(Debug)]
 pub struct Slots<T> {
-    /// How often each place has been used, and what is there.
+    /// How often each slot has been used, and its value.
     slots: Vec<(u32, Option<T>)>,
     free: Vec<u32>,
     used: usize,
-    /// The place at which [`find`](Slots::find) goes on.
+    /// The slot at which [`find`](Slots::find) continues.
     hand: usize,
 }
 
@@ -32,7 +33,7 @@ impl<T> Slots<T> {
         Token { index, generation: *generation }
     }
 
-    /// The value with this token, if it is still there.
+    /// Returns the value with this token, if it still exists.
     pub fn get(&mut self, token: Token) -> Option<&mut T> {
         match self.slots.get_mut(token.index as usize) {
             Some((generation, slot)) if *generation == token.generation => slot.as_mut(),
@@ -44,31 +45,31 @@ impl<T> Slots<T> {
     pub fn remove(&mut self, token: Token) -> Option<T> {
         let (generation, slot) = self.slots.get_mut(token.index as usize)?;
         let value = slot.take_if(|_| *generation == token.generation)?;
-        // Wraps long before a stale token could be believed; the largest is not used, its numbers are for others.
+        // Wraps long before a stale token could match; the largest is not used, because its numbers have other uses.
         *generation = (*generation + 1) % (u32::MAX - 1);
         self.free.push(token.index);
         self.used -= 1;
         Some(value)
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     pub fn used(&self) -> usize {
         self.used
     }
 
-    /// The tokens of all values.
+    /// Returns the tokens of all values.
     pub fn tokens(&self) -> Vec<Token> {
         let all = (0..).zip(&self.slots).filter(|(_, (_, slot))| slot.is_some());
         all.map(|(index, (generation, _))| Token { index, generation: *generation }).collect()
     }
 
-    /// All values.
+    /// Returns all values.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|(_, slot)| slot.as_ref())
     }
 
-    /// The next value that matches. Inspects a bounded number of slots, continuing where the last call stopped, so that a full
-    /// table is not scanned as a whole.
+    /// Finds the next value that matches. Inspects a bounded number of slots, continuing where the last call stopped,
+    /// so that a full table is not scanned as a whole.
     pub fn find(&mut self, is_wanted: impl Fn(&T) -> bool) -> Option<Token> {
         for _ in 0..self.slots.len().min(PLACES_A_LOOK) {
             self.hand = (self.hand + 1) % self.slots.len();
@@ -80,7 +81,7 @@ impl<T> Slots<T> {
         None
     }
 
-    /// Bytes of memory that the table itself takes.
+    /// Returns the memory that the table itself uses, bytes.
     pub fn heap_bytes(&self) -> usize {
         self.slots.capacity() * size_of::<(u32, Option<T>)>() + self.free.capacity() * size_of::<u32>()
     }

@@ -1,8 +1,8 @@
-//! What carries a connection's bytes between its socket and the protocol: TCP, unchanged.
+//! The transport between a connection's socket and its protocol: TCP, unchanged.
 //!
-//! `turn` receives through it, and `send` sends. Nothing else reads or writes a client's socket, so a transport that changes the
-//! bytes changes nothing but this file. A file's bytes have functions of their own: only a transport that does not change
-//! them can send them without a copy.
+//! `turn` receives through it, and `send` sends. Nothing else reads or writes a client's socket, so a transport that
+//! transforms the bytes changes only this file. Bytes of files have functions of their own: only a transport that does
+//! not transform them can send them without a copy.
 
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// TCP over a nonblocking socket that has been accepted.
+    /// Wraps an accepted nonblocking TCP socket.
     pub fn new(socket: OwnedFd) -> Transport {
         Transport { socket }
     }
@@ -27,13 +27,13 @@ impl Transport {
     /// Receives once. `Ok(0)`: the client has closed its side.
     ///
     /// # Errors
-    /// As recv(2); [`io::ErrorKind::WouldBlock`] if nothing has come.
+    /// As recv(2); [`io::ErrorKind::WouldBlock`] if there is no data.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
         socket::receive(&self.socket, buffer)
     }
 
-    /// Sends these pieces in one call and returns how many bytes it has taken. `more`: more follows at once, so the last packet need not go out
-    /// before it is full.
+    /// Sends these pieces in one call; returns the number of bytes accepted. `more`: more follows at once, so
+    /// the last packet may wait until it is full.
     ///
     /// # Errors
     /// As sendmsg(2); [`io::ErrorKind::WouldBlock`] if the socket's buffer is full.
@@ -44,7 +44,8 @@ impl Transport {
         }
     }
 
-    /// Sends a range of a file without a copy; waits for the disk if it is not in memory. `Ok(0)`: the file ends before it.
+    /// Sends a range of a file without a copy; waits for the disk if the range is not in
+    /// memory. `Ok(0)`: the file ends before it.
     ///
     /// # Errors
     /// As sendfile(2).
@@ -52,7 +53,7 @@ impl Transport {
         file::send_file(&self.socket, file, &mut range.start.clone(), (range.end - range.start) as usize)
     }
 
-    /// Sends these pieces and a range of a mapped file behind them, in one call.
+    /// Sends these pieces, followed by a range of a mapped file, in one call.
     ///
     /// # Errors
     /// As sendmsg(2); EFAULT if the file no longer has that range.
@@ -66,7 +67,7 @@ impl Transport {
         mapping.send(&self.socket, before, range, more)
     }
 
-    /// Tells the client that nothing more will be sent.
+    /// Closes the sending direction.
     ///
     /// # Errors
     /// As shutdown(2).
@@ -74,12 +75,12 @@ impl Transport {
         socket::half_close(&self.socket)
     }
 
-    /// Bytes that were sent and not yet acknowledged by the client.
+    /// Returns the number of bytes sent but not yet acknowledged by the client.
     pub fn unacknowledged(&self) -> u64 {
         socket::unacknowledged(&self.socket)
     }
 
-    /// Has the connection reset when it is closed, so that the client sees that its response is not complete.
+    /// Makes closing reset the connection, so that the client sees that its response is incomplete.
     pub fn reset_on_close(&self) {
         socket::reset_on_close(&self.socket);
     }

@@ -1,11 +1,11 @@
 //! Stop 2 of 10: one connection's turn.
 //!
-//! The loop (stop 1) gives a connection its turn when something has happened to it: receive once from its transport, let `core` decide (stops 3 to
-//! 7), do what it says, send (stop 10). [`Turn::take`] is all of that in order. Measuring, applications and cold files hang
-//! off it at named points.
+//! The loop (stop 1) gives a connection a turn when an event concerns it: receive once from its transport, let `core`
+//! decide (stops 3 to 7), execute its actions, send (stop 10). [`Turn::take`] is all of that in order; measuring,
+//! applications and cold files are called from it at named points.
 //!
-//! Turns are short, so that everybody gets one: a turn receives one buffer, answers a bounded batch, sends a bounded
-//! number of windows. Connections that are not finished then are requeued, behind the others.
+//! Turns are short, so that all connections are served: a turn receives one buffer, answers a bounded batch, and sends
+//! a bounded number of windows. Unfinished connections are requeued behind the others.
 
 use std::collections::VecDeque;
 use std::io;
@@ -39,13 +39,13 @@ use crate::send::{LogContext, Probes, Progress, SendQueue, Sender};
 use crate::token::Token;
 use crate::transport::Transport;
 
-/// How a turn has the disk asked.
+/// How a turn asks the disk.
 pub trait DiskAccess {
-    /// Whether a window of a file that is not in memory is to be fetched by [`warm`](DiskAccess::warm), rather than waited
-    /// for while it is sent.
+    /// Whether a file window that is not in memory is fetched by [`warm`](DiskAccess::warm),
+    /// rather than waited for while it is sent.
     const PROBES: bool;
 
-    /// A connection's question.
+    /// Asks a connection's question.
     fn ask(
         &mut self,
         now: Time,
@@ -55,59 +55,59 @@ pub trait DiskAccess {
         shared: &mut SharedState<OpenFile>,
     ) -> DiskAnswer;
 
-    /// The connection no longer waits for the answer to this question.
+    /// Withdraws a question: the connection no longer waits for the answer.
     fn withdraw(&mut self, asker: Token, ticket: Ticket, work: &Work);
 
-    /// Bring this range of a file into memory, and notify the worker. `false`: no helper is available. Never called without
-    /// [`PROBES`](DiskAccess::PROBES).
+    /// Reads this range of a file into memory, and notifies the worker. Returns `false` if no helper is available.
+    /// Never called without [`PROBES`](DiskAccess::PROBES).
     fn warm(&mut self, asker: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool;
 }
 
-/// What became of a question.
+/// The result of a question.
 pub enum DiskAnswer {
-    /// The answer is there.
+    /// The answer is available.
     Answered(Answer<OpenFile>),
-    /// It will come by [`Worker::answer`](crate::worker::Worker::answer).
+    /// It will follow through [`Worker::answer`](crate::worker::Worker::answer).
     Later(Delay),
-    /// Too much work is waiting already.
+    /// Too much work is queued already.
     Refused,
 }
 
-/// One client's connection and its socket.
+/// A client's connection and its transport.
 pub struct Connection {
     pub(crate) conn: Conn,
     pub(crate) transport: Transport,
     pub(crate) peer: Peer,
-    /// `None` when nothing is to be sent.
+    /// `None` when there is nothing to send.
     pub(crate) send_queue: Option<Box<SendQueue>>,
-    /// The earliest moment at which the wheel will name this connection.
+    /// The earliest time at which the timer wheel will report this connection.
     pub(crate) armed: Time,
-    /// Bytes that were sent and not acknowledged when the socket was last found full.
+    /// Bytes sent but not acknowledged when the socket was last found full.
     pub(crate) unacknowledged: u64,
-    /// There may be something to read.
+    /// There may be data to read.
     pub(crate) readable: bool,
-    /// The client's side has come to an end: read on until that is seen.
+    /// The client has closed its side: read until the end is seen.
     pub(crate) ending: bool,
     /// There may be room to send.
     pub(crate) writable: bool,
-    /// Since when a helper has been fetching what is to be sent next; [`Time::NEVER`]: none is.
+    /// Since when a helper has been fetching the next data to send; [`Time::NEVER`]: none is.
     pub(crate) cold: Time,
-    /// How often that has been done without any of it having been sent since, and where in its file it begins.
+    /// How often they have been fetched without any of them being sent since, and their offset in the file.
     pub(crate) fetched: (u8, u64),
-    /// It is in the queue of those that come again.
+    /// It is in the queue of unfinished connections.
     pub(crate) queued: bool,
-    /// Its request is timed.
+    /// The times of its request, if it is sampled.
     pub(crate) timing: Option<Box<Timing>>,
-    /// The application that has its request.
+    /// The application that handles its request.
     pub(crate) app: Option<Box<AppRequest>>,
     /// Its addresses; set when an application first needs them.
     pub(crate) ends: Option<Arc<Ends>>,
-    /// It waits for the verdict on a password, since this moment.
+    /// Since when it waits for the verdict on a password.
     pub(crate) asker: Option<(Time, Arc<Asker>)>,
 }
 
 impl Connection {
-    /// One that was accepted.
+    /// Creates the state of an accepted connection.
     pub(crate) fn new(socket: OwnedFd, address: Option<SocketAddr>, now: Time) -> Connection {
         Connection {
             conn: Conn::new(now),
@@ -116,7 +116,7 @@ impl Connection {
             send_queue: None,
             armed: Time::NEVER,
             unacknowledged: 0,
-            // Often the request has come by now.
+            // Often the request has already arrived.
             readable: true,
             ending: false,
             writable: true,
@@ -130,75 +130,75 @@ impl Connection {
         }
     }
 
-    /// Bytes of memory that it holds beside itself.
+    /// Returns the memory that it uses in addition to its own size, bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         let send_queue = self.send_queue.as_ref().map_or(0, |send_queue| send_queue.heap_bytes());
         self.conn.heap_bytes() + send_queue + self.app.as_ref().map_or(0, |app| app.heap_bytes())
     }
 }
 
-/// What the turns of a loop share.
+/// State that the turns of a loop share.
 pub struct LoopContext {
-    /// What connections share.
+    /// State that connections share.
     pub shared: SharedState<OpenFile>,
-    /// The configuration in force.
+    /// The current configuration.
     pub(crate) generation: Arc<ConfigSnapshot>,
-    /// How verdicts reach the loop.
+    /// Receives verdicts for the loop.
     pub(crate) mailbox: Arc<Mailbox<Message>>,
-    /// The loop's end of the log.
+    /// The loop's side of the access log.
     pub(crate) log: AccessLog,
     pub(crate) sender: Sender,
-    /// What it has of applications.
+    /// The loop's state of applications.
     pub apps: AppSide,
-    /// Metrics of the loop.
+    /// The loop's metrics.
     pub meter: Meter,
     pub(crate) clock: Clock,
     pub(crate) buffer: Vec<u8>,
-    /// Connections that found no room in the helpers' queue for what they are to send next, and when they ask anew.
+    /// Connections for whose next data the helpers' queue had no room, and when they retry.
     pub(crate) turned_away: VecDeque<Token>,
     pub(crate) ask_anew: Time,
     pub(crate) cold_windows: u64,
 }
 
-/// What is left to do for a connection after its turn.
+/// What remains to be done for a connection after its turn.
 pub(crate) enum Rest {
-    /// Nothing until something happens.
+    /// Nothing until an event occurs.
     Nothing,
-    /// More, after the others.
+    /// More, after the other connections.
     ComesAgain,
 }
 
-/// The connection is to be closed.
+/// The connection must be closed.
 pub(crate) struct Dead;
 
-/// What came of sending.
+/// The result of sending.
 enum Sent {
     /// There was nothing to send.
     Nothing,
-    /// All of it.
+    /// Everything was sent.
     All,
-    /// The client or a helper is to act.
+    /// It waits for the client or a helper.
     Waits,
-    /// There is more, after the others.
+    /// There is more, after the other connections.
     Yields,
 }
 
-/// A connection while it has its turn.
+/// A connection during its turn.
 pub(crate) struct Turn<'a, D> {
     pub(crate) token: Token,
     pub(crate) now: Time,
     pub(crate) connection: &'a mut Connection,
     pub(crate) context: &'a mut LoopContext,
     pub(crate) disk: &'a mut D,
-    /// The connection's actions. Empty before and after.
+    /// The connection's actions. Empty before and after the turn.
     pub(crate) actions: &'a mut Vec<Action<OpenFile>>,
 }
 
 impl<D: DiskAccess> Turn<'_, D> {
-    /// Takes the turn: something that happened, what the client has sent, and what comes of both.
+    /// Takes the turn: handles the event, receives from the client, and executes the resulting actions.
     ///
     /// # Errors
-    /// [`Dead`]: the connection is to be closed.
+    /// [`Dead`]: the connection must be closed.
     pub(crate) fn take(mut self, event: Option<Event<'_, OpenFile>>) -> Result<Rest, Dead> {
         self.begin_timing(event.is_none());
         if let Some(event) = event {
@@ -212,7 +212,7 @@ impl<D: DiskAccess> Turn<'_, D> {
             self.carry_out()?;
             self.note_answered();
             if batches == BATCHES_A_TURN {
-                // What was said last lies in the send queue; it goes out with the next turn.
+                // The last output is in the send queue; the next turn sends it.
                 break Rest::ComesAgain;
             }
             match self.send()? {
@@ -247,8 +247,8 @@ impl<D: DiskAccess> Turn<'_, D> {
                 Event::Ended
             }
             Ok(count) => {
-                // Less than there was room for: nothing is left, and epoll will tell of what comes (epoll(7), "short read").
-                // Only the end does not announce itself twice.
+                // Less than the buffer has room for: nothing is left, and epoll will report new data (epoll(7), "short
+                // read"). Only the end is not reported twice.
                 if count < context.buffer.len() && !connection.ending {
                     connection.readable = false;
                 }
@@ -268,7 +268,7 @@ impl<D: DiskAccess> Turn<'_, D> {
     /// Executes the connection's actions, except sending. The list is empty afterwards.
     fn carry_out(&mut self) -> Result<(), Dead> {
         let mut at = 0;
-        // The list grows while it is worked off: an answer of the disk brings further actions.
+        // The list grows during the loop: an answer of the disk results in further actions.
         while at < self.actions.len() {
             match std::mem::replace(&mut self.actions[at], Action::Close) {
                 Action::Send(reply) => {
@@ -304,15 +304,16 @@ impl<D: DiskAccess> Turn<'_, D> {
         self.connection.send_queue.get_or_insert_with(|| self.context.sender.send_queue())
     }
 
-    /// A question for the disk.
+    /// Asks the disk.
     fn ask_disk(&mut self, ticket: Ticket, work: &Work) {
         match self.disk.ask(self.now, self.token, ticket, work, &mut self.context.shared) {
             DiskAnswer::Answered(answer) => self.handle(Event::Disk(ticket, answer)),
             DiskAnswer::Later(delay) => {
                 self.handle(Event::Late(ticket, delay));
                 if !self.connection.conn.waits_for(ticket) {
-                    // What was known has served. A busy name asked for while the disk hesitates would gather hundreds of
-                    // thousands who do not wait, and telling them all takes tens of milliseconds.
+                    // A stale entry was used. If a popular name is looked up while the disk is slow,
+                    // hundreds of thousands of connections that do not wait would accumulate, and
+                    // notifying them all takes tens of milliseconds.
                     self.disk.withdraw(self.token, ticket, work);
                 }
             }
@@ -324,7 +325,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         }
     }
 
-    /// A password to be verified.
+    /// Requests the verification of a password.
     fn verify(&mut self, ticket: Ticket, work: VerifyWork) {
         let Turn { connection, context, .. } = self;
         let client = Client::new(connection.peer.address());
@@ -332,7 +333,7 @@ impl<D: DiskAccess> Turn<'_, D> {
             Some(verifier) => {
                 verifier.ask(work, client, (Arc::<Mailbox<_>>::clone(&context.mailbox), self.token, ticket))
             }
-            // There was one when the site was asked for.
+            // There was one when the site was selected.
             None => verifier::Verification::Answered(Verdict::Failed),
         };
         let event = match asked {
@@ -348,7 +349,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         self.handle(event);
     }
 
-    /// Polls the connection's application, if it has one: whether there may be more to do.
+    /// Polls the connection's application, if it has one. Returns whether there may be more to do.
     fn hear_app(&mut self) -> bool {
         if self.connection.app.is_none() {
             return false;
@@ -370,10 +371,10 @@ impl<D: DiskAccess> Turn<'_, D> {
         true
     }
 
-    /// Sends what is in the send queue, and notifies the connection.
+    /// Sends from the send queue, and notifies the connection.
     fn send(&mut self) -> Result<Sent, Dead> {
         let Turn { connection, context, now, .. } = self;
-        // One that is empty waits for an application to go on.
+        // An empty queue waits for more output of an application.
         let Some(send_queue) = connection.send_queue.as_mut().filter(|send_queue| !send_queue.is_empty()) else {
             return Ok(Sent::Nothing);
         };
@@ -381,7 +382,7 @@ impl<D: DiskAccess> Turn<'_, D> {
             return Ok(Sent::Waits);
         }
         let mut log_context = LogContext {
-            // Only JSON lines say how long a request took; for these the time is asked for anew.
+            // Only JSON lines contain the time taken; for these the clock is read again.
             now: if context.log.format() == LogFormat::Json { context.clock.now() } else { *now },
             log: &mut context.log,
             peer: &connection.peer,
@@ -390,8 +391,8 @@ impl<D: DiskAccess> Turn<'_, D> {
             meter: &mut context.meter,
             timing: &mut connection.timing,
         };
-        // A window that has just been fetched is sent without asking again: it may have been evicted in the meantime, and
-        // some file systems cannot tell, but a window must come forward at some time.
+        // A window that has just been fetched is sent without another probe: it may have been evicted in the meantime,
+        // and some file systems cannot tell, but it must make progress eventually.
         let probes = if D::PROBES { Probes::All { fetched: connection.fetched.0 } } else { Probes::None };
         let progress = send_queue.pump(&connection.transport, &mut context.sender, probes, &mut log_context);
         match &progress {
@@ -422,7 +423,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         }
     }
 
-    /// Has what is to be sent next brought into memory.
+    /// Has the next data to send read into memory.
     fn fetch(&mut self, content: Arc<Content<OpenFile>>, range: Range<u64>) {
         let Turn { connection, context, token, now, disk, .. } = self;
         context.cold_windows += 1;
@@ -435,9 +436,9 @@ impl<D: DiskAccess> Turn<'_, D> {
     }
 }
 
-/// Of some requests it is measured how long each phase takes (`metrics`).
+/// A sample of requests is timed by phase (`metrics`).
 impl<D> Turn<'_, D> {
-    /// `by_client`: nothing but the client's bytes is a reason for this turn.
+    /// `by_client`: the turn has no other cause than data from the client.
     fn begin_timing(&mut self, by_client: bool) {
         let Turn { connection, context, .. } = self;
         match &mut connection.timing {
@@ -457,7 +458,7 @@ impl<D> Turn<'_, D> {
         if let Some(timing) = &mut connection.timing {
             match std::mem::take(&mut context.shared.lap).head_ns {
                 Some(head_ns) => timing.note_head(head_ns),
-                // Nothing came, or blank lines: a request has not begun.
+                // No data, or only blank lines: a request has not begun.
                 None if connection.conn.is_idle() => connection.timing = None,
                 None => {}
             }
@@ -466,7 +467,7 @@ impl<D> Turn<'_, D> {
 
     fn note_answered(&mut self) {
         let Turn { connection, context, .. } = self;
-        // Before sending, so that a request is counted when its client has the response.
+        // Before sending, so that a request is counted by the time its client has the response.
         context.meter.heard(context.shared.counts.requests);
         if let (Some(timing), Some(send_queue)) = (&mut connection.timing, &connection.send_queue)
             && matches!(timing.phase(), Phase::Parsing | Phase::Processing)
@@ -483,12 +484,12 @@ impl<D> Turn<'_, D> {
     }
 }
 
-/// Bytes received at once; the longest head fits, and many pipelined ones.
+/// Maximum bytes per receive; the longest head fits, and many pipelined ones.
 pub(crate) const BUFFER: usize = 64 * 1024;
 
-/// Batches of one turn.
+/// Maximum batches of one turn.
 const BATCHES_A_TURN: usize = 4;
 
-/// Retry interval of connections that found the helpers' queue full. They also retry when a helper becomes free, which never
-/// happens if none could be started.
+/// Retry interval of connections for which the helpers' queue was full. They also retry when a helper becomes free,
+/// which never happens if none could be started.
 pub(crate) const ASK_ANEW: Duration = Duration::from_millis(100);

@@ -1,14 +1,14 @@
-//! Files that are there compressed alone, unpacked for clients that do not take their coding.
+//! Unpacks files that exist only compressed, for clients that do not accept their coding.
 //!
-//! `disk` calls this where it may wait: in a helper, or in a loop that does the disk's work itself. Anybody may make a file of
-//! a few kilobytes that unpacks to gigabytes, so no more is unpacked than the configuration allows.
+//! `disk` calls this where it may wait: in a helper, or in a loop that does disk work itself. A file of a few kilobytes
+//! may unpack to gigabytes, so no more is unpacked than the configuration allows.
 
 use std::io::{self, Read};
 
 use amped_core::file::NotUnpacked;
 use flate2::read::MultiGzDecoder;
 
-/// What these bytes unpack to (RFC 1952), all members of them, if that is no more than `bytes_max`.
+/// Unpacks all gzip members (RFC 1952), if the result does not exceed `bytes_max`.
 ///
 /// # Errors
 /// When they cannot be read.
@@ -17,7 +17,7 @@ pub fn gunzip(from: impl Read, bytes_max: u64) -> io::Result<Result<Box<[u8]>, N
     match MultiGzDecoder::new(from).take(bytes_max.saturating_add(1)).read_to_end(&mut bytes) {
         Ok(_) if bytes.len() as u64 > bytes_max => Ok(Err(NotUnpacked::TooLarge)),
         Ok(_) => Ok(Ok(bytes.into_boxed_slice())),
-        // The decoder's own errors are none of the kernel's.
+        // The decoder's own errors have no errno.
         Err(error) if error.raw_os_error().is_some() => Err(error),
         Err(_) => Ok(Err(NotUnpacked::Damaged)),
     }

@@ -1,16 +1,16 @@
-//! Watching the folders of names that are known, so that a change is seen when it happens.
+//! Watches the directories of cached names, so that a change is noticed when it happens.
 //!
-//! A thread of its own, since to watch a folder may wait for the disk; one for all workers that are threads of a process.
-//! Whoever learns a name leaves a note (`disk`, [`Disk::learn`]); the thread watches each folder on the way to it, from the
-//! root on, so that it also hears of a folder that is renamed, or made. A file that is reached by a link is watched itself.
-//! What it hears makes workers forget; what is not watched, for whatever reason, is asked about again after `revalidate`, as
-//! is everything else.
+//! This is a separate thread, because adding a watch may wait for the disk; one for all workers that are threads of
+//! a process. A lookup leaves a note of its name (`disk`, [`Disk::learn`]); the thread watches each directory on
+//! its path, from the root on, so that it also notices a directory that is renamed or created. A file behind a link
+//! is watched itself. Events make workers drop names; names that are not watched, for whatever reason, are
+//! revalidated after `revalidate` like all others.
 //!
-//! A folder is watched a moment after a name in it was learnt. What happened in between nobody tells of: so what is known
-//! beneath a folder is forgotten when it begins to be watched.
+//! A directory is watched a moment after a name in it was looked up. Changes in between are not reported: so cached
+//! names beneath a directory are dropped when its watch begins.
 //!
-//! Not heard of: what happens in folders that only a link leads through, on the way to its end, and to what the root's own
-//! path leads through; that the end of a link comes into being; and writes to a file that stays open.
+//! Not noticed: changes in directories that a link only passes through on the way to its target, and in those that the
+//! root's own path passes through; the creation of a link's target; and writes to a file that stays open.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -32,24 +32,24 @@ use crate::notes::{Name, Notes};
 use crate::open_file::OpenFile;
 use crate::say;
 
-/// Most watches. Each pins an inode, about 1 KiB of the kernel's memory, and counts against the user's
-/// (fs.inotify.max_user_watches).
+/// Maximum watches. Each pins an inode, about 1 KiB of kernel memory, and counts towards the
+/// user's limit (fs.inotify.max_user_watches).
 const WATCHES_MAX: usize = 4096;
 
-/// Events are gathered for so long, so that a busy folder costs workers no more than a hundred messages a second.
+/// Events are collected for this long, so that a busy directory costs workers at most a hundred messages a second.
 const GATHER: Duration = Duration::from_millis(10);
 
-/// With more changes at once all is forgotten: to look for so many would keep a loop busy for longer.
+/// With more changes at once everything is dropped: looking up so many would keep a loop busy for longer.
 const CHANGES_MAX: usize = 256;
 
-/// The same for changes that all names have to be compared with.
+/// The same for changes that must be compared with all names.
 const BENEATH_MAX: usize = 16;
 
-/// Whose caches are to forget.
+/// The caches that drop names.
 pub enum Audience {
-    /// Workers, each with caches of its own.
+    /// Workers, each with its own caches.
     Workers(Vec<Arc<Mailbox<Message>>>),
-    /// Those that threads share.
+    /// Caches that threads share.
     Shared(SharedCaches<OpenFile>),
 }
 
@@ -61,14 +61,14 @@ impl Audience {
                 mailboxes.iter().for_each(|mailbox| mailbox.put(Message::Forget(Arc::clone(&forget))));
             }
             Audience::Shared(shared) => {
-                // The moment is for those who learn from others, which threads do not.
+                // The time matters only to processes that learn from others; threads do not.
                 forget.carry_out(Time::START, &mut Caches::shared(shared, Budgets::default(), 0), disk.sites());
             }
         }
     }
 }
 
-/// Begins to watch for this disk side. Where that cannot be had, it is said, and all goes on without.
+/// Starts watching for this disk side. If that fails, it is reported, and the server runs without it.
 pub fn start(disk: &Arc<Disk>, audience: Audience) {
     let begin = || {
         let notes = Arc::new(Notes::new()?);
@@ -82,26 +82,26 @@ pub fn start(disk: &Arc<Disk>, audience: Audience) {
     match begin() {
         Ok(notes) => disk.set_notes(notes),
         Err(error) => say!(
-            "cannot watch folders: {error}; changes are seen after `revalidate` (fs.inotify.max_user_instances says how many \
-             may watch: one process does with amped, sped and mt, each worker with mp)"
+            "cannot watch directories: {error}; changes are noticed after `revalidate` (fs.inotify.max_user_instances limits \
+             the watchers: amped, sped and mt need one, mp one for each worker)"
         ),
     }
 }
 
-/// The thread that watches.
+/// The state of the watcher thread.
 struct Watcher {
     notes: Arc<Notes>,
     disk: Arc<Disk>,
     inotify: Inotify,
-    /// Folders that are watched; `None`: cannot be. `folders.len() <= WATCHES_MAX`
+    /// Watched directories; `None`: cannot be watched. `folders.len() <= WATCHES_MAX`
     folders: HashMap<Name, Option<Watch>>,
-    /// By which names what is watched is known. A folder has several if links lead to it. `watches.len() <= WATCHES_MAX`
+    /// The names of each watch. A directory has several if links lead to it. `watches.len() <= WATCHES_MAX`
     watches: HashMap<Watch, Vec<Name>>,
-    /// No more can be watched: said once.
+    /// The limit was reached; reported once.
     full: bool,
 }
 
-/// Changes that are to be told of, and whether what lies beneath has changed too.
+/// Changes to report, and whether names beneath have changed too.
 type Changes = BTreeMap<Name, bool>;
 
 impl Watcher {
@@ -109,7 +109,7 @@ impl Watcher {
         loop {
             let descriptors = [self.inotify.as_fd(), self.notes.bell.as_fd()];
             let Ok(ready) = poll::wait_readable(&descriptors, Duration::MAX) else {
-                // Out of memory: not for long, or for good.
+                // Out of memory, temporarily or permanently.
                 thread::sleep(GATHER);
                 continue;
             };
@@ -136,7 +136,7 @@ impl Watcher {
         }
     }
 
-    /// Watches what leads to a name.
+    /// Watches the directories that lead to a name.
     fn see_to(&mut self, (site, path): &Name, changes: &mut Changes) {
         let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
         let mut is_new = false;
@@ -145,7 +145,7 @@ impl Watcher {
             if self.folders.contains_key(&folder) {
                 continue;
             }
-            // The folder above tells when there is one.
+            // The directory above reports its creation.
             let Ok(opened) = self.disk.folder(folder.0, &folder.1) else { break };
             let Some(watch) = self.watch(&folder, |inotify| inotify.watch_folder(&opened)) else { return };
             if watch.is_some() && !std::mem::replace(&mut is_new, true) {
@@ -163,7 +163,8 @@ impl Watcher {
         }
     }
 
-    /// Watches something under this name. `None`: there is no room; `Some(None)`: it cannot be watched.
+    /// Watches a file or directory under this name. Returns `None` if there is no room,
+    /// and `Some(None)` if it cannot be watched.
     fn watch(&mut self, name: &Name, ask: impl FnOnce(&Inotify) -> io::Result<Watch>) -> Option<Option<Watch>> {
         let no_room = self.watches.len().max(self.folders.len()) >= WATCHES_MAX;
         let asked = if no_room { Err(None) } else { ask(&self.inotify).map_err(Some) };
@@ -179,7 +180,7 @@ impl Watcher {
             Err(_) => {
                 if !std::mem::replace(&mut self.full, true) {
                     say!(
-                        "{} folders are watched, and no more can be; changes in others are seen after `revalidate` \
+                        "watch limit reached with {} directories; changes in others are noticed after `revalidate` \
                          (fs.inotify.max_user_watches, and {WATCHES_MAX} at most)",
                         self.watches.len()
                     );
@@ -189,7 +190,7 @@ impl Watcher {
         }
     }
 
-    /// Takes in what has happened. `true`: nothing that is known can be relied on.
+    /// Reads all events. Returns `true` if no cached name can be relied on.
     fn listen(&mut self, changes: &mut Changes) -> bool {
         let mut heard = Vec::new();
         self.inotify.take(|event| heard.push((Event { name: b"", ..event }, event.name.to_vec())));
@@ -200,13 +201,13 @@ impl Watcher {
         all
     }
 
-    /// Takes in what happened. `true`: nothing that is known can be relied on.
+    /// Handles an event. Returns `true` if no cached name can be relied on.
     fn hear(&mut self, event: Event<'_>, changes: &mut Changes) -> bool {
         let Event { watch, name, what, is_folder } = event;
         self.notes.events.fetch_add(1, Ordering::Relaxed);
         if what == What::Overflow {
             self.notes.overflows.fetch_add(1, Ordering::Relaxed);
-            // Folders may have come to be others. All are watched anew as their names are learnt again.
+            // Names may lead to other directories now. All are watched again when their names are looked up.
             self.watches.drain().for_each(|(watch, _)| self.inotify.remove(watch));
             self.folders.clear();
             self.notes.lock().seen.clear();
@@ -220,7 +221,7 @@ impl Watcher {
         for (site, of) in names {
             let is_file = !of.ends_with(b"/");
             let path: Arc<[u8]> = if name.is_empty() { of } else { [&of, name].concat().into() };
-            // A name may have come to lead to a folder, or no longer, without being one: as a link.
+            // A name may have started or stopped leading to a directory without being one, as a link.
             let beneath = !is_file && (is_folder || name.is_empty() || what == What::Name);
             *changes.entry((site, Arc::clone(&path))).or_default() |= beneath;
             if is_file || (beneath && what != What::Status) {
@@ -230,8 +231,8 @@ impl Watcher {
         false
     }
 
-    /// Watches a file, or a folder and what is beneath it, no longer under this name: it may mean another one now. Whoever
-    /// looks names up notes them again.
+    /// Stops watching a file, or a directory and everything beneath it, under this name, which may lead elsewhere
+    /// now. The next lookup notes the names again.
     fn let_go(&mut self, site: u16, path: &[u8]) {
         let folder = [path.strip_suffix(b"/").unwrap_or(path), b"/"].concat();
         let gone = |(of, name): &Name| *of == site && (**name == *path || name.starts_with(&folder));
@@ -247,7 +248,7 @@ impl Watcher {
     }
 }
 
-/// What these changes come to; `None`: nothing has changed.
+/// Returns what to drop after these changes; `None`: nothing has changed.
 fn what_to_forget(changes: Changes, all: bool) -> Option<Forget> {
     let beneath = changes.values().filter(|beneath| **beneath).count();
     if all || changes.len() > CHANGES_MAX || beneath > BENEATH_MAX {
@@ -272,7 +273,7 @@ mod tests {
         Watcher { notes, disk, inotify, folders: HashMap::new(), watches: HashMap::new(), full: false }
     }
 
-    /// Notes a name as one that was learnt, and returns what is to be forgotten then.
+    /// Notes a name as looked up; returns what is dropped in consequence.
     fn learn(watcher: &mut Watcher, path: &str) -> Vec<String> {
         watcher.notes.note(0, &path.as_bytes().into());
         let noted = std::mem::take(&mut watcher.notes.lock().queue);
@@ -299,7 +300,7 @@ mod tests {
         fs::create_dir_all(at("a/b")).unwrap();
         fs::write(at("a/b/c"), "x").unwrap();
         let mut watcher = watcher(folder.path());
-        // Whatever is known beneath what begins to be watched may have changed before.
+        // Names cached beneath a new watch may have changed before.
         assert_eq!(learn(&mut watcher, "/a/b/c"), ["/ *"]);
         assert_eq!(learn(&mut watcher, "/a/b/c"), [""; 0], "it has been noted");
         assert_eq!(learn(&mut watcher, "/a/b/d"), [""; 0], "its folder is watched");
@@ -310,7 +311,7 @@ mod tests {
         fs::create_dir(at("x")).unwrap();
         assert_eq!(hear(&mut watcher), ["/x *"]);
         assert_eq!(learn(&mut watcher, "/x/y/z"), ["/x/ *"], "it has to be noted again");
-        // A folder is renamed, and is watched no longer under its old name.
+        // A renamed directory is no longer watched under its old name.
         fs::rename(at("a"), at("z")).unwrap();
         assert_eq!(hear(&mut watcher), ["/a *", "/z *"]);
         assert!(watcher.folders.keys().all(|(_, path)| !path.starts_with(b"/a/")), "{:?}", watcher.folders);

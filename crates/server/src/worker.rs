@@ -1,9 +1,8 @@
-//! A loop's connections: what every architecture does alike.
+//! A worker: a loop's connections, the same for every architecture.
 //!
-//! A worker owns its connections, its caches and its timers, and gives one connection after the other its turn
-//! ([`crate::turn`]): those whose sockets have something to say, those whose answers have come, those whose deadlines have.
-//! When to call it, and how the disk is asked, is the architecture's business ([`crate::arch`]), which lends it a
-//! [`DiskSide`].
+//! A worker owns its connections, its caches and its timers, and gives turns ([`crate::turn`]) to connections whose
+//! sockets are ready, whose answers have arrived, or whose deadlines have passed. The architecture ([`crate::arch`])
+//! determines when it is called and how the disk is asked; it provides a [`DiskSide`].
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -41,9 +40,9 @@ use crate::slots::Slots;
 use crate::token::{APP_BIT, Token};
 use crate::turn::{ASK_ANEW, BUFFER, Connection, Dead, DiskAccess, DiskAnswer, LoopContext, Rest, Turn};
 
-/// How an architecture has the disk asked, and hears of it.
+/// How an architecture asks the disk and gets its answers.
 pub trait DiskSide: DiskAccess {
-    /// Has what is not heard of by the mailbox waited for in the loop, under this number.
+    /// Adds descriptors that do not report through the mailbox to the loop's epoll set, under this number.
     ///
     /// # Errors
     /// As [`Epoll::add`].
@@ -51,66 +50,66 @@ pub trait DiskSide: DiskAccess {
         Ok(())
     }
 
-    /// What was registered has something to say.
+    /// A registered descriptor is ready.
     fn ready(&mut self, _now: Time, _: &mut Worker) {}
 
-    /// Names are forgotten: what this side knows of them in common with others is to go too.
+    /// Drops names from state that this side shares with others.
     fn forget(&mut self, _: &Forget, _: &SharedState<OpenFile>) {}
 
-    /// A helper has done something.
+    /// A helper has completed a task.
     fn done(&mut self, _: Done, _now: Time, _: &mut Worker) {}
 
-    /// When [`take_due`](DiskSide::take_due) has something to do.
+    /// Returns when [`take_due`](DiskSide::take_due) has something to do.
     fn next_due(&self) -> Time {
         Time::NEVER
     }
 
-    /// Does what was put off until now.
+    /// Does what was deferred until now.
     fn take_due(&mut self, _now: Time, _: &mut Worker) {}
 
-    /// Another configuration comes into force.
+    /// Applies another configuration.
     fn renew(&mut self, generation: &ConfigSnapshot);
 
-    /// Adds what only the disk side knows to how things stand.
+    /// Adds the statistics that only the disk side has.
     fn complete(&self, snapshot: Snapshot) -> Snapshot {
         snapshot
     }
 }
 
-/// One loop.
+/// The state of one loop.
 pub struct Worker {
     connections: Slots<Connection>,
-    /// What their turns share.
+    /// State shared by turns.
     pub context: LoopContext,
     wheel: Wheel<Token>,
     expired: Vec<Token>,
-    /// Connections that have more to do, in the order in which they come again.
+    /// Unfinished connections, in the order of their next turns.
     again: VecDeque<Token>,
-    /// Those who were accepted and have not had a turn.
+    /// Accepted connections that have not had a turn.
     fresh: Vec<Token>,
     actions: Vec<Action<OpenFile>>,
-    /// When the time of day was last looked up.
+    /// When the wall clock was last read.
     wall_checked: Time,
-    /// Questions that no connection asked, and who is told what comes of them.
+    /// Background lookups, and the recipients of their results.
     errands: HashMap<u32, Preload>,
     next_errand: u32,
     accepted: u64,
     broken: u64,
-    /// Windows that were waited for.
+    /// Waits for windows.
     windows: Waited,
-    /// Passwords that were waited for.
+    /// Waits for passwords.
     passwords: Waited,
-    /// No descriptors are left: said once, until nobody waits for one any more.
+    /// Out of descriptors; reported once, until no connection waits for one any more.
     exhausted: bool,
-    /// As many connections as allowed are open and none is idle: said once, until nobody waits any more.
+    /// The maximum number of connections is open and none is idle; reported once, until no connection waits any more.
     full: bool,
 }
 
-/// Connections accepted from one listener in one turn.
+/// Maximum connections accepted from one listener in one turn.
 const ACCEPTS_A_TURN: usize = 64;
 
 impl Worker {
-    /// A loop without connections.
+    /// Creates a worker without connections.
     pub fn new(
         generation: Arc<ConfigSnapshot>,
         apps: AppSide,
@@ -160,7 +159,7 @@ impl Worker {
         }
     }
 
-    /// The time; once a turn of the loop, and not more often, since it is asked for everything.
+    /// Reads the clock; once per iteration of the loop, since the time is used everywhere.
     pub fn tick(&mut self) -> Time {
         let now = self.context.clock.now();
         if now.since(self.wall_checked) >= WALL_STEP {
@@ -173,7 +172,7 @@ impl Worker {
         now
     }
 
-    /// How long the loop may wait for something to happen.
+    /// Returns how long the loop may wait for events.
     pub fn patience(&self, now: Time) -> Option<Duration> {
         if !self.again.is_empty() {
             return Some(Duration::ZERO);
@@ -183,28 +182,28 @@ impl Worker {
         (due != Time::NEVER).then(|| due.since(now))
     }
 
-    /// The configuration in force.
+    /// Returns the current configuration.
     pub fn generation(&self) -> &Arc<ConfigSnapshot> {
         &self.context.generation
     }
 
-    /// Connections that are open.
+    /// Returns the number of open connections.
     pub fn open(&self) -> usize {
         self.connections.used()
     }
 
-    /// Whether as many are open as may be.
+    /// Returns whether the maximum number of connections is open.
     pub fn is_full(&self) -> bool {
         self.open() >= self.context.generation.connections_max
     }
 
-    /// Whether the process was out of descriptors when a connection was to be accepted last.
+    /// Returns whether the process was out of descriptors at the last accept.
     pub fn is_exhausted(&self) -> bool {
         self.exhausted
     }
 
-    /// Accepts what waits at a listener, up to a bound; the rest has its turn later. Who has come is to be
-    /// [greeted](Worker::greet).
+    /// Accepts connections that wait at a listener, up to a limit; the rest is accepted later. Accepted
+    /// connections must be [greeted](Worker::greet).
     pub fn accept(&mut self, listener: impl AsFd, now: Time) -> Accepted {
         for _ in 0..ACCEPTS_A_TURN {
             let full = self.is_full();
@@ -213,10 +212,10 @@ impl Worker {
                 false => None,
             };
             if full && gives_way.is_none() {
-                // In a pool that is how it is meant to be.
+                // In a pool this is normal.
                 if !self.context.generation.pooled() && !std::mem::replace(&mut self.full, true) {
                     say!(
-                        "{} connections are open and none is idle; others wait until some close \
+                        "{} connections are open and none is idle; new ones wait until some close \
                          (limits.max_connections, or the limit on open files, allows no more)",
                         self.open()
                     );
@@ -225,30 +224,30 @@ impl Worker {
             }
             match socket::accept(&listener) {
                 Ok((socket, address)) => {
-                    // Not before: perhaps nobody waits, and then nobody has to go.
+                    // Only now: perhaps no connection waits, and then none has to be closed.
                     if let Some(token) = gives_way {
                         self.remove(token);
                     }
                     self.add(socket, address, now);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    // Only now: with others still waiting, one place that becomes free ends no shortage.
+                    // Only now: while others still wait, one free slot does not end the shortage.
                     self.full = false;
                     if std::mem::take(&mut self.exhausted) {
-                        say!("descriptors are to be had again; accepting connections");
+                        say!("file descriptors available again; resuming accept");
                     }
                     return Accepted::All;
                 }
                 Err(error) if file::is_exhaustion(&error) => {
                     if !std::mem::replace(&mut self.exhausted, true) {
                         say!(
-                            "cannot accept connections: {error}; those that are open go on, others wait until \
+                            "cannot accept connections: {error}; open connections are served, new ones wait until \
                              some close (raise the limit on open files, or lower limits.max_connections)"
                         );
                     }
                     return Accepted::Exhausted;
                 }
-                // The client has gone again, or the network has told of an error that is the connection's, accept(2).
+                // The client has left again, or a network error of this connection was reported, accept(2).
                 Err(_) => {}
             }
         }
@@ -265,8 +264,8 @@ impl Worker {
         self.fresh.push(token);
     }
 
-    /// Gives those who were accepted their first turn. Only who is still there after it has to be waited for: where each
-    /// request comes by a connection of its own, that is nobody, and epoll never hears of them.
+    /// Gives accepted connections their first turn. Only connections still open after it are added to epoll: if each
+    /// request uses its own connection, that is none.
     pub fn greet(&mut self, epoll: &Epoll, now: Time, disk: &mut impl DiskSide) {
         let mut fresh = std::mem::take(&mut self.fresh);
         for token in fresh.drain(..) {
@@ -281,7 +280,7 @@ impl Worker {
         self.fresh = fresh;
     }
 
-    /// Something happened on a connection's socket.
+    /// Handles an event on a connection's socket.
     pub fn ready(&mut self, ready: Ready, now: Time, disk: &mut impl DiskSide) {
         let token = Token::from_number(ready.token & !APP_BIT);
         let Some(connection) = self.connections.get(token) else {
@@ -299,15 +298,15 @@ impl Worker {
             }
             connection.writable |= ready.writable;
         }
-        // A connection that has its turn coming takes these news in then.
+        // A queued connection handles this in its next turn.
         if !connection.queued {
             self.turn(token, None, now, disk);
         }
     }
 
-    /// Those that were not finished with their last turn.
+    /// Gives turns to unfinished connections.
     pub fn take_turns(&mut self, now: Time, disk: &mut impl DiskSide) {
-        // As many as there are now: whoever is put in again waits for the next round.
+        // Only those queued now: a connection that is queued again waits for the next round.
         for _ in 0..self.again.len() {
             let Some(token) = self.again.pop_front() else {
                 return;
@@ -319,7 +318,7 @@ impl Worker {
         }
     }
 
-    /// The disk's answer to a question that was put off.
+    /// Handles the disk's answer to a deferred question.
     pub fn answer(
         &mut self,
         token: Token,
@@ -334,7 +333,7 @@ impl Worker {
         self.turn(token, Some(Event::Disk(ticket, answer)), now, disk);
     }
 
-    /// The verdict on a password. Without one its client has left, and nothing is waited for any more.
+    /// Handles the verdict on a password. Without a verdict its client has left, and nothing waits for it any more.
     pub fn verified(&mut self, verified: Verified, now: Time, disk: &mut impl DiskSide) {
         let Verified { token, ticket, verdict } = verified;
         let Some(connection) = self.connections.get(token).filter(|connection| connection.conn.waits_for(ticket))
@@ -349,13 +348,13 @@ impl Worker {
         self.answer(token, ticket, Answer::Verified(verdict), now, disk);
     }
 
-    /// A process has been started for a request, or not.
+    /// Handles a process that was started for a request, or could not be.
     pub fn app_started(&mut self, started: Started, now: Time, disk: &mut impl DiskSide) {
         let (token, ticket) = (started.token, started.ticket);
         let asked =
             self.connections.get(token).and_then(|connection| connection.app.take_if(|app| app.ticket() == ticket));
         let Some(mut app) = asked else {
-            // Whoever asked has gone.
+            // The connection has closed.
             if let Ok(begun) = started.result {
                 self.context.apps.end(begun);
             }
@@ -372,7 +371,7 @@ impl Worker {
         }
     }
 
-    /// Part of a body that is stored for an application, or its client, was written or read.
+    /// Handles a spool task that was completed for an application's request.
     pub fn app_spooled(&mut self, done: spool::Done, now: Time, disk: &mut impl DiskSide) {
         let (token, ticket) = (done.asker.token, done.asker.ticket);
         let Some(connection) = self.connections.get(token) else { return };
@@ -383,7 +382,7 @@ impl Worker {
         }
     }
 
-    /// The page for which a request waits is kept now, or is not going to be.
+    /// Handles a page that a request waits for: it is cached now, or will not be.
     pub fn page_settled(&mut self, settled: Settled, now: Time, disk: &mut impl DiskSide) {
         let Settled { token, ticket } = settled;
         if let Some(connection) = self.connections.get(token)
@@ -393,7 +392,7 @@ impl Worker {
         }
     }
 
-    /// Does for applications what is due.
+    /// Handles applications that are due.
     pub fn take_apps_due(&mut self, now: Time, disk: &mut impl DiskSide) {
         if now >= self.context.apps.next_due() {
             for token in self.context.apps.take_due(now) {
@@ -402,7 +401,7 @@ impl Worker {
         }
     }
 
-    /// Forgets what names mean.
+    /// Drops names.
     pub fn forget(&mut self, what: &Forget, now: Time, disk: &mut impl DiskSide) {
         let sites = Arc::clone(&self.context.shared.sites);
         what.carry_out(now, &mut self.context.shared.caches, &sites);
@@ -410,7 +409,7 @@ impl Worker {
         disk.forget(what, &self.context.shared);
     }
 
-    /// Forgets what is known of a name, and has it looked up as for a request. Whoever ordered it is told when that is done.
+    /// Drops a name, and looks it up as for a request. The recipient is notified of the result.
     pub fn preload(&mut self, order: Preload, now: Time, disk: &mut impl DiskSide) {
         let Preload { site, path, .. } = &order;
         self.context.generation.disk.forget_folders();
@@ -436,7 +435,7 @@ impl Worker {
         tell(AnswerKind::of(answer, self.context.shared.sites.get(site).is_some_and(|site| site.listing)));
     }
 
-    /// What was to be sent next is in memory, or as near to it as can be.
+    /// The next data of a connection were read into memory, as far as possible.
     pub fn warmed(&mut self, token: Token, now: Time, disk: &mut impl DiskSide) {
         let Some(connection) = self.connections.get(token) else {
             return;
@@ -444,16 +443,16 @@ impl Worker {
         let waited = now.since(std::mem::replace(&mut connection.cold, Time::NEVER));
         connection.fetched.0 = connection.fetched.0.saturating_add(1);
         self.windows.add(waited);
-        // The wait was ours, so the client's time starts anew.
+        // The server caused the wait, so the client's timeout starts again.
         self.turn(token, Some(Event::Sent { all: false }), now, disk);
     }
 
-    /// What a connection is to send next cannot be had: it was promised, so the connection is cut.
+    /// The next data of a connection cannot be read: they were promised, so the connection is reset.
     pub fn give_up(&mut self, token: Token) {
         self.remove(token);
     }
 
-    /// A helper has become free: those who were turned away ask again, until one finds no room.
+    /// A helper has become free: connections that were refused try again, until one finds no room.
     pub fn helper_is_free(&mut self, now: Time, disk: &mut impl DiskSide) {
         self.context.ask_anew = Time::NEVER;
         for _ in 0..self.context.turned_away.len() {
@@ -469,7 +468,7 @@ impl Worker {
             if let Some(connection) = self.connections.get(token)
                 && connection.cold != Time::NEVER
             {
-                // Its wait goes on, and is not endless.
+                // Its wait continues, and is limited.
                 connection.cold = since;
             }
             if self.context.turned_away.len() > others {
@@ -481,7 +480,7 @@ impl Worker {
         }
     }
 
-    /// Deadlines that have come, and lines of the log that are old enough.
+    /// Handles deadlines that have passed, and writes log lines that are old enough.
     pub fn take_deadlines(&mut self, now: Time, disk: &mut impl DiskSide) {
         if now >= self.context.log.next_due() {
             self.context.log.flush();
@@ -506,7 +505,7 @@ impl Worker {
             connection.armed = Time::NEVER;
         }
         if connection.cold != Time::NEVER {
-            // It waits for our disk, not for its client; but not for ever.
+            // It waits for the server's disk, not for its client; but not forever.
             if now >= connection.cold + limits.disk_timeout {
                 return self.remove(token);
             }
@@ -516,7 +515,7 @@ impl Worker {
         if connection.send_queue.as_ref().is_some_and(|send_queue| !send_queue.is_empty())
             && connection.conn.next_due(limits) <= now
         {
-            // The socket has been full all the time, but the client may be taking what is in it.
+            // The socket has been full all the time, but the client may be receiving.
             let left = connection.transport.unacknowledged();
             if left < connection.unacknowledged {
                 connection.unacknowledged = left;
@@ -526,18 +525,19 @@ impl Worker {
         self.turn(token, Some(event), now, disk);
     }
 
-    /// The server is about to stop: whoever has nothing under way is closed, the others after their reply.
+    /// The server is about to stop: closes connections without a request in
+    /// progress; the others close after their response.
     pub fn finish(&mut self, now: Time, disk: &mut impl DiskSide) {
         for token in self.connections.tokens() {
             self.turn(token, Some(Event::Finish), now, disk);
         }
     }
 
-    /// Others take this loop's place: as [`finish`](Worker::finish), but a request that has come is answered.
+    /// Other loops take over: as [`finish`](Worker::finish), but a request that has arrived is answered.
     pub fn retire(&mut self, now: Time, disk: &mut impl DiskSide) {
         for token in self.connections.tokens() {
             if let Some(connection) = self.connections.get(token) {
-                // Perhaps epoll has not told of it yet.
+                // Perhaps epoll has not reported it yet.
                 connection.readable = true;
                 self.turn(token, None, now, disk);
                 self.turn(token, Some(Event::Retire), now, disk);
@@ -545,7 +545,7 @@ impl Worker {
         }
     }
 
-    /// Another configuration comes into force; connections stay.
+    /// Applies another configuration; connections stay.
     pub fn renew(&mut self, generation: Arc<ConfigSnapshot>) {
         let settings = &generation.settings;
         let (sites, limits, budgets) = (Arc::clone(&settings.sites), settings.limits.clone(), settings.budgets.clone());
@@ -555,7 +555,7 @@ impl Worker {
         self.context.generation = generation;
     }
 
-    /// Closes everything that is left and hands over the last lines of the log.
+    /// Closes all remaining connections and passes on the last lines of the log.
     pub fn end(&mut self) {
         for token in self.connections.tokens() {
             self.remove(token);
@@ -563,12 +563,12 @@ impl Worker {
         self.context.log.flush();
     }
 
-    /// How things stand.
+    /// Returns the statistics.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot { connection_bytes: self.connection_bytes(), ..self.figures() }
     }
 
-    /// Publishes how things stand, if that is due or this is the loop's end.
+    /// Publishes the statistics, if that is due or this is the loop's end.
     pub fn publish(&mut self, now: Time, at_the_end: bool, disk: &impl DiskSide) {
         let Some(scope) = self.context.meter.scope().filter(|_| at_the_end || now >= self.context.meter.next_due())
         else {
@@ -580,7 +580,7 @@ impl Worker {
                 let watch = self.context.generation.disk.notes().map(Notes::counts);
                 figures.with_log(self.context.log.writer().map(Writer::counts)).with_watch(watch)
             }
-            // Of these the process is told of.
+            // These are published for the process.
             Scope::Loop => Snapshot { mapped: MappedCounts::default(), model: ModelCounts::default(), ..figures },
         };
         let memory = self.context.meter.wants_memory(now, at_the_end).then(|| self.connection_bytes());
@@ -588,21 +588,21 @@ impl Worker {
         self.context.meter.publish(now, figures, memory, || generation.sum_up(&[], log));
     }
 
-    /// Bytes of our own memory that connections hold, their slots included. Looks at each.
+    /// Returns the memory of the server that connections use, bytes, including their slots. Visits each connection.
     fn connection_bytes(&self) -> u64 {
         let held: usize = self.connections.iter().map(Connection::heap_bytes).sum();
         let timers = self.wheel.len() * size_of::<(Time, Token)>();
         (held + self.connections.heap_bytes() + timers) as u64
     }
 
-    /// How things stand, but for what takes long to find out.
+    /// Returns the statistics, except those that are expensive to determine.
     fn figures(&self) -> Snapshot {
         Snapshot {
             counts: self.context.shared.counts,
             accepted: self.accepted,
             connections: self.open() as u64,
             broken: self.broken,
-            // Shared ones are told of once for all, by whoever sums up.
+            // Shared caches are reported once for all loops, when these are summed.
             caches: match &self.context.generation.caches {
                 Some(_) => self.context.shared.caches.own_figures(),
                 None => self.context.shared.caches.figures(),
@@ -612,17 +612,17 @@ impl Worker {
             sent_bytes: self.context.meter.sent_bytes,
             spooled_bytes: self.context.apps.spooled(),
             loops: self.context.meter.loops,
-            // These are the process's, too: whoever sums up several loops of it puts them right.
+            // These belong to the process, too: summing several loops of it corrects them.
             mapped: self.context.generation.disk.mapped().counts(),
             model: self.context.generation.disk.residency().counts(),
             ..Snapshot::default()
         }
     }
 
-    /// One connection's turn: something that happened to it, what its client has sent, and what comes of both.
+    /// Gives a connection a turn: handles the event, receives from its client, and executes the resulting actions.
     ///
-    /// The list of actions is the loop's, to be used again, but it belongs to this connection until the turn ends, and is
-    /// empty then: what one connection says must never be done to another.
+    /// The list of actions belongs to the loop, for reuse, but is used by this connection until the turn ends, and is
+    /// empty then: the actions of one connection must never be executed for another.
     fn turn<D: DiskSide>(&mut self, token: Token, event: Option<Event<'_, OpenFile>>, now: Time, disk: &mut D) {
         let Some(connection) = self.connections.get(token) else {
             return;
@@ -643,7 +643,7 @@ impl Worker {
         self.arm(token);
     }
 
-    /// Sees to it that the wheel names a connection when something is due on it, or earlier.
+    /// Ensures that the timer wheel reports a connection when something is due on it, or earlier.
     fn arm(&mut self, token: Token) {
         let limits = &self.context.shared.limits;
         if let Some(connection) = self.connections.get(token) {
@@ -658,7 +658,7 @@ impl Worker {
         }
     }
 
-    /// Closes a connection. Replies that are not complete are told to the log as far as they went.
+    /// Closes a connection. Incomplete responses are logged as far as they were sent.
     fn remove(&mut self, token: Token) {
         let Some(mut connection) = self.connections.remove(token) else {
             return;
@@ -666,7 +666,7 @@ impl Worker {
         self.context.apps.abandon(connection.app.take());
         if let Some(send_queue) = &mut connection.send_queue {
             self.broken += 1;
-            // The client must see that what it has is not all.
+            // The client must see that its response is incomplete.
             connection.transport.reset_on_close();
             let mut log_context = LogContext {
                 log: &mut self.context.log,
@@ -682,17 +682,17 @@ impl Worker {
     }
 }
 
-/// Wall-clock refresh interval; Date is late by no more.
+/// Wall clock refresh interval; Date is late by no more.
 const WALL_STEP: Duration = Duration::from_millis(20);
 
-/// How accepting went.
+/// The result of accepting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accepted {
-    /// Nobody waits any more.
+    /// No connection waits any more.
     All,
-    /// There may be more.
+    /// More may wait.
     Some,
-    /// As many connections are open as may be.
+    /// The maximum number of connections is open.
     Full,
     /// The process is out of descriptors.
     Exhausted,

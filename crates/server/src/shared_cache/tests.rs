@@ -1,7 +1,7 @@
-//! The shared cache against a plain map, against nonsense in its memory, and against processes that are killed.
+//! The shared cache compared with a plain map, with random data in its memory, and with processes that are killed.
 //!
-//! Processes are real: this very test program once more, told by [`ROLE`] to be a child, with the memory of the cache as its
-//! standard input. No fork is needed, and every kill is a SIGKILL that nobody can prepare for.
+//! The processes are real: this test program again, which [`ROLE`] makes a child, with the memory of the cache as its
+//! standard input. No fork is needed, and every kill is a SIGKILL, which cannot be handled.
 
 use std::collections::HashMap;
 use std::env;
@@ -33,7 +33,7 @@ fn work(path: impl AsRef<[u8]>) -> NameWork {
     NameWork { generation: 1, site: 0, path: path.as_ref().into(), edition: 0, known, variants, unpack, missing }
 }
 
-/// A file of this body; its number tells versions apart.
+/// A file with this body; its number tells versions apart.
 fn file(number: u64, body: &[u8]) -> Found<u32> {
     let version = FileVersion {
         device: 1,
@@ -60,7 +60,7 @@ fn at(nanos: u64) -> Time {
     Time::from_nanos(nanos)
 }
 
-/// What the cache says now, in words, so that it can be compared.
+/// The cache's answer as text, for comparison.
 fn says(cache: &SharedCache, work: &NameWork) -> String {
     format!("{:?}", cache.find::<u32>(at(1_000), work, EVER))
 }
@@ -112,7 +112,7 @@ fn listings_errors_and_large_files_are_not_cached() {
     cache.learn(at(5), &work("/busy"), &Found::<u32>::Trouble(Trouble::Busy));
     assert_eq!(cache.counts().entries, 0);
 
-    // Above the upper size, or opened rather than read, a file is its state alone.
+    // A file above the maximum size, or one that was opened rather than read, has only its state.
     cache.learn(at(5), &work("/large"), &file(1, &[7; 1001]));
     assert_eq!(says(&cache, &work("/large")), expected(file_without_content(1, 1001), 5));
     let Found::File { name, mut files, not_unpacked } = file_without_content(2, 10) else { unreachable!("made so") };
@@ -128,7 +128,7 @@ fn entry_expires_after_freshness_lifetime() {
     let found = |now, fresh_for| cache.find::<u32>(at(now), &work("/"), Duration::from_nanos(fresh_for)).is_some();
     assert!(found(149, 50));
     assert!(!found(150, 50));
-    assert!(found(50, 1), "another process may have asked after our clock was read");
+    assert!(found(50, 1), "another process may have asked after this one read its clock");
     assert!(!found(100, 0));
 }
 
@@ -163,25 +163,25 @@ fn content_known_to_requester_is_not_copied() {
     assert_eq!(bodies, [whole(1, 700), "None".to_owned(), whole(3, 600)]);
 }
 
-/// An asker who knows the state gets no content from the disk; that must not take it from the others.
+/// A caller that knows the version gets no content from the disk; that must not remove it for the others.
 #[test]
 fn content_known_to_requester_is_kept() {
     let cache = cache(1 << 20, 1000, 1000);
     cache.learn(at(5), &work("/"), &file(1, &[1; 700]));
     cache.learn(at(6), &work("/"), &file_without_content(1, 700));
     assert_eq!(says(&cache, &work("/")), expected(file(1, &[1; 700]), 6));
-    // Of another state they are not the content.
+    // The content belongs to another version.
     cache.learn(at(7), &work("/"), &file_without_content(2, 700));
     assert_eq!(says(&cache, &work("/")), expected(file_without_content(2, 700), 7));
 }
 
-/// Who knows what a name means and lacks a content asks for that alone.
+/// A caller that knows the name but lacks a content asks only for that.
 #[test]
 fn missing_content_is_requested_separately() {
     let cache = cache(1 << 20, 1000, 1000);
     let opened = |found| match found {
         Found::File { mut files, .. } => files.remove(0),
-        other => panic!("{other:?} is no file"),
+        other => panic!("{other:?} is not a file"),
     };
     let missing = |number, size| {
         let Opened { coding, version, .. } = opened(file_without_content(number, size));
@@ -190,7 +190,7 @@ fn missing_content_is_requested_separately() {
     let content = |number, body: &[u8]| Found::Missing(opened(file(number, body)));
 
     cache.learn(at(5), &missing(1, 700), &content(1, &[1; 700]));
-    assert_eq!(cache.counts().entries, 0, "a content alone says nothing of the name");
+    assert_eq!(cache.counts().entries, 0, "a content alone does not define the name");
     cache.learn(at(5), &work("/"), &file_without_content(1, 700));
     assert_eq!(says(&cache, &missing(1, 700)), "None");
     cache.learn(at(9), &missing(1, 700), &content(1, &[1; 700]));
@@ -199,7 +199,7 @@ fn missing_content_is_requested_separately() {
     let aged = cache.find::<u32>(at(1000), &missing(1, 700), Duration::ZERO);
     assert_eq!(format!("{aged:?}"), expected(content(1, &[1; 700]), 5), "of that version at any time");
 
-    // The name means something else by now: that is the answer, as it is the disk's.
+    // The name means something else by now: that is the answer, as the disk would give it.
     assert_eq!(says(&cache, &missing(2, 700)), expected(file(1, &[1; 700]), 5));
     cache.learn(at(9), &missing(2, 700), &content(2, &[2; 700]));
     assert_eq!(says(&cache, &work("/")), expected(file(1, &[1; 700]), 5));
@@ -236,7 +236,7 @@ fn least_recently_used_entry_of_shard_is_evicted() {
         cache.learn(at(5), &work(format!("/{n}")), &Found::<u32>::Absent);
     }
     assert_ne!(says(&cache, &work("/0")), "None");
-    // Asked of the disk again, it is still the one that was used.
+    // After another lookup on the disk it is still the one that was used.
     cache.learn(at(6), &work("/0"), &Found::<u32>::Absent);
     for n in 3..20 {
         cache.learn(at(5), &work(format!("/{n}")), &Found::<u32>::Absent);
@@ -249,13 +249,13 @@ fn least_recently_used_entry_of_shard_is_evicted() {
 fn too_small_budget_is_rejected() {
     let settings = |bytes, entries| SharedSettings { bytes: Bytes(bytes), file_max: Bytes::kib(32), entries };
     for (bytes, entries) in [(0, 10), (511, 10), (1 << 20, 0)] {
-        let error = SharedCache::new(&settings(bytes, entries)).expect_err("holds nothing");
+        let error = SharedCache::new(&settings(bytes, entries)).expect_err("too small");
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         assert!(error.to_string().contains("switch it off"), "{error}");
     }
     assert!(SharedCache::new(&settings(u64::MAX, usize::MAX)).is_err());
 
-    // A body that would take most of its shard is not kept, the state is; a name too long for it is refused.
+    // A body that would use most of its shard is not stored, only its state; a name too long for it is refused.
     let cache = SharedCache::new(&settings(8 * 512, 10)).expect("memory");
     cache.learn(at(5), &work("/"), &file(1, &[1; 2 * 512 + 1]));
     assert_eq!(says(&cache, &work("/")), expected(file_without_content(1, 2 * 512 + 1), 5));
@@ -277,7 +277,7 @@ fn shards_use_whole_budget() {
     }
 }
 
-/// Every node and every block of every shard is in exactly one place, and the counts are right.
+/// Checks that every node and every block of every shard is in exactly one place, and that the counts are right.
 fn audit(cache: &SharedCache) {
     for part in 0..cache.layout.shards {
         let sound = cache.shard(part, |shard| {
@@ -316,7 +316,7 @@ fn audit(cache: &SharedCache) {
             for (all, fresh) in [(nodes, FRESH_NODE), (blocks, FRESH_BLOCK)] {
                 let fresh = shard.get(fresh) as usize;
                 assert!(all[1..=fresh].iter().all(|&count| count == 1), "lost or twice: {all:?}");
-                assert!(all[fresh + 1..].iter().all(|&count| count == 0), "never taken, and there: {all:?}");
+                assert!(all[fresh + 1..].iter().all(|&count| count == 0), "never allocated, but present: {all:?}");
             }
             Ok(())
         });
@@ -339,7 +339,7 @@ fn steps() -> impl Strategy<Value = Vec<(Step, Vec<Opened<u32>>)>> {
         2 => (0u8..24).prop_map(|name| Step::Forget { name }),
         1 => Just(Step::Clear),
     ];
-    // Of no more than a quarter of the smallest shard, so that a body is left out for no other reason than its own size.
+    // No larger than a quarter of the smallest shard, so that a body is omitted only because of its own size.
     prop::collection::vec((step, prop::collection::vec(opened(600), 0..3)), 0..150)
 }
 
@@ -348,7 +348,7 @@ fn name(n: u8) -> NameWork {
     work([b"/".to_vec(), vec![n; 1 + usize::from(n) * 50]].concat())
 }
 
-/// The answer of these files; for want of files, that there is none.
+/// The answer with these files, or "absent" without files.
 fn answer(files: Vec<Opened<u32>>) -> Found<u32> {
     match files.is_empty() {
         true => Found::Absent,
@@ -356,7 +356,7 @@ fn answer(files: Vec<Opened<u32>>) -> Found<u32> {
     }
 }
 
-/// What the cache is to say of it: contents that can be kept, and no descriptors.
+/// The cache's expected answer: contents that can be stored, and no descriptors.
 fn kept(found: &Found<u32>, file_max: usize) -> String {
     let Found::File { name, files, not_unpacked } = found else { return format!("{found:?}") };
     let keep = |opened: &Opened<u32>| {
@@ -371,7 +371,7 @@ fn kept(found: &Found<u32>, file_max: usize) -> String {
 }
 
 proptest! {
-    /// With room for all nothing is lost; with little, what is found is still the last that was taken, or nothing.
+    /// With room for everything nothing is lost; with little, a lookup returns the answer stored last, or nothing.
     #[test]
     fn cache_agrees_with_model(steps in steps(), roomy in any::<bool>()) {
         let cache = if roomy { cache(1 << 17, 400, 31) } else { cache(3 * 16 * 512, 400, 3 * 16) };
@@ -385,7 +385,7 @@ proptest! {
                     cache.learn(at(asked), &name(n), &found);
                     if before.is_none_or(|checked| checked <= at(asked)) {
                         model.insert(n, (asked, kept(&found, 400)));
-                        prop_assert!(cache.find::<u32>(at(0), &name(n), EVER).is_some(), "gone at once");
+                        prop_assert!(cache.find::<u32>(at(0), &name(n), EVER).is_some(), "lost at once");
                     }
                 }
                 Step::Find { name: n } => match cache.find::<u32>(at(0), &name(n), EVER) {
@@ -409,7 +409,7 @@ proptest! {
         prop_assert_eq!(cache.counts().repairs, 0);
     }
 
-    /// Nothing in the memory makes a process panic, or go round for ever; and a cache that is cleared is as new.
+    /// Random data in the memory neither makes a process panic nor loop forever; and a cleared cache is like new.
     #[test]
     fn random_memory_does_not_panic_or_loop(
         steps in steps(),
@@ -436,10 +436,10 @@ proptest! {
     }
 }
 
-/// Says that the test program is a child, and which.
+/// Marks the test program as a child, and names its role.
 const ROLE: &str = "AMPED_TEST_ROLE";
 
-/// Longer than anything here takes. A child whose parent has gone ends by itself after it.
+/// Longer than anything here takes. A child whose parent has ended exits after it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn settings() -> SharedSettings {
@@ -450,7 +450,7 @@ fn settings() -> SharedSettings {
 struct Process(Child);
 
 impl Process {
-    /// This test program, running this test as a child.
+    /// Starts this test program as a child that runs this test.
     fn start(test: &str, role: &str, cache: &SharedCache) -> Process {
         let memory = cache.region.as_fd().try_clone_to_owned().expect("descriptor");
         let mut command = Command::new(env::current_exe().expect("this program"));
@@ -459,11 +459,11 @@ impl Process {
         Process(command.spawn().expect("a second one"))
     }
 
-    /// Kills it; it must have lived until then.
+    /// Kills it; it must still be running.
     fn kill(&mut self) {
-        self.0.kill().expect("ours to kill");
+        self.0.kill().expect("kill the child");
         let status = self.0.wait().expect("our child");
-        assert_eq!(status.signal(), Some(9), "ended by itself: {status}; what it said is above");
+        assert_eq!(status.signal(), Some(9), "ended by itself: {status}; its output is above");
     }
 }
 
@@ -474,13 +474,13 @@ impl Drop for Process {
     }
 }
 
-/// The cache as a child has it.
+/// The cache as a child sees it.
 fn inherited() -> SharedCache {
     let region = Region::open(io::stdin().as_fd().try_clone_to_owned().expect("descriptor")).expect("the memory");
     let layout = Layout::of(&settings()).expect("as its parent");
     assert_eq!((region.parts(), region.part_bytes()), (layout.shards, layout.shard_bytes()));
     let mut cache = SharedCache { region, layout, seed: 0 };
-    // Read without a repair: the first shard may be one that the last child died in.
+    // Read without a repair: the last child may have died in the first shard.
     let seed = |guard: &Guard<'_>| guard.word(SEED * 8).expect("inside");
     cache.seed = match cache.region.lock(0) {
         Ok(guard) => seed(&guard),
@@ -489,13 +489,13 @@ fn inherited() -> SharedCache {
     cache
 }
 
-/// Fails when `act` takes longer than [`PATIENCE`], as it would if a lock were never released.
+/// Fails if `act` takes longer than [`PATIENCE`], as it would if a lock were never released.
 fn in_time<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
     let (to, from) = mpsc::channel();
     let acting = thread::spawn(move || to.send(act()));
     match from.recv_timeout(PATIENCE) {
         Ok(result) => result,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it stands still"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("timed out"),
         Err(mpsc::RecvTimeoutError::Disconnected) => match acting.join() {
             Err(panic) => std::panic::resume_unwind(panic),
             Ok(_) => unreachable!("it has sent before"),
@@ -512,7 +512,7 @@ fn process_killed_in_lock_resets_only_its_shard() {
     if env::var_os(ROLE).is_some() {
         let cache = inherited();
         let guard = cache.region.lock(part(&cache, &victim)).expect("nobody has died yet");
-        // The worst there is to leave, but for the counts.
+        // The worst possible state, except for the counters.
         for at in (0..SEED * 8).chain(HEAD_WORDS * 8..cache.layout.shard_bytes() - 8).step_by(8) {
             guard.set_word(at, 0xdead_beef_dead_beef).expect("inside");
         }
@@ -531,7 +531,7 @@ fn process_killed_in_lock_resets_only_its_shard() {
 
         let mut process = Process::start("process_killed_in_lock_resets_only_its_shard", "dies", &cache);
         let said = BufReader::new(process.0.stdout.take().expect("piped")).lines();
-        assert!(said.map_while(Result::ok).any(|line| line.contains("inside")), "it never came so far");
+        assert!(said.map_while(Result::ok).any(|line| line.contains("inside")), "it never got there");
         let waiting = {
             let (cache, victim) = (Arc::clone(&cache), victim.clone());
             thread::spawn(move || says(&cache, &victim))
@@ -546,7 +546,7 @@ fn process_killed_in_lock_resets_only_its_shard() {
     });
 }
 
-/// Numbers that look random (SplitMix64).
+/// A pseudo-random sequence (SplitMix64).
 struct Numbers(u64);
 
 impl Numbers {
@@ -558,7 +558,8 @@ impl Numbers {
     }
 }
 
-/// The file of this name in this version: all of it follows from the two, so whoever finds it can tell whether it is whole.
+/// The file of this name in this version: both determine it completely, so that
+/// a reader can check whether it is intact.
 fn derived(name: u64, version: u64) -> Found<u32> {
     let mut numbers = Numbers(name << 32 ^ version);
     let length = numbers.next() % 4096;
@@ -568,7 +569,7 @@ fn derived(name: u64, version: u64) -> Found<u32> {
 
 const NAMES: u64 = 600;
 
-/// Asks and tells without end, and compares all that it is told.
+/// Stores and looks up without end, and checks all answers.
 fn hammer(cache: &SharedCache, seed: u64) {
     let mut numbers = Numbers(seed);
     let start = Instant::now();
@@ -588,9 +589,9 @@ fn verify(name: u64, found: Option<Found<u32>>) {
     let parts = |found: Found<u32>| match found {
         Found::File { mut files, .. } if files.len() == 1 => match files.remove(0) {
             Opened { version, content: Some(Stored::Memory(body)), .. } => (version, body),
-            other => panic!("told with its body: {other:?}"),
+            other => panic!("stored with its body: {other:?}"),
         },
-        other => panic!("told as one file: {other:?}"),
+        other => panic!("stored as one file: {other:?}"),
     };
     let Some((version, body)) = found.map(parts) else { return };
     assert!((version, body) == parts(derived(name, version.inode)), "/{name} in version {version:?} is damaged");
@@ -608,12 +609,12 @@ fn processes_killed_at_random_do_not_corrupt_cache() {
         let mut processes: Vec<Process> = (0..4).map(|n| Process::start(TEST, &format!("{n}"), &cache)).collect();
         const KILLS: usize = 150;
         for kill in 0..KILLS {
-            // So that the others are in the midst of their work, and this one has had its turn.
+            // So that the others are in the middle of their work, and this one has had its turn.
             let hits = cache.counts().store.hits;
             while cache.counts().store.hits < hits + 200 {
                 for process in &mut processes {
                     let ended = process.0.try_wait().expect("our child");
-                    assert!(ended.is_none(), "ended by itself: {ended:?}; what it said is above");
+                    assert!(ended.is_none(), "ended by itself: {ended:?}; its output is above");
                 }
                 thread::yield_now();
             }
@@ -623,7 +624,7 @@ fn processes_killed_at_random_do_not_corrupt_cache() {
         }
         processes.iter_mut().for_each(Process::kill);
 
-        // All that is left is whole, and every shard takes and gives.
+        // Everything left is intact, and every shard can be read and written.
         for name in 0..NAMES {
             let work = work(format!("/{name}"));
             verify(name, cache.find(Time::NEVER, &work, EVER).map(|(found, _)| found));
@@ -632,7 +633,7 @@ fn processes_killed_at_random_do_not_corrupt_cache() {
         }
         audit(&cache);
         for part in 0..cache.layout.shards {
-            assert!(cache.shard(part, |shard| Ok(shard.get(ENTRIES))) > Some(0), "shard {part} is of no use");
+            assert!(cache.shard(part, |shard| Ok(shard.get(ENTRIES))) > Some(0), "shard {part} is unusable");
         }
         (KILLS, cache.counts())
     });
