@@ -1,7 +1,7 @@
-//! The address at which figures are asked for by HTTP, as a collector does every few seconds.
+//! The metrics endpoint: an HTTP listener that a collector scrapes every few seconds.
 //!
-//! It waits for nobody: whoever has the exporter waits for what it names (`await_in`), and gives it its turn when there is
-//! something. One request a connection; whoever asks has the same text, made when it asks.
+//! It never blocks: its owner polls the descriptors and timeouts that it names (`await_in`), and calls it when one is
+//! due. Each connection carries one request; every response is generated when it is requested.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,22 +20,22 @@ use amped_sys::{file, socket};
 /// The media type of OpenMetrics.
 const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Where the figures are.
+/// The path of the metrics.
 const PATH: &[u8] = b"/metrics";
 
-/// Clients at once; others wait to be accepted.
+/// Maximum concurrent clients; others wait to be accepted.
 const CLIENTS_MAX: usize = 8;
 
-/// A client has so long for its request and to take the answer.
+/// Timeout of a client, for sending its request and receiving the response.
 const TIME: Duration = Duration::from_secs(10);
 
-/// Pieces of 4 KiB that are read from a client in a turn.
+/// Maximum pieces of 4 KiB read from a client in a turn.
 const PIECES_MAX: usize = 16;
 
-/// When the process is out of descriptors it is tried again after this.
+/// Delay before accepting again when the process is out of descriptors.
 const REST: Duration = Duration::from_millis(100);
 
-/// What a request's head may weigh.
+/// Limits of a request's head.
 const LIMITS: HeadLimits = HeadLimits { request_line: 4096, head: 16 * 1024, fields: 64 };
 
 /// The listener and its clients.
@@ -44,7 +44,7 @@ pub struct Exporter {
     listener: OwnedFd,
     address: SocketAddr,
     clients: Vec<Client>,
-    /// Nobody is accepted before: the process was out of descriptors.
+    /// No connection is accepted before this: the process was out of descriptors.
     rests_until: Option<Instant>,
 }
 
@@ -53,30 +53,30 @@ struct Client {
     socket: OwnedFd,
     /// `received.len() <= LIMITS.head`
     received: Vec<u8>,
-    /// What it is told, and how much of that it has. Empty until it has asked.
+    /// The response, and how much of it was sent. Empty until the request is complete.
     answer: Vec<u8>,
     sent: usize,
     since: Instant,
-    /// Nothing more is to be done for it.
+    /// The connection can be closed.
     over: bool,
 }
 
 impl Exporter {
-    /// At a socket that listens and does not block.
+    /// Creates an endpoint on a nonblocking listening socket.
     ///
     /// # Errors
-    /// It is no such socket.
+    /// When it is not such a socket.
     pub fn new(listener: OwnedFd) -> io::Result<Exporter> {
         let address = socket::local_address(&listener)?;
         Ok(Exporter { listener, address, clients: Vec::new(), rests_until: None })
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Says what it waits for.
+    /// Adds the descriptors and timeouts that it waits for.
     pub fn await_in<'a>(&'a self, awaited: &mut Awaited<'a>) {
         match self.rests_until {
             Some(until) => awaited.until(until),
@@ -93,7 +93,7 @@ impl Exporter {
         }
     }
 
-    /// Does what there is to do; waits for nobody. `text` makes what is told.
+    /// Handles everything that is ready, without blocking. `text` generates the metrics.
     pub fn turn(&mut self, text: impl Fn() -> String) {
         self.rests_until = self.rests_until.filter(|until| Instant::now() < *until);
         while self.clients.len() < CLIENTS_MAX && self.rests_until.is_none() {
@@ -104,7 +104,7 @@ impl Exporter {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if file::is_exhaustion(&error) => self.rests_until = Some(Instant::now() + REST),
-                // The client has gone again, accept(2).
+                // The client has left again, accept(2).
                 Err(_) => {}
             }
         }
@@ -122,14 +122,15 @@ impl Exporter {
 impl Client {
     fn receive(&mut self) {
         let mut piece = [0; 4096];
-        // Whoever sends without end is read on at the next turn, so that no turn is without end.
+        // A client that sends without end is read further in the next turn, so that no turn is endless.
         for _ in 0..PIECES_MAX {
             if self.over {
                 return;
             }
             match socket::receive(&self.socket, &mut piece) {
                 Ok(0) => self.over = true,
-                // What follows the request is of no use, and is read so that closing is no reset (RFC 9112, 9.6).
+                // Data after the request are useless, but are read so that closing does
+                // not reset the connection (RFC 9112, 9.6).
                 Ok(_) if !self.answer.is_empty() => {}
                 Ok(count) => {
                     let most = count.min(LIMITS.head - self.received.len());
@@ -157,20 +158,20 @@ impl Client {
                 }
             }
             if self.sent == self.answer.len() {
-                // Then it is waited for, so that what it still sends is no reset for it.
+                // Wait for the client to close, so that data that it still sends do not cause a reset.
                 self.over |= socket::half_close(&self.socket).is_err();
             }
         }
     }
 }
 
-/// What a request is told; `None`: it is not whole.
+/// Returns the response to a request, or `None` if the request is incomplete.
 fn answer(received: &[u8], text: impl Fn() -> String) -> Option<Vec<u8>> {
     let refused = |status: Status, why: &str| reply(status, "text/plain; charset=utf-8", &format!("{why}\n"), false);
     let request = match request::parse(&received[request::blank_lines(received)..], &LIMITS) {
         Ok(Some((request, _))) => request,
         Ok(None) if received.len() < LIMITS.head => return None,
-        Ok(None) => return Some(refused(Status::HEAD_TOO_LARGE, "the head of the request is too long")),
+        Ok(None) => return Some(refused(Status::HEAD_TOO_LARGE, "the request head is too long")),
         Err(bad) => return Some(refused(bad.status, bad.why)),
     };
     let is_head = request.method == Some(Method::Head);
@@ -181,7 +182,7 @@ fn answer(received: &[u8], text: impl Fn() -> String) -> Option<Vec<u8>> {
         (Some(Method::Get | Method::Head), _) => {
             reply(Status::NOT_FOUND, "text/plain; charset=utf-8", "the metrics are at /metrics\n", is_head)
         }
-        _ => refused(Status::METHOD_NOT_ALLOWED, "the metrics are for GET"),
+        _ => refused(Status::METHOD_NOT_ALLOWED, "the metrics support GET and HEAD only"),
     })
 }
 
@@ -208,7 +209,7 @@ mod tests {
     use std::net::TcpStream;
 
     fn text() -> String {
-        // More than a socket takes at once.
+        // More than a socket accepts at once.
         "figure 1\n".repeat(1 << 20)
     }
 
@@ -244,7 +245,7 @@ mod tests {
         let mut client = TcpStream::connect(exporter.address()).expect("connected");
         client.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n").expect("sent");
         client.set_nonblocking(true).expect("set");
-        // As much as fits between the two.
+        // As much as the socket buffers hold.
         let noise = vec![b'x'; 1 << 20];
         let mut sent = 0;
         for _ in 0..1000 {
@@ -257,7 +258,7 @@ mod tests {
         exporter.turn(|| "figure 1\n".to_owned());
         let left = socket::receive(&exporter.clients[0].socket, &mut [0; 4096]);
         assert!(left.as_ref().is_ok_and(|count| *count > 0), "{left:?}");
-        // And not at all when its time is over.
+        // After its timeout it gets no response.
         exporter.clients[0].since = Instant::now().checked_sub(TIME).expect("long ago");
         exporter.turn(|| "figure 1\n".to_owned());
         assert!(exporter.clients.is_empty());
@@ -290,7 +291,7 @@ mod tests {
         }
         let lengths = readers.map(|reader| reader.join().expect("ends"));
         assert!(lengths[0] == lengths[1] && lengths[0] > text().len(), "{lengths:?}");
-        // The last to go are gone, and who has said nothing stays for a while.
+        // Clients that are done have closed; one that has sent nothing stays for a while.
         drop(ask());
         let begun = Instant::now();
         while exporter.clients.len() != 1 {

@@ -1,11 +1,11 @@
-//! Figures for collectors such as Prometheus: how they are written, and the address at which they are asked for.
+//! Metrics for collectors such as Prometheus: the text format, and the HTTP endpoint.
 //!
 //! ```text
 //! page     families and samples as the text of OpenMetrics 1.0     pure
-//! address  GET /metrics, for a few clients at once and none for long
+//! address  GET /metrics, for a few clients at a time, with a timeout
 //! ```
 //!
-//! Server and monitor both tell of themselves so, each by figures of its own; of these nothing is known here.
+//! Server and monitor both publish their own metrics through this crate, which knows neither.
 #![forbid(unsafe_code)]
 
 mod address;

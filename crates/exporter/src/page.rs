@@ -1,54 +1,54 @@
-//! Figures as text, in the form of OpenMetrics 1.0 (the specification of prometheus.io, also draft-richih-opsawg-openmetrics).
+//! The text format of OpenMetrics 1.0 (the specification of prometheus.io, also draft-richih-opsawg-openmetrics).
 //!
-//! A family has a name, a type, a unit and a line of help, and then its samples, all together. Units are base units,
-//! seconds and bytes, and stand at the end of names; a counter's samples end in `_total`.
+//! A family has a name, a type, a unit and a help text, followed by all its samples. Units are base units, seconds and
+//! bytes, and suffixes of the name; samples of a counter end in `_total`.
 
 use std::fmt::{Display, Write as _};
 
-/// What a family's samples are.
+/// The type of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// What has happened since some moment; never falls.
+    /// Events since some time; never decreases.
     Counter,
-    /// What there is now.
+    /// A current value.
     Gauge,
     /// Counts by size.
     Histogram,
-    /// Words that do not change.
+    /// Texts that do not change.
     Info,
 }
 
-/// What samples are measured in.
+/// The unit of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Things that are counted, and have none.
+    /// A plain number, without a unit.
     Things,
     /// Bytes.
     Bytes,
     /// Seconds.
     Seconds,
-    /// A share, 1 being all.
+    /// A ratio, 0 to 1.
     Ratio,
 }
 
-/// A page under way.
+/// A page being written.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// What all names begin with.
+    /// The prefix of all names.
     prefix: &'static str,
     text: String,
-    /// The family that samples belong to now, with its prefix and unit, and what their names end in.
+    /// The current family, with its prefix and unit, and the suffix of its samples.
     family: String,
     suffix: &'static str,
 }
 
 impl Page {
-    /// An empty one; all names will begin with `prefix` and an underscore.
+    /// Creates an empty page; all names will begin with `prefix` and an underscore.
     pub fn new(prefix: &'static str) -> Page {
         Page { prefix, text: String::new(), family: String::new(), suffix: "" }
     }
 
-    /// Begins a family, whose name comes without prefix, unit and suffix. `help` is a sentence in one line.
+    /// Begins a family, whose name is given without prefix, unit and suffix. `help` is a sentence on one line.
     // Writing to a string cannot fail, here and below.
     pub fn family(&mut self, name: &str, kind: Kind, unit: Unit, help: &str) {
         let (unit, end) = match unit {
@@ -73,12 +73,12 @@ impl Page {
         let _ = writeln!(self.text, "# HELP {family} {help}");
     }
 
-    /// A sample of the family, with the labels `name="value",...` that tell it apart; see [`Page::labels`].
+    /// Adds a sample of the family, with the labels `name="value",...`; see [`Page::labels`].
     pub fn sample(&mut self, labels: &str, value: impl Display) {
         self.part("", labels, value);
     }
 
-    /// A sample of which a family has several, as `_bucket` of a histogram.
+    /// Adds one of several samples with the same labels, such as `_bucket` of a histogram.
     pub fn part(&mut self, part: &str, labels: &str, value: impl Display) {
         let (family, suffix) = (&self.family, self.suffix);
         let _ = match labels {
@@ -87,7 +87,7 @@ impl Page {
         };
     }
 
-    /// Labels with these values, whatever is in them.
+    /// Formats labels, with their values escaped.
     pub fn labels(pairs: &[(&str, &dyn Display)]) -> String {
         let mut labels = String::new();
         for (name, value) in pairs {
@@ -98,18 +98,18 @@ impl Page {
         labels
     }
 
-    /// The whole page.
+    /// Ends the page and returns its text.
     pub fn end(mut self) -> String {
         self.text.push_str("# EOF\n");
         self.text
     }
 }
 
-/// Nanoseconds as seconds, exactly.
+/// Formats nanoseconds as seconds, exactly.
 pub fn seconds(ns: u64) -> String {
     let text = format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
     let short = text.trim_end_matches('0');
-    // A whole number keeps one digit behind the point.
+    // A whole number keeps one digit after the point.
     if short.ends_with('.') { format!("{short}0") } else { short.to_owned() }
 }
 

@@ -1,13 +1,13 @@
-//! The floor: what a reply costs when a server does nothing but move bytes.
+//! The floor: the cost of a response from a server that only moves bytes.
 //!
-//! One loop over this crate: accept, receive, count the ends of heads, send a ready reply. Nothing is parsed, checked,
-//! timed, logged or looked up anew, and a request that comes in two pieces ends its connection. No server that keeps
-//! HTTP's rules can be cheaper on these calls, so `cargo xtask bench server` measures it beside the others, with
-//! replies of the same bytes as `amped` sends.
+//! One loop over this crate: accept, receive, count the ends of heads, send a prepared response. Nothing is parsed,
+//! checked, timed, logged or looked up, and a request that arrives in two pieces ends its connection. No server that
+//! follows HTTP can be cheaper with these calls, so `cargo xtask bench server` measures it beside the others, with
+//! responses of the same bytes as `amped` sends.
 //!
-//! `floor ADDRESS:PORT REPLIES`. The file has a line for each reply, `TARGET HEAD-BYTES BODY-BYTES FILE`, and the bytes of head
-//! and body behind it. Where FILE is not `-`, the body is not there but in that file, and goes out by sendfile, which is
-//! cheaper for large ones. With one line alone it is the reply to everything, and nobody looks at what was asked.
+//! `floor ADDRESS:PORT REPLIES`. The file has a line for each response, `TARGET HEAD-BYTES BODY-BYTES FILE`, followed
+//! by the bytes of head and body. If FILE is not `-`, the body is in that file instead, and is sent by sendfile, which
+//! is cheaper for large ones. With a single line that is the response to every request, and the target is not examined.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -20,29 +20,29 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use amped_sys::epoll::{Epoll, Events, Interest, Ready};
 use amped_sys::{file, process, socket};
 
-/// A ready reply.
+/// A prepared response.
 struct Reply {
     /// The head; the body too, unless it is in a file.
     bytes: Vec<u8>,
     body: Option<(File, u64)>,
-    /// Whether the head says that the connection ends with it.
+    /// Whether the head says that the connection closes after it.
     closes: bool,
 }
 
 struct Connection {
     socket: OwnedFd,
-    /// What the socket had no room for.
+    /// Bytes that the socket had no room for.
     unsent: Vec<u8>,
-    /// The number of the reply whose file is under way, and where it stands.
+    /// The number of the response whose file is being sent, and the offset.
     file: Option<(usize, u64)>,
     closes: bool,
 }
 
 struct Floor {
     replies: Vec<Reply>,
-    /// The number of the reply to a target, where there are several.
+    /// The number of the response for each target, if there are several.
     numbers: HashMap<Vec<u8>, usize>,
-    /// By the numbers of their descriptors.
+    /// By descriptor number.
     connections: Vec<Option<Connection>>,
     buffer: Vec<u8>,
     batch: Vec<u8>,
@@ -51,7 +51,7 @@ struct Floor {
 /// The end of a head (RFC 9112, 2.1).
 const END: &[u8] = b"\r\n\r\n";
 
-/// A connection is to be closed.
+/// The connection must be closed.
 struct Over;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [_, address, replies] = &args[..] else { return Err("usage: floor ADDRESS:PORT REPLIES".into()) };
     process::raise_descriptor_limit();
     let address: SocketAddr = address.parse()?;
-    let mut floor = Floor::new(&fs::read(replies)?).ok_or("the file of replies is cut short")?;
+    let mut floor = Floor::new(&fs::read(replies)?).ok_or("the file of responses is truncated")?;
     let listener = socket::listen(address, 4096, false)?;
     let epoll = Epoll::new()?;
     epoll.add(&listener, u64::MAX, Interest::Readable)?;
@@ -83,7 +83,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 impl Floor {
-    /// Reads the file of replies.
+    /// Parses the file of responses.
     fn new(mut text: &[u8]) -> Option<Floor> {
         let (mut replies, mut numbers) = (Vec::new(), HashMap::new());
         while !text.is_empty() {
@@ -104,7 +104,7 @@ impl Floor {
         (!replies.is_empty()).then_some(Floor { replies, numbers, connections, buffer, batch })
     }
 
-    /// Something happened on a connection.
+    /// Handles an event on a connection.
     fn serve(&mut self, ready: Ready) -> Result<(), Over> {
         let Some(Some(connection)) = self.connections.get_mut(ready.token as usize) else { return Ok(()) };
         if !connection.unsent.is_empty() || connection.file.is_some() {
@@ -126,7 +126,7 @@ impl Floor {
         let number = if self.replies.len() == 1 {
             0
         } else {
-            // Behind `GET `.
+            // After `GET `.
             let target = request[4..].split(|byte| *byte == b' ').next().unwrap_or_default();
             *self.numbers.get(target).ok_or(Over)?
         };
@@ -151,7 +151,7 @@ impl Floor {
 }
 
 impl Connection {
-    /// Sends what is left, as far as there is room.
+    /// Sends the rest, as far as there is room.
     fn go_on(&mut self, replies: &[Reply]) -> Result<(), Over> {
         let sent = self.send_rest(replies);
         match sent {

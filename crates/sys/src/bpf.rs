@@ -1,25 +1,28 @@
-//! bpf(2): a program of sixteen instructions that tells, at each sample of a processor, which system call the thread is in.
+//! bpf(2): a program of sixteen instructions that reports, at each sample of a
+//! processor, which system call the thread is in.
 //!
-//! A sample's call chain has lost the call's own function where that went on by a jump, as `writev` does. The number itself is
-//! in the registers that were saved when the thread entered the kernel, which perf does not give (`orig_ax` is none of those
-//! that `PERF_SAMPLE_REGS_USER` knows), but a program that runs with the sample can read.
+//! A sample's call chain lacks the system call's own function if that continued with a jump, as
+//! `writev` does. The number itself is in the registers that were saved when the thread entered the
+//! kernel. perf does not report it (`orig_ax` is not among those that `PERF_SAMPLE_REGS_USER` knows),
+//! but a program that runs with the sample can read it.
 //!
-//! The instructions are written out here, by constructors with the names of what they do, so that neither a compiler for
-//! them nor a library nor an object file is needed. What they are: Documentation/bpf/standardization/instruction-set.rst;
-//! what is called: `enum bpf_func_id` in include/uapi/linux/bpf.h.
+//! The instructions are written out here, by constructors named after what they do, so that
+//! neither a compiler for them nor a library nor an object file is needed. The instructions are in
+//! Documentation/bpf/standardization/instruction-set.rst; the helper functions, `enum
+//! bpf_func_id`, in include/uapi/linux/bpf.h.
 //!
 //! ```text
 //! regs = task_pt_regs(current)                       needs the kernel's own types (CONFIG_DEBUG_INFO_BTF), Linux 5.15
 //! number = regs->orig_ax                             x86-64; syscallno on aarch64
 //! perf_event_output(ctx, rings, this processor, &number, 8)
-//! return 1                                           else the sample would not be taken
+//! return 1                                           otherwise the sample would not be taken
 //! ```
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// The program, and the places of the rings that it writes to: one for each processor. Rings that have it keep
-/// it: it may be dropped.
+/// The program, and the map of the rings that it writes to: one for each processor. Rings that
+/// use it keep it alive: it may be dropped.
 #[derive(Debug)]
 pub struct SyscallNumbers {
     program: OwnedFd,
@@ -27,11 +30,11 @@ pub struct SyscallNumbers {
 }
 
 impl SyscallNumbers {
-    /// Loads it, for processors whose numbers are below `processors`.
+    /// Loads the program, for processors with numbers below `processors`.
     ///
     /// # Errors
-    /// EPERM: this needs `CAP_BPF` and `CAP_PERFMON`. EINVAL: the kernel is older than 5.15. ENOSYS, ENOTSUPP: it was built
-    /// without BPF or its types. `Unsupported`: the registers of this architecture are not known here.
+    /// EPERM: this needs `CAP_BPF` and `CAP_PERFMON`. EINVAL: the kernel is older than 5.15. ENOSYS, ENOTSUPP: it was
+    /// built without BPF or its types. `Unsupported`: the registers of this architecture are unknown here.
     pub fn load(processors: u32) -> io::Result<SyscallNumbers> {
         let field = SAVED_NUMBER.ok_or(io::ErrorKind::Unsupported)?;
         let map = CreateMap { kind: PERF_EVENT_ARRAY, key: 4, value: 4, entries: processors, flags: PRESERVE_ELEMENTS };
@@ -44,7 +47,7 @@ impl SyscallNumbers {
         Ok(SyscallNumbers { program, rings })
     }
 
-    /// What samples of this processor tell goes to this event.
+    /// Directs the output for samples of this processor to this event.
     pub(crate) fn write_to(&self, processor: u32, event: BorrowedFd<'_>) -> io::Result<()> {
         let event = event.as_raw_fd();
         let (key, value) = (&raw const processor as u64, &raw const event as u64);
@@ -58,8 +61,7 @@ impl AsFd for SyscallNumbers {
     }
 }
 
-/// Where the number of the call stands in the registers that were saved (`struct pt_regs`): how many bytes in,
-/// and how long it is.
+/// The position of the system call's number in the saved registers (`struct pt_regs`): offset in bytes, and size.
 #[derive(Debug)]
 struct Field {
     at: i16,
@@ -69,13 +71,13 @@ struct Field {
 /// `orig_ax` (arch/x86/include/asm/ptrace.h).
 #[cfg(target_arch = "x86_64")]
 const SAVED_NUMBER: Option<Field> = Some(Field { at: 120, size: DOUBLE_WORD });
-/// `syscallno` (arch/arm64/include/asm/ptrace.h), of 32 bits, behind 31 registers, sp, pc, pstate and `orig_x0`.
+/// `syscallno` (arch/arm64/include/asm/ptrace.h), of 32 bits, after 31 registers, sp, pc, pstate and `orig_x0`.
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 const SAVED_NUMBER: Option<Field> = Some(Field { at: 280, size: WORD });
 #[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little"))))]
 const SAVED_NUMBER: Option<Field> = None;
 
-/// `struct bpf_insn`: what to do, the registers (target in the low half), an offset, a number.
+/// `struct bpf_insn`: the operation, the registers (target in the low half), an offset, an immediate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 struct Instruction {
@@ -85,7 +87,7 @@ struct Instruction {
     number: i32,
 }
 
-// Registers: R0 has results, R1 to R5 are arguments and lost in a call, R6 is kept, R10 is the end of the stack.
+// Registers: R0 holds results, R1 to R5 are arguments and lost in a call, R6 is preserved, R10 is the end of the stack.
 const R0: u8 = 0;
 const R1: u8 = 1;
 const R2: u8 = 2;
@@ -115,7 +117,7 @@ const fn copy(to: u8, from: u8) -> Instruction {
     instruction(0xbf, to, from, 0, 0)
 }
 
-/// `to = number`, of which the upper half becomes 0 (`BPF_ALU | BPF_MOV | BPF_K`).
+/// `to = number`, whose upper half becomes 0 (`BPF_ALU | BPF_MOV | BPF_K`).
 const fn set(to: u8, number: i32) -> Instruction {
     instruction(0xb4, to, 0, 0, number)
 }
@@ -135,7 +137,7 @@ const fn store(to: u8, at: i16, from: u8) -> Instruction {
     instruction(0x63 | DOUBLE_WORD, to, from, at, 0)
 }
 
-/// `to = the map of this descriptor`, which takes two places (`BPF_LD | BPF_IMM | BPF_DW`, `BPF_PSEUDO_MAP_FD`).
+/// `to = the map of this descriptor`, which takes two slots (`BPF_LD | BPF_IMM | BPF_DW`, `BPF_PSEUDO_MAP_FD`).
 const fn map(to: u8, descriptor: i32) -> [Instruction; 2] {
     const PSEUDO_MAP_FD: u8 = 1;
     [instruction(DOUBLE_WORD, to, PSEUDO_MAP_FD, 0, descriptor), instruction(0, 0, 0, 0, 0)]
@@ -151,11 +153,11 @@ const fn exit() -> Instruction {
     instruction(0x95, 0, 0, 0, 0)
 }
 
-/// The program, for where the number stands and the descriptor of the map.
+/// Returns the program, for this position of the number and the descriptor of the map.
 fn program(field: &Field, rings: i32) -> [Instruction; 16] {
     /// The number, at the end of the stack.
     const NUMBER: i16 = -8;
-    /// `BPF_F_CURRENT_CPU`: the place of the processor that this runs on.
+    /// `BPF_F_CURRENT_CPU`: the index of the processor that this runs on.
     const THIS_PROCESSOR: i32 = -1;
     let [rings, rings_end] = map(R2, rings);
     [
@@ -173,22 +175,22 @@ fn program(field: &Field, rings: i32) -> [Instruction; 16] {
         add(R4, NUMBER as i32),
         set(R5, 8),
         call(PERF_EVENT_OUTPUT),
-        // What the kernel does of itself at a sample, it does.
+        // Take the sample as usual.
         set(R0, 1),
         exit(),
     ]
 }
 
-// Orders of bpf(2), and the parts of `union bpf_attr` that they read; what is left out is 0.
+// Commands of bpf(2), and the parts of `union bpf_attr` that they read; the rest is 0.
 const MAP_CREATE: libc::c_long = 0;
 const MAP_UPDATE: libc::c_long = 2;
 const PROGRAM_LOAD: libc::c_long = 5;
 /// `BPF_MAP_TYPE_PERF_EVENT_ARRAY`: descriptors of events by number.
 const PERF_EVENT_ARRAY: u32 = 4;
-/// `BPF_PROG_TYPE_PERF_EVENT`: runs when an event has something to tell.
+/// `BPF_PROG_TYPE_PERF_EVENT`: runs when an event produces a sample.
 const PERF_EVENT: u32 = 7;
 
-/// `BPF_F_PRESERVE_ELEMS`: it stays as it is when its descriptor is closed, as long as a program has it.
+/// `BPF_F_PRESERVE_ELEMS`: elements stay when their descriptor is closed, as long as a program uses the map.
 const PRESERVE_ELEMENTS: u32 = 1 << 11;
 
 #[repr(C)]
@@ -215,11 +217,11 @@ struct LoadProgram {
     count: u32,
     instructions: u64,
     licence: u64,
-    /// What the kernel thinks of it is not asked for.
+    /// The verifier's log is not requested.
     log: [u32; 4],
 }
 
-/// What orders are given with: `repr(C)`, without padding, and addresses in it are those of what is alive.
+/// Arguments of commands: `repr(C)`, without padding; addresses in them point to live data.
 trait Attribute {}
 impl Attribute for CreateMap {}
 impl Attribute for UpdateMap {}
@@ -228,15 +230,15 @@ impl Attribute for LoadProgram {}
 /// A descriptor, or 0.
 fn order<A: Attribute>(what: libc::c_long, with: &A) -> io::Result<libc::c_long> {
     let with: *const A = with;
-    // SAFETY: bpf(2) reads as many bytes of the attribute as it is told, and what these point to: a key, a value, a text with
-    // its end, or as many instructions as are counted, all of which the callers keep until it returns. JUSTIFICATION:
-    // neither std nor rustix has the call.
+    // SAFETY: bpf(2) reads as many bytes of the attribute as its size says, and what these point to: a key, a value, a
+    // NUL-terminated text, or as many instructions as are counted, all of which the callers keep until it returns.
+    // JUSTIFICATION: neither std nor rustix has the call.
     let result = unsafe { libc::syscall(libc::SYS_bpf, what, with, size_of::<A>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 fn owned(descriptor: libc::c_long) -> OwnedFd {
-    // SAFETY: bpf(2) made it a moment ago, open and close-on-exec, and nobody else has it; it fits into an int.
+    // SAFETY: bpf(2) has just created it, open and close-on-exec, and nothing else owns it; it fits into an int.
     unsafe { OwnedFd::from_raw_fd(descriptor as libc::c_int) }
 }
 
@@ -253,7 +255,7 @@ mod tests {
             bytes
         };
         let check = |one, expected: [u8; 8]| assert_eq!(bytes(one), expected, "{one:?}");
-        // As `llvm-mc -triple bpfel -show-encoding` has them.
+        // As `llvm-mc -triple bpfel -show-encoding` encodes them.
         check(copy(R6, R1), [0xbf, 0x16, 0, 0, 0, 0, 0, 0]);
         check(set(R3, -1), [0xb4, 0x03, 0, 0, 0xff, 0xff, 0xff, 0xff]);
         check(add(R4, -8), [0x07, 0x04, 0, 0, 0xf8, 0xff, 0xff, 0xff]);

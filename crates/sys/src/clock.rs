@@ -1,4 +1,4 @@
-//! The monotonic clock, and waiting until it shows a certain time: absolute, so that being late once makes nothing later.
+//! The monotonic clock, and sleeping until an absolute time, so that a late wakeup does not delay later ones.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -7,59 +7,60 @@ use amped_units::Time;
 use rustix::thread::clock_nanosleep_absolute;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// `CLOCK_MONOTONIC`, counted from an origin that all copies share.
+/// `CLOCK_MONOTONIC`, relative to an origin that all copies share.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     origin_ns: u64,
 }
 
 impl Clock {
-    /// A clock that shows [`Time::START`] now.
+    /// Creates a clock that shows [`Time::START`] now.
     pub fn start() -> Clock {
         Clock { origin_ns: monotonic_ns() }
     }
 
-    /// What it shows. No system call where the kernel has a vDSO.
+    /// Returns the current time. No system call if the kernel has a vDSO.
     pub fn now(self) -> Time {
         Time::from_nanos(monotonic_ns() - self.origin_ns)
     }
 
-    /// What it showed when [`monotonic_ns`] was this; [`Time::START`] before its origin.
+    /// Converts a value of [`monotonic_ns`]; [`Time::START`] before the origin.
     pub fn at(self, monotonic_ns: u64) -> Time {
         Time::from_nanos(monotonic_ns.saturating_sub(self.origin_ns))
     }
 
-    /// Sleeps until it shows this, or a signal comes. How late the thread wakes up is the scheduler's business: see
-    /// [`exact_timers`] and [`run_first`].
+    /// Sleeps until this time, or until a signal arrives. How late the thread wakes up depends on the
+    /// scheduler: see [`exact_timers`] and [`run_first`].
     pub fn sleep_until(self, until: Time) {
         let at = self.origin_ns.saturating_add(until.as_nanos()).min(i64::MAX as u64);
         let request = Timespec { tv_sec: (at / 1_000_000_000) as i64, tv_nsec: (at % 1_000_000_000) as i64 };
-        // The only error of a valid time is a signal, after which the caller looks at the clock anyway.
+        // The only error of a valid time is a signal, after which the caller reads the clock anyway.
         let _ = clock_nanosleep_absolute(ClockId::Monotonic, &request);
     }
 }
 
-/// `CLOCK_MONOTONIC` as it is, in nanoseconds: since the machine started. By the vDSO, some 25 ns.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds since the machine started. Through the vDSO, some 25 ns.
 pub fn monotonic_ns() -> u64 {
     nanos(clock_gettime(ClockId::Monotonic))
 }
 
-/// CPU time of the calling thread.
+/// Returns the CPU time of the calling thread.
 pub fn cpu_time() -> Duration {
     Duration::from_nanos(nanos(clock_gettime(ClockId::ThreadCPUTime)))
 }
 
-/// The kernel may otherwise wake this thread 50 us late, to wake others with it (`PR_SET_TIMERSLACK`).
+/// Disables timer slack: otherwise the kernel may wake this thread 50 us late, together with others
+/// (`PR_SET_TIMERSLACK`).
 pub fn exact_timers() {
-    // A kernel without it has no slack.
+    // A kernel without this option has no slack.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
 }
 
-/// Lets the calling thread run before all that have the usual policy, whenever it is able to (`SCHED_FIFO`), and before
-/// those of the same kind with a lower priority, from 1 to 99. It must sleep by itself, or nobody else runs on its core.
+/// Schedules the calling thread before all threads of the usual policy (`SCHED_FIFO`), and before those of the same
+/// policy with a lower priority, from 1 to 99. It must sleep by itself, or nothing else runs on its core.
 ///
 /// # Errors
-/// As sched_setscheduler(2): when this process may not (`RLIMIT_RTPRIO`, `CAP_SYS_NICE`).
+/// As sched_setscheduler(2): when this process lacks the permission (`RLIMIT_RTPRIO`, `CAP_SYS_NICE`).
 pub fn run_first(priority: u8) -> std::io::Result<()> {
     let priority = libc::sched_param { sched_priority: priority.into() };
     // SAFETY: sched_setscheduler(2) reads the parameters, which are alive; 0 is the calling thread. JUSTIFICATION: neither

@@ -1,4 +1,4 @@
-//! Datagram sockets whose packets say when the kernel took them in, however late their reader is run.
+//! Datagram sockets with the kernel's arrival time of each packet, which does not depend on when the reader runs.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::clock::{monotonic_ns, nanos};
 
-/// Has the kernel note when it takes packets for this socket in (`SO_TIMESTAMPNS`, socket(7)).
+/// Makes the kernel record when it receives packets for this socket (`SO_TIMESTAMPNS`, socket(7)).
 ///
 /// # Errors
 /// None for a socket.
@@ -24,14 +24,14 @@ pub fn stamp_arrivals(socket: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Receives a packet into `buffer`: how long it is, and when the kernel took it in, in nanoseconds as
-/// [`crate::clock::monotonic_ns`] counts them; that is now for a socket without [`stamp_arrivals`].
+/// Receives a packet into `buffer`. Returns its length and when the kernel received it, in nanoseconds as in
+/// [`crate::clock::monotonic_ns`]; without [`stamp_arrivals`] that is the current time.
 ///
 /// # Errors
-/// As recvmsg(2); [`io::ErrorKind::WouldBlock`] when the time-out of the socket is over.
+/// As recvmsg(2); [`io::ErrorKind::WouldBlock`] when the socket's timeout expires.
 pub fn receive_stamped(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, u64)> {
     let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // Words, so that a header may lie at their beginning; one message with a time needs 32 bytes.
+    // Words, so that a header may be at their beginning; one message with a time needs 32 bytes.
     let mut control = [0u64; 16];
     // SAFETY: all of its fields are numbers and pointers, for which zero is a valid value.
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -39,11 +39,12 @@ pub fn receive_stamped(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usiz
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control) as _;
-    // SAFETY: `message` points to `piece` and `control` with their lengths, and `piece` to `buffer` with its length; all are
-    // alive, and nobody else looks at them during the call. JUSTIFICATION: neither std nor rustix gives this kind of message.
+    // SAFETY: `message` points to `piece` and `control` with their lengths, and `piece` to `buffer` with
+    // its length; all are alive, and nothing else accesses them during the call. JUSTIFICATION: neither std
+    // nor rustix returns this kind of message.
     let length = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, 0) };
     let Ok(length) = usize::try_from(length) else { return Err(io::Error::last_os_error()) };
-    // One after the other, so that both mean the same moment.
+    // Read in immediate succession, so that both mean the same moment.
     let (monotonic, real) = (monotonic_ns(), nanos(clock_gettime(ClockId::Realtime)));
     let mut arrived = monotonic;
     // SAFETY: recvmsg(2) has filled in `message`; CMSG_FIRSTHDR and CMSG_NXTHDR yield null or headers within its control part.
@@ -75,7 +76,7 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("bound");
         socket.connect(socket.local_addr().expect("bound")).expect("connected");
         stamp_arrivals(&socket).expect("set");
-        // The kernel begins to stamp a moment after it was asked for the first time.
+        // The kernel starts to take timestamps a moment after the first request.
         let pause = Duration::from_millis(30);
         let shows = (0..100).any(|_| {
             let before = monotonic_ns();
@@ -84,12 +85,12 @@ mod tests {
             thread::sleep(pause);
             let (length, arrived) = receive_stamped(&socket, &mut [0; 16]).expect("received");
             assert_eq!(length, 6);
-            // Both clocks are read one after the other, between which others may run.
+            // The two clocks are read in succession; other threads may run in between.
             arrived + 1_000_000 >= before && arrived < sent + pause.as_nanos() as u64 / 2
         });
         assert!(shows);
         socket.set_read_timeout(Some(Duration::from_millis(1))).expect("set");
-        let error = receive_stamped(&socket, &mut [0; 16]).expect_err("nothing is there");
+        let error = receive_stamped(&socket, &mut [0; 16]).expect_err("no packet");
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 }

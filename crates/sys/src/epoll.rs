@@ -1,4 +1,4 @@
-//! epoll(7), edge-triggered: who has something to read or room to write.
+//! epoll(7), edge-triggered: which descriptors are readable or writable.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,41 +13,41 @@ pub struct Epoll {
     fd: OwnedFd,
 }
 
-/// What one wait brought.
+/// The events of one wait.
 pub struct Events {
     events: Vec<epoll::Event>,
 }
 
-/// What happened on one descriptor.
+/// An event on one descriptor.
 #[derive(Clone, Copy, Debug)]
 pub struct Ready {
     /// The number it was added with.
     pub token: u64,
-    /// There is something to read, or an end, or an error that reading will tell.
+    /// It is readable, has ended, or has an error that reading will return.
     pub readable: bool,
-    /// The peer has closed its side, or the connection is broken: reading comes to an end after what is there.
+    /// The peer has closed its side, or the connection is broken: reading ends after the available data.
     pub ended: bool,
-    /// There is room to write, or an error that writing will tell.
+    /// It is writable, or has an error that writing will return.
     pub writable: bool,
 }
 
-/// For what, and how, a descriptor is waited for.
+/// Which events of a descriptor are reported, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// A connection: both directions, told once for each change (`EPOLLET`), so that no call is needed to re-arm.
+    /// A connection: both directions, reported once for each change (`EPOLLET`), so that no call is needed to re-arm.
     Connection,
-    /// A connection on which everything has been written: what comes, told once for each change.
+    /// A connection on which everything has been written: incoming data, reported once for each change.
     Incoming,
-    /// A listener or an eventfd: told as long as there is something.
+    /// A listener or an eventfd: reported as long as it is readable.
     Readable,
-    /// A socket with something left to write: told as long as there is something to read or room to write.
+    /// A socket with data left to write: reported as long as it is readable or writable.
     Both,
-    /// A listener that many sets wait for: one of them, or a few, is told (`EPOLLEXCLUSIVE`).
+    /// A listener that many sets wait for: one of them, or a few, get the event (`EPOLLEXCLUSIVE`).
     OneOfMany,
 }
 
 impl Epoll {
-    /// An empty set.
+    /// Creates an empty set.
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -55,7 +55,7 @@ impl Epoll {
         Ok(Epoll { fd: epoll::create(epoll::CreateFlags::CLOEXEC)? })
     }
 
-    /// Waits for `fd` too; its events carry `token`.
+    /// Adds `fd`; its events carry `token`.
     ///
     /// # Errors
     /// When the kernel is out of memory or of watches (`fs.epoll.max_user_watches`).
@@ -63,7 +63,7 @@ impl Epoll {
         Ok(epoll::add(&self.fd, fd, epoll::EventData::new_u64(token), flags(interest))?)
     }
 
-    /// Waits for `fd` in another way from now on; not for [`Interest::OneOfMany`].
+    /// Changes how `fd` is waited for; not for [`Interest::OneOfMany`].
     ///
     /// # Errors
     /// When it is not in the set.
@@ -71,7 +71,7 @@ impl Epoll {
         Ok(epoll::modify(&self.fd, fd, epoll::EventData::new_u64(token), flags(interest))?)
     }
 
-    /// Waits for `fd` no longer. Closing the last descriptor of a file does the same.
+    /// Removes `fd`. Closing the last descriptor of a file does the same.
     ///
     /// # Errors
     /// When it is not in the set.
@@ -79,8 +79,8 @@ impl Epoll {
         Ok(epoll::delete(&self.fd, fd)?)
     }
 
-    /// Waits until something happens or `timeout` has passed; `None` waits for ever. Time-outs are exact to the
-    /// nanosecond (`epoll_pwait2`), as `epoll_wait` would add up to a millisecond to each.
+    /// Waits until an event occurs or `timeout` expires; `None` waits forever. Timeouts are exact to the nanosecond
+    /// (`epoll_pwait2`); `epoll_wait` would add up to a millisecond to each.
     ///
     /// # Errors
     /// None that a correct program sees; an interrupting signal ends the wait without events.
@@ -97,7 +97,7 @@ impl Epoll {
     }
 }
 
-/// A set can be waited for in another set: it is readable when something has happened in it.
+/// A set can be waited for in another set: it is readable when it has events.
 impl AsFd for Epoll {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -116,12 +116,12 @@ fn flags(interest: Interest) -> epoll::EventFlags {
 }
 
 impl Events {
-    /// Room for the events of one wait.
+    /// Allocates room for the events of one wait.
     pub fn with_capacity(events_max: usize) -> Events {
         Events { events: Vec::with_capacity(events_max.max(1)) }
     }
 
-    /// What happened.
+    /// Returns the events.
     pub fn iter(&self) -> impl Iterator<Item = Ready> + '_ {
         use epoll::EventFlags as Flags;
         self.events.iter().map(|event| {
@@ -135,12 +135,12 @@ impl Events {
         })
     }
 
-    /// How many.
+    /// Returns the number of events.
     pub fn len(&self) -> usize {
         self.events.len()
     }
 
-    /// Whether nothing happened.
+    /// Returns whether there are no events.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }

@@ -1,18 +1,18 @@
-//! eventfd(2): how another thread wakes a loop that waits in epoll.
+//! eventfd(2): wakes a loop that waits in epoll from another thread.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// A bell that rings in epoll.
+/// A flag that is readable in epoll while it is set.
 #[derive(Debug)]
 pub struct EventFd {
     fd: OwnedFd,
 }
 
 impl EventFd {
-    /// A silent bell.
+    /// Creates a cleared flag.
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -20,12 +20,12 @@ impl EventFd {
         Ok(EventFd { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
     }
 
-    /// Rings. A bell that rings already goes on ringing, so there is no error to report.
+    /// Sets the flag. Setting it twice has no effect, so there is no error to report.
     pub fn ring(&self) {
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 
-    /// Makes it silent.
+    /// Clears the flag.
     pub fn silence(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.fd, &mut count);

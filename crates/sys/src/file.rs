@@ -1,9 +1,9 @@
 //! Files, with or without waiting for the disk.
 //!
-//! Two probes keep an event loop off the disk, and both answer EAGAIN instead of waiting (open(2), `openat2`;
-//! preadv2(2)): `RESOLVE_CACHED` opens a name if all its parts are in the dentry cache, `RWF_NOWAIT` reads what is in the
-//! page cache. mincore(2), the probe of Flash, reports every page resident to a process that neither owns nor may write
-//! the file (since Linux 5.2), so it is no probe for a web server that has given up root.
+//! Two probes keep an event loop off the disk, and both return EAGAIN instead of waiting (open(2), `openat2`;
+//! preadv2(2)): `RESOLVE_CACHED` opens a name if all its parts are in the dentry cache, and `RWF_NOWAIT` reads what is
+//! in the page cache. mincore(2), the probe of Flash, reports every page resident to a process that neither owns nor
+//! may write the file (since Linux 5.2), so a web server that has given up root cannot use it.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -28,8 +28,8 @@ pub enum Patience {
     Now,
 }
 
-/// A file without a name, in this directory: for reading and writing, for its owner alone, and gone with its last
-/// descriptor. May wait for the disk.
+/// Creates an unnamed file in this directory: for reading and writing, for its owner only, deleted with
+/// its last descriptor. May wait for the disk.
 ///
 /// # Errors
 /// As open(2).
@@ -37,7 +37,7 @@ pub fn unnamed(directory: &Path) -> io::Result<File> {
     let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL, Mode::RUSR | Mode::WUSR);
     match rustix::fs::open(directory, flags | OFlags::TMPFILE, mode) {
         Ok(file) => return Ok(File::from(file)),
-        // A file system without such files (open(2), O_TMPFILE): overlayfs before Linux 6.1, NFS.
+        // A file system without unnamed files (open(2), O_TMPFILE): overlayfs before Linux 6.1, NFS.
         Err(Errno::OPNOTSUPP | Errno::ISDIR) => {}
         Err(error) => return Err(error.into()),
     }
@@ -57,30 +57,30 @@ pub fn unnamed(directory: &Path) -> io::Result<File> {
     }
 }
 
-/// What fstat(2) says.
+/// The result of fstat(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// What kind of file it is.
+    /// The type of the file.
     pub kind: Kind,
     /// Device number.
     pub device: u64,
     /// Inode number.
     pub inode: u64,
-    /// Bytes.
+    /// Size, bytes.
     pub size: u64,
     /// Last modification, nanoseconds since 1970.
     pub mtime_ns: i64,
     /// Last change, nanoseconds since 1970.
     pub ctime_ns: i64,
-    /// Names that it has; 0 once it is removed.
+    /// Number of names; 0 once it is removed.
     pub links: u64,
-    /// Numbers of its user and its group.
+    /// UID and GID of its owner.
     pub owner: (u32, u32),
-    /// Its kind and permissions.
+    /// File type and permissions.
     pub mode: u32,
 }
 
-/// Kinds of file, as far as a web server tells them apart.
+/// Types of files, as far as a web server distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
@@ -89,11 +89,11 @@ pub enum Kind {
     Directory,
     /// A symbolic link; only [`status_at`] sees one.
     Link,
-    /// A device, a pipe, a socket: nothing to serve.
+    /// A symbolic link; only [`status_at`] returns it.
     Other,
 }
 
-/// Opens a directory as the root of later [`open_beneath`]. May wait for the disk unless told not to.
+/// Opens a directory as the root of later [`open_beneath`]. Waits for the disk only if `patience` permits.
 ///
 /// # Errors
 /// As open(2).
@@ -102,7 +102,7 @@ pub fn open_root(path: &Path, patience: Patience) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve(patience, ResolveFlags::empty()))?)
 }
 
-/// Opens a file for nothing but to ask for its [`status`]. May wait for the disk unless told not to.
+/// Opens a file only to read its [`status`]. Waits for the disk only if `patience` permits.
 ///
 /// # Errors
 /// As open(2); [`io::ErrorKind::WouldBlock`] when it would have waited.
@@ -111,7 +111,7 @@ pub fn open_path(path: &Path, patience: Patience) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve(patience, ResolveFlags::empty()))?)
 }
 
-/// Opens a directory below `root` as a root of its own.
+/// Opens a directory beneath `root` as another root.
 ///
 /// # Errors
 /// As [`open_beneath`].
@@ -120,9 +120,8 @@ pub fn open_root_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) 
     Ok(rustix::fs::openat2(root, path, flags, Mode::empty(), resolve(patience, beneath()))?)
 }
 
-/// Opens `path`, relative to `root`, for reading. The kernel keeps it beneath the root: neither `..` nor a
-/// symbolic link, not even one that is put there at this moment, leads out (`RESOLVE_BENEATH`). A pipe is opened
-/// without waiting for its writer.
+/// Opens `path`, relative to `root`, for reading. The kernel confines it to the root: neither `..` nor a symbolic link,
+/// even one created at this moment, leads out (`RESOLVE_BENEATH`). A pipe is opened without waiting for its writer.
 ///
 /// # Errors
 /// As openat2(2); `EXDEV` when the name leads out of the root; [`io::ErrorKind::WouldBlock`] when it would have waited.
@@ -130,7 +129,7 @@ pub fn open_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) -> io
     open_at(root, path, beneath(), patience)
 }
 
-/// The same under another rule for how the name is resolved.
+/// Like [`open_beneath`], with another rule for resolving the name.
 pub(crate) fn open_at(
     root: BorrowedFd<'_>,
     path: &CStr,
@@ -139,9 +138,9 @@ pub(crate) fn open_at(
 ) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let resolve = resolve(patience, rule | ResolveFlags::NO_MAGICLINKS);
-    // EAGAIN also comes to a caller who would wait: for a rename elsewhere in the tree while `..` is resolved (openat2(2)),
-    // and for a file with a lease, as a Samba or NFS server takes on behalf of a client, until its holder has given it up
-    // (open(2), O_NONBLOCK). Asked again, after 1 ms, 2 ms and so on: half a second in all.
+    // A call that may wait can get EAGAIN too: for a rename elsewhere in the tree while `..` is resolved (openat2(2)),
+    // and for a file with a lease, as a Samba or NFS server takes on behalf of a client, until its holder has given it
+    // up (open(2), O_NONBLOCK). Retry after 1 ms, 2 ms and so on: half a second in total.
     for attempt in 0..10 {
         match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
             Err(Errno::AGAIN) if patience == Patience::Wait => {
@@ -153,8 +152,8 @@ pub(crate) fn open_at(
     Err(Errno::IO.into())
 }
 
-/// Whether `path` is a directory, which may be one that must not be read. As [`open_beneath`], but asks for no permission
-/// for it beyond those that looking it up takes.
+/// Returns whether `path` is a directory, even one without read permission. Like [`open_beneath`], but needs no
+/// permission for it beyond those for the lookup.
 ///
 /// # Errors
 /// As [`open_beneath`].
@@ -175,7 +174,7 @@ fn resolve(patience: Patience, flags: ResolveFlags) -> ResolveFlags {
     }
 }
 
-/// What kind of file `fd` is, and in which state. Never waits for a local disk: an open file's inode is in memory.
+/// Returns the type and state of a file. Never waits for a local disk: an open file's inode is in memory.
 ///
 /// # Errors
 /// As fstat(2); none on local file systems.
@@ -183,7 +182,7 @@ pub fn status(fd: impl AsFd) -> io::Result<Status> {
     Ok(status_of(&rustix::fs::fstat(fd)?))
 }
 
-/// The same for a name in a directory, links not followed beyond it. May wait for the disk.
+/// Returns the same for a name in a directory, without following a link. May wait for the disk.
 ///
 /// # Errors
 /// As fstatat(2).
@@ -191,18 +190,18 @@ pub fn status_at(directory: impl AsFd, name: &CStr) -> io::Result<Status> {
     Ok(status_of(&rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?))
 }
 
-/// How much room a file system has, see [`space`].
+/// The free space of a file system, see [`space`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// Its size.
+    /// Its size, bytes.
     pub bytes_total: u64,
-    /// What is free for those who are not root.
+    /// Bytes available to users other than root.
     pub bytes_free: u64,
-    /// How many files it has inodes for; `None` where they are made as they are needed.
+    /// Free inodes; `None` if they are created as needed.
     pub files_free: Option<u64>,
 }
 
-/// How much room the file system of `path` has. May wait for the disk.
+/// Returns the free space of the file system that contains `path`. May wait for the disk.
 ///
 /// # Errors
 /// As statvfs(3).
@@ -216,7 +215,7 @@ pub fn space(path: &Path) -> io::Result<Space> {
     })
 }
 
-/// Writes all changes of a file system out to its disk, and waits for that. `file` is any file or folder of it.
+/// Writes all changes of a file system to its disk, and waits for that. `file` is any file or directory on it.
 ///
 /// # Errors
 /// As syncfs(2).
@@ -224,14 +223,14 @@ pub fn sync_file_system(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::syncfs(file)?)
 }
 
-/// Lets the kernel have the memory of a range that nobody will read soon: pages that are on the disk go at once; others are
-/// sent there, and go when this is said again (`POSIX_FADV_DONTNEED`, posix_fadvise(2)).
+/// Releases the page cache of a range that will not be read soon: clean pages are dropped at once; dirty ones are
+/// written out, and dropped by a later call (`POSIX_FADV_DONTNEED`, posix_fadvise(2)).
 ///
 /// # Errors
-/// When the file is none of a disk's, as a pipe.
+/// When the file is not on a disk, such as a pipe.
 pub fn let_go(file: impl AsFd, range: Range<u64>) -> io::Result<()> {
     let length = NonZeroU64::new(range.end.saturating_sub(range.start));
-    // A length of zero would mean all that follows.
+    // A length of zero would mean everything that follows.
     length.map_or(Ok(()), |length| {
         Ok(rustix::fs::fadvise(file, range.start, Some(length), rustix::fs::Advice::DontNeed)?)
     })
@@ -258,8 +257,8 @@ fn status_of(stat: &rustix::fs::Stat) -> Status {
     }
 }
 
-/// Reads at `offset` into `buffer`, once. With [`Patience::Now`] only what is in the page cache: fewer bytes than asked
-/// for where the rest is not.
+/// Reads at `offset` into `buffer`, once. With [`Patience::Now`], only what is in the page cache: fewer
+/// bytes than requested if the rest is not.
 ///
 /// # Errors
 /// As preadv2(2); [`io::ErrorKind::WouldBlock`] when not even the first page is in memory.
@@ -272,8 +271,8 @@ pub fn read_at(fd: impl AsFd, buffer: &mut [u8], offset: u64, patience: Patience
         let mut buffers = [io::IoSliceMut::new(buffer)];
         match rustix::io::preadv2(&fd, &mut buffers, offset, flags) {
             Err(Errno::INTR) => {}
-            // A file system that cannot tell. If it has no disk, nothing can be waited for; else it is left to whoever may
-            // wait.
+            // A file system that cannot tell. If it has no disk, there is nothing to wait for; otherwise the
+            // caller must take the path that may wait.
             Err(Errno::OPNOTSUPP) if patience == Patience::Now => {
                 if !is_in_memory(&fd) {
                     return Err(io::ErrorKind::WouldBlock.into());
@@ -285,46 +284,47 @@ pub fn read_at(fd: impl AsFd, buffer: &mut [u8], offset: u64, patience: Patience
     }
 }
 
-/// Whether a file lies on a file system that is memory: tmpfs or ramfs (statfs(2)).
+/// Returns whether a file is on a file system in memory: tmpfs or ramfs (statfs(2)).
 pub(crate) fn is_in_memory(fd: impl AsFd) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
     matches!(rustix::fs::fstatfs(fd), Ok(system) if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&system.f_type))
 }
 
-/// Whether the byte at `offset` is in memory: the residency test. `false` also for a place beyond the end.
+/// Returns whether the byte at `offset` is in memory: the residency test. Returns `false` beyond the end of the file.
 pub fn is_resident(fd: impl AsFd, offset: u64) -> bool {
     matches!(read_at(fd, &mut [0], offset, Patience::Now), Ok(1))
 }
 
-/// Sends `count` bytes at `offset` from `file` to `socket` without copying them; `offset` moves on. Waits for the disk if
-/// they are not in memory.
+/// Sends `count` bytes at `offset` from `file` to `socket` without copying them, and advances `offset`.
+/// Waits for the disk if they are not in memory.
 ///
 /// # Errors
-/// As sendfile(2). `Ok(0)` says that the file ends here.
+/// As sendfile(2). `Ok(0)` means that the file ends here.
 pub fn send_file(socket: impl AsFd, file: impl AsFd, offset: &mut u64, count: usize) -> io::Result<usize> {
     Ok(rustix::fs::sendfile(socket, file, Some(offset), count)?)
 }
 
-/// Where an open file lies, with ` (deleted)` behind it if it has no name any more. `None` where /proc is not mounted.
+/// Returns the path of an open file, with ` (deleted)` appended if it has no name any
+/// more. Returns `None` if /proc is not mounted.
 pub fn path(fd: impl AsFd) -> Option<PathBuf> {
     let link = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     std::fs::read_link(link).ok()
 }
 
-/// The flag of open(2) by which reading and writing fail rather than wait, for pipes.
+/// The flag of open(2) that makes reads and writes of pipes fail rather than wait.
 pub const NONBLOCKING: i32 = libc::O_NONBLOCK;
 
-/// Writes to a pipe, a socket or a terminal what can be written without waiting for its reader. A terminal that is stopped is
-/// waited for all the same.
+/// Writes to a pipe, a socket or a terminal as much as is possible without waiting for its reader.
+/// A terminal that is stopped still blocks.
 ///
 /// # Errors
 /// As pwritev2(2); [`io::ErrorKind::WouldBlock`] if there is no room.
 pub fn write_without_waiting(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
-    // The position that stands for none, as pipes and sockets have it.
+    // The offset that means none, as for pipes and sockets.
     const NOWHERE: u64 = u64::MAX;
     match rustix::io::pwritev2(&fd, &[io::IoSlice::new(bytes)], NOWHERE, ReadWriteFlags::NOWAIT) {
-        // A named pipe, or a terminal: with room for a byte it takes so many (PIPE_BUF, pipe(7)).
+        // A named pipe, or a terminal: if it is writable it accepts this many bytes (PIPE_BUF, pipe(7)).
         Err(Errno::OPNOTSUPP) if is_writable(&fd, Some(&Timespec::default()))? => {
             Ok(rustix::io::write(&fd, &bytes[..bytes.len().min(4096)])?)
         }
@@ -346,17 +346,18 @@ fn is_writable(fd: impl AsFd, patience: Option<&Timespec>) -> io::Result<bool> {
     Ok(rustix::io::retry_on_intr(|| rustix::event::poll(&mut awaited, patience))? > 0)
 }
 
-/// Waits for a write(2) that is in progress, if the file system keeps readers of this kind out meanwhile: ext4, XFS, Btrfs,
-/// F2FS and tmpfs do. What is read afterwards has all of every write that had stamped the file before this call.
+/// Waits for a write(2) in progress, if the file system locks out this kind of reader meanwhile: ext4, XFS, Btrfs, F2FS
+/// and tmpfs do. Later reads see every write completely that had updated the timestamps before this call.
 ///
-/// lseek(2) with `SEEK_DATA` takes the lock that a write holds from its stamp to its last byte. The
-/// position of the descriptor changes.
+/// lseek(2) with `SEEK_DATA` takes the lock that a write holds from its timestamp to its last
+/// byte. The position of the descriptor changes.
 pub fn wait_for_writer(fd: impl AsFd) {
-    // An empty file has no data (ENXIO), and some file systems know no such question: nobody can do better then.
+    // An empty file has no data (ENXIO), and some file systems do not support
+    // the call: nothing better is possible then.
     let _ = rustix::fs::seek(fd, rustix::fs::SeekFrom::Data(0));
 }
 
-/// The names in a directory, but for `.` and `..`. Waits for the disk.
+/// Returns the names in a directory, except `.` and `..`. Waits for the disk.
 ///
 /// # Errors
 /// As getdents(2).
@@ -371,10 +372,10 @@ pub fn names(directory: impl AsFd) -> io::Result<impl Iterator<Item = io::Result
     }))
 }
 
-/// Whether the kernel knows how to open a name without waiting: Linux 5.12 or later, and no sandbox that forbids openat2(2).
+/// Checks that the kernel can open a name without waiting: Linux 5.12 or later, and no sandbox that forbids openat2(2).
 ///
 /// # Errors
-/// As openat2(2) says why not.
+/// As openat2(2), with the reason.
 pub fn can_open_without_waiting(root: BorrowedFd<'_>) -> io::Result<()> {
     match open_root_beneath(root, c".", Patience::Now) {
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
@@ -382,22 +383,22 @@ pub fn can_open_without_waiting(root: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Whether an error says that the name leads out of the root.
+/// Returns whether an error means that the name leads out of the root.
 pub fn is_escape(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::XDEV.raw_os_error())
 }
 
-/// Whether an error says that links lead in a circle.
+/// Returns whether an error means that links form a loop.
 pub fn is_link_loop(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::LOOP.raw_os_error())
 }
 
-/// Whether an error says that the name is a socket or a device without a driver, which cannot be opened.
+/// Returns whether an error means that the name is a socket or a device without a driver, which cannot be opened.
 pub fn is_no_file(error: &io::Error) -> bool {
     [Errno::NXIO, Errno::NODEV].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// Whether an error says that the process or the machine is out of descriptors or memory.
+/// Returns whether an error means that the process or the machine is out of descriptors or memory.
 pub fn is_exhaustion(error: &io::Error) -> bool {
     [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::TOOMANYREFS]
         .iter()
@@ -438,7 +439,7 @@ mod tests {
         let found = space(folder.path()).expect("there");
         assert!(0 < found.bytes_free && found.bytes_free <= found.bytes_total, "{found:?}");
         assert!(space(Path::new("/nowhere")).is_err());
-        assert_eq!(space(Path::new("/proc")).expect("mounted").bytes_total, 0, "nothing is stored there");
+        assert_eq!(space(Path::new("/proc")).expect("mounted").bytes_total, 0, "it has no storage");
         sync_file_system(File::open(folder.path()).expect("opened")).expect("written out");
     }
 
@@ -458,7 +459,7 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, "text").expect("written");
         let holder = File::options().read(true).write(true).open(&path).expect("opened");
-        // The notice that somebody wants the lease to end would end this process otherwise.
+        // The signal that the lease is to be given up would end this process otherwise.
         // SAFETY: both take plain numbers, the descriptor is open. JUSTIFICATION: rustix has neither call.
         let lease = |kind: libc::c_int| unsafe {
             libc::signal(libc::SIGIO, libc::SIG_IGN);
@@ -485,7 +486,7 @@ mod tests {
         assert!(is_resident(&file, 0));
         assert!(!is_resident(&file, 1 << 20), "beyond the end");
         file.sync_all().expect("synced");
-        // On a busy machine pages are held for a moment by others, and then not evicted.
+        // On a busy machine other processes may hold pages for a moment, which are not evicted then.
         for _ in 0..1000 {
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("advised");
             if !is_resident(&file, 0) {
@@ -493,7 +494,7 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(!is_resident(&file, 0), "evicted; if the build folder is no disk's, build elsewhere");
+        assert!(!is_resident(&file, 0), "evicted; if the build directory is not on a disk, build elsewhere");
         let mut buffer = [0; 100];
         let error = read_at(&file, &mut buffer, 0, Patience::Now).expect_err("not in memory");
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);

@@ -1,6 +1,7 @@
-//! inotify(7): hearing of changes in folders.
+//! inotify(7): reports changes in directories.
 //!
-//! What is watched is what was opened, not what a name leads to by now: the path is that of a descriptor below `/proc`.
+//! A watch applies to what was opened, not to what a name refers to by now: the
+//! path is that of a descriptor in `/proc`.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -9,46 +10,46 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-/// Watches, and the events that wait.
+/// A set of watches, and their pending events.
 #[derive(Debug)]
 pub struct Inotify {
     fd: OwnedFd,
 }
 
-/// Which watch: the same for all descriptors of one folder.
+/// A watch: the same for all descriptors of one directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Watch(i32);
 
-/// Something happened.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event<'a> {
-    /// To what is watched here.
+    /// The watch that it belongs to.
     pub watch: Watch,
-    /// Which name in the folder; empty: the folder or file itself.
+    /// The name in the directory; empty: the directory or file itself.
     pub name: &'a [u8],
-    /// What.
+    /// What happened.
     pub what: What,
-    /// Whether it is about a folder.
+    /// Whether it concerns a directory.
     pub is_folder: bool,
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Events were lost, of any watch.
+    /// Events of any watch were lost.
     Overflow,
-    /// The watch is no more.
+    /// The watch was removed.
     Ended,
-    /// Whoever was writing has closed the file.
+    /// A writer has closed the file.
     Written,
     /// Mode, owner, times or number of links have changed.
     Status,
-    /// There is a name more, or less, or it means another file.
+    /// A name was added or removed, or refers to another file.
     Name,
 }
 
 impl Inotify {
-    /// One without watches.
+    /// Creates a set without watches.
     ///
     /// # Errors
     /// As inotify_init1(2), `EMFILE` if the user has too many.
@@ -56,16 +57,16 @@ impl Inotify {
         Ok(Inotify { fd: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)? })
     }
 
-    /// Watches the names in a folder, and the folder. May wait for the disk.
+    /// Watches a directory and the names in it. May wait for the disk.
     ///
     /// # Errors
-    /// As inotify_add_watch(2): see [`is_full`]; without leave to read the folder; without `/proc`.
+    /// As inotify_add_watch(2): see [`is_full`]; without permission to read the directory; without `/proc`.
     pub fn watch_folder(&self, folder: impl AsFd) -> io::Result<Watch> {
         let names = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVED_FROM | WatchFlags::MOVED_TO;
         self.watch(folder, names | OF_ITSELF | WatchFlags::ONLYDIR)
     }
 
-    /// Watches a file, whatever its names are. May wait for the disk.
+    /// Watches a file under all its names. May wait for the disk.
     ///
     /// # Errors
     /// As [`watch_folder`](Inotify::watch_folder).
@@ -78,12 +79,12 @@ impl Inotify {
         Ok(Watch(inotify::add_watch(&self.fd, path, flags)?))
     }
 
-    /// Watches no longer. That it has ended already is no error.
+    /// Removes a watch. It is not an error if it has ended already.
     pub fn remove(&self, watch: Watch) {
         let _ = inotify::remove_watch(&self.fd, watch.0);
     }
 
-    /// Takes the events that wait, up to a bound.
+    /// Takes pending events, up to a limit.
     pub fn take(&self, mut f: impl FnMut(Event<'_>)) {
         let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
         let mut reader = Reader::new(&self.fd, &mut buffer);
@@ -106,7 +107,7 @@ impl Inotify {
                     f(Event { watch: Watch(event.wd()), name, what, is_folder: flags.contains(ReadFlags::ISDIR) });
                 }
                 Err(Errno::INTR) => {}
-                // None waits.
+                // No event is pending.
                 Err(_) => return,
             }
             if reader.is_buffer_empty() {
@@ -119,7 +120,7 @@ impl Inotify {
 const OF_ITSELF: WatchFlags =
     WatchFlags::CLOSE_WRITE.union(WatchFlags::ATTRIB).union(WatchFlags::DELETE_SELF).union(WatchFlags::MOVE_SELF);
 
-/// Whether an error says that the user has as many watches as may be (fs.inotify.max_user_watches).
+/// Returns whether an error means that the user has reached the limit on watches (fs.inotify.max_user_watches).
 pub fn is_full(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::NOSPC.raw_os_error())
 }
@@ -168,11 +169,11 @@ mod tests {
         inotify.remove(watch);
         assert_eq!(events(), [event("", What::Ended)]);
         inotify.remove(watch);
-        // A file is watched through all its names.
+        // A file is watched under all its names.
         let watch = inotify.watch_file(File::open(path("target")).expect("opened")).expect("watched");
         fs::rename(path("b"), path("target")).expect("replaced");
         let mut all = Vec::new();
         inotify.take(|event| all.push((event.watch, event.what)));
-        assert_eq!(all[0], (watch, What::Status), "it has a name less");
+        assert_eq!(all[0], (watch, What::Status), "a name was removed");
     }
 }

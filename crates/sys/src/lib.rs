@@ -1,7 +1,7 @@
-//! The kernel as server and instruments need it, and the only place with `unsafe`.
+//! System calls for server and instruments; the only crate with `unsafe`.
 //!
-//! No policy and no HTTP: each function is a system call, or a few that belong together, with its errors as `io::Error`.
-//! What may block is said by an argument ([`file::Patience`]) rather than left to be guessed.
+//! It contains no policy and no HTTP: each function is a system call, or a few that belong together, with its errors as
+//! `io::Error`. An argument ([`file::Patience`]) says whether a call may block.
 
 pub mod bpf;
 pub mod clock;

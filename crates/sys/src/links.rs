@@ -1,12 +1,13 @@
-//! Opening names that may lead through symbolic links, by one of four policies.
+//! Opens names that may lead through symbolic links, with one of four policies.
 //!
-//! The kernel alone can keep a name beneath a root without a race (`RESOLVE_BENEATH`, openat2(2)), but it refuses every
-//! absolute link and every `..` that passes the root, also those that end inside, as Debian's packages have them. Such a name
-//! is resolved first, by an `O_PATH` descriptor that gives no access, and what it reached is then opened a second time by its
-//! real path, beneath the root and with links forbidden. So the kernel proves the result, whatever is renamed meanwhile.
+//! Only the kernel can confine a name to a root without a race (`RESOLVE_BENEATH`, openat2(2)), but it refuses
+//! every absolute link and every `..` that passes the root, including those that end inside, as in Debian's
+//! packages. Such a name is resolved first, by an `O_PATH` descriptor that gives no access, and the result is
+//! then opened a second time by its real path, beneath the root and with links forbidden. So the kernel verifies
+//! the result, whatever is renamed meanwhile.
 //!
-//! Resolving may wait for the disk; a caller that must not wait is told so ([`io::ErrorKind::WouldBlock`]) as soon
-//! as the quick way fails.
+//! Resolving may wait for the disk; a caller that must not wait gets
+//! [`io::ErrorKind::WouldBlock`] as soon as the fast path fails.
 
 use std::error::Error;
 use std::ffi::{CStr, CString, OsStr};
@@ -24,18 +25,18 @@ use crate::file::{self, Kind, Patience, Status};
 /// Which symbolic links are followed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
-    /// Those that end beneath the root, absolute ones included.
+    /// Those that end beneath the root, including absolute ones.
     #[default]
     Within,
-    /// The same, if the link belongs to the user to whom its target belongs.
+    /// The same, if link and target belong to the same user.
     Owner,
-    /// All, also out of the root.
+    /// All, even out of the root.
     Any,
     /// None.
     None,
 }
 
-/// A link that the policy does not follow, and why.
+/// A link that the policy does not follow, and the reason.
 #[derive(Debug)]
 pub struct RefusedLink(String);
 
@@ -48,7 +49,7 @@ impl fmt::Display for RefusedLink {
 impl Error for RefusedLink {}
 
 impl RefusedLink {
-    /// The refusal that this error is, if it is one.
+    /// Returns the refusal that this error contains, if any.
     pub fn of(error: &io::Error) -> Option<&RefusedLink> {
         error.get_ref()?.downcast_ref()
     }
@@ -61,7 +62,7 @@ impl RefusedLink {
 /// Opens `path`, relative to `root` and without `..`, for reading. A pipe is opened without waiting for its writer.
 ///
 /// # Errors
-/// As openat2(2); a [`RefusedLink`] where the policy forbids it; [`io::ErrorKind::WouldBlock`] when it would have waited.
+/// As openat2(2); a [`RefusedLink`] if the policy forbids it; [`io::ErrorKind::WouldBlock`] when it would have waited.
 pub fn open(root: BorrowedFd<'_>, path: &CStr, links: Links, patience: Patience) -> io::Result<OwnedFd> {
     let no_links = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let (attempt, resolve): (_, fn(BorrowedFd<'_>, &CStr) -> io::Result<OwnedFd>) = match links {
@@ -83,11 +84,11 @@ pub fn open(root: BorrowedFd<'_>, path: &CStr, links: Links, patience: Patience)
     if patience == Patience::Now {
         return Err(io::ErrorKind::WouldBlock.into());
     }
-    // A rename between the two steps makes them disagree: they are taken again.
+    // A rename between the two steps makes them disagree: both are repeated.
     let mut last = None;
     for _ in 0..4 {
         let reached = resolve(root, path).map_err(|error| match file::is_link_loop(&error) {
-            true => RefusedLink::error("a symbolic link leads in a circle, or through one of /proc's".to_owned()),
+            true => RefusedLink::error("symbolic links form a loop, or lead through a link of /proc".to_owned()),
             false => error,
         })?;
         match prove(root, reached)? {
@@ -98,13 +99,13 @@ pub fn open(root: BorrowedFd<'_>, path: &CStr, links: Links, patience: Patience)
     Err(last.unwrap_or_else(|| Errno::IO.into()))
 }
 
-/// What the name leads to, wherever that is.
+/// Resolves a name, wherever it leads.
 fn reach(root: BorrowedFd<'_>, path: &CStr) -> io::Result<OwnedFd> {
     look(root, path, OFlags::empty())
 }
 
-/// The same, by links alone whose owner is that of their target. Whoever exchanges a link between the two looks at it gains
-/// nothing: a new link is its maker's too.
+/// Resolves a name through links whose owner is that of their target. Exchanging a link between the two checks gains
+/// nothing: a new link belongs to its creator too.
 fn reach_by_owner(root: BorrowedFd<'_>, path: &CStr) -> io::Result<OwnedFd> {
     let mut at = look(root, c".", OFlags::empty())?;
     for name in path.to_bytes().split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
@@ -125,20 +126,20 @@ fn reach_by_owner(root: BorrowedFd<'_>, path: &CStr) -> io::Result<OwnedFd> {
         }
         at = found;
     }
-    // A slash at the end asks for a folder.
+    // A trailing slash requires a directory.
     if path.to_bytes().ends_with(b"/") && file::status(&at)?.kind != Kind::Directory {
         return Err(Errno::NOTDIR.into());
     }
     Ok(at)
 }
 
-/// A descriptor that gives no access, for looking at what a name leads to.
+/// Opens a descriptor that gives no access, for checking what a name refers to.
 fn look(folder: BorrowedFd<'_>, path: &CStr, flags: OFlags) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | flags;
     Ok(rustix::fs::openat2(folder, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS)?)
 }
 
-/// Opens what was reached once more, beneath the root and through no link. The inner error asks for another attempt.
+/// Opens the resolved file again, beneath the root and through no link. The inner error requests another attempt.
 fn prove(root: BorrowedFd<'_>, reached: OwnedFd) -> io::Result<io::Result<OwnedFd>> {
     let (base, real) = (real_path(root)?, real_path(reached.as_fd())?);
     let inner = match &base[..] {
@@ -152,7 +153,7 @@ fn prove(root: BorrowedFd<'_>, reached: OwnedFd) -> io::Result<io::Result<OwnedF
         let shown = Path::new(OsStr::from_bytes(&real)).display().to_string();
         return Err(RefusedLink::error(format!("a symbolic link leads to {}, outside the root", shown.escape_debug())));
     };
-    let inner = CString::new(if inner.is_empty() { b"." } else { inner }).expect("the kernel gives no NUL");
+    let inner = CString::new(if inner.is_empty() { b"." } else { inner }).expect("the kernel returns no NUL");
     let opened = file::open_at(root, &inner, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS, Patience::Wait);
     let is_same = |a: &Status, b: &Status| (a.device, a.inode) == (b.device, b.inode);
     match opened {
@@ -163,13 +164,13 @@ fn prove(root: BorrowedFd<'_>, reached: OwnedFd) -> io::Result<io::Result<OwnedF
     }
 }
 
-/// The path at which an open file lies now.
+/// Returns the current path of an open file.
 fn real_path(file: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     let path = rustix::fs::readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new());
     match path.map(CString::into_bytes) {
         Ok(path) if path.starts_with(b"/") => Ok(path),
         Ok(_) | Err(Errno::NOENT | Errno::ACCESS) => {
-            Err(RefusedLink::error("an absolute symbolic link can be followed only where /proc is mounted".to_owned()))
+            Err(RefusedLink::error("following an absolute symbolic link requires /proc to be mounted".to_owned()))
         }
         Err(error) => Err(error.into()),
     }
@@ -259,7 +260,7 @@ mod tests {
         for path in ["relative", "absolute", "folder/deep", "out"] {
             check(path, Links::None, Err("refused: it leads through a symbolic link"));
         }
-        // Who must not wait is told that it would have to, where the quick way is not enough.
+        // A caller that must not wait gets an error if the fast path is not enough.
         assert_eq!(opened(&root, "absolute", Links::Within, Patience::Now), Err("WouldBlock".to_owned()));
         assert_eq!(opened(&root, "relative", Links::Within, Patience::Now), Ok("page".to_owned()));
         assert_eq!(opened(&root, "relative", Links::Owner, Patience::Now), Err("WouldBlock".to_owned()));
@@ -314,6 +315,6 @@ mod tests {
             }
             inside = reader.join().expect("no panic");
         });
-        assert!(inside > 0, "it was never seen inside");
+        assert!(inside > 0, "it never resolved inside the root");
     }
 }

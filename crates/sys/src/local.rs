@@ -1,4 +1,4 @@
-//! Sockets that have a name in the file system and no address in a network (unix(7)).
+//! Unix sockets, which have a name in the file system rather than a network address (unix(7)).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,24 +9,25 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
-/// Connections that wait to be accepted.
+/// Maximum connections waiting to be accepted.
 const BACKLOG: i32 = 16;
 
-/// Listens under a name that nobody but its owner, and root, may connect to. Accepts without waiting.
+/// Listens on a name that only its owner, and root, may connect to. Accepting does not block.
 ///
 /// # Errors
-/// As bind(2): [`io::ErrorKind::AddrInUse`] if the name is taken, also by a socket that nobody listens at any more.
+/// As bind(2): [`io::ErrorKind::AddrInUse`] if the name is taken, even by a socket without a listener.
 pub fn listen(name: &Path) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Before it has its name, which then has this mode from its first moment (unix(7); Linux makes it of the socket's own).
+    // Before it has its name, which then has this mode from the start (unix(7);
+    // Linux derives it from the socket's own mode).
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(name)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
 
-/// Gives the name of a socket to another user. The socket itself stays whose it is.
+/// Changes the owner of a socket's name. The socket itself keeps its owner.
 ///
 /// # Errors
 /// As fchownat(2).
@@ -35,11 +36,11 @@ pub fn give_to(name: &Path, uid: u32, gid: u32) -> io::Result<()> {
     Ok(rustix::fs::chownat(CWD, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-/// Connects to the socket of this name; neither that nor any later call on it waits longer than `patience`.
+/// Connects to the socket of this name; neither this nor any later call on it waits longer than `patience`.
 ///
 /// # Errors
-/// As connect(2): [`io::ErrorKind::ConnectionRefused`] if nobody listens there, [`io::ErrorKind::WouldBlock`] if
-/// somebody does and accepts nobody.
+/// As connect(2): [`io::ErrorKind::ConnectionRefused`] without a listener,
+/// [`io::ErrorKind::WouldBlock`] if a listener accepts no connections.
 pub fn connect(name: &Path, patience: Duration) -> io::Result<UnixStream> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     for direction in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
@@ -52,8 +53,8 @@ pub fn connect(name: &Path, patience: Duration) -> io::Result<UnixStream> {
 /// Connects to the socket of this name, or fails, at once; later calls do not block either.
 ///
 /// # Errors
-/// As connect(2): [`io::ErrorKind::ConnectionRefused`] if nobody listens there, [`io::ErrorKind::WouldBlock`] if
-/// too many wait there already.
+/// As connect(2): [`io::ErrorKind::ConnectionRefused`] without a listener,
+/// [`io::ErrorKind::WouldBlock`] if its queue is full.
 pub fn connect_now(name: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -61,7 +62,7 @@ pub fn connect_now(name: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The number of the user who connected.
+/// Returns the UID of the connected peer.
 ///
 /// # Errors
 /// As getsockopt(2).
@@ -88,7 +89,7 @@ mod tests {
         let now = connect_now(&name).expect("connects");
         listener.accept().expect("accepts");
         drop((client, now, server, listener));
-        let refused = connect(&name, Duration::from_secs(5)).expect_err("nobody listens");
+        let refused = connect(&name, Duration::from_secs(5)).expect_err("no listener");
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
 }

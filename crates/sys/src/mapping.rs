@@ -1,8 +1,8 @@
-//! Parts of files mapped into memory: to ask which pages are resident, and to send them.
+//! Parts of files mapped into memory: to test which pages are resident, and to send them.
 //!
-//! A mapping never becomes a `&[u8]`. If the file becomes shorter, pages beyond its end are gone: touching one in user
-//! space is SIGBUS and the end of the process, while the kernel, which copies for sendmsg(2), says EFAULT. So a mapping
-//! lends its ranges by address, to the kernel alone.
+//! A mapping never becomes a `&[u8]`. If the file becomes shorter, pages beyond its end vanish: touching one in user
+//! space raises SIGBUS and ends the process, while the kernel, which copies for sendmsg(2), returns EFAULT. So a
+//! mapping passes its ranges by address, only to the kernel.
 
 use std::ffi::c_void;
 use std::io::{self, IoSlice};
@@ -12,8 +12,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// A part of a file in the address space, for reading. Unmapped when dropped. It keeps the file's blocks on the disk, as
-/// a descriptor does, after the last name is removed.
+/// A part of a file in the address space, for reading. Unmapped when dropped. Like a descriptor, it keeps the file's
+/// blocks on the disk after the last name is removed.
 #[derive(Debug)]
 pub struct Mapping {
     start: *mut c_void,
@@ -24,34 +24,36 @@ pub struct Mapping {
 // SAFETY: an address range of the process, which all its threads share; nothing is read or written through `start`, and
 // the kernel lets any thread send from it or unmap it.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; what takes `&self` hands the address to system calls that only read.
+// SAFETY: as above; methods that take `&self` pass the address to system calls that only read.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `length` bytes from `offset`, a multiple of the page size. Reads nothing: pages come when they are touched.
+    /// Maps `length` bytes from `offset`, a multiple of the page size. Reads
+    /// nothing: pages are loaded when they are touched.
     ///
     /// # Errors
-    /// As mmap(2): a file system without it (ENODEV), too many mappings (ENOMEM, `vm.max_map_count`), a length of zero.
+    /// As mmap(2): a file system without mmap (ENODEV), too many mappings
+    /// (ENOMEM, `vm.max_map_count`), a length of zero.
     pub fn new(file: impl AsFd, offset: u64, length: usize) -> io::Result<Mapping> {
         let (protection, flags) = (ProtFlags::READ, MapFlags::SHARED);
-        // SAFETY: mmap(2) with a null address takes a free range, so no memory that Rust knows of is touched. The range
-        // belongs to this value alone until its drop. JUSTIFICATION: sending from a mapping is what this module is for.
+        // SAFETY: mmap(2) with a null address takes a free range, so no memory known to Rust is touched. Only this
+        // value uses the range until its drop. JUSTIFICATION: sending from a mapping is the purpose of this module.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, flags, file, offset)? };
         Ok(Mapping { start, length })
     }
 
-    /// Bytes that are mapped.
+    /// Returns the mapped length, bytes.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// Whether all pages of a range are in memory (mincore(2)): the residency test of Flash. Since Linux 5.2 it says so of
-    /// every page to a process that neither owns nor may write the file. What it says of pages beyond the end of a file that
-    /// has become shorter means nothing.
+    /// Returns whether all pages of a range are in memory (mincore(2)): the residency test of Flash. Since Linux 5.2 it
+    /// reports every page resident to a process that neither owns nor may write the file. Its result for pages beyond
+    /// the end of a file that has become shorter is meaningless.
     pub fn is_resident(&self, range: Range<usize>) -> bool {
         let page = rustix::param::page_size();
         let range = range.start / page * page..range.end.min(self.length);
-        // A window of 256 KiB has 64 pages of 4 KiB; longer ranges are asked in pieces.
+        // A window of 256 KiB has 64 pages of 4 KiB; longer ranges are tested in pieces.
         let mut pages = [0_u8; 64];
         range.clone().step_by(pages.len() * page).all(|at| {
             let length = (range.end - at).min(pages.len() * page);
@@ -63,11 +65,11 @@ impl Mapping {
         })
     }
 
-    /// Sends `before`, at most [`BEFORE_MAX`] pieces, and behind them a range of the mapping, in one call: as
+    /// Sends `before`, at most [`BEFORE_MAX`] pieces, followed by a range of the mapping, in one call, like
     /// [`socket::send_vectored`](crate::socket::send_vectored). Waits for the disk for pages that are not in memory.
     ///
     /// # Errors
-    /// As sendmsg(2); EFAULT if the file has become so short that the range is not there.
+    /// As sendmsg(2); EFAULT if the file has become so short that the range does not exist.
     ///
     /// # Panics
     /// With more pieces, or if the range is not within the mapping.
@@ -90,20 +92,20 @@ impl Mapping {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = pieces.as_mut_ptr();
         message.msg_iovlen = (before.len() + 1) as _;
-        // SAFETY: sendmsg(2) reads the message and its pieces, all alive; of the pieces, those in `before` are borrowed
-        // slices, and the last lies within the mapping, which is not unmapped while it is borrowed. Where the file has no
-        // such pages any more, the call fails. JUSTIFICATION: rustix takes slices, which a mapping must not be.
+        // SAFETY: sendmsg(2) reads the message and its pieces, all alive; the pieces in `before` are borrowed slices,
+        // and the last lies within the mapping, which is not unmapped while it is borrowed. If the file no longer has
+        // such pages, the call fails. JUSTIFICATION: rustix takes slices, which a mapping must not be.
         let sent = unsafe { libc::sendmsg(socket.as_fd().as_raw_fd(), &raw const message, flags) };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 }
 
-/// Pieces that [`Mapping::send`] takes before the mapping.
+/// Maximum pieces that [`Mapping::send`] takes before the mapping.
 pub const BEFORE_MAX: usize = 64;
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new`, is nobody else's, and no borrow of this value is left.
+        // SAFETY: the range was mapped by `new`, nothing else uses it, and no borrow of this value is left.
         let result: Result<(), Errno> = unsafe { rustix::mm::munmap(self.start, self.length) };
         debug_assert!(result.is_ok(), "munmap: {result:?}");
     }
@@ -147,7 +149,7 @@ mod tests {
         file.set_len(10).expect("cut");
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
         let socket = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
-        let error = mapping.send(&socket, &[], PAGE..2 * PAGE, false).expect_err("pages that are not there");
+        let error = mapping.send(&socket, &[], PAGE..2 * PAGE, false).expect_err("pages that do not exist");
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
     }
 
@@ -155,7 +157,7 @@ mod tests {
     fn page_residency_is_reported() {
         let folder = tempfile::tempdir_in(".").expect("a folder on a disk");
         let path = folder.path().join("file");
-        // More pages than are asked for at once.
+        // More pages than are tested at once.
         const PAGES: usize = 200;
         std::fs::write(&path, vec![7; PAGES * PAGE]).expect("written");
         let file = File::open(&path).expect("opened");
@@ -166,14 +168,14 @@ mod tests {
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("advised");
             !mapping.is_resident(0..1)
         };
-        // On a busy machine pages are held for a moment by others, and then not evicted.
+        // On a busy machine other processes may hold pages for a moment, which are not evicted then.
         let evicted = (0..1000).any(|_| {
             is_evicted() || {
                 std::thread::sleep(std::time::Duration::from_millis(5));
                 false
             }
         });
-        assert!(evicted, "if the build folder is no disk's, build elsewhere");
+        assert!(evicted, "if the build directory is not on a disk, build elsewhere");
         let at = 150 * PAGE;
         crate::file::read_at(&file, &mut [0], at as u64, crate::file::Patience::Wait).expect("read");
         assert!(mapping.is_resident(at + 5..at + 10) && !mapping.is_resident(0..at + 10));

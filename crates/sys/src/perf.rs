@@ -1,14 +1,14 @@
-//! perf_event_open(2): samples of what a processor is doing, taken by its clock and read from a ring in shared memory.
+//! perf_event_open(2): samples of what a processor executes, taken by its clock and read from a ring in shared memory.
 //!
-//! One event for each processor, `cpu-clock`, since a virtual machine may have no hardware counter. At 199 Hz that costs a
-//! server less than can be told from nothing, where counting each system call costs 2 to 3 %. The software clock cannot
-//! fire while interrupts are off: such time is seen at the place where they come on again.
+//! One `cpu-clock` event for each processor, since a virtual machine may have no hardware counter. At 199 Hz the cost
+//! to a server is not measurable, whereas counting each system call costs 2 to 3 %. The software clock cannot fire
+//! while interrupts are off: such time is attributed to the place where they are enabled again.
 //!
-//! The kernel writes at `data_head` and never overtakes `data_tail`, which is ours: what does not fit is lost, and
-//! a record says how many.
+//! The kernel writes at `data_head` and never overtakes `data_tail`, which this side writes: records that do not fit
+//! are lost, and another record counts them.
 //!
-//! Where a program of `bpf` tells the system call as well, it writes to a second event, whose output goes to the same ring: what
-//! it says of a sample stands right before it, since the program runs first.
+//! If a `bpf` program reports the system call as well, it writes to a second event, whose output goes to the same ring:
+//! its record immediately precedes the sample, since the program runs first.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -18,31 +18,31 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::bpf::SyscallNumbers;
 
-/// Where a processor was at one moment.
+/// The state of a processor at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// The process, and in it the thread; 0 and 0 is the idle task.
+    /// The process; process and thread 0 are the idle task.
     pub pid: u32,
     /// The thread.
     pub tid: u32,
     /// Whether it was in the kernel.
     pub in_kernel: bool,
-    /// Addresses of the kernel's functions that were under way, the innermost first. Empty in user code.
+    /// Return addresses in the kernel, innermost first. Empty in user code.
     pub kernel_chain: Vec<u64>,
-    /// Addresses in the program, the innermost first: where it was, or where it entered the kernel, then where each function
-    /// returns to. As far as the program keeps frame pointers; beyond, whatever stood there.
+    /// Addresses in the program, innermost first: where it was, or where it entered the kernel, then the return address
+    /// of each function. Valid as far as the program keeps frame pointers; beyond that, arbitrary data.
     pub user_chain: Vec<u64>,
-    /// What stood where the number of the system call is saved when the thread entered the kernel, if that was asked for
-    /// ([`Ring::ask_for_syscalls`]). It is that number only where a system call is what it entered for.
+    /// The saved number of the system call when the thread entered the kernel, if requested
+    /// ([`Ring::ask_for_syscalls`]). It is valid only if the thread entered the kernel for a system call.
     pub saved_number: Option<u64>,
 }
 
-/// One record of the ring.
+/// A record of the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// A sample.
     Sample(Sample),
-    /// So many records were lost, as the ring was full.
+    /// So many records were lost because the ring was full.
     Lost(u64),
 }
 
@@ -51,7 +51,7 @@ pub enum Record {
 pub struct Ring {
     event: OwnedFd,
     processor: libc::c_int,
-    /// The event that a program writes to, and its identity.
+    /// The event that a program writes to, and its ID.
     numbers: Option<(OwnedFd, u64)>,
     start: *mut u8,
     page: usize,
@@ -60,15 +60,15 @@ pub struct Ring {
     scratch: Vec<u8>,
 }
 
-/// Pages of the ring, without that of its counters: 512 KiB, as much as a user
-/// without privileges may lock (`kernel.perf_event_mlock_kb`).
+/// Pages of the ring, without that of its counters: 512 KiB, as much as a user without privileges
+/// may lock (`kernel.perf_event_mlock_kb`).
 const PAGES: usize = 128;
 
-/// The deepest samples that a ring has room for: each of 127 addresses (`kernel.perf_event_max_stack`), marks, header and the
-/// number of its system call.
+/// The number of the largest possible samples that fit into a ring: each has 127 addresses
+/// (`kernel.perf_event_max_stack`), marks, header and the number of its system call.
 pub const RING_SAMPLES: u32 = 400;
 
-/// `struct perf_event_attr` as it was first (`PERF_ATTR_SIZE_VER0`): later kernels take it as well.
+/// The first version of `struct perf_event_attr` (`PERF_ATTR_SIZE_VER0`), which later kernels accept as well.
 #[repr(C)]
 struct Attributes {
     kind: u32,
@@ -84,7 +84,7 @@ struct Attributes {
 }
 
 impl Attributes {
-    /// One of the kernel's own events (`PERF_TYPE_SOFTWARE`), by its number.
+    /// Returns the attributes of a software event (`PERF_TYPE_SOFTWARE`), by its number.
     fn of_software(config: u64) -> Attributes {
         Attributes {
             kind: 1,
@@ -100,27 +100,28 @@ impl Attributes {
         }
     }
 
-    /// Opens it for whoever runs on a processor.
+    /// Opens the event for everything that runs on a processor.
     fn open(&self, processor: libc::c_int) -> io::Result<OwnedFd> {
         const CLOSE_ON_EXEC: libc::c_ulong = 8;
         let this: *const Attributes = self;
-        // SAFETY: perf_event_open(2) reads the attributes, whose size they hold, and takes numbers; no group. JUSTIFICATION:
-        // neither std nor rustix has the call.
+        // SAFETY: perf_event_open(2) reads the attributes, which contain their size, and takes numbers; no group.
+        // JUSTIFICATION: neither std nor rustix has the call.
         let event = unsafe { libc::syscall(libc::SYS_perf_event_open, this, -1, processor, -1, CLOSE_ON_EXEC) };
         if event < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: it was made a moment ago, and nobody else has it. A descriptor fits into an int.
+        // SAFETY: it has just been created, and nothing else owns it. A descriptor fits into an int.
         Ok(unsafe { OwnedFd::from_raw_fd(event as libc::c_int) })
     }
 }
 
 impl Ring {
-    /// Samples whatever runs on this processor, `frequency` times a second, from the call of [`enable`](Ring::enable) on.
+    /// Samples everything that runs on this processor, `frequency` times a second,
+    /// once [`enable`](Ring::enable) is called.
     ///
     /// # Errors
-    /// EACCES or EPERM: the process may not watch others (`kernel.perf_event_paranoid`, `CAP_PERFMON`); ENODEV:
-    /// there is no such processor.
+    /// EACCES or EPERM: the process may not observe others (`kernel.perf_event_paranoid`,
+    /// `CAP_PERFMON`); ENODEV: there is no such processor.
     pub fn open(processor: u32, frequency: u32) -> io::Result<Ring> {
         let attributes = Attributes {
             frequency: u64::from(frequency),
@@ -133,23 +134,23 @@ impl Ring {
         let page = rustix::param::page_size();
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         let length = (1 + PAGES) * page;
-        // SAFETY: mmap(2) with a null address takes a free range, which is this value's alone until its drop.
-        // JUSTIFICATION: the ring has no other face.
+        // SAFETY: mmap(2) with a null address takes a free range, which only this value uses until its drop.
+        // JUSTIFICATION: the ring is available only as a mapping.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, flags, &event, 0)? };
         let (start, data) = (start.cast(), PAGES * page);
         Ok(Ring { event, processor, numbers: None, start, page, data, scratch: Vec::new() })
     }
 
-    /// From now on each sample has [`saved_number`](Sample::saved_number), which `program` tells.
+    /// Adds [`saved_number`](Sample::saved_number), which `program` reports, to each sample from now on.
     ///
     /// # Errors
-    /// EPERM where this process may not; EINVAL of a kernel that was built without BPF for events.
+    /// EPERM without permission; EINVAL if the kernel was built without BPF for events.
     pub fn ask_for_syscalls(&mut self, program: &SyscallNumbers) -> io::Result<()> {
         let attributes = Attributes { sample_type: IDENTIFIER | TID | RAW, ..Attributes::of_software(BPF_OUTPUT) };
         let numbers = attributes.open(self.processor)?;
         let mut identity = 0_u64;
-        // SAFETY: PERF_EVENT_IOC_ID writes a number of 64 bits to where its argument points, which is alive. JUSTIFICATION:
-        // rustix has no such ioctl.
+        // SAFETY: PERF_EVENT_IOC_ID writes a 64-bit number to where its argument points, which is alive.
+        // JUSTIFICATION: rustix has no such ioctl.
         let result = unsafe { libc::ioctl(numbers.as_raw_fd(), 0x8008_2407, &raw mut identity) };
         if result < 0 {
             return Err(io::Error::last_os_error());
@@ -161,23 +162,23 @@ impl Ring {
         Ok(())
     }
 
-    /// Begins, or goes on.
+    /// Starts or resumes sampling.
     ///
     /// # Errors
-    /// None that is known.
+    /// None known.
     pub fn enable(&self) -> io::Result<()> {
         order(&self.event, 0x2400, 0) // PERF_EVENT_IOC_ENABLE
     }
 
-    /// Stops until it is enabled again.
+    /// Stops sampling until it is enabled again.
     ///
     /// # Errors
-    /// None that is known.
+    /// None known.
     pub fn disable(&self) -> io::Result<()> {
         order(&self.event, 0x2401, 0) // PERF_EVENT_IOC_DISABLE
     }
 
-    /// Takes what has come since.
+    /// Takes the records since the last call.
     pub fn take(&mut self, mut each: impl FnMut(Record)) {
         let end = self.counter(HEAD).load(Ordering::Acquire);
         let begin = self.counter(TAIL).load(Ordering::Relaxed);
@@ -185,9 +186,9 @@ impl Ring {
         let from = begin as usize & (self.data - 1);
         let first = length.min(self.data - from);
         self.scratch.resize(length, 0);
-        // SAFETY: `from + first <= data` and `length - first <= from`, so both pieces lie in the data pages, which begin
-        // one page after `start` and stay mapped. The kernel does not write between tail and head, as the tail moves
-        // only below; `scratch` has `length` bytes. JUSTIFICATION: shared memory cannot be a slice.
+        // SAFETY: `from + first <= data` and `length - first <= from`, so both pieces lie in the data pages, which
+        // begin one page after `start` and stay mapped. The kernel does not write between tail and head, as the tail is
+        // advanced only below; `scratch` has `length` bytes. JUSTIFICATION: shared memory cannot be a slice.
         unsafe {
             let data = self.start.add(self.page);
             std::ptr::copy_nonoverlapping(data.add(from), self.scratch.as_mut_ptr(), first);
@@ -197,7 +198,7 @@ impl Ring {
         records(&self.scratch, self.numbers.as_ref().map(|(_, identity)| *identity), &mut each);
     }
 
-    /// A counter in the first page.
+    /// Returns a counter of the first page.
     fn counter(&self, at: usize) -> &AtomicU64 {
         // SAFETY: `at` is a multiple of 8 within the first page, which is mapped for reading and writing as long as
         // `self` lives; the kernel too reads and writes it as one word.
@@ -209,15 +210,15 @@ impl Ring {
 const HEAD: usize = 1024;
 /// `data_tail`.
 const TAIL: usize = 1032;
-/// An order to an event.
+/// Issues a command to an event.
 fn order(event: &OwnedFd, request: libc::c_ulong, with: libc::c_int) -> io::Result<()> {
-    // SAFETY: the requests of this file take a number or a descriptor; which are open. JUSTIFICATION: rustix has no such
-    // ioctl.
+    // SAFETY: the requests of this file take a number or a descriptor, all of which are open.
+    // JUSTIFICATION: rustix has no such ioctl.
     let result = unsafe { libc::ioctl(event.as_raw_fd(), request, with) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// `PERF_COUNT_SW_BPF_OUTPUT`: what a program writes.
+/// `PERF_COUNT_SW_BPF_OUTPUT`: the output of a program.
 const BPF_OUTPUT: u64 = 10;
 /// `PERF_SAMPLE_TID`.
 const TID: u64 = 1 << 1;
@@ -225,23 +226,23 @@ const TID: u64 = 1 << 1;
 const CALLCHAIN: u64 = 1 << 5;
 /// `PERF_SAMPLE_RAW`.
 const RAW: u64 = 1 << 10;
-/// `PERF_SAMPLE_IDENTIFIER`: which event it is of, in front of all else.
+/// `PERF_SAMPLE_IDENTIFIER`: the ID of the event, before all else.
 const IDENTIFIER: u64 = 1 << 16;
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `open`, is nobody else's, and no borrow of this value is left.
+        // SAFETY: the range was mapped by `open`, nothing else uses it, and no borrow of this value is left.
         let result = unsafe { rustix::mm::munmap(self.start.cast(), self.page + self.data) };
         debug_assert!(result.is_ok(), "munmap: {result:?}");
     }
 }
 
-/// Reads whole records as they stand in a ring (`struct perf_event_header` and what follows it), and stops at what is none. Those
-/// of the event with the identity `numbers` are what a program told of the sample that follows.
+/// Parses whole records of a ring (`struct perf_event_header` and what follows it), and stops at an invalid one.
+/// Records of the event with the ID `numbers` are a program's output for the sample that follows.
 pub fn records(mut bytes: &[u8], numbers: Option<u64>, each: &mut impl FnMut(Record)) {
     const LOST: u32 = 2;
     const SAMPLE: u32 = 9;
-    // Of which thread, and what.
+    // The thread, and the program's output for it.
     let mut told: Option<(u32, u64)> = None;
     while let Some(header) = word(bytes, 0) {
         // `struct perf_event_header`: type, misc, size.
@@ -250,7 +251,7 @@ pub fn records(mut bytes: &[u8], numbers: Option<u64>, each: &mut impl FnMut(Rec
         let size = usize::from(u16::from_ne_bytes([header[6], header[7]]));
         let (true, Some(body)) = (size >= 8, bytes.get(8..size)) else { return };
         let record = match kind {
-            // An identity, then how many.
+            // An ID, then the count.
             LOST => word(body, 8).map(Record::Lost),
             SAMPLE if numbers.is_some() && word(body, 0) == numbers => {
                 // Process, thread, length, and as many bytes.
@@ -259,7 +260,7 @@ pub fn records(mut bytes: &[u8], numbers: Option<u64>, each: &mut impl FnMut(Rec
             }
             // `PERF_RECORD_MISC_KERNEL` in `PERF_RECORD_MISC_CPUMODE_MASK`.
             SAMPLE => sample(body, misc & 7 == 1).map(|mut sample| {
-                // The one of the two may have been lost, with the ring full.
+                // Either of the two may have been lost because the ring was full.
                 let of_this = |(tid, number)| (tid == sample.tid).then_some(number);
                 sample.saved_number = told.take().and_then(of_this);
                 Record::Sample(sample)
@@ -273,14 +274,14 @@ pub fn records(mut bytes: &[u8], numbers: Option<u64>, each: &mut impl FnMut(Rec
     }
 }
 
-/// Identity, process, thread, and the chain behind its length.
+/// ID, process, thread, and the chain after its length.
 fn sample(body: &[u8], in_kernel: bool) -> Option<Sample> {
     let depth = usize::try_from(word(body, 16)?).ok()?;
     let chain = body.get(24..)?.as_chunks::<8>().0.get(..depth)?;
     let (mut kernel_chain, mut user_chain) = (Vec::new(), Vec::new());
     let mut is_user = false;
     for address in chain.iter().map(|one| u64::from_ne_bytes(*one)) {
-        // Above all addresses are marks: which part of the chain follows.
+        // Values above all addresses are marks: they say which part of the chain follows.
         match address {
             CONTEXT_USER => is_user = true,
             mark if mark >= CONTEXT_MAX => is_user = false,
@@ -318,11 +319,11 @@ mod tests {
         rings.iter().for_each(|ring| ring.enable().expect("enabled"));
         let until = Instant::now() + Duration::from_secs(20);
         let (mut ours, mut kernel, mut spun) = (0_u32, 0_u32, 0_u64);
-        // A few in each, rather than a share of a time that others may have.
+        // A few in each, rather than a share of a time that other processes may use.
         while (ours < 30 || kernel < 5) && Instant::now() < until {
             let end = Instant::now() + Duration::from_millis(20);
             while Instant::now() < end {
-                // A call among others, for chains.
+                // A system call now and then, for chains.
                 spun += u64::from(std::fs::metadata("/proc/self/stat").is_ok());
             }
             for ring in &mut rings {
@@ -338,7 +339,7 @@ mod tests {
         assert!(spun > 0 && ours >= 30 && kernel >= 5, "{ours} samples, {kernel} in the kernel");
     }
 
-    /// A thread that does nothing but ask who its parent is has that number in each sample that it was in the kernel for.
+    /// A thread that only calls getppid has that number in each sample taken in the kernel.
     #[test]
     fn bpf_program_reports_system_call_of_sample() {
         let cores = std::thread::available_parallelism().expect("there are some").get() as u32;
@@ -371,7 +372,8 @@ mod tests {
                 ring.enable().expect("enabled");
             }
         }
-        // Emptying rings, which runs with them off, is another call; an interrupt that comes in user code saves something else.
+        // Emptying rings, which runs with them disabled, is another call; an
+        // interrupt in user code saves something else.
         assert!(right >= 30 && other.len() < 10, "{right}, and {other:?}");
     }
 
@@ -384,7 +386,7 @@ mod tests {
             bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
             bytes
         };
-        // The identities of the samples and of what is told of them.
+        // The IDs of the samples and of the program's output.
         const SAMPLES: u64 = 70;
         const TOLD: u64 = 71;
         let check = |bytes: &[u8], expected: &[Record]| {
@@ -413,7 +415,7 @@ mod tests {
         check(&record(9, 1, &[SAMPLES, 7, 5, kernel, 0xffff_8000_0000_1000, user, 0x5000, 0x6000]), &[both]);
         check(&record(9, 2, &[SAMPLES, 8, 99]), &[]);
         check(&[0; 64], &[]);
-        // Twelve bytes: a number of eight, and four that are nothing; the thread is the upper half of the second word.
+        // Twelve bytes: a number of eight, and four of padding; the thread is the upper half of the second word.
         let told = |tid: u64, number: u64| record(9, 1, &[TOLD, tid << 32, number << 32 | 12, number >> 32]);
         let numbered = |number| match whole.clone() {
             Record::Sample(sample) => Record::Sample(Sample { saved_number: number, ..sample }),

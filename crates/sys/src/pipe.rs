@@ -1,20 +1,20 @@
-//! pipe(2), between this process and a program that it starts: our end never blocks, the other one does.
+//! pipe(2), between this process and a program that it starts: this process's end never blocks, the other one does.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// The two ends of a pipe. Both are closed on exec, so a program has only what it is given.
+/// The two ends of a pipe. Both are closed on exec, so a program has only the ends passed to it.
 #[derive(Debug)]
 pub struct Pipe {
-    /// Ours, which does not block.
+    /// This process's end, which does not block.
     pub ours: OwnedFd,
-    /// The program's.
+    /// The program's end.
     pub theirs: OwnedFd,
 }
 
-/// A pipe that the program writes to.
+/// Creates a pipe that the program writes to.
 ///
 /// # Errors
 /// When the process is out of descriptors.
@@ -24,7 +24,7 @@ pub fn from_program() -> io::Result<Pipe> {
     Ok(Pipe { ours, theirs })
 }
 
-/// A pipe that the program reads from.
+/// Creates a pipe that the program reads from.
 ///
 /// # Errors
 /// When the process is out of descriptors.
@@ -34,10 +34,10 @@ pub fn to_program() -> io::Result<Pipe> {
     Ok(Pipe { ours, theirs })
 }
 
-/// Reads what is there. `Ok(0)`: nobody can write to it any more.
+/// Reads available data. `Ok(0)`: all writers have closed it.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] when there is nothing yet.
+/// [`io::ErrorKind::WouldBlock`] when there is none yet.
 pub fn read(pipe: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(rustix::io::retry_on_intr(|| rustix::io::read(&pipe, &mut *buffer))?)
 }
@@ -45,8 +45,8 @@ pub fn read(pipe: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
 /// Writes as much as there is room for.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] when there is none, [`io::ErrorKind::BrokenPipe`] when nobody reads it any more (a program
-/// of Rust's ignores SIGPIPE).
+/// [`io::ErrorKind::WouldBlock`] when there is none, [`io::ErrorKind::BrokenPipe`] when the reader has
+/// closed it (Rust programs ignore SIGPIPE).
 pub fn write(pipe: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     Ok(rustix::io::retry_on_intr(|| rustix::io::write(&pipe, bytes))?)
 }
@@ -73,6 +73,6 @@ mod tests {
         };
         assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
         drop(theirs);
-        assert_eq!(write(&ours, b"x").expect_err("nobody reads").kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(write(&ours, b"x").expect_err("no reader").kind(), io::ErrorKind::BrokenPipe);
     }
 }

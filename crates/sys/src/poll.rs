@@ -1,4 +1,4 @@
-//! poll(2): waiting for a few descriptors, by whoever has no loop.
+//! poll(2): waits for a few descriptors, in threads without an event loop.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -6,16 +6,17 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// What a descriptor is waited for.
+/// The condition that a descriptor is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// That it can be read.
+    /// It is readable.
     Readable,
-    /// That it can be written to.
+    /// It is writable.
     Writable,
 }
 
-/// Waits until one of these can be read, has ended or has failed, no longer than `timeout`. Says of each whether it is.
+/// Waits until one of these is readable, has ended or has failed, at most for
+/// `timeout`. Returns for each whether it is.
 ///
 /// # Errors
 /// When memory is short.
@@ -24,8 +25,8 @@ pub fn wait_readable(descriptors: &[BorrowedFd<'_>], timeout: Duration) -> io::R
     wait(&descriptors, timeout)
 }
 
-/// Waits until one of these is as it is waited for, has ended or has failed, no longer than `timeout`. Says
-/// of each whether it is.
+/// Waits until one of these meets its condition, has ended or has failed, at most for
+/// `timeout`. Returns for each whether it is.
 ///
 /// # Errors
 /// When memory is short.
@@ -38,17 +39,17 @@ pub fn wait(descriptors: &[(BorrowedFd<'_>, Until)], timeout: Duration) -> io::R
         PollFd::from_borrowed_fd(descriptor, flags)
     });
     let mut polled: Vec<_> = polled.collect();
-    // What cannot be said in a `timespec` is for ever.
+    // A timeout that does not fit into a `timespec` means forever.
     let timeout = Timespec::try_from(timeout).ok();
     match rustix::event::poll(&mut polled, timeout.as_ref()) {
         Ok(_) => Ok(polled.iter().map(|one| !one.revents().is_empty()).collect()),
-        // Whoever was interrupted looks again.
+        // After an interruption the caller checks again.
         Err(rustix::io::Errno::INTR) => Ok(vec![false; descriptors.len()]),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Descriptors, and moments at which somebody has something to do.
+/// Descriptors and times to wait for.
 #[derive(Debug, Default)]
 pub struct Awaited<'a> {
     descriptors: Vec<(BorrowedFd<'a>, Until)>,
@@ -56,27 +57,27 @@ pub struct Awaited<'a> {
 }
 
 impl<'a> Awaited<'a> {
-    /// That this can be read.
+    /// Waits until this is readable.
     pub fn readable(&mut self, descriptor: BorrowedFd<'a>) {
         self.descriptors.push((descriptor, Until::Readable));
     }
 
-    /// That this can be written to.
+    /// Waits until this is writable.
     pub fn writable(&mut self, descriptor: BorrowedFd<'a>) {
         self.descriptors.push((descriptor, Until::Writable));
     }
 
-    /// This moment.
+    /// Waits until this time.
     pub fn until(&mut self, due: Instant) {
         self.due = Some(self.due.map_or(due, |known| known.min(due)));
     }
 
-    /// Waits for any of it, and no longer than `patience`.
+    /// Waits for any of them, at most for `patience`.
     pub fn wait(self, patience: Duration) {
         let left = self.due.map_or(Duration::MAX, |due| due.saturating_duration_since(Instant::now()));
-        // poll(2) tells in milliseconds at best, and whoever is told too early waits again.
+        // The resolution of poll(2) is a millisecond at best; a caller that wakes too early waits again.
         if wait(&self.descriptors, patience.min(left)).is_err() {
-            // Out of memory: not for long, or for good.
+            // Out of memory, temporarily or permanently.
             std::thread::sleep(Duration::from_millis(10));
         }
     }

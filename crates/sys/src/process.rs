@@ -1,4 +1,4 @@
-//! The process: whose it is, how many descriptors it may have, its children, and what its threads have cost the disk.
+//! The process: its user, its limit on descriptors, its children, and the disk use of its threads.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
@@ -10,18 +10,18 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// An account of the system (passwd(5)).
+/// A user account (passwd(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// Its number.
+    /// Its UID.
     pub uid: u32,
-    /// The number of its first group.
+    /// The GID of its primary group.
     pub gid: u32,
-    /// Where its files are.
+    /// Its home directory.
     pub home: PathBuf,
 }
 
-/// The account of this name, `None` if there is none. May wait for a disk or a directory service.
+/// Looks up the account of this name; `None` if there is none. May wait for a disk or a directory service.
 ///
 /// # Errors
 /// As getpwnam_r(3).
@@ -29,9 +29,9 @@ pub fn user(name: &CStr) -> io::Result<Option<User>> {
     let mut buffer = vec![0; 16 * 1024];
     let mut entry = std::mem::MaybeUninit::<libc::passwd>::uninit();
     let mut found = std::ptr::null_mut();
-    // SAFETY: getpwnam_r(3) writes the entry to `entry`, its texts to `buffer` (whose length is given), and a pointer to
-    // the entry, or null, to `found`; all three live until the end of this function. JUSTIFICATION: std cannot ask the
-    // name service.
+    // SAFETY: getpwnam_r(3) writes the entry to `entry`, its texts to `buffer` (whose length is given), and a
+    // pointer to the entry, or null, to `found`; all three live until the end of this function.
+    // JUSTIFICATION: std cannot query the name service.
     let error = unsafe {
         libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), buffer.as_mut_ptr(), buffer.len(), &raw mut found)
     };
@@ -50,7 +50,7 @@ pub fn user(name: &CStr) -> io::Result<Option<User>> {
     Ok(Some(User { uid: entry.pw_uid, gid: entry.pw_gid, home }))
 }
 
-/// The number of the group of this name, `None` if there is none.
+/// Looks up the GID of the group of this name; `None` if there is none.
 ///
 /// # Errors
 /// As getgrnam_r(3).
@@ -72,25 +72,25 @@ pub fn group(name: &CStr) -> io::Result<Option<u32>> {
     Ok(Some(unsafe { entry.assume_init() }.gr_gid))
 }
 
-/// Whether this process may do anything.
+/// Returns whether this process runs as root.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Whether this process is this user's.
+/// Returns whether this process runs as this user.
 pub fn is_user(uid: u32) -> bool {
     rustix::process::geteuid().as_raw() == uid
 }
 
-/// Becomes another user for good: groups, then group, then user, each in all its forms, so that no way leads back. Glibc
-/// does it for all threads of the process.
+/// Switches to another user permanently: groups, then group, then user, each in all its forms, so that it cannot be
+/// undone. Glibc does it for all threads of the process.
 ///
 /// # Errors
-/// As setresuid(2): when this process is not root's.
+/// As setresuid(2): when this process is not root.
 pub fn become_user(name: &CStr, uid: u32, gid: u32) -> io::Result<()> {
     let check = |result: libc::c_int| if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
     // SAFETY: initgroups(3) reads the NUL-terminated name; the others take plain numbers. JUSTIFICATION: the raw system
-    // calls, which rustix offers, change one thread alone.
+    // calls, which rustix offers, change only one thread.
     unsafe {
         check(libc::initgroups(name.as_ptr(), gid))?;
         check(libc::setresgid(gid, gid, gid))?;
@@ -98,22 +98,22 @@ pub fn become_user(name: &CStr, uid: u32, gid: u32) -> io::Result<()> {
     }
 }
 
-/// Closes all descriptors that this process has inherited but for the standard three: a listener or a secret of the
-/// program that started it would stay open as long as the server, and in all that it starts (close_range(2)). To be
-/// called before anything was opened.
+/// Closes all inherited descriptors except the standard three: otherwise a listener or a secret of the program
+/// that started this one would stay open as long as the server, and in everything that it starts (close_range(2)).
+/// Must be called before anything was opened.
 ///
 /// # Errors
-/// As close_range(2): before Linux 5.9, or where a sandbox forbids it.
+/// As close_range(2): before Linux 5.9, or if a sandbox forbids it.
 pub fn close_inherited() -> io::Result<()> {
-    // SAFETY: close_range(2) takes plain numbers. Nothing of this program is open yet but standard streams, as the caller says.
-    // JUSTIFICATION: neither std nor rustix has it.
+    // SAFETY: close_range(2) takes plain numbers. Nothing of this program is open yet except standard streams, as the
+    // caller guarantees. JUSTIFICATION: neither std nor rustix has it.
     let result = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Has this thread, and all processes and threads that it starts, gain no privileges by starting a program: no set-uid bit and
-/// no file capability counts (`PR_SET_NO_NEW_PRIVS`), and the bounding set of capabilities is empty, as far as this process
-/// may empty it. What it has itself it keeps. To be called while there is one thread.
+/// Prevents this thread, and all processes and threads that it starts, from gaining privileges by executing a program:
+/// set-uid bits and file capabilities are ignored (`PR_SET_NO_NEW_PRIVS`), and the bounding set of capabilities is
+/// emptied, as far as this process may. It keeps its own privileges. Must be called while there is one thread.
 ///
 /// # Errors
 /// As prctl(2).
@@ -124,34 +124,34 @@ pub fn gain_no_privileges() -> io::Result<()> {
         if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
             return Err(io::Error::last_os_error());
         }
-        // Up to the last that the kernel knows (EINVAL). Without CAP_SETPCAP there is nothing to take away by (EPERM).
+        // Up to the last one that the kernel knows (EINVAL). Without CAP_SETPCAP none can be dropped (EPERM).
         (0..64).all(|capability| libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) == 0);
     }
     Ok(())
 }
 
-/// The mask with which this process was started, plus one; 0: it has kept that.
+/// The umask with which this process was started, plus one; 0: it was not changed.
 static MASK_BEFORE: AtomicU32 = AtomicU32::new(0);
 
-/// Files that this process makes are not for everybody (umask 0027). Programs that it starts by
-/// [`end_with_this_thread`] get the mask back that it was started with.
+/// Makes new files of this process inaccessible to others (umask 0027). Programs started with
+/// [`end_with_this_thread`] get the original umask back.
 pub fn keep_files_private() {
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o027));
     MASK_BEFORE.store(before.as_raw_mode() + 1, Relaxed);
 }
 
-/// Has the out-of-memory killer take this process rather than others that use as much memory: `more` thousandths of all memory
-/// are added to what it uses (proc_pid_oom_score_adj(5)). Everybody may make that more.
+/// Makes the out-of-memory killer prefer this process to others that use as much memory: `more` thousandths of all
+/// memory are added to its use (proc_pid_oom_score_adj(5)). Any process may raise its own value.
 pub fn offer_to_memory_killer(more: i32) {
     const FILE: &str = "/proc/self/oom_score_adj";
-    // Where /proc is not mounted the kernel decides by size alone.
+    // If /proc is not mounted the kernel decides by size alone.
     let now = std::fs::read_to_string(FILE).ok().and_then(|text| text.trim().parse::<i32>().ok());
     if let Some(now) = now {
         let _ = std::fs::write(FILE, (now + more).min(1000).to_string());
     }
 }
 
-/// Gives an open file to another user; for a log that is opened as root and reopened as that user.
+/// Changes the owner of an open file; for a log that is opened as root and reopened as that user.
 ///
 /// # Errors
 /// As fchown(2).
@@ -160,20 +160,21 @@ pub fn give_to(file: impl AsFd, uid: u32, gid: u32) -> io::Result<()> {
     Ok(fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?)
 }
 
-/// Has the programs that `command` starts obey signals as usual, though this process may block or ignore them, and end with this
-/// thread: SIGKILL comes to them when it is gone, however it went. What they start themselves is not reached.
+/// Makes programs that `command` starts handle signals as usual, though this process may block or
+/// ignore them, and end with this thread: they get SIGKILL when it ends, for whatever reason. Programs
+/// that they start themselves are not affected.
 pub fn end_with_this_thread(command: &mut std::process::Command) {
     end_with(command, std::process::id());
 }
 
-/// As [`end_with_this_thread`], for a thread of this process.
+/// Like [`end_with_this_thread`], for a thread of this process.
 fn end_with(command: &mut std::process::Command, parent: u32) {
     use std::os::unix::process::CommandExt;
     let prepare = move || {
-        // SAFETY: an empty set is a valid argument, initialised by sigemptyset(3); signal(2) gets numbers of signals and a
-        // disposition that is no function; prctl(2) takes plain numbers, getppid(2) none. All may be called between fork(2) and execve(2)
-        // (signal-safety(7)), and nothing here allocates. JUSTIFICATION: std passes on the mask of its caller and what it
-        // ignores, and knows no death signal.
+        // SAFETY: an empty set is a valid argument, initialised by sigemptyset(3); signal(2) gets numbers of signals
+        // and a disposition that is not a function; prctl(2) takes plain numbers, getppid(2) none. All may be called
+        // between fork(2) and execve(2) (signal-safety(7)), and nothing here allocates. JUSTIFICATION: std passes on
+        // the signal mask and ignored signals of its caller, and does not support a death signal.
         unsafe {
             for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGCHLD] {
                 libc::signal(number, libc::SIG_DFL);
@@ -192,18 +193,19 @@ fn end_with(command: &mut std::process::Command, parent: u32) {
         }
         Ok(())
     };
-    // SAFETY: `prepare` does nothing but what signal-safety(7) allows, see there. JUSTIFICATION: there is no other way to
-    // act in a child of std's before it becomes another program.
+    // SAFETY: `prepare` does only what signal-safety(7) allows, see there. JUSTIFICATION: there is no other way to run
+    // code in a child of std before it executes another program.
     unsafe { command.pre_exec(prepare) };
 }
 
-/// Has the programs that `command` starts get no descriptors but the three that it gives them: not even those that this
+/// Passes no descriptors to programs that `command` starts except the three that it sets: not even those that this
 /// process has inherited itself (close_range(2)).
 pub fn keep_descriptors_from(command: &mut std::process::Command) {
     use std::os::unix::process::CommandExt;
     let prepare = || {
-        // SAFETY: close_range(2) takes plain numbers, and only marks what is open to be closed on exec; it may be called
-        // between fork(2) and execve(2), as any system call. JUSTIFICATION: std gives the program all that is not marked.
+        // SAFETY: close_range(2) takes plain numbers, and only marks descriptors as close-on-exec; it
+        // may be called between fork(2) and execve(2), like any system call. JUSTIFICATION: std
+        // passes on all descriptors without that mark.
         let result = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     };
@@ -211,28 +213,28 @@ pub fn keep_descriptors_from(command: &mut std::process::Command) {
     unsafe { command.pre_exec(prepare) };
 }
 
-/// Has `command` execute this very file (execveat(2)), whatever its name has come to mean since it was opened. The program's
-/// first argument is the command's name, and these are all its variables. To be called last of what prepares a command. Not for
-/// a file that begins with `#!`: its interpreter would be given `/dev/fd/N` for the name of the script.
+/// Makes `command` execute this very file (execveat(2)), whatever its name refers to by now. The program's first
+/// argument is the command's name, and these are all its variables. Must be called after all other preparations of a
+/// command. Not for a file that begins with `#!`: its interpreter would get `/dev/fd/N` as the name of the script.
 pub fn execute_file(command: &mut std::process::Command, file: OwnedFd, variables: Vec<CString>) {
     use std::os::fd::AsRawFd;
     use std::os::unix::process::CommandExt;
     let name = CString::new(command.get_program().as_bytes()).unwrap_or_default();
-    // As addresses, since pointers do not go into a closure that other threads may have.
+    // As addresses, since a closure that other threads may own cannot hold pointers.
     let list = |texts: &[CString]| texts.iter().map(|text| text.as_ptr().addr()).chain([0]).collect::<Vec<usize>>();
     let (arguments, addresses) = (list(std::slice::from_ref(&name)), list(&variables));
     let execute = move || {
-        // These are what the addresses are of.
+        // The addresses point to these.
         let _alive = (&name, &variables);
-        // SAFETY: execveat(2) reads the empty name and two lists of addresses of strings that end with NUL, each list with a
-        // null at its end; all of them are owned by this closure. It returns only when it fails. It may be called between
-        // fork(2) and execve(2), as any system call. JUSTIFICATION: std executes names alone.
+        // SAFETY: execveat(2) reads the empty name and two null-terminated lists of addresses of NUL-terminated
+        // strings, all of them owned by this closure. It returns only when it fails. It may be called between fork(2)
+        // and execve(2), like any system call. JUSTIFICATION: std executes only names.
         unsafe {
             let (file, empty) = (file.as_raw_fd(), c"".as_ptr());
             libc::syscall(libc::SYS_execveat, file, empty, arguments.as_ptr(), addresses.as_ptr(), libc::AT_EMPTY_PATH);
         }
         match io::Error::last_os_error() {
-            // A text without `#!`: std has the shell run it, as execvp(3) does.
+            // A text without `#!`: std makes the shell run it, like execvp(3).
             error if error.raw_os_error() == Some(libc::ENOEXEC) => Ok(()),
             error => Err(error),
         }
@@ -241,15 +243,16 @@ pub fn execute_file(command: &mut std::process::Command, file: OwnedFd, variable
     unsafe { command.pre_exec(execute) };
 }
 
-/// Has `command` fail with ESTALE, rather than execute what its name means by now, if that is not the file
-/// of this device and inode.
+/// Makes `command` fail with ESTALE, rather than execute what its name refers to by now, if that is
+/// not the file with this device and inode.
 pub fn expect_file(command: &mut std::process::Command, device: u64, inode: u64) {
     use std::os::unix::process::CommandExt;
     let name = CString::new(command.get_program().as_bytes()).unwrap_or_default();
     let check = move || {
         let mut state = std::mem::MaybeUninit::<libc::stat>::zeroed();
-        // SAFETY: stat(2) reads a string that ends with NUL, and writes to `state`, which is alive; a zeroed one is valid, also
-        // if the call fails. It may be called between fork(2) and execve(2) (signal-safety(7)). JUSTIFICATION: std's allocates.
+        // SAFETY: stat(2) reads a NUL-terminated string, and writes to `state`, which is alive; a zeroed one
+        // is valid, also if the call fails. It may be called between fork(2) and execve(2)
+        // (signal-safety(7)). JUSTIFICATION: std's version allocates.
         let (result, state) = unsafe {
             let result = libc::stat(name.as_ptr(), state.as_mut_ptr());
             (result, state.assume_init())
@@ -259,35 +262,35 @@ pub fn expect_file(command: &mut std::process::Command, device: u64, inode: u64)
             false => Err(io::Error::from_raw_os_error(libc::ESTALE)),
         }
     };
-    // SAFETY: `check` does nothing but what signal-safety(7) allows. JUSTIFICATION: as for `end_with_this_thread`.
+    // SAFETY: `check` does only what signal-safety(7) allows. JUSTIFICATION: as for `end_with_this_thread`.
     unsafe { command.pre_exec(check) };
 }
 
-/// Asks a process to end (SIGTERM). That it has ended already is no error.
+/// Asks a process to end (SIGTERM). It is not an error if it has ended already.
 pub fn terminate(process: u32) {
     use rustix::process::{Signal, kill_process};
     let _ = pid(process).and_then(|pid| kill_process(pid, Signal::TERM));
 }
 
-/// Which side of a [`fork`] this is.
+/// The two sides of a [`fork`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fork {
-    /// The parent, and the child's number.
+    /// The parent, with the child's process ID.
     Parent(u32),
     /// The child.
     Child,
 }
 
-/// Splits the process in two.
+/// Forks the process.
 ///
 /// # Errors
-/// When there are other threads, whose locks would stay held in the child for ever; as fork(2).
+/// When there are other threads, whose locks would stay held in the child forever; as fork(2).
 pub fn fork() -> io::Result<Fork> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
-        return Err(io::Error::other("a process with several threads cannot be split"));
+        return Err(io::Error::other("cannot fork a process with several threads"));
     }
-    // SAFETY: this is the only thread, so the child has all that the parent had, and no lock is held by a thread that is
-    // not there. JUSTIFICATION: neither std nor rustix offers fork(2).
+    // SAFETY: this is the only thread, so the child has everything that the parent had, and no lock is held by a
+    // missing thread. JUSTIFICATION: neither std nor rustix offers fork(2).
     match unsafe { libc::fork() } {
         0 => Ok(Fork::Child),
         child if child > 0 => Ok(Fork::Parent(child.unsigned_abs())),
@@ -295,8 +298,8 @@ pub fn fork() -> io::Result<Fork> {
     }
 }
 
-/// Splits off a process that has nothing open but its standard descriptors and this one, and lives this life to
-/// its end. Returns its number.
+/// Forks a process that has only its standard descriptors and this one open, and runs
+/// `life` to its end. Returns its process ID.
 ///
 /// # Errors
 /// As [`fork`].
@@ -309,9 +312,9 @@ pub fn split_off(kept: OwnedFd, life: impl FnOnce(OwnedFd)) -> io::Result<u32> {
     for (first, last) in [(3, kept_number.saturating_sub(1)), (kept_number.saturating_add(1).max(3), libc::c_uint::MAX)]
     {
         if first <= last {
-            // SAFETY: close_range(2) takes plain numbers. What it closes is used by nobody: this process has one thread, which
-            // never returns to those that own the descriptors, and so never drops them. JUSTIFICATION: std and rustix close one
-            // that is owned, not all that are.
+            // SAFETY: close_range(2) takes plain numbers. Nothing uses the closed descriptors: this process has one
+            // thread, which never returns to their owners, and so never drops them. JUSTIFICATION: std and rustix close
+            // a single owned descriptor, not all of them.
             unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
         }
     }
@@ -319,12 +322,12 @@ pub fn split_off(kept: OwnedFd, life: impl FnOnce(OwnedFd)) -> io::Result<u32> {
     std::process::exit(0)
 }
 
-/// How a child has ended.
+/// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// By itself, with this status.
+    /// It exited with this status.
     Status(i32),
-    /// By this signal.
+    /// It was killed by this signal.
     Signal(i32),
 }
 
@@ -338,8 +341,8 @@ impl std::fmt::Display for Ending {
                 if name.is_null() {
                     return write!(f, "was killed by signal {number}");
                 }
-                // SAFETY: not null, so a string that ends with NUL, and lives at least until strsignal(3) is called again by
-                // this thread.
+                // SAFETY: not null, so a NUL-terminated string, which lives at least
+                // until this thread calls strsignal(3) again.
                 let name = unsafe { CStr::from_ptr(name) };
                 write!(f, "was killed by signal {number} ({})", name.to_string_lossy())
             }
@@ -347,23 +350,23 @@ impl std::fmt::Display for Ending {
     }
 }
 
-/// A child that has ended, and how; `None` when none has. Does not wait.
+/// Reaps a child that has ended; `None` when there is none. Does not wait.
 pub fn ended_child() -> Option<(u32, Ending)> {
     use rustix::process::{WaitOptions, wait};
     let (pid, status) = wait(WaitOptions::NOHANG).ok()??;
     Some((pid.as_raw_nonzero().get().unsigned_abs(), ending(status)?))
 }
 
-/// How this child has ended; `None` if it has not. Does not wait.
+/// Returns how this child ended; `None` if it has not. Does not wait.
 pub fn has_ended(child: u32) -> Option<Ending> {
     use rustix::process::{WaitOptions, waitpid};
     waitpid(Some(pid(child).ok()?), WaitOptions::NOHANG).ok()?.and_then(|(_, status)| ending(status))
 }
 
-/// Waits until this child has ended, and says how.
+/// Waits until this child has ended, and returns how.
 ///
 /// # Errors
-/// When it is no child of this process, or was waited for already.
+/// When it is not a child of this process, or was reaped already.
 pub fn wait_for(child: u32) -> io::Result<Ending> {
     use rustix::process::{WaitOptions, waitpid};
     loop {
@@ -386,7 +389,7 @@ fn pid(number: u32) -> rustix::io::Result<rustix::process::Pid> {
     i32::try_from(number).ok().and_then(rustix::process::Pid::from_raw).ok_or(rustix::io::Errno::SRCH)
 }
 
-/// A descriptor that becomes readable when this child has ended (pidfd_open(2)), for epoll.
+/// Returns a descriptor that becomes readable when this child has ended (pidfd_open(2)), for epoll.
 ///
 /// # Errors
 /// When the process is out of descriptors.
@@ -395,26 +398,26 @@ pub fn watch(child: u32) -> io::Result<OwnedFd> {
     Ok(pidfd_open(pid(child)?, PidfdFlags::empty())?)
 }
 
-/// Names this thread, and with it a process of one thread, for `ps` and `top`; of the name 15 bytes are kept.
+/// Names this thread, and with it a single-threaded process, for `ps` and `top`; the name is truncated to 15 bytes.
 pub fn set_name(name: &CStr) {
-    // It is for eyes alone.
+    // The name is informative only.
     let _ = rustix::thread::set_name(name);
 }
 
-/// Ends a child at once (SIGKILL). That it has ended already is no error.
+/// Kills a child (SIGKILL). It is not an error if it has ended already.
 pub fn kill(child: u32) {
     use rustix::process::{Signal, kill_process};
     let _ = pid(child).and_then(|pid| kill_process(pid, Signal::KILL));
 }
 
-/// Ends all processes of a group at once, by the number of the process that leads it (SIGKILL). Only as long as that one has
-/// not been waited for is the number sure to be its own.
+/// Kills all processes of a group (SIGKILL), by the process ID of its leader. The ID is certain to be the
+/// group's only until the leader is reaped.
 pub fn kill_group(leader: u32) {
     use rustix::process::{Signal, kill_process_group};
     let _ = pid(leader).and_then(|pid| kill_process_group(pid, Signal::KILL));
 }
 
-/// Raises the limit on descriptors as far as this process may, and returns it.
+/// Raises the limit on descriptors as far as permitted, and returns it.
 pub fn raise_descriptor_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -424,8 +427,8 @@ pub fn raise_descriptor_limit() -> u64 {
     }
 }
 
-/// Raises the limit on descriptors to at least this many, beyond what an administrator has set if this process may, and
-/// returns the limit that holds then.
+/// Raises the limit on descriptors to at least this many, beyond the administrator's limit if
+/// permitted, and returns the resulting limit.
 pub fn raise_descriptor_limit_to(count: u64) -> u64 {
     let limit = raise_descriptor_limit();
     if limit >= count {
@@ -437,20 +440,20 @@ pub fn raise_descriptor_limit_to(count: u64) -> u64 {
     }
 }
 
-/// Has the kernel make its table of descriptors large enough for so many, now rather than one by one: in a process with
-/// several threads each doubling waits until all cores have passed a certain point (RCU), 5 to 15 ms.
+/// Makes the kernel's table of descriptors large enough for so many at once, rather than step by step: in a process
+/// with several threads each doubling waits for an RCU grace period, 5 to 15 ms.
 pub fn make_room_for_descriptors(count: u64) {
     let last = i32::try_from(count.saturating_sub(1)).unwrap_or(i32::MAX);
-    // It is for speed alone. The copy is closed at once; the room stays.
+    // This only improves speed. The copy is closed at once; the room stays.
     let _ = rustix::io::fcntl_dupfd_cloexec(io::stderr(), last);
 }
 
-/// Raises the limit on locked memory until [`lock_program`] keeps to it, as far as this process may. A process that gives up
-/// root, and those that it forks then, have the limit and no more the right to pass it by.
+/// Raises the limit on locked memory as far as permitted until [`lock_program`] fits. A process that gives up root, and
+/// those that it forks then, keep the limit but not the privilege to exceed it.
 pub fn make_room_for_locked_program() {
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return };
     let length: usize = program_mappings(&maps).map(|(_, length)| length).sum();
-    // A library may be loaded later, as to look a user up.
+    // A library may be loaded later, for instance to look up a user.
     let needed = 2 * length as u64;
     let limit = getrlimit(Resource::Memlock);
     if limit.current.is_none_or(|current| current >= needed) {
@@ -459,22 +462,22 @@ pub fn make_room_for_locked_program() {
     let maximum = limit.maximum.map(|maximum| maximum.max(needed));
     let raised = Rlimit { current: Some(needed), maximum };
     if setrlimit(Resource::Memlock, raised).is_err() {
-        // No more than the administrator lets it have; what that is too little for `lock_program` tells.
+        // No more than the administrator allows; `lock_program` reports if that is too little.
         let _ = setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, maximum: limit.maximum });
     }
 }
 
-/// Keeps the program itself in memory, with its libraries: code that was pushed out to make room for files has to be read
-/// from the disk before the thread that runs it goes on, and that may be the thread that must not wait. Locked pages stay for
-/// every process that maps the same files, for as long as this one lives; they count against the limit on locked memory
-/// (mlock(2)) unless the process may pass it by.
+/// Locks the program and its libraries in memory: code that was evicted to make room for files must be read from the
+/// disk before its thread continues, and that may be the thread that must not wait. Locked pages stay for every
+/// process that maps the same files, for as long as this one lives; they count towards the limit on locked memory
+/// (mlock(2)) unless the process may exceed it.
 ///
 /// # Errors
-/// As mlock(2): ENOMEM or EPERM where the limit forbids it. What was locked before stays so.
+/// As mlock(2): ENOMEM or EPERM if the limit forbids it. What was locked before stays locked.
 pub fn lock_program() -> io::Result<()> {
     for (start, length) in program_mappings(&std::fs::read_to_string("/proc/self/maps")?) {
-        // SAFETY: mlock(2) reads and writes no memory of ours, and fails if nothing is mapped there. JUSTIFICATION: std has
-        // no such call, and rustix's takes a pointer and is unsafe as well.
+        // SAFETY: mlock(2) neither reads nor writes this process's memory, and fails if nothing is mapped there.
+        // JUSTIFICATION: std has no such call, and rustix's takes a pointer and is unsafe as well.
         if unsafe { libc::mlock(start as *const libc::c_void, length) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -482,13 +485,14 @@ pub fn lock_program() -> io::Result<()> {
     Ok(())
 }
 
-/// Undoes [`lock_program`] for this process; those that it forks have no locked memory anyway (mlock(2)).
+/// Undoes [`lock_program`] for this process; its forked children have no locked memory anyway (mlock(2)).
 pub fn unlock_program() {
-    // SAFETY: munlockall(2) takes nothing and changes no content. JUSTIFICATION: neither std nor rustix has it.
+    // SAFETY: munlockall(2) takes no arguments and changes no content. JUSTIFICATION: neither std nor rustix has it.
     unsafe { libc::munlockall() };
 }
 
-/// Start and length, in bytes, of what is mapped from files (proc_pid_maps(5)): `from-to access offset device inode path`.
+/// Returns start and length, in bytes, of the mappings of files (proc_pid_maps(5)):
+/// `from-to access offset device inode path`.
 fn program_mappings(maps: &str) -> impl Iterator<Item = (usize, usize)> {
     maps.lines().filter_map(|line| {
         let mut fields = line.split_ascii_whitespace();
@@ -501,22 +505,22 @@ fn program_mappings(maps: &str) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// What the calling thread has cost the disk since it began (getrusage(2), `RUSAGE_THREAD`).
+/// The calling thread's use of the disk since it started (getrusage(2), `RUSAGE_THREAD`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
     /// Page faults that needed the disk.
     pub major_faults: i64,
-    /// Blocks read from a disk, also those read ahead that nobody waits for.
+    /// Blocks read from a disk, including those read ahead without a wait.
     pub blocks_read: i64,
-    /// Times that it gave up the processor to wait for something.
+    /// Voluntary context switches.
     pub waits: i64,
 }
 
-/// What the calling thread has cost the disk so far.
+/// Returns the calling thread's use of the disk so far.
 pub fn disk_use() -> DiskUse {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: getrusage(2) writes to `usage`, which is alive; a zeroed one is valid, numbers alone, also if the call
-    // fails. JUSTIFICATION: neither std nor rustix has the call.
+    // SAFETY: getrusage(2) writes to `usage`, which is alive; a zeroed one is valid, as it contains only numbers, also
+    // if the call fails. JUSTIFICATION: neither std nor rustix has the call.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
         usage.assume_init()
@@ -524,33 +528,33 @@ pub fn disk_use() -> DiskUse {
     DiskUse { major_faults: usage.ru_majflt, blocks_read: usage.ru_inblock, waits: usage.ru_nvcsw }
 }
 
-/// Processor time that this process has used since it began, all threads together.
+/// Returns the CPU time that this process has used since it started, all threads together.
 pub fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// How many of the kernel's units of time a second has in `/proc` (`USER_HZ`): 100 on all machines of today.
+/// Returns the kernel's ticks per second in `/proc` (`USER_HZ`): 100 on all current machines.
 pub fn ticks_per_second() -> u64 {
     rustix::param::clock_ticks_per_second()
 }
 
-/// Bytes of a page of memory.
+/// Returns the size of a page of memory, bytes.
 pub fn page_bytes() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// Bytes of memory that the machine has (sysinfo(2)).
+/// Returns the size of the machine's memory, bytes (sysinfo(2)).
 pub fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     u64::from(info.mem_unit) * info.totalram
 }
 
-/// Seconds by which local time is ahead of UTC at this moment (localtime_r(3)).
+/// Returns how many seconds local time is ahead of UTC at this time (localtime_r(3)).
 pub fn local_offset(unix_seconds: i64) -> i32 {
     let mut local = std::mem::MaybeUninit::<libc::tm>::zeroed();
-    // SAFETY: localtime_r(3) reads the time and writes the broken-down one to `local`, both alive. A zeroed `tm` is valid
-    // (numbers and a null pointer), also if the call fails. JUSTIFICATION: std knows no time zones.
+    // SAFETY: localtime_r(3) reads the time and writes the broken-down one to `local`, both alive. A zeroed `tm` is
+    // valid (numbers and a null pointer), also if the call fails. JUSTIFICATION: std does not support time zones.
     let local = unsafe {
         libc::localtime_r(&raw const unix_seconds, local.as_mut_ptr());
         local.assume_init()
@@ -558,7 +562,7 @@ pub fn local_offset(unix_seconds: i64) -> i32 {
     i32::try_from(local.tm_gmtoff).unwrap_or(0)
 }
 
-/// A C string of this text; `None` if it holds a NUL.
+/// Converts a text to a C string; `None` if it contains a NUL.
 pub fn c_string(text: impl Into<Vec<u8>>) -> Option<CString> {
     CString::new(text).ok()
 }
@@ -640,7 +644,7 @@ mod tests {
             file::read_at(&file, &mut [0; 4096], 0, file::Patience::Wait).expect("read");
             disk_use().blocks_read - before.blocks_read
         };
-        // On a busy machine pages are held for a moment by others, and then not evicted.
+        // On a busy machine other processes may hold pages for a moment, which are not evicted then.
         let shows = (0..1000).any(|_| {
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("advised");
             blocks_of_a_read() > 0 || {
@@ -648,7 +652,7 @@ mod tests {
                 false
             }
         });
-        assert!(shows, "evicted and read; if the build folder is no disk's, build elsewhere");
+        assert!(shows, "evicted and read; if the build directory is not on a disk, build elsewhere");
         assert_eq!(blocks_of_a_read(), 0, "it is in memory");
     }
 }

@@ -1,8 +1,8 @@
-//! Names of addresses and addresses of names, as the C library finds them: in files, in the DNS, wherever
-//! nsswitch.conf(5) and resolv.conf(5) send it.
+//! Names of addresses and addresses of names, through the C library: from files, the DNS, or wherever
+//! nsswitch.conf(5) and resolv.conf(5) say.
 //!
-//! Both wait, for a name server that is silent as long as resolv.conf(5) says: 10 s for each server by default. A thread that
-//! has something else to do must not call them.
+//! Both functions block; with a silent name server for as long as resolv.conf(5) says: 10 s for each server by default.
+//! A thread with other duties must not call them.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -12,42 +12,42 @@ use std::ptr;
 use rustix::net::SocketAddrAny;
 use rustix::net::addr::SocketAddrArg;
 
-/// What a host with this address is called, by whoever holds the address; bytes that are no UTF-8 become U+FFFD.
-/// `None`: it has no name.
+/// Returns the host name of an address, according to the owner of the address; bytes that are not
+/// UTF-8 become U+FFFD. `None`: it has no name.
 ///
 /// # Errors
-/// When nobody answers, or as getnameinfo(3).
+/// When no name server answers, or as getnameinfo(3).
 pub fn name_of(address: IpAddr) -> io::Result<Option<String>> {
     // NI_MAXHOST of <netdb.h>; names of the DNS are shorter.
     let mut host = [0; 1025];
     let (host_start, host_length) = (host.as_mut_ptr(), host.len() as libc::socklen_t);
     let (no_service, flags) = (ptr::null_mut(), libc::NI_NAMEREQD);
-    // SAFETY: `with_sockaddr` lends a socket address and its length for the time of the call. getnameinfo(3) reads it and
-    // writes a text with its NUL to `host`, whose length is given; no service is asked for. JUSTIFICATION: std finds
-    // addresses of names, and no names of addresses.
+    // SAFETY: `with_sockaddr` lends a socket address and its length for the time of the call. getnameinfo(3) reads it
+    // and writes a NUL-terminated text to `host`, whose length is given; no service is requested. JUSTIFICATION: std
+    // resolves names to addresses, but not addresses to names.
     let error = unsafe {
         SocketAddr::new(address, 0).with_sockaddr(|start, length| {
             libc::getnameinfo(start.cast(), length, host_start, host_length, no_service, 0, flags)
         })
     };
     match error {
-        // SAFETY: getnameinfo(3) succeeded, so there is a text with its NUL in `host`, which lives until the end.
+        // SAFETY: getnameinfo(3) succeeded, so `host`, which lives until the end, contains a NUL-terminated text.
         0 => Ok(Some(unsafe { CStr::from_ptr(host.as_ptr()) }.to_string_lossy().into_owned())),
         libc::EAI_NONAME => Ok(None),
         error => Err(failure(error)),
     }
 }
 
-/// Whether a host of this name has this address.
+/// Returns whether a host of this name has this address.
 ///
 /// # Errors
-/// When nobody answers, or as getaddrinfo(3).
+/// When no name server answers, or as getaddrinfo(3).
 pub fn has_address(name: &str, address: IpAddr) -> io::Result<bool> {
     let name = CString::new(name)?;
     let hints = libc::addrinfo {
-        // One kind of address is one question to the DNS; std asks for both.
+        // One address family is one DNS query; std queries both.
         ai_family: if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 },
-        // Each address once, rather than for each kind of socket.
+        // Each address once, rather than for each socket type.
         ai_socktype: libc::SOCK_STREAM,
         ai_flags: 0,
         ai_protocol: 0,
@@ -79,12 +79,12 @@ pub fn has_address(name: &str, address: IpAddr) -> io::Result<bool> {
     Ok(found)
 }
 
-/// An error of getaddrinfo(3) and getnameinfo(3).
+/// Converts an error of getaddrinfo(3) or getnameinfo(3).
 fn failure(error: libc::c_int) -> io::Error {
     if error == libc::EAI_SYSTEM {
         return io::Error::last_os_error();
     }
-    // SAFETY: gai_strerror(3) takes any number, and gives a constant text.
+    // SAFETY: gai_strerror(3) takes any number, and returns a constant text.
     io::Error::other(unsafe { CStr::from_ptr(libc::gai_strerror(error)) }.to_string_lossy())
 }
 
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use std::net::Ipv6Addr;
 
-    /// Without the DNS: only what every machine has in its `/etc/hosts`.
+    /// Without the DNS: only names that every machine has in its `/etc/hosts`.
     #[test]
     fn loopback_address_has_confirmed_name() {
         let address = IpAddr::from([127, 0, 0, 1]);

@@ -1,16 +1,16 @@
-//! Memory that processes share, in parts with a lock each that outlives whoever dies with it.
+//! Memory that processes share, in parts with one lock each that survives a holder that dies.
 //!
-//! [`Region::new`] comes before the fork, and the children inherit the mapping; who was started by exec maps the same
-//! memory with [`Region::open`]. It has to be the fork of the C library, as [`process::fork`](crate::process::fork) is: a
-//! bare clone(2) leaves the kernel without the list of locks that a child has. What the bytes mean is up to the user of a
-//! part, who holds its lock.
+//! [`Region::new`] is called before the fork, and the children inherit the mapping; a process started by exec maps
+//! the same memory with [`Region::open`]. It must be the fork of the C library, as
+//! [`process::fork`](crate::process::fork) is: a bare clone(2) leaves the kernel without the list of a child's locks.
+//! The holder of a part's lock defines what its bytes mean.
 //!
-//! The locks are robust mutexes (pthread_mutexattr_setrobust(3)): the kernel releases those of a process that dies, even
-//! by SIGKILL, and the next who takes one is told ([`Damaged`]). The part then stays damaged, for everybody, until
-//! somebody has put it right and said so.
+//! The locks are robust mutexes (pthread_mutexattr_setrobust(3)): the kernel releases those of a process that
+//! dies, even by SIGKILL, and the next process that takes one is told ([`Damaged`]). The part then stays damaged
+//! for all processes until one has repaired it.
 //!
-//! Nothing is ever lent: another process may write as soon as the lock is released, so bytes are copied in and out, and
-//! no reference to them exists.
+//! No references are handed out: another process may write as soon as the lock is
+//! released, so bytes are copied in and out.
 
 use std::fmt;
 use std::io;
@@ -33,24 +33,24 @@ pub struct Region {
     part_bytes: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; `parts` and its like do not change, and the bytes of a
-// part are touched only with its lock, which excludes threads as it does processes.
+// SAFETY: the mapping belongs to the process, not to a thread; `parts` and the other fields do not change, and the
+// bytes of a part are accessed only under its lock, which excludes threads as it does processes.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// Before the first part: how many there are, and their size.
+/// Before the first part: the number of parts, and their size.
 const PREAMBLE: usize = 128;
 
-/// Before the bytes of a part: its mutex, and at `STATE` a word that is not 0 while it is damaged. Two cache lines,
-/// so that parts share none.
+/// Before the bytes of a part: its mutex, and at `STATE` a word that is not 0 while it is damaged.
+/// Two cache lines, so that parts share none.
 const PART_HEAD: usize = 128;
 const STATE: usize = 64;
 
 const _: () = assert!(size_of::<libc::pthread_mutex_t>() <= STATE && align_of::<libc::pthread_mutex_t>() <= STATE);
 
 impl Region {
-    /// New memory, all zeros: so many parts of at least one, of so many bytes each. Memory is taken as it is touched.
+    /// Allocates zeroed memory: at least one part, each of this size. Pages are allocated when first touched.
     ///
     /// # Errors
     /// As memfd_create(2) and mmap(2); `InvalidInput` if that much cannot be addressed, or there is no part.
@@ -58,26 +58,26 @@ impl Region {
         let length = length(parts, part_bytes).ok_or(io::ErrorKind::InvalidInput)?;
         let memory = memfd_create(c"amped", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&memory, length as u64)?;
-        // Nobody can cut it short: that would end with SIGBUS whoever touches what is gone.
+        // Sealed against truncation, which would raise SIGBUS in every process that touches the missing part.
         fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let region = Region::map(memory, parts, part_bytes, length)?;
-        // SAFETY: the mapping is longer than PREAMBLE and nobody else knows it yet.
+        // SAFETY: the mapping is longer than PREAMBLE and nothing else uses it yet.
         unsafe {
             region.start.cast::<u64>().write(parts as u64);
             region.start.cast::<u64>().add(1).write(part_bytes as u64);
         }
         let attributes = Attributes::new()?;
         for part in 0..parts {
-            // SAFETY: `mutex` is inside the mapping and aligned; nobody has used it yet, and the attributes are alive.
+            // SAFETY: `mutex` is inside the mapping and aligned; nothing has used it yet, and the attributes are alive.
             check(unsafe { libc::pthread_mutex_init(region.mutex(part), &raw const attributes.0) })?;
         }
         Ok(region)
     }
 
-    /// The memory of a region that another process made, from its descriptor.
+    /// Maps a region that another process created, from its descriptor.
     ///
     /// # Errors
-    /// As mmap(2); `InvalidData` if it is not what [`new`](Region::new) makes.
+    /// As mmap(2); `InvalidData` if [`new`](Region::new) did not create it.
     pub fn open(memory: OwnedFd) -> io::Result<Region> {
         let mut preamble = [0; 16];
         let read = rustix::io::pread(&memory, &mut preamble, 0)?;
@@ -96,48 +96,48 @@ impl Region {
 
     fn map(memory: OwnedFd, parts: usize, part_bytes: usize, length: usize) -> io::Result<Region> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: with no address demanded, mmap(2) touches no mapping there is.
+        // SAFETY: without a requested address, mmap(2) touches no existing mapping.
         let start = unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, &memory, 0)? };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Region { memory, start, length, parts, part_bytes })
     }
 
-    /// How many parts there are.
+    /// Returns the number of parts.
     pub fn parts(&self) -> usize {
         self.parts
     }
 
-    /// Bytes of each part.
+    /// Returns the size of each part, bytes.
     pub fn part_bytes(&self) -> usize {
         self.part_bytes
     }
 
-    /// Takes the lock of a part, after whoever has it. No process may fork while one of its threads holds a lock, for the
-    /// child would believe that it has it too.
+    /// Takes the lock of a part, and waits while it is held. No process may fork while one of its threads holds a lock,
+    /// because the child would believe that it holds it too.
     ///
     /// # Errors
-    /// [`Damaged`] if the one who had it died, or panicked, in the midst of what it did; the lock is taken all the same.
+    /// [`Damaged`] if the previous holder died, or panicked, in the middle of a change; the lock is taken nevertheless.
     ///
     /// # Panics
-    /// If this thread has the lock already, or there is no such part.
+    /// If this thread holds the lock already, or there is no such part.
     pub fn lock(&self, part: usize) -> Result<Guard<'_>, Damaged<'_>> {
         assert!(part < self.parts, "part {part} of {}", self.parts);
         let mutex = self.mutex(part);
-        // SAFETY: `mutex` was made by `new`, in this process or another, and stays mapped as long as `self`.
+        // SAFETY: `mutex` was created by `new`, in this process or another, and stays mapped as long as `self`.
         let error = unsafe { libc::pthread_mutex_lock(mutex) };
         assert!(error == 0 || error == libc::EOWNERDEAD, "lock {part}: {}", io::Error::from_raw_os_error(error));
         let guard = Guard { region: self, part, not_send: PhantomData };
         if error == libc::EOWNERDEAD {
-            // The word first: whoever dies in between leaves a part that is known to be damaged.
+            // The word first: a process that dies in between leaves a part that is known to be damaged.
             guard.set_damaged(true);
-            // SAFETY: the mutex is ours, and inconsistent, as EOWNERDEAD says.
+            // SAFETY: this thread holds the mutex, and it is inconsistent, as EOWNERDEAD says.
             let error = unsafe { libc::pthread_mutex_consistent(mutex) };
             assert_eq!(error, 0, "lock {part}: {}", io::Error::from_raw_os_error(error));
         }
         if guard.is_damaged() { Err(Damaged { guard }) } else { Ok(guard) }
     }
 
-    /// The head of a part.
+    /// Returns the address of a part.
     fn part(&self, part: usize) -> NonNull<u8> {
         debug_assert!(part < self.parts);
         // SAFETY: `length` counts all parts, and `part` is one of them, so this is inside the mapping.
@@ -149,12 +149,12 @@ impl Region {
     }
 }
 
-/// Bytes from one part to the next; part sizes have passed `length`, so this does not overflow.
+/// Returns the distance between parts, bytes; part sizes have passed `length`, so this does not overflow.
 fn stride(part_bytes: usize) -> usize {
     (PART_HEAD + part_bytes).next_multiple_of(STATE)
 }
 
-/// Bytes of the whole, if there is a part and the whole can be mapped.
+/// Returns the size of the whole, bytes, if there is a part and the whole can be mapped.
 fn length(parts: usize, part_bytes: usize) -> Option<usize> {
     let fits = |length: &usize| isize::try_from(*length).is_ok();
     let stride = part_bytes.checked_add(PART_HEAD + STATE).filter(fits).map(|_| stride(part_bytes))?;
@@ -170,26 +170,26 @@ impl AsFd for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: this very mapping was made by `map`, guards borrow `self`, and nothing else points into it. That it may
-        // fail changes nothing: then it stays.
+        // SAFETY: `map` created this mapping, guards borrow `self`, and nothing else points into it. If it
+        // fails, the mapping stays, which is harmless.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
 
-/// What the mutexes are to be.
+/// The attributes of the mutexes.
 struct Attributes(libc::pthread_mutexattr_t);
 
 impl Attributes {
     fn new() -> io::Result<Attributes> {
         let mut made = MaybeUninit::uninit();
-        // SAFETY: pthread_mutexattr_init(3) writes `made`, and says whether it has; the others take what it wrote.
-        // JUSTIFICATION: std has no lock that processes share, nor one that outlives its holder.
+        // SAFETY: pthread_mutexattr_init(3) writes `made`, and reports whether it has; the others take what it wrote.
+        // JUSTIFICATION: std has no lock that processes share, nor one that survives its holder.
         unsafe {
             check(libc::pthread_mutexattr_init(made.as_mut_ptr()))?;
             let mut made = Attributes(made.assume_init());
             check(libc::pthread_mutexattr_setpshared(&raw mut made.0, libc::PTHREAD_PROCESS_SHARED))?;
             check(libc::pthread_mutexattr_setrobust(&raw mut made.0, libc::PTHREAD_MUTEX_ROBUST))?;
-            // Taken twice by a thread it says so, rather than stand still for ever.
+            // Taking it twice in a thread is an error rather than a deadlock.
             check(libc::pthread_mutexattr_settype(&raw mut made.0, libc::PTHREAD_MUTEX_ERRORCHECK))?;
             Ok(made)
         }
@@ -198,7 +198,7 @@ impl Attributes {
 
 impl Drop for Attributes {
     fn drop(&mut self) {
-        // SAFETY: `new` has made it.
+        // SAFETY: `new` has created it.
         unsafe { libc::pthread_mutexattr_destroy(&raw mut self.0) };
     }
 }
@@ -207,16 +207,16 @@ fn check(error: libc::c_int) -> io::Result<()> {
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
-/// A part whose lock is held until this is dropped. Its bytes are reached by copying.
+/// A part whose lock is held until this is dropped. Its bytes are accessed by copying.
 #[derive(Debug)]
 pub struct Guard<'a> {
     region: &'a Region,
     part: usize,
-    /// A mutex is released by the thread that took it.
+    /// The thread that took a mutex must release it.
     not_send: PhantomData<*mut u8>,
 }
 
-/// Not inside the part.
+/// The bytes are not inside the part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outside;
 
@@ -229,14 +229,14 @@ impl fmt::Display for Outside {
 impl std::error::Error for Outside {}
 
 impl Guard<'_> {
-    /// Copies the bytes from `at` on out.
+    /// Copies bytes out, from `at` on.
     ///
     /// # Errors
     /// When they are not all inside the part; then none is copied. The same holds for the other three.
     pub fn read(&self, at: usize, into: &mut [u8]) -> Result<(), Outside> {
         let from = self.inside(at, into.len())?;
-        // SAFETY: `from` has `into.len()` readable bytes of the mapping, which no reference to memory of ours overlaps, and
-        // which nobody writes as long as we have the lock.
+        // SAFETY: `from` has `into.len()` readable bytes of the mapping, which no reference in this process overlaps,
+        // and which nothing else writes while the lock is held.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
@@ -247,7 +247,8 @@ impl Guard<'_> {
     /// As for [`read`](Guard::read).
     pub fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Outside> {
         let to = self.inside(at, bytes.len())?;
-        // SAFETY: as for `read`; that `self` is shared does no harm, since nothing is lent and no other thread has it.
+        // SAFETY: as for `read`; a shared `self` is sound, since no references
+        // are handed out and no other thread has it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
@@ -263,7 +264,7 @@ impl Guard<'_> {
         Ok(())
     }
 
-    /// Whether these bytes stand at `at`.
+    /// Returns whether `at` is the position of these bytes.
     ///
     /// # Errors
     /// As for [`read`](Guard::read).
@@ -273,7 +274,7 @@ impl Guard<'_> {
         Ok(unsafe { libc::memcmp(from.cast(), bytes.as_ptr().cast(), bytes.len()) } == 0)
     }
 
-    /// The word at `at`, which need not be aligned.
+    /// Returns the word at `at`, which need not be aligned.
     ///
     /// # Errors
     /// As for [`read`](Guard::read).
@@ -301,12 +302,12 @@ impl Guard<'_> {
     }
 
     fn state(&self) -> NonNull<u64> {
-        // SAFETY: STATE is inside the head of the part, and aligned as a word is.
+        // SAFETY: STATE is inside the head of the part, and aligned like a word.
         unsafe { self.region.part(self.part).add(STATE).cast() }
     }
 
     fn is_damaged(&self) -> bool {
-        // SAFETY: the word is inside the mapping, and is written only by who has the lock.
+        // SAFETY: the word is inside the mapping, and only the holder of the lock writes it.
         unsafe { self.state().read() != 0 }
     }
 
@@ -323,19 +324,19 @@ impl Drop for Guard<'_> {
         }
         // SAFETY: this thread took the mutex in `lock`, and a guard cannot be sent to another.
         let error = unsafe { libc::pthread_mutex_unlock(self.region.mutex(self.part)) };
-        debug_assert_eq!(error, 0, "unlocking what is ours");
+        debug_assert_eq!(error, 0, "unlocking a mutex that is held");
     }
 }
 
-/// A part, locked, that somebody left in the midst of a change.
+/// A locked part that a process left in the middle of a change.
 #[derive(Debug)]
 pub struct Damaged<'a> {
     guard: Guard<'a>,
 }
 
 impl<'a> Damaged<'a> {
-    /// Puts it right. Until `put_right` has returned the part stays damaged, whoever may die on the way; the same
-    /// if this is dropped instead.
+    /// Repairs it. The part stays damaged until `put_right` has returned, even if this process dies
+    /// meanwhile; the same if this is dropped instead.
     pub fn mend(self, put_right: impl FnOnce(&Guard<'a>)) -> Guard<'a> {
         put_right(&self.guard);
         self.guard.set_damaged(false);
@@ -424,7 +425,7 @@ mod tests {
         };
         die_inside();
         drop(region.lock(0).expect_err("its holder died"));
-        drop(region.lock(0).expect_err("nobody has mended it"));
+        drop(region.lock(0).expect_err("not repaired"));
         drop(region.lock(1).expect("the other is sound"));
         die_inside();
         let damaged = region.lock(0).expect_err("died again, with a damaged one");
@@ -435,14 +436,14 @@ mod tests {
     #[test]
     fn exit_of_forked_lock_holder_is_detected() {
         let region = Region::new(1, 8).expect("memory");
-        // SAFETY: the child is a copy of this thread alone, so it may take no lock of the C library's or of std's, and
-        // does not: it locks a mutex of its own mapping, writes a word and ends.
+        // SAFETY: the child is a copy of only this thread, so it must take no lock of the C library or of std, and does
+        // not: it locks a mutex of its own mapping, writes a word and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let guard = region.lock(0);
             let written = guard.as_ref().is_ok_and(|guard| guard.set_word(0, 7).is_ok());
             std::mem::forget(guard);
-            // SAFETY: _exit(2) ends the process at once, with nothing run on the way.
+            // SAFETY: _exit(2) ends the process at once, without running anything else.
             unsafe { libc::_exit(i32::from(!written)) };
         }
         let mut status = -1;
@@ -458,11 +459,11 @@ mod tests {
         let region = Region::new(1, 8).expect("memory");
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let _guard = region.lock(0).expect("sound");
-            panic!("in the midst of a change");
+            panic!("in the middle of a change");
         }));
         assert!(panicked.is_err());
-        let damaged = region.lock(0).expect_err("left in the midst");
-        // A mending that panics mends nothing.
+        let damaged = region.lock(0).expect_err("left in the middle of a change");
+        // A repair that panics repairs nothing.
         assert!(catch_unwind(AssertUnwindSafe(|| damaged.mend(|_| panic!("again")))).is_err());
         region.lock(0).expect_err("still").mend(|_| ());
         region.lock(0).expect("mended");

@@ -1,23 +1,23 @@
-//! Signals, taken one by one by a thread that waits for them (sigwaitinfo(2)): no handler, so nothing that
-//! a handler must not do.
+//! Signals, taken one by one by a thread that waits for them (sigwaitinfo(2)). There is no handler,
+//! and so none of a handler's restrictions.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// A signal that the server knows.
+/// A signal that the server handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// SIGTERM: stop.
     Terminate,
     /// SIGINT, Ctrl-C: stop.
     Interrupt,
-    /// SIGHUP: read the configuration again.
+    /// SIGHUP: reload the configuration.
     HangUp,
     /// SIGUSR1: reopen the log.
     User1,
-    /// SIGUSR2: report the counts.
+    /// SIGUSR2: report the statistics.
     User2,
     /// SIGCHLD: a child has ended.
     Child,
@@ -32,14 +32,15 @@ const KNOWN: [(libc::c_int, Signal); 6] = [
     (libc::SIGCHLD, Signal::Child),
 ];
 
-/// All known signals, kept from their usual effect so that [`Signals::wait`] gets them.
+/// All handled signals, blocked so that [`Signals::wait`] receives them.
 #[derive(Clone, Copy, Debug)]
 pub struct Signals {
     set: libc::sigset_t,
 }
 
 impl Signals {
-    /// Blocks the known signals in this thread, and in all that it starts from now on: call it before the first.
+    /// Blocks the handled signals in this thread, and in all threads that it
+    /// starts from now on: call it before the first.
     ///
     /// # Errors
     /// None on Linux.
@@ -55,7 +56,7 @@ impl Signals {
             // SAFETY: `set` was initialised above, and `number` is a valid signal.
             unsafe { libc::sigaddset(&raw mut set, number) };
         }
-        // SAFETY: pthread_sigmask(3) reads the initialised `set`; the old mask is not asked for.
+        // SAFETY: pthread_sigmask(3) reads the initialised `set`; the old mask is not requested.
         let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
         if error != 0 {
             return Err(io::Error::from_raw_os_error(error));
@@ -63,7 +64,7 @@ impl Signals {
         Ok(Signals { set })
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     pub fn wait(&self) -> Signal {
         loop {
             if let Some(signal) = self.wait_for(Duration::MAX) {
@@ -72,19 +73,19 @@ impl Signals {
         }
     }
 
-    /// Waits for the next one, so long; `None`: none has come.
+    /// Waits for the next signal, at most for this long; `None`: there was none.
     pub fn wait_for(&self, timeout: Duration) -> Option<Signal> {
         let timeout = libc::timespec {
             tv_sec: timeout.as_secs().min(i64::MAX as u64 / 2) as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         };
-        // SAFETY: sigtimedwait(2) reads the set, initialised by `block`, and the time; the details are not asked for.
+        // SAFETY: sigtimedwait(2) reads the set, initialised by `block`, and the time; the details are not requested.
         let number = unsafe { libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const timeout) };
         KNOWN.iter().find(|(known, _)| *known == number).map(|(_, signal)| *signal)
     }
 
-    /// A descriptor that can be read while one waits to be taken by [`wait_for`](Signals::wait_for): for who waits
-    /// for other things too (signalfd(2)).
+    /// Returns a descriptor that is readable while a signal is pending for [`wait_for`](Signals::wait_for), for callers
+    /// that wait for other events too (signalfd(2)).
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -94,22 +95,22 @@ impl Signals {
         if bell < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: it was made a moment ago, and nobody else has it.
+        // SAFETY: it has just been created, and nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(bell) })
     }
 
-    /// In a child that a parent looks after: what a terminal or a supervisor sends to all is the parent's to
-    /// obey. SIGKILL ends the child.
+    /// Ignores signals in a supervised child: what a terminal or a supervisor sends to all processes is for
+    /// the parent. SIGKILL still ends the child.
     pub fn leave_to_parent(self) {
         for (number, signal) in KNOWN {
             let disposition = match signal {
                 Signal::Child => libc::SIG_DFL,
                 Signal::Terminate | Signal::Interrupt | Signal::HangUp | Signal::User1 | Signal::User2 => libc::SIG_IGN,
             };
-            // SAFETY: signal(2) with a valid number and one of the two dispositions that are no function.
+            // SAFETY: signal(2) with a valid number and one of the two dispositions that are not functions.
             unsafe { libc::signal(number, disposition) };
         }
-        // SAFETY: pthread_sigmask(3) reads the set, initialised by `block`; the old mask is not asked for.
+        // SAFETY: pthread_sigmask(3) reads the set, initialised by `block`; the old mask is not requested.
         unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const self.set, std::ptr::null_mut()) };
     }
 }

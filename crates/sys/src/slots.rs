@@ -1,17 +1,17 @@
-//! A few places that processes share, each taken by one of them at a time: locks on the bytes of a file in memory
-//! (fcntl(2), `F_SETLK`). A process that ends, however that came about, gives back all that it held.
+//! Slots that processes share, each taken by one of them at a time: locks on the bytes of a file in memory (fcntl(2),
+//! `F_SETLK`). The kernel releases all slots of a process that ends, for whatever reason.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// Places to take. Processes share those that they have inherited; threads of one process do not see each other's.
+/// Slots to take. Processes share those that they have inherited; threads of one process do not exclude each other.
 #[derive(Debug)]
 pub struct Slots(OwnedFd);
 
 impl Slots {
-    /// All of them free.
+    /// Creates a set of free slots.
     ///
     /// # Errors
     /// When the process is out of descriptors or memory.
@@ -19,17 +19,17 @@ impl Slots {
         Ok(Slots(memfd_create(c"amped-slots", MemfdFlags::CLOEXEC)?))
     }
 
-    /// Those of another process, which has sent this descriptor of its own.
+    /// Wraps the slots of another process, which has sent this descriptor.
     pub fn of(descriptor: OwnedFd) -> Slots {
         Slots(descriptor)
     }
 
-    /// Takes the place of this number, if no other process has it. Does not wait.
+    /// Takes the slot of this number, if no other process has it. Does not wait.
     pub fn take(&self, number: u32) -> bool {
         self.lock(number, libc::F_WRLCK)
     }
 
-    /// Gives it back.
+    /// Releases a slot.
     pub fn give_back(&self, number: u32) {
         self.lock(number, libc::F_UNLCK);
     }
@@ -42,13 +42,13 @@ impl Slots {
             l_len: 1,
             l_pid: 0,
         };
-        // SAFETY: F_SETLK reads one `flock`, alive for the call; the descriptor is ours. JUSTIFICATION: rustix locks whole
-        // files only.
+        // SAFETY: F_SETLK reads one `flock`, alive for the call; this value owns the descriptor.
+        // JUSTIFICATION: rustix locks only whole files.
         unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_SETLK, &raw const lock) == 0 }
     }
 }
 
-/// To send it to a process that shares them.
+/// For sending it to a process that shares them.
 impl AsFd for Slots {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -65,12 +65,12 @@ mod tests {
         let slots = Slots::new().expect("made");
         assert!(slots.take(3) && slots.take(4));
         slots.give_back(4);
-        // SAFETY: the child calls nothing but fcntl(2) and _exit(2), which a split process may in any case
-        // (signal-safety(7)). JUSTIFICATION: the one of `process` wants a single thread, which no test has.
+        // SAFETY: the child calls only fcntl(2) and _exit(2), which a forked process always may (signal-safety(7)).
+        // JUSTIFICATION: `process::fork` requires a single thread, which no test has.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let is_right = !slots.take(3) && slots.take(4);
-            // SAFETY: ends this process and nothing else.
+            // SAFETY: ends this process and does nothing else.
             unsafe { libc::_exit(i32::from(!is_right)) }
         }
         assert_eq!(process::wait_for(child.unsigned_abs()).expect("waited"), Ending::Status(0));

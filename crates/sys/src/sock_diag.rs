@@ -1,10 +1,10 @@
-//! sock_diag(7): what the kernel knows of the TCP sockets at one port, without a descriptor of any of them.
+//! sock_diag(7): the kernel's state of the TCP sockets at one port, without a descriptor of any of them.
 //!
-//! One question, one dump: the kernel walks its tables, filters by state and port, and sends what is left in a few large
-//! messages, which are read in place. Our own reader, since it needs three attributes and no copies. On the development
-//! machine a dump of listeners takes 24 us whatever else is open, one of 1,000 connections 0.7 ms.
+//! One request, one dump: the kernel walks its tables, filters by state and port, and sends the rest in a few large
+//! messages, which are parsed in place. This has its own parser, since it needs three attributes and no copies. On the
+//! development machine a dump of listeners takes 24 us whatever else is open, one of 1,000 connections 0.7 ms.
 //!
-//! `/proc/net/tcp` tells less (neither drops nor `tcp_info`) and takes four to nine times as long.
+//! `/proc/net/tcp` has less information (neither drops nor `tcp_info`) and takes four to nine times as long.
 
 use std::fmt;
 use std::io;
@@ -20,19 +20,19 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 pub enum TcpState {
     /// Open in both directions.
     Established = 1,
-    /// We asked, and no answer has come.
+    /// A connection request was sent, and not answered yet.
     SynSent,
-    /// A client asked, was answered, and has not confirmed it.
+    /// A client's request was answered, and the client has not confirmed it.
     SynReceived,
-    /// We closed; the peer has not acknowledged it.
+    /// This side closed; the peer has not acknowledged it.
     FinWait1,
-    /// We closed and the peer knows it, but has not closed.
+    /// This side closed and the peer has acknowledged it, but not closed.
     FinWait2,
-    /// We closed first, both have closed; kept lest late segments be taken for a new connection's.
+    /// This side closed first, both have closed; kept so that late segments are not taken for a new connection's.
     TimeWait,
-    /// Gone.
+    /// Closed.
     Close,
-    /// The peer closed, and our program has not yet.
+    /// The peer closed, and the local program has not yet.
     CloseWait,
     /// Both have closed, the peer first; the last acknowledgement is missing.
     LastAck,
@@ -43,7 +43,7 @@ pub enum TcpState {
 }
 
 impl TcpState {
-    /// All of them, by number.
+    /// All states, by number.
     pub const ALL: [TcpState; 11] = [
         TcpState::Established,
         TcpState::SynSent,
@@ -58,12 +58,12 @@ impl TcpState {
         TcpState::Closing,
     ];
 
-    /// The state with the kernel's number.
+    /// Returns the state with the kernel's number.
     pub fn of(number: u8) -> Option<TcpState> {
         TcpState::ALL.into_iter().find(|state| *state as u8 == number)
     }
 
-    /// Its name as `ss` prints it, with underscores.
+    /// Returns its name as `ss` prints it, with underscores.
     pub fn name(self) -> &'static str {
         match self {
             TcpState::Established => "established",
@@ -87,7 +87,7 @@ impl fmt::Display for TcpState {
     }
 }
 
-/// The family of addresses a socket was made with. A socket of `Ipv6` may have IPv4 peers (`::ffff:a.b.c.d`).
+/// The address family of a socket. A socket of `Ipv6` may have IPv4 peers (`::ffff:a.b.c.d`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `AF_INET`.
@@ -96,17 +96,17 @@ pub enum Family {
     Ipv6,
 }
 
-/// What to ask for.
+/// Which sockets to dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Sockets that listen.
+    /// Listening sockets.
     Listeners,
-    /// All that do not: connections, those that begin and those that end among them.
+    /// All others: connections, including those being opened or closed.
     Connections {
-        /// With [`Limits`], which make the dump dearer by a quarter to two fifths.
+        /// With [`Limits`], which make the dump a quarter to two fifths slower.
         limits: bool,
     },
-    /// Connections that are established or about to be, with [`Limits`]: without the many that have ended.
+    /// Connections that are established or being established, with [`Limits`]: without the many that have ended.
     Open,
 }
 
@@ -115,59 +115,59 @@ pub enum Question {
 pub struct Socket {
     /// Its state.
     pub state: TcpState,
-    /// Our end.
+    /// The local address.
     pub local: SocketAddr,
-    /// The other end; of a listener nothing but zeros.
+    /// The peer's address; all zeros for a listener.
     pub remote: SocketAddr,
-    /// Of a listener: connections that wait to be accepted. Else bytes that came and were not read.
+    /// Listener: connections waiting to be accepted. Otherwise: bytes received and not read.
     pub receive_queue: u32,
-    /// Of a listener: how many may wait, the backlog. Else bytes that are not acknowledged.
+    /// Listener: the backlog. Otherwise: bytes not acknowledged.
     pub send_queue: u32,
-    /// Its inode, by which `/proc/PID/fd` names it; 0 once no descriptor is left.
+    /// Its inode, which `/proc/PID/fd` shows; 0 once no descriptor is left.
     pub inode: u32,
-    /// Of a listener: connections that it turned away since it listens, for want of room or of memory. `None` where
-    /// the kernel does not say.
+    /// Listener: connections dropped since it listens, for lack of room or memory.
+    /// `None` if the kernel does not report it.
     pub drops: Option<u32>,
-    /// Why it was limited, if that was asked.
+    /// Why it was limited, if requested.
     pub limits: Option<Limits>,
 }
 
-/// Why a connection sends no faster, since it began (`tcp_info`, `include/uapi/linux/tcp.h`): a part of `busy` is the
-/// peer's window, a part our buffer, and the rest the network's.
+/// Why a connection does not send faster, since its start (`tcp_info`, `include/uapi/linux/tcp.h`): of `busy`, a part
+/// is due to the peer's window, a part to the local buffer, and the rest to the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Microseconds in which there was something to send or to be acknowledged.
+    /// Microseconds with data to send or to be acknowledged.
     pub busy_us: u64,
-    /// Of those, in which the peer's window was closed.
+    /// Of those, with the peer's window closed.
     pub receive_window_us: u64,
-    /// Of those, in which our buffer was too small.
+    /// Of those, with the local buffer too small.
     pub send_buffer_us: u64,
-    /// Segments that were sent again.
+    /// Segments retransmitted.
     pub retransmitted_segments: u32,
     /// The smoothed round trip, in microseconds.
     pub round_trip_us: u32,
-    /// Whether the last sample of the delivery rate was limited by what the program wrote.
+    /// Whether the last sample of the delivery rate was limited by the local program.
     pub by_application: bool,
-    /// Milliseconds since it sent data, to the grain of the kernel's clock.
+    /// Milliseconds since it sent data, with the resolution of the kernel's clock.
     pub sent_ms_ago: u32,
-    /// Likewise since data came.
+    /// Milliseconds since it received data.
     pub received_ms_ago: u32,
 }
 
 /// A Unix-domain socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnixSocket {
-    /// Its inode, by which `/proc/PID/fd` names it.
+    /// Its inode, which `/proc/PID/fd` shows.
     pub inode: u32,
     /// The inode of the other end; 0 without one, and until a listener has accepted it.
     pub peer: u32,
-    /// Where it is bound, as text; empty if it is not. An abstract name begins with `@`.
+    /// Its bound name, as text; empty if it has none. An abstract name begins with `@`.
     pub name: String,
-    /// Of a listener: the inodes of the ends that wait to be accepted.
+    /// Listener: the inodes of the sockets waiting to be accepted.
     pub waiting: Vec<u32>,
 }
 
-/// A socket to ask on. It answers for the network namespace in which it was opened.
+/// A netlink socket for queries. It answers for the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct SockDiag {
     socket: OwnedFd,
@@ -178,7 +178,7 @@ pub struct SockDiag {
 const ANSWER_MAX: usize = 64 * 1024;
 
 impl SockDiag {
-    /// Opens one in this thread's network namespace.
+    /// Opens a socket in this thread's network namespace.
     ///
     /// # Errors
     /// When the process is out of descriptors, or the kernel has no netlink.
@@ -188,13 +188,13 @@ impl SockDiag {
         Ok(SockDiag { socket, answer: vec![0; ANSWER_MAX] })
     }
 
-    /// Opens one in another network namespace, a file `/proc/PID/ns/net`. The calling thread stays where it is.
+    /// Opens a socket in another network namespace, a file `/proc/PID/ns/net`. The calling thread stays in its own.
     ///
     /// # Errors
     /// As setns(2): EPERM without `CAP_SYS_ADMIN`.
     pub fn open_in(namespace: impl AsFd) -> io::Result<SockDiag> {
         let namespace = namespace.as_fd();
-        // A thread of its own goes there and ends, as a way back might be refused.
+        // A temporary thread enters the namespace, as the way back might be refused.
         std::thread::scope(|scope| {
             let opened = scope.spawn(move || {
                 move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?;
@@ -204,7 +204,7 @@ impl SockDiag {
         })
     }
 
-    /// Has the kernel tell of each socket of this family whose own port is `port` (0: any).
+    /// Calls `each` for every socket of this family whose local port is `port` (0: any).
     ///
     /// # Errors
     /// ENOENT: this kernel has no `inet_diag` (module `tcp_diag`); ENOMEM.
@@ -215,11 +215,11 @@ impl SockDiag {
         question: Question,
         mut each: impl FnMut(Socket),
     ) -> io::Result<()> {
-        // A state or family that is newer than this program is none that was asked for.
+        // A state or family that is newer than this program was not requested.
         self.ask(&request(family, port, question), |body| socket(body).into_iter().for_each(&mut each))
     }
 
-    /// Has the kernel tell of each Unix-domain socket.
+    /// Calls `each` for every Unix-domain socket.
     ///
     /// # Errors
     /// ENOENT: this kernel has no `unix_diag`; ENOMEM.
@@ -234,7 +234,7 @@ impl SockDiag {
                 rustix::io::retry_on_intr(|| net::recv(&self.socket, self.answer.as_mut_slice(), RecvFlags::TRUNC));
             let (_, length) = received?;
             let Some(messages) = self.answer.get(..length) else {
-                return Err(io::Error::other("sock_diag sent more than it ever did"));
+                return Err(io::Error::other("sock_diag sent a message that is too large"));
             };
             if read(messages, &mut each)? {
                 return Ok(());
@@ -261,7 +261,7 @@ fn request(family: Family, port: u16, question: Question) -> Vec<u8> {
     let mut bytes = head(LENGTH);
     bytes.extend([family, tcp, attributes, 0]);
     bytes.extend(states.to_ne_bytes());
-    // `inet_diag_sockid`: of all that could be asked for, our port.
+    // `inet_diag_sockid`: only the local port is specified.
     bytes.extend(port.to_be_bytes());
     bytes.resize(LENGTH as usize, 0);
     bytes
@@ -288,7 +288,7 @@ fn head(length: u32) -> Vec<u8> {
     bytes.extend(length.to_ne_bytes());
     bytes.extend(BY_FAMILY.to_ne_bytes());
     bytes.extend(((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
-    // Sequence and port of netlink: nobody else uses this socket.
+    // Sequence and port of netlink: nothing else uses this socket.
     bytes.extend([0; 8]);
     bytes
 }
@@ -305,16 +305,16 @@ const SKMEMINFO: u16 = 7;
 /// `SK_MEMINFO_DROPS`, of u32.
 const DROPS: usize = 8;
 
-/// Reads what one recv(2) brought; `true`: the dump is complete.
+/// Parses the data of one recv(2); `true`: the dump is complete.
 fn read(mut messages: &[u8], each: &mut impl FnMut(&[u8])) -> io::Result<bool> {
-    let broken = || io::Error::other("sock_diag sent something that is no netlink message");
+    let broken = || io::Error::other("sock_diag sent an invalid netlink message");
     while !messages.is_empty() {
         let length = u32_at(messages, 0).ok_or_else(broken)? as usize;
         let kind = u16_at(messages, 4).ok_or_else(broken)?;
         let body = messages.get(HEADER..length).ok_or_else(broken)?;
         match libc::c_int::from(kind) {
             libc::NLMSG_DONE | libc::NLMSG_ERROR => {
-                // Both begin with a number, which is an error's below zero. `NLMSG_DONE` may lack it.
+                // Both begin with a number, which is negative for an error. `NLMSG_DONE` may lack it.
                 return match u32_at(body, 0).unwrap_or(0).cast_signed() {
                     error @ ..0 => Err(io::Error::from_raw_os_error(error.wrapping_neg())),
                     _ => Ok(true),
@@ -448,7 +448,7 @@ mod tests {
         let address = listener.local_addr().expect("bound");
         let mut clients: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(address).expect("connected")).collect();
         let servers: Vec<TcpStream> = (0..5).map(|_| listener.accept().expect("accepted").0).collect();
-        // The client closes: the server's side is CLOSE_WAIT.
+        // The client closes: the server's side enters CLOSE_WAIT.
         drop(clients.split_off(3));
         clients[0].write_all(b"ask").expect("sent");
         let count = |state| {
@@ -547,7 +547,7 @@ mod tests {
         check(&message(2, &(-2_i32).to_ne_bytes()), Err(()));
         check(&message(BY_FAMILY, &[2, 1]), Ok(false));
         check(&message(BY_FAMILY, &[2, 99].into_iter().chain([0; 90]).collect::<Vec<u8>>()), Ok(false));
-        // A length that goes back, or beyond the end.
+        // A length that is too small, or beyond the end.
         check(&4_u32.to_ne_bytes().into_iter().chain([20, 0, 0, 0]).collect::<Vec<u8>>(), Err(()));
         check(&900_u32.to_ne_bytes().into_iter().chain([20, 0, 0, 0]).collect::<Vec<u8>>(), Err(()));
     }

@@ -1,4 +1,4 @@
-//! Stream sockets: listening, accepting, receiving, sending; and pairs, over which processes pass descriptors.
+//! Stream sockets: listening, accepting, receiving, sending; and socket pairs, over which processes pass descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,13 +12,13 @@ use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, Socket
 
 use crate::file::Patience;
 
-/// A socket that listens at `address`, not blocking.
+/// Creates a nonblocking socket that listens on `address`.
 ///
-/// `shared`: other sockets of this user may listen there too, and the kernel spreads connections over them
+/// `shared`: other sockets of this user may listen there too, and the kernel distributes connections among them
 /// (`SO_REUSEPORT`), so that each loop has its own queue.
 ///
 /// # Errors
-/// As bind(2): the address is in use, is not this machine's, or its port is for root.
+/// As bind(2): the address is in use, does not belong to this machine, or its port requires root.
 pub fn listen(address: SocketAddr, backlog: i32, shared: bool) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -29,37 +29,36 @@ pub fn listen(address: SocketAddr, backlog: i32, shared: bool) -> io::Result<Own
         sockopt::set_socket_reuseport(&socket, true)?;
     }
     if address.is_ipv6() {
-        // `[::]` means all of both families, whatever net.ipv6.bindv6only says.
+        // `[::]` means all addresses of both families, whatever net.ipv6.bindv6only says.
         sockopt::set_ipv6_v6only(&socket, false)?;
     }
-    // Accepted sockets inherit it, which saves a call for each. Without it a small reply behind another would wait for
-    // the client's delayed acknowledgement, 40 ms.
+    // Accepted sockets inherit it, which saves a call for each. Without it a small response after another would wait
+    // for the client's delayed acknowledgement, 40 ms.
     sockopt::set_tcp_nodelay(&socket, true)?;
     net::bind(&socket, &address)?;
     net::listen(&socket, backlog)?;
     Ok(socket)
 }
 
-/// Whether an error says that this kernel has no IPv6, as in some containers.
+/// Returns whether an error means that this kernel has no IPv6, as in some containers.
 pub fn is_without_ipv6(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
 }
 
-/// A socket for a connection to `to`, not blocking, and bound to `from` where that is given: to its port, or, where
-/// that is 0, to one that the kernel chooses when it connects. Ports of connections that are over, though not yet
-/// forgotten (TIME_WAIT), are taken again.
+/// Creates a nonblocking socket for a connection to `to`, bound to `from` if given: to its port or, if that is 0, to
+/// one that the kernel chooses when it connects. Ports of closed connections in TIME_WAIT are reused.
 ///
 /// # Errors
-/// As bind(2): [`io::ErrorKind::AddrInUse`] if somebody has the port; when the process is out of descriptors.
+/// As bind(2): [`io::ErrorKind::AddrInUse`] if the port is taken; when the process is out of descriptors.
 pub fn outgoing(from: Option<SocketAddr>, to: SocketAddr) -> io::Result<OwnedFd> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
     if let Some(from) = from {
-        // Without a port there is nothing to be in the way of, and a search among those that are free for this peer.
+        // Without a port there can be no conflict, and the kernel searches among those that are free for this peer.
         if from.port() == 0 {
             let on: libc::c_int = 1;
-            // SAFETY: setsockopt(2) reads one int from `on`, alive for the call, and its length is given; the descriptor is
-            // ours. JUSTIFICATION: rustix has no such option.
+            // SAFETY: setsockopt(2) reads one int from `on`, alive for the call, and its length is given; this function
+            // owns the descriptor. JUSTIFICATION: rustix has no such option.
             unsafe {
                 let length = size_of::<libc::c_int>() as libc::socklen_t;
                 let option = libc::IP_BIND_ADDRESS_NO_PORT;
@@ -73,10 +72,10 @@ pub fn outgoing(from: Option<SocketAddr>, to: SocketAddr) -> io::Result<OwnedFd>
     Ok(socket)
 }
 
-/// Begins to connect, and does not wait: the socket can be written to once it is connected or has failed, see [`failed`].
+/// Starts connecting without waiting: the socket is writable once it is connected or has failed, see [`failed`].
 ///
 /// # Errors
-/// As connect(2), where it is known at once.
+/// As connect(2), if known at once.
 pub fn begin_connect(socket: impl AsFd, to: SocketAddr) -> io::Result<()> {
     match net::connect(socket, &to) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(()),
@@ -84,7 +83,7 @@ pub fn begin_connect(socket: impl AsFd, to: SocketAddr) -> io::Result<()> {
     }
 }
 
-/// What went wrong on a socket since it was last asked (`SO_ERROR`); `None`: nothing.
+/// Returns and clears the pending error of a socket (`SO_ERROR`); `None`: there is none.
 pub fn failed(socket: impl AsFd) -> Option<io::Error> {
     match sockopt::socket_error(socket) {
         Ok(Ok(())) => None,
@@ -92,7 +91,7 @@ pub fn failed(socket: impl AsFd) -> Option<io::Error> {
     }
 }
 
-/// Where a socket is bound: tells the port that was chosen for port 0.
+/// Returns the address of a bound socket, with the port chosen for port 0.
 ///
 /// # Errors
 /// None for a bound TCP socket.
@@ -100,50 +99,50 @@ pub fn local_address(socket: impl AsFd) -> io::Result<SocketAddr> {
     Ok(SocketAddr::try_from(net::getsockname(socket)?)?)
 }
 
-/// Who is at the other end of a connection.
+/// Returns the peer's address.
 ///
 /// # Errors
-/// When the connection is gone already.
+/// When the connection has been closed.
 pub fn peer_address(socket: impl AsFd) -> io::Result<SocketAddr> {
     let address = net::getpeername(socket)?.ok_or(io::ErrorKind::NotConnected)?;
     Ok(SocketAddr::try_from(address)?)
 }
 
-/// The next connection of a listener, not blocking, with its peer's address.
+/// Accepts the next connection of a listener, nonblocking, with its peer's address.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] when there is none; else as accept(2).
+/// [`io::ErrorKind::WouldBlock`] when there is none; otherwise as accept(2).
 pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
     let (socket, address) = net::acceptfrom_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     Ok((socket, address.and_then(|address| SocketAddr::try_from(address).ok())))
 }
 
-/// Whether a connection waits at a listener.
+/// Returns whether a connection waits at a listener.
 pub fn has_waiting(listener: impl AsFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut asked = [PollFd::new(&listener, PollFlags::IN)];
     matches!(poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
 }
 
-/// Receives into `buffer`. `Ok(0)`: the peer will send nothing more.
+/// Receives into `buffer`. `Ok(0)`: the peer has closed its side.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] when there is nothing yet; else the connection is dead.
+/// [`io::ErrorKind::WouldBlock`] when there is no data; otherwise the connection is dead.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
     let (_, count) = net::recv(socket, buffer, RecvFlags::empty())?;
     Ok(count)
 }
 
-/// Sends `bytes`, or as many as there is room for. `more`: further bytes follow at once, so that the kernel waits for
-/// them before it makes a packet of the rest.
+/// Sends `bytes`, or as many as there is room for. `more`: further bytes follow at once, so that the kernel waits
+/// for them before it sends a partial packet.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] when there is no room; else the connection is dead.
+/// [`io::ErrorKind::WouldBlock`] when there is no room; otherwise the connection is dead.
 pub fn send(socket: impl AsFd, bytes: &[u8], more: bool) -> io::Result<usize> {
     Ok(net::send(socket, bytes, send_flags(more))?)
 }
 
-/// The same for bytes that lie in several places.
+/// Sends bytes from several buffers.
 ///
 /// # Errors
 /// As [`send`].
@@ -156,16 +155,16 @@ fn send_flags(more: bool) -> SendFlags {
     if more { flags | SendFlags::MORE } else { flags }
 }
 
-/// Sends nothing more; reading goes on.
+/// Closes the sending direction; receiving continues.
 ///
 /// # Errors
-/// When the peer is gone already.
+/// When the peer has closed the connection.
 pub fn half_close(socket: impl AsFd) -> io::Result<()> {
     Ok(net::shutdown(socket, net::Shutdown::Write)?)
 }
 
-/// How many bytes the kernel holds of what the peer sends, and so how much it offers to take (`SO_RCVBUF`, socket(7)): it
-/// doubles the number, and has a least. To be said before the connection is begun.
+/// Sets the size of the receive buffer, and thereby the window offered to the peer (`SO_RCVBUF`, socket(7)): the kernel
+/// doubles the number, and has a minimum. Must be called before connecting.
 ///
 /// # Errors
 /// None for a socket.
@@ -173,7 +172,7 @@ pub fn set_receive_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     Ok(sockopt::set_socket_recv_buffer_size(socket, bytes)?)
 }
 
-/// The same, and beyond what an administrator has set as the most (`net.core.rmem_max`) if this process may.
+/// Sets the size of the receive buffer beyond the administrator's maximum (`net.core.rmem_max`), if permitted.
 ///
 /// # Errors
 /// None for a socket.
@@ -183,13 +182,14 @@ pub fn raise_receive_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the coming close a reset: what is still unsent is dropped, and the peer hears that the reply is not complete.
+/// Makes closing reset the connection: unsent data are dropped, and the peer learns that the response is incomplete.
 pub fn reset_on_close(socket: impl AsFd) {
-    // The only error would be a socket that is none.
+    // The only possible error is a descriptor that is not a socket.
     let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
-/// Bytes that the peer has not acknowledged yet (`SIOCOUTQ`, tcp(7)): whether it takes anything shows in how they fall.
+/// Returns the number of bytes that the peer has not acknowledged yet (`SIOCOUTQ`,
+/// tcp(7)): it falls while the peer receives.
 pub fn unacknowledged(socket: impl AsFd) -> u64 {
     let mut count: libc::c_int = 0;
     // SAFETY: TIOCOUTQ, the same number as SIOCOUTQ, writes one int to its argument, which points to `count`, alive and
@@ -198,8 +198,7 @@ pub fn unacknowledged(socket: impl AsFd) -> u64 {
     if result == 0 { u64::try_from(count).unwrap_or(0) } else { 0 }
 }
 
-/// Two sockets that are connected to each other (unix(7)): bytes in their order, and descriptors with them. The end of
-/// one is seen by the other.
+/// Creates two connected sockets (unix(7)) for a stream of bytes and descriptors. Closing one is seen by the other.
 ///
 /// # Errors
 /// When the process is out of descriptors.
@@ -207,8 +206,7 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Two sockets that are connected to each other (unix(7)), for messages that come as they were sent, each as a whole. The end
-/// of one is seen by the other.
+/// Creates two connected sockets (unix(7)) for messages, which keep their boundaries. Closing one is seen by the other.
 ///
 /// # Errors
 /// When the process is out of descriptors.
@@ -216,16 +214,16 @@ pub fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Most descriptors that are sent at once. The kernel takes up to 253 (`SCM_MAX_FD`).
+/// Maximum descriptors sent at once. The kernel accepts up to 253 (`SCM_MAX_FD`).
 pub const DESCRIPTORS_MAX: usize = 64;
 
-/// Sends `bytes`, or as many as there is room for, and with the first of them these descriptors (`SCM_RIGHTS`): the
-/// receiver gets descriptors of its own of the same open files, in this order. There must be a byte to go with them,
-/// and no more than [`DESCRIPTORS_MAX`].
+/// Sends `bytes`, or as many as there is room for, and with the first of them these descriptors (`SCM_RIGHTS`):
+/// the receiver gets its own descriptors of the same open files, in this order. There must be at least one byte,
+/// and at most [`DESCRIPTORS_MAX`] descriptors.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] with [`Patience::Now`] when there is no room; when more descriptors are on their way than
-/// this user may have open (`ETOOMANYREFS`); else the peer is gone. Nothing was sent then.
+/// [`io::ErrorKind::WouldBlock`] with [`Patience::Now`] when there is no room; when more descriptors are in transit
+/// than this user may have open (`ETOOMANYREFS`); otherwise the peer has closed. Nothing was sent then.
 pub fn send_with_descriptors(
     socket: impl AsFd,
     bytes: &[u8],
@@ -247,20 +245,20 @@ pub fn send_with_descriptors(
     Ok(retry_on_intr(|| net::sendmsg(&socket, &[IoSlice::new(bytes)], &mut with, flags))?)
 }
 
-/// What [`receive_with_descriptors`] received.
+/// The result of [`receive_with_descriptors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes; 0: the peer is gone.
+    /// Bytes; 0: the peer has closed.
     pub bytes: usize,
-    /// Descriptors came with them of which some were lost, since this process can have no more (`MSG_CTRUNC`).
+    /// Some descriptors were lost because this process is out of them (`MSG_CTRUNC`).
     pub lost_descriptors: bool,
 }
 
-/// Receives into `buffer`, and puts the descriptors that came with these bytes behind `descriptors`. They are closed on
-/// exec. Never brings bytes from behind those that descriptors came with, so these are in the order of the bytes.
+/// Receives into `buffer`, and appends the descriptors sent with these bytes to `descriptors`. They are closed on exec.
+/// Never returns bytes that follow those that descriptors were sent with, so these are in the order of the bytes.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] with [`Patience::Now`] when there is nothing yet; else the peer is gone.
+/// [`io::ErrorKind::WouldBlock`] with [`Patience::Now`] when there is no data; otherwise the peer has closed.
 pub fn receive_with_descriptors(
     socket: impl AsFd,
     buffer: &mut [u8],
@@ -316,8 +314,8 @@ mod tests {
             assert!(failed(&socket).is_none());
             let (_, peer) = accept(&listener).expect("connected");
             assert_eq!(peer, Some(local_address(&socket).expect("bound")));
-            // Closed by us first, its port waits to be forgotten, and is taken again: for another peer at once. One of the
-            // usual address may in between be given to any other program.
+            // Closed by this side first, its port is in TIME_WAIT, and is reused: for another peer at once. A port of
+            // the usual address may be taken by any other program in between.
             drop(socket);
             if from.is_some() {
                 drop(outgoing(peer, to).expect("taken again"));
@@ -328,7 +326,7 @@ mod tests {
             wait(&socket);
             failed(&socket).map_or(Ok(()), Err)
         });
-        assert_eq!(refused.expect_err("nobody listens").kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(refused.expect_err("no listener").kind(), io::ErrorKind::ConnectionRefused);
     }
 
     #[test]
@@ -342,7 +340,7 @@ mod tests {
         send(b"plain ", &[]);
         send(b"two", &[first.as_fd(), second.as_fd()]);
         send(b"one", &[first.as_fd()]);
-        // What came before may be glued to it, what comes after is not.
+        // Earlier data may be merged with it, later data is not.
         let (bytes, came) = receive_now(&theirs, 100).expect("received");
         assert_eq!(bytes, b"plain two");
         let inode = |file: BorrowedFd<'_>| file::status(file).expect("open").inode;

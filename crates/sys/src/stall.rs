@@ -1,8 +1,8 @@
 //! A write(2) that stops in its middle, for tests of what readers see meanwhile.
 //!
-//! The second half of the buffer is memory that is not there until userfaultfd(2) brings it, so the kernel stops when it
-//! comes to copy that half: inside the call, with the file's lock, after it has stamped the file. A slow disk under the
-//! buffer, or a limit on dirty pages, has the same effect on real writers.
+//! The second half of the buffer is memory that does not exist until userfaultfd(2) provides it, so the kernel stops
+//! when it starts to copy that half: inside the call, with the file's lock, after it has updated the timestamps. A slow
+//! disk under the buffer, or a limit on dirty pages, has the same effect on real writers.
 
 use std::ffi::c_void;
 use std::io;
@@ -11,10 +11,11 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, munmap, userfaultfd};
 
-/// Writes `bytes` at `offset` by one call, in the middle of which `pause` runs. Returns what the call wrote.
+/// Writes `bytes` at `offset` in one call, in the middle of which `pause` runs. Returns the result of the call.
 ///
 /// # Errors
-/// As pwrite(2) and userfaultfd(2), which is for root alone by default; `InvalidInput` if the bytes fill less than two pages.
+/// As pwrite(2) and userfaultfd(2), which requires root by default;
+/// `InvalidInput` if the bytes fill less than two pages.
 pub fn write_with_pause(file: impl AsFd, bytes: &[u8], offset: u64, pause: impl FnOnce() + Send) -> io::Result<usize> {
     let page = rustix::param::page_size();
     let split = bytes.len() / 2 / page * page;
@@ -22,7 +23,7 @@ pub fn write_with_pause(file: impl AsFd, bytes: &[u8], offset: u64, pause: impl 
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let buffer = Buffer::new(bytes.len().next_multiple_of(page))?;
-    // SAFETY: a new descriptor touches no memory; what it is used for below is memory of this function alone.
+    // SAFETY: a new descriptor touches no memory; below it is used only for memory of this function.
     let faults = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC)? };
     let mut api = Api { version: UFFD_API, features: 0, ioctls: 0 };
     ioctl(&faults, UFFDIO_API, (&raw mut api).cast())?;
@@ -36,8 +37,8 @@ pub fn write_with_pause(file: impl AsFd, bytes: &[u8], offset: u64, pause: impl 
     rest.resize(late_bytes as usize, 0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // An event: the kernel has come to the second half. If reading fails, or the write ends early, the rest comes all
-            // the same, so that nobody waits for ever.
+            // An event: the kernel has reached the second half. If reading fails, or the write ends early, the rest is
+            // provided nevertheless, so that nothing waits forever.
             let _ = rustix::io::read(&faults, &mut [0; 32]);
             pause();
             let source = rest.as_ptr() as u64;
@@ -69,7 +70,7 @@ struct Buffer {
 impl Buffer {
     fn new(length: usize) -> io::Result<Buffer> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: with no address demanded, mmap(2) touches no mapping there is.
+        // SAFETY: without a requested address, mmap(2) touches no existing mapping.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), length, protection, flags)? };
         Ok(Buffer { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, length })
     }
@@ -77,7 +78,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: this very mapping was made by `new`, and nothing points into it any more.
+        // SAFETY: `new` created this mapping, and nothing points into it any more.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
@@ -114,8 +115,8 @@ struct Copy {
 }
 
 fn ioctl(faults: impl AsFd, request: u64, argument: *mut c_void) -> io::Result<()> {
-    // SAFETY: each request comes with its own structure above, alive and as large as the number says. JUSTIFICATION:
-    // rustix offers userfaultfd(2) without its ioctls.
+    // SAFETY: each request has its own structure above, alive and as large as the number says. JUSTIFICATION: rustix
+    // offers userfaultfd(2) without its ioctls.
     let result = unsafe { libc::ioctl(faults.as_fd().as_raw_fd(), request as _, argument) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -130,12 +131,12 @@ mod tests {
 
     #[test]
     fn barrier_waits_for_write_in_progress() {
-        // Where the build folder lies, and in memory: the file systems of most sites.
+        // The build directory, and memory: the file systems of most sites.
         for folder in [".", "/dev/shm"] {
             let file = tempfile::tempfile_in(folder).expect("a file");
             file.write_all_at(&[b'a'; 64 << 10], 0).expect("written");
             let before = file::status(&file).expect("status");
-            // Past the grain of the clock, so that the next stamp is another.
+            // Past the resolution of the clock, so that the next timestamp differs.
             std::thread::sleep(Duration::from_millis(20));
             let (paused, is_paused) = channel();
             let (resume, goes_on) = channel::<()>();
@@ -151,7 +152,7 @@ mod tests {
                 file::read_at(&file, &mut bytes, 0, Patience::Now).expect("read");
                 assert_eq!((bytes[0], bytes[(64 << 10) - 1]), (b'b', b'a'), "half of each");
                 let during = file::status(&file).expect("status");
-                assert!(during.ctime_ns > before.ctime_ns, "stamped at the beginning");
+                assert!(during.ctime_ns > before.ctime_ns, "timestamps are updated at the beginning");
                 let barrier = scope.spawn(|| {
                     file::wait_for_writer(&file);
                     let mut last = [0];
@@ -164,7 +165,7 @@ mod tests {
                 assert_eq!(barrier.join().expect("no panic"), b'b');
                 assert_eq!(writer.join().expect("no panic").expect("written"), 64 << 10);
                 let after = file::status(&file).expect("status");
-                assert_eq!(after.ctime_ns, during.ctime_ns, "and not stamped again");
+                assert_eq!(after.ctime_ns, during.ctime_ns, "and not updated again");
             });
         }
     }

@@ -1,6 +1,6 @@
-//! What system calls are called: the kernel knows numbers, people names.
+//! Names of system calls by number.
 //!
-//! The tables are data, one for each architecture whose numbers are known; elsewhere no number has a name.
+//! The tables are data, one for each supported architecture; on others no number has a name.
 
 #[cfg(target_arch = "x86_64")]
 const TABLE: &str = include_str!("syscall/x86_64.txt");
@@ -9,11 +9,11 @@ const TABLE: &str = include_str!("syscall/aarch64.txt");
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const TABLE: &str = "";
 
-/// The name of the system call of this number, as programs and syscalls(2) have it. `None`: there is none, or it
-/// is newer than the table.
+/// Returns the name of the system call of this number, as in programs and syscalls(2). `None`:
+/// there is none, or it is newer than the table.
 pub fn name(number: u64) -> Option<&'static str> {
     TABLE.lines().find_map(|line| {
-        // What is a comment does not begin with a number.
+        // Comments do not begin with a number.
         let (first, names) = line.split_once(' ')?;
         names.split(' ').nth(usize::try_from(number.checked_sub(first.parse().ok()?)?).ok()?)
     })

@@ -1,9 +1,9 @@
-//! TUN: a network device whose other end is a program, which reads what the kernel sends and writes what
-//! it is to receive (Documentation/networking/tuntap.rst).
+//! TUN: a network device whose other end is a program, which reads the packets that the kernel sends and writes those
+//! that it receives (Documentation/networking/tuntap.rst).
 //!
-//! Packets are IP packets, each behind a header of [`HEADER_BYTES`] (`struct virtio_net_hdr`, linux/virtio_net.h) that
-//! says what is still to be done: cut it into segments, or put a checksum in. Because of that header a TCP sender may
-//! hand over 64 KiB at once.
+//! Packets are IP packets, each preceded by a header of [`HEADER_BYTES`] (`struct virtio_net_hdr`,
+//! linux/virtio_net.h) that says what remains to be done: segmentation, or a checksum. With that
+//! header a TCP sender may pass 64 KiB at once.
 
 use std::fs::OpenOptions;
 use std::io::{self, IoSlice};
@@ -13,18 +13,18 @@ use std::os::unix::fs::OpenOptionsExt;
 /// Length of the header before each packet.
 pub const HEADER_BYTES: usize = 10;
 
-/// The program's end of a device. The device goes when this does, however the program ends.
+/// The program's end of a device. Dropping it, or ending the program in any way, removes the device.
 #[derive(Debug)]
 pub struct Tun {
     fd: OwnedFd,
 }
 
 impl Tun {
-    /// Makes a device of this name in the network namespace of the calling thread. `large`: the kernel may send TCP
-    /// segments uncut, up to 64 KiB together; else each packet is one of the device's MTU.
+    /// Creates a device of this name in the network namespace of the calling thread. `large`: the kernel may send TCP
+    /// segments unsegmented, up to 64 KiB together; otherwise each packet fits the device's MTU.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] and [`io::ErrorKind::PermissionDenied`] from opening `/dev/net/tun`; EPERM where this
+    /// [`io::ErrorKind::NotFound`] and [`io::ErrorKind::PermissionDenied`] from opening `/dev/net/tun`; EPERM if this
     /// thread may not change the namespace's network; EBUSY for a name that is taken.
     pub fn create(name: &str, large: bool) -> io::Result<Tun> {
         let file = OpenOptions::new()
@@ -42,8 +42,8 @@ impl Tun {
         }
         let flags = (libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
         let mut request = libc::ifreq { ifr_name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: flags } };
-        // SAFETY: TUNSETIFF reads and writes the `ifreq` that its argument points to, which is alive. JUSTIFICATION: neither
-        // std nor rustix makes TUN devices.
+        // SAFETY: TUNSETIFF reads and writes the `ifreq` that its argument points to, which is alive. JUSTIFICATION:
+        // neither std nor rustix creates TUN devices.
         check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
         let features = if large {
             libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN
@@ -56,7 +56,7 @@ impl Tun {
         Ok(Tun { fd: file.into() })
     }
 
-    /// The next packet that the kernel sends, with its header, into `buffer`; how long it is. Does not wait.
+    /// Reads the next packet that the kernel sends, with its header, into `buffer`; returns its length. Does not wait.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] when there is none; EBADFD once the device was removed.
@@ -64,11 +64,11 @@ impl Tun {
         Ok(rustix::io::read(&self.fd, buffer)?)
     }
 
-    /// Gives the kernel a packet, with its header, in pieces. The kernel works it off before this returns,
-    /// as far as a socket.
+    /// Passes a packet to the kernel, with its header, in pieces. The kernel processes
+    /// it, up to a socket, before this returns.
     ///
     /// # Errors
-    /// EIO while the device is down; EBADFD once it was removed; EINVAL for a packet that is none.
+    /// EIO while the device is down; EBADFD once it was removed; EINVAL for an invalid packet.
     pub fn write(&self, pieces: &[IoSlice<'_>]) -> io::Result<()> {
         rustix::io::writev(&self.fd, pieces)?;
         Ok(())
@@ -81,13 +81,13 @@ impl AsFd for Tun {
     }
 }
 
-/// Whether an error of [`Tun::read`] or [`Tun::write`] says that the device is no more.
+/// Returns whether an error of [`Tun::read`] or [`Tun::write`] means that the device was removed.
 pub fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EBADFD)
 }
 
-/// Whether an error of [`Tun::create`] says that `/dev/net/tun` itself may not be opened, by its owner and mode; else it is the
-/// namespace's network that may not be changed.
+/// Returns whether an error of [`Tun::create`] means that `/dev/net/tun` itself may not be opened, by its owner and
+/// mode; otherwise the namespace's network may not be changed.
 pub fn is_file_refused(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EACCES)
 }

@@ -1,13 +1,13 @@
-//! Words of memory that processes share and nobody locks: one writes, others read, each word at once.
+//! Words of memory that processes share without locks: one writes, others read, each word atomically.
 //!
-//! [`Words::new`] comes before the fork, and the children inherit the mapping; [`Words::publish`] gives the same memory a
-//! name, so that other programs can map or read it. What the words mean is up to the user.
+//! [`Words::new`] is called before the fork, and the children inherit the mapping; [`Words::publish`] gives the same
+//! memory a name, so that other programs can map or read it. The user defines what the words mean.
 //!
-//! A name is given on a file system that is memory (tmpfs) alone. Elsewhere the kernel writes changed pages out from time
-//! to time, and whoever writes to one next may wait for the disk, in the midst of a plain store.
+//! A name is possible only on a file system in memory (tmpfs). Elsewhere the kernel writes changed pages out from time
+//! to time, and the next writer may wait for the disk, in the middle of a plain store.
 //!
-//! A program that may write to the file may also cut it short. A store to what is gone is SIGBUS, the end of the process:
-//! `guard` puts memory without a name in its place, and both go on.
+//! A program that may write to the file may also truncate it. A store to the missing part raises SIGBUS and would end
+//! the process: `guard` replaces it by anonymous memory, and both processes continue.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -21,39 +21,39 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::file::is_in_memory;
 
-/// Words, all zero at first, mapped by this process and by those that it forks.
+/// Words, initially zero, mapped by this process and by those that it forks.
 #[derive(Debug)]
 pub struct Words {
     start: NonNull<AtomicU64>,
     count: usize,
-    /// Kept open for its lock: as long as one process has it, the name is taken.
+    /// Kept open for its lock: the name is taken as long as one process has it.
     _file: Option<File>,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and is reached by atomic words alone.
+// SAFETY: the mapping belongs to the process, not to a thread, and is accessed only through atomic words.
 unsafe impl Send for Words {}
 // SAFETY: as above.
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// So many words without a name.
+    /// Allocates so many words without a name.
     ///
     /// # Errors
     /// As mmap(2); `InvalidInput` if there is none, or they cannot be addressed.
     pub fn new(count: usize) -> io::Result<Words> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: with no address demanded, mmap(2) touches no mapping there is.
+        // SAFETY: without a requested address, mmap(2) touches no existing mapping.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), length(count)?, protection, flags)? };
         Ok(Words { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, count, _file: None })
     }
 
-    /// So many words in a file of this name, which everybody may read. What another server left under the name is replaced,
-    /// and who reads that meanwhile goes on to see it; `is_ours` says of its first bytes whether it is such. `prepare`
-    /// writes the words that are to be there when the name is.
+    /// Allocates so many words in a file of this name, readable by all users. A file that another server left under
+    /// this name is replaced, and its readers continue to see it; `is_ours` decides by its first bytes whether it is
+    /// one. `prepare` writes the words that must be present when the name appears.
     ///
     /// # Errors
-    /// `AddrInUse`: a process that lives has the name. `AlreadyExists`: the name is that of something else. `Unsupported`: the
-    /// folder is not in memory. `StorageFull`: there is no room. Else as open(2).
+    /// `AddrInUse`: a running process uses the name. `AlreadyExists`: another kind of file has the name. `Unsupported`:
+    /// the directory is not in memory. `StorageFull`: there is no room. Otherwise as open(2).
     pub fn publish(
         path: &Path,
         count: usize,
@@ -96,32 +96,33 @@ impl Words {
         if !is_in_memory(&file) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        // The mode is as it says whatever the mask of the process is: who watches is seldom who serves.
+        // This sets the mode regardless of the umask: readers are rarely the server's user.
         file.set_permissions(Permissions::from_mode(0o644))?;
-        // Now, and not at a store: there the lack of room would be a signal.
+        // Now, and not at a store: there a lack of room would raise a signal.
         fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: with no address demanded, mmap(2) touches no mapping there is.
+        // SAFETY: without a requested address, mmap(2) touches no existing mapping.
         let start = unsafe { mmap(std::ptr::null_mut(), length, protection, flags, &file, 0)? };
         guard::watch(start as usize, length);
         Ok(Words { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, count, _file: Some(file) })
     }
 
-    /// Whether somebody has cut the file short, so that the words are this process's alone and began anew at zero.
+    /// Returns whether the file was truncated, so that the words are private to this process and were reset to zero.
     pub fn is_cut(&self) -> bool {
         guard::is_cut(self.start.as_ptr() as usize)
     }
 
-    /// All of them.
+    /// Returns all words.
     pub fn all(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping has `count` words, is aligned to a page, and lasts as long as `self`; any bytes are an
-        // `AtomicU64`, and by such alone it is written, here and in other processes. JUSTIFICATION: std maps no memory.
+        // SAFETY: the mapping has `count` words, is aligned to a page, and lasts as long as `self`;
+        // any bytes are a valid `AtomicU64`, and it is written only as such, here and in other
+        // processes. JUSTIFICATION: std maps no memory.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 }
 
-/// Their bytes.
+/// Returns the size of the words, bytes.
 fn length(count: usize) -> io::Result<usize> {
     let length = count.checked_mul(size_of::<AtomicU64>()).filter(|length| isize::try_from(*length).is_ok());
     length.filter(|length| *length > 0).ok_or_else(|| io::ErrorKind::InvalidInput.into())
@@ -130,8 +131,8 @@ fn length(count: usize) -> io::Result<usize> {
 impl Drop for Words {
     fn drop(&mut self) {
         guard::forget(self.start.as_ptr() as usize);
-        // SAFETY: this very mapping was made above, what is lent borrows `self`, and nothing else points into it. That it
-        // may fail changes nothing: then it stays.
+        // SAFETY: this mapping was created above, the references handed out borrow `self`, and nothing else points into
+        // it. If it fails, the mapping stays, which is harmless.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.count * size_of::<AtomicU64>()) };
     }
 }
@@ -149,10 +150,10 @@ unsafe impl Send for View {}
 unsafe impl Sync for View {}
 
 impl View {
-    /// Maps what [`Words::publish`] made. `is_good` says of its first bytes whether it is what is wanted.
+    /// Maps a file created by [`Words::publish`]. `is_good` decides by its first bytes whether it is the right one.
     ///
     /// # Errors
-    /// `InvalidData` if it is not, or no file. Else as open(2) and mmap(2).
+    /// `InvalidData` if it is not, or is not a file. Otherwise as open(2) and mmap(2).
     pub fn open(path: &Path, is_good: impl Fn(&[u8]) -> bool) -> io::Result<View> {
         let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
         let status = file.metadata()?;
@@ -162,17 +163,17 @@ impl View {
         if count == 0 || !is_good(&begin[..read]) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // SAFETY: with no address demanded, mmap(2) touches no mapping there is.
+        // SAFETY: without a requested address, mmap(2) touches no existing mapping.
         let start = unsafe { mmap(std::ptr::null_mut(), length(count)?, ProtFlags::READ, MapFlags::SHARED, &file, 0)? };
         guard::watch(start as usize, count * size_of::<AtomicU64>());
         Ok(View { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, count })
     }
 
-    /// The word at this place, as it is now; `None` behind the end.
+    /// Returns the current value of a word; `None` beyond the end.
     pub fn load(&self, at: usize) -> Option<u64> {
-        // SAFETY: `at` is below `count`, so the word is within the mapping, which lasts as long as `self`; it is aligned, and
-        // atomic, as its writers are. Where somebody has cut the file, `guard` puts memory in its place. JUSTIFICATION: std maps no
-        // memory, and a copy by read(2) may be made in the midst of a change.
+        // SAFETY: `at` is below `count`, so the word is within the mapping, which lasts as long as `self`; it is
+        // aligned, and atomic, as its writers are. If the file was truncated, `guard` replaces it by memory.
+        // JUSTIFICATION: std maps no memory, and a copy by read(2) may be made in the middle of a change.
         (at < self.count).then(|| unsafe { self.start.add(at).as_ref() }.load(Ordering::Relaxed))
     }
 }
@@ -185,7 +186,7 @@ impl Drop for View {
     }
 }
 
-/// Mappings of files that others may cut short.
+/// Mappings of files that other processes may truncate.
 mod guard {
     use std::ffi::c_void;
     use std::sync::Once;
@@ -198,15 +199,16 @@ mod guard {
         is_cut: AtomicBool,
     }
 
-    /// A process has one file, and maps it anew seldom; tests have a few.
+    /// A process has one file, and rarely maps it again; tests have a few.
     static GUARDED: [Guarded; 16] =
         [const { Guarded { start: AtomicUsize::new(0), length: AtomicUsize::new(0), is_cut: AtomicBool::new(false) } };
             16];
 
-    /// What happens to a SIGBUS that is none of ours.
+    /// The previous disposition of SIGBUS, for faults elsewhere.
     static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
-    /// From now on this mapping outlives its file. Where there are too many, SIGBUS stays what it is.
+    /// Protects this mapping from truncation of its file from now on. With too
+    /// many mappings, SIGBUS keeps its disposition.
     pub(super) fn watch(start: usize, length: usize) {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(install);
@@ -219,7 +221,7 @@ mod guard {
         }
     }
 
-    /// To be called before it is unmapped.
+    /// Must be called before it is unmapped.
     pub(super) fn forget(start: usize) {
         if let Some(one) = find(|at, _| at == start) {
             one.length.store(0, SeqCst);
@@ -243,32 +245,33 @@ mod guard {
         let (mut before, mut ours) = unsafe { (Box::new(std::mem::zeroed()), std::mem::zeroed::<libc::sigaction>()) };
         ours.sa_sigaction = on_bus_error as *const () as usize;
         ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: both structures are alive, and the handler does only what signal-safety(7) allows. JUSTIFICATION: std has no
-        // signals, and the fault cannot be foreseen.
+        // SAFETY: both structures are alive, and the handler does only what signal-safety(7) allows. JUSTIFICATION: std
+        // does not support signals, and the fault cannot be foreseen.
         if unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, &raw mut *before) } == 0 {
             BEFORE.store(Box::into_raw(before), SeqCst);
         }
     }
 
     extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
-        // SAFETY: with SA_SIGINFO the kernel passes a siginfo, which of a SIGBUS has an address.
+        // SAFETY: with SA_SIGINFO the kernel passes a siginfo, which contains an address for SIGBUS.
         let at = unsafe { (*info).si_addr() } as usize;
         let Some(one) = find(|start, length| (start..start + length).contains(&at)) else {
-            // Back to what was before us; the access is made again and finds it there.
+            // Restore the previous disposition; the access is repeated and finds it.
             let before = BEFORE.load(SeqCst);
-            // SAFETY: `before` is null or what `install` has leaked for this. Null asks for nothing.
+            // SAFETY: `before` is null or what `install` has leaked for this. Null changes nothing.
             unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };
             return;
         };
-        // Once: another thread that was hit too makes its access again until the memory is there.
+        // Once: another thread with the same fault repeats its access until the memory exists.
         if one.is_cut.swap(true, SeqCst) {
             return;
         }
         let (start, length) = (one.start.load(SeqCst), one.length.load(SeqCst));
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: exactly this range is a mapping of ours, which is used by atomic words alone, and these may have any value.
-        // mmap(2) is a bare system call here. JUSTIFICATION: there is no other way to go on after the fault.
+        // SAFETY: exactly this range is a guarded mapping, which is accessed only through atomic
+        // words, and these may have any value. mmap(2) is a bare system call here. JUSTIFICATION:
+        // there is no other way to continue after the fault.
         if unsafe { libc::mmap(start as *mut c_void, length, protection, flags, -1, 0) } == libc::MAP_FAILED {
             // SAFETY: abort(3) may be called in a handler.
             unsafe { libc::abort() };
@@ -323,8 +326,8 @@ mod tests {
         drop(words);
         let words = publish(&path, 2).expect("its owner is gone");
         assert_eq!((old.metadata().expect("open").len(), words.all()[1].load(Relaxed)), (4800, 0));
-        assert_eq!(view.load(598), Some(8), "who reads the old one goes on to");
-        assert_eq!(std::fs::read_dir(folder.path()).expect("read").count(), 1, "nothing else is left");
+        assert_eq!(view.load(598), Some(8), "readers of the old file still see it");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("read").count(), 1, "no other file is left");
     }
 
     #[test]
@@ -339,8 +342,8 @@ mod tests {
         words.all()[1999].store(8, Relaxed);
         words.all()[0].fetch_add(1, Relaxed);
         assert_eq!((words.all()[1999].load(Relaxed), words.all()[0].load(Relaxed), words.is_cut()), (8, 1, true));
-        assert_eq!(view.load(1999), Some(0), "a reader of the file goes on, too");
-        // Another that is published is whole.
+        assert_eq!(view.load(1999), Some(0), "a reader of the file continues, too");
+        // A newly published file is complete.
         drop(words);
         std::fs::remove_file(&path).expect("removed");
         let words = publish(&path, 2000).expect("published");
