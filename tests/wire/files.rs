@@ -363,9 +363,11 @@ fn links_outside_root_are_refused() {
         }
     }
     // Each refusal is said, once for each name, with where it would have led.
-    let said = server.said();
-    for (name, where_to) in [("/passwd", "/etc/passwd"), ("/out/file", "/secret/file"), ("/proc", "one of /proc's")] {
-        let lines: Vec<&str> = said.lines().filter(|line| line.contains(&format!(": {name} is refused: "))).collect();
+    for (name, where_to) in [("/passwd", "/etc/passwd"), ("/out/file", "/secret/file"), ("/proc", "a link of /proc")] {
+        let refused = format!(": {name} is refused: ");
+        server.wait_for(&refused);
+        let said = server.said();
+        let lines: Vec<&str> = said.lines().filter(|line| line.contains(&refused)).collect();
         assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(where_to)), "{name}: {lines:?}");
         assert!(lines.len() == 1 || has_processes(), "{lines:?}");
     }
