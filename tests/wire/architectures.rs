@@ -169,7 +169,7 @@ fn crashed_process_is_replaced_and_logged() {
         }
         wait_until("requests", || served.load(Ordering::Relaxed) > 100);
         kill("KILL", &victim.to_string());
-        server.wait_for(&format!("process {victim} was killed by signal 9 (Killed); another"));
+        server.wait_for(&format!("process {victim} was killed by signal 9 (Killed); replacing it"));
         // The one that died is taken note of, so that nothing is left of it, and there are as many as before.
         wait_until("the pool to be whole", || {
             server.children().len() == 6 && server.children().iter().all(|&pid| lives(pid))

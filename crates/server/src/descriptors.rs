@@ -3,7 +3,7 @@
 //! A server that runs out of descriptors while it is running answers 503, or fails to start. So each architecture is
 //! sized at the start by what its workers need: fewer workers, cached files and connections if the limit is low.
 
-/// What the configuration needs, as far as it uses descriptors.
+/// The needs of a configuration, as far as it uses descriptors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Workers form a pool, with one connection each.
@@ -26,7 +26,7 @@ pub struct Needs {
     pub exchanges: usize,
 }
 
-/// What the limit allows.
+/// The numbers that the limit allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Workers; as many as configured unless the limit is low.

@@ -119,7 +119,7 @@ enum NoAnswer {
     Io(io::Error),
 }
 
-/// What to do if the answer is not available at once.
+/// How long to wait for an answer that is not available at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
     /// Fail: wait neither for the disk nor for a writer.

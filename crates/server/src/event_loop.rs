@@ -47,7 +47,7 @@ const DISK: u64 = Token::FIRST_OTHER + 1;
 const APPS: u64 = AppSide::TOKEN;
 const LISTENERS: u64 = Token::FIRST_OTHER + 3;
 
-/// What a loop needs to start.
+/// Everything that a loop needs to start.
 pub struct Start {
     /// The current configuration.
     pub generation: Arc<ConfigSnapshot>,

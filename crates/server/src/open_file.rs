@@ -186,7 +186,7 @@ impl Drop for OpenFile {
 /// Removed files of at least this size are closed in another thread.
 const CLOSED_ELSEWHERE_MIN: u64 = 1024 * 1024;
 
-/// What keeps a file's blocks on the disk.
+/// The mappings and the descriptor that keep a file's blocks on the disk.
 type Held = (Vec<Arc<Mapping>>, OwnedFd);
 
 /// Returns the queue of the closing thread, which is started when first needed.

@@ -1,14 +1,14 @@
-//! Questions and answers as bytes, so that they can cross to another process; and the sites that it needs to answer.
+//! Questions and answers as bytes, for transfer to another process; and the sites that it needs to answer.
 //!
-//! The types are those of the core, [`Work`] and [`Found`], serialized by serde and postcard. They cross a socket between a loop
-//! and a helper process (`helper`), or memory that processes share (`shared_cache`).
+//! The types are those of the core, [`Work`] and [`Found`], serialised by serde and postcard. They cross a socket
+//! between a loop and a helper process (`helper`), or memory that processes share (`shared_cache`).
 //!
-//! A serialized answer is its *outline*: for each file it says where the content is, and the contents follow in the same
-//! order, bodies as they are (each as long as its version says), descriptors in a control message. So a body is not copied
-//! to be written, and a reader that has it already skips it.
+//! A serialised answer is its *outline*: for each file it says where the content is, and the contents follow in the
+//! same order, bodies as they are (each as long as its version says), descriptors in a control message. So a body is
+//! not copied to be written, and a reader that has it already skips it.
 //!
-//! Both ends are the same program, started once. Even so the reader trusts nothing: what a dying process has left behind is
-//! [`Malformed`], and neither a panic nor an allocation out of proportion.
+//! Both ends are the same program, started once. Even so the reader validates everything: data left by a dying process
+//! cause [`Malformed`], and neither a panic nor an excessive allocation.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -31,21 +31,21 @@ pub struct Malformed;
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("neither a question nor an answer: the bytes are damaged")
+        f.write_str("invalid question or answer: the bytes are damaged")
     }
 }
 
 impl std::error::Error for Malformed {}
 
-/// A value as bytes.
+/// Serialises a value.
 pub fn write(value: &impl Serialize) -> Vec<u8> {
-    postcard::to_allocvec(value).expect("all of it has a known length, and memory is not short of it")
+    postcard::to_allocvec(value).expect("all lengths are known, and memory suffices")
 }
 
-/// The value of which these are the bytes.
+/// Deserialises a value.
 ///
 /// # Errors
-/// When there is none, or bytes are left over.
+/// When the bytes are invalid, or some are left over.
 pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Malformed> {
     let (value, rest) = read_start(bytes)?;
     if rest.is_empty() { Ok(value) } else { Err(Malformed) }
@@ -55,19 +55,19 @@ fn read_start<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), Malformed
     postcard::take_from_bytes(bytes).map_err(|_| Malformed)
 }
 
-/// The question that [`write`] wrote.
+/// Deserialises a question.
 ///
 /// # Errors
-/// When there is none.
+/// When the bytes are invalid.
 pub fn read_work(bytes: &[u8]) -> Result<Work, Malformed> {
     read(bytes)
 }
 
-/// The answer with this outline; `fetch` brings the content of a file of this version from its place, or of another version
-/// that it puts in its place. Called in the order of the files.
+/// Deserialises an answer from its outline; `fetch` reads the content of a file of this version from its place, or of
+/// another version that it returns instead. Called in the order of the files.
 ///
 /// # Errors
-/// When there is no outline, or `fetch` fails.
+/// When the outline is invalid, or `fetch` fails.
 pub fn read_outline<F>(
     bytes: &[u8],
     fetch: impl FnMut(&mut FileVersion, Option<Stored<()>>) -> Result<Option<Stored<F>>, Malformed>,
@@ -88,7 +88,8 @@ fn fill<F>(
     })
 }
 
-/// A whole answer: its outline, then the bodies; and the open files whose descriptors go with it, in their order.
+/// Serialises a whole answer: its outline, then the bodies. Returns with it the open files whose
+/// descriptors are sent along, in their order.
 pub fn pack<F>(found: &Found<F>) -> (Vec<u8>, Vec<&F>) {
     let mut files = Vec::new();
     let mut out = write(found);
@@ -102,11 +103,11 @@ pub fn pack<F>(found: &Found<F>) -> (Vec<u8>, Vec<&F>) {
     (out, files)
 }
 
-/// The answer that [`pack`] packed, with the descriptors that came with it; `open` makes a file of one that was found in this
-/// version, and returns its version now.
+/// Deserialises an answer of [`pack`], with the descriptors received with it; `open` wraps a file that was found in
+/// this version, and returns its current version.
 ///
 /// # Errors
-/// When it is none, or files are missing or left over.
+/// When the bytes are invalid, or files are missing or left over.
 pub fn unpack<D, F>(
     bytes: &[u8],
     descriptors: impl IntoIterator<Item = D>,
@@ -133,7 +134,7 @@ pub fn unpack<D, F>(
     if descriptors.next().is_none() && bodies.is_empty() { Ok(found) } else { Err(Malformed) }
 }
 
-/// [`Rules`] as they cross: paths are bytes.
+/// [`Rules`] in serialised form: paths are bytes.
 #[derive(Serialize, Deserialize)]
 struct PortableRules {
     secrets: Vec<Vec<u8>>,
@@ -142,7 +143,7 @@ struct PortableRules {
     revalidate: Duration,
 }
 
-/// The rules for all sites as bytes.
+/// Serialises the rules for all sites.
 pub fn write_rules(rules: &Rules) -> Vec<u8> {
     let Rules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate } = rules;
     write(&PortableRules {
@@ -153,10 +154,10 @@ pub fn write_rules(rules: &Rules) -> Vec<u8> {
     })
 }
 
-/// The rules that [`write_rules`] wrote.
+/// Deserialises the rules of [`write_rules`].
 ///
 /// # Errors
-/// When there are none.
+/// When the bytes are invalid.
 pub fn read_rules(bytes: &[u8]) -> Result<Rules, Malformed> {
     let PortableRules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate } = read(bytes)?;
     let secrets = secrets.into_iter().map(path_of).collect();
@@ -174,7 +175,7 @@ struct PortableSite {
     user_dir: Option<Box<str>>,
 }
 
-/// Sites as bytes, as far as the disk side needs them; descriptors of their roots go beside them.
+/// Serialises sites, as far as the disk side needs them; descriptors of their roots are sent along.
 pub fn write_sites<'a>(sites: impl IntoIterator<Item = (&'a Site, &'a Path)>) -> Vec<u8> {
     let portable = |(site, root): (&Site, &Path)| PortableSite {
         root: root.as_os_str().as_bytes().to_vec(),
@@ -187,10 +188,10 @@ pub fn write_sites<'a>(sites: impl IntoIterator<Item = (&'a Site, &'a Path)>) ->
     write(&sites.into_iter().map(portable).collect::<Vec<_>>())
 }
 
-/// The sites that [`write_sites`] wrote, each with the path of its root.
+/// Deserialises the sites of [`write_sites`], each with the path of its root.
 ///
 /// # Errors
-/// When there are none.
+/// When the bytes are invalid.
 pub fn read_sites(bytes: &[u8]) -> Result<Vec<(Site, PathBuf)>, Malformed> {
     let site = |PortableSite { root, index, precompressed, dotfiles, symlinks, user_dir }| {
         (Site { index, precompressed, dotfiles, symlinks, user_dir, ..Site::default() }, path_of(root))
@@ -259,7 +260,7 @@ pub(crate) mod tests {
         ]
     }
 
-    /// Without content, with a body of less than `body_end` bytes, or with a number that stands for an opened file.
+    /// Without content, with a body of less than `body_end` bytes, or with a number that stands for an open file.
     pub(crate) fn opened(body_end: usize) -> impl Strategy<Value = Opened<u32>> {
         let bodies = (any::<u8>(), 0..body_end)
             .prop_map(|(first, length)| (0..length).map(|n| first.wrapping_add(n as u8)).collect::<Vec<u8>>());
@@ -314,7 +315,8 @@ pub(crate) mod tests {
             prop_assert_eq!(format!("{back:?}"), format!("{:?}", Ok::<_, Malformed>(found)));
         }
 
-        /// Cut short, continued or with a file too many, nothing passes; with bytes changed, it may, but never panics.
+        /// A truncated, extended message or one with a surplus file is rejected; one with changed bytes
+        /// may be accepted, but never causes a panic.
         #[test]
         fn corrupt_message_does_not_panic(
             work in work(),
@@ -362,7 +364,7 @@ pub(crate) mod tests {
             }).collect();
             let bytes = write_sites(sites.iter().map(|(site, root)| (site, &**root)));
             prop_assert_eq!(format!("{:?}", read_sites(&bytes)), format!("{:?}", Ok::<_, Malformed>(sites)));
-            // Cut between two of them it is whole, which the number of descriptors beside it tells.
+            // Truncated between two sites it is valid, which the number of descriptors sent along reveals.
             let _ = read_sites(&bytes[..cut.index(bytes.len())]);
             let secrets = secrets.into_iter().map(PathBuf::from).collect();
             let (max_content_file_bytes, max_unpacked_file_bytes, nanos) = rules;

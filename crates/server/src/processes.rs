@@ -37,7 +37,7 @@ use crate::say;
 use crate::say::die;
 use crate::watch::{self, Audience};
 
-/// What a child starts with.
+/// Everything that a child starts with.
 pub struct Parts {
     /// The current configuration.
     pub generation: Arc<ConfigSnapshot>,

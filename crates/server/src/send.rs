@@ -178,7 +178,7 @@ const READ_FOR: Duration = Duration::from_secs(1);
 /// How often a window is fetched before the loop waits for it: it must make progress eventually.
 const FETCHES_MAX: u8 = 3;
 
-/// Before sendfile, the blocks read by the thread are counted anew if the last count is older than this: what it read
+/// Before sendfile, the blocks read by the thread are counted again if the last count is older than this: what it read
 /// for other reasons, such as a directory, must not be taken for a wait when it is switched out minutes later.
 const COUNT_STEP: Duration = Duration::from_millis(100);
 

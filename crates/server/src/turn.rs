@@ -160,7 +160,7 @@ pub struct LoopContext {
     pub(crate) cold_windows: u64,
 }
 
-/// What remains to be done for a connection after its turn.
+/// The work that remains for a connection after its turn.
 pub(crate) enum Rest {
     /// Nothing until an event occurs.
     Nothing,

@@ -77,7 +77,7 @@ pub fn become_root_of_new_users() -> io::Result<()> {
 /// Moves this process into the user namespace behind such a link of `/proc`, unless it is there already.
 ///
 /// # Errors
-/// EPERM if it neither belongs to this user nor this process is root; EINVAL in a process with several threads.
+/// EPERM if it belongs to another user and this process is not root; EINVAL in a process with several threads.
 pub fn enter_users(link: &Path) -> io::Result<()> {
     if fs::read_link(link)? == fs::read_link("/proc/self/ns/user")? {
         return Ok(());

@@ -134,7 +134,7 @@ const ATOMIC: usize = 4096;
 /// Opens a log, and creates it if it does not exist.
 ///
 /// Opening a named pipe for writing blocks until it has a reader, here with signals blocked, so that not
-/// even SIGTERM would end the wait. Opening it for reading as well avoids the wait; lines written without
+/// even SIGTERM would end the wait. Opening it for reading at this moment avoids the wait; lines written without
 /// a reader are lost, counted and reported.
 fn open(path: &Path) -> io::Result<File> {
     let is_pipe = std::fs::metadata(path).is_ok_and(|state| state.file_type().is_fifo());

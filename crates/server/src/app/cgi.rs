@@ -45,7 +45,7 @@ pub struct Job {
     pub ticket: Ticket,
     /// The request.
     pub work: Box<AppWork>,
-    /// What only the server knows about the request.
+    /// Properties of the request that only the server knows.
     pub place: Place,
     /// The permit that it holds.
     pub permit: Permit,

@@ -235,7 +235,7 @@ struct Kept {
     env: Vec<(String, String)>,
     reserve: usize,
     semaphore: Weak<Semaphore>,
-    /// If the semaphore belongs to this process.
+    /// The semaphore, if it belongs to this process.
     _own: Option<Arc<Semaphore>>,
     channel: OwnedFd,
     places: Vec<Place>,
@@ -272,7 +272,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which idle processes are looked for.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// What an event of the manager belongs to.
+/// The object that an event of the manager belongs to.
 enum Source {
     Control,
     /// The channel of an application.
@@ -495,7 +495,7 @@ fn start(command: &[String], env: &[(String, String)], listener: OwnedFd) -> io:
     made.envs(env.iter().map(|(name, value)| (name, value)));
     let folder = program.parent().filter(|folder| folder.is_absolute());
     made.current_dir(folder.unwrap_or(Path::new("/"))).process_group(0);
-    // What it writes to standard error outside of requests goes to the server's standard error.
+    // Its standard error outside of requests is the server's standard error.
     made.stdin(Stdio::from(listener)).stdout(Stdio::null());
     process::end_with_this_thread(&mut made);
     process::keep_descriptors_from(&mut made);
@@ -672,7 +672,7 @@ mod tests {
 
     impl Bench {
         fn connect(&self, place: usize) -> UnixStream {
-            local::connect(&self.application.name(place), Duration::from_secs(60)).expect("somebody listens")
+            local::connect(&self.application.name(place), Duration::from_secs(60)).expect("a listener")
         }
 
         fn turn_until(&mut self, what: &str, holds: impl Fn(&Kept) -> bool) {

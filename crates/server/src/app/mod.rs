@@ -65,7 +65,7 @@ pub struct Apps {
     sites: Vec<Vec<App>>,
     /// Created when the first application has to be started; lives as long as the server.
     manager: Option<Arc<ProcessManager>>,
-    /// Used by loops that share their caches.
+    /// Pages being generated for loops that share their caches.
     single_flights: Arc<SingleFlight>,
     /// The budget of spooled bodies.
     room: Arc<Room>,
@@ -169,7 +169,7 @@ impl Apps {
     }
 }
 
-/// What a request for an application needs of the current configuration.
+/// The parts of the current configuration that a request for an application needs.
 #[derive(Clone, Copy, Debug)]
 pub struct AppContext<'a> {
     /// The applications.
@@ -218,7 +218,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Interval at which persistent applications are checked: whether they have died, or are no longer needed.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// What a turn of a request has produced.
+/// The result of a request's turn.
 pub enum Heard<'a> {
     /// Nothing: an event must occur first.
     Nothing,
@@ -230,7 +230,7 @@ pub enum Heard<'a> {
 
 const CONTENT_LENGTH: &[u8] = b"CONTENT_LENGTH";
 
-/// Returns whether the application is told the length of the body.
+/// Returns whether the application learns the length of the body.
 fn says_length(work: &AppWork) -> bool {
     work.variables.iter().any(|(name, _)| name == CONTENT_LENGTH)
 }

@@ -131,7 +131,7 @@ impl AppRequest {
         size_of::<AppRequest>() + self.input.heap_bytes() + self.output.heap_bytes()
     }
 
-    /// Adds a part of the body; empty at its end.
+    /// Adds a part of the body, or nothing at its end.
     pub(super) fn put(&mut self, bytes: &[u8]) {
         self.input.put(bytes);
         self.owes_room = true;

@@ -21,7 +21,7 @@ use crate::token::Token;
 use crate::turn::{DiskAccess, DiskAnswer};
 use crate::worker::{DiskSide, Worker};
 
-/// What the workers of an architecture share besides the disk: by default nothing.
+/// State that the workers of an architecture share besides the disk: by default nothing.
 pub(super) trait Sharing {
     /// Whether a worker also sleeps until a file that is being written is stable. Sleeping is not work, and a
     /// loop with other connections can serve those.
@@ -122,7 +122,7 @@ impl<S: Sharing> DiskAccess for Inline<S> {
             return DiskAnswer::Answered(answer);
         }
         let question = self.sharing.question(work);
-        // What is available at once is cheaper this way: the waiting path starts by
+        // An answer that is available at once is cheaper this way: the waiting path starts by
         // reading the first window of a large file.
         let found = self.disk.perform(&question, Effort::Now).or_else(|why| {
             self.probes.add(work, why);

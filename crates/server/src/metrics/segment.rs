@@ -92,7 +92,7 @@ const PHASE_WORDS: usize = 2 + BUCKETS;
 const CLASS_WORDS: usize = PHASES_AT + PHASES.len() * PHASE_WORDS;
 const SLOT_WORDS: usize = (RESPONSES_AT + RESPONSES).next_multiple_of(PAGE_WORDS);
 
-/// What creates responses, by the numbers of [`Handler`].
+/// The handlers of responses, by the numbers of [`Handler`].
 pub const HANDLERS: [&str; 4] = ["file", "app", "own", "error"];
 
 /// Classes of statuses: 2xx to 5xx.
@@ -295,7 +295,7 @@ fn cannot_publish(path: &Path, error: &io::Error) -> String {
     format!("cannot create the metrics file {shown}: {why}")
 }
 
-/// What the figures of a loop describe.
+/// The scope of a loop's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The loop; the figures of the process are published by any of its loops.

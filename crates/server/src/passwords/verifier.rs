@@ -33,7 +33,7 @@ const QUEUE_MAX: usize = 64;
 /// The thread exits after being idle for so long.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// What waits for verdicts.
+/// The kind of workers that wait for verdicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
     /// Loops that have other connections.
@@ -294,7 +294,7 @@ impl Shared {
                 let path =
                     self.accounts.path(*accounts).map_or_else(Default::default, |path| path.display().to_string());
                 say!("cannot read password file {path}: {error}");
-                // That was not a guess.
+                // An unreadable file is not a wrong password.
                 self.ledger.give_back(job.client, self.budget);
                 Verdict::Failed
             }

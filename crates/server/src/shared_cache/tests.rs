@@ -511,7 +511,7 @@ fn process_killed_in_lock_resets_only_its_shard() {
     };
     if env::var_os(ROLE).is_some() {
         let cache = inherited();
-        let guard = cache.region.lock(part(&cache, &victim)).expect("nobody has died yet");
+        let guard = cache.region.lock(part(&cache, &victim)).expect("no holder has died yet");
         // The worst possible state, except for the counters.
         for at in (0..SEED * 8).chain(HEAD_WORDS * 8..cache.layout.shard_bytes() - 8).step_by(8) {
             guard.set_word(at, 0xdead_beef_dead_beef).expect("inside");
