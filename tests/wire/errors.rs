@@ -161,10 +161,10 @@ fn unknown_or_forbidden_user_is_reported_with_hint() {
     let site = Site::new();
     open_to_all(&site);
     let ended = run(&["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "nobody-of-this-name"]);
-    assert_says(&ended, 1, &["no user nobody-of-this-name", "getent passwd"]);
+    assert_says(&ended, 1, &["user nobody-of-this-name does not exist", "getent passwd"]);
     let config = site.file("amped.toml", configuration(site.path(), "user = \"nobody\"\ngroup = \"no-such-group\""));
     let ended = run(&["serve", "--config", config.to_str().unwrap()]);
-    assert_says(&ended, 1, &["no group no-such-group", "getent group"]);
+    assert_says(&ended, 1, &["group no-such-group does not exist", "getent group"]);
     let config = site.file("amped.toml", configuration(site.path(), "group = \"root\""));
     let ended = run(&["serve", "--config", config.to_str().unwrap()]);
     assert_says(&ended, 1, &["amped.toml:3:9: `group` is given without `user`", "write `user` too"]);

@@ -149,7 +149,7 @@ fn helper_killed_while_idle_costs_nothing() {
         assert_eq!(server.report("helpers", "died"), died);
     }
     assert_eq!(client.get("/").status, 200);
-    assert!(!server.said().contains("asked once more"), "{}", server.said());
+    assert!(!server.said().contains("retrying it once"), "{}", server.said());
 }
 
 #[test]

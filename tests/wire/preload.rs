@@ -226,7 +226,7 @@ fn stale_socket_is_taken_over_and_removed_on_clean_exit() {
         fs::write(&path, "a file").unwrap();
         let no_socket = run(&[&["serve", "--listen=127.0.0.1:0"], &arguments[..]].concat());
         assert_eq!(no_socket.status, 1);
-        assert!(no_socket.stderr.contains("is no socket"), "{}", no_socket.stderr);
+        assert!(no_socket.stderr.contains("is not a socket"), "{}", no_socket.stderr);
         assert_eq!(fs::read_to_string(&path).unwrap(), "a file", "it is not ours to remove");
     }
 }
@@ -281,7 +281,7 @@ fn unresponsive_worker_is_reported() {
     wait_until("all four", || preload(&site, &["/a.html"]).stdout == "/a.html: 200 6 bytes\n");
     // One that dies is replaced, and the next one is asked.
     signal("-KILL");
-    server.wait_for("another");
+    server.wait_for("replacing it");
     wait_until("all four", || preload(&site, &["/a.html"]).stdout == "/a.html: 200 6 bytes\n");
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -390,5 +390,5 @@ fn beyond_4096_directories_changes_wait_for_revalidation() {
     site.file(&last, "new");
     wait_until("the change", || client.get(&format!("/{last}")).status == 200);
     assert_eq!(server.report("watch", "directories"), 4096);
-    assert_eq!(server.said().matches("no more can be").count(), 1);
+    assert_eq!(server.said().matches("watch limit reached").count(), 1);
 }
