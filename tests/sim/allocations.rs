@@ -13,7 +13,7 @@ use amped_core::http1::Conn;
 use amped_core::limits::Limits;
 use amped_core::reply::WallClock;
 use amped_core::shared_state::SharedState;
-use amped_core::site::{NegotiationRule, Site, Sites};
+use amped_core::site::{Ambiguous, NegotiationRule, Site, Sites, Unacceptable};
 use amped_http::negotiate::Coding;
 use amped_units::Time;
 
@@ -40,8 +40,8 @@ impl Driver {
             pattern: Glob::new("/doc"),
             languages: vec!["en".into(), "fr".into()],
             charsets: Vec::new(),
-            list_ties: false,
-            refuse: true,
+            ambiguous: Ambiguous::First,
+            unacceptable: Unacceptable::Refuse,
         };
         let mut site = Site { precompressed: vec![Coding::Gzip], negotiations: vec![rule], ..Site::default() };
         site.types.known = |ending| (ending == "html").then_some("text/html");

@@ -241,7 +241,7 @@ fn header_rules_match_normalized_path() {
         let rule = HeaderRule {
             pattern: Glob::new("/api/**"),
             cache_control: Some("no-store".into()),
-            set: vec![("X-Api".into(), "yes".into())],
+            set: [("X-Api".into(), "yes".into())].into(),
         };
         let site = Site { rules: vec![rule], ..site() };
         let mut world = World::with(dice, vec![site], Limits::default(), Budgets::default());

@@ -43,7 +43,7 @@ fn equivalent_flags_and_file_have_same_effect() {
         "root = \".\"\nlisten = [\"127.0.0.1:81\", \"[::1]:82\", \"*:83\"]",
     );
     check(&[dir, "--workers", "3", "--helpers", "5"], "root = \".\"\nworkers = 3\n[helpers]\nmax = 5");
-    check(&[dir, "--helpers-as", "processes"], "root = \".\"\n[helpers]\nkind = \"processes\"");
+    check(&[dir, "--helpers-kind", "processes"], "root = \".\"\n[helpers]\nkind = \"processes\"");
     check(&[dir, "--helpers", "1"], "root = \".\"\n[helpers]\nmax = 1\nmin_spare = 1");
     check(
         &[dir, "--architecture", "amped", "--user", "nobody"],
@@ -170,23 +170,21 @@ fn empty_values_and_too_many_workers_are_rejected_with_hint() {
         assert_eq!(ended.status, 1, "{toml}");
         assert!(says.iter().all(|says| ended.stderr.contains(says)), "{}", ended.stderr);
     };
-    refused("root = \".\"\nworkers = 100000", &["amped.toml:2:11: `workers` is more than 4096", "help: "]);
-    refused("root = \".\"\nlog.access = \"\"", &["amped.toml:2:14: `access` is empty", "`off`"]);
+    refused(
+        "root = \".\"\nworkers = 100000",
+        &["amped.toml:2:11: `workers` cannot be more than 4096", "help: write 1 to 4096"],
+    );
+    refused("root = \".\"\nlog.access = \"\"", &["amped.toml:2:14: `access` is empty", "\"off\""]);
     let headers = "[[site]]\nroot = \".\"\n[[site.headers]]\nmatch = \"*\"\ncache_control = \"\"";
     refused(headers, &["amped.toml:5:17: `cache_control` is empty", "no-cache"]);
     let auth = "[[site]]\nroot = \".\"\n[[site.auth]]\nfolder = \"/\"\naccounts = \"\"";
     refused(auth, &["amped.toml:5:12: `accounts` is empty", "htpasswd -B"]);
     for (flags, says) in [
-        (&["--workers", "100000"][..], "`--workers 100000` is more than 4096"),
-        (&["--access-log", ""], "`--access-log` is empty"),
+        (&["--workers", "100000"][..], "100000 is not in 1..=4096"),
+        (&["--access-log", ""], "give a file, `-` for standard output, or `off`"),
     ] {
         let ended = run(&[&["serve", text(site.path())], flags].concat());
-        assert_eq!(
-            (ended.status, ended.stderr.contains(says), ended.stderr.contains("help: ")),
-            (2, true, true),
-            "{}",
-            ended.stderr
-        );
+        assert_eq!((ended.status, ended.stderr.contains(says)), (2, true), "{}", ended.stderr);
     }
 }
 

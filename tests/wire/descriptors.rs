@@ -328,7 +328,7 @@ fn oom_killer_prefers_child_to_parent() {
     let site = Site::new();
     site.file("a.txt", "hello");
     let path = site.path().to_str().unwrap().to_owned();
-    let kinds: [&[&str]; 2] = [&["--architecture", "mp", "--workers", "3"], &["--helpers-as", "processes"]];
+    let kinds: [&[&str]; 2] = [&["--architecture", "mp", "--workers", "3"], &["--helpers-kind", "processes"]];
     for kind in kinds {
         let server = Server::start(&[kind, &[path.as_str()]].concat());
         assert_eq!(server.get("/a.txt").text(), "hello");

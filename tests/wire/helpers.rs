@@ -274,7 +274,7 @@ fn reload_reaches_helper_processes() {
 
     fs::write(&config, configuration(new.path(), "[helpers]\nkind = 'threads'")).unwrap();
     server.signal("HUP");
-    server.wait_for("helpers.as cannot change while the server runs");
+    server.wait_for("helpers.kind cannot change while the server runs");
     assert!(client.get("/which/").text().contains("new"));
 }
 
@@ -400,7 +400,7 @@ fn server_without_fork_server_exits_with_reason() {
 fn helper_processes_run_as_serving_user_without_listener() {
     need_root("becomes another user");
     let site = Site::new();
-    let server = serve_with(&site, &["--user", "nobody", "--helpers-as", "processes"], "");
+    let server = serve_with(&site, &["--user", "nobody", "--helpers-kind", "processes"], "");
     assert_eq!(server.get("/").status, 200);
     for pid in [vec![fork_server_of(&server)], helpers_of(&server)].concat() {
         for name in ["Uid:", "Gid:", "Groups:", "NoNewPrivs:", "CapEff:"] {
@@ -418,7 +418,7 @@ fn helper_processes_run_as_serving_user_without_listener() {
 fn helper_flags_without_helpers_are_rejected() {
     let site = Site::new();
     let root = site.path().to_str().unwrap();
-    for (flag, value) in [("--helpers", "4"), ("--helpers-as", "processes")] {
+    for (flag, value) in [("--helpers", "4"), ("--helpers-kind", "processes")] {
         for architecture in ["sped", "mt", "mp"] {
             let ended = run(&["serve", root, "--architecture", architecture, flag, value]);
             assert_eq!(ended.status, 2, "{ended:?}");
@@ -427,7 +427,7 @@ fn helper_flags_without_helpers_are_rejected() {
             assert!(ended.stderr.contains("--architecture amped"), "{}", ended.stderr);
         }
     }
-    let ended = run(&["serve", root, "--helpers-as", "processes", "--print-config"]);
+    let ended = run(&["serve", root, "--helpers-kind", "processes", "--print-config"]);
     assert!(ended.stdout.contains("kind = \"processes\""), "{}", ended.stdout);
 }
 

@@ -49,7 +49,7 @@ fn tiny_caches_change_no_byte() {
 fn every_send_method_delivers_every_byte() {
     let (site, files) = sources();
     for mode in ["copy", "mmap", "sendfile"] {
-        let toml = format!("[send]\nsendfile_min_age = '0s'\ncontent = '{mode}'\n[cache]\nmapped_bytes = '1MiB'");
+        let toml = format!("[send]\nsendfile_min_age = '0s'\ncontent = '{mode}'\nmapped_bytes = '1MiB'");
         let server = Server::configured(&site, &toml);
         fetch_all(&server, site.path(), &files);
         assert_eq!(server.report("connections", "broken"), 0, "{mode}");
@@ -638,7 +638,7 @@ fn replacing_files_truncates_no_response() {
 #[test]
 fn replacing_mapped_or_sendfile_files_truncates_no_response() {
     for mode in ["mmap", "sendfile"] {
-        let toml = format!("mapped_bytes = '1MiB'\n[send]\nsendfile_min_age = '0s'\ncontent = '{mode}'");
+        let toml = format!("[send]\nmapped_bytes = '1MiB'\nsendfile_min_age = '0s'\ncontent = '{mode}'");
         let tally = mirror_while_it_changes(&toml, How::Whole, 3);
         check_outcomes(&tally, How::Whole);
         assert_eq!((tally.cut, tally.underway), (0, 0), "{mode}: {tally:?}");

@@ -72,7 +72,7 @@ fn mapped_windows_stay_within_budget() {
     let_files_settle();
     // Each window counts a page more than its bytes.
     for (budget, kept) in [("64MiB", 8), ("1100KiB", 4), ("0", 0)] {
-        let toml = format!("[send]\ncontent = 'mmap'\nsendfile_min_age = '0s'\n[cache]\nmapped_bytes = '{budget}'");
+        let toml = format!("[send]\ncontent = 'mmap'\nsendfile_min_age = '0s'\nmapped_bytes = '{budget}'");
         let server = Server::configured(&site, &toml);
         for _ in 0..3 {
             assert!(server.get("/large.bin").body == content);

@@ -7,31 +7,53 @@
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use amped_http::h1::request::Request;
 use amped_http::h1::response::Head;
 use amped_http::text::push_decimal;
+use amped_units::OptionalSeconds;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::glob::Glob;
 use crate::vary::Vary;
 
-/// The origins that may read matching paths. Of a site's rules the last match applies.
-#[derive(Clone, Debug)]
+/// Cross-origin access (CORS) by pattern
+///
+/// The last table whose `match` matches applies.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 pub struct CorsRule {
-    /// The paths.
+    /// Paths that the rule applies to
+    #[serde(rename = "match")]
+    #[schemars(example = "/fonts/**")]
     pub pattern: Glob,
-    /// Origins as browsers send them, such as `https://example.org`; an empty list allows all (`*`).
+    /// Origins whose pages may read the responses, or "*"
+    ///
+    /// As browsers write them: scheme, host and port in lower case, without a path. In a site, an empty list stands for all.
+    #[schemars(extend("examples" = [["https://example.org"]]))]
     pub origins: Vec<Box<str>>,
-    /// Methods that a page may use, for preflights.
+    /// Methods that those pages may use
+    #[serde(default = "read_only")]
     pub methods: Vec<Box<str>>,
-    /// Fields that a page may send, for preflights.
+    /// Request header fields that those pages may send
+    #[serde(default)]
     pub headers: Vec<Box<str>>,
-    /// Response fields that a page may read in addition to the safelisted ones.
+    /// Response header fields that those pages may read
+    #[serde(default)]
     pub expose: Vec<Box<str>>,
-    /// Whether requests may include credentials. Requires a list of origins.
+    /// Allow cookies and passwords; not with origin "*"
+    #[serde(default)]
     pub credentials: bool,
-    /// How long a browser may cache a preflight, in seconds; `None` leaves it to the browser.
-    pub max_age_s: Option<u64>,
+    /// Time that browsers may cache the answer to a preflight request
+    #[serde(default, with = "OptionalSeconds")]
+    #[schemars(example = "10m")]
+    pub max_age: Option<Duration>,
+}
+
+fn read_only() -> Vec<Box<str>> {
+    ["GET", "HEAD"].map(Box::from).into()
 }
 
 /// The index of the request's origin in a rule's list; the default means that it is not listed.
@@ -82,9 +104,9 @@ impl CorsRule {
         if !self.headers.is_empty() {
             head.field("Access-Control-Allow-Headers", joined(&self.headers));
         }
-        if let Some(seconds) = self.max_age_s {
+        if let Some(max_age) = self.max_age {
             let mut text = Vec::new();
-            push_decimal(&mut text, seconds);
+            push_decimal(&mut text, max_age.as_secs());
             head.field("Access-Control-Max-Age", text);
         }
     }

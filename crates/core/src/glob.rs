@@ -15,8 +15,15 @@
 //! the path once, from its end, which also yields the captures of the stars ([`Glob::captures`]). For most paths the
 //! automaton need not run: the literal bytes at both ends are compared first.
 
+use alloc::borrow::Cow;
 use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A compiled pattern.
 #[derive(Clone)]
@@ -25,6 +32,34 @@ pub struct Glob {
     whole_path: bool,
     /// The alternatives after expansion of braces.
     alternatives: Box<[Automaton]>,
+}
+
+impl Serialize for Glob {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.pattern)
+    }
+}
+
+impl<'de> Deserialize<'de> for Glob {
+    /// The error has a second line: what to do.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Glob, D::Error> {
+        let pattern = String::deserialize(deserializer)?;
+        if pattern.is_empty() {
+            return Err(D::Error::custom("an empty pattern matches nothing\nwrite `**` for everything"));
+        }
+        Glob::parse(&pattern)
+            .map_err(|why| D::Error::custom(format!("`{}` is not a pattern\n{why}", pattern.escape_debug())))
+    }
+}
+
+impl JsonSchema for Glob {
+    fn schema_name() -> Cow<'static, str> {
+        "Pattern".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "format": "pattern", "minLength": 1 })
+    }
 }
 
 /// Maximum alternatives of a pattern.

@@ -1,56 +1,110 @@
-//! Limits on the resources of one client, each with the reason for its default.
+//! What one client may cost: `[limits]`, each key with its default and the reason for it.
 
 use core::time::Duration;
 
-use amped_units::Bytes;
+use amped_units::{Bytes, Seconds};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-/// The limits on a connection and on a request. Limits of the server
-/// itself (the number of connections) are with its listeners.
-#[derive(Clone, Debug, PartialEq)]
+/// Limits on what one client may cost
+///
+/// The defaults suit a public server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct Limits {
-    /// Maximum length of the request line, including its line end;
-    /// beyond it 414. RFC 9112, 3 recommends at least 8000 octets.
+    /// Maximum connections of the whole server
+    ///
+    /// Without it, as many as the limit on open files allows (`ulimit -n`). A full server closes an idle connection for a new
+    /// one.
+    #[schemars(range(min = 1), example = 10_000)]
+    pub max_connections: Option<usize>,
+    /// Maximum request line; longer: 414
+    ///
+    /// Includes the line end. RFC 9112, 3 asks for 8000 bytes at least.
+    #[schemars(extend("x-positive" = true))]
     pub max_request_line_bytes: Bytes,
-    /// Maximum length of a request head, including the request line; beyond it 431. Cookies of a dozen applications on
-    /// one host reach 16 KiB in practice; twice that is an error or an attack.
+    /// Maximum request line and header fields together; longer: 431
+    ///
+    /// Cookies of a dozen applications on one host reach 16 KiB in practice.
+    #[schemars(extend("x-positive" = true))]
     pub max_header_bytes: Bytes,
-    /// Maximum number of header fields; beyond it 431. Browsers send about 20.
+    /// Maximum header fields; more: 431
+    ///
+    /// Browsers send about 20.
+    #[schemars(range(min = 1, max = 256))]
     pub max_header_fields: usize,
-    /// Maximum length of a request body that is read and discarded to keep the connection; beyond it 413, and the
-    /// connection closes. Up to this length, reading is cheaper than a new connection.
+    /// Maximum request body that is read and discarded; longer: 413
+    ///
+    /// A body that no application takes is read up to this size to keep the connection; that is cheaper than a new connection.
     pub max_body_bytes: Bytes,
-    /// Timeout for a complete head, from its first byte (for the first head, from the start of the connection), else
-    /// 408. Slow phones need a few seconds; a client that trickles bytes to hold a connection gets no more.
+    /// Time to receive the request header; then 408
+    ///
+    /// Counted from its first byte, for the first request of a connection from the accept. Slow phones need a few seconds.
+    #[serde(with = "Seconds")]
+    #[schemars(extend("x-positive" = true))]
     pub header_timeout: Duration,
-    /// Timeout between two reads of a body, else 408. Received bytes extend it only at the rate of `min_body_rate`.
+    /// Maximum pause in a request body; then 408
+    ///
+    /// Data renews it only at `min_body_rate`.
+    #[serde(with = "Seconds")]
+    #[schemars(extend("x-positive" = true))]
     pub body_timeout: Duration,
-    /// Minimum average rate of a body in bytes per second; 0: no minimum. At 500
-    /// B/s a megabyte takes half an hour; the default of Apache's mod_reqtimeout.
+    /// Minimum bytes per second of a body, averaged over `body_timeout`; 0: any rate
+    ///
+    /// At 500 B/s a megabyte takes half an hour; it is the default of Apache's mod_reqtimeout.
     pub min_body_rate: Bytes,
-    /// Timeout for a complete body, at any rate, else 408. 10 GB at 4 Mbit/s take 6 hours.
+    /// Time to receive a whole body, however fast it comes; then 408
+    ///
+    /// 10 GB at 4 Mbit/s take 6 hours.
+    #[serde(with = "Seconds")]
+    #[schemars(extend("x-positive" = true))]
     pub body_total_timeout: Duration,
-    /// Timeout for a connection without a request. Browsers request the next page within a minute.
+    /// An idle connection is closed after this
+    ///
+    /// Browsers come back for the next page within a minute.
+    #[serde(with = "Seconds")]
+    #[schemars(extend("x-positive" = true))]
     pub idle_timeout: Duration,
-    /// Timeout between two writes of a response, after which it is aborted. Every byte that the client accepts restarts
-    /// it, so that a slow but steady download of any size completes.
+    /// A client that reads nothing for this long is disconnected
+    ///
+    /// Each byte that it reads renews it, so a slow download of any size completes.
+    #[serde(with = "Seconds")]
+    #[schemars(extend("x-positive" = true))]
     pub send_timeout: Duration,
-    /// Timeout for the disk: a waiting request gets 503, and a download is aborted.
-    /// A working disk responds within seconds, even if it has to spin up.
+    /// A disk that does not answer for this long fails the request with 503
+    ///
+    /// A download that has begun is cut off. A disk that is alive answers within seconds, even one that has to spin up.
+    #[serde(with = "Seconds")]
+    #[schemars(extend("x-positive" = true))]
     pub disk_timeout: Duration,
-    /// After an error response, the connection closes once the client has sent nothing for this long, or after 30 s:
-    /// until then its input is read and dropped, so that the response is not lost to a reset (RFC 9112, 9.6).
+    /// Lingering close: wait for a refused client to stop sending, 30 s at most
+    ///
+    /// Data that arrives meanwhile is discarded, so that a reset does not destroy the response (RFC 9112, 9.6). "0s" closes at
+    /// once.
+    #[serde(with = "Seconds")]
     pub linger_timeout: Duration,
-    /// Maximum requests on one connection, so that clients are redistributed over the workers.
+    /// Maximum requests per connection
+    ///
+    /// Then the connection is closed, so that clients spread anew over the workers.
+    #[schemars(range(min = 1))]
     pub max_requests: u32,
-    /// Maximum ranges of one request; beyond it the whole file is sent (RFC 9110, 14.2 on abuse).
+    /// Maximum wrong passwords per address and minute; more: 429; 0: no limit
+    ///
+    /// Of IPv6, a /64 counts as one address.
+    pub max_password_attempts: u32,
+    /// Maximum ranges per request; more: the whole file is sent
+    ///
+    /// RFC 9110, 14.2 names many ranges an abuse. 0 ignores every range.
     pub max_ranges: usize,
-    /// Maximum pipelined responses per turn of one client.
+    /// Maximum pipelined responses per turn of the event loop
+    #[schemars(range(min = 1))]
     pub max_pipelined: usize,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
+            max_connections: None,
             max_request_line_bytes: Bytes::kib(8),
             max_header_bytes: Bytes::kib(32),
             max_header_fields: 100,
@@ -64,6 +118,7 @@ impl Default for Limits {
             disk_timeout: Duration::from_secs(60),
             linger_timeout: Duration::from_secs(2),
             max_requests: 100_000,
+            max_password_attempts: 20,
             max_ranges: 16,
             max_pipelined: 32,
         }

@@ -13,6 +13,8 @@ use alloc::vec::Vec;
 
 use amped_http::status::Status;
 use amped_http::uri;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::glob::Glob;
 
@@ -138,12 +140,15 @@ impl Route {
     }
 }
 
-/// A file served for missing ones in a folder, with the status of an existing file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// File that is served in place of any missing path below a folder, for applications with client-side routes
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 pub struct Fallback {
-    /// The folder's clean path, with its final slash.
+    /// Folder, with a slash at both ends
+    #[schemars(example = "/app/")]
     pub folder: Box<str>,
-    /// The file's clean path.
+    /// File in that folder
+    #[schemars(example = "/app/index.html")]
     pub file: Box<str>,
 }
 

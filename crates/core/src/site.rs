@@ -4,6 +4,7 @@
 //! machine: `server/disk` finds the root of a site by the site's number.
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -13,6 +14,7 @@ use amped_http::method::Method;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 use amped_units::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::auth::Guard;
@@ -64,16 +66,17 @@ pub struct Site {
 }
 
 /// Which symbolic links are followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Symlinks {
-    /// Those that resolve to a target beneath the root.
+    /// Those whose target is below the root
     #[default]
     Within,
-    /// The same, if link and target have the same owner.
+    /// Those, if link and target have the same owner
     Owner,
-    /// All.
+    /// All, also out of the root
     Any,
-    /// None.
+    /// None
     None,
 }
 
@@ -175,19 +178,54 @@ impl Site {
     }
 }
 
-/// How variants are named, and what is sent if the choice is ambiguous or empty.
-#[derive(Clone, Debug)]
+/// Content negotiation by pattern: files that exist in several languages, charsets or types
+///
+/// The last table whose `match` matches applies.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 pub struct NegotiationRule {
-    /// The requested paths.
+    /// Requested paths that the rule applies to, where no file has that name
+    #[serde(rename = "match")]
+    #[schemars(example = "/docs/**")]
     pub pattern: Glob,
-    /// Extensions for languages, as tags such as `en` or `pt-BR`, in order of preference.
+    /// Suffixes that are languages, the best first
+    #[serde(default)]
+    #[schemars(extend("examples" = [["en", "de", "pt-BR"]]))]
     pub languages: Vec<Box<str>>,
-    /// Extensions for charsets, in order of preference.
+    /// Suffixes that are charsets, the best first
+    #[serde(default)]
+    #[schemars(extend("examples" = [["utf-8", "iso-8859-1"]]))]
     pub charsets: Vec<Box<str>>,
-    /// Whether several equally good variants are listed (300); else the first is sent.
-    pub list_ties: bool,
-    /// Whether a client that accepts no variant gets a 406; else one is sent anyway.
-    pub refuse: bool,
+    /// Response to a client to which several variants are equally good
+    #[serde(default)]
+    pub ambiguous: Ambiguous,
+    /// Response to a client that accepts no variant
+    #[serde(default)]
+    pub unacceptable: Unacceptable,
+}
+
+/// The response where several variants are equally good.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Ambiguous {
+    /// The first of them
+    #[default]
+    #[serde(rename = "first")]
+    First,
+    /// 300 with a list of all
+    #[serde(rename = "300")]
+    List,
+}
+
+/// The response where no variant is acceptable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Unacceptable {
+    /// The nearest one
+    #[default]
+    #[serde(rename = "first")]
+    First,
+    /// 406 with a list of all
+    #[serde(rename = "406")]
+    Refuse,
 }
 
 /// Paths that are served by an application.
@@ -206,25 +244,37 @@ pub struct AppRule {
     pub cache: Option<Duration>,
 }
 
-/// Header fields for matching paths.
-#[derive(Clone, Debug)]
+/// Response header fields by pattern
+///
+/// All tables whose `match` matches apply, in order; a later one replaces the value of an earlier one.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 pub struct HeaderRule {
-    /// The paths.
+    /// Paths that the rule applies to
+    ///
+    /// `*` matches within a directory, `**` across, `?` one character, `{a,b}` either; without a slash, a file's name anywhere.
+    #[serde(rename = "match")]
+    #[schemars(example = "*.css")]
     pub pattern: Glob,
-    /// The value of Cache-Control, for responses that carry or confirm a file (200, 206, 304), but no errors.
+    /// Value of Cache-Control, on files and on no error
+    ///
+    /// Sent with status 200, 206 and 304.
+    #[schemars(example = "max-age=3600")]
     pub cache_control: Option<Box<str>>,
-    /// Names and values of fields for every response, including errors.
-    pub set: Vec<(Box<str>, Box<str>)>,
+    /// Names and values of fields on every response, errors included
+    #[serde(default)]
+    #[schemars(extend("examples" = [{ "X-Frame-Options": "DENY" }]))]
+    pub set: BTreeMap<Box<str>, Box<str>>,
 }
 
-/// The inputs of an entity tag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+/// What an entity tag is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum EtagForm {
-    /// Size, modification and change time to the nanosecond, and inode: changes
-    /// with every modification of the file, even if its old times are restored.
+    /// Size, modification and change time to the nanosecond, and inode: changes even if the old times are put back
     #[default]
     Full,
-    /// Size and modification time only: the same on every host behind a balancer that has the file with its times.
+    /// Size and modification time: the same on each host behind a load balancer
     Portable,
 }
 

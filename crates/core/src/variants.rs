@@ -20,7 +20,7 @@ use hashbrown::Equivalent;
 use crate::cache::policy::{Store, StoreCounts};
 use crate::file::FileVersion;
 use crate::resource::Resource;
-use crate::site::Site;
+use crate::site::{Ambiguous, Site, Unacceptable};
 use crate::traits::{Traits, last_segment, split};
 use crate::vary::Vary;
 
@@ -147,15 +147,16 @@ impl Variants {
             (language, charset, size, Arc::clone(&file.resource.name))
         });
         let (_, first) = found.first()?;
+        let refuse = rule.unacceptable == Unacceptable::Refuse;
         // A 406 depends on every field by which another variant could have been chosen.
         let differ = |same: &dyn Fn(&Traits) -> bool| found.iter().any(|(_, other)| !same(other));
         let has_charset = found.iter().any(|(_, traits)| traits.charset.is_some());
         let has_language = found.iter().any(|(_, traits)| traits.language.is_some());
         let is_coded = found.iter().any(|(file, _)| file.codings.iter().any(|coding| *coding != Coding::Identity));
         let vary = Vary::NOTHING
-            .and_if(Vary::ACCEPT, rule.refuse || differ(&|other| essence(other) == essence(first)))
-            .and_if(Vary::LANGUAGE, has_language && (rule.refuse || differ(&|other| other.language == first.language)))
-            .and_if(Vary::CHARSET, has_charset && (rule.refuse || differ(&|other| other.charset == first.charset)))
+            .and_if(Vary::ACCEPT, refuse || differ(&|other| essence(other) == essence(first)))
+            .and_if(Vary::LANGUAGE, has_language && (refuse || differ(&|other| other.language == first.language)))
+            .and_if(Vary::CHARSET, has_charset && (refuse || differ(&|other| other.charset == first.charset)))
             .and_if(Vary::ENCODING, is_coded);
         let list = found
             .into_iter()
@@ -165,7 +166,7 @@ impl Variants {
                 file
             })
             .collect();
-        Some(Variants { list, vary, list_ties: rule.list_ties, refuse: rule.refuse })
+        Some(Variants { list, vary, list_ties: rule.ambiguous == Ambiguous::List, refuse })
     }
 
     /// Whether both have the same variants in the same states.
@@ -358,8 +359,8 @@ mod tests {
             pattern: Glob::new("/docs/**"),
             languages: vec!["fr".into(), "en".into(), "es".into(), "pt-BR".into()],
             charsets: vec!["utf-8".into(), "latin1".into()],
-            list_ties: false,
-            refuse: false,
+            ambiguous: Ambiguous::First,
+            unacceptable: Unacceptable::First,
         };
         let precompressed = vec![Coding::Brotli, Coding::Gzip];
         let index = vec!["index.html".into(), "start.html".into()];
@@ -537,13 +538,18 @@ mod tests {
         assert!(negotiations.is_empty());
     }
 
+    fn set(rule: &mut NegotiationRule, list_ties: bool, refuse: bool) {
+        rule.ambiguous = if list_ties { Ambiguous::List } else { Ambiguous::First };
+        rule.unacceptable = if refuse { Unacceptable::Refuse } else { Unacceptable::First };
+    }
+
     #[test]
     fn ambiguous_choice_follows_configuration() {
         let mut site = site();
         let files =
             [file("/docs/page.en.html", 1, 5), file("/docs/page.fr.html", 2, 5), file("/docs/page.en.pdf", 3, 5)];
         let mut check = |list_ties: bool, refuse: bool, fields: &str, expected: Negotiated| {
-            (site.negotiations[0].list_ties, site.negotiations[0].refuse) = (list_ties, refuse);
+            set(&mut site.negotiations[0], list_ties, refuse);
             let variants = Arc::new(Variants::of(&site, b"/docs/page", &files).expect("some"));
             assert_eq!(ask(&mut NegotiationCache::new(0), &variants, fields), expected, "{fields}");
             variants.vary.value()
@@ -563,7 +569,7 @@ mod tests {
         let alone = [file("/docs/page.en.html", 1, 5)];
         let vary = |refuse: bool| {
             let mut site = self::site();
-            site.negotiations[0].refuse = refuse;
+            set(&mut site.negotiations[0], false, refuse);
             Variants::of(&site, b"/docs/page", &alone).expect("some").vary.value()
         };
         assert_eq!([vary(false), vary(true)], ["", "Accept, Accept-Language"]);

@@ -15,20 +15,24 @@
 
 use alloc::vec::Vec;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::text::{list, trim_ows};
 
-/// A content coding that we can send (RFC 9110, 8.4.1). Ordered by preference: the last compresses text best.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// A content coding that we can send (RFC 9110, 8.4.1). Ordered by preference: the last shrinks text most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Coding {
-    /// None: the plain file.
+    /// None: the file itself.
+    #[schemars(skip)]
     Identity,
-    /// RFC 1952.
+    /// RFC 1952
     Gzip,
-    /// RFC 8878.
+    /// RFC 8878
     Zstd,
-    /// RFC 7932.
+    /// RFC 7932
+    #[serde(rename = "br")]
     Brotli,
 }
 

@@ -1,7 +1,6 @@
 //! `amped`, the web server: parses the command line and runs the command.
 #![forbid(unsafe_code)]
 
-use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use amped::config::cli::{self, Command};
@@ -22,12 +21,7 @@ fn main() -> ExitCode {
             serve::serve(&flags)
         }
         Command::Preload(flags) => preload::preload(&flags),
-        Command::Check(flags) => match config::check(&flags) {
-            Ok(summary) => serve::print(&summary),
-            Err(error) => {
-                say::plain(&error.report(io::stderr().is_terminal()));
-                ExitCode::from(error.exit_status())
-            }
-        },
+        Command::Config(flags) => serve::print(&config::page(flags.page)),
+        Command::Check(flags) => serve::print_or_report(config::check(&flags)),
     }
 }

@@ -35,7 +35,7 @@ use amped_sys::process;
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
-use crate::config::optimise::{Optimisation, Optimise};
+use crate::config::optimise::Optimise;
 use crate::config::settings::ContentMode;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::metrics::{Meter, Phase, Timing};
@@ -129,7 +129,7 @@ pub struct Sender {
     /// A file that has not changed for longer is sent by sendfile; a newer one is copied. Editors, and people,
     /// save again within a minute, the default.
     sendfile_min_age: Duration,
-    /// [`Optimisation::Sendfile`]: use sendfile if possible; otherwise copy.
+    /// `[optimise] sendfile`: use sendfile if possible; otherwise copy.
     lends: bool,
     style: Style,
     backoff: EvictionBackoff,
@@ -234,10 +234,7 @@ pub struct Style {
 
 impl Style {
     fn of(optimise: &Optimise) -> Style {
-        Style {
-            string_caches: optimise.has(Optimisation::StringCaches),
-            aligned: optimise.has(Optimisation::HeaderAlignment),
-        }
+        Style { string_caches: optimise.string_caches, aligned: optimise.header_alignment }
     }
 
     fn date(self, wall: &WallClock) -> [u8; date::LEN] {
@@ -296,7 +293,7 @@ impl Sender {
             spare: Vec::new(),
             window: vec![0; WINDOW as usize],
             sendfile_min_age: generation.settings.send.sendfile_min_age,
-            lends: generation.settings.optimise.has(Optimisation::Sendfile),
+            lends: generation.settings.optimise.sendfile,
             style: Style::of(&generation.settings.optimise),
             backoff: EvictionBackoff::default(),
             looks: 0,
@@ -316,7 +313,7 @@ impl Sender {
     /// Applies another configuration. Residency tests and mappings are kept.
     pub fn renew(&mut self, generation: &ConfigSnapshot) {
         self.sendfile_min_age = generation.settings.send.sendfile_min_age;
-        self.lends = generation.settings.optimise.has(Optimisation::Sendfile);
+        self.lends = generation.settings.optimise.sendfile;
         self.style = Style::of(&generation.settings.optimise);
     }
 

@@ -30,7 +30,6 @@ use crate::admin::AdminEndpoint;
 use crate::app::Apps;
 use crate::arch;
 use crate::clock::Clock;
-use crate::config::optimise::Optimisation;
 use crate::config::settings::{HelperKind, LogTarget, MetricsSettings, Settings, form};
 use crate::config::{self, cli};
 use crate::config_snapshot::ConfigSnapshot;
@@ -94,16 +93,13 @@ struct Threads {
 
 /// Serves until a signal stops it.
 pub fn serve(flags: &cli::Serve) -> ExitCode {
+    if flags.print_config {
+        return print_or_report(config::print(flags));
+    }
     let settings = match config::load(flags) {
         Ok(settings) => settings,
-        Err(error) => {
-            say::plain(&error.report(io::IsTerminal::is_terminal(&io::stderr())));
-            return ExitCode::from(error.exit_status());
-        }
+        Err(error) => return print_or_report(Err(error)),
     };
-    if flags.print_config {
-        return print(&config::print(&settings));
-    }
     let server = Signals::block().map_err(|error| format!("cannot block signals: {error}")).and_then(|signals| {
         let server = Server::start(flags, settings, signals)?;
         server.greet();
@@ -114,6 +110,17 @@ pub fn serve(flags: &cli::Serve) -> ExitCode {
         Err(message) => {
             say!("{message}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints a page, or on standard error what is wrong with the configuration.
+pub fn print_or_report(page: Result<String, config::Error>) -> ExitCode {
+    match page {
+        Ok(page) => print(&page),
+        Err(error) => {
+            say::plain(&error.report(io::IsTerminal::is_terminal(&io::stderr())));
+            ExitCode::from(error.exit_status())
         }
     }
 }
@@ -181,7 +188,7 @@ impl Server {
         let whose = owner.as_ref().map(|(_, user, gid)| (user.uid, *gid));
         let sink = Sink::open(target, whose).map_err(cannot_log)?;
         let control = settings.control.as_ref().map(|path| Control::open(path, whose)).transpose()?;
-        let exporter = settings.metrics.listen.map(|asked| exporter(asked, addresses.iter())).transpose()?;
+        let exporter = settings.metrics.listen.map(|asked| exporter(asked.0, addresses.iter())).transpose()?;
         let admin = AdminEndpoint::new(control, exporter, &signals)
             .map_err(|error| format!("cannot receive signals: {error}"))?;
         let segment = board_of(&settings)?.map(Arc::new);
@@ -373,10 +380,10 @@ impl Server {
             ("workers", settings.workers != self.workers_asked),
             ("user or group", (&settings.user, &settings.group) != (&old.user, &old.group)),
             ("log.access", settings.log.access != old.log.access),
-            ("helpers.as", settings.helpers.kind != old.helpers.kind),
+            ("helpers.kind", settings.helpers.kind != old.helpers.kind),
             ("send.residency", settings.send.residency != old.send.residency),
             ("send.content", settings.send.content != old.send.content),
-            ("cache.mapped_bytes", settings.send.mapped_bytes != old.send.mapped_bytes),
+            ("send.mapped_bytes", settings.send.mapped_bytes != old.send.mapped_bytes),
             ("control.socket", settings.control != old.control),
             ("metrics.file", settings.metrics.file != old.metrics.file),
             ("metrics.listen", settings.metrics.listen != old.metrics.listen),
@@ -473,7 +480,7 @@ impl Orders for Crew {
 impl Threads {
     /// Starts watching directories, if that is enabled.
     fn watch(&self, generation: &ConfigSnapshot) {
-        if generation.settings.watch {
+        if generation.settings.budgets.watch {
             let audience = match &generation.caches {
                 Some(shared) => Audience::Shared(shared.clone()),
                 None => Audience::Workers(self.mailboxes.clone()),
@@ -655,14 +662,16 @@ fn share(settings: &Settings) -> Result<Share, String> {
 fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSnapshot, String> {
     let form = form(settings.architecture);
     settings.budgets = settings.optimise.budgets(settings.budgets);
-    settings.log.hostname = settings.optimise.hostnames(settings.log.hostname);
+    if !settings.optimise.dns_cache {
+        settings.log.hostname_entries = 0;
+    }
     if !settings.send.content.keeps_bodies() {
         settings.budgets.max_content_file_bytes = Bytes(0);
     }
     if form.processes {
         // The configured budgets apply to all together (Flash, section 6: its MP has smaller caches in each process).
         settings.budgets = settings.budgets.split(settings.workers);
-        if !settings.optimise.has(Optimisation::ContentCache) {
+        if !settings.optimise.content_cache {
             settings.shared_cache = None;
         }
         if settings.shared_cache.is_some() {
@@ -674,7 +683,7 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
     let workers = if form.pool { 1 } else { settings.workers };
     let Share { files, connections: bearable, .. } = share(&settings)?;
     settings.budgets.descriptors = files;
-    let connections = match settings.connections {
+    let connections = match settings.limits.max_connections {
         // More would leave no descriptor to open a file with: their requests would get 503.
         Some(connections) if !form.pool && connections > bearable => {
             let limit = process::raise_descriptor_limit();

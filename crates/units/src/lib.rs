@@ -10,8 +10,10 @@ mod duration;
 mod number;
 mod rate;
 mod time;
+mod written;
 
 pub use bytes::{Bytes, ParseBytesError};
 pub use duration::{ParseDurationError, parse_duration};
 pub use rate::{BitsPerSecond, ParseBitsPerSecondError};
 pub use time::Time;
+pub use written::{OptionalSeconds, Seconds};

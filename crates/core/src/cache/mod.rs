@@ -22,7 +22,9 @@ use core::ops::AddAssign;
 use core::time::Duration;
 
 use amped_http::negotiate::Coding;
-use amped_units::{Bytes, Time};
+use amped_units::{Bytes, Seconds, Time};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::event::{Answer, Found, ListWork, Missing, NameWork, Opened, Work};
 use crate::file::{Content, FileHandle, FileVersion, Stored};
@@ -39,47 +41,70 @@ use path::{CachedEntry, LookupResult, PathCache};
 use policy::StoreCounts;
 use uri::UriCache;
 
-/// Sizes of the caches, and lifetimes of their entries.
-#[derive(Clone, Debug, PartialEq)]
+/// Caches, of each worker
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct Budgets {
-    /// Maximum entries of the URI cache, about 200 bytes each. Off
-    /// by default: cleaning a path costs less here than a lookup.
+    /// Request targets whose decoded path is kept, if `[optimise] uri_cache` is on
+    ///
+    /// About 200 bytes each.
     pub uri_entries: usize,
-    /// Maximum cached choices among variants, about 250 bytes each; 512 on average at most.
-    pub negotiation_entries: usize,
-    /// Maximum entries of the path cache, including negative ones. About 300 bytes each; 512 on average at most.
+    /// Names whose file is known, about 300 bytes each
+    ///
+    /// Names of files that do not exist are included.
     pub path_entries: usize,
-    /// Maximum bytes of prepared heads. One takes 250 to 400 bytes, and each representation may have two (200 and 304).
+    /// Results of content negotiation, about 250 bytes each
+    pub negotiation_entries: usize,
+    /// Bytes of response headers, 250 to 400 bytes each
+    ///
+    /// A file has up to two: for status 200 and 304.
     pub head_bytes: Bytes,
-    /// Maximum bytes of file content in memory.
+    /// Bytes of file contents
+    ///
+    /// In memory of the server; responses of applications with `cache` are among them.
     pub content_bytes: Bytes,
-    /// Maximum size of a file that is kept in memory as a whole; of a larger file the descriptor is kept, and the page
-    /// cache serves it. One `send` from memory beats sendfile below 32 to 64 KiB (web-server notes of the project: 5.0
-    /// against 5.5 microseconds at 16 KiB, 8.7 against 8.5 at 64 KiB).
+    /// Larger files are sent from the system's page cache
+    ///
+    /// Below 32 to 64 KiB one send(2) from memory costs less than sendfile(2): 5.0 against 5.5 microseconds at 16 KiB, 8.7
+    /// against 8.5 at 64 KiB.
     pub max_content_file_bytes: Bytes,
-    /// Maximum decompressed size of a file that exists only in compressed form; it is decompressed in memory. The
-    /// changelogs of Debian's packages, for which this is made, reach 7 MB.
+    /// Maximum size to which a lone name.gz is unpacked
+    ///
+    /// For clients that do not accept gzip. The changelogs of Debian's packages, for which this is made, reach 7 MB.
     pub max_unpacked_file_bytes: Bytes,
-    /// Maximum open descriptors of large files.
+    /// Larger files that are kept open
     pub descriptors: usize,
-    /// Age after which an entry is revalidated.
+    /// A changed file is noticed after this at the latest
+    ///
+    /// An entry is used this long before the file system is asked again.
+    #[serde(with = "Seconds")]
     pub revalidate: Duration,
-    /// Maximum age of an entry that is served while its revalidation waits
-    /// for the disk: a busy disk must not delay what is in memory.
+    /// Maximum age of an entry that is used while the disk is busy
+    #[serde(with = "Seconds")]
     pub max_stale: Duration,
-    /// Whether the entity tag and media type of a file are computed
-    /// once, when it is opened, instead of for each response.
+    /// Share names and contents among the processes of architecture mp
+    ///
+    /// They then have one cache of this size together instead of a part of it each.
+    pub shared: bool,
+    /// Watch directories (inotify), so that a change is noticed at once
+    ///
+    /// Costs a watch for each directory, in mp once for each process, of which the system has only so many for a user, and
+    /// wakes workers for each change in a busy directory. Changes on other hosts of a network file system are not reported.
+    pub watch: bool,
+    /// Whether entity tag and media type are computed once, when a file is opened, rather than for each response.
+    #[serde(skip)]
     pub ready_headers: bool,
-    /// Whether generated pages are cached, among the contents.
+    /// Whether generated pages are kept, among the contents.
+    #[serde(skip)]
     pub made_pages: bool,
 }
 
 impl Default for Budgets {
     fn default() -> Budgets {
         Budgets {
-            uri_entries: 0,
-            negotiation_entries: 4096,
+            uri_entries: 8192,
             path_entries: 8192,
+            negotiation_entries: 4096,
             head_bytes: Bytes::mib(4),
             content_bytes: Bytes::mib(64),
             max_content_file_bytes: Bytes::kib(32),
@@ -87,6 +112,8 @@ impl Default for Budgets {
             descriptors: 1024,
             revalidate: Duration::from_secs(1),
             max_stale: Duration::from_secs(10),
+            shared: false,
+            watch: false,
             ready_headers: true,
             made_pages: true,
         }

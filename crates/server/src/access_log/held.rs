@@ -185,7 +185,7 @@ mod tests {
             delayed: true,
             string_caches: true,
             hostnames: true,
-            hostname: HostnameLimits::default(),
+            ..LogSettings::default()
         };
         let mut log = AccessLog::new(&settings, Some(Writer::new(&settings, Clock::start())));
         let mut record = Record::default();

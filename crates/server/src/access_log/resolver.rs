@@ -61,7 +61,7 @@ pub(super) trait Waiter: Send + Sync + 'static {
 impl Resolvers {
     /// Creates the state; no thread is started yet.
     pub(super) fn new(settings: &LogSettings) -> Resolvers {
-        let names = HostnameCache::new(settings.hostname.clone());
+        let names = HostnameCache::new(settings.hostname_limits());
         let (wanted, stopping, cannot_start) = (settings.hostnames, false, false);
         let state = State { wanted, names, threads: 0, idle: 0, stopping, cannot_start };
         Resolvers { state: Mutex::new(state), wake: Condvar::new() }
@@ -76,7 +76,7 @@ impl Resolvers {
     pub(super) fn renew(&self, settings: &LogSettings) {
         let mut state = self.lock();
         state.wanted = settings.hostnames;
-        state.names.renew(settings.hostname.clone());
+        state.names.renew(settings.hostname_limits());
     }
 
     /// Makes the resolvers exit. They are not joined: one may block for as long as a name server is silent.

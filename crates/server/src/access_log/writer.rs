@@ -542,7 +542,6 @@ pub(crate) fn end_log((writer, thread): (Arc<Writer>, JoinHandle<()>), clock: Cl
 mod tests {
     use super::*;
     use crate::access_log::{AccessLog, Peer};
-    use amped_core::cache::hostname::HostnameLimits;
     use amped_core::record::Record;
     use amped_core::reply::WallClock;
 
@@ -556,7 +555,7 @@ mod tests {
             delayed: true,
             string_caches: true,
             hostnames: false,
-            hostname: HostnameLimits::default(),
+            ..LogSettings::default()
         };
         // A writer whose thread hangs, as on a dead disk: no batch is taken.
         let writer = Writer::new(&settings, Clock::start());

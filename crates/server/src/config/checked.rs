@@ -1,133 +1,96 @@
-//! The configuration as the server uses it: flags over file over defaults, checked once and then believed.
+//! What the keys of the configuration mean together: a [`File`], completed by flags, becomes [`Settings`].
 //!
-//! `settle` is the one place where these three meet. What it hands out needs no second look: an address can be
-//! bound, a root was a folder, a header value cannot break out of its line. What it refuses, it notes with its place,
-//! and goes on, so that one run tells everything.
+//! Flags go over the file, the file over the defaults; `settle` is where they meet. What it hands out needs no second look: an
+//! address can be bound, a root was a folder, a header value cannot break out of its line. What it refuses, it notes with its
+//! place, and goes on, so that one run tells everything. The file is left as it is in force, with absolute paths, to be printed.
 //!
-//! A default that depends on another key (`min_spare` on `max`, say) gives way when only the other one is written; two
-//! that are written and contradict each other are a problem.
+//! A default that depends on another key (`min_spare` on `max`, say) gives way when only the other one is written; two that are
+//! written and contradict each other are a problem.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr};
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::net::Ipv6Addr;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use amped_core::auth::Guard;
-use amped_core::cache::Budgets;
-use amped_core::cache::hostname::HostnameLimits;
 use amped_core::cors::CorsRule;
 use amped_core::glob::Glob;
-use amped_core::limits::Limits;
-use amped_core::routes::{Fallback, FixedResponse, Route, RouteAction};
-use amped_core::site::{AppRule, EtagForm, HeaderRule, NegotiationRule, Site, Sites, Symlinks, Types};
-use amped_http::h1::request;
-use amped_http::negotiate::Coding;
+use amped_core::routes::{FixedResponse, Route, RouteAction};
+use amped_core::site::{AppRule, Site, Sites, Types};
 use amped_http::status::Status;
-use amped_units::Bytes;
 use clap::ValueEnum;
-use toml::Spanned;
 
 use super::cli::Serve;
 use super::error::Findings;
-use super::file::{self, File, Key};
-use super::optimise::{Optimisation, Optimise};
-use super::print::Literal;
+use super::file::{AppTable, AuthTable, File, RouteTable, SiteTable};
+use super::read::{Node, Read, check_ranges};
+use super::schema;
 use super::settings::{
-    AppKind, AppSettings, Form, HelperSettings, LogSettings, LogTarget, MetricsSettings, SendSettings, Settings,
-    SharedSettings, SiteRoot, SpoolSettings, form, number, parse_listen,
+    Address, AppKind, AppSettings, Form, LogTarget, Settings, SharedSettings, SiteRoot, form, number, parse_listen,
 };
 use super::types;
 
-/// Targets of the URI cache, once that is switched on.
-const URI_ENTRIES: usize = 8192;
-
 /// Makes the settings of flags and file; `folder` is where the file lies, to which its paths are relative. `None` only
 /// with something noted in `findings`.
-pub(super) fn settle(flags: &Serve, file: &File, folder: &Path, findings: &mut Findings) -> Option<Settings> {
-    let mut check =
-        Checker { folder, whole: findings.is_empty(), findings, accounts: Vec::new(), keeps_no_bodies: false };
-    let listen = check.listen(&flags.listen, &file.listen);
-    let architecture = flags.architecture.or(file.architecture).unwrap_or_default();
-    let form = form(architecture);
-    let workers = check.workers(flags, &file.workers, &form);
-    let user = flags.user.clone().or_else(|| check.name(&file.user, "user"));
-    let group = check.name(&file.group, "group");
-    if let Some(key) = file.group.as_ref().filter(|_| user.is_none()) {
-        let help = "write `user` too, or take `group` out".to_owned();
-        check.findings.at(key.span(), "`group` is given without `user`".to_owned(), help);
-    }
-    let helpers = check.helpers(flags, &file.helpers);
-    let given = [("--helpers", flags.helpers.is_some()), ("--helpers-as", flags.helpers_as.is_some())];
-    for (flag, _) in given.iter().filter(|(_, is_given)| *is_given && !form.helpers) {
-        let help = "take it out, or serve with `--architecture amped`, whose loops have helpers";
-        let name = architecture.to_possible_value().map_or_else(String::new, |name| name.get_name().to_owned());
-        check.findings.usage(format!("`{flag}` is given, but the architecture {name} has no helpers"), help);
-    }
-    let optimise = Optimise::settle(file.optimise.switches(), &flags.without, &flags.with);
-    let log = check.log(flags, &file.log, &optimise);
-    let limits = check.limits(&file.limits);
-    let connections = file
-        .limits
-        .max_connections
-        .is_some()
-        .then(|| check.positive(&file.limits.max_connections, "max_connections", 1));
-    // One of a pool has one connection.
-    let workers = if form.pool { workers.min(connections.unwrap_or(usize::MAX)) } else { workers };
-    let budgets = check.budgets(&file.cache);
-    check.keeps_no_bodies = budgets.content_bytes.0 == 0;
-    // As much as the processes would have together without it, and files up to the same size.
-    let shared = SharedSettings {
-        bytes: budgets.content_bytes,
-        file_max: budgets.max_content_file_bytes,
-        entries: budgets.path_entries,
-    };
-    let holds_any = shared.bytes.0 > 0 && shared.entries > 0;
-    let shared_cache = (holds_any && file.cache.shared.unwrap_or(false)).then_some(shared);
-    let spool = check.spool(&file.spool);
-    let send = SendSettings {
-        sendfile_min_age: or(&file.send.sendfile_min_age, Duration::from_secs(60)),
-        residency: flags.residency.or(file.send.residency).unwrap_or_default(),
-        content: flags.content.or(file.send.content).unwrap_or_default(),
-        mapped_bytes: or(&file.cache.mapped_bytes, Bytes::mib(64)),
-    };
-    let stop_deadline = or(&file.stop.deadline, Duration::from_secs(10));
-    let control = check.control(flags, &file.control.socket);
-    let metrics = check.metrics(flags, &file.metrics);
-    let (sites, roots, apps) = check.sites(flags, file)?;
-    Some(Settings {
-        listen,
-        architecture,
-        workers,
-        user,
-        group,
-        helpers,
-        log,
-        limits,
-        connections,
-        budgets,
-        shared_cache,
-        optimise,
-        send,
-        spool,
-        stop_deadline,
-        watch: file.cache.watch.unwrap_or(false),
-        control,
-        metrics,
-        sites: Arc::new(sites),
-        roots,
-        accounts: check.accounts.into_iter().map(|(path, _)| path).collect(),
-        max_password_attempts: NonZeroU32::new(or(&file.limits.max_password_attempts, 20)),
-        apps,
-    })
+pub(super) fn settle(
+    flags: &Serve,
+    mut read: Read<'_>,
+    folder: &Path,
+    findings: &mut Findings,
+) -> (File, Option<Settings>) {
+    let whole = findings.is_empty();
+    apply_flags(flags, &mut read);
+    let mut file = read.file.clone();
+    let root = read.root();
+    let mut check = Checker { folder, whole, findings, accounts: Vec::new() };
+    check.ranges(&file, root);
+    let settings = check.settings(flags, &mut file, root);
+    (file, settings)
 }
 
-/// A key's value, or its default.
-fn or<T: Copy + Into<U>, U>(key: &Key<T>, default: U) -> U {
-    key.as_ref().map_or(default, |key| (*key.get_ref()).into())
+/// Puts the flags in the place of what the file says.
+fn apply_flags(flags: &Serve, read: &mut Read<'_>) {
+    let mut given = Vec::new();
+    let file = &mut read.file;
+    let mut has = |is_given: bool, table, key| given.extend(is_given.then_some((table, key)));
+    has(!flags.listen.is_empty(), "", "listen");
+    has(flags.workers.is_some(), "", "workers");
+    has(flags.user.is_some(), "", "user");
+    has(flags.helpers.is_some(), "helpers", "max");
+    has(flags.access_log.is_some(), "log", "access");
+    has(flags.control.is_some(), "control", "socket");
+    has(flags.metrics_file.is_some(), "metrics", "file");
+    has(flags.metrics_listen.is_some(), "metrics", "listen");
+    if !flags.listen.is_empty() {
+        file.listen = flags.listen.iter().copied().map(Address).collect();
+    }
+    set(&mut file.architecture, &flags.architecture);
+    file.workers = flags.workers.or(file.workers);
+    file.user = flags.user.clone().or(file.user.take());
+    set(&mut file.helpers.max, &flags.helpers);
+    if flags.helpers.is_some() {
+        // The flag was not written with this file in mind: what it contradicts gives way.
+        file.helpers.min_spare = file.helpers.min_spare.min(file.helpers.max);
+    }
+    set(&mut file.helpers.kind, &flags.helpers_kind);
+    set(&mut file.send.residency, &flags.residency);
+    set(&mut file.send.content, &flags.content);
+    set(&mut file.log.access, &flags.access_log);
+    set(&mut file.log.format, &flags.log_format);
+    file.control.socket = flags.control.clone().or(file.control.socket.take());
+    file.metrics.file = flags.metrics_file.clone().or(file.metrics.file.take());
+    file.metrics.listen = flags.metrics_listen.map(Address).or(file.metrics.listen);
+    file.optimise = file.optimise.switched(&flags.without, &flags.with);
+    given.into_iter().for_each(|(table, key)| read.forget(table, key));
+}
+
+fn set<T: Clone>(key: &mut T, flag: &Option<T>) {
+    if let Some(value) = flag {
+        *key = value.clone();
+    }
 }
 
 struct Checker<'a> {
@@ -137,360 +100,257 @@ struct Checker<'a> {
     findings: &'a mut Findings,
     /// Files of accounts that have been named so far, and where first.
     accounts: Vec<(PathBuf, Range<usize>)>,
-    /// The configuration says so.
-    keeps_no_bodies: bool,
 }
 
 impl Checker<'_> {
-    fn listen(&mut self, flags: &[SocketAddr], key: &Key<Vec<Spanned<String>>>) -> Vec<SocketAddr> {
-        if !flags.is_empty() {
-            return flags.to_vec();
+    fn ranges(&mut self, file: &File, root: Node<'_>) {
+        let value = serde_json::to_value(file).unwrap_or_default();
+        check_ranges(&value, schema::schema(), "", root, self.findings);
+    }
+
+    fn settings(&mut self, flags: &Serve, file: &mut File, root: Node<'_>) -> Option<Settings> {
+        self.listen(root.get("listen"));
+        let form = form(file.architecture);
+        // One of a pool has one connection.
+        let most = file.limits.max_connections.filter(|_| form.pool).unwrap_or(usize::MAX);
+        let workers = file.workers.unwrap_or(form.workers).min(most);
+        file.workers = Some(workers);
+        self.name(file.user.as_deref(), root.get("user"), "user");
+        self.name(file.group.as_deref(), root.get("group"), "group");
+        if file.group.is_some() && file.user.is_none() {
+            let help = "write `user` too, or take `group` out";
+            self.findings.at(root.get("group").span(), "`group` is given without `user`", help);
         }
-        let Some(key) = key else { return vec![SocketAddr::from(([127, 0, 0, 1], 8080))] };
-        if key.get_ref().is_empty() {
-            self.findings.at(key.span(), "`listen` is empty, so no one could connect", "write [\"127.0.0.1:8080\"]");
-        }
+        self.flags_of_helpers(flags, &form, file);
+        self.helpers(file, root.get("helpers"));
+        self.log(file, root.get("log"));
+        self.limits(file, root.get("limits"));
+        self.cache(file, root.get("cache"));
+        self.spool(file, root.get("spool"));
+        self.control(file, root.get("control"));
+        self.metrics(flags, file, root.get("metrics"));
+        let (sites, roots, apps) = self.sites(flags, file, root)?;
+        // As much as the processes would have together without it, and files up to the same size.
+        let shared = SharedSettings {
+            bytes: file.cache.content_bytes,
+            file_max: file.cache.max_content_file_bytes,
+            entries: file.cache.path_entries,
+        };
+        let is_shared = file.cache.shared && shared.bytes.0 > 0 && shared.entries > 0;
+        let mut log = file.log.clone();
+        (log.delayed, log.string_caches) = (file.optimise.delayed_log, file.optimise.string_caches);
+        Some(Settings {
+            listen: file.listen.iter().map(|address| address.0).collect(),
+            architecture: file.architecture,
+            workers,
+            user: file.user.clone(),
+            group: file.group.clone(),
+            helpers: file.helpers.clone(),
+            log,
+            limits: file.limits.clone(),
+            budgets: file.cache.clone(),
+            shared_cache: is_shared.then_some(shared),
+            optimise: file.optimise,
+            send: file.send.clone(),
+            spool: file.spool.clone(),
+            stop_deadline: file.stop.deadline,
+            control: file.control.socket.clone(),
+            metrics: file.metrics.clone(),
+            sites: Arc::new(sites),
+            roots,
+            accounts: std::mem::take(&mut self.accounts).into_iter().map(|(path, _)| path).collect(),
+            max_password_attempts: NonZeroU32::new(file.limits.max_password_attempts),
+            apps,
+        })
+    }
+
+    fn listen(&mut self, node: Node<'_>) {
         let mut seen = HashMap::new();
-        for text in key.get_ref() {
-            match parse_listen(text.get_ref().trim()) {
-                Err(help) => {
-                    self.findings.at(text.span(), format!("`{}` is not an address and port", text.get_ref()), help);
-                }
-                // Port 0 asks the system for a free one, and may well be asked for twice.
-                Ok(address) if address.port() != 0 => {
-                    if let Some(earlier) = seen.insert(address, text.span()) {
-                        let message = format!("`{}` is listened on twice", text.get_ref());
-                        self.findings.against(text.span(), (earlier, "first here"), message, "take one of them out");
-                    }
-                }
-                Ok(_) => {}
+        for text in node.elements() {
+            // Port 0 asks the system for a free one, and may well be asked for twice.
+            if let Ok(address) = parse_listen(text.text().trim())
+                && address.port() != 0
+                && let Some(earlier) = seen.insert(address, text.span())
+            {
+                let message = format!("`{}` is listened on twice", text.text());
+                self.findings.against(text.span(), (earlier, "first here"), message, "take one of them out");
             }
         }
-        key.get_ref().iter().filter_map(|text| parse_listen(text.get_ref().trim()).ok()).collect()
     }
 
-    /// The number of loops, threads or processes.
-    fn workers(&mut self, flags: &Serve, key: &Key<usize>, form: &Form) -> usize {
-        let workers = flags.workers.map_or_else(|| self.positive(key, "workers", form.workers), NonZeroUsize::get);
-        if workers > WORKERS_MAX {
-            let help = match form.pool {
-                true => format!("write {WORKERS_MAX} or less: each is a {} and has one client at a time", form.worker),
-                false => "one for each core is enough: a loop serves thousands of clients".to_owned(),
-            };
-            match (flags.workers, key) {
-                (None, Some(key)) => {
-                    self.findings.at(key.span(), format!("`workers` is more than {WORKERS_MAX}"), help);
-                }
-                _ => self.findings.usage(format!("`--workers {workers}` is more than {WORKERS_MAX}"), help),
-            }
-        }
-        workers
-    }
-
-    /// A value that must not be zero.
-    fn positive<T, U>(&mut self, key: &Key<T>, name: &str, default: U) -> U
-    where
-        T: Copy + Into<U>,
-        U: Default + PartialEq + Literal,
-    {
-        let Some(key) = key else { return default };
-        let value = (*key.get_ref()).into();
-        if value == U::default() {
-            let help = match name {
-                "max_connections" => "take the key out for as many as there is room for".to_owned(),
-                _ => format!("write more, or take the key out for the default, {}", default.literal()),
-            };
-            self.findings.at(key.span(), format!("`{name}` cannot be zero"), help);
-        }
-        value
-    }
-
-    /// The number of header fields, of which the reader of heads has a limit of its own.
-    fn fields(&mut self, key: &Key<usize>, default: usize) -> usize {
-        let fields = self.positive(key, "max_header_fields", default);
-        if let Some(key) = key.as_ref().filter(|_| fields > request::FIELDS_MAX) {
-            let message =
-                format!("`max_header_fields` is more than {}, which is the most that are read", request::FIELDS_MAX);
-            self.findings.at(key.span(), message, format!("write {} or less", request::FIELDS_MAX));
-        }
-        fields
-    }
-
-    /// A value that must not exceed another; without being written, it gives way. `key` is already in `value`.
-    fn at_most<T, U: PartialOrd + Copy>(
+    /// A value that must not exceed another; without being written, it gives way.
+    fn at_most<T: PartialOrd + Copy>(
         &mut self,
-        (name, key, value): (&str, &Key<T>, &mut U),
-        (other_name, other, most): (&str, Option<Range<usize>>, U),
+        table: Node<'_>,
+        (name, value): (&str, &mut T),
+        (other_name, most): (&str, T),
     ) {
         if *value <= most {
             return;
         }
-        let Some(key) = key else {
+        let Some(place) = table.get(name).place() else {
             *value = most;
             return;
         };
         let message = format!("`{name}` is more than `{other_name}`");
         let help = format!("lower `{name}` or raise `{other_name}`");
-        match other {
-            Some(other) => self.findings.against(key.span(), (other, "more than this"), message, help),
-            None => self.findings.at(key.span(), message, help),
+        match table.get(other_name).place() {
+            Some(other) => self.findings.against(place, (other, "more than this"), message, help),
+            None => self.findings.at(place, message, help),
         }
     }
 
-    fn name(&mut self, key: &Key<String>, what: &str) -> Option<String> {
-        let key = key.as_ref()?;
-        let name = key.get_ref();
-        if name.is_empty() || name.contains(|c: char| c.is_control() || c == ':' || c == '/') {
+    fn name(&mut self, name: Option<&str>, node: Node<'_>, what: &str) {
+        if let Some(name) = name
+            && (name.is_empty() || name.contains(|c: char| c.is_control() || c == ':' || c == '/'))
+        {
             let help = "write a name as in `/etc/passwd`, or take the key out to stay who you are";
-            self.findings.at(key.span(), format!("{name:?} is not the name of a {what}"), help);
-        }
-        Some(name.clone())
-    }
-
-    fn helpers(&mut self, flags: &Serve, file: &file::Helpers) -> HelperSettings {
-        let max = flags.helpers.map_or_else(|| self.positive(&file.max, "max", 16), |n| n.get());
-        let mut reserve = or(&file.min_spare, 2);
-        let max_place = file.max.as_ref().map(Spanned::span);
-        if flags.helpers.is_some() {
-            // The flag was not written with this file in mind: what it contradicts gives way.
-            reserve = reserve.min(max);
-        }
-        self.at_most(("min_spare", &file.min_spare, &mut reserve), ("max", max_place, max));
-        HelperSettings {
-            kind: flags.helpers_as.or(file.kind).unwrap_or_default(),
-            max,
-            min_spare: reserve,
-            max_queue: self.positive(&file.max_queue, "max_queue", 512),
-            idle_timeout: self.positive(&file.idle_timeout, "idle_timeout", Duration::from_secs(10)),
+            self.findings.at_or_usage(node.place(), format!("{name:?} is not the name of a {what}"), help);
         }
     }
 
-    fn log(&mut self, flags: &Serve, file: &file::Log, optimise: &Optimise) -> LogSettings {
-        let access = match (&flags.access_log, &file.access) {
-            (Some(LogTarget::File(path)), _) if path.as_os_str().is_empty() => {
-                self.findings.usage("`--access-log` is empty", NO_LOG_FILE);
-                LogTarget::Off
-            }
-            (Some(LogTarget::File(path)), _) => {
-                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-                if let Err((message, help)) = log_file(&path) {
-                    self.findings.outside(message, help);
-                }
-                LogTarget::File(path)
-            }
-            (Some(target), _) => target.clone(),
-            (None, None) => LogTarget::Off,
-            (None, Some(key)) if key.get_ref().is_empty() => {
-                self.findings.at(key.span(), "`access` is empty", NO_LOG_FILE);
-                LogTarget::Off
-            }
-            (None, Some(key)) => match LogTarget::from(std::ffi::OsStr::new(key.get_ref())) {
-                LogTarget::File(path) => {
-                    let path = self.folder.join(path);
-                    if let Err((message, help)) = log_file(&path) {
-                        self.findings.at(key.span(), message, help);
-                    }
-                    LogTarget::File(path)
-                }
-                target => target,
-            },
-        };
-        let default = HostnameLimits::default();
-        LogSettings {
-            access,
-            format: flags.log_format.or(file.format).unwrap_or_default(),
-            buffer: self.positive(&file.buffer, "buffer", Bytes::kib(64)),
-            flush: self.positive(&file.flush, "flush", Duration::from_secs(1)),
-            delayed: optimise.has(Optimisation::DelayedLog),
-            string_caches: optimise.has(Optimisation::StringCaches),
-            hostnames: file.hostnames.unwrap_or_default(),
-            hostname: HostnameLimits {
-                entries: or(&file.hostname_entries, default.entries),
-                wait: or(&file.hostname_timeout, default.wait),
-                time: or(&file.hostname_ttl, default.time),
-                absent_time: or(&file.hostname_negative_ttl, default.absent_time),
-            },
+    fn flags_of_helpers(&mut self, flags: &Serve, form: &Form, file: &File) {
+        let given = [("--helpers", flags.helpers.is_some()), ("--helpers-kind", flags.helpers_kind.is_some())];
+        for (flag, _) in given.iter().filter(|(_, is_given)| *is_given && !form.helpers) {
+            let help = "take it out, or serve with `--architecture amped`, whose loops have helpers";
+            let name = file.architecture.to_possible_value();
+            let name = name.as_ref().map_or("", |name| name.get_name());
+            self.findings.usage(format!("`{flag}` is given, but the architecture {name} has no helpers"), help);
         }
     }
 
-    fn control(&mut self, flags: &Serve, key: &Key<String>) -> Option<PathBuf> {
-        let path = match (&flags.control, key) {
-            (Some(path), _) => path.clone(),
-            (None, Some(key)) if key.get_ref().is_empty() => {
-                self.findings.at(key.span(), "`socket` is empty", "take the key out for no socket");
-                return None;
+    fn helpers(&mut self, file: &mut File, node: Node<'_>) {
+        self.at_most(node, ("min_spare", &mut file.helpers.min_spare), ("max", file.helpers.max));
+    }
+
+    fn log(&mut self, file: &mut File, node: Node<'_>) {
+        let LogTarget::File(path) = &mut file.log.access else { return };
+        let place = node.get("access").place();
+        if path.as_os_str().is_empty() {
+            // Its range says so.
+            return;
+        }
+        *path = self.absolute(path, place.is_some());
+        if let Err((message, help)) = log_file(path) {
+            match place {
+                Some(place) => self.findings.at(place, message, help),
+                None => self.findings.outside(message, help),
             }
-            (None, Some(key)) => self.folder.join(key.get_ref()),
-            (None, None) => return None,
-        };
-        let path = std::path::absolute(&path).unwrap_or(path);
+        }
+    }
+
+    /// The absolute form of a path; those in the file begin at its folder, those of flags where the program was started.
+    fn absolute(&self, path: &Path, in_file: bool) -> PathBuf {
+        let path = if in_file { self.folder.join(path) } else { path.to_owned() };
+        std::path::absolute(&path).unwrap_or(path)
+    }
+
+    fn control(&mut self, file: &mut File, node: Node<'_>) {
+        let Some(path) = &mut file.control.socket else { return };
+        let place = node.get("socket").place();
+        if path.as_os_str().is_empty() {
+            self.findings.at_or_usage(place, "`socket` is empty", "take the key out for no socket");
+            return;
+        }
+        *path = self.absolute(path, place.is_some());
         // unix(7): `sun_path` has 108 bytes, with the NUL at its end.
         if path.as_os_str().len() > 107 {
             let message = format!("the name of the control socket has {} bytes", path.as_os_str().len());
             let help = "the system takes 107 at most: name one in a folder such as /run/amped";
-            match key.as_ref().filter(|_| flags.control.is_none()) {
-                Some(key) => self.findings.at(key.span(), message, help),
+            match place {
+                Some(place) => self.findings.at(place, message, help),
                 None => self.findings.outside(message, help),
             }
         }
-        Some(path)
     }
 
-    fn metrics(&mut self, flags: &Serve, file: &file::Metrics) -> MetricsSettings {
-        let public = file.public.unwrap_or(false);
-        let path = match (&flags.metrics_file, &file.file) {
-            (Some(path), _) => Some(path.clone()),
-            (None, Some(key)) if key.get_ref().is_empty() => {
-                self.findings.at(key.span(), "`file` is empty", "take the key out for no file");
-                None
+    fn metrics(&mut self, flags: &Serve, file: &mut File, node: Node<'_>) {
+        let (path, listen) = (node.get("file").place(), node.get("listen").place());
+        if let Some(file) = &mut file.metrics.file {
+            if file.as_os_str().is_empty() {
+                self.findings.at_or_usage(path.clone(), "`file` is empty", "take the key out for no file");
             }
-            (None, Some(key)) => Some(self.folder.join(key.get_ref())),
-            (None, None) => None,
-        };
-        let mut listen = flags.metrics_listen;
-        let mut place = None;
-        if let (None, Some(key)) = (listen, &file.listen) {
-            place = Some(key.span());
-            match parse_listen(key.get_ref().trim()) {
-                Ok(address) => listen = Some(address),
-                Err(help) => {
-                    self.findings.at(key.span(), format!("`{}` is not an address and port", key.get_ref()), help);
-                }
-            }
+            *file = self.absolute(file, path.is_some());
         }
-        if let Some(address) = listen.filter(|address| !address.ip().to_canonical().is_loopback() && !public) {
+        let public = file.metrics.public;
+        if let Some(Address(address)) = file.metrics.listen
+            && !address.ip().to_canonical().is_loopback()
+            && !public
+        {
             let message = format!("other machines could ask for the metrics at {address}");
             let help = format!("write 127.0.0.1:{}, or `public = true` in `[metrics]` if they may", address.port());
-            match place.clone() {
-                Some(place) => self.findings.at(place, message, help),
-                None => self.findings.usage(message, &help),
-            }
+            self.findings.at_or_usage(listen.clone(), message, help);
         }
-        if !cfg!(feature = "metrics") && (path.is_some() || listen.is_some()) {
+        if !cfg!(feature = "metrics") && (file.metrics.file.is_some() || file.metrics.listen.is_some()) {
             let message = "metrics are asked for, and this server was built without them";
             let help = "build it with the feature `metrics`, as by default, or take them out";
-            match file.file.as_ref().map(Spanned::span).or(place).filter(|_| flags.metrics_file.is_none()) {
-                Some(place) => self.findings.at(place, message, help),
-                None => self.findings.usage(message.to_owned(), help),
-            }
+            self.findings.at_or_usage(path.or(listen).filter(|_| flags.metrics_file.is_none()), message, help);
         }
-        MetricsSettings { file: path.map(|path| std::path::absolute(&path).unwrap_or(path)), listen, public }
     }
 
-    fn spool(&mut self, file: &file::Spool) -> SpoolSettings {
-        let directory = file.directory.as_ref().map(|key| {
-            let path = self.folder.join(key.get_ref());
-            if !path.is_dir() {
-                let help = "create it, or write another one; without the key it is $TMPDIR, else /var/tmp";
-                self.findings.at(key.span(), format!("{} is not a directory", path.display()), help);
-            }
-            path
-        });
-        // Zero has a meaning: nothing is stored but in memory.
-        SpoolSettings { directory, max_bytes: or(&file.max_bytes, Bytes::mib(4096)) }
+    fn spool(&mut self, file: &mut File, node: Node<'_>) {
+        let Some(path) = &mut file.spool.directory else { return };
+        *path = self.absolute(path, true);
+        if !path.is_dir() {
+            let help = "create it, or write another one; without the key it is $TMPDIR, else /var/tmp";
+            let message = format!("{} is not a directory", path.display());
+            self.findings.at(node.get("directory").span(), message, help);
+        }
     }
 
-    fn limits(&mut self, file: &file::Limits) -> Limits {
-        let default = Limits::default();
-        let mut limits = Limits {
-            max_request_line_bytes: self.positive(
-                &file.max_request_line_bytes,
-                "max_request_line_bytes",
-                default.max_request_line_bytes,
-            ),
-            max_header_bytes: self.positive(&file.max_header_bytes, "max_header_bytes", default.max_header_bytes),
-            max_header_fields: self.fields(&file.max_header_fields, default.max_header_fields),
-            // Zero has a meaning here: refuse every body, send no ranges, close without waiting.
-            max_body_bytes: or(&file.max_body_bytes, default.max_body_bytes),
-            max_ranges: or(&file.max_ranges, default.max_ranges),
-            linger_timeout: or(&file.linger_timeout, default.linger_timeout),
-            header_timeout: self.positive(&file.header_timeout, "header_timeout", default.header_timeout),
-            body_timeout: self.positive(&file.body_timeout, "body_timeout", default.body_timeout),
-            min_body_rate: or(&file.min_body_rate, default.min_body_rate),
-            body_total_timeout: self.positive(
-                &file.body_total_timeout,
-                "body_total_timeout",
-                default.body_total_timeout,
-            ),
-            idle_timeout: self.positive(&file.idle_timeout, "idle_timeout", default.idle_timeout),
-            send_timeout: self.positive(&file.send_timeout, "send_timeout", default.send_timeout),
-            disk_timeout: self.positive(&file.disk_timeout, "disk_timeout", default.disk_timeout),
-            max_requests: self.positive(&file.max_requests, "max_requests", default.max_requests),
-            max_pipelined: self.positive(&file.max_pipelined, "max_pipelined", default.max_pipelined),
-        };
-        let head = file.max_header_bytes.as_ref().map(Spanned::span);
-        if head.is_none() {
-            // A longer line was asked for, and it is part of the head.
+    fn limits(&mut self, file: &mut File, node: Node<'_>) {
+        let limits = &mut file.limits;
+        if node.get("max_header_bytes").place().is_none() {
+            // A longer line was asked for, and it is part of the header.
             limits.max_header_bytes = limits.max_header_bytes.max(limits.max_request_line_bytes);
         }
-        self.at_most(
-            ("max_request_line_bytes", &file.max_request_line_bytes, &mut limits.max_request_line_bytes),
-            ("max_header_bytes", head, limits.max_header_bytes),
-        );
-        limits
+        let most = limits.max_header_bytes;
+        self.at_most(node, ("max_request_line_bytes", &mut limits.max_request_line_bytes), ("max_header_bytes", most));
     }
 
-    fn budgets(&mut self, file: &file::Cache) -> Budgets {
-        let default = Budgets::default();
-        // Zero switches a cache off, which experiments want.
-        let mut budgets = Budgets {
-            uri_entries: or(&file.uri_entries, URI_ENTRIES),
-            path_entries: or(&file.path_entries, default.path_entries),
-            negotiation_entries: or(&file.negotiation_entries, default.negotiation_entries),
-            head_bytes: or(&file.head_bytes, default.head_bytes),
-            content_bytes: or(&file.content_bytes, default.content_bytes),
-            max_content_file_bytes: or(&file.max_content_file_bytes, default.max_content_file_bytes),
-            max_unpacked_file_bytes: or(&file.max_unpacked_file_bytes, default.max_unpacked_file_bytes),
-            descriptors: or(&file.descriptors, default.descriptors),
-            revalidate: or(&file.revalidate, default.revalidate),
-            max_stale: or(&file.max_stale, default.max_stale),
-            ready_headers: default.ready_headers,
-            made_pages: default.made_pages,
-        };
-        let content = file.content_bytes.as_ref().map(Spanned::span);
-        self.at_most(
-            ("max_content_file_bytes", &file.max_content_file_bytes, &mut budgets.max_content_file_bytes),
-            ("content_bytes", content, budgets.content_bytes),
-        );
-        let stale = file.max_stale.as_ref().map(Spanned::span);
-        if stale.is_none() {
-            budgets.max_stale = budgets.max_stale.max(budgets.revalidate);
+    fn cache(&mut self, file: &mut File, node: Node<'_>) {
+        let cache = &mut file.cache;
+        let most = cache.content_bytes;
+        self.at_most(node, ("max_content_file_bytes", &mut cache.max_content_file_bytes), ("content_bytes", most));
+        if node.get("max_stale").place().is_none() {
+            cache.max_stale = cache.max_stale.max(cache.revalidate);
         }
-        self.at_most(
-            ("revalidate", &file.revalidate, &mut budgets.revalidate),
-            ("max_stale", stale, budgets.max_stale),
-        );
-        budgets
+        let most = cache.max_stale;
+        self.at_most(node, ("revalidate", &mut cache.revalidate), ("max_stale", most));
     }
 
     /// The sites and their roots.
-    fn sites(&mut self, flags: &Serve, file: &File) -> Option<(Sites, Vec<SiteRoot>, Vec<Vec<AppSettings>>)> {
-        let plain = file::Site::default();
-        let mut roots = Vec::new();
-        let mut sites = Vec::new();
-        let mut apps = Vec::new();
-        let mut hosts = HashMap::new();
+    fn sites(
+        &mut self,
+        flags: &Serve,
+        file: &mut File,
+        root: Node<'_>,
+    ) -> Option<(Sites, Vec<SiteRoot>, Vec<Vec<AppSettings>>)> {
+        let mut places: Vec<Node<'_>> = root.get("site").elements().collect();
         // The shorthand goes first; without it and without any site, the folder of the command line makes one.
         if file.root.is_some() || (file.site.is_empty() && flags.dir.is_some()) {
-            roots.push(self.root(flags.dir.as_deref(), &file.root));
-            let made = self.site(flags, &plain, &mut hosts, Vec::new());
-            sites.push(Site { root_names: root_names(roots.last()), ..made });
-            apps.push(Vec::new());
+            let root_of_file = file.root.take();
+            file.site.insert(0, SiteTable { root: root_of_file, ..SiteTable::default() });
+            places.insert(0, root);
         }
-        for table in &file.site {
-            let site = table.get_ref();
-            let dir = flags.dir.as_deref().filter(|_| sites.is_empty());
+        let keeps_bodies = file.cache.content_bytes.0 > 0;
+        let (mut roots, mut sites, mut apps, mut hosts) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
+        for (number, (site, node)) in file.site.iter_mut().zip(places).enumerate() {
+            let dir = flags.dir.as_deref().filter(|_| number == 0);
             if dir.is_none() && site.root.is_none() && self.whole {
                 let help = "add `root = \"/var/www\"`, the folder that this site serves";
-                self.findings.at(table.span(), "this site has no `root`", help);
+                self.findings.at(node.span(), "this site has no `root`", help);
             }
-            if !sites.is_empty() && site.hosts.is_empty() && self.whole {
+            if number > 0 && site.hosts.is_empty() && self.whole {
                 let help = "add `hosts = [\"example.org\"]`; only the first site answers to every other name";
-                self.findings.at(table.span(), "this site has no `hosts`, so no request would reach it", help);
+                self.findings.at(node.span(), "this site has no `hosts`, so no request would reach it", help);
             }
-            roots.push(self.root(dir, &site.root));
-            let (rules, settings) = site.app.iter().filter_map(|table| self.app(table)).unzip();
-            let made = self.site(flags, site, &mut hosts, rules);
+            site.listing |= flags.listing;
+            roots.push(self.root(dir, site, node.get("root")));
+            let own = node.get("app").elements();
+            let own = site.app.iter_mut().zip(own).filter_map(|(app, node)| self.app(app, node, keeps_bodies));
+            let (rules, settings) = own.unzip();
+            let made = self.site(site, node, &mut hosts, rules);
             sites.push(Site { root_names: root_names(roots.last()), ..made });
             apps.push(settings);
         }
@@ -510,99 +370,103 @@ impl Checker<'_> {
         if sites.len() > usize::from(u16::MAX) {
             self.findings.outside(format!("{} sites are too many", sites.len()), "at most 65535 fit in one server");
         }
-        for (file, span) in std::mem::take(&mut self.accounts) {
-            if let Some(root) = roots.iter().flatten().find(|root| lies_within(&file, &root.path)) {
+        for (file, span) in &self.accounts {
+            if let Some(root) = roots.iter().flatten().find(|root| lies_within(file, &root.path)) {
                 let message = format!("the accounts in {} lie within the root {}", file.display(), root.path.display());
                 let help = "move the file out of every root, so that no client can ask for it";
                 self.findings.at(span.clone(), message, help);
             }
-            self.accounts.push((file, span));
         }
         let roots: Option<Vec<SiteRoot>> = roots.into_iter().collect();
         Some((Sites::new(sites)?, roots?, apps))
     }
 
-    fn root(&mut self, dir: Option<&Path>, key: &Key<String>) -> Option<SiteRoot> {
-        let path = match (dir, key) {
-            (Some(dir), _) => std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()),
-            (None, Some(key)) if key.get_ref().is_empty() => {
-                self.findings.at(key.span(), "`root` is empty", "write \".\" for the folder of this file");
+    fn root(&mut self, dir: Option<&Path>, site: &mut SiteTable, node: Node<'_>) -> Option<SiteRoot> {
+        let path = match (dir, &site.root) {
+            (Some(dir), _) => self.absolute(dir, false),
+            (None, Some(root)) if root.as_os_str().is_empty() => {
+                self.findings.at(node.span(), "`root` is empty", "write \".\" for the folder of this file");
                 return None;
             }
-            (None, Some(key)) => {
-                let path = self.folder.join(key.get_ref());
-                std::path::absolute(&path).unwrap_or(path)
-            }
+            (None, Some(root)) => self.absolute(root, true),
             (None, None) => return None,
         };
         if let Err((message, help)) = folder_to_serve(&path) {
-            match (dir, key) {
-                (None, Some(key)) if Path::new(key.get_ref()).is_relative() && !help.contains('`') => {
+            match (dir, &site.root) {
+                (None, Some(root)) if root.is_relative() && !help.contains('`') => {
                     let help = format!("{help}; a relative path begins at the folder of this file");
-                    self.findings.at(key.span(), message, help);
+                    self.findings.at(node.span(), message, help);
                 }
-                (None, Some(key)) => self.findings.at(key.span(), message, help),
+                (None, Some(_)) => self.findings.at(node.span(), message, help),
                 _ => self.findings.outside(message, help),
             }
         }
+        site.root = Some(path.clone());
         Some(SiteRoot { path })
     }
 
     fn site(
         &mut self,
-        flags: &Serve,
-        file: &file::Site,
+        table: &mut SiteTable,
+        node: Node<'_>,
         hosts: &mut HashMap<Box<str>, Range<usize>>,
         apps: Vec<AppRule>,
     ) -> Site {
-        for page in file.errors.values() {
-            if apps.iter().any(|app| app.pattern.matches(page.get_ref().as_bytes())) {
+        for (_, _, page) in node.get("errors").entries() {
+            if apps.iter().any(|app| app.pattern.matches(page.text().as_bytes())) {
                 let help = "write a page that is a file: an application may be what has failed";
-                self.findings.at(page.span(), format!("the error page `{}` is an application's", page.get_ref()), help);
+                self.findings.at(page.span(), format!("the error page `{}` is an application's", page.text()), help);
             }
         }
-        let index = match &file.index {
-            None => ["index.html", "index.htm"].map(Box::from).to_vec(),
-            Some(names) => names.iter().map(|name| self.index_name(name)).collect(),
-        };
-        let precompressed = match &file.precompressed {
-            None => vec![Coding::Brotli, Coding::Zstd, Coding::Gzip],
-            Some(names) => self.codings(names),
-        };
-        let routes: Vec<Route> = file.route.iter().filter_map(|table| self.route(table)).collect();
-        for file in file.fallback.iter().filter_map(|table| table.get_ref().file.as_ref()) {
-            let first = routes.iter().find(|route| route.pattern.matches(file.get_ref().as_bytes()));
-            if matches!(first, Some(Route { action: RouteAction::Deny(_), .. })) {
-                let help = "write `internal = true` in place of `deny = true` to keep only clients away from it";
-                let message = format!("a route denies the fallback file `{}`", file.get_ref().escape_debug());
-                self.findings.at(file.span(), message, help);
-            }
+        table.hosts = node.get("hosts").elements().filter_map(|host| self.host(host, hosts)).collect();
+        node.get("index").elements().for_each(|name| self.index_name(name));
+        self.codings(node.get("precompressed"));
+        if let Some(name) = &mut table.user_dirs {
+            self.user_dir(node.get("user_dirs"));
+            *name = name.trim_end_matches('/').into();
         }
+        let routes = table.route.iter_mut().zip(node.get("route").elements());
+        let routes: Vec<Route> = routes.filter_map(|(table, node)| self.route(table, node)).collect();
+        for fallback in node.get("fallback").elements() {
+            self.fallback(fallback, &routes);
+        }
+        for (rule, node) in table.headers.iter_mut().zip(node.get("headers").elements()) {
+            self.headers(node);
+            rule.cache_control.iter_mut().chain(rule.set.values_mut()).for_each(|value| *value = trimmed(value));
+        }
+        node.get("negotiation").elements().for_each(|rule| self.negotiation(rule));
+        let guards = table.auth.iter_mut().zip(node.get("auth").elements());
+        let guards = guards.filter_map(|(table, node)| self.guard(table, node)).collect();
+        let cors = table.cors.iter().zip(node.get("cors").elements());
+        let pages = node.get("errors").entries();
+        let error_pages = pages.filter_map(|(status, place, page)| self.error_page(status, place, page));
+        let mut error_pages: Vec<(Status, Box<str>)> = error_pages.collect();
+        error_pages.sort_by_key(|(status, _)| status.0);
         Site {
             number: 0, // `Sites::new` numbers them.
-            hosts: file.hosts.iter().filter_map(|host| self.host(host, hosts)).collect(),
-            index,
-            listing: flags.listing || file.listing.unwrap_or(false),
-            dotfiles: file.dotfiles.unwrap_or(false),
-            precompressed,
-            user_dir: file.user_dirs.as_ref().map(|name| self.user_dir(name)),
-            types: self.types(file),
+            hosts: table.hosts.clone(),
+            index: table.index.clone(),
+            listing: table.listing,
+            dotfiles: table.dotfiles,
+            precompressed: table.precompressed.clone(),
+            user_dir: table.user_dirs.clone(),
             apps,
-            rules: file.headers.iter().filter_map(|table| self.rule(table)).collect(),
-            cors: file.cors.iter().filter_map(|table| self.cors(table)).collect(),
+            rules: table.headers.clone(),
+            cors: cors.map(|(rule, node)| self.cors(rule, node)).collect(),
             routes,
-            fallbacks: file.fallback.iter().filter_map(|table| self.fallback(table)).collect(),
-            guards: file.auth.iter().filter_map(|table| self.guard(table)).collect(),
-            negotiations: file.negotiation.iter().filter_map(|table| self.negotiation(table)).collect(),
-            error_pages: file.errors.iter().filter_map(|(status, page)| self.error_page(status, page)).collect(),
-            etag: file.etag.map_or(EtagForm::default(), EtagForm::from),
-            symlinks: file.symlinks.as_ref().map_or(Symlinks::default(), |key| Symlinks::from(*key.get_ref())),
+            fallbacks: table.fallback.clone(),
+            guards,
+            negotiations: table.negotiation.clone(),
+            error_pages,
+            etag: table.etag,
+            symlinks: table.symlinks,
+            types: self.types(table, node),
             root_names: Vec::new(), // The caller knows the root.
         }
     }
 
-    fn host(&mut self, key: &Spanned<String>, hosts: &mut HashMap<Box<str>, Range<usize>>) -> Option<Box<str>> {
-        let given = key.get_ref();
+    fn host(&mut self, key: Node<'_>, hosts: &mut HashMap<Box<str>, Range<usize>>) -> Option<Box<str>> {
+        let given = key.text();
         let host = given.to_ascii_lowercase();
         if let Err(help) = host_name(&host) {
             self.findings.at(key.span(), format!("`{given}` is not the name of a host"), help);
@@ -619,8 +483,8 @@ impl Checker<'_> {
         Some(host)
     }
 
-    fn index_name(&mut self, key: &Spanned<String>) -> Box<str> {
-        let name = key.get_ref();
+    fn index_name(&mut self, key: Node<'_>) {
+        let name = key.text();
         if name.contains('/') {
             let help = "write the bare name of a file, `index.html`: it is looked for in every folder";
             self.findings.at(key.span(), format!("the index name `{name}` has a slash"), help);
@@ -628,21 +492,22 @@ impl Checker<'_> {
             let help = "write the bare name of a file, `index.html`; `index = []` switches index pages off";
             self.findings.at(key.span(), format!("the index name `{}` names no file", name.escape_debug()), help);
         }
-        name.as_str().into()
     }
 
-    fn codings(&mut self, names: &[Spanned<file::CodingName>]) -> Vec<Coding> {
-        for (at, name) in names.iter().enumerate() {
-            if let Some(earlier) = names[..at].iter().find(|earlier| earlier.get_ref() == name.get_ref()) {
+    fn codings(&mut self, list: Node<'_>) {
+        for (at, name) in list.elements().enumerate() {
+            if name.text() == "identity" {
+                self.findings.at(name.span(), "the file itself is no coding of it", "take \"identity\" out");
+            }
+            if let Some(earlier) = list.elements().take(at).find(|earlier| earlier.text() == name.text()) {
                 let earlier = (earlier.span(), "first here");
                 self.findings.against(name.span(), earlier, "a coding is named twice", "take one of them out");
             }
         }
-        names.iter().map(|name| Coding::from(*name.get_ref())).collect()
     }
 
-    fn user_dir(&mut self, key: &Spanned<String>) -> Box<str> {
-        let name = key.get_ref();
+    fn user_dir(&mut self, key: Node<'_>) {
+        let name = key.text();
         let inside = |step: &str| !matches!(step, "" | "." | "..") && !step.contains('\0');
         if name.is_empty() {
             let help = "write `public_html`, or take the key out to switch the folders of users off";
@@ -652,52 +517,43 @@ impl Checker<'_> {
                 "write a folder within each user's home, such as `public_html`: no slash first, no `.` and no `..`";
             self.findings.at(key.span(), format!("`user_dirs` leaves the home: `{}`", name.escape_debug()), help);
         }
-        name.trim_end_matches('/').into()
     }
 
-    fn types(&mut self, file: &file::Site) -> Types {
+    fn types(&mut self, table: &SiteTable, node: Node<'_>) -> Types {
         let mut overrides: BTreeMap<Box<str>, (Box<str>, Range<usize>)> = BTreeMap::new();
-        for (key, kind) in &file.types {
-            let ending = key.get_ref().strip_prefix('.').unwrap_or(key.get_ref()).to_ascii_lowercase();
+        for (suffix, place, kind) in node.get("types").entries() {
+            let ending = suffix.strip_prefix('.').unwrap_or(suffix).to_ascii_lowercase();
             if ending.is_empty() || ending.contains(['.', '/']) {
                 let help = "write what follows the last dot of a file's name, such as `html`";
-                self.findings.at(key.span(), format!("`{}` is not the ending of a name", key.get_ref()), help);
+                self.findings.at(place.clone(), format!("`{suffix}` is not the ending of a name"), help);
             }
             self.media_type(kind);
-            let value = (kind.get_ref().trim().into(), key.span());
+            let value = (kind.text().trim().into(), place.clone());
             if let Some((_, earlier)) = overrides.insert(ending.into(), value) {
-                let (earlier, later) = in_order(earlier, key.span());
-                let message = format!("the ending `{}` has two types", key.get_ref());
-                self.findings.against(later, (earlier, "first here"), message, "take one of them out");
+                let message = format!("the ending `{suffix}` has two types");
+                self.findings.against(place, (earlier, "first here"), message, "take one of them out");
             }
         }
-        if let Some(kind) = &file.default_type {
-            self.media_type(kind);
+        if node.get("default_type").place().is_some() {
+            self.media_type(node.get("default_type"));
         }
-        let charset = file.charset.as_ref().map_or("utf-8", |key| key.get_ref());
-        if let Some(key) = file.charset.as_ref().filter(|key| !key.get_ref().is_empty() && !is_token(key.get_ref())) {
+        let charset = &table.charset;
+        if !charset.is_empty() && !is_token(charset) {
             let help = "write `utf-8`, or \"\" to name none";
-            self.findings.at(
-                key.span(),
-                format!("`{}` is not the name of a charset", key.get_ref().escape_debug()),
-                help,
-            );
+            let message = format!("`{}` is not the name of a charset", charset.escape_debug());
+            self.findings.at(node.get("charset").span(), message, help);
         }
         Types {
             overrides: overrides.into_iter().map(|(ending, (kind, _))| (ending, kind)).collect(),
             known: types::known,
-            fallback: file
-                .default_type
-                .as_ref()
-                .map_or("application/octet-stream", |kind| kind.get_ref().trim())
-                .into(),
-            charset: (!charset.is_empty()).then(|| charset.into()),
+            fallback: table.default_type.trim().into(),
+            charset: (!charset.is_empty()).then(|| charset.clone()),
         }
     }
 
     /// RFC 9110, 8.3.1: type "/" subtype, both tokens, and then perhaps parameters.
-    fn media_type(&mut self, key: &Spanned<String>) {
-        let text = key.get_ref().trim();
+    fn media_type(&mut self, key: Node<'_>) {
+        let text = key.text().trim();
         let (kind, parameters) = text.split_once(';').unwrap_or((text, ""));
         let good = kind.trim_end().split_once('/').is_some_and(|(top, sub)| is_token(top) && is_token(sub));
         if !good || !is_value(parameters) {
@@ -706,65 +562,42 @@ impl Checker<'_> {
         }
     }
 
-    fn rule(&mut self, table: &Spanned<file::Headers>) -> Option<HeaderRule> {
-        let rule = table.get_ref();
-        if rule.cache_control.is_none() && rule.set.is_empty() && self.whole {
+    fn headers(&mut self, rule: Node<'_>) {
+        let (cache_control, set) = (rule.get("cache_control"), rule.get("set"));
+        if cache_control.place().is_none() && set.entries().next().is_none() && self.whole {
             let help = "add `cache_control = \"max-age=3600\"` or `set = { \"X-Frame-Options\" = \"DENY\" }`";
-            self.findings.at(table.span(), "these headers set nothing", help);
+            self.findings.at(rule.span(), "these headers set nothing", help);
         }
-        if let Some(key) = rule.cache_control.as_ref().filter(|key| key.get_ref().trim().is_empty()) {
-            let help = "take the key out to send no Cache-Control, or write what caches may do, as in \"no-cache\"";
-            self.findings.at(key.span(), "`cache_control` is empty", help);
+        if cache_control.place().is_some() {
+            if cache_control.text().trim().is_empty() {
+                let help = "take the key out to send no Cache-Control, or write what caches may do, as in \"no-cache\"";
+                self.findings.at(cache_control.span(), "`cache_control` is empty", help);
+            }
+            self.header_value("Cache-Control", cache_control);
         }
-        let cache_control = rule.cache_control.as_ref().map(|value| self.header_value("Cache-Control", value));
+        self.header_fields(set, &[]);
+    }
+
+    /// Names and values of fields. The server's own may be set only if they are among `allowed`.
+    fn header_fields(&mut self, fields: Node<'_>, allowed: &[&str]) {
         let mut names: HashMap<String, Range<usize>> = HashMap::new();
-        let mut set = Vec::new();
-        for (name, value) in &rule.set {
-            self.header_name(name);
-            if let Some(earlier) = names.insert(name.get_ref().to_ascii_lowercase(), name.span()) {
-                let (earlier, later) = in_order(earlier, name.span());
-                let message = format!("the header `{}` is set twice", name.get_ref());
+        for (name, place, value) in fields.entries() {
+            if !allowed.iter().any(|allowed| name.eq_ignore_ascii_case(allowed)) {
+                self.header_name(name, place.clone());
+            }
+            if let Some(earlier) = names.insert(name.to_ascii_lowercase(), place.clone()) {
+                let message = format!("the header `{name}` is set twice");
                 let help = "names of headers are the same in any case: take one of them out";
-                self.findings.against(later, (earlier, "first here"), message, help);
+                self.findings.against(place, (earlier, "first here"), message, help);
             }
-            set.push((name.get_ref().as_str().into(), self.header_value(name.get_ref(), value)));
-        }
-        let pattern = self.pattern(table.span(), &rule.pattern, "these headers do", "*.css")?;
-        Some(HeaderRule { pattern, cache_control, set })
-    }
-
-    fn glob(&mut self, pattern: &Spanned<String>) -> Option<Glob> {
-        match Glob::parse(pattern.get_ref()) {
-            Ok(glob) => Some(glob),
-            Err(why) => {
-                let message = format!("`{}` is not a pattern", pattern.get_ref().escape_debug());
-                self.findings.at(pattern.span(), message, why);
-                None
-            }
+            self.header_value(name, value);
         }
     }
 
-    /// Which paths a table is about.
-    fn pattern(&mut self, table: Range<usize>, key: &Key<String>, who: &str, example: &str) -> Option<Glob> {
-        let Some(pattern) = key else {
-            let help = format!("add `match = \"{example}\"`, or `match = \"**\"` for everything");
-            if self.whole {
-                self.findings.at(table, format!("{who} not say for which paths"), help);
-            }
-            return None;
-        };
-        if pattern.get_ref().is_empty() {
-            self.findings.at(pattern.span(), "an empty pattern matches nothing", "write `**` for everything");
-        }
-        self.glob(pattern)
-    }
-
-    fn cors(&mut self, table: &Spanned<file::Cors>) -> Option<CorsRule> {
-        let rule = table.get_ref();
-        let pattern = self.pattern(table.span(), &rule.pattern, "these origins do", "/fonts/**");
-        let all = rule.origins.iter().find(|origin| origin.get_ref() == "*");
-        for origin in rule.origins.iter().filter(|origin| origin.get_ref() != "*") {
-            let text = origin.get_ref();
+    fn cors(&mut self, rule: &CorsRule, node: Node<'_>) -> CorsRule {
+        let all = node.get("origins").elements().find(|origin| origin.text() == "*");
+        for origin in node.get("origins").elements().filter(|origin| origin.text() != "*") {
+            let text = origin.text();
             let host = ["https://", "http://"].iter().find_map(|scheme| text.strip_prefix(scheme));
             let good = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b".-:[]".contains(&b);
             if !host.is_some_and(|host| !host.is_empty() && host.bytes().all(good)) {
@@ -775,58 +608,38 @@ impl Checker<'_> {
         }
         if rule.origins.is_empty() && self.whole {
             let help = "add `origins = [\"https://example.org\"]`, or `[\"*\"]` for all";
-            self.findings.at(table.span(), "this rule lets nobody in", help);
+            self.findings.at(node.span(), "this rule lets nobody in", help);
         }
-        if let (Some(all), true) = (all, rule.origins.len() > 1) {
-            self.findings.at(all.span(), "`*` is all origins", "take the others out, or this one");
+        if let Some(all) = all {
+            if rule.origins.len() > 1 {
+                self.findings.at(all.span(), "`*` is all origins", "take the others out, or this one");
+            }
+            if rule.credentials {
+                let help = "name the origins: browsers refuse the two together (Fetch, 3.2.5)";
+                let place = node.get("credentials").span();
+                self.findings.against(place, (all.span(), "all origins"), "`credentials` are not for everybody", help);
+            }
         }
-        if let (Some(all), Some(key)) = (all, rule.credentials.as_ref().filter(|key| *key.get_ref())) {
-            let help = "name the origins: browsers refuse the two together (Fetch, 3.2.5)";
-            self.findings.against(key.span(), (all.span(), "all origins"), "`credentials` are not for everybody", help);
-        }
-        let mut names = |names: &[Spanned<String>], what: &str| -> Vec<Box<str>> {
-            for name in names.iter().filter(|name| !is_token(name.get_ref())) {
-                let message = format!("`{}` is not the name of a {what}", name.get_ref().escape_debug());
+        for (key, what) in [("methods", "method"), ("headers", "header"), ("expose", "header")] {
+            for name in node.get(key).elements().filter(|name| !is_token(name.text())) {
+                let message = format!("`{}` is not the name of a {what}", name.text().escape_debug());
                 self.findings.at(name.span(), message, "write it as it stands in a request");
             }
-            names.iter().map(|name| name.get_ref().as_str().into()).collect()
-        };
-        let methods = match &rule.methods {
-            Some(methods) => names(methods, "method"),
-            None => ["GET", "HEAD"].map(Box::from).to_vec(),
-        };
-        let (headers, expose) = (names(&rule.headers, "header"), names(&rule.expose, "header"));
-        let listed = rule.origins.iter().filter(|_| all.is_none());
-        Some(CorsRule {
-            pattern: pattern?,
-            origins: listed.map(|origin| origin.get_ref().as_str().into()).collect(),
-            methods,
-            headers,
-            expose,
-            credentials: or(&rule.credentials, false),
-            max_age_s: rule.max_age.as_ref().map(|key| Duration::from(*key.get_ref()).as_secs()),
-        })
+        }
+        let origins = if all.is_some() { Vec::new() } else { rule.origins.clone() };
+        CorsRule { origins, ..rule.clone() }
     }
 
-    fn route(&mut self, table: &Spanned<file::Route>) -> Option<Route> {
-        let route = table.get_ref();
-        let pattern = self.pattern(table.span(), &route.pattern, "this route does", "/old/**");
-        let mut given: Vec<(&str, Range<usize>)> = [
-            route.redirect.as_ref().map(|key| ("redirect", key.span())),
-            route.rewrite.as_ref().map(|key| ("rewrite", key.span())),
-            route.deny.as_ref().map(|key| ("deny", key.span())),
-            route.respond.as_ref().map(|key| ("respond", key.span())),
-            route.internal.as_ref().map(|key| ("internal", key.span())),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
+    fn route(&mut self, table: &mut RouteTable, node: Node<'_>) -> Option<Route> {
+        let kinds = ["redirect", "rewrite", "deny", "respond", "internal"];
+        let given = kinds.iter().filter_map(|kind| Some((*kind, node.get(kind).place()?)));
+        let mut given: Vec<(&str, Range<usize>)> = given.collect();
         given.sort_by_key(|(_, span)| span.start);
         let Some((kind, place)) = given.first().cloned() else {
             if self.whole {
                 let help = "add one of `redirect = \"/new/$1\"`, `rewrite = \"/new/$1\"`, `deny = true`, \
                             `respond = \"text\"` and `internal = true`";
-                self.findings.at(table.span(), "this route does nothing", help);
+                self.findings.at(node.span(), "this route does nothing", help);
             }
             return None;
         };
@@ -837,60 +650,62 @@ impl Checker<'_> {
         if given.len() > 1 {
             return None;
         }
-        for (name, key) in [("deny", &route.deny), ("internal", &route.internal)] {
-            if let Some(key) = key.as_ref().filter(|key| !*key.get_ref()) {
-                let help = format!("write `{name} = true`, or take the route out");
-                self.findings.at(key.span(), format!("`{name} = false` does nothing"), help);
-            }
+        if table.deny == Some(false) || table.internal == Some(false) {
+            let help = format!("write `{kind} = true`, or take the route out");
+            self.findings.at(place, format!("`{kind} = false` does nothing"), help);
         }
-        if let Some((name, _)) = route.headers.iter().next().filter(|_| kind != "respond") {
+        if let Some((_, place, _)) = node.get("headers").entries().next().filter(|_| kind != "respond") {
             let help = "take `headers` out; for other responses there is `[[site.headers]]`";
-            self.findings.at(name.span(), format!("`headers` is for `respond`, and this route has `{kind}`"), help);
+            self.findings.at(place, format!("`headers` is for `respond`, and this route has `{kind}`"), help);
         }
-        let action = match (&route.redirect, &route.rewrite, &route.respond) {
+        let status = node.get("status").place();
+        if let (Some(place), "rewrite" | "internal") = (&status, kind) {
+            let message = format!("`status` has no meaning beside `{kind}`");
+            self.findings.at(place.clone(), message, "take it out");
+        }
+        let action = match (&table.redirect, &table.rewrite, &table.respond) {
             (Some(to), ..) => {
-                let status = self.route_status(route, 302, "a redirect", &[301, 302, 303, 307, 308]);
-                RouteAction::Redirect { to: self.route_target(to, pattern.as_ref(), true), status }
+                self.route_target(to, node.get("redirect"), &table.pattern, true);
+                let status =
+                    self.route_status(&mut table.status, status, 302, "a redirect", &[301, 302, 303, 307, 308]);
+                RouteAction::Redirect { to: to.clone(), status }
             }
             (_, Some(to), _) => {
-                self.no_route_status(route, kind);
-                RouteAction::Rewrite { to: self.route_target(to, pattern.as_ref(), false) }
+                self.route_target(to, node.get("rewrite"), &table.pattern, false);
+                RouteAction::Rewrite { to: to.clone() }
             }
-            (.., Some(body)) => RouteAction::Respond(Arc::new(self.fixed_response(route, body))),
+            (.., Some(_)) => RouteAction::Respond(Arc::new(self.fixed_response(table, node))),
             _ if kind == "deny" => {
                 // The others are about the form of a request, or ask for credentials that would change nothing.
-                RouteAction::Deny(self.route_status(route, 403, "a refusal", &[400, 403, 404, 410, 429, 451, 500, 503]))
+                let good = [400, 403, 404, 410, 429, 451, 500, 503];
+                RouteAction::Deny(self.route_status(&mut table.status, status, 403, "a refusal", &good))
             }
-            _ => {
-                self.no_route_status(route, kind);
-                RouteAction::Internal
-            }
+            _ => RouteAction::Internal,
         };
-        Some(Route { pattern: pattern?, action })
+        Some(Route { pattern: table.pattern.clone(), action })
     }
 
     /// The status that a route names, or the default.
-    fn route_status(&mut self, route: &file::Route, default: u16, what: &str, good: &[u16]) -> Status {
-        let status = route.status.as_ref().map_or(default, |key| *key.get_ref());
-        if let Some(key) = route.status.as_ref().filter(|_| !good.contains(&status)) {
+    fn route_status(
+        &mut self,
+        status: &mut Option<u16>,
+        place: Option<Range<usize>>,
+        default: u16,
+        what: &str,
+        good: &[u16],
+    ) -> Status {
+        let status = *status.get_or_insert(default);
+        if let Some(place) = place.filter(|_| !good.contains(&status)) {
             let others: Vec<String> = good.iter().filter(|code| **code != default).map(u16::to_string).collect();
             let (last, others) = others.split_last().expect("several");
             let help = format!("write {default}, or {} or {last}", others.join(", "));
-            self.findings.at(key.span(), format!("{status} is not the status of {what}"), help);
+            self.findings.at(place, format!("{status} is not the status of {what}"), help);
         }
         Status(status)
     }
 
-    fn no_route_status(&mut self, route: &file::Route, kind: &str) {
-        if let Some(key) = &route.status {
-            let message = format!("`status` has no meaning beside `{kind}`");
-            self.findings.at(key.span(), message, "take it out");
-        }
-    }
-
     /// The other name of a redirect or rewrite.
-    fn route_target(&mut self, to: &Spanned<String>, pattern: Option<&Glob>, is_redirect: bool) -> Box<str> {
-        let text = to.get_ref();
+    fn route_target(&mut self, text: &str, place: Node<'_>, pattern: &Glob, is_redirect: bool) {
         // The host of a URL is whole before the first of what was matched: nobody who asks may choose it.
         let url = ["http://", "https://"].iter().find_map(|scheme| text.strip_prefix(scheme));
         let host = url.map(|rest| rest.split_once('/').map_or(rest, |(host, _)| host));
@@ -912,74 +727,67 @@ impl Checker<'_> {
                 }
                 false => "write a path within the site, such as \"/new/$1\" or \"/index.php?q=$1\"",
             };
-            self.findings.at(to.span(), format!("`{}` is no place to lead to", text.escape_debug()), help);
+            self.findings.at(place.span(), format!("`{}` is no place to lead to", text.escape_debug()), help);
         }
-        let stars = pattern.map_or(9, Glob::stars).min(9);
+        let stars = pattern.stars().min(9);
         for number in text.split('$').skip(1).map(|rest| rest.chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0))
         {
             if number == 0 || number as usize > stars {
                 let help =
                     format!("`match` has {stars} stars: write `$1` for what the first stood for, and so on to `$9`");
-                self.findings.at(to.span(), format!("`{}` names a star that there is not", text.escape_debug()), help);
+                self.findings.at(
+                    place.span(),
+                    format!("`{}` names a star that there is not", text.escape_debug()),
+                    help,
+                );
                 break;
             }
         }
-        text.as_str().into()
     }
 
-    fn fixed_response(&mut self, route: &file::Route, body: &Spanned<String>) -> FixedResponse {
-        let status = route.status.as_ref().map_or(200, |key| *key.get_ref());
-        if let Some(key) = &route.status {
+    fn fixed_response(&mut self, table: &mut RouteTable, node: Node<'_>) -> FixedResponse {
+        let body = table.respond.clone().unwrap_or_default();
+        let status = *table.status.get_or_insert(200);
+        if let Some(place) = node.get("status").place() {
             if !(200..=599).contains(&status) || [206, 304, 401, 416].contains(&status) {
                 let help = "write one from 200 to 599 that stands by itself, such as 200, 204, 410 or 503";
-                self.findings.at(key.span(), format!("{status} is not the status of a fixed response"), help);
-            } else if status == 204 && !body.get_ref().is_empty() {
+                self.findings.at(place, format!("{status} is not the status of a fixed response"), help);
+            } else if status == 204 && !body.is_empty() {
                 let help = "write `respond = \"\"`, or another status";
                 let message = "a response with status 204 has no body";
-                self.findings.against(body.span(), (key.span(), "204"), message, help);
+                self.findings.against(node.get("respond").span(), (place, "204"), message, help);
             }
         }
-        let mut fields: Vec<(Box<str>, Box<str>)> = Vec::new();
-        for (name, value) in &route.headers {
-            let is_known = |known: &str| name.get_ref().eq_ignore_ascii_case(known);
-            // Of the server's own fields these two are the administrator's to say here.
-            if !is_known("Content-Type") && !is_known("Cache-Control") && !is_known("Location") {
-                self.header_name(name);
-            }
-            if let Some((first, _)) = fields.iter().find(|(first, _)| is_known(first)) {
-                let help = "names of headers are the same in any case: take one of them out";
-                self.findings.at(name.span(), format!("the header `{first}` is set twice"), help);
-            }
-            fields.push((name.get_ref().as_str().into(), self.header_value(name.get_ref(), value)));
+        // Of the server's own fields these are the administrator's to say here.
+        self.header_fields(node.get("headers"), &["Content-Type", "Cache-Control", "Location"]);
+        let has_type = table.headers.keys().any(|name| name.eq_ignore_ascii_case("Content-Type"));
+        if !body.is_empty() && !has_type {
+            table.headers.insert("Content-Type".into(), "text/plain; charset=utf-8".into());
         }
-        let has_type = fields.iter().any(|(name, _)| name.eq_ignore_ascii_case("Content-Type"));
-        if !body.get_ref().is_empty() && !has_type {
-            fields.insert(0, ("Content-Type".into(), "text/plain; charset=utf-8".into()));
-        }
-        FixedResponse { status: Status(status), body: Arc::new(body.get_ref().clone().into_bytes()), fields }
+        let fields = table.headers.iter().map(|(name, value)| (name.clone(), trimmed(value)));
+        FixedResponse { status: Status(status), body: Arc::new(body.into_bytes()), fields: fields.collect() }
     }
 
-    fn fallback(&mut self, table: &Spanned<file::Fallback>) -> Option<Fallback> {
-        let Some((folder, file)) = table.get_ref().folder.as_ref().zip(table.get_ref().file.as_ref()) else {
-            if self.whole {
-                let help = "add `folder = \"/app/\"` and `file = \"/app/index.html\"`";
-                self.findings.at(table.span(), "this fallback lacks its `folder` or its `file`", help);
-            }
-            return None;
-        };
+    fn fallback(&mut self, node: Node<'_>, routes: &[Route]) {
+        let (folder, file) = (node.get("folder"), node.get("file"));
         self.clean_path(folder, true);
         self.clean_path(file, false);
-        if !file.get_ref().starts_with(folder.get_ref().as_str()) {
+        if !file.text().starts_with(folder.text()) {
             let help = "put it into the folder: who may read the one may then read the other";
-            let message = format!("`{}` lies outside the folder that it serves in", file.get_ref().escape_debug());
+            let message = format!("`{}` lies outside the folder that it serves in", file.text().escape_debug());
             self.findings.against(file.span(), (folder.span(), "this folder"), message, help);
         }
-        Some(Fallback { folder: folder.get_ref().as_str().into(), file: file.get_ref().as_str().into() })
+        let first = routes.iter().find(|route| route.pattern.matches(file.text().as_bytes()));
+        if matches!(first, Some(Route { action: RouteAction::Deny(_), .. })) {
+            let help = "write `internal = true` in place of `deny = true` to keep only clients away from it";
+            let message = format!("a route denies the fallback file `{}`", file.text().escape_debug());
+            self.findings.at(file.span(), message, help);
+        }
     }
 
     /// A path of the site, as it is once it is decoded.
-    fn clean_path(&mut self, key: &Spanned<String>, is_folder: bool) {
-        let path = key.get_ref();
+    fn clean_path(&mut self, key: Node<'_>, is_folder: bool) {
+        let path = key.text();
         let mut scratch = Vec::new();
         // An escape would be taken for the characters it is written in, and a guarded folder would stand open.
         let is_clean = amped_http::uri::clean_path(path.as_bytes(), &mut scratch) == Ok(path.as_bytes());
@@ -993,168 +801,106 @@ impl Checker<'_> {
         }
     }
 
-    fn guard(&mut self, table: &Spanned<file::Auth>) -> Option<Guard> {
-        let guard = table.get_ref();
-        let (Some(folder), Some(accounts)) = (&guard.folder, &guard.accounts) else {
-            let (missing, help) = match guard.folder {
-                None => ("which folder it is about", "add `folder = \"/private/\"`, or `\"/\"` for the whole site"),
-                Some(_) => ("who may come in", "add `accounts = \"htpasswd\"`, a file that `htpasswd -B` writes"),
-            };
-            if self.whole {
-                self.findings.at(table.span(), format!("this `auth` does not say {missing}"), help);
-            }
-            return None;
-        };
-        let path = folder.get_ref();
-        self.clean_path(folder, true);
+    fn guard(&mut self, table: &mut AuthTable, node: Node<'_>) -> Option<Guard> {
+        self.clean_path(node.get("folder"), true);
         // Within quotes in a header.
         let is_good = |realm: &str| is_value(realm) && !realm.contains(['"', '\\']);
-        let realm = match &guard.realm {
-            Some(key) => {
-                if !is_good(key.get_ref()) {
-                    let help = "write a line of text without quotes, such as \"Staff\"";
-                    let message = format!("`{}` cannot be a realm", key.get_ref().escape_debug());
-                    self.findings.at(key.span(), message, help);
-                }
-                key.get_ref().as_str()
-            }
-            None if is_good(path) => path,
-            None => "restricted",
-        };
-        if accounts.get_ref().is_empty() {
+        let default = if is_good(&table.folder) { table.folder.clone() } else { "restricted".into() };
+        let realm = table.realm.get_or_insert(default);
+        if !is_good(realm) {
+            let help = "write a line of text without quotes, such as \"Staff\"";
+            let message = format!("`{}` cannot be a realm", realm.escape_debug());
+            self.findings.at(node.get("realm").span(), message, help);
+        }
+        let place = node.get("accounts").span();
+        if table.accounts.as_os_str().is_empty() {
             let help = "name a file outside every root that `htpasswd -B -c FILE NAME` has made";
-            self.findings.at(accounts.span(), "`accounts` is empty", help);
+            self.findings.at(place, "`accounts` is empty", help);
             return None;
         }
-        let file = self.folder.join(accounts.get_ref());
-        let file = std::path::absolute(&file).unwrap_or(file);
-        if let Err(error) = std::fs::metadata(&file) {
+        table.accounts = self.absolute(&table.accounts, true);
+        let file = &table.accounts;
+        if let Err(error) = std::fs::metadata(file) {
             let message = format!("the accounts in {} cannot be used: {error}", file.display());
-            self.findings.at(
-                accounts.span(),
-                message,
-                "make the file with `htpasswd -B -c FILE NAME`, or correct the path",
-            );
+            let help = "make the file with `htpasswd -B -c FILE NAME`, or correct the path";
+            self.findings.at(place.clone(), message, help);
         }
-        let known = self.accounts.iter().position(|(known, _)| *known == file);
+        let known = self.accounts.iter().position(|(known, _)| known == file);
         let at = known.unwrap_or_else(|| {
-            self.accounts.push((file, accounts.span()));
+            self.accounts.push((file.clone(), place));
             self.accounts.len() - 1
         });
-        Some(Guard { folder: path.as_str().into(), realm: realm.into(), accounts: u16::try_from(at).ok()? })
+        Some(Guard { folder: table.folder.clone(), realm: realm.clone(), accounts: u16::try_from(at).ok()? })
     }
 
-    fn negotiation(&mut self, table: &Spanned<file::Negotiation>) -> Option<NegotiationRule> {
-        let rule = table.get_ref();
+    fn negotiation(&mut self, rule: Node<'_>) {
         let mut seen: HashMap<String, Range<usize>> = HashMap::new();
-        let mut endings =
-            |check: &mut Checker<'_>, names: &[Spanned<String>], what: &str, example: &str| -> Vec<Box<str>> {
-                for name in names {
-                    let given = name.get_ref();
-                    // It stands between the dots of a file's name, and in a header.
-                    if !given.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_+".contains(&b)) || given.is_empty() {
-                        let help = format!("write it as it stands in the name of a file, such as `{example}`");
-                        check.findings.at(name.span(), format!("`{}` is no {what}", given.escape_debug()), help);
-                    }
-                    if let Some(earlier) = seen.insert(given.to_ascii_lowercase(), name.span()) {
-                        let message = format!("the ending `{given}` is named twice");
-                        check.findings.against(name.span(), (earlier, "first here"), message, "take one of them out");
-                    }
+        for (key, what, example) in [("languages", "language", "pt-BR"), ("charsets", "charset", "utf-8")] {
+            for name in rule.get(key).elements() {
+                let given = name.text();
+                // It stands between the dots of a file's name, and in a header.
+                if !given.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_+".contains(&b)) || given.is_empty() {
+                    let help = format!("write it as it stands in the name of a file, such as `{example}`");
+                    self.findings.at(name.span(), format!("`{}` is no {what}", given.escape_debug()), help);
                 }
-                names.iter().map(|name| name.get_ref().as_str().into()).collect()
-            };
-        let languages = endings(self, &rule.languages, "language", "pt-BR");
-        let charsets = endings(self, &rule.charsets, "charset", "utf-8");
-        Some(NegotiationRule {
-            pattern: self.pattern(table.span(), &rule.pattern, "these variants do", "/docs/**")?,
-            languages,
-            charsets,
-            list_ties: rule.ambiguous == Some(file::Ambiguous::List),
-            refuse: rule.unacceptable == Some(file::Unacceptable::Refuse),
-        })
-    }
-
-    fn app(&mut self, table: &Spanned<file::App>) -> Option<(AppRule, AppSettings)> {
-        let app = table.get_ref();
-        let kind = self.app_kind(table);
-        let pattern = app.pattern.as_ref().map_or("", |pattern| pattern.get_ref());
-        let is_ours = !matches!(kind, Some(AppKind::Unix(_) | AppKind::Tcp(_)));
-        let processes =
-            (is_ours || app.max_processes.is_some()).then(|| self.positive(&app.max_processes, "max_processes", 20));
-        let mut reserve = or(&app.min_spare, usize::from(is_ours));
-        let most = app.max_processes.as_ref().map(Spanned::span);
-        self.at_most(
-            ("min_spare", &app.min_spare, &mut reserve),
-            ("max_processes", most, processes.unwrap_or(PROCESSES_MAX)),
-        );
-        let settings = AppSettings {
-            files: app.files.unwrap_or(pattern.contains('*')) || kind == Some(AppKind::Cgi),
-            kind: kind.unwrap_or(AppKind::Cgi),
-            min_spare: reserve,
-            max_processes: processes,
-            max_queue: or(&app.max_queue, 1000),
-            buffer_request: app.buffer_request.unwrap_or(true),
-            buffer_response: app.buffer_response.unwrap_or(true),
-            env: app.env.iter().filter_map(|(name, value)| self.variable(name, value)).collect(),
-        };
-        if let Some(key) = app.max_processes.as_ref().filter(|_| settings.max_processes > Some(PROCESSES_MAX)) {
-            let help = format!("write {PROCESSES_MAX} or less");
-            self.findings.at(key.span(), format!("`max_processes` is more than {PROCESSES_MAX}"), help);
-        }
-        let time = self.positive(&app.timeout, "timeout", Duration::from_secs(60));
-        let (body, output) = (
-            or(&app.max_body_bytes, Bytes::mib(100)),
-            app.max_response_bytes.as_ref().map(|_| or(&app.max_response_bytes, Bytes(0))),
-        );
-        let Some(pattern) = &app.pattern else {
-            let help = "add `match = \"/cgi-bin/**\"` for a folder, or `match = \"*.php\"` for an ending";
-            if self.whole {
-                self.findings.at(table.span(), "this application does not say which paths are its", help);
+                if let Some(earlier) = seen.insert(given.to_ascii_lowercase(), name.span()) {
+                    let message = format!("the ending `{given}` is named twice");
+                    self.findings.against(name.span(), (earlier, "first here"), message, "take one of them out");
+                }
             }
-            return None;
-        };
-        if pattern.get_ref().is_empty() {
-            let help = "write `/cgi-bin/**`, `*.php`, or `/` for every path";
-            self.findings.at(pattern.span(), "an empty pattern matches nothing", help);
         }
-        if let Some(key) = &app.cache
-            && self.keeps_no_bodies
-        {
-            let help = "take one of them out: pages of applications are kept among the contents of files";
-            self.findings.at(key.span(), "`cache` has nowhere to keep pages: `content_bytes` is 0", help);
-        }
-        let cache = app.cache.as_ref().map(|_| or(&app.cache, Duration::ZERO));
-        let pattern = self.paths_of_app(pattern, settings.files)?;
-        Some((AppRule { pattern, timeout: time, max_body_bytes: body, max_response_bytes: output, cache }, settings))
     }
 
-    /// The paths of an application. One that knows its own paths and has all beneath `/dav/**` is at `/dav`: so its name
-    /// (SCRIPT_NAME) is the same for each of them, as it is written into the links of a mounted application.
-    fn paths_of_app(&mut self, pattern: &Spanned<String>, files: bool) -> Option<Glob> {
-        let written = self.glob(pattern)?;
-        let folder = pattern.get_ref().strip_suffix("/**").filter(|_| !files);
-        let mount = match folder {
-            Some("") => Glob::parse("/").ok(),
-            Some(folder) if folder.starts_with('/') => Glob::parse(folder).ok(),
-            _ => None,
+    fn app(&mut self, app: &mut AppTable, node: Node<'_>, keeps_bodies: bool) -> Option<(AppRule, AppSettings)> {
+        let kind = self.app_kind(app, node);
+        let is_ours = !matches!(kind, Some(AppKind::Unix(_) | AppKind::Tcp(_)));
+        if is_ours {
+            app.max_processes.get_or_insert(20);
+        }
+        let mut min_spare = app.min_spare.unwrap_or(usize::from(is_ours));
+        let most = app.max_processes.unwrap_or(usize::MAX);
+        self.at_most(node, ("min_spare", &mut min_spare), ("max_processes", most));
+        let files = app.files.unwrap_or(app.pattern.as_str().contains('*')) || kind == Some(AppKind::Cgi);
+        if kind != Some(AppKind::Cgi) {
+            (app.files, app.min_spare) = (Some(files), Some(min_spare));
+        }
+        if app.cache.is_some() && !keeps_bodies {
+            let help = "take one of them out: pages of applications are kept among the contents of files";
+            let message = "`cache` has nowhere to keep pages: `content_bytes` is 0";
+            self.findings.at(node.get("cache").span(), message, help);
+        }
+        for (name, place, value) in node.get("env").entries() {
+            self.variable(name, place, value);
+        }
+        let rule = AppRule {
+            pattern: mount(&app.pattern, files),
+            timeout: app.timeout,
+            max_body_bytes: app.max_body_bytes,
+            max_response_bytes: app.max_response_bytes,
+            cache: app.cache,
         };
-        Some(mount.unwrap_or(written))
+        let settings = AppSettings {
+            kind: kind?,
+            files,
+            min_spare,
+            max_processes: app.max_processes,
+            max_queue: app.max_queue,
+            buffer_request: app.buffer_request,
+            buffer_response: app.buffer_response,
+            env: app.env.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+        };
+        Some((rule, settings))
     }
 
     /// What an application is: one of three keys says it.
-    fn app_kind(&mut self, table: &Spanned<file::App>) -> Option<AppKind> {
-        let app = table.get_ref();
-        let given = [
-            app.cgi.as_ref().map(|key| ("cgi", key.span())),
-            app.fastcgi.as_ref().map(|key| ("fastcgi", key.span())),
-            app.command.as_ref().map(|key| ("command", key.span())),
-        ];
-        let mut given = given.into_iter().flatten();
-        let help = "write `cgi = true` for a process of the script for each request, `fastcgi = \"unix:/run/php/php-fpm.sock\"` \
-                    for an application that is there, or `command = [\"/srv/app\"]` for one that is to be started";
+    fn app_kind(&mut self, app: &mut AppTable, node: Node<'_>) -> Option<AppKind> {
+        let given = ["cgi", "fastcgi", "command"].into_iter();
+        let mut given = given.filter_map(|kind| Some((kind, node.get(kind).place()?)));
         let Some((first, place)) = given.next() else {
             if self.whole {
-                self.findings.at(table.span(), "this application does not say how it runs", help);
+                let help = "write `cgi = true` for a process of the script for each request, `fastcgi = \"unix:/run/php/php-fpm.sock\"` \
+                            for an application that is there, or `command = [\"/srv/app\"]` for one that is to be started";
+                self.findings.at(node.span(), "this application does not say how it runs", help);
             }
             return None;
         };
@@ -1162,101 +908,93 @@ impl Checker<'_> {
             let message = format!("an application has both `{first}` and `{name}`");
             self.findings.against(span, (place.clone(), "first here"), message, "take one of them out");
         }
-        if let Some(key) = &app.fastcgi {
-            let text = key.get_ref().trim();
-            return match (text.strip_prefix("unix:"), parse_listen(text)) {
+        if let Some(text) = &mut app.fastcgi {
+            let place = node.get("fastcgi").span();
+            return match (text.trim().strip_prefix("unix:"), parse_listen(text.trim())) {
                 (Some(""), _) => {
-                    self.findings.at(key.span(), "`unix:` names no socket", "write `unix:/run/php/php-fpm.sock`");
+                    self.findings.at(place, "`unix:` names no socket", "write `unix:/run/php/php-fpm.sock`");
                     None
                 }
-                (Some(name), _) => Some(AppKind::Unix(self.folder.join(name))),
-                (None, Ok(address)) if !text.starts_with('*') => Some(AppKind::Tcp(address)),
+                (Some(name), _) => {
+                    let path = self.folder.join(name);
+                    *text = format!("unix:{}", path.display());
+                    Some(AppKind::Unix(path))
+                }
+                (None, Ok(address)) if !text.trim().starts_with('*') => Some(AppKind::Tcp(address)),
                 (None, _) => {
                     let help = "write `unix:/run/php/php-fpm.sock`, or an address and a port, `127.0.0.1:9000`";
                     let message = format!("`{text}` is neither a socket nor an address and port");
-                    self.findings.at(key.span(), message, help);
+                    self.findings.at(place, message, help);
                     None
                 }
             };
         }
-        if let Some(key) = &app.command {
-            let mut words: Vec<String> = key.get_ref().iter().map(|word| word.get_ref().clone()).collect();
+        if let Some(words) = &mut app.command {
             let bad = words.first().is_none_or(String::is_empty) || words.iter().any(|word| word.contains('\0'));
             if bad {
                 let help = "write the program, then its arguments: `[\"/srv/app/serve\", \"--fast\"]`";
-                self.findings.at(key.span(), "`command` names no program", help);
+                self.findings.at(node.get("command").span(), "`command` names no program", help);
                 return None;
             }
             if words[0].contains('/') {
                 words[0] = self.folder.join(&words[0]).to_string_lossy().into_owned();
             }
-            return Some(AppKind::Command(words));
+            return Some(AppKind::Command(words.clone()));
         }
-        if let Some(key) = app.cgi.as_ref().filter(|key| !*key.get_ref()) {
-            self.findings.at(key.span(), "nothing runs this application", help);
+        if app.cgi == Some(false) {
+            self.findings.at(place, "nothing runs this application", "write `cgi = true`, or take the table out");
         }
         Some(AppKind::Cgi)
     }
 
-    fn variable(&mut self, name: &Spanned<String>, value: &Spanned<String>) -> Option<(Box<str>, Box<str>)> {
-        let (given, said) = (name.get_ref(), value.get_ref());
-        if given.is_empty() || given.contains(['=', '\0']) {
+    fn variable(&mut self, name: &str, place: Range<usize>, value: Node<'_>) {
+        if name.is_empty() || name.contains(['=', '\0']) {
             let help = "write a name such as `LANG`, without `=`";
-            self.findings.at(name.span(), format!("`{}` is not the name of a variable", given.escape_debug()), help);
-            return None;
-        }
-        if given.eq_ignore_ascii_case("HTTP_PROXY") {
+            self.findings.at(place, format!("`{}` is not the name of a variable", name.escape_debug()), help);
+        } else if name.eq_ignore_ascii_case("HTTP_PROXY") {
             let help = "take it out: a client's field of that name would become it, so scripts must not believe it";
-            self.findings.at(name.span(), "`HTTP_PROXY` is kept from applications", help);
+            self.findings.at(place, "`HTTP_PROXY` is kept from applications", help);
         }
-        if said.contains('\0') {
-            self.findings.at(value.span(), format!("the value of `{given}` holds a NUL"), "take it out");
+        if value.text().contains('\0') {
+            self.findings.at(value.span(), format!("the value of `{name}` holds a NUL"), "take it out");
         }
-        Some((given.as_str().into(), said.as_str().into()))
     }
 
-    fn header_name(&mut self, key: &Spanned<String>) {
-        let name = key.get_ref();
+    fn header_name(&mut self, name: &str, place: Range<usize>) {
         if !is_token(name) {
             let help = "a name is made of letters, digits and - _ . ! # $ % & ' * + ^ ` | ~";
             let message = format!("`{}` is not the name of a header", name.escape_debug());
-            self.findings.at(key.span(), message, help);
+            self.findings.at(place, message, help);
         } else if name.eq_ignore_ascii_case("Cache-Control") {
             let help = "write `cache_control = \"...\"` in this table: errors must not be cached by it";
-            self.findings.at(key.span(), "Cache-Control has a key of its own", help);
+            self.findings.at(place, "Cache-Control has a key of its own", help);
         } else if name.eq_ignore_ascii_case("Content-Type") {
             let help = "use `[site.types]`, `default_type` and `charset`";
-            self.findings.at(key.span(), "the header `Content-Type` is the server's own", help);
+            self.findings.at(place, "the header `Content-Type` is the server's own", help);
         } else if OWNED.iter().any(|owned| name.eq_ignore_ascii_case(owned)) {
             let help = "take it out: it follows from the file and the request, and another value would be a lie";
-            self.findings.at(key.span(), format!("the header `{name}` is the server's own"), help);
+            self.findings.at(place, format!("the header `{name}` is the server's own"), help);
         }
     }
 
-    fn header_value(&mut self, name: &str, key: &Spanned<String>) -> Box<str> {
-        let value = key.get_ref().trim_matches([' ', '\t']);
-        if !is_value(value) {
+    fn header_value(&mut self, name: &str, value: Node<'_>) {
+        if !is_value(&trimmed(value.text())) {
             let help = "a value is one line of text: no line end, no NUL and no other control character but the tab";
-            self.findings.at(key.span(), format!("the value of `{name}` has a control character"), help);
+            self.findings.at(value.span(), format!("the value of `{name}` has a control character"), help);
         }
-        value.into()
     }
 
-    fn error_page(&mut self, key: &Spanned<String>, page: &Spanned<String>) -> Option<(Status, Box<str>)> {
-        let status = number(key.get_ref()).filter(|status| (400..=599).contains(status) && key.get_ref().len() == 3);
+    fn error_page(&mut self, key: &str, place: Range<usize>, page: Node<'_>) -> Option<(Status, Box<str>)> {
+        let status = number(key).filter(|status| (400..=599).contains(status) && key.len() == 3);
         if status.is_none() {
             let help = "write one from 400 to 599, such as \"404\"";
-            self.findings.at(key.span(), format!("`{}` is not the status of an error", key.get_ref()), help);
+            self.findings.at(place.clone(), format!("`{}` is not the status of an error", key), help);
         }
         if status.is_some_and(|status| BUILT_IN.contains(&status)) {
             let help = "take it out: this error comes before the site is known, or says what a page of the site cannot";
-            self.findings.at(
-                key.span(),
-                format!("the page for {} is always the built-in one", key.get_ref()),
-                help.to_owned(),
-            );
+            self.findings.at(place, format!("the page for {} is always the built-in one", key), help.to_owned());
         }
-        let path = page.get_ref();
+        let path = page.text();
         if !path.starts_with('/') {
             let help = format!("write it from the site's root: \"/{path}\"");
             self.findings.at(page.span(), format!("the error page `{path}` is not an absolute path"), help);
@@ -1268,12 +1006,21 @@ impl Checker<'_> {
                 help,
             );
         }
-        Some((Status(status?), path.as_str().into()))
+        Some((Status(status?), path.into()))
     }
 }
 
-/// Most processes of one rule; beyond it somebody is mistaken, or wants an application that lives on.
-const PROCESSES_MAX: usize = 4096;
+/// The paths of an application. One that knows its own paths and has all beneath `/dav/**` is at `/dav`: so its name
+/// (SCRIPT_NAME) is the same for each of them, as it is written into the links of a mounted application.
+fn mount(written: &Glob, files: bool) -> Glob {
+    let folder = written.as_str().strip_suffix("/**").filter(|_| !files);
+    let mount = match folder {
+        Some("") => Glob::parse("/").ok(),
+        Some(folder) if folder.starts_with('/') => Glob::parse(folder).ok(),
+        _ => None,
+    };
+    mount.unwrap_or_else(|| written.clone())
+}
 
 /// Errors that no site has a page for: of a head or body that could not be read, and of conditions and ranges.
 const BUILT_IN: &[u16] = &[406, 408, 412, 413, 414, 416, 431, 505];
@@ -1308,6 +1055,11 @@ fn is_token(text: &str) -> bool {
 /// RFC 9110, 5.5: visible characters, space, tab, and bytes above ASCII, which recipients take as they are.
 fn is_value(text: &str) -> bool {
     text.bytes().all(|b| b == b'\t' || (b >= b' ' && b != 0x7f))
+}
+
+/// A header value without the spaces around it, which are not part of it.
+fn trimmed(value: &str) -> Box<str> {
+    value.trim_matches([' ', '\t']).into()
 }
 
 /// A host as a request names it, in lower case and without its port; the error is the way out.
@@ -1360,11 +1112,6 @@ fn folder_to_serve(path: &Path) -> Result<(), (String, String)> {
     })
 }
 
-const NO_LOG_FILE: &str = "give a file, `-` for standard output, or `off` for no log";
-
-/// Most workers. Each has a thread or process, epoll set and mailbox; a machine for more of them is not in sight.
-const WORKERS_MAX: usize = 4096;
-
 /// The names by which applications know a root: as it is configured, and without the symbolic links in it.
 fn root_names(root: Option<&Option<SiteRoot>>) -> Vec<Box<[u8]>> {
     let Some(path) = root.and_then(Option::as_ref).map(|root| root.path.clone()) else {
@@ -1394,8 +1141,4 @@ fn log_file(path: &Path) -> Result<(), (String, &'static str)> {
         }
         _ => Ok(()),
     }
-}
-
-fn in_order(a: Range<usize>, b: Range<usize>) -> (Range<usize>, Range<usize>) {
-    if a.start <= b.start { (a, b) } else { (b, a) }
 }

@@ -5,13 +5,13 @@
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::builder::{OsStringValueParser, PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
-use super::optimise::{Optimisation, Without};
+use super::optimise::ALL;
+use super::schema;
 use super::settings::{Architecture, ContentMode, HelperKind, LogFormat, LogTarget, Residency, parse_listen};
 
 /// The command to carry out.
@@ -26,10 +26,13 @@ pub enum Command {
     /// Say what is wrong with a configuration file, with line and column
     #[command(after_help = CHECK_EXAMPLES)]
     Check(Check),
+    /// Print the example, the reference or the JSON Schema of the configuration file
+    Config(Config),
 }
 
 /// The flags of `amped serve`.
 #[derive(Args, Clone, Debug, Default)]
+#[allow(missing_docs, reason = "a flag that sets a key has the description of the key")]
 pub struct Serve {
     /// Folder to serve: the root of the default site [default: the root in the configuration]
     pub dir: Option<PathBuf>,
@@ -40,50 +43,38 @@ pub struct Serve {
     /// Configuration file (TOML); a flag goes before what it says [default: none]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Who waits for the network, and who for the disk [default: amped]
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, help = help("architecture"))]
     pub architecture: Option<Architecture>,
-    /// Workers: event loops of amped and sped, threads of mt, processes of mp [default: 1, in mt and mp 64]
-    #[arg(long, value_name = "N")]
-    pub workers: Option<NonZeroUsize>,
-    /// Most helpers of a loop of amped, which wait for the disk in its place [default: 16]
-    #[arg(long, value_name = "N")]
-    pub helpers: Option<NonZeroUsize>,
-    /// What helpers are [default: threads]
-    #[arg(long, value_enum, value_name = "WHAT")]
-    pub helpers_as: Option<HelperKind>,
-    /// How a loop finds out what is in memory, so that it need not wait for the disk [default: nowait]
-    #[arg(long, value_enum, value_name = "TEST")]
+    #[arg(long, value_name = "N", value_parser = number("workers"), help = help("workers"))]
+    pub workers: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = number("helpers.max"), help = help("helpers.max"))]
+    pub helpers: Option<usize>,
+    #[arg(long = "helpers-kind", value_enum, value_name = "KIND", help = help("helpers.kind"))]
+    pub helpers_kind: Option<HelperKind>,
+    #[arg(long, value_enum, value_name = "TEST", help = help("send.residency"))]
     pub residency: Option<Residency>,
-    /// Where bodies are sent from [default: mixed]
-    #[arg(long, value_enum, value_name = "MODE")]
+    #[arg(long, value_enum, value_name = "MODE", help = help("send.content"))]
     pub content: Option<ContentMode>,
-    /// Where the access log goes: a file, `-` for standard output, or `off` [default: off]
-    #[arg(long, value_name = "FILE|-|off", value_parser = log_target())]
+    #[arg(long, value_name = "FILE|-|off", value_parser = log_target(), help = help("log.access"))]
     pub access_log: Option<LogTarget>,
-    /// Form of the access log [default: combined]
-    #[arg(long, value_enum, value_name = "FORMAT")]
+    #[arg(long, value_enum, value_name = "FORMAT", help = help("log.format"))]
     pub log_format: Option<LogFormat>,
     /// List folders that have no index page, on every site [default: they are forbidden]
     #[arg(long)]
     pub listing: bool,
-    /// Optimisations to do without, separated by commas, or `all`; the key `[optimise]` in the configuration says more
-    #[arg(long, value_enum, value_name = "NAME,...", value_delimiter = ',')]
-    pub without: Vec<Without>,
-    /// Optimisations to have all the same, or that are off by default
-    #[arg(long, value_enum, value_name = "NAME,...", value_delimiter = ',')]
-    pub with: Vec<Optimisation>,
-    /// User to become once the ports are open [default: the one who started the server]
-    #[arg(long, value_name = "NAME")]
+    /// Optimisations to disable, separated by commas, or `all`
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = switches(true))]
+    pub without: Vec<String>,
+    /// Optimisations to enable, also with `--without all`
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = switches(false))]
+    pub with: Vec<String>,
+    #[arg(long, value_name = "NAME", help = help("user"))]
     pub user: Option<String>,
-    /// Socket at which `amped preload` reaches the server, for this user and root alone [default: none]
-    #[arg(long, value_name = "SOCKET")]
+    #[arg(long, value_name = "SOCKET", help = help("control.socket"))]
     pub control: Option<PathBuf>,
-    /// File in memory (/run, /dev/shm) in which the server publishes what it counts, for `ammeter monitor` [default: none]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help = help("metrics.file"))]
     pub metrics_file: Option<PathBuf>,
-    /// Address at which the same is asked for over HTTP, as /metrics in the form of OpenMetrics [default: none]
-    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listen)]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listen, help = help("metrics.listen"))]
     pub metrics_listen: Option<SocketAddr>,
     /// Print the whole configuration as it would be used, defaults included, and end
     #[arg(long)]
@@ -96,6 +87,25 @@ pub struct Check {
     /// Configuration file to check
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
+}
+
+/// The flags of `amped config`.
+#[derive(Args, Clone, Debug)]
+pub struct Config {
+    /// Page to print
+    #[arg(value_enum)]
+    pub page: Page,
+}
+
+/// A page about the configuration file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Page {
+    /// A commented example to start from
+    Example,
+    /// All keys with their defaults, in Markdown
+    Reference,
+    /// JSON Schema for editors
+    Schema,
 }
 
 /// The flags of `amped preload`.
@@ -138,8 +148,43 @@ struct Amped {
     command: Command,
 }
 
+/// The description of a key of the configuration, and its default, for the flag that sets it.
+fn help(key: &str) -> String {
+    let way: Vec<&str> = key.split('.').collect();
+    let schema = schema::of(&way);
+    let about = schema::description(schema).0;
+    match &schema["default"] {
+        serde_json::Value::String(default) => format!("{about} [default: {default}]"),
+        serde_json::Value::Null => about,
+        default => format!("{about} [default: {default}]"),
+    }
+}
+
+/// Reads a number in the range of a key of the configuration.
+fn number(key: &str) -> RangedU64ValueParser<usize> {
+    let way: Vec<&str> = key.split('.').collect();
+    let schema = schema::of(&way);
+    let (least, most) = (schema["minimum"].as_u64().unwrap_or(0), schema["maximum"].as_u64());
+    let parser = RangedU64ValueParser::new().range(least..);
+    most.map_or(parser.clone(), |most| parser.range(..=most))
+}
+
+/// The names of the switches in `[optimise]`, as flags have them.
+fn switches(has_all: bool) -> PossibleValuesParser {
+    // clap keeps names for ever.
+    let value = |(name, schema): (&str, _)| {
+        let name: &'static str = name.replace('_', "-").leak();
+        PossibleValue::new(name).help(schema::description(schema).0)
+    };
+    let all = has_all.then(|| PossibleValue::new(ALL).help("All of them"));
+    PossibleValuesParser::new(schema::keys(schema::of(&["optimise"])).map(value).chain(all))
+}
+
 fn log_target() -> impl TypedValueParser<Value = LogTarget> {
-    OsStringValueParser::new().map(|text| LogTarget::from(text.as_os_str()))
+    OsStringValueParser::new().try_map(|text| match text.is_empty() {
+        true => Err("give a file, `-` for standard output, or `off`"),
+        false => Ok(LogTarget::from(text.as_os_str())),
+    })
 }
 
 const EXAMPLES: &str = "\
@@ -181,7 +226,7 @@ mod tests {
         let args = ["amped", "serve"].iter().chain(args).map(OsString::from);
         match parse(args)? {
             Command::Serve(serve) => Ok(*serve),
-            Command::Check(_) | Command::Preload(_) => panic!("asked to serve"),
+            Command::Check(_) | Command::Config(_) | Command::Preload(_) => panic!("asked to serve"),
         }
     }
 
@@ -222,7 +267,7 @@ mod tests {
             "--architecture=amped",
             "--workers=3",
             "--helpers=5",
-            "--helpers-as=processes",
+            "--helpers-kind=processes",
             "--residency=clock",
             "--content=mmap",
             "--access-log=-",
@@ -241,12 +286,12 @@ mod tests {
         assert_eq!(read.listen, ["[::]:80".parse().unwrap(), "[::1]:81".parse().unwrap()]);
         assert_eq!(read.config, Some(PathBuf::from("a.toml")));
         assert_eq!(read.architecture, Some(Architecture::Amped));
-        assert_eq!((read.workers, read.helpers), (NonZeroUsize::new(3), NonZeroUsize::new(5)));
-        assert_eq!(read.helpers_as, Some(HelperKind::Processes));
+        assert_eq!((read.workers, read.helpers), (Some(3), Some(5)));
+        assert_eq!(read.helpers_kind, Some(HelperKind::Processes));
         assert_eq!((read.residency, read.content), (Some(Residency::Clock), Some(ContentMode::Mmap)));
         assert_eq!((read.access_log, read.log_format), (Some(LogTarget::Stdout), Some(LogFormat::Json)));
-        assert_eq!(read.without, [Without::All, Without::One(Optimisation::PathCache)]);
-        assert_eq!(read.with, [Optimisation::DnsCache]);
+        assert_eq!(read.without, ["all", "path-cache"]);
+        assert_eq!(read.with, ["dns-cache"]);
         assert_eq!(read.control, Some(PathBuf::from("sock")));
         assert_eq!(read.metrics_file, Some(PathBuf::from("/run/m")));
         assert_eq!(read.metrics_listen, Some("127.0.0.1:9145".parse().unwrap()));

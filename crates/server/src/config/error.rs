@@ -192,6 +192,19 @@ impl Findings {
         self.push(Vec::new(), message.into(), help.into(), true);
     }
 
+    /// Something at this place is wrong; without one, on the command line.
+    pub(super) fn at_or_usage(
+        &mut self,
+        place: Option<Range<usize>>,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        match place {
+            Some(span) => self.at(span, message, help),
+            None => self.usage(message, help),
+        }
+    }
+
     fn push(&mut self, spans: Vec<(Range<usize>, Option<String>)>, message: String, help: String, usage: bool) {
         // A message is one line, so that a line is a message for tools; some of toml's are several.
         let message = message.lines().map(str::trim).collect::<Vec<_>>().join("; ");

@@ -1,19 +1,22 @@
 //! What the operator wants: flags and a file become one [`Settings`], or an [`Error`] that tells all that is wrong.
 //!
-//! 1. [`cli`] has the flags as typed, each looked at alone.
-//! 2. [`mod@file`] has the TOML as typed, each value with its place.
-//! 3. `checked` makes [`Settings`] of both: a flag goes before the file, the file before the default.
-//! 4. [`settings`] has these: plain values, and what each architecture is made of.
+//! 1. [`settings`], `file` and core define each key once; `schema` has descriptions, ranges and examples of them.
+//! 2. [`cli`] has the flags as typed, each looked at alone.
+//! 3. `read` makes a `File` of the text, and knows the place of each value.
+//! 4. `checked` makes [`Settings`] of both: a flag goes before the file, the file before the default.
+//! 5. `print` goes the other way: the configuration in force, the example and the reference.
 //!
-//! Nothing behind this module sees 1 or 2, so no value has two meanings and none is checked twice. [`print`](print())
-//! goes the other way. Roots are looked at here, but opened by whoever serves them: between the two they may vanish.
+//! Nothing behind this module sees 2 or 3, so no value has two meanings and none is checked twice. Roots are looked at here, but
+//! opened by whoever serves them: between the two they may vanish.
 
 mod checked;
 pub mod cli;
 pub mod error;
-pub mod file;
+mod file;
 pub mod optimise;
 mod print;
+mod read;
+mod schema;
 pub mod settings;
 mod types;
 
@@ -22,7 +25,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use error::{Error, Problem};
-pub use print::print;
 pub use types::known as known_type;
 
 use amped_core::auth::AccountError;
@@ -35,10 +37,26 @@ use settings::Settings;
 /// The settings that these flags ask for, with the file that they name. After a SIGHUP, the same again: an error then leaves
 /// the old ones in force.
 pub fn load(flags: &cli::Serve) -> Result<Settings, Error> {
+    resolve(flags).map(|(_, settings)| settings)
+}
+
+/// The whole configuration that these flags ask for, as a file: `amped serve --print-config`.
+pub fn print(flags: &cli::Serve) -> Result<String, Error> {
+    resolve(flags).map(|(file, _)| print::print(&file))
+}
+
+/// A page that is generated from the definition of the configuration.
+pub fn page(page: cli::Page) -> String {
+    match page {
+        cli::Page::Example => print::example(),
+        cli::Page::Reference => print::reference(),
+        cli::Page::Schema => schema::for_editors() + "\n",
+    }
+}
+
+fn resolve(flags: &cli::Serve) -> Result<(File, Settings), Error> {
     let Some(path) = &flags.config else {
-        let mut findings = Findings::default();
-        let settings = checked::settle(flags, &File::default(), Path::new(""), &mut findings);
-        return findings.into_result(settings);
+        return parse_within(flags, "", Path::new(""), Findings::default());
     };
     let text = std::fs::read(path).and_then(|bytes| {
         String::from_utf8(bytes).map_err(|error| {
@@ -94,13 +112,21 @@ fn check_accounts(path: &Path, findings: &mut Findings) -> String {
     lines
 }
 
-/// The settings of a configuration text with this name; its paths are relative to `folder`.
-fn parse(flags: &cli::Serve, name: &str, text: String, folder: &Path) -> Result<Settings, Error> {
+/// The file in force and the settings of a configuration text with this name; its paths are relative to `folder`.
+fn parse(flags: &cli::Serve, name: &str, text: String, folder: &Path) -> Result<(File, Settings), Error> {
     let source = Arc::new(Source { name: name.to_owned(), text });
-    let mut findings = Findings::within(Arc::clone(&source));
-    let file = file::read(&source, &mut findings);
-    let settings = checked::settle(flags, &file, folder, &mut findings);
-    findings.into_result(settings)
+    parse_within(flags, &source.text, folder, Findings::within(Arc::clone(&source)))
+}
+
+fn parse_within(
+    flags: &cli::Serve,
+    text: &str,
+    folder: &Path,
+    mut findings: Findings,
+) -> Result<(File, Settings), Error> {
+    let read = read::read(text, &mut findings);
+    let (file, settings) = checked::settle(flags, read, folder, &mut findings);
+    findings.into_result(settings).map(|settings| (file, settings))
 }
 
 #[cfg(test)]

@@ -1,158 +1,107 @@
 //! The optimisations of the papers, each a switch, so that its worth can be measured.
 //!
-//! What a switch does is said with its variant, and where it takes effect the code names it again. Off, the server does
-//! what the server of the paper did without it, which is slower and never wrong.
+//! What a switch does is said with its key, and where it takes effect the code names it again. Off, the server does what the
+//! server of the paper did without it, which is slower and never wrong.
 
 use std::time::Duration;
 
 use amped_core::cache::Budgets;
-use amped_core::cache::hostname::HostnameLimits;
 use amped_units::Bytes;
-use clap::ValueEnum;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-/// An optimisation that can be switched on and off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Optimisation {
-    /// Keep what names mean (Flash 5.2); off: look each up for each request
-    PathCache,
-    /// Keep whole header blocks (Flash 5.3); off: write each anew
-    HeaderCache,
-    /// Keep contents and opened files (Flash 5.4, Hu 5.2); off: open and read for each request
-    ContentCache,
-    /// Believe a file's state for `revalidate` (Hu 5.2); off: ask the file system for each request
-    FileStateCache,
-    /// Keep what targets stand for (Hu 5.4); off, the default: decode and clean each
-    UriCache,
-    /// Make the texts of date, time and status once (Hu 5.3.2); off: for each reply and line
-    StringCaches,
-    /// Gather lines of the log (Hu 5.3.3); off: a write(2) for each, in the loop
-    DelayedLog,
-    /// Keep names of hosts (Hu 5.3.1); off: ask for each line
-    DnsCache,
-    /// Work out entity tag and media type when a file is opened (Hu 6); off: for each reply
-    ReadyHeaders,
-    /// Keep listings, and pages of applications that have `cache` (Hu 5.4); off: make each anew
-    MadePages,
+/// Optimisations of the papers, as switches for experiments; also `--without` and `--with`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct Optimise {
+    /// Keep what names mean (Flash 5.2); off: a lookup per request
+    pub path_cache: bool,
+    /// Keep whole response headers (Flash 5.3); off: written per response
+    pub header_cache: bool,
+    /// Keep contents and open files (Flash 5.4, Hu 5.2); off: open and read per request
+    pub content_cache: bool,
+    /// Trust a file's state for `revalidate` (Hu 5.2); off: stat per request
+    pub file_state_cache: bool,
+    /// Keep decoded targets (Hu 5.4), which costs more than it saves
+    pub uri_cache: bool,
+    /// Format date, time and status once (Hu 5.3.2); off: per response and log line
+    pub string_caches: bool,
+    /// Buffer log lines (Hu 5.3.3); off: a write(2) per line, in the event loop
+    pub delayed_log: bool,
+    /// Cache host names (Hu 5.3.1); off: a query per line
+    pub dns_cache: bool,
+    /// Compute entity tag and media type when a file is opened (Hu 6); off: per response
+    pub ready_headers: bool,
+    /// Keep listings and application responses with `cache` (Hu 5.4); off: made per request
+    pub made_pages: bool,
     /// Send from the page cache without a copy; off: read and send
-    Sendfile,
-    /// Pad heads to a multiple of 32 bytes (Flash 5.5); off, the default: as they are
-    HeaderAlignment,
+    pub sendfile: bool,
+    /// Pad response headers to a multiple of 32 bytes (Flash 5.5)
+    pub header_alignment: bool,
 }
-
-/// Which optimisations are on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Optimise([bool; 12]);
 
 impl Default for Optimise {
     /// All but those that cost more here than they save.
     fn default() -> Optimise {
-        let mut all = Optimise([true; 12]);
-        all.set(Optimisation::UriCache, false);
-        all.set(Optimisation::HeaderAlignment, false);
-        all
+        Optimise {
+            path_cache: true,
+            header_cache: true,
+            content_cache: true,
+            file_state_cache: true,
+            uri_cache: false,
+            string_caches: true,
+            delayed_log: true,
+            dns_cache: true,
+            ready_headers: true,
+            made_pages: true,
+            sendfile: true,
+            header_alignment: false,
+        }
     }
 }
 
+/// What `--without` takes for all of them.
+pub(super) const ALL: &str = "all";
+
 impl Optimise {
-    /// Whether this one is on.
-    pub fn has(&self, which: Optimisation) -> bool {
-        self.0[which as usize]
-    }
-
-    fn set(&mut self, which: Optimisation, on: bool) {
-        self.0[which as usize] = on;
-    }
-
-    /// What the file says, then what is taken away, then what is added.
-    pub(super) fn settle(
-        file: [(Optimisation, Option<bool>); 12],
-        without: &[Without],
-        with: &[Optimisation],
-    ) -> Optimise {
-        let mut optimise = Optimise::default();
-        for (which, said) in file {
-            if let Some(on) = said {
-                optimise.set(which, on);
+    /// The same, less what is taken away, plus what is added: names of keys with `-` for `_`, or [`ALL`].
+    pub(super) fn switched(self, without: &[String], with: &[String]) -> Optimise {
+        let mut switches = toml::Table::try_from(self).unwrap_or_default();
+        for (names, on) in [(without, false), (with, true)] {
+            for name in names {
+                let key = name.replace('-', "_");
+                for (switch, value) in &mut switches {
+                    if name == ALL || *switch == key {
+                        *value = on.into();
+                    }
+                }
             }
         }
-        for which in without {
-            match which {
-                Without::All => optimise = Optimise([false; 12]),
-                Without::One(which) => optimise.set(*which, false),
-            }
-        }
-        with.iter().for_each(|&which| optimise.set(which, true));
-        optimise
+        switches.try_into().unwrap_or(self)
     }
 
     /// What the caches may hold, with those that are off left empty.
     #[must_use]
     pub fn budgets(&self, mut budgets: Budgets) -> Budgets {
-        let off = |which| !self.has(which);
-        if off(Optimisation::UriCache) {
+        if !self.uri_cache {
             budgets.uri_entries = 0;
         }
-        if off(Optimisation::PathCache) {
+        if !self.path_cache {
             // A choice is one among what a name means.
             (budgets.path_entries, budgets.negotiation_entries) = (0, 0);
         }
-        if off(Optimisation::HeaderCache) {
+        if !self.header_cache {
             budgets.head_bytes = Bytes(0);
         }
-        if off(Optimisation::ContentCache) {
+        if !self.content_cache {
             (budgets.content_bytes, budgets.descriptors) = (Bytes(0), 0);
         }
-        if off(Optimisation::FileStateCache) {
+        if !self.file_state_cache {
             budgets.revalidate = Duration::ZERO;
         }
-        budgets.ready_headers = self.has(Optimisation::ReadyHeaders);
-        budgets.made_pages = self.has(Optimisation::MadePages);
+        budgets.ready_headers = self.ready_headers;
+        budgets.made_pages = self.made_pages;
         budgets
-    }
-
-    /// What the log may keep of hosts' names.
-    #[must_use]
-    pub fn hostnames(&self, limits: HostnameLimits) -> HostnameLimits {
-        let entries = if self.has(Optimisation::DnsCache) { limits.entries } else { 0 };
-        HostnameLimits { entries, ..limits }
-    }
-}
-
-/// What `--without` takes: one of them, or all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Without {
-    /// This one.
-    One(Optimisation),
-    /// All there are: the server of the papers before any of it.
-    All,
-}
-
-impl ValueEnum for Without {
-    fn value_variants<'a>() -> &'a [Without] {
-        use Optimisation as O;
-        use Without::One;
-        &[
-            One(O::PathCache),
-            One(O::HeaderCache),
-            One(O::ContentCache),
-            One(O::FileStateCache),
-            One(O::UriCache),
-            One(O::StringCaches),
-            One(O::DelayedLog),
-            One(O::DnsCache),
-            One(O::ReadyHeaders),
-            One(O::MadePages),
-            One(O::Sendfile),
-            One(O::HeaderAlignment),
-            Without::All,
-        ]
-    }
-
-    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        match self {
-            Without::One(which) => which.to_possible_value(),
-            Without::All => Some(clap::builder::PossibleValue::new("all").help("All of them")),
-        }
     }
 }
 
@@ -161,15 +110,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_optimisation_can_be_disabled() {
-        assert_eq!(Without::value_variants().len(), Optimisation::value_variants().len() + 1);
-        let file = std::array::from_fn(|n| (Optimisation::value_variants()[n], None));
-        for (n, which) in Optimisation::value_variants().iter().enumerate() {
-            assert_eq!(*which as usize, n);
-            assert_eq!(Without::value_variants()[n], Without::One(*which));
-            assert!(!Optimise::settle(file, &[Without::One(*which)], &[]).has(*which));
-            let only = Optimise::settle(file, &[Without::All], &[*which]);
-            assert!(Optimisation::value_variants().iter().all(|other| only.has(*other) == (other == which)));
+    fn optimisations_can_be_disabled_and_enabled() {
+        let on = |optimise: Optimise| -> Vec<String> {
+            let switches = toml::Table::try_from(optimise).unwrap();
+            switches.into_iter().filter(|(_, on)| on.as_bool() == Some(true)).map(|(name, _)| name).collect()
+        };
+        let names: Vec<String> = toml::Table::try_from(Optimise::default()).unwrap().keys().cloned().collect();
+        let all = [ALL.to_owned()];
+        for name in names {
+            let flag = [name.replace('_', "-")];
+            assert!(!on(Optimise::default().switched(&flag, &[])).contains(&name));
+            assert_eq!(on(Optimise::default().switched(&all, &flag)), [name]);
         }
     }
 }

@@ -1,8 +1,13 @@
-//! The checked settings of a server: plain values that the rest of the crate reads.
+//! What the server is told: the tables of the configuration file, each key with its description, default and range, and the
+//! checked [`Settings`] that come of them.
 //!
-//! `checked` makes them from flags and file; nothing here knows where a value came from. A value of these types needs no
-//! second check: an address can be bound, a root was a directory, a limit is in its range. Each field names its default.
+//! A key is defined once: here, in `file`, or, for `[limits]`, `[cache]` and the rules of a site, in core, where its value is
+//! used. Its type says how it is read and printed, the first paragraph of its comment is its description in `--print-config`,
+//! the example and the reference, `Default` its default, and `range` or `x-positive` what it may be. What keys mean together
+//! is for `checked`; a value that it has seen needs no second look.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -13,20 +18,22 @@ use amped_core::cache::Budgets;
 use amped_core::cache::hostname::HostnameLimits;
 use amped_core::limits::Limits;
 use amped_core::site::Sites;
-use amped_units::Bytes;
+use amped_units::{Bytes, Seconds};
 use clap::ValueEnum;
-use serde::Deserialize;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::optimise::Optimise;
 
 /// Everything a server is told at its start. It does not change afterwards: a SIGHUP makes another one.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Addresses to listen on, at least one; default 127.0.0.1:8080. `[::]` stands for all, IPv4 included.
+    /// Addresses to listen on, at least one.
     pub listen: Vec<SocketAddr>,
-    /// Who waits for the network and who for the disk; default AMPED.
+    /// Server architecture.
     pub architecture: Architecture,
-    /// Event loops, 1 or more; default 1.
+    /// Event loops, threads or processes, 1 or more.
     pub workers: usize,
     /// Name of the user to become once the ports are open; default: stay who we are.
     pub user: Option<String>,
@@ -38,8 +45,6 @@ pub struct Settings {
     pub log: LogSettings,
     /// What one client may cost.
     pub limits: Limits,
-    /// Most connections of the whole server; `None`: as many as the descriptor limit bears.
-    pub connections: Option<usize>,
     /// What the caches of one worker may hold.
     pub budgets: Budgets,
     /// The cache that processes of MP have in common, if they are to have one.
@@ -50,15 +55,11 @@ pub struct Settings {
     pub send: SendSettings,
     /// Where bodies are stored.
     pub spool: SpoolSettings,
-    /// How long replies under way may take once the server is told to stop; default 10 s.
+    /// Time that responses in progress have to complete at shutdown.
     pub stop_deadline: Duration,
-    /// Whether folders of known names are watched, so that a change is seen at once; default no: it costs a watch for each
-    /// folder (in MP once more for each process), of which the system has only so many for a user, wakes workers for each
-    /// change in a busy folder, and hears nothing of what is changed on other hosts. Without it a second is what it saves.
-    pub watch: bool,
-    /// The socket at which `amped preload` reaches the server, an absolute path; default none.
+    /// The control socket, an absolute path.
     pub control: Option<PathBuf>,
-    /// What is told to whoever watches.
+    /// Where metrics are published.
     pub metrics: MetricsSettings,
     /// The sites; the first is the default one.
     pub sites: Arc<Sites>,
@@ -72,18 +73,18 @@ pub struct Settings {
     pub apps: Vec<Vec<AppSettings>>,
 }
 
-/// Who waits for the network, and who for the disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+/// Server architecture: what waits for the network, and what for the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
-    /// One loop for the network, helpers for the disk
+    /// Event loops; helpers wait for the disk
     #[default]
     Amped,
-    /// One loop for both: all wait when one waits for the disk
+    /// Event loops; all clients wait when one waits for the disk
     Sped,
-    /// A thread for each connection, out of a pool
+    /// A pool of threads, one connection each
     Mt,
-    /// A process for each connection, out of a pool
+    /// A pool of processes, one connection each
     Mp,
 }
 
@@ -170,70 +171,194 @@ pub struct SiteRoot {
     pub path: PathBuf,
 }
 
-/// The helpers of one worker: they wait for the disk in its place.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Helpers of each event loop of architecture amped: they wait for the disk in its place
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct HelperSettings {
-    /// What they are; default threads.
+    /// Kind of helper
     pub kind: HelperKind,
-    /// Most helpers, 1 or more; default 16. Enough to keep a disk's queue full, few enough not to crowd a core.
+    /// Maximum disk helpers per event loop
+    ///
+    /// Enough to keep a disk's queue full, few enough not to crowd a core.
+    #[schemars(range(min = 1))]
     pub max: usize,
-    /// Helpers that are kept when there is nothing to do, so that the next cold request finds one; default 2.
-    /// `min_spare <= max`
+    /// Minimum idle helpers, at most `max`
     pub min_spare: usize,
-    /// Work that may wait for a helper, 1 or more; default 512. Beyond it requests are answered 503.
+    /// Maximum requests that wait for a helper; more: 503
+    #[schemars(range(min = 1))]
     pub max_queue: usize,
-    /// A helper without work ends after this; default 10 s.
+    /// An idle helper ends after this
+    #[serde(with = "Seconds")]
+    #[schemars(extend("x-positive" = true))]
     pub idle_timeout: Duration,
 }
 
-/// What helpers are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+impl Default for HelperSettings {
+    fn default() -> HelperSettings {
+        let idle_timeout = Duration::from_secs(10);
+        HelperSettings { kind: HelperKind::Threads, max: 16, min_spare: 2, max_queue: 512, idle_timeout }
+    }
+}
+
+/// Kind of helper.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum HelperKind {
     /// Threads of the server: nothing is copied
     #[default]
     Threads,
-    /// Processes beside it, as in Flash: one that dies takes only its task with it, which is asked again
+    /// Processes beside it, as in Flash: one that dies takes only its task with it, which is repeated
     Processes,
 }
 
-/// What is told to whoever watches, see [`metrics`](crate::metrics). All of it is fixed at the start.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MetricsSettings {
-    /// The file in which the loops publish what they count, an absolute path; default none.
-    pub file: Option<PathBuf>,
-    /// The address at which it is asked for; default none. A loopback address, unless `public`.
-    pub listen: Option<SocketAddr>,
-    /// Whether other machines may ask; default no.
-    pub public: bool,
+/// Access log
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct LogSettings {
+    /// File, "-" for standard output, or "off"
+    pub access: LogTarget,
+    /// Line format
+    pub format: LogFormat,
+    /// Lines are collected up to this size before a write
+    #[schemars(extend("x-positive" = true))]
+    pub buffer: Bytes,
+    /// Lines are written after this at the latest
+    #[serde(with = "Seconds")]
+    #[schemars(extend("x-positive" = true))]
+    pub flush: Duration,
+    /// Log host names (forward-confirmed reverse DNS)
+    ///
+    /// A line waits for the name, a response never.
+    pub hostnames: bool,
+    /// Time that a line waits for the name; then it has the address
+    ///
+    /// The default is one attempt of the C library (resolv.conf(5), `timeout`). "0s": only names that are known already.
+    #[serde(with = "Seconds")]
+    pub hostname_timeout: Duration,
+    /// Host names that are cached, per process; 0: none
+    ///
+    /// About 150 bytes each. Several hundred are enough (Hu, 5.3.1), since a client that comes makes a dozen requests.
+    pub hostname_entries: usize,
+    /// Time that a host name is cached
+    #[serde(with = "Seconds")]
+    pub hostname_ttl: Duration,
+    /// Time that a missing name or answer is cached
+    ///
+    /// RFC 2308, 7.1 allows 5 minutes where no name server answers.
+    #[serde(with = "Seconds")]
+    pub hostname_negative_ttl: Duration,
+    /// Whether lines are collected at all; else the loop writes each.
+    #[serde(skip)]
+    pub delayed: bool,
+    /// Whether the texts of time and status are kept from one line to the next.
+    #[serde(skip)]
+    pub string_caches: bool,
 }
 
-/// Bodies of applications' requests and responses that are stored.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+impl LogSettings {
+    /// How many host names are kept, and for how long.
+    pub fn hostname_limits(&self) -> HostnameLimits {
+        HostnameLimits {
+            entries: self.hostname_entries,
+            wait: self.hostname_timeout,
+            time: self.hostname_ttl,
+            absent_time: self.hostname_negative_ttl,
+        }
+    }
+}
+
+impl Default for LogSettings {
+    fn default() -> LogSettings {
+        let HostnameLimits { entries, wait, time, absent_time } = HostnameLimits::default();
+        LogSettings {
+            access: LogTarget::Off,
+            format: LogFormat::default(),
+            buffer: Bytes::kib(64),
+            flush: Duration::from_secs(1),
+            hostnames: false,
+            hostname_timeout: wait,
+            hostname_entries: entries,
+            hostname_ttl: time,
+            hostname_negative_ttl: absent_time,
+            delayed: true,
+            string_caches: true,
+        }
+    }
+}
+
+/// Line format of the access log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Common Log Format
+    Common,
+    /// Common, with Referer and User-Agent
+    #[default]
+    Combined,
+    /// One JSON object per line
+    Json,
+}
+
+/// Bodies of incomplete requests to applications, and of responses to slow clients
+///
+/// The first 64 KiB of each are kept in memory, the rest in files without names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct SpoolSettings {
-    /// The directory of the files, which have no names; default `$TMPDIR`, else /var/tmp, else /tmp.
+    /// Directory of these files; default $TMPDIR, else /var/tmp, else /tmp
+    ///
+    /// It should be on a disk.
+    #[schemars(example = "/var/tmp")]
     pub directory: Option<PathBuf>,
-    /// Most bytes in them, of a process; default 4 GiB. A response takes a quarter of it at most, as nginx gives it 1 GiB.
+    /// Maximum bytes in these files, per process; then 503
+    ///
+    /// A response takes a quarter of it at most, and then waits for its client. In mp it holds for each worker. 0: memory only.
     pub max_bytes: Bytes,
 }
 
-/// How bodies are sent.
-#[derive(Clone, Debug, PartialEq, Eq)]
+impl Default for SpoolSettings {
+    fn default() -> SpoolSettings {
+        SpoolSettings { directory: None, max_bytes: Bytes::mib(4096) }
+    }
+}
+
+/// How files are sent
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct SendSettings {
-    /// A large file that has been left alone for longer is lent to sockets (sendfile) instead of copied; default 60 s.
-    /// While lent bytes wait for their client an edit in place still reaches them, and zero lends at once.
+    /// Large files unchanged for this long are sent without a copy (sendfile)
+    ///
+    /// A younger one is copied, which costs more. An edit in place still reaches bytes that wait for a slow client, so keep this
+    /// above the time between two edits. Files that are replaced by renaming, as rsync, git and most tools do, are safe with
+    /// any value. "0s" sends every file without a copy.
+    #[serde(with = "Seconds")]
     pub sendfile_min_age: Duration,
-    /// How the loop finds out what is in memory. Fixed at the start.
+    /// How an event loop finds out what is in memory
+    ///
+    /// All but the first are for experiments. Fixed at the start.
     pub residency: Residency,
-    /// Where bodies are sent from. Fixed at the start.
+    /// Where bodies are sent from
+    ///
+    /// Fixed at the start.
     pub content: ContentMode,
-    /// Bytes of files that each worker keeps mapped; default 64 MiB, as the bodies in memory have, so that the two can be
-    /// compared. Zero unmaps at once. Fixed at the start.
+    /// Bytes of files that stay mapped, per worker, where files are mapped; fixed at the start
     pub mapped_bytes: Bytes,
 }
 
+impl Default for SendSettings {
+    fn default() -> SendSettings {
+        SendSettings {
+            sendfile_min_age: Duration::from_secs(60),
+            residency: Residency::default(),
+            content: ContentMode::default(),
+            // As `content_bytes`, so that the two can be compared.
+            mapped_bytes: Bytes::mib(64),
+        }
+    }
+}
+
 /// Where bodies are sent from (Flash, section 5.4, and its outlook on copies).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum ContentMode {
     /// Small files from memory, large ones from the page cache
@@ -241,7 +366,7 @@ pub enum ContentMode {
     Mixed,
     /// All through memory: small files are kept there, large ones copied piece by piece
     Copy,
-    /// All from mappings of files, as Flash does; nothing is kept in memory
+    /// All from mappings of files, as in Flash; nothing is kept in memory
     Mmap,
     /// All from the page cache by sendfile; nothing is kept in memory
     Sendfile,
@@ -255,18 +380,60 @@ impl ContentMode {
 }
 
 /// How the loop finds out whether content is in memory, so that it need not wait for the disk (Flash, section 5.7).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Residency {
-    /// By preadv2(RWF_NOWAIT), which tells everybody the truth
+    /// preadv2(2) with RWF_NOWAIT
     #[default]
     Nowait,
-    /// By mincore(2) on mapped files, as Flash does; it tells the truth to their owner and to root alone
+    /// mincore(2) on mapped files, as in Flash; correct for their owner and root only
     Mincore,
-    /// By a guess: a model of the page cache that learns from page faults and disk reads
+    /// A model of the page cache that learns from page faults and disk reads
     Clock,
-    /// Not at all: the loop waits for the disk
+    /// No test: the loop waits for the disk
     None,
+}
+
+/// Control socket
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct ControlSettings {
+    /// Socket for `amped preload`; only the server's user and root may open it
+    ///
+    /// A folder of that user's is best, so that the server can remove the socket when it ends.
+    #[schemars(example = "/run/amped/control")]
+    pub socket: Option<PathBuf>,
+}
+
+/// Metrics of requests, caches, helpers and event loops; fixed at the start
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct MetricsSettings {
+    /// File in memory, such as in /run, for `ammeter monitor`
+    ///
+    /// `ammeter monitor` finds it by itself. Event loops write it, so it must not be on a disk.
+    #[schemars(example = "/run/amped/metrics")]
+    pub file: Option<PathBuf>,
+    /// Address that serves /metrics (OpenMetrics)
+    #[schemars(example = "127.0.0.1:9145")]
+    pub listen: Option<Address>,
+    /// Serve metrics to other machines; else `listen` must be a loopback address
+    pub public: bool,
+}
+
+/// Shutdown
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct StopSettings {
+    /// Time that responses in progress have to complete
+    #[serde(with = "Seconds")]
+    pub deadline: Duration,
+}
+
+impl Default for StopSettings {
+    fn default() -> StopSettings {
+        StopSettings { deadline: Duration::from_secs(10) }
+    }
 }
 
 /// What the cache that processes of MP share may hold.
@@ -279,27 +446,6 @@ pub struct SharedSettings {
     pub file_max: Bytes,
     /// Names.
     pub entries: usize,
-}
-
-/// The access log.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogSettings {
-    /// Where it goes; default nowhere.
-    pub access: LogTarget,
-    /// The form of a line; default combined.
-    pub format: LogFormat,
-    /// Lines are gathered up to this many bytes before they are written; default 64 KiB.
-    pub buffer: Bytes,
-    /// Lines are gathered no longer than this; default 1 s.
-    pub flush: Duration,
-    /// Whether they are gathered at all; else the loop writes each.
-    pub delayed: bool,
-    /// Whether the texts of time and status are kept from one line to the next.
-    pub string_caches: bool,
-    /// Whether clients are called by their names in the DNS; default no.
-    pub hostnames: bool,
-    /// How long these are waited for and believed.
-    pub hostname: HostnameLimits,
 }
 
 /// Where the access log goes.
@@ -325,17 +471,71 @@ impl From<&std::ffi::OsStr> for LogTarget {
     }
 }
 
-/// The form of a line of the access log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// Common Log Format
-    Common,
-    /// Common, and Referer and User-Agent
-    #[default]
-    Combined,
-    /// One JSON object a line
-    Json,
+impl Serialize for LogTarget {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            LogTarget::Off => serializer.serialize_str("off"),
+            LogTarget::Stdout => serializer.serialize_str("-"),
+            LogTarget::File(path) => serializer.serialize_str(&path.to_string_lossy()),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for LogTarget {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<LogTarget, D::Error> {
+        Ok(LogTarget::from(std::ffi::OsStr::new(&String::deserialize(deserializer)?)))
+    }
+}
+
+impl JsonSchema for LogTarget {
+    fn schema_name() -> Cow<'static, str> {
+        "LogTarget".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "minLength": 1 })
+    }
+}
+
+/// An address and port to listen on, written `ADDR:PORT` or `*:PORT`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Address(pub SocketAddr);
+
+impl Serialize for Address {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Address {
+    /// The error has a second line: what to do.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Address, D::Error> {
+        struct Reader;
+        impl Visitor<'_> for Reader {
+            type Value = Address;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            // Not after `String::deserialize`: an error from here has the place of the element in its list.
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Address, E> {
+                let wrong = |help| E::custom(format!("`{text}` is not an address and port\n{help}"));
+                parse_listen(text.trim()).map(Address).map_err(wrong)
+            }
+        }
+        deserializer.deserialize_str(Reader)
+    }
+}
+
+impl JsonSchema for Address {
+    fn schema_name() -> Cow<'static, str> {
+        "Address".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "format": "address" })
+    }
 }
 
 /// Reads `ADDR:PORT`, with an IPv6 address in brackets, or `*:PORT` for every address. The error is the way out.

@@ -11,7 +11,8 @@ use amped_http::status::Status;
 use amped_units::Bytes;
 
 use super::cli::Serve;
-use super::settings::{HelperKind, LogFormat, LogTarget, SiteRoot};
+use super::page as page_of;
+use super::settings::{LogFormat, LogTarget, SiteRoot};
 use super::*;
 
 fn repository() -> PathBuf {
@@ -24,6 +25,10 @@ fn read(text: &str) -> Result<Settings, Error> {
 }
 
 fn read_with(flags: &Serve, text: &str) -> Result<Settings, Error> {
+    resolve_text(flags, text).map(|(_, settings)| settings)
+}
+
+fn resolve_text(flags: &Serve, text: &str) -> Result<(File, Settings), Error> {
     parse(
         &Serve { config: Some("test.toml".into()), ..flags.clone() },
         "test.toml",
@@ -72,14 +77,15 @@ fn assert_same(a: &Settings, b: &Settings) {
 
 #[test]
 fn printed_configuration_round_trips() {
-    let check = |settings: &Settings| {
-        let page = print(settings);
-        let again = read(&page).unwrap_or_else(|error| panic!("{page}\n{error}"));
-        assert_same(settings, &again);
-        assert_eq!(print(&again), page);
+    let check = |(file, settings): (File, Settings)| {
+        let page = print::print(&file);
+        let (file, again) = resolve_text(&Serve::default(), &page).unwrap_or_else(|error| panic!("{page}\n{error}"));
+        assert_same(&settings, &again);
+        assert_eq!(print::print(&file), page);
+        again
     };
-    check(&load(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap());
-    check(&load(&Serve { config: Some(repository().join("examples/amped.toml")), ..Serve::default() }).unwrap());
+    check(resolve(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap());
+    check(resolve(&Serve { config: Some(repository().join("examples/amped.toml")), ..Serve::default() }).unwrap());
     // Every key away from its default.
     let text = r#"
         listen = ["*:80", "[::1]:81", "10.0.0.1:82"]
@@ -127,7 +133,6 @@ fn printed_configuration_round_trips() {
         content_bytes = 7
         max_content_file_bytes = 0
         descriptors = 0
-        mapped_bytes = 0
         revalidate = "0s"
         max_stale = "0s"
         watch = true
@@ -135,6 +140,7 @@ fn printed_configuration_round_trips() {
         directory = "/usr"
         max_bytes = 0
         [send]
+        mapped_bytes = 0
         sendfile_min_age = "0s"
         residency = "mincore"
         content = "mmap"
@@ -243,18 +249,17 @@ fn printed_configuration_round_trips() {
         match = "/other"
         command = ["serve", "--a", "b c"]
     "#;
-    let settings = read(text).unwrap_or_else(|error| panic!("{error}"));
-    check(&settings);
+    let settings = check(resolve_text(&Serve::default(), text).unwrap_or_else(|error| panic!("{error}")));
     let [wait, time, absent_time] = [0, 7200, 3].map(Duration::from_secs);
     assert!(settings.log.hostnames);
-    assert_eq!(settings.log.hostname, HostnameLimits { entries: 0, wait, time, absent_time });
+    assert_eq!(settings.log.hostname_limits(), HostnameLimits { entries: 0, wait, time, absent_time });
     let site = settings.sites.get(1).unwrap();
     assert_eq!(site.hosts, ["example.org", "*.example.org", "[::1]"].map(Box::from));
     assert_eq!(site.user_dir.as_deref(), Some("public_html"));
     assert_eq!(site.types.overrides, [("md".into(), "text/html".into())]);
     assert_eq!(site.types.charset, None);
     assert_eq!(site.error_pages[0], (Status(404), "/not found.html".into()));
-    assert_eq!(site.rules[1].set[0], ("Server".into(), "amped".into()));
+    assert_eq!(site.rules[1].set.get("Server").map(|value| &**value), Some("amped"));
 }
 
 #[test]
@@ -277,51 +282,55 @@ fn application_without_files_is_mounted_at_its_directory() {
 }
 
 #[test]
-fn defaults_match_core_and_help() {
-    let settings = load(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap();
-    assert_eq!(settings.limits, amped_core::limits::Limits::default());
-    assert_eq!(settings.optimise.budgets(settings.budgets.clone()), amped_core::cache::Budgets::default());
-    assert_eq!(settings.connections, None);
-    assert_eq!((settings.helpers.min_spare, settings.helpers.max_queue), (2, 512));
-    assert_eq!((settings.log.access.clone(), settings.log.buffer), (LogTarget::Off, Bytes::kib(64)));
-    assert_eq!((settings.log.hostnames, settings.log.hostname), (false, HostnameLimits::default()));
-    assert_eq!(
-        (settings.send.sendfile_min_age, settings.stop_deadline),
-        (Duration::from_secs(60), Duration::from_secs(10))
-    );
+fn flags_have_descriptions_and_defaults_of_keys() {
     let help = cli::command().find_subcommand_mut("serve").unwrap().render_long_help().to_string();
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    let says = |text: String| assert!(help.contains(&text), "{text} is not in:\n{help}");
-    says(format!("[default: {}]", settings.listen[0]));
-    says(format!("processes of mp [default: {}, in mt and mp 64]", settings.workers));
-    says(format!("in its place [default: {}]", settings.helpers.max));
-    says("What helpers are [default: threads]".into());
-    assert_eq!(settings.helpers.kind, HelperKind::Threads);
-    assert_eq!(settings.send.mapped_bytes, Bytes::mib(64));
-    says("wait for the disk [default: nowait]".into());
-    says("sent from [default: mixed]".into());
-    says("off` [default: off]".into());
-    says("access log [default: combined]".into());
+    for text in [
+        "[default: 127.0.0.1:8080]",
+        "Maximum disk helpers per event loop [default: 16]",
+        "Kind of helper [default: threads]",
+        "Line format [default: combined]",
+        "path-cache: Keep what names mean (Flash 5.2)",
+    ] {
+        assert!(help.contains(text), "{text} is not in:\n{help}");
+    }
+}
+
+/// `UPDATE=1` writes the pages anew.
+#[test]
+fn generated_pages_are_current() {
+    for (name, page) in [
+        ("examples/amped.toml", cli::Page::Example),
+        ("examples/amped.schema.json", cli::Page::Schema),
+        ("docs/configuration.md", cli::Page::Reference),
+    ] {
+        let (file, page) = (repository().join(name), page_of(page));
+        if std::env::var_os("UPDATE").is_some() {
+            fs::write(&file, &page).unwrap();
+        }
+        let written = fs::read_to_string(&file).unwrap_or_default();
+        assert!(written == page, "{name} is not what `amped config` prints: run this test with UPDATE=1");
+    }
 }
 
 #[test]
 fn every_key_is_printed_and_in_example() {
-    let settings = load(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap();
-    let pages = [print(&settings), fs::read_to_string(repository().join("examples/amped.toml")).unwrap()];
-    for (home, keys) in file::tables() {
-        for key in keys.iter().filter(|key| *key != "root") {
-            for page in &pages {
+    fn check(table: &serde_json::Value, way: &str, pages: &[String]) {
+        for (key, inner) in schema::keys(table) {
+            let (name, inner) = (format!("{way}{key}"), schema::table(inner));
+            for page in pages {
                 let line = |line: &str| {
                     let line = line.trim_start_matches(['#', ' ']);
                     line.starts_with(&format!("{key} = "))
-                        || line.starts_with(&format!("[{key}]"))
-                        || line.starts_with(&format!("[[{key}]]"))
-                        || line.contains(&format!("site.{key}]"))
+                        || line.trim_start_matches('[').starts_with(&format!("{name}]"))
                 };
-                assert!(page.lines().any(line), "`{key}`, {home}, is not in:\n{page}");
+                assert!(page.lines().any(line), "`{name}` is not in:\n{page}");
             }
+            check(inner, &format!("{name}."), pages);
         }
     }
+    let (file, _) = resolve(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap();
+    check(schema::schema(), "", &[print::print(&file), print::example()]);
 }
 
 #[test]
@@ -331,8 +340,8 @@ fn flag_overrides_file() {
     let flags = Serve {
         dir: Some(repository()),
         listen: vec!["10.0.0.2:2".parse().unwrap()],
-        workers: std::num::NonZeroUsize::new(5),
-        helpers: std::num::NonZeroUsize::new(3),
+        workers: Some(5),
+        helpers: Some(3),
         access_log: Some(LogTarget::Stdout),
         log_format: Some(LogFormat::Common),
         listing: true,

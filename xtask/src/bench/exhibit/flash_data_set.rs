@@ -64,7 +64,7 @@ fn from_disks(scale: Scale, seed: u64, count: usize, sizes: &[u64]) -> Exhibit {
         }
     }
     let mut arms = Arm::architectures();
-    arms.push(Arm::new("amped, helper processes", &["--helpers-as", "processes"]));
+    arms.push(Arm::new("amped, helper processes", &["--helpers-kind", "processes"]));
     Exhibit {
         name: "",
         title: "",

@@ -1,0 +1,452 @@
+//! Reads the configuration file: TOML becomes a [`File`], or a report of all that is wrong with its shape and ranges.
+//!
+//! Only what can be said of a key alone is judged here: is it known, is the value of the right kind and in its range. What keys
+//! mean together, and whether they fit the machine, is for `checked`, which finds the place of each in the [`Node`]s.
+//!
+//! serde stops at the first mistake, and an administrator wants all of them. So the text is first read into a tree of values
+//! that know their places; when serde refuses one, that one is noted, taken out of the tree, and the rest is read again
+//! (`read`). Each round takes something out, so the rounds end.
+
+use std::ops::Range;
+
+use serde::Deserialize;
+use serde_json::Value;
+use toml::Spanned;
+use toml::de::{DeArray, DeTable, DeValue};
+
+use super::error::Findings;
+use super::file::File;
+use super::schema;
+
+/// A place in the file: a value with its span, or nothing where a key is not written.
+#[derive(Clone, Copy)]
+pub(super) struct Node<'a>(Option<&'a Spanned<DeValue<'a>>>);
+
+impl<'a> Node<'a> {
+    /// Where the value stands; `None` if it is not written.
+    pub(super) fn place(self) -> Option<Range<usize>> {
+        self.0.map(Spanned::span)
+    }
+
+    /// Where the value stands; the start of the file if it is not written.
+    pub(super) fn span(self) -> Range<usize> {
+        self.place().unwrap_or(0..0)
+    }
+
+    /// A key of this table.
+    pub(super) fn get(self, key: &str) -> Node<'a> {
+        Node(self.0.and_then(|value| value.get_ref().get(key)))
+    }
+
+    /// An element of this list.
+    pub(super) fn at(self, index: usize) -> Node<'a> {
+        Node(self.0.and_then(|value| value.get_ref().get(index)))
+    }
+
+    /// The text at this place.
+    pub(super) fn text(self) -> &'a str {
+        self.0.and_then(|value| value.get_ref().as_str()).unwrap_or_default()
+    }
+
+    /// Elements of this list.
+    pub(super) fn elements(self) -> impl Iterator<Item = Node<'a>> {
+        let array = self.0.and_then(|value| value.get_ref().as_array());
+        array.into_iter().flat_map(|array| array.iter()).map(|value| Node(Some(value)))
+    }
+
+    /// Names in this table, each with its place, and what stands there, in the order of the text.
+    pub(super) fn entries(self) -> impl Iterator<Item = (&'a str, Range<usize>, Node<'a>)> {
+        let table = self.0.and_then(|value| value.get_ref().as_table());
+        let mut entries: Vec<_> = table.into_iter().flat_map(|table| table.iter()).collect();
+        entries.sort_by_key(|(key, _)| key.span().start);
+        entries.into_iter().map(|(key, value)| (key.get_ref().as_ref(), key.span(), Node(Some(value))))
+    }
+}
+
+/// A file as it was read, and the places of what is written in it.
+pub(super) struct Read<'a> {
+    /// What was wrong is missing.
+    pub(super) file: File,
+    tree: Spanned<DeValue<'a>>,
+}
+
+impl Read<'_> {
+    /// The place of the whole file.
+    pub(super) fn root(&self) -> Node<'_> {
+        Node(Some(&self.tree))
+    }
+
+    /// Takes out the places of keys in whose stead flags were given.
+    pub(super) fn forget(&mut self, table: &str, key: &str) {
+        if let DeValue::Table(root) = self.tree.get_mut() {
+            if table.is_empty() {
+                root.remove(key);
+            } else if let Some(DeValue::Table(table)) = root.get_mut(table).map(Spanned::get_mut) {
+                table.remove(key);
+            }
+        }
+    }
+}
+
+/// Reads a file, noting what is wrong with its shape.
+pub(super) fn read<'a>(text: &'a str, findings: &mut Findings) -> Read<'a> {
+    let mut tree = grammar(text, findings).unwrap_or_else(|| Spanned::new(0..0, DeTable::new()));
+    refuse_homeless(text, tree.get_mut(), findings);
+    let file = loop {
+        let fault = match File::deserialize(toml::de::Deserializer::from(tree.clone())) {
+            Ok(file) => break file,
+            Err(fault) => fault,
+        };
+        let span = fault.span().unwrap_or(0..0);
+        let is_missing = fault.message().starts_with("missing field");
+        let is_pattern = fault.message() == "missing field `match`";
+        let place = match is_pattern.then(|| stand_in(tree.get_mut(), &span)).flatten() {
+            Some(place) => Some(place),
+            None => set_aside(tree.get_mut(), &span),
+        };
+        let Some(place) = place else {
+            findings.at(span, fault.message(), "");
+            break File::default();
+        };
+        // What is missing may have been taken out.
+        if !is_missing || findings.is_empty() {
+            let (message, help) = explain(fault.message(), &place);
+            findings.at(span, message, help);
+        }
+    };
+    let tree = Spanned::new(tree.span(), DeValue::Table(tree.into_inner()));
+    Read { file, tree }
+}
+
+/// Notes each value that is out of the range of its key. `node` is the place of `value`; without one a flag has it, or it is a
+/// default.
+pub(super) fn check_ranges(value: &Value, schema: &Value, key: &str, node: Node<'_>, findings: &mut Findings) {
+    match value {
+        Value::Object(table) => {
+            for (key, value) in table {
+                check_ranges(value, &schema["properties"][key], key, node.get(key), findings);
+            }
+        }
+        Value::Array(list) => {
+            for (index, value) in list.iter().enumerate() {
+                check_ranges(value, schema::table(schema), key, node.at(index), findings);
+            }
+            if list.is_empty() && schema["minItems"].as_u64() > Some(0) {
+                findings.at_or_usage(node.place(), format!("`{key}` is empty"), help_for(schema));
+            }
+        }
+        Value::Number(number) => {
+            let (least, most) = (schema["minimum"].as_u64(), schema["maximum"].as_u64());
+            let number = number.as_u64().unwrap_or_default();
+            if least > Some(number) {
+                findings.at_or_usage(node.place(), format!("`{key}` cannot be {number}"), help_for(schema));
+            } else if most.is_some_and(|most| number > most) {
+                let message = format!("`{key}` cannot be more than {}", most.unwrap_or_default());
+                findings.at_or_usage(node.place(), message, help_for(schema));
+            }
+        }
+        Value::String(text) => {
+            let is_zero = text.starts_with('0') && text[1..].bytes().all(|b| b.is_ascii_alphabetic());
+            if is_zero && schema["x-positive"] == true {
+                findings.at_or_usage(node.place(), format!("`{key}` cannot be zero"), help_for(schema));
+            }
+            if text.is_empty() && schema["minLength"].as_u64() > Some(0) {
+                findings.at_or_usage(node.place(), format!("`{key}` is empty"), help_for(schema));
+            }
+        }
+        Value::Null | Value::Bool(_) => {}
+    }
+}
+
+/// What a key may be, as the way out.
+fn help_for(schema: &Value) -> String {
+    let range = match (schema["minimum"].as_u64(), schema["maximum"].as_u64()) {
+        (Some(least), Some(most)) => format!("write {least} to {most}"),
+        (Some(least), None) => format!("write {least} or more"),
+        _ if schema["x-positive"] == true => "write more".to_owned(),
+        _ => "write another value".to_owned(),
+    };
+    match &schema["default"] {
+        Value::Null => format!("{range}, or take the key out"),
+        default => format!("{range}, or take the key out for the default, {}", super::print::literal(default)),
+    }
+}
+
+/// Of a site's table above the first `[[site]]`, such as `[[site.app]]`, TOML makes a table `site` that is no list; what is
+/// wrong with it then would be told of everything in it.
+fn refuse_homeless(text: &str, tree: &mut DeTable<'_>, findings: &mut Findings) {
+    let Some((key, value)) = tree.iter().find(|(key, _)| key.get_ref() == "site") else { return };
+    let rest = &text[key.span().end..];
+    if !matches!(value.get_ref(), DeValue::Table(_)) || !rest.trim_start().starts_with('.') {
+        return;
+    }
+    let line = text[key.span().start..].lines().next().unwrap_or_default();
+    let name = line.split([']', '=', '#']).next().unwrap_or_default().trim();
+    let message = format!("`{name}` is of no site: there is no `[[site]]` above it");
+    findings.at(
+        key.span().start..key.span().start + name.len(),
+        message,
+        "write `[[site]]`, with its `root`, above it",
+    );
+    let key = key.clone();
+    tree.remove(&key);
+}
+
+/// The tree of a text that is TOML; else its faults are noted. No tree is made then: with a bracket missing it would be
+/// a guess, and complaints about its keys would hide the one that matters.
+fn grammar<'a>(text: &'a str, findings: &mut Findings) -> Option<Spanned<DeTable<'a>>> {
+    // Enough for what a person writes. Another kind of file, given by mistake, has a fault in every line.
+    const FAULTS_MAX: usize = 10;
+    let (tree, mut faults) = DeTable::parse_recoverable(text);
+    if faults.is_empty() {
+        return Some(tree);
+    }
+    // toml goes on behind a fault, but one open bracket then brings a complaint about every line that follows. So only
+    // the first is believed, its line is made blank, and the rest is read again.
+    let mut rest = text.to_owned();
+    for _ in 0..FAULTS_MAX {
+        let Some(fault) = faults.iter().min_by_key(|fault| fault.span().map_or(0, |span| span.start)) else { break };
+        let span = fault.span().unwrap_or(0..0);
+        let is_double = fault.message() == "duplicate key";
+        if is_double && text[..span.start].ends_with("[[") && text.get(span.clone()) == Some("site") {
+            // Above it there was one, of what belongs to it.
+            let help = "write it above the first table that belongs to it, such as `[[site.app]]` or `[site.types]`";
+            findings.at(span.clone(), "this `[[site]]` stands below a table of a site", help);
+        } else {
+            findings.at(span.clone(), fault.message(), if is_double { "take one of them out" } else { "" });
+        }
+        let start = rest.get(..span.start)?.rfind('\n').map_or(0, |end| end + 1);
+        let end = rest.get(start..)?.find('\n').map_or(rest.len(), |length| start + length);
+        let unclosed = ["unclosed array", "unclosed inline table"];
+        if unclosed.iter().any(|text| fault.message().starts_with(text)) {
+            // Where it should end nobody knows, so nothing behind it can be judged.
+            findings.forget_behind(span.start);
+            break;
+        }
+        if rest[start..end].trim().is_empty() {
+            break;
+        }
+        rest.replace_range(start..end, &" ".repeat(end - start));
+        faults = DeTable::parse_recoverable(&rest).1;
+    }
+    None
+}
+
+/// A step on the way to a value.
+#[derive(Debug, PartialEq)]
+enum Step {
+    Key(String),
+    Element,
+}
+
+/// Gives the table at `span`, which lacks its `match`, one that is good for every other key, so that the rest of the table can
+/// be judged, and says where the table is.
+fn stand_in(table: &mut DeTable<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
+    for (key, value) in table.iter_mut() {
+        let inner = match value.get_mut() {
+            DeValue::Table(table) => stand_in(table, span),
+            DeValue::Array(array) => array.iter_mut().find_map(|element| {
+                let is_it = element.span() == *span;
+                let DeValue::Table(table) = element.get_mut() else { return None };
+                if is_it {
+                    let pattern = DeValue::String("/*/*/*/*/*/*/*/*/**".into());
+                    table.insert(Spanned::new(span.clone(), "match".into()), Spanned::new(span.clone(), pattern));
+                    return Some(Vec::new());
+                }
+                stand_in(table, span)
+            }),
+            _ => None,
+        };
+        if let Some(mut place) = inner {
+            place.insert(0, Step::Key(key.get_ref().to_string()));
+            return Some(place);
+        }
+    }
+    None
+}
+
+/// Takes the innermost entry that holds `span` out of the table, and says which it was.
+fn set_aside(table: &mut DeTable<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
+    for (key, value) in table.iter_mut() {
+        if let Some(mut place) = set_aside_within(value.get_mut(), span) {
+            place.insert(0, Step::Key(key.get_ref().to_string()));
+            return Some(place);
+        }
+    }
+    let holds = |outer: Range<usize>| outer.start <= span.start && span.end <= outer.end;
+    let key = table.iter().find(|(key, value)| holds(key.span()) || holds(value.span()))?.0.clone();
+    table.remove(&key);
+    Some(vec![Step::Key(key.into_inner().into_owned())])
+}
+
+fn set_aside_within(value: &mut DeValue<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
+    match value {
+        DeValue::Table(table) => set_aside(table, span),
+        DeValue::Array(array) => {
+            for element in array.iter_mut() {
+                if let Some(mut place) = set_aside_within(element.get_mut(), span) {
+                    place.insert(0, Step::Element);
+                    return Some(place);
+                }
+            }
+            let holds = |outer: Range<usize>| outer.start <= span.start && span.end <= outer.end;
+            let at = array.iter().position(|element| holds(element.span()))?;
+            let mut number = 0..;
+            let all = std::mem::replace(array, DeArray::new());
+            *array = all.into_iter().filter(|_| number.next() != Some(at)).collect();
+            Some(vec![Step::Element])
+        }
+        _ => None,
+    }
+}
+
+/// A complaint of serde in the words of someone who writes the file, and the way out.
+fn explain(complaint: &str, place: &[Step]) -> (String, String) {
+    let keys: Vec<&str> =
+        place.iter().filter_map(|step| if let Step::Key(key) = step { Some(&**key) } else { None }).collect();
+    let key = *keys.last().expect("a place ends in an entry of a table");
+    // Those of our own types bring the way out, in a second line.
+    if let Some((message, help)) = complaint.split_once('\n')
+        && message.starts_with(['`', 'a'])
+    {
+        return (message.to_owned(), help.to_owned());
+    }
+    let complaint = complaint.lines().next().unwrap_or_default();
+    let is_list = schema::of(&keys).get("items").is_some_and(schema::is_table);
+    if complaint.starts_with("unknown field `") {
+        return unknown_key(complaint, &keys, place);
+    }
+    if let Some(rest) = complaint.strip_prefix("missing field `") {
+        let missing = rest.trim_end_matches('`');
+        let example = &schema::table(schema::of(&keys))["properties"][missing]["examples"][0];
+        let message = format!("`{}` has no `{missing}`", header(&keys, true));
+        return (message, format!("add `{missing} = {}`", super::print::literal(example)));
+    }
+    if let Some(rest) = complaint.strip_prefix("unknown variant `") {
+        let given = rest.split("`, expected").next().unwrap_or_default();
+        let expected: Vec<String> =
+            schema::choices(schema::of(&keys)).into_iter().map(|(name, _)| name.to_owned()).collect();
+        let help = match nearest(given, &expected) {
+            Some(name) => format!("did you mean \"{name}\"?"),
+            None => {
+                format!("write {}", expected.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(" or "))
+            }
+        };
+        return (format!("`{key}` cannot be \"{given}\""), help);
+    }
+    // What toml says of an enum that is no text.
+    if complaint == "wanted string or table" {
+        return (format!("`{key}` is not in quotes"), format!("write it as text: {key} = \"...\""));
+    }
+    let Some((found, expected)) = complaint.split_once(", expected ") else {
+        return (format!("`{key}`: {complaint}"), String::new());
+    };
+    let found = found.trim_start_matches("invalid type: ").trim_start_matches("invalid value: ");
+    let found = match found {
+        "map" => "a table".to_owned(),
+        "sequence" => "a list".to_owned(),
+        found => found.replacen("string \"", "\"", 1).replacen("integer `", "the number `", 1),
+    };
+    let expected = match expected {
+        "a string" | "a borrowed string" | "path string" => "text in quotes",
+        "a boolean" => "true or false, without quotes",
+        "usize" | "u16" | "u32" | "u64" => "a whole number, without quotes",
+        "a sequence" if found.starts_with('"') => &format!("a list: [{found}]"),
+        "a sequence" => "a list such as [\"a\", \"b\"]",
+        "a map" => "a table",
+        other => other,
+    };
+    let help = match is_list {
+        true => format!("write `{}`, with two brackets each side", header(&keys, true)),
+        false => format!("write {expected}"),
+    };
+    (format!("`{key}` cannot be {found}"), help)
+}
+
+/// The header of a table.
+fn header(keys: &[&str], is_list: bool) -> String {
+    let way = keys.join(".");
+    if is_list { format!("[[{way}]]") } else { format!("[{way}]") }
+}
+
+fn unknown_key(complaint: &str, keys: &[&str], place: &[Step]) -> (String, String) {
+    let (key, way) = keys.split_last().expect("a place ends in an entry of a table");
+    let expected = expected_names(complaint);
+    let table = match place {
+        [Step::Key(_)] => "at the top level".to_owned(),
+        _ => format!("in `{}`", header(way, schema::of(way).get("items").is_some())),
+    };
+    let help = match nearest(key, &expected) {
+        Some(name) => format!("did you mean `{name}`?"),
+        None => match home(key, &mut Vec::new(), schema::schema()) {
+            Some(home) => format!("`{key}` belongs {home}"),
+            None => format!("keys here are {}", expected.join(", ")),
+        },
+    };
+    (format!("unknown key `{key}` {table}"), help)
+}
+
+/// Where a key belongs: the first table that has one of this name.
+fn home(key: &str, way: &mut Vec<&'static str>, schema: &'static Value) -> Option<String> {
+    let table = schema::table(schema);
+    if schema::keys(table).any(|(name, _)| name == key) {
+        return Some(match way.is_empty() {
+            true => "at the top of the file, before the first `[table]`".to_owned(),
+            false => format!("in `{}`", header(way, schema.get("items").is_some())),
+        });
+    }
+    schema::keys(table).filter(|(_, schema)| schema::is_table(schema)).find_map(|(name, schema)| {
+        way.push(name);
+        let found = home(key, way, schema);
+        way.pop();
+        found
+    })
+}
+
+/// The names that serde lists: "expected one of `a`, `b`".
+fn expected_names(complaint: &str) -> Vec<String> {
+    let list = complaint.rsplit_once("`, expected ").map_or("", |(_, list)| list);
+    list.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// The name that was probably meant. A third of its letters may be wrong, which lets `contnt_byts` find its way but does not
+/// offer `user` for `index`; or it may be cut short or spelled out, or lack a part: `gz`, `maximum`, `head` for
+/// `max_header_bytes`.
+fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
+    let given = given.to_lowercase().replace('-', "_");
+    let distance = |name: &str| strsim::osa_distance(&given, name);
+    let name = names.iter().min_by_key(|name| distance(name))?;
+    if distance(name) <= (name.len() / 3).max(1) {
+        return Some(name);
+    }
+    let inner = format!("_{given}");
+    let part = |name: &&String| {
+        given.len() > 1 && (name.starts_with(&given) || given.starts_with(name.as_str()) || name.contains(&inner))
+    };
+    names.iter().find(part).map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn typo_suggests_nearest_key() {
+        let names = |way: &[&str]| -> Vec<String> {
+            schema::keys(schema::table(schema::of(way))).map(|(name, _)| name.to_owned()).collect()
+        };
+        let check = |way: &[&str], given: &str, expected: Option<&str>| {
+            assert_eq!(nearest(given, &names(way)), expected, "{given}");
+        };
+        check(&["site"], "precompresed", Some("precompressed"));
+        check(&["site"], "user-dirs", Some("user_dirs"));
+        check(&["site"], "Root", Some("root"));
+        check(&["site"], "host", Some("hosts"));
+        check(&["site"], "index_names", Some("index"));
+        check(&["site"], "i", None);
+        check(&["site"], "workers", None);
+        check(&["limits"], "head", Some("max_header_bytes"));
+        check(&["limits"], "requests", Some("max_requests"));
+        check(&["limits"], "idle_time", Some("idle_timeout"));
+    }
+}

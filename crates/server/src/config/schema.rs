@@ -1,0 +1,85 @@
+//! The JSON Schema of the configuration, from which come the order of its keys, their descriptions, ranges and examples.
+//!
+//! schemars makes it of the types and comments in `file`, `settings` and core. Here it is in the form that describes what is
+//! written, since only that lists the keys of a table in their order (`required`).
+
+use std::sync::LazyLock;
+
+use schemars::generate::SchemaSettings;
+use serde_json::Value;
+
+use super::file::File;
+
+static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
+    let settings = SchemaSettings::draft2020_12().for_serialize().with(|settings| settings.inline_subschemas = true);
+    settings.into_generator().into_root_schema_for::<File>().to_value()
+});
+
+/// The schema of the whole file.
+pub(super) fn schema() -> &'static Value {
+    &SCHEMA
+}
+
+/// The schema for editors.
+pub(super) fn for_editors() -> String {
+    let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);
+    let schema = settings.into_generator().into_root_schema_for::<File>();
+    serde_json::to_string_pretty(&schema).unwrap_or_default()
+}
+
+/// The keys of a table and the schema of each, in the order of the definition.
+pub(super) fn keys(table: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    let order = table["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    order.map(|key| (key, &table["properties"][key]))
+}
+
+/// The schema of what stands at this way of keys; the elements of a list stand for the list.
+pub(super) fn of(way: &[&str]) -> &'static Value {
+    way.iter().fold(schema(), |schema, key| &table(schema)["properties"][key])
+}
+
+/// A table's schema, or that of a list's elements.
+pub(super) fn table(schema: &Value) -> &Value {
+    schema.get("items").unwrap_or(schema)
+}
+
+/// Whether a key is a table, or a list of tables; else it has a value.
+pub(super) fn is_table(schema: &Value) -> bool {
+    table(schema).get("properties").is_some()
+}
+
+/// The description of a key: its first sentence, and what follows it.
+pub(super) fn description(schema: &Value) -> (String, String) {
+    let text = schema["description"].as_str().or(table(schema)["description"].as_str()).unwrap_or_default();
+    let (first, rest) = text.split_once("\n\n").unwrap_or((text, ""));
+    (first.replace('\n', " "), rest.replace('\n', " "))
+}
+
+/// The values that a key may have, each with its description, if it has only some.
+pub(super) fn choices(schema: &Value) -> Vec<(&str, String)> {
+    let all = table(schema)["oneOf"].as_array().into_iter().flatten();
+    all.filter_map(|choice| Some((choice["const"].as_str()?, description(choice).0))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_has_description_and_example() {
+        fn check(table: &Value, way: &str) {
+            let number = table["properties"].as_object().map_or(0, serde_json::Map::len);
+            assert_eq!(keys(table).count(), number, "{way}");
+            for (key, schema) in keys(table) {
+                assert!(!description(schema).0.is_empty(), "{way}.{key} has no description: {schema:#}");
+                if is_table(schema) {
+                    check(super::table(schema), &format!("{way}.{key}"));
+                } else {
+                    let shown = [&schema["default"], &schema["examples"]];
+                    assert!(shown.iter().any(|value| !value.is_null()), "{way}.{key} has no default and no example");
+                }
+            }
+        }
+        check(schema(), "");
+    }
+}
