@@ -459,7 +459,7 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, "text").expect("written");
         let holder = File::options().read(true).write(true).open(&path).expect("opened");
-        // The signal that the lease is to be given up would end this process otherwise.
+        // The signal that requests the end of the lease would otherwise end this process.
         // SAFETY: both take plain numbers, the descriptor is open. JUSTIFICATION: rustix has neither call.
         let lease = |kind: libc::c_int| unsafe {
             libc::signal(libc::SIGIO, libc::SIG_IGN);

@@ -6,7 +6,7 @@
 //! The holder of a part's lock defines what its bytes mean.
 //!
 //! The locks are robust mutexes (pthread_mutexattr_setrobust(3)): the kernel releases those of a process that
-//! dies, even by SIGKILL, and the next process that takes one is told ([`Damaged`]). The part then stays damaged
+//! dies, even by SIGKILL, and the next process that takes one gets an error ([`Damaged`]). The part then stays damaged
 //! for all processes until one has repaired it.
 //!
 //! No references are handed out: another process may write as soon as the lock is

@@ -127,7 +127,7 @@ mod tests {
         drop((gone, gone_too));
         drop(first);
         assert_eq!((told(0), told(1)), (vec![3], vec![3]));
-        // A late notification leaves the page alone when it is generated anew.
+        // A late notification leaves the page alone when it is generated again.
         let again = join("a", 3, 0).expect("no other request");
         let late = join("a", 6, 1).expect_err("another request generates it");
         drop((waits, elsewhere));

@@ -1,7 +1,7 @@
 //! Helpers: they wait for the disk in place of a loop (Flash, section 3.4).
 //!
 //! Each loop has its own. Helpers are started when tasks wait and none is idle, up to a limit; a few idle ones are kept
-//! in reserve, the others exit. Tasks wait in one bounded queue: when it is full, the loop is told at once and sheds
+//! in reserve, the others exit. Tasks wait in one bounded queue: when it is full, the loop gets an error at once and sheds
 //! the request, since a queue that only grows turns a slow disk into a slow server.
 //!
 //! Questions and answers are plain data and descriptors, so helpers are [`threads`] of the server or [`processes`]
