@@ -40,6 +40,6 @@ impl Drop for Told {
 }
 
 /// Picks one of these.
-pub(crate) fn one_of<'a, T: ?Sized>(dice: &mut Dice, negotiations: &[&'a T]) -> &'a T {
-    negotiations[dice.random_range(0..negotiations.len())]
+pub(crate) fn one_of<'a, T: ?Sized>(dice: &mut Dice, options: &[&'a T]) -> &'a T {
+    options[dice.random_range(0..options.len())]
 }

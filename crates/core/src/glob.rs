@@ -185,25 +185,25 @@ fn sequence(rest: &mut &[u8], within_braces: bool) -> Result<Vec<Vec<Item>>, &'s
 
 /// Parses the text between a `{`, which has been consumed, and its `}`.
 fn braces(rest: &mut &[u8]) -> Result<Vec<Vec<Item>>, &'static str> {
-    let mut negotiations = Vec::new();
+    let mut alternatives = Vec::new();
     loop {
-        negotiations.extend(sequence(rest, true)?);
+        alternatives.extend(sequence(rest, true)?);
         let Some((&byte, behind)) = rest.split_first() else {
             return Err("unmatched `{`; write `\\{` for the character");
         };
         *rest = behind;
         if byte == b'}' {
-            return Ok(negotiations);
+            return Ok(alternatives);
         }
     }
 }
 
 /// Concatenates each of the first with each of the second.
-fn multiply(all: &[Vec<Item>], negotiations: &[Vec<Item>]) -> Result<Vec<Vec<Item>>, &'static str> {
-    if all.len() * negotiations.len() > ALTERNATIVES_MAX {
+fn multiply(all: &[Vec<Item>], alternatives: &[Vec<Item>]) -> Result<Vec<Vec<Item>>, &'static str> {
+    if all.len() * alternatives.len() > ALTERNATIVES_MAX {
         return Err("the braces expand to more than 64 patterns; write several rules");
     }
-    let pairs = all.iter().flat_map(|items| negotiations.iter().map(move |choice| (items, choice)));
+    let pairs = all.iter().flat_map(|items| alternatives.iter().map(move |choice| (items, choice)));
     let joined = pairs.map(|(items, choice)| {
         let mut items = items.clone();
         choice.iter().for_each(|item| push(&mut items, *item));
