@@ -57,7 +57,7 @@ const SHORT: u64 = 32 * 1024;
 const WINDOWS_A_TURN: u64 = 4;
 
 /// The error text when the disk fails.
-const UNREAD: &str = "the file could not be read";
+const UNREAD: &str = "cannot read the file";
 
 /// Maximum pieces in one call.
 const PIECES_MAX: usize = 64;
