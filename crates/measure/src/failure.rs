@@ -1,21 +1,22 @@
-//! Why a command could not do what it was asked, and whose turn it is now.
+//! How a command failed, and the exit status that follows from it.
 
 use std::fmt;
 use std::io;
 
-/// A command did not come to a result. Its text holds the thing, the place and the way out, in one line.
+/// A failed command. Its text is one line: what failed, where, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The command line asks for what cannot be: exit status 2.
+    /// The command line is invalid: exit status 2.
     Usage(String),
-    /// The run could not be made, or not to its end: exit status 1.
+    /// The run could not start or did not finish: exit status 1.
     Failed(String),
-    /// The same, with an exit status that other programs use for it, such as 127 for a command that was not found.
+    /// As `Failed`, with an exit status that other programs use
+    /// for the case, such as 127 for a command that was not found.
     WithStatus(u8, String),
 }
 
 impl Failure {
-    /// Wrong usage.
+    /// Invalid usage.
     pub fn usage(text: impl Into<String>) -> Failure {
         Failure::Usage(text.into())
     }
@@ -25,7 +26,7 @@ impl Failure {
         Failure::Failed(text.into())
     }
 
-    /// The same failure with this exit status; wrong usage keeps its own.
+    /// The same failure with this exit status; invalid usage keeps its own.
     #[must_use]
     pub fn or_status(self, status: u8) -> Failure {
         match self {
@@ -34,12 +35,12 @@ impl Failure {
         }
     }
 
-    /// For `map_err`: a run that failed while `doing` something, by an error of the system.
+    /// For `map_err`: a run that failed with an I/O error while `doing` something.
     pub fn io(doing: impl fmt::Display) -> impl FnOnce(io::Error) -> Failure {
         move |error| Failure::Failed(format!("cannot {doing}: {error}"))
     }
 
-    /// What the program ends with.
+    /// The exit status of the program.
     pub fn exit_status(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,
@@ -58,7 +59,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// For who tells failures as plain texts.
+/// For callers that report failures as plain text.
 impl From<Failure> for String {
     fn from(failure: Failure) -> String {
         failure.to_string()

@@ -1,4 +1,4 @@
-//! What a figure depends on besides the programs: the machine, its kernel, and who else was using it.
+//! The conditions of a measurement besides the programs: the machine, its kernel, and the load of other processes.
 
 use std::fs;
 
@@ -6,21 +6,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::Failure;
 
-/// What stays the same from one run to the next, recorded beside each result.
+/// The properties of a machine that do not change between runs, recorded with each result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The name that the processor gives itself (`/proc/cpuinfo`).
+    /// The processor's model name (`/proc/cpuinfo`).
     pub cpu: String,
-    /// Its cores, as far as the kernel uses them.
+    /// Cores that the kernel uses.
     pub cores: usize,
     /// The kernel's release, as `uname -r` prints it.
     pub kernel: String,
-    /// What TCP's senders do by default about congestion (`net.ipv4.tcp_congestion_control`).
+    /// The default congestion control of TCP (`net.ipv4.tcp_congestion_control`).
     pub congestion_control: String,
 }
 
 impl Machine {
-    /// The one that this program runs on.
+    /// The machine that this program runs on.
     ///
     /// # Errors
     /// When `/proc` is not mounted.
@@ -44,16 +44,16 @@ pub fn load_average() -> Result<String, Failure> {
     Ok(read("/proc/loadavg")?.split(' ').take(3).collect::<Vec<_>>().join(" "))
 }
 
-/// CPU time that all cores have been busy since the start of the machine, in nanoseconds, by ticks of 10 ms (proc_stat(5)).
+/// CPU time that all cores have been busy since boot, in nanoseconds, in ticks of 10 ms (proc_stat(5)).
 ///
 /// # Errors
-/// When `/proc/stat` is not there or has another form.
+/// When `/proc/stat` is missing or has another format.
 pub fn busy_ns() -> Result<u64, Failure> {
     Ok(times()?.busy() * TICK_NS)
 }
 
-/// CPU time that a hypervisor has taken from this machine since its start, all cores together, in nanoseconds, by ticks of
-/// 10 ms; 0 where it does not say.
+/// CPU time that a hypervisor has stolen from this machine since boot, all cores together, in nanoseconds, in ticks of
+/// 10 ms; 0 where the hypervisor does not report it.
 ///
 /// # Errors
 /// As [`busy_ns`].
@@ -71,52 +71,52 @@ fn all_cores(stat: &str) -> Option<Cpu> {
     Cpu::parse(stat.lines().next()?.strip_prefix("cpu ")?)
 }
 
-/// What a processor, or all of them, did since the start, in units of 1/100 s (`USER_HZ`).
+/// CPU time of one processor, or of all, by state since boot, in units of 1/100 s (`USER_HZ`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cpu {
-    /// User code, guests and niced processes among it.
+    /// User code, including guests and niced processes.
     pub user: u64,
-    /// The kernel, for a process.
+    /// The kernel on behalf of a process.
     pub system: u64,
-    /// Nothing.
+    /// Idle.
     pub idle: u64,
-    /// Nothing, while a process waited for a disk.
+    /// Idle while a process waited for a disk.
     pub iowait: u64,
     /// Interrupts.
     pub interrupt: u64,
-    /// What interrupts left to be done, as most of receiving.
+    /// Work that interrupts deferred, such as most of packet reception.
     pub softirq: u64,
-    /// Another virtual machine.
+    /// Stolen by the hypervisor for another virtual machine.
     pub steal: u64,
 }
 
 impl Cpu {
-    /// Reads what stands behind the name, in a line of `/proc/stat` (proc_stat(5)).
+    /// Parses the fields after the name in a line of `/proc/stat` (proc_stat(5)).
     pub fn parse(line: &str) -> Option<Cpu> {
         let mut numbers = line.split_ascii_whitespace().map_while(|number| number.parse::<u64>().ok());
         let mut next = || numbers.next();
         let (user, nice, system, idle, iowait) = (next()?, next()?, next()?, next()?, next()?);
         let (interrupt, softirq) = (next()?, next()?);
-        // Guests are in user already. Steal came last, with 2.6.11.
+        // `user` includes guests already. `steal` was added last, with 2.6.11.
         let (user, steal) = (user.saturating_add(nice), next().unwrap_or(0));
         Some(Cpu { user, system, idle, iowait, interrupt, softirq, steal })
     }
 
-    /// All but nothing.
+    /// All states but idle and iowait.
     pub fn busy(&self) -> u64 {
         self.total().saturating_sub(self.idle).saturating_sub(self.iowait)
     }
 
-    /// All of it.
+    /// The sum of all states.
     pub fn total(&self) -> u64 {
         let Cpu { user, system, idle, iowait, interrupt, softirq, steal } = self;
-        // A text or a record may say what no kernel counts.
+        // A recorded or invented text may hold numbers that no kernel counts.
         [user, system, idle, iowait, interrupt, softirq, steal]
             .into_iter()
             .fold(0, |sum: u64, part| sum.saturating_add(*part))
     }
 
-    /// What has come since.
+    /// The difference to an earlier reading.
     pub fn since(&self, earlier: &Cpu) -> Cpu {
         Cpu {
             user: self.user.saturating_sub(earlier.user),

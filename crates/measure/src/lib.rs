@@ -1,7 +1,7 @@
-//! What the instruments share: how a run ended and what it is worth, what is said of repetitions, and the record of the
-//! machine that a figure belongs to.
+//! Shared by all instruments: the outcome and validity of a run, statistics of repetitions, and the record of the
+//! machine that a result belongs to.
 //!
-//! Knows no server, no load and no network. Prints nothing: the program that a person calls does.
+//! Independent of any server, load or network. Prints nothing; only the command-line program prints.
 #![forbid(unsafe_code)]
 
 mod failure;

@@ -1,9 +1,11 @@
-//! Who else used the machine: the CPU time of its processes between two looks, and which of it was nobody's who is measured.
+//! CPU time of other processes: which of the machine's processes,
+//! neither measured nor measuring, ran between two readings.
 //!
-//! A figure that was taken while others had the machine may be theirs. Where a server runs in a control group, that group says
-//! what is its own (`ammeter run`). Without one this does: processes that a caller names as its own or the server's, with their
-//! descendants, are not others; nor are those that were idle before the load and not under it, as an application behind the
-//! server is. A busy program, one that starts meanwhile, and what a hypervisor takes are others.
+//! Interference from other processes makes a measurement invalid. A server in a control group has its
+//! CPU time counted by that group (`ammeter run`). Without one, this module decides: processes that
+//! the caller names as its own or the server's, and their descendants, are not others. Neither are
+//! processes that were idle before the load and busy under it, as an application behind the server
+//! is. Others are busy programs, programs that start meanwhile, and time stolen by a hypervisor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,28 +17,28 @@ use serde::{Deserialize, Serialize};
 use crate::Failure;
 use crate::host;
 
-/// The share of a machine's CPU time that others may use under a figure that counts.
+/// The share of a machine's CPU time that other processes may use during a valid measurement.
 pub const MAX: f64 = 0.1;
 
-/// A process at a moment.
+/// A process at one instant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     /// Its name (`comm`).
     pub name: String,
     parent: u32,
-    /// CPU time in ticks of 10 ms (`USER_HZ`): its own, and that of children that have ended and were waited for.
+    /// CPU time in ticks of 10 ms (`USER_HZ`): its own, and that of children that ended and were waited for.
     own: u64,
     children: u64,
-    /// When it began, in ticks: a number that is used again is another process.
+    /// Start time in ticks; it distinguishes processes that had the same number.
     began: u64,
-    /// A thread of the kernel, as those that receive packets.
+    /// Whether it is a kernel thread, such as one that receives packets.
     is_kernel: bool,
 }
 
 impl Process {
-    /// Reads `/proc/PID/stat` (proc_pid_stat(5)).
+    /// Parses `/proc/PID/stat` (proc_pid_stat(5)).
     pub fn parse(stat: &str) -> Option<Process> {
-        /// `PF_KTHREAD` of the kernel's sched.h.
+        /// `PF_KTHREAD` in the kernel's sched.h.
         const KERNEL_THREAD: u64 = 0x0020_0000;
         let (head, rest) = stat.rsplit_once(") ")?;
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
@@ -52,7 +54,7 @@ impl Process {
     }
 }
 
-/// All processes at a moment, and what all cores did until then.
+/// All processes at one instant, and the CPU time of all cores until then.
 #[derive(Clone, Debug)]
 pub struct Census {
     at: Instant,
@@ -61,7 +63,7 @@ pub struct Census {
 }
 
 impl Census {
-    /// Now.
+    /// Reads the processes that exist now.
     ///
     /// # Errors
     /// When `/proc` is not mounted.
@@ -73,12 +75,13 @@ impl Census {
         Ok(Census { at: Instant::now(), stolen_ns, processes: pids.filter_map(process).collect() })
     }
 
-    /// The CPU time in ticks of each process since an earlier look, that of children that ended meanwhile included.
+    /// CPU time of each process since an earlier census, in ticks, including children that ended meanwhile.
     pub fn since(&self, earlier: &Census) -> BTreeMap<u32, u64> {
         used(&earlier.processes, &self.processes)
     }
 
-    /// The programs that used CPU time since an earlier look, of the processes that count, and how many cores each; the busiest first.
+    /// The programs that used CPU time since an earlier census, among the processes that `counts` accepts, with the
+    /// number of cores each; busiest first.
     pub fn busiest(&self, earlier: &Census, counts: impl Fn(u32) -> bool) -> Vec<(String, f64)> {
         let elapsed_s = (self.at - earlier.at).as_secs_f64().max(1e-3);
         let mut by_name: BTreeMap<&str, f64> = BTreeMap::new();
@@ -91,7 +94,7 @@ impl Census {
         busiest
     }
 
-    /// What a hypervisor took of the CPU time of so many cores since an earlier look, from 0 to 1.
+    /// The share of the CPU time of `cores` cores that a hypervisor stole since an earlier census, from 0 to 1.
     pub fn stolen(&self, earlier: &Census, cores: usize) -> f64 {
         let whole_s = (self.at - earlier.at).as_secs_f64().max(1e-3) * cores.max(1) as f64;
         self.stolen_ns.saturating_sub(earlier.stolen_ns) as f64 / 1e9 / whole_s
@@ -103,13 +106,13 @@ impl Census {
     }
 }
 
-/// Whose child an orphan becomes.
+/// The parent of orphans.
 const INIT: u32 = 1;
 
 fn used(from: &BTreeMap<u32, Process>, to: &BTreeMap<u32, Process>) -> BTreeMap<u32, u64> {
     let before = |pid: &u32, now: &Process| from.get(pid).filter(|before| before.began == now.began);
-    // What a process had used before the first look becomes its parent's when it ends, and the next one's up that still lives
-    // where the parent has ended as well: or init's, if it was an orphan by then.
+    // When a process ends, the CPU time it had used before the first census becomes its parent's; if the parent has
+    // ended as well, that of the nearest living ancestor; or init's, if it was an orphan by then.
     let mut inherited: BTreeMap<u32, u64> = BTreeMap::new();
     let is_gone = |(pid, old): &(&u32, &Process)| to.get(pid).is_none_or(|now| now.began != old.began);
     for (_, gone) in from.iter().filter(is_gone) {
@@ -129,21 +132,22 @@ fn used(from: &BTreeMap<u32, Process>, to: &BTreeMap<u32, Process>) -> BTreeMap<
     to.iter().map(ticks).collect()
 }
 
-/// What others used while something was measured.
+/// CPU time that other processes used during a measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Others {
-    /// The share of the machine's CPU time, from 0 to 1, with what a hypervisor took.
+    /// Share of the machine's CPU time, from 0 to 1, including time stolen by a hypervisor.
     pub share: f64,
-    /// The share that a hypervisor took.
+    /// Share stolen by a hypervisor.
     pub stolen: f64,
-    /// The programs that used most, and how many cores of it.
+    /// The programs that used most, with the number of cores each.
     pub busiest: Vec<(String, f64)>,
 }
 
 impl Others {
-    /// Between two looks, while there was load, on a machine of so many cores. `rest` is a look from before: what was busy then
-    /// has nothing to do with the load. `ours` is what is measured and what measures. With `alone` nobody waits for a load here, as
-    /// where the server is on another machine: then all others count.
+    /// Compares two censuses taken under load on a machine of `cores` cores. `rest` is an
+    /// earlier census: a process that was busy then is independent of the load. `ours` are
+    /// the measured and the measuring processes. With `alone`, no process here serves the
+    /// load, as where the server runs on another machine: then all other processes count.
     pub fn between(
         rest: &Census,
         before: &Census,
@@ -175,10 +179,10 @@ impl fmt::Display for Others {
     }
 }
 
-/// `USER_HZ`, which all architectures of Linux give to programs.
+/// `USER_HZ`, the same on all architectures of Linux.
 const TICKS_PER_S: f64 = 100.0;
 
-/// Which processes are none of what is measured.
+/// The processes that take no part in the measurement.
 fn others(
     rest: &BTreeMap<u32, Process>,
     rest_s: f64,
@@ -187,12 +191,12 @@ fn others(
     ours: &BTreeSet<u32>,
     alone: bool,
 ) -> BTreeSet<u32> {
-    /// Of a core: a daemon that looks around now and then uses less.
+    /// In cores: a daemon that wakes up now and then uses less.
     const BUSY: f64 = 0.05;
     let parent =
         |pid: u32| after.get(&pid).map(|process| process.parent).filter(|parent| *parent != 0 && *parent != pid);
     let ancestors = |pid: u32| std::iter::successors(parent(pid), |pid| parent(*pid)).take(100);
-    // Who has a busy process among its descendants starts others that are.
+    // A process with a busy descendant starts further busy processes.
     let mut busy: BTreeSet<u32> = BTreeSet::new();
     for (pid, _) in used(rest, before).into_iter().filter(|(_, ticks)| *ticks as f64 / TICKS_PER_S / rest_s >= BUSY) {
         let up = |pid: u32| before.get(&pid).map(|process| process.parent).filter(|parent| *parent != 0);
@@ -200,14 +204,14 @@ fn others(
     }
     let is_old =
         |pid: &u32| before.get(pid).is_some_and(|old| after.get(pid).is_some_and(|now| now.began == old.began));
-    // Was there, and was idle: it may work for the server.
+    // It existed before and was idle: it may work for the server.
     let is_driven = |pid: &u32| !alone && is_old(pid) && !busy.contains(pid);
     let is_other = |pid: &u32| {
         let Some(process) = after.get(pid) else { return false };
         if process.is_kernel || ours.contains(pid) || ancestors(*pid).any(|above| ours.contains(&above)) {
             return false;
         }
-        // One more of a pool that was idle, by its name.
+        // A new process of a pool that was idle, by its name.
         let of_pool =
             |above: u32| is_driven(&above) && after.get(&above).is_some_and(|parent| parent.name == process.name);
         !is_driven(pid) && (is_old(pid) || !ancestors(*pid).any(of_pool))
@@ -253,7 +257,7 @@ mod tests {
             made(&[(9, 1, "sh", 1, 0), (10, 9, "make", 2, 0), (11, 10, "cc1", 9000, 7), (12, 10, "orphan", 800, 0)]);
         let to = made(&[(1, 0, "init", 0, 0), (9, 1, "sh", 1, 9829)]);
         assert_eq!(used(&from, &to), BTreeMap::from([(1, 0), (9, 20)]));
-        // Who waited for an orphan is not known: rather less than was used, than what was used before.
+        // The process that waited for an orphan is unknown: count less than was used rather than CPU time from before.
         let to = made(&[(1, 0, "init", 0, 850), (9, 1, "sh", 1, 9029)]);
         assert_eq!(used(&from, &to), BTreeMap::from([(1, 0), (9, 0)]));
     }
@@ -281,7 +285,7 @@ mod tests {
         ]));
         let ours = BTreeSet::from([10, 40]);
         let found = |alone| others(&rest, 0.2, &before, &after, &ours, alone);
-        // Their shell and init are, too, with what they inherit.
+        // Their shell and init are others too, with the time they inherit.
         assert_eq!(found(false), BTreeSet::from([1, 30, 31, 32, 50]));
         assert!(found(true).is_superset(&BTreeSet::from([20, 21, 22, 31, 32])) && !found(true).contains(&10));
     }

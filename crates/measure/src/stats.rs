@@ -1,42 +1,42 @@
-//! What is said of a handful of repetitions: the median, and an interval for it that supposes nothing about their
-//! distribution; and the random numbers that put measurements in an order, from a seed that is recorded.
+//! Statistics of a few repetitions: the median, and a confidence interval for it that assumes nothing about their
+//! distribution; and random numbers, from a recorded seed, that put measurements in order.
 //!
-//! Runs on a machine with neighbours have outliers on one side, so neither mean nor deviation describes them. The interval
-//! is that of order statistics: the true median lies below the k-th smallest of n values only if fewer than k of n tosses of
-//! a coin fall on one side, whatever the distribution (Conover, Practical Nonparametric Statistics, section 3.2).
+//! On a shared machine outliers lie on one side, so neither mean nor standard deviation
+//! describes the runs. The interval is that of order statistics: the true median lies below
+//! the k-th smallest of n values only if fewer than k of n tosses of a coin fall on one side,
+//! whatever the distribution (Conover, Practical Nonparametric Statistics, section 3.2).
 
 use std::f64::consts::LN_2;
 
-/// The coverage below which an interval decides nothing. It takes 6 values.
+/// The minimum coverage of an interval that decides anything. It takes 6 values.
 pub const COVERAGE_MIN: f64 = 0.95;
 
-/// A median and its interval. What lies outside of it, on each side, are `cut` values, and its coverage is 1 - 2 * sum of
-/// C(n, i) / 2^n for i from 0 to `cut`.
+/// A median and its confidence interval. `cut` values lie outside it on each
+/// side; its coverage is 1 - 2 * sum of C(n, i) / 2^n for i from 0 to `cut`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// Where the interval begins, in the unit of the values.
+    /// Lower end of the interval, in the unit of the values.
     pub low: f64,
     /// The median.
     pub median: f64,
-    /// Where the interval ends.
+    /// Upper end of the interval.
     pub high: f64,
-    /// With which probability such an interval contains the true median; 0 for a single value.
+    /// The probability that such an interval contains the true median; 0 for a single value.
     pub coverage: f64,
 }
 
 impl Summary {
-    /// Of these values; `None` if there are none. With fewer than 6 the interval is their whole range, and
-    /// its coverage below 95 %.
+    /// Summarises these values; `None` if there are none. With fewer than 6
+    /// the interval is their whole range, and its coverage is below 95 %.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Summary> {
         Summary::at(COVERAGE_MIN, values)
     }
 
-    /// As [`Summary::of`], with an interval that is to reach another level: several that are all to be right must
-    /// each be surer than one.
+    /// As [`Summary::of`], with another coverage: each of several intervals that must all hold needs a higher one.
     pub fn at(level: f64, values: impl IntoIterator<Item = f64>) -> Option<Summary> {
         let values = sorted(values);
         let (n, median) = (values.len(), middle(&values)?);
-        // Between the smallest and the largest value: by logarithms, as 1 / 2^n is 0 for more than 1074 of them.
+        // Between the smallest and the largest value. Logarithms, as 1 / 2^n underflows for n above 1074.
         let mut ln_term = n as f64 * -LN_2;
         let (mut cut, mut below) = (0, ln_term.exp());
         while cut + 1 < n.div_ceil(2) {
@@ -51,13 +51,13 @@ impl Summary {
         Some(Summary { low: values[cut], median, high: values[n - 1 - cut], coverage })
     }
 
-    /// Whether the two intervals have a value in common.
+    /// Whether the two intervals overlap.
     pub fn meets(&self, other: &Summary) -> bool {
         self.low <= other.high && other.low <= self.high
     }
 }
 
-/// The median alone; `None` of no values.
+/// The median; `None` if there are no values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     middle(&sorted(values))
 }
@@ -73,9 +73,9 @@ fn middle(sorted: &[f64]) -> Option<f64> {
     Some(f64::midpoint(*sorted.get(n.checked_sub(1)? / 2)?, sorted[n / 2]))
 }
 
-/// What Student's t with so many degrees of freedom exceeds once in 40 times: as many standard errors to either side hold 95 %
-/// of all estimates. Cornish and Fisher's expansion around the normal distribution (Abramowitz and Stegun, 26.7.5), which is
-/// 0.1 % off from 5 degrees on; below that, the table's values. Without any, infinite.
+/// The 97.5 % quantile of Student's t with `degrees` degrees of freedom: an interval of that many standard errors to
+/// either side covers 95 %. Cornish and Fisher's expansion around the normal distribution (Abramowitz and Stegun,
+/// 26.7.5), 0.1 % off from 5 degrees on; below that, table values. Infinite for 0 degrees.
 pub fn student(degrees: usize) -> f64 {
     const FEW: [f64; 5] = [f64::INFINITY, 12.706, 4.303, 3.182, 2.776];
     if let Some(known) = FEW.get(degrees) {
@@ -91,7 +91,7 @@ pub fn student(degrees: usize) -> f64 {
 /// SplitMix64 (Steele, Lea, Flood 2014): good enough to shuffle and to draw, and the same on every machine.
 #[derive(Clone, Debug)]
 pub struct Random(
-    /// The seed, at first; then how far it has come.
+    /// The state; initially the seed.
     pub u64,
 );
 
@@ -106,24 +106,24 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 to 1, without 1.
+    /// A uniform number from 0 to 1, without 1.
     pub fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Below `end`, which is not 0. Its bias is below `end` / 2^53.
+    /// A uniform number below `end`, which is not 0. The bias is below `end` / 2^53.
     pub fn below(&mut self, end: usize) -> usize {
         (self.fraction() * end as f64) as usize
     }
 
-    /// Puts items in random order (Fisher and Yates).
+    /// Shuffles items (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for end in (1..items.len()).rev() {
             items.swap(end, self.below(end + 1));
         }
     }
 
-    /// The number of an item, each drawn in proportion to its weight, of which `sums` are the running sums.
+    /// Draws the index of an item in proportion to its weight; `sums` are the running sums of the weights.
     pub fn weighted(&mut self, sums: &[f64]) -> usize {
         let at = self.fraction() * sums.last().copied().unwrap_or_default();
         sums.partition_point(|sum| *sum <= at).min(sums.len() - 1)
@@ -148,14 +148,14 @@ mod tests {
         check(&[5.0, 1.0, 2.0, 4.0, 3.0], 1.0, 3.0, 5.0, 0.9375);
         check(&[6.0, 5.0, 1.0, 2.0, 4.0, 3.0], 1.0, 3.5, 6.0, 0.9688);
         check(&[9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], 2.0, 5.0, 8.0, 0.9609);
-        // The 6th to the 15th of 20 is in every textbook.
+        // The 6th to the 15th of 20, a textbook value.
         let twenty: Vec<f64> = (1..=20).map(f64::from).collect();
         check(&twenty, 6.0, 10.5, 15.0, 0.9586);
-        // More than 1 / 2^n can tell of; 1201 of 2500, worked out in whole numbers.
+        // More values than 1 / 2^n can represent; 1201 of 2500, computed with integers.
         let many: Vec<f64> = (1..=2500).map(f64::from).collect();
         check(&many, 1201.0, 1250.5, 1300.0, 0.9523);
         assert_eq!((median([3.0, 1.0, 2.0]), median([])), (Some(2.0), None));
-        // And of a level of 99 % the 4th to the 17th.
+        // For a level of 99 %, the 4th to the 17th.
         let surer = Summary::at(0.99, twenty).unwrap();
         assert_eq!((surer.low, surer.median, surer.high), (4.0, 10.5, 17.0));
         assert!((surer.coverage - 0.9974).abs() < 1e-4, "{surer:?}");

@@ -1,27 +1,27 @@
-//! What a run is worth: whether its figures speak of the server, or of the instrument.
+//! The verdict on a run: whether its figures describe the server or the instrument.
 //!
-//! A generator that was late, out of ports or out of CPU has measured itself. The verdict is printed with every result and
-//! is the exit status of the program, so that nobody takes such a figure for a server's ceiling.
+//! A load generator that was late, out of ports or out of CPU has measured itself. The verdict is printed with every
+//! result and is the program's exit status, so that such a figure is not taken for a server's capacity.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How far the figures of a run can be believed.
+/// The validity of a run's figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Validity {
-    /// The instrument did what was asked of it: the figures are the server's.
+    /// The instrument kept up: the figures are the server's.
     #[default]
     Valid,
-    /// The instrument reached its own end before the server did: a rate is a lower bound.
+    /// The instrument saturated before the server did: a rate is a lower bound.
     AtLeast,
-    /// Others used the machine meanwhile: the figures may be theirs.
+    /// Other processes used the machine meanwhile: they may have affected the figures.
     Disturbed,
-    /// The instrument did not do what was asked of it: the figures are its own.
+    /// The instrument did not keep up: the figures describe the load generator.
     ClientBound,
-    /// The network between client and server, where an instrument played it, was not the one asked for:
-    /// the figures are that instrument's.
+    /// The emulated network between client and server was not the
+    /// one that was configured: the figures describe the emulator.
     PathBound,
 }
 
@@ -37,24 +37,24 @@ impl fmt::Display for Validity {
     }
 }
 
-/// How a run ended, with the evidence.
+/// The verdict on a run, with the evidence.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// How far the figures can be believed.
+    /// The validity of the figures.
     pub validity: Validity,
-    /// Why they are no better than that, a line each; empty for [`Validity::Valid`].
+    /// Why they are not better than that, one line each; empty for [`Validity::Valid`].
     pub evidence: Vec<String>,
-    /// What was demanded of the result and did not hold, a line each.
+    /// Conditions on the result that did not hold, one line each.
     pub broken: Vec<String>,
 }
 
 impl Verdict {
-    /// One that nothing speaks against.
+    /// A verdict without objections.
     pub fn valid() -> Verdict {
         Verdict::default()
     }
 
-    /// Something speaks against it. The worst worth counts, and all evidence is kept.
+    /// Adds an objection. The worst validity counts, and all evidence is kept.
     pub fn weaken(&mut self, validity: Validity, evidence: impl Into<String>) {
         if validity as u8 > self.validity as u8 {
             self.validity = validity;
@@ -62,7 +62,8 @@ impl Verdict {
         self.evidence.push(evidence.into());
     }
 
-    /// What the program ends with: 0, or 1 for a run that is an instrument's own or may be others', or a check that did not hold.
+    /// The exit status of the program: 0, or 1 if the figures are the
+    /// instrument's or may be disturbed, or if a condition did not hold.
     pub fn exit_status(&self) -> u8 {
         u8::from(
             matches!(self.validity, Validity::Disturbed | Validity::ClientBound | Validity::PathBound)
