@@ -1,8 +1,8 @@
-//! One connection of a client, as a state machine: bytes come in, bytes to send come out, and what happened goes into a
-//! [`Tally`].
+//! One client connection as a state machine: bytes come in, bytes
+//! to send come out, and events are counted in a [`Tally`].
 //!
-//! Pure: time is an argument, sockets are `drive`'s. Requests go out in groups of `pipeline`, the next group when the last
-//! one is answered. Each request that was asked ends as exactly one reply or one failure.
+//! Pure: time is an argument, and `drive` owns the sockets. Requests are sent in groups of `pipeline`, the next group
+//! after the last reply. Each request ends as exactly one reply or one failure.
 
 use amped_http::h1::body::BodyReader;
 use amped_http::h1::reply::{self, ReplyBody, ReplyHead};
@@ -12,25 +12,25 @@ use amped_units::Time;
 use crate::tally::{Fault, Tally};
 use crate::workload::{ContentCheck, Digest, Request, Requests, Statuses};
 
-/// What all connections of a run have in common.
+/// The properties that all connections of a run share.
 #[derive(Clone, Debug)]
 pub struct Plan {
     requests: Requests,
-    /// The method of requests that do not ask for HEAD, with the blank behind it.
+    /// The method of requests that are not HEAD, with the following space.
     method: Box<[u8]>,
-    /// What stands behind the target of a request, and of one that is its connection's last; the body included.
+    /// The bytes after the target of a request, and after that of a connection's last request; including the body.
     rest: [Box<[u8]>; 2],
-    /// Which statuses are right where a request says nothing of its own.
+    /// Statuses that are correct for requests without an expectation of their own.
     statuses: Statuses,
-    /// Requests that a connection asks before it is closed.
+    /// Requests per connection.
     per_connection: u64,
-    /// Requests that go out together.
+    /// Requests sent together.
     pipeline: u64,
 }
 
 impl Plan {
-    /// A plan for so many requests on a connection, in groups of `pipeline`, for the host `authority`. `fields` are more
-    /// header fields, each with its line end.
+    /// A plan of `per_connection` requests per connection, in groups of `pipeline`, for the host `authority`. `fields`
+    /// are more header fields, each with its line end.
     pub fn new(
         requests: Requests,
         version: Version,
@@ -53,7 +53,7 @@ impl Plan {
         Plan { requests, method: (*b"GET ").into(), rest, statuses: Statuses::default(), per_connection, pipeline }
     }
 
-    /// The same with another method, and a body for each request. `Content-Length` is added where there is a body, and for
+    /// The same with another method, and a body for each request. Adds `Content-Length` if there is a body, and for
     /// methods that usually have one (RFC 9110, 8.6).
     pub fn with_method(self, method: &str, body: &[u8]) -> Plan {
         let is_announced = !body.is_empty() || ["POST", "PUT", "PATCH"].contains(&method);
@@ -65,35 +65,35 @@ impl Plan {
         Plan { method: format!("{method} ").into_bytes().into_boxed_slice(), rest, ..self }
     }
 
-    /// The same, where replies with these statuses are right.
+    /// The same with these statuses as correct ones.
     pub fn with_statuses(self, statuses: Statuses) -> Plan {
         Plan { statuses, ..self }
     }
 
-    /// Whether the reply to a request has no body (RFC 9110, 9.3.2).
+    /// Whether a request's reply has no body (RFC 9110, 9.3.2).
     fn is_head(&self, request: &Request) -> bool {
         request.head || &*self.method == b"HEAD "
     }
 
-    /// What is asked for.
+    /// The requests.
     pub fn requests(&self) -> &Requests {
         &self.requests
     }
 
-    /// Requests that a connection asks before it is closed.
+    /// Requests per connection.
     pub fn per_connection(&self) -> u64 {
         self.per_connection
     }
 }
 
-/// What a connection wants next.
+/// The next step of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Bytes from the server.
+    /// Wait for bytes from the server.
     Bytes,
-    /// To ask its next group.
+    /// Send the next group of requests.
     Ask,
-    /// To be closed.
+    /// Close the connection.
     Close,
 }
 
@@ -101,31 +101,31 @@ pub enum Next {
 #[derive(Debug)]
 pub struct Connection {
     reader: Reader,
-    /// Requests asked so far, `asked <= per_connection`.
+    /// Requests sent so far, `asked <= per_connection`.
     asked: u64,
-    /// Of the group under way: the number of its first request, how many it has, and how many are answered.
+    /// The current group: the number of its first request, its length, and the replies so far.
     base: u64,
     group: u64,
     answered: u64,
-    /// When this group was to go out: the planned instant, or the end of the group before it.
+    /// When this group was due: the planned instant, or the end of the previous group.
     planned: Time,
-    /// When the first byte of the reply under way came; [`Time::NEVER`]: not yet.
+    /// When the first byte of the current reply came; [`Time::NEVER`] if it has not.
     first: Time,
 }
 
 impl Connection {
-    /// One whose first request was planned for `planned`.
+    /// A connection whose first request was planned for `planned`.
     pub fn new(planned: Time) -> Connection {
         Connection { reader: Reader::new(), asked: 0, base: 0, group: 0, answered: 0, planned, first: Time::NEVER }
     }
 
-    /// When the group under way was to go out.
+    /// When the current group was due.
     pub fn planned(&self) -> Time {
         self.planned
     }
 
-    /// Asks the next group, beginning with the request number `base` of the run, planned for `planned`; appends its bytes
-    /// to `out`, and returns how many requests there are in it. 0: there are none any more.
+    /// Prepares the next group, whose first request has number `base` in the run and was planned for `planned`: appends
+    /// its bytes to `out`, and returns its length; 0 if no requests are left.
     pub fn ask(&mut self, planned: Time, base: u64, plan: &Plan, out: &mut Vec<u8>) -> u64 {
         (self.base, self.group, self.answered, self.planned) = (base, 0, 0, planned);
         self.first = Time::NEVER;
@@ -142,22 +142,22 @@ impl Connection {
         self.group
     }
 
-    /// How many requests its next group has at most.
+    /// The maximum length of the next group.
     pub fn room(&self, plan: &Plan) -> u64 {
         plan.pipeline.min(plan.per_connection - self.asked)
     }
 
-    /// Requests asked so far.
+    /// Requests sent so far.
     pub fn asked(&self) -> u64 {
         self.asked
     }
 
-    /// Takes what the server sent.
+    /// Handles bytes from the server.
     pub fn handle_bytes(&mut self, now: Time, mut bytes: &[u8], plan: &Plan, tally: &mut Tally) -> Next {
         tally.received += bytes.len() as u64;
         while !bytes.is_empty() {
             let Some(request) = self.awaited(plan) else {
-                // Bytes that answer nothing: the server and we are out of step.
+                // Unsolicited bytes: client and server are out of step.
                 tally.stray += 1;
                 return Next::Close;
             };
@@ -172,7 +172,7 @@ impl Connection {
                     bytes = &bytes[used..];
                     let next = self.take(now, whole, plan, tally);
                     if next == Next::Close {
-                        // More than was asked for, behind the last reply.
+                        // Surplus bytes after the last reply.
                         tally.stray += u64::from(!bytes.is_empty());
                         return next;
                     }
@@ -185,7 +185,7 @@ impl Connection {
         Next::Bytes
     }
 
-    /// Takes the end of what the server sends. The connection is over.
+    /// Handles the end of the stream. The connection is over.
     pub fn handle_end(&mut self, now: Time, plan: &Plan, tally: &mut Tally) {
         match self.reader.end() {
             End::Whole(whole) => {
@@ -202,14 +202,14 @@ impl Connection {
         }
     }
 
-    /// Takes an end that TLS did not announce: somebody else may have made it, so that a body which only the end frames is
-    /// not whole (RFC 9112, 9.8). The connection is over.
+    /// Handles an end without a TLS close alert: an attacker may have caused it, so a body that only the end delimits
+    /// is incomplete (RFC 9112, 9.8). The connection is over.
     pub fn handle_cut(&mut self, plan: &Plan, tally: &mut Tally) -> Next {
         let fault = if matches!(self.reader.end(), End::Idle) { Fault::Closed } else { Fault::Short };
         self.handle_fault(fault, plan, tally)
     }
 
-    /// Whatever is asked and not answered will not be, for this reason. The connection is over.
+    /// Fails all outstanding requests for this reason. The connection is over.
     pub fn handle_fault(&mut self, fault: Fault, plan: &Plan, tally: &mut Tally) -> Next {
         while let Some(request) = self.awaited(plan) {
             tally.fail(fault, request.class);
@@ -240,13 +240,13 @@ impl Connection {
             (true, _) if is_last => Next::Close,
             (true, true) => Next::Ask,
             (false, true) => Next::Bytes,
-            // What is still asked for will not be answered (RFC 9112, 9.6).
+            // The outstanding requests will not be answered (RFC 9112, 9.6).
             (_, false) => self.handle_fault(Fault::Closed, plan, tally),
         }
     }
 }
 
-/// What is wrong with a reply.
+/// The way in which a reply differs from what the request expects.
 fn mismatch(request: &Request, whole: &Whole, statuses: &Statuses) -> Option<Fault> {
     let Some(expect) = request.expect else {
         return (!statuses.contains(whole.status)).then_some(Fault::Status);
@@ -260,22 +260,22 @@ fn mismatch(request: &Request, whole: &Whole, statuses: &Statuses) -> Option<Fau
     expect.content.filter(|content| *content != whole.content).map(|_| Fault::Content)
 }
 
-/// A reply that was read to its end.
+/// A complete reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Whole {
     status: u16,
-    /// Bytes of the body, without what frames it.
+    /// Bytes of the body, without framing.
     length: u64,
-    /// What they come to; that of no bytes where nobody asked.
+    /// The checksum of the body; that of an empty body if no content is expected.
     content: ContentCheck,
     keep_alive: bool,
 }
 
-/// Reads replies one after the other.
+/// Parses a sequence of replies.
 #[derive(Debug)]
 struct Reader {
     state: State,
-    /// The start of a head whose rest has not come: most heads come whole, and are never copied.
+    /// The start of an incomplete head. Most heads arrive whole and are never copied.
     partial: Vec<u8>,
 }
 
@@ -285,13 +285,13 @@ enum State {
     Body { head: ReplyHead, body: Option<BodyReader>, length: u64, digest: Digest },
 }
 
-/// In which state the end of the connection finds a reader.
+/// The state of a reader when the connection ends.
 enum End {
-    /// That was the end of the body.
+    /// The end completed the body.
     Whole(Whole),
-    /// No byte of a reply had come.
+    /// No byte of a reply had arrived.
     Idle,
-    /// A reply is not whole.
+    /// A reply is incomplete.
     Within,
 }
 
@@ -300,7 +300,8 @@ impl Reader {
         Reader { state: State::Head, partial: Vec::new() }
     }
 
-    /// Takes bytes up to the end of a reply (`to_head`: to a HEAD), and says how many; with `None` it took them all.
+    /// Reads to the end of a reply (`to_head`: to a HEAD request),
+    /// and returns the bytes used; `None` if it used all of them.
     fn read(
         &mut self,
         bytes: &[u8],
@@ -324,7 +325,7 @@ impl Reader {
                     return Ok((bytes.len(), None));
                 };
                 self.partial.clear();
-                // What was held before was no whole head, so the head's end is in the new bytes.
+                // The bytes before were no complete head, so the end of the head is among the new bytes.
                 at += length - before;
                 if head.is_interim() {
                     if at == bytes.len() {
@@ -390,8 +391,8 @@ mod tests {
         Plan::new(requests, Version::Http11, "h", "", per_connection, pipeline)
     }
 
-    /// Feeds replies in pieces of each size, then the end, and tells `ok` and the faults that were counted. What stands
-    /// behind a `|` comes after the next group was asked.
+    /// Feeds replies in pieces of each size, then the end, and checks `ok` and the counted faults. The text after a `|`
+    /// arrives after the next group was sent.
     fn check(plan: &Plan, server: &str, expected_ok: u64, expected: &[(Fault, u64)]) {
         for piece in [1, 2, 7, 100_000] {
             let mut tally = Tally::new(1);
@@ -449,7 +450,7 @@ mod tests {
         assert_eq!(asked.lines().filter(|line| line.starts_with("HEAD /x ")).count(), 2, "{asked}");
         let head = ONE.strip_suffix("abc").unwrap();
         check(&plan, &format!("{head}{ONE}{head}"), 3, &[]);
-        // A body all the same would be taken for the next reply.
+        // An unexpected body would be taken for the next reply.
         check(&plan, &format!("{ONE}{ONE}"), 1, &[(Fault::Malformed, 2)]);
     }
 
@@ -460,7 +461,7 @@ mod tests {
         check(&plan(3, 3, None), &three, 3, &[]);
         check(&plan(3, 2, None), &format!("{ONE}{ONE}|{ONE}"), 3, &[]);
         check(&plan(4, 2, None), &format!("{ONE}{ONE}|{ONE}"), 3, &[(Fault::Closed, 1)]);
-        // The server ends it early: what was asked and not answered has failed.
+        // The server closes early: outstanding requests fail.
         let closing = ONE.replace("Content", "Connection: close\r\nContent");
         check(&plan(3, 1, None), &closing, 1, &[]);
         check(&plan(3, 3, None), &closing, 1, &[(Fault::Closed, 2)]);
@@ -468,7 +469,7 @@ mod tests {
 
     #[test]
     fn unsolicited_bytes_are_counted() {
-        // Of one request, of the last of several, and of one that others were to follow.
+        // For a single request, for the last of several, and for one before others.
         for (per_connection, before) in [(1, 0), (2, 1), (3, 0)] {
             let plan = plan(per_connection, 1, None);
             let (mut tally, mut connection) = (Tally::new(1), Connection::new(Time::START));
@@ -523,7 +524,7 @@ mod tests {
         check("PUT", b"", "PUT /x HTTP/1.1|Host: h|Connection: close|A: b|Content-Length: 0||");
         check("DELETE", b"", "DELETE /x HTTP/1.1|Host: h|Connection: close|A: b||");
         check("PROPFIND", b"<x/>", "PROPFIND /x HTTP/1.1|Host: h|Connection: close|A: b|Content-Length: 4||<x/>");
-        // A reply to HEAD announces the length of a body that does not come.
+        // A reply to HEAD announces the length of a body that does not follow.
         let head = plan(2, 1, None).with_method("HEAD", b"");
         check_replies(
             &head,
@@ -546,7 +547,7 @@ mod tests {
         check(&expecting("2xx,404"), ONE, 1, &[]);
         check(&expecting("404"), ONE, 0, &[(Fault::Status, 1)]);
         check(&expecting("2xx"), "HTTP/1.1 304 Not Modified\r\n\r\n", 0, &[(Fault::Status, 1)]);
-        // What a request says of its own goes before.
+        // A request's own expectation takes precedence.
         let own = Expect { status: Some(200), ..Expect::default() };
         check(&plan(1, 1, Some(own)).with_statuses("404".parse().unwrap()), ONE, 1, &[]);
     }

@@ -1,4 +1,4 @@
-//! What a result must not be, for a run in CI: `p99>20ms`, `failed>1%`, `rate<4990`.
+//! Failure conditions on a result, for CI: `p99>20ms`, `failed>1%`, `rate<4990`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::outcome::Outcome;
 use crate::schedule::duration;
 
-/// A run has failed if this holds of its result.
+/// A condition that fails a run if it holds of the result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition {
     text: String,
@@ -29,13 +29,13 @@ enum Figure {
     Lateness,
     /// Failures.
     Failed,
-    /// Failures of all that ended, in percent.
+    /// Failures as a share of all that ended, in percent.
     FailedPercent,
-    /// Right replies a second, within the window.
+    /// Correct replies per second, within the window.
     Rate,
-    /// Connections begun a second.
+    /// Connections begun per second.
     Offered,
-    /// Connections that were not over at the end of the window.
+    /// Connections still open at the end of the window.
     Backlog,
 }
 
@@ -87,8 +87,8 @@ impl fmt::Display for Condition {
 }
 
 impl Condition {
-    /// What the figure is, if the condition holds of it. A latency of which there is none is above every bound: a run
-    /// without a right reply does not pass.
+    /// The value of the figure, if the condition holds. A latency without samples is above every bound, so a run
+    /// without a correct reply does not pass.
     pub fn holds(&self, outcome: &Outcome) -> Option<String> {
         let latency = |figure: f64| if outcome.ok == 0 { f64::INFINITY } else { figure };
         let (found, unit) = match self.figure {

@@ -1,6 +1,6 @@
-//! The rate that a server bears, from runs at several rates: never by bisecting single runs, whose luck would be taken for
-//! the server's. [`capacity`] asks which of the rates were borne, by an objective; [`bend`] where throughput stops to follow
-//! what is offered, with an interval, by the change point that fits all runs best.
+//! The capacity of a server from runs at several rates. Bisecting single runs would take their luck for the server's
+//! capacity. [`capacity`] decides by an objective which rates the server sustained; [`bend`] finds the change point
+//! where throughput stops following the offered load, with a confidence interval.
 
 use std::fmt;
 
@@ -12,39 +12,39 @@ use crate::condition::Condition;
 use crate::outcome::{Loop, Outcome};
 use crate::window::{FAILED_MAX, Pace};
 
-/// Between which rates a server stops to bear the load.
+/// The rates between which a server stops sustaining the load.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Capacity {
-    /// The highest rate up to which all rates were borne, each in most of its runs, in connections a second.
+    /// The highest rate up to which the server sustained all rates, each in most runs, in connections per second.
     pub borne: f64,
-    /// The runs on which that rests.
+    /// The runs that support it.
     pub borne_runs: Runs,
-    /// The lowest rate that was not; absent if all were.
+    /// The lowest rate that the server did not sustain; absent if it sustained all.
     pub not_borne: Option<f64>,
-    /// The runs on which that rests.
+    /// The runs that support it.
     pub not_borne_runs: Option<Runs>,
-    /// The highest rate up to which no run at all was bad: below it nothing speaks against the server.
+    /// The highest rate up to which no run failed.
     pub surely: f64,
-    /// Why it may be more than that.
+    /// Why the capacity may be higher.
     pub at_least: Option<String>,
 }
 
-/// What runs at one rate came to.
+/// The runs at one rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Runs {
-    /// In how many the server bore the rate.
+    /// Runs in which the server sustained the rate.
     pub borne: usize,
-    /// How many there are in which the client kept its schedule, and nobody else had the machine.
+    /// Runs in which the client kept its schedule and no other process disturbed the machine.
     pub valid: usize,
-    /// How many were made.
+    /// All runs.
     pub made: usize,
 }
 
 impl Runs {
-    /// So many valid runs must speak for a rate, and for the one above it.
+    /// Minimum number of valid runs that decide about a rate.
     pub const MIN: usize = 3;
 
-    /// In most of the valid ones.
+    /// Whether the server sustained the rate in most valid runs.
     fn is_borne(self) -> bool {
         self.borne * 2 > self.valid
     }
@@ -74,7 +74,7 @@ impl fmt::Display for Capacity {
     }
 }
 
-/// The rates of these runs, rising, and what the runs at each came to.
+/// The rates of these runs in ascending order, and the runs at each.
 fn by_rate(runs: &[Outcome], objective: Option<&Condition>) -> Vec<(f64, Runs)> {
     let mut rates: Vec<f64> = runs.iter().filter_map(rate_of).collect();
     rates.sort_by(f64::total_cmp);
@@ -94,9 +94,10 @@ fn by_rate(runs: &[Outcome], objective: Option<&Condition>) -> Vec<(f64, Runs)> 
     rates.into_iter().map(count).collect()
 }
 
-/// What runs at several rates, each made several times, say of the server. Runs in which the client did not keep its schedule say
-/// nothing, and a rate of which fewer than [`Runs::MIN`] others are known decides nothing: then the capacity is a lower bound.
-/// `objective` is a condition that must not hold. `None`: not even the lowest rate was borne, or none is known.
+/// The capacity from runs at several rates, each repeated. Runs in which the client did not
+/// keep its schedule are ignored, and a rate with fewer than [`Runs::MIN`] other runs decides
+/// nothing: then the capacity is a lower bound. `objective` is a condition that must not hold.
+/// `None` if the server did not sustain even the lowest rate, or if too few runs are valid.
 pub fn capacity(runs: &[Outcome], objective: Option<&Condition>) -> Option<Capacity> {
     let mut found: Option<Capacity> = None;
     let mut is_sure = true;
@@ -104,7 +105,7 @@ pub fn capacity(runs: &[Outcome], objective: Option<&Condition>) -> Option<Capac
         let is_known = runs.valid >= Runs::MIN;
         if runs.valid > 0 && runs.is_borne() {
             is_sure &= runs.borne == runs.valid;
-            // Fewer are no reason to stop, and none to say that it is borne.
+            // A rate with too few valid runs neither ends the search nor counts as sustained.
             if is_known {
                 let surely = if is_sure { rate } else { found.as_ref().map_or(0.0, |before| before.surely) };
                 let (not_borne, not_borne_runs, at_least) = (None, None, None);
@@ -125,8 +126,8 @@ pub fn capacity(runs: &[Outcome], objective: Option<&Condition>) -> Option<Capac
     found.map(|capacity| Capacity { at_least: Some(why), ..capacity })
 }
 
-/// The rates that decide about the capacity, and of which fewer valid runs are known than it takes: the highest that is
-/// borne, and the one above it.
+/// The rates that decide about the capacity and have too few
+/// valid runs: the highest sustained rate and the one above it.
 pub fn lacking(runs: &[Outcome], objective: Option<&Condition>) -> Vec<f64> {
     let rates = by_rate(runs, objective);
     let above = rates.iter().position(|(_, runs)| !runs.is_borne()).unwrap_or(rates.len());
@@ -134,7 +135,7 @@ pub fn lacking(runs: &[Outcome], objective: Option<&Condition>) -> Vec<f64> {
     deciding.iter().filter(|(_, runs)| runs.valid < Runs::MIN).map(|(rate, _)| *rate).collect()
 }
 
-/// The rate that a run speaks of, if it does: one that was interrupted has not come to what it would have shown.
+/// The rate of an open-loop run; `None` if the run was interrupted.
 fn rate_of(run: &Outcome) -> Option<f64> {
     match run.asked {
         Loop::Open { rate, .. } if !run.interrupted => Some(rate),
@@ -142,35 +143,35 @@ fn rate_of(run: &Outcome) -> Option<f64> {
     }
 }
 
-/// Where throughput stops to follow what is offered.
+/// The change point where throughput stops following the offered load.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Bend {
-    /// What is offered there, in the unit of the offers.
+    /// The offered load there, in the unit of the input.
     pub at: f64,
-    /// Where its interval of 95 % begins.
+    /// Lower end of its 95 % interval.
     pub at_low: f64,
-    /// Where it ends.
+    /// Upper end.
     pub at_high: f64,
-    /// Throughput for each unit offered, below.
+    /// Throughput per unit of offered load, below it.
     pub slope: f64,
-    /// Throughput for each unit offered, above: 0 is a plateau, below 0 a collapse.
+    /// Throughput per unit of offered load, above it: 0 is a plateau, below 0 a collapse.
     pub slope_above: f64,
     /// Throughput at the bend.
     pub throughput: f64,
-    /// Where its interval begins.
+    /// Lower end of its interval.
     pub throughput_low: f64,
-    /// Where it ends.
+    /// Upper end.
     pub throughput_high: f64,
 }
 
-/// The change point of runs as (offered, throughput), several at each offer or one: throughput goes with what is offered up to
-/// it, and with another slope from there on, the one that leaves the least squares (Hudson 1966; the interval is that of the
-/// F test on what is left). `None` where one line through the origin does as well (F test, 5 %), where throughput keeps up with
-/// what is offered to within 5 %, or with less than four runs or three different offers.
+/// Fits two lines to runs as (offered, throughput): throughput is proportional to the offered load up to the change
+/// point, and has another slope above it. The change point is the one with the least squares (Hudson 1966; the interval
+/// comes from the F test on the residuals). `None` if one line through the origin fits as well (F test, 5 %), if
+/// throughput is within 5 % of the offered load, or with fewer than four runs or three different loads.
 pub fn bend(runs: &[(f64, f64)]) -> Option<Bend> {
-    /// Places that are tried.
+    /// Number of candidate change points.
     const PLACES: usize = 400;
-    /// What may be lacking at the highest offer where nothing is bent.
+    /// The largest shortfall at the highest load that counts as none.
     const LACK: f64 = 0.05;
     let mut offers: Vec<f64> = runs.iter().map(|(offer, _)| *offer).collect();
     offers.sort_by(f64::total_cmp);
@@ -191,10 +192,10 @@ pub fn bend(runs: &[(f64, f64)]) -> Option<Bend> {
         })
         .collect();
     let &(least, at, slope, change) = tried.iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
-    // What figures are rounded to is no noise.
+    // Rounding of figures is not noise.
     let floor = 1e-9 * runs.iter().map(|(_, y)| y * y).sum::<f64>();
     let (d, noise) = (degrees as f64, least.max(floor) / degrees as f64);
-    // The 95 % point of F with 2 and d degrees of freedom has a closed form; with 1 and d it is that of t, squared.
+    // The 95 % quantile of F with 2 and d degrees of freedom has a closed form; with 1 and d it is that of t, squared.
     let significant = d / 2.0 * (0.05f64.powf(-2.0 / d) - 1.0);
     let lack = -change * (last - at) / (slope * last);
     if slope <= 0.0 || (straight - least) / 2.0 < significant * noise || lack < LACK {
@@ -218,7 +219,7 @@ pub fn bend(runs: &[(f64, f64)]) -> Option<Bend> {
     })
 }
 
-/// The slope up to `at` and its change there that leave the least squares; `None` where there is nothing on one side.
+/// The slope up to `at` and its change there, by least squares; `None` if one side has no runs.
 fn two_lines(runs: &[(f64, f64)], at: f64) -> Option<(f64, f64)> {
     let mut sums = [0.0; 5];
     for (x, y) in runs {
@@ -232,7 +233,7 @@ fn two_lines(runs: &[(f64, f64)], at: f64) -> Option<(f64, f64)> {
     (determinant > 1e-9 * xx * xx).then(|| ((xy * bb - by * xb) / determinant, (by * xx - xy * xb) / determinant))
 }
 
-/// The squares that are left.
+/// The sum of squared residuals.
 fn left(runs: &[(f64, f64)], slope: f64, change: f64, at: f64) -> f64 {
     runs.iter().map(|(x, y)| (y - slope * x - change * (x - at).max(0.0)).powi(2)).sum()
 }
@@ -244,7 +245,7 @@ mod tests {
     use amped_measure::stats::Random;
     use proptest::prelude::*;
 
-    /// Runs at eight rates of a server that answers up to `capacity` a second, with noise of this share.
+    /// Runs at eight rates against a server with this capacity per second, with this share of noise.
     fn ladder(capacity: f64, above: f64, noise: f64, repeats: usize, seed: u64) -> Vec<(f64, f64)> {
         let mut random = Random(seed);
         let rates = (1..=8).flat_map(|step| std::iter::repeat_n(f64::from(step) * 100.0, repeats));
@@ -290,7 +291,7 @@ mod tests {
         }
     }
 
-    /// Runs as (rate, right replies of a hundred, whether the client kept its schedule), each made so often.
+    /// Runs as (rate, correct replies of a hundred, whether the client kept its schedule), each repeated.
     fn made(runs: &[(f64, u64, bool)], times: usize) -> Vec<Outcome> {
         let one = |(rate, ok, kept): &(f64, u64, bool)| std::iter::repeat_n(outcome(*rate, *ok, *kept), times);
         runs.iter().flat_map(one).collect()
@@ -306,7 +307,7 @@ mod tests {
     fn capacity_is_rate_below_first_failing_one() {
         let check = |runs: &[(f64, u64, bool)], expected| check(&made(runs, 3), expected);
         check(&[(1.0, 100, true), (2.0, 100, true), (3.0, 50, true)], Some((2.0, Some(3.0), 2.0, false)));
-        // Lucky once above it, it has not borne it.
+        // One lucky run above the capacity does not raise it.
         check(&[(1.0, 100, true), (2.0, 50, true), (3.0, 100, true)], Some((1.0, Some(2.0), 1.0, false)));
         check(&[(1.0, 50, true), (2.0, 100, true)], None);
         check(&[(1.0, 100, true), (2.0, 99, true)], Some((2.0, None, 2.0, true)));
@@ -335,7 +336,7 @@ mod tests {
 
     #[test]
     fn fewer_than_three_valid_runs_are_undecided_and_named() {
-        // Too few above, too few of what is borne, too few of both: there are more to make.
+        // Too few runs above, too few at the sustained rate, too few of both: more are needed.
         let of = |runs: &[(f64, u64, bool)]| made(runs, 1);
         let mut runs = [made(&[(1.0, 100, true)], 3), of(&[(2.0, 50, true), (2.0, 50, false)])].concat();
         check(&runs, Some((1.0, None, 1.0, true)));

@@ -1,5 +1,5 @@
-//! In place of `tls.rs` where the feature `tls` is off: the same names, and no value of them. Who builds this crate for its
-//! readers and its state machine need not build a library of cryptography.
+//! Replaces `tls.rs` if the feature `tls` is off: the same names, without values. Users of the parsers and the state
+//! machine need not build a cryptography library.
 
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
@@ -9,13 +9,13 @@ use amped_units::Time;
 use crate::client::{Connection, Next, Plan};
 use crate::tally::Tally;
 
-/// What all connections of a run would have in common.
+/// TLS settings of a run; never constructed.
 #[derive(Clone, Debug)]
 pub struct Tls {
     none: Infallible,
 }
 
-/// TLS on one connection, if there were any.
+/// TLS on one connection; never constructed.
 #[derive(Debug)]
 pub(crate) struct Session {
     none: Infallible,

@@ -1,7 +1,7 @@
-//! A server that does as little as a server can: what a generator cannot do against it, it can do against nobody.
+//! A server that does as little as possible: it bounds the rate that a load generator can reach.
 //!
-//! One thread, one reply for whatever comes. For calibration and for tests; it reads no request, so it takes each piece
-//! that it receives for one.
+//! One thread, one fixed reply per receive. For calibration and tests. It does
+//! not parse requests: it takes each piece of data that it receives for one.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use amped_sys::socket;
 
 use crate::drive::Stop;
 
-/// A running null server; it ends when it is dropped.
+/// A running null server; stops when dropped.
 #[derive(Debug)]
 pub struct Null {
     address: SocketAddr,
@@ -25,11 +25,11 @@ pub struct Null {
 const REPLY: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const LAST_REPLY: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
 
-/// The listener's; connections have the numbers of their places.
+/// The listener's token; connections have the index of their slot.
 const LISTENER: u64 = u64::MAX;
 
 impl Null {
-    /// Starts one on a port of 127.0.0.1 that the kernel chooses.
+    /// Starts a server on a port of 127.0.0.1 that the kernel chooses.
     ///
     /// # Errors
     /// When the process is out of descriptors or threads.
@@ -37,10 +37,10 @@ impl Null {
         Null::at((Ipv4Addr::LOCALHOST, 0).into())
     }
 
-    /// Starts one at this address.
+    /// Starts a server at this address.
     ///
     /// # Errors
-    /// When somebody listens there already, or as [`start`](Null::start).
+    /// When the address is in use, or as [`start`](Null::start).
     pub fn at(address: SocketAddr) -> Result<Null, Failure> {
         let doing = || Failure::io(format!("start a null server at {address}"));
         let listener = socket::listen(address, 4096, false).map_err(doing())?;
@@ -54,7 +54,7 @@ impl Null {
         Ok(Null { address, stop, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -78,7 +78,7 @@ fn serve(listener: &OwnedFd, poll: &Epoll, stop: &Stop) {
         }
         for ready in events.iter() {
             if ready.token == LISTENER {
-                // Some at a time, so that those that are there are answered.
+                // A bounded number at a time, so that open connections are served too.
                 for _ in 0..64 {
                     let Ok((connection, _)) = socket::accept(listener) else { break };
                     let place = free.pop().unwrap_or(connections.len());

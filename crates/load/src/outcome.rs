@@ -1,4 +1,4 @@
-//! The result of a run ([`Outcome`]), with what it is worth.
+//! The result of a run ([`Outcome`]), with its verdict.
 
 use std::array;
 use std::collections::BTreeMap;
@@ -15,27 +15,27 @@ use crate::schedule::Shape;
 use crate::tally::{Class, Clocks, Distribution, Fault, STATUS_MIN, STATUSES, Spread, Tally, Used};
 use crate::window::{self, Course, Second, Window};
 
-/// What was asked of the generator.
+/// The load that was requested.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Loop {
-    /// Connections begin when they are planned, whatever the server does.
+    /// Connections begin at planned instants, whatever the server does.
     Open {
-        /// The process, as it is typed.
+        /// The arrival process, as typed.
         arrivals: String,
-        /// Connections a second, asked for.
+        /// Requested connections per second.
         rate: f64,
-        /// What the schedule is made of.
+        /// Seed of the schedule.
         seed: u64,
-        /// How bursty it came out.
+        /// Burstiness of the schedule, measured.
         shape: Shape,
     },
-    /// Each client waits for its reply before it asks again: the server sets the pace, and its stalls are not seen by the
-    /// requests that would have come.
+    /// Each client waits for its reply before its next request. The server sets the pace, and requests that would have
+    /// arrived during a stall do not see it.
     Closed {
-        /// How many there are.
+        /// Number of clients.
         clients: usize,
-        /// What each waits between a reply and its next request, in milliseconds.
+        /// Pause of a client between a reply and its next request, in milliseconds.
         think_ms: f64,
     },
 }
@@ -46,18 +46,18 @@ impl Default for Loop {
     }
 }
 
-/// What came of one class of requests.
+/// The results of one class of requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClassOutcome {
     /// Its name.
     pub class: String,
-    /// Right replies.
+    /// Correct replies.
     pub ok: u64,
-    /// Requests that came to nothing.
+    /// Failed requests.
     pub failed: u64,
-    /// Last byte of right replies, since the planned instant, with two digits; `None` where there are more than 256 classes.
+    /// Last byte of correct replies, since the planned instant, with two digits; `None` with more than 256 classes.
     pub latency: Option<Spread>,
-    /// What that was made of.
+    /// The histogram behind `latency`.
     #[serde(skip)]
     pub(crate) times: Option<Histogram<u64>>,
 }
@@ -65,91 +65,91 @@ pub struct ClassOutcome {
 /// The result of a run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// What was asked.
+    /// The load that was requested.
     pub asked: Loop,
-    /// When it began, in seconds since 1970 (UTC).
+    /// Start time, in seconds since 1970 (UTC).
     pub began_s: f64,
-    /// Connections that were to begin; 0 in a closed loop, which has no plan.
+    /// Planned connections; 0 in a closed loop, which has no plan.
     pub planned: u64,
-    /// Connections that did begin.
+    /// Connections begun.
     pub started: u64,
-    /// Connections that were established.
+    /// Connections established.
     pub established: u64,
-    /// Right replies.
+    /// Correct replies.
     pub ok: u64,
-    /// Failures by their kind, those that there were.
+    /// Failures by kind, without kinds that did not occur.
     pub failures: Vec<(Fault, u64)>,
-    /// Requests that were not asked since the server had closed their connection after an earlier one.
+    /// Requests that were not sent because the server had closed their connection after an earlier one.
     pub unasked: u64,
-    /// Connections on which bytes came that answer nothing.
+    /// Connections that received unsolicited bytes.
     pub stray: u64,
-    /// Whole replies by hundreds: 1xx, 2xx, ..., 5xx.
+    /// Complete replies by status class: 1xx, 2xx, ..., 5xx.
     pub statuses: [u64; 5],
-    /// Whole replies by status.
+    /// Complete replies by status.
     pub status_codes: BTreeMap<u16, u64>,
-    /// Why the first connection without TLS has none, and the way out.
+    /// Why the first failed TLS handshake failed, and what to do.
     pub tls: Option<String>,
-    /// Each class of requests, where there are several.
+    /// Results by class of requests, if there are several.
     pub classes: Vec<ClassOutcome>,
     /// The length of the window in seconds, as in `window`.
     pub seconds: f64,
-    /// Connections begun a second, as in `window`.
+    /// Connections begun per second, as in `window`.
     pub offered_rate: f64,
-    /// Right replies a second, as `completed_rate` in `window`.
+    /// Correct replies per second, as `completed_rate` in `window`.
     pub rate: f64,
-    /// What was offered and completed within the measured window, and what was left behind.
+    /// Offered and completed load within the measured window, and the backlog.
     pub window: Window,
-    /// Bytes received, heads and all.
+    /// Bytes received, including heads.
     pub received_bytes: u64,
-    /// Last byte of right replies, since the planned instant.
+    /// Last byte of correct replies, since the planned instant.
     pub latency: Spread,
     /// First byte, since the planned instant.
     pub first_byte: Spread,
     /// Connection established, since the planned instant.
     pub connected: Spread,
-    /// TLS handshake over, since the planned instant; no times where the URL is not https.
+    /// TLS handshake complete, since the planned instant; empty if the URL is not https.
     pub secured: Spread,
-    /// SYN sent, since the planned instant: how late the generator was.
+    /// SYN sent, since the planned instant: the lateness of the generator.
     pub lateness: Spread,
-    /// All of these, from quantile to quantile.
+    /// The same five clocks by quantile.
     pub distribution: Distribution,
-    /// What the threads used that begin connections, and those that handle them.
+    /// Resources used by the threads that begin connections.
     pub establisher: Used,
-    /// See there.
+    /// Resources used by the threads that handle connections.
     pub handler: Used,
-    /// Whether threads that begin connections ran before others (SCHED_FIFO).
+    /// Whether the threads that begin connections ran with real-time priority (SCHED_FIFO).
     pub real_time: bool,
-    /// CPU time that a hypervisor took from this machine meanwhile, all cores together, in seconds: who was about to begin a
-    /// connection then began it late.
+    /// CPU time that a hypervisor stole from this machine meanwhile,
+    /// all cores together, in seconds. It makes connections begin late.
     pub stolen_s: f64,
-    /// What others used of the machine meanwhile; `None` where nobody looked.
+    /// CPU time of other processes on the machine meanwhile; `None` if it was not measured.
     pub others: Option<Others>,
-    /// Ended before its time, by a signal.
+    /// Whether a signal ended the run early.
     pub interrupted: bool,
-    /// Second by second.
+    /// Figures per second.
     pub series: Vec<Second>,
-    /// What became of the connections that were parked beside it, where there were any.
+    /// The parked connections beside the run, if any.
     pub parked: Vec<Parked>,
     /// The machine of the generator.
     pub machine: Machine,
-    /// What the figures are worth.
+    /// The verdict on the figures.
     pub verdict: Verdict,
-    /// What the backlog of the window was worked out of.
+    /// The data from which the window's backlog was computed.
     #[serde(skip)]
     pub(crate) course: Course,
 }
 
-/// What `Outcome` is made of besides a tally.
+/// The inputs of `Outcome` besides a tally.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) asked: Loop,
     pub(crate) began_s: f64,
     pub(crate) planned: u64,
-    /// When it began, by the clock of the tally.
+    /// Start time, by the clock of the tally.
     pub(crate) start: Time,
     /// The length of the window.
     pub(crate) seconds: f64,
-    /// Requests of a connection.
+    /// Requests per connection.
     pub(crate) requests: u64,
     pub(crate) establisher: Used,
     pub(crate) handler: Used,
@@ -229,7 +229,7 @@ impl Outcome {
         outcome
     }
 
-    /// Works the window out of the series, and copies its rates to where they stood before there was a window.
+    /// Computes the window from the series, and copies its rates to the fields of the run.
     pub(crate) fn set_window(&mut self, seconds: f64, ended_s: f64, requests: u64, course: Course) {
         let requests = matches!(self.asked, Loop::Open { .. }).then_some(requests);
         let ran = window::Ran { seconds, ended_s, requests, course: &course };
@@ -239,8 +239,8 @@ impl Outcome {
         self.course = course;
     }
 
-    /// Takes what became of the connections that were parked beside it. Where not all of them were, this was another run than
-    /// the one that was asked for.
+    /// Adds the results of the parked connections. If some were not open
+    /// at the start, the run was not the requested one, and a check fails.
     pub fn park(&mut self, parked: Vec<Parked>) {
         for one in parked.iter().filter(|one| one.open_at_start < one.asked) {
             self.verdict.broken.push(format!(
@@ -251,7 +251,7 @@ impl Outcome {
         self.parked = parked;
     }
 
-    /// Takes what others used of the machine meanwhile, of which they may use so much.
+    /// Adds the CPU time of other processes; above the share `max`, the run counts as disturbed.
     pub fn shared_with(&mut self, others: Others, max: f64) {
         if others.share > max {
             let text = format!(
@@ -264,7 +264,7 @@ impl Outcome {
         self.others = Some(others);
     }
 
-    /// Failures in all.
+    /// All failures.
     pub fn failed(&self) -> u64 {
         self.failures.iter().map(|(_, count)| count).sum()
     }
@@ -274,13 +274,13 @@ impl Outcome {
         self.failures.iter().find(|(kind, _)| *kind == fault).map_or(0, |(_, count)| *count)
     }
 
-    /// When it began, as a date of HTTP (RFC 9110, 5.6.7).
+    /// Start time as an HTTP date (RFC 9110, 5.6.7).
     pub fn began(&self) -> String {
         crate::date(self.began_s)
     }
 
-    /// How late 99 % of the connections of an open loop may begin, in milliseconds: 5 % of the mean
-    /// gap, a millisecond at least.
+    /// The maximum lateness of 99 % of the connections in an open loop,
+    /// in milliseconds: 5 % of the mean gap, at least a millisecond.
     pub fn allowed_lateness_ms(&self) -> Option<f64> {
         match self.asked {
             Loop::Open { rate, .. } => Some((50.0 / rate.max(1e-9)).max(1.0)),
@@ -288,17 +288,17 @@ impl Outcome {
         }
     }
 
-    /// CPU time of the generator for a right reply, in microseconds, without what it spent looking at the clock.
+    /// The generator's CPU time per correct reply, in microseconds, without the time spent polling the clock.
     pub fn cpu_us(&self) -> f64 {
         let spent = self.establisher.cpu_s + self.handler.cpu_s - self.establisher.spun_s - self.handler.spun_s;
         spent * 1e6 / self.ok.max(1) as f64
     }
 
-    /// Whether the figures are the server's: the schedule was kept, and nothing of ours ran out.
+    /// Checks whether the figures are the server's: the schedule was kept, and the generator did not saturate.
     fn judge(&self, lanes: usize) -> Verdict {
-        /// Of a core: a thread that has nothing left.
+        /// Share of a core above which a thread is saturated.
         const BUSY: f64 = 0.95;
-        /// A thread that waited for a core a quarter of its time cannot say when bytes came.
+        /// A thread that waited for a core for a quarter of its time cannot tell when bytes arrived.
         const QUEUED: f64 = 0.25;
         let mut verdict = Verdict::valid();
         let open = matches!(self.asked, Loop::Open { .. });
@@ -348,7 +348,7 @@ pub(crate) mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// A run of 100 arrivals at this rate, so many of which were answered.
+    /// A run of 100 arrivals at this rate, `ok` of them answered.
     pub(crate) fn outcome(rate: f64, ok: u64, kept: bool) -> Outcome {
         let mut tally = Tally::new(1);
         let late = Duration::from_secs(if kept { 0 } else { 1000 });
@@ -410,7 +410,7 @@ pub(crate) mod tests {
         close(outcome.lateness.p50_ms, 0.1);
         assert_eq!((outcome.ok, outcome.failed(), outcome.rate), (100, 1, 50.0));
         assert_eq!(outcome.verdict, Verdict::valid());
-        // A hundred requests tell two powers of ten: 0.99 is exceeded by one of them.
+        // A hundred requests resolve two powers of ten: one request exceeds 0.99.
         let found = outcome.distribution;
         assert_eq!((found.quantiles.len(), found.latency_ms.len(), found.lateness_ms.len()), (21, 21, 21));
         assert_eq!((found.quantiles[0], found.connected_ms.len()), (0.0, 0));

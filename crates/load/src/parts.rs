@@ -1,10 +1,10 @@
-//! What came of a slice, with the histograms that it was made of, so that the results of several generators become one.
+//! The result of a slice with its histograms, so that the results of several generators can be merged.
 //!
-//! Counts are summed, histograms added bucket by bucket, seconds laid upon each other by their number, as all began at one
-//! instant; rates are over the common window. Percentiles are never averaged: they are read from the sums. What the whole is
-//! worth is what its worst part is, and each line of evidence says whose it is.
+//! Counts are summed, histograms are added bucket by bucket, and seconds are matched by number, as all generators began
+//! at one instant; rates are over the common window. Percentiles are never averaged: they are read from the merged
+//! histograms. The verdict of the whole is that of its worst part, and each line of evidence names its generator.
 //!
-//! Parts come from other machines, as JSON: what does not fit together is refused.
+//! Parts come from other machines, as JSON: inconsistent input is refused.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::outcome::{Loop, Outcome};
 use crate::tally::{Clocks, Distribution, Fault, Interval, Part, Spread, Used, coarse};
 use crate::window::{Course, Second};
 
-/// A histogram: values in nanoseconds, the highest of their bucket, and how often each was recorded.
+/// A histogram: pairs of the highest value of a bucket, in nanoseconds, and its count.
 type Counts = Vec<(u64, u64)>;
 
 /// The clocks of a second, in the order of [`Clocks::each`].
@@ -24,12 +24,12 @@ type Counts = Vec<(u64, u64)>;
 pub struct Recorded([Counts; 5]);
 
 impl Recorded {
-    /// What these clocks hold.
+    /// Records these clocks.
     pub fn of(clocks: &Clocks) -> Recorded {
         Recorded(clocks.each().map(|(_, clock)| counts(clock)))
     }
 
-    /// The clocks that hold this.
+    /// Restores the clocks.
     pub fn clocks(&self) -> Clocks {
         let mut clocks = Clocks::new();
         clocks.each_mut().into_iter().zip(&self.0).for_each(|(clock, counts)| restore(clock, counts));
@@ -48,38 +48,38 @@ fn restore(histogram: &mut Histogram<u64>, counts: &Counts) {
 /// The result of one generator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Parts {
-    /// As it was told.
+    /// Its result as reported.
     pub outcome: Outcome,
-    /// The backlog through its window.
+    /// The backlog over its window.
     course: Course,
     /// The clocks of each second of its series.
     seconds: Vec<Recorded>,
-    /// The times of each class, where they are known.
+    /// The latencies of each class, if known.
     classes: Vec<Option<Counts>>,
 }
 
-/// Seconds by which generators may begin apart, as far as is known: beyond, their seconds are not the same.
+/// Maximum spread of the generators' start times, in seconds: beyond it, their seconds do not match.
 const APART_MAX_S: f64 = 0.1;
 
 impl Parts {
-    /// A result, and what was heard of each of its seconds.
+    /// A result, and the clocks of each of its seconds.
     pub fn new(outcome: &Outcome, seconds: Vec<Recorded>) -> Parts {
         let classes = outcome.classes.iter().map(|class| class.times.as_ref().map(counts)).collect();
         Parts { outcome: outcome.clone(), course: outcome.course.clone(), seconds, classes }
     }
 
-    /// Reads what a generator wrote, as JSON.
+    /// Parses the JSON of a generator.
     ///
     /// # Errors
-    /// What is no such text.
+    /// When the text is not the result of a generator.
     pub fn read(text: &str) -> Result<Parts, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }
 
-    /// One result of several parts of a plan, each with the name of who made it. Their beginnings are by one clock.
+    /// Merges the parts of a plan, each with the name of its generator. Their start times are by one clock.
     ///
     /// # Errors
-    /// Why they are no parts of one plan: a text without a way out.
+    /// When they are not parts of one plan; the text has no remedy.
     pub fn merge(parts: &[(String, Parts)]) -> Result<Outcome, String> {
         let mut rest = parts.iter();
         let Some((first_name, first)) = rest.next() else { return Err("there are no parts".to_owned()) };
@@ -138,7 +138,7 @@ impl Parts {
             all.verdict.weaken(Validity::ClientBound, apart);
         }
         for (at, class) in all.classes.iter_mut().enumerate() {
-            // Known of all or of none: the number of classes decides, and that is the same.
+            // Known for all parts or for none: it depends on the number of classes, which is the same.
             let known: Option<Vec<&Counts>> = parts.iter().map(|(_, part)| part.classes.get(at)?.as_ref()).collect();
             class.times = known.map(|known| {
                 let mut times = coarse();
@@ -168,7 +168,7 @@ impl Parts {
         Ok(all)
     }
 
-    /// The seconds of all parts, laid upon each other: one at a time, as the clocks of each take a megabyte.
+    /// Merges the seconds of all parts, one at a time, as the clocks of each take a megabyte.
     pub fn intervals(parts: &[(String, Parts)]) -> impl Iterator<Item = Interval> {
         let began_s = parts.iter().map(|(_, part)| part.outcome.began_s).fold(f64::INFINITY, f64::min);
         let longest = parts.iter().map(|(_, part)| part.seconds.len()).max().unwrap_or(0);
@@ -190,7 +190,7 @@ impl Parts {
     }
 }
 
-/// What both were asked together; `None` where they are of different plans.
+/// The merged load of both; `None` if they belong to different plans.
 fn asked(mine: &Loop, theirs: &Loop) -> Option<Loop> {
     match (mine, theirs) {
         (Loop::Open { arrivals, rate, seed, shape }, Loop::Open { arrivals: a, rate: r, seed: s, shape: h })
@@ -205,7 +205,7 @@ fn asked(mine: &Loop, theirs: &Loop) -> Option<Loop> {
     }
 }
 
-/// The whole is worth what the worst of its parts is.
+/// Weakens the merged verdict by that of a part.
 fn judge(all: &mut Verdict, name: &str, part: &Verdict) {
     if part.validity != Validity::Valid && part.evidence.is_empty() {
         all.weaken(part.validity, format!("{name}: {}", part.validity));
@@ -214,7 +214,7 @@ fn judge(all: &mut Verdict, name: &str, part: &Verdict) {
     all.broken.extend(part.broken.iter().map(|line| format!("{name}: {line}")));
 }
 
-/// Threads of several machines: what they used, and how long they had.
+/// Adds the resource use of threads on several machines.
 fn add(all: &mut Used, one: Used) {
     all.cpu_s += one.cpu_s;
     all.spun_s += one.spun_s;
@@ -230,7 +230,7 @@ mod tests {
     use amped_units::Time;
     use proptest::prelude::*;
 
-    /// What one generator saw: in which second, which class, and after how many microseconds; or a failure.
+    /// An event at one generator: its second, its class, and its latency in microseconds; or a failure.
     type Event = (usize, u16, Option<u64>);
 
     fn tallied(events: &[Event], seconds: usize) -> Parts {
@@ -261,13 +261,13 @@ mod tests {
         Parts::new(&Outcome::new(&tally, ran), recorded)
     }
 
-    /// As another machine gets it.
+    /// The part as another machine receives it.
     fn sent(parts: &Parts) -> Parts {
         Parts::read(&serde_json::to_string(parts).unwrap()).unwrap()
     }
 
     proptest! {
-        // Clocks have room for an hour at three digits: to empty and to compare them takes most of the time.
+        // Clocks have room for an hour at three digits: clearing and comparing them takes most of the time.
         #![proptest_config(ProptestConfig { cases: 16, max_shrink_iters: 100, ..ProptestConfig::default() })]
 
         #[test]
@@ -284,7 +284,7 @@ mod tests {
                 panic!("{merged:?}")
             };
             prop_assert!((rate - one * of as f64).abs() < 1e-6);
-            // All figures, but for what each machine has for itself.
+            // All figures except those that each machine has for itself.
             let alike = |outcome: &Outcome| {
                 let mut outcome = outcome.clone();
                 outcome.asked = whole.outcome.asked.clone();
@@ -293,7 +293,7 @@ mod tests {
                 serde_json::to_value(outcome).unwrap()
             };
             prop_assert_eq!(alike(&merged), alike(&whole.outcome));
-            // And the histograms themselves, those of the seconds and those of the classes.
+            // The histograms too, of the seconds and of the classes.
             for (interval, recorded) in intervals.zip(&whole.seconds) {
                 for ((name, mine), (_, theirs)) in interval.clocks.each().into_iter().zip(recorded.clocks().each()) {
                     prop_assert_eq!(mine, theirs, "{}", name);
@@ -325,7 +325,7 @@ mod tests {
         let merged = Parts::merge(&[named("one", &good), named("two", &late)]).unwrap();
         assert_eq!(merged.verdict.to_string(), "client-bound: two: 1 % began late");
         assert_eq!((merged.seconds, merged.rate), (2.0, 1.0), "over the common window");
-        // Clocks that are far apart, or another plan, are no whole.
+        // Generators that began too far apart, or parts of another plan, do not merge.
         let mut early = good.clone();
         early.outcome.began_s -= 3.0;
         let merged = Parts::merge(&[named("one", &good), named("two", &early)]).unwrap();

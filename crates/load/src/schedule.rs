@@ -1,10 +1,12 @@
-//! When requests are to be made: instants that are worked out before the run and that nothing which happens in it changes.
+//! The instants of the requests, computed before the run; nothing during the run changes them.
 //!
-//! Absolute, from the start of the run, from a seed: the same seed gives the same schedule, and a generator that is late
-//! once does not shift what follows. All processes but the constant one are Poisson processes whose rate is a series of
-//! steps ([`poisson_over`]): one step (Poisson), two in turn (bursty), or a long-range dependent series (self-similar).
+//! Instants are absolute, from the start of the run, and derived from a seed: the same seed
+//! gives the same schedule, and one late request does not shift the next. All processes but the
+//! constant one are Poisson processes whose rate is a step function ([`poisson_over`]): one step
+//! (Poisson), two alternating steps (bursty), or a long-range dependent series (self-similar).
 //!
-//! What came out is measured ([`Schedule::shape`]), since a short or slow run of a self-similar process has no room to show it.
+//! [`Schedule::shape`] measures the result, since a short or slow
+//! run of a self-similar process cannot show its burstiness.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,52 +22,52 @@ use serde::{Deserialize, Serialize};
 use crate::slice::Slice;
 use crate::workload::Requests;
 
-/// How arrivals follow each other.
+/// An arrival process.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arrivals {
-    /// All gaps alike.
+    /// Equal gaps.
     Constant,
-    /// Independent of each other: gaps are exponential.
+    /// Independent arrivals: exponential gaps.
     Poisson,
-    /// The rate is `ratio` times its mean for `share` of each period, and lower for the rest, so that the mean stays
+    /// The rate is `ratio` times its mean for `share` of each period, and lower for the rest, which keeps the mean
     /// (Banga and Druschel, section 5.4).
     Bursty {
         /// Peak rate over mean rate.
         ratio: f64,
-        /// Part of the time at the peak; `ratio * share <= 1`.
+        /// Fraction of the time at the peak; `ratio * share <= 1`.
         share: f64,
-        /// From the start of one burst to that of the next.
+        /// Time from the start of one burst to the next.
         period: Duration,
     },
-    /// Bursty at all scales of time.
+    /// Bursty at all time scales.
     SelfSimilar {
         /// The Hurst parameter, from 0.5 (no memory) to 1.
         hurst: f64,
-        /// Of what the rate is made.
+        /// The process of the rate.
         model: Model,
     },
-    /// As this file says: an instant in seconds from the start a line, not falling; `#` begins a remark.
+    /// Read from this file: one instant per line, in seconds from the start, not decreasing; `#` begins a comment.
     File(PathBuf),
 }
 
-/// Of what a self-similar rate is made.
+/// The process of a self-similar rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Model {
-    /// Fractional Gaussian noise in steps of 100 ms, by the method of Davies and Harte (Biometrika 74, 1987). Its standard
-    /// deviation in one step is this part of the mean; what falls below 0 is cut.
+    /// Fractional Gaussian noise in steps of 100 ms, by the method of Davies and Harte (Biometrika 74, 1987). The value
+    /// is the standard deviation in one step, relative to the mean; negative rates become 0.
     Gaussian(f64),
-    /// 64 sources that are on and off for Pareto-distributed times with a mean of 100 ms and the exponent 3 - 2 * Hurst
-    /// (Willinger, Taqqu, Sherman and Wilson, 1997).
+    /// 64 on-off sources with Pareto-distributed periods, mean 100 ms,
+    /// exponent 3 - 2 * Hurst (Willinger, Taqqu, Sherman and Wilson, 1997).
     OnOff,
 }
 
-/// Length of the steps of a self-similar rate.
+/// Step length of a self-similar rate.
 const STEP: Duration = Duration::from_millis(100);
 
-/// What is wrong with a run of no length.
+/// The error for a run of length 0.
 pub const NO_LENGTH: &str = "--duration must not be zero; write for example 30s";
 
-/// Arrivals that a schedule may have: 8 bytes each.
+/// Maximum number of arrivals in a schedule, at 8 bytes each.
 pub const ARRIVALS_MAX: f64 = 5e7;
 
 impl FromStr for Arrivals {
@@ -135,19 +137,19 @@ impl fmt::Display for Arrivals {
     }
 }
 
-/// A time as it is typed: `500ms`, `30s`, `2m`.
+/// Parses a duration: `500ms`, `30s`, `2m`.
 ///
 /// # Errors
-/// A text that says what would be right.
+/// A text that says what to write.
 pub fn duration(text: &str) -> Result<Duration, String> {
     amped_units::parse_duration(text).map_err(|error| format!("{text:?} is {error}"))
 }
 
-/// The same of a flag, where a bare number is in seconds, as wrk, oha and hey read it. Not in a condition such as
-/// `p99>20`, which others mean in milliseconds.
+/// Parses the duration of a flag, where a bare number is in seconds, as in wrk, oha and hey. Not for conditions such as
+/// `p99>20`, which other tools read in milliseconds.
 ///
 /// # Errors
-/// A text that says what would be right.
+/// A text that says what to write.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let is_bare = text.bytes().any(|byte| byte.is_ascii_digit())
         && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
@@ -155,10 +157,10 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     amped_units::parse_duration(&with_unit).map_err(|error| format!("{text:?} is {error}"))
 }
 
-/// A rate from a flag: a number a second, with `k` for thousands and `m` for millions.
+/// Parses the rate of a flag: a number per second, with `k` for thousands and `m` for millions.
 ///
 /// # Errors
-/// A text that says what would be right.
+/// A text that says what to write.
 pub fn rate(text: &str) -> Result<f64, String> {
     let trimmed = text.trim();
     let (number, scale) = match trimmed.char_indices().next_back() {
@@ -170,27 +172,27 @@ pub fn rate(text: &str) -> Result<f64, String> {
     number.parse::<f64>().map(|number| number * scale).map_err(wrong)
 }
 
-/// Instants in nanoseconds from the start of the run, not falling.
+/// Instants in nanoseconds from the start of the run, in ascending order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     at_ns: Vec<u64>,
     duration_ns: u64,
-    /// Which arrivals of the plan these are.
+    /// The slice of the plan that these arrivals are.
     slice: Slice,
 }
 
 impl Schedule {
-    /// The first `count` arrivals of such a schedule, however long they take.
+    /// The first `count` arrivals of such a schedule, whatever its length.
     ///
     /// # Errors
     /// As [`new`](Schedule::new).
     pub fn of_count(arrivals: &Arrivals, rate: f64, count: u64, seed: u64) -> Result<Schedule, Failure> {
-        /// Longer than anybody waits: a series that ends, or hardly any arrivals.
+        /// Bounds the search if a recorded series is too short or arrivals are too rare.
         const LONGEST_S: f64 = 1e6;
         if rate.is_nan() || rate <= 0.0 || count == 0 {
             return Schedule::new(arrivals, rate, Duration::from_secs(1), seed);
         }
-        // Some more than the mean, as arrivals are random; and where they are bursts, again twice as much.
+        // More than the mean, as arrivals are random; the loop doubles it for bursts.
         let mut seconds = (count as f64 / rate * 1.1 + 8.0 * (count as f64).sqrt() / rate).clamp(1e-3, LONGEST_S);
         loop {
             let mut schedule = Schedule::new(arrivals, rate, Duration::from_secs_f64(seconds), seed)?;
@@ -202,11 +204,11 @@ impl Schedule {
         }
     }
 
-    /// A schedule of `rate` arrivals a second in the mean, for so long. A recorded series is as it is, cut at `duration`,
-    /// and `rate` does not matter.
+    /// A schedule with a mean rate of `rate` arrivals per second over `duration`. A recorded series is only cut at
+    /// `duration`, and `rate` is ignored.
     ///
     /// # Errors
-    /// A rate of 0 or of more than can be held; a file that is no series.
+    /// For a rate of 0, for too many arrivals, and for a file without a valid series.
     pub fn new(arrivals: &Arrivals, rate: f64, duration: Duration, seed: u64) -> Result<Schedule, Failure> {
         let seconds = duration.as_secs_f64();
         if seconds <= 0.0 {
@@ -257,7 +259,7 @@ impl Schedule {
                     }
                     Model::OnOff => on_off(*hurst, steps, &mut random),
                 };
-                // What was asked for is the mean of the run, not that of all runs that could be.
+                // The requested rate is the mean of this run, not that of the ensemble.
                 let mean = rates.iter().sum::<f64>() / steps as f64;
                 rates.iter_mut().for_each(|step| *step *= rate / mean.max(f64::MIN_POSITIVE));
                 let mut left = seconds;
@@ -273,8 +275,8 @@ impl Schedule {
         Ok(Schedule { at_ns, duration_ns: nanos(duration), slice: Slice::default() })
     }
 
-    /// A schedule of given instants, which are put in order; `None` if there are none. It lasts for a mean gap after the last
-    /// of them, a second where there is no gap: arrivals are before its end.
+    /// A schedule of these instants, sorted; `None` if there are none. It lasts one mean gap beyond the last instant
+    /// (one second if there is no gap), so that all arrivals lie before its end.
     pub fn at(instants: &[Duration]) -> Option<Schedule> {
         let mut at_ns: Vec<u64> = instants.iter().map(|at| nanos(*at)).collect();
         at_ns.sort_unstable();
@@ -286,14 +288,14 @@ impl Schedule {
         Some(Schedule { at_ns, duration_ns: last.saturating_add(gap_ns), slice: Slice::default() })
     }
 
-    /// The instants of requests that have their own: that of the first on each connection of so many. `None` if
-    /// one of these has none.
+    /// The schedule of requests with instants of their own: that of the first
+    /// request on each connection. `None` if one of these has no instant.
     pub fn of_requests(requests: &Requests, per_connection: u64) -> Option<Schedule> {
         let first = requests.instants().iter().step_by(usize::try_from(per_connection.max(1)).unwrap_or(usize::MAX));
         Schedule::at(&first.copied().collect::<Vec<_>>())
     }
 
-    /// No more than the first so many arrivals: it ends when the next one would have come.
+    /// Keeps the first `count` arrivals; the schedule then ends when the next one would have come.
     pub fn truncate(&mut self, count: u64) {
         if let Ok(count) = usize::try_from(count)
             && let Some(next) = self.at_ns.get(count)
@@ -303,15 +305,14 @@ impl Schedule {
         }
     }
 
-    /// No arrivals but those before this instant: it ends there.
+    /// Keeps the arrivals before this instant, and ends there.
     pub fn end_at(&mut self, end: Duration) {
         let end_ns = nanos(end).max(1);
         self.at_ns.truncate(self.at_ns.partition_point(|at| *at < end_ns));
         self.duration_ns = self.duration_ns.min(end_ns);
     }
 
-    /// One generator's part of a whole schedule: every so manieth arrival, with the number that it has in the
-    /// whole, over the whole's time.
+    /// One generator's slice of the schedule: every N-th arrival, with its number in the whole, over the same duration.
     pub fn slice(self, slice: Slice) -> Schedule {
         let own = (0..slice.share(self.at_ns.len() as u64)).map(|n| self.at_ns[slice.number(n) as usize]);
         Schedule { at_ns: own.collect(), duration_ns: self.duration_ns, slice }
@@ -322,22 +323,22 @@ impl Schedule {
         self.at_ns.iter().enumerate().map(|(n, at)| (self.slice.number(n as u64), *at))
     }
 
-    /// When the arrivals are, in nanoseconds from the start.
+    /// The instants in nanoseconds from the start.
     pub fn at_ns(&self) -> &[u64] {
         &self.at_ns
     }
 
-    /// How long it lasts: as asked, or to its last instant.
+    /// The duration: the requested one, or up to the last instant.
     pub fn duration(&self) -> Duration {
         Duration::from_nanos(self.duration_ns)
     }
 
-    /// Arrivals a second, in the mean.
+    /// Mean arrivals per second.
     pub fn rate(&self) -> f64 {
         self.at_ns.len() as f64 / self.duration().as_secs_f64()
     }
 
-    /// Most arrivals in any window of this length: as many sockets may have to be held at once.
+    /// The maximum number of arrivals in any window of this length: the number of sockets that may be open at once.
     pub fn most_within(&self, window: Duration) -> usize {
         let (window, mut first, mut most) = (nanos(window), 0, 0);
         for (last, at) in self.at_ns.iter().enumerate() {
@@ -349,7 +350,7 @@ impl Schedule {
         most
     }
 
-    /// How bursty it came out.
+    /// Measures the burstiness.
     pub fn shape(&self) -> Shape {
         let dispersion = [10, 100, 1000, 10_000].into_iter().filter_map(|window_ms| {
             let counts = self.counts(window_ms * 1_000_000);
@@ -359,10 +360,10 @@ impl Schedule {
         Shape { dispersion: dispersion.collect(), hurst: self.hurst() }
     }
 
-    /// The Hurst parameter by the variance-time plot (Leland, Taqqu, Willinger, Wilson, 1994): the variance of the mean of
-    /// m counts falls as m^(2H - 2). `None` where the run is too short to tell.
+    /// The Hurst parameter by the variance-time plot (Leland, Taqqu, Willinger, Wilson, 1994): the variance of the mean
+    /// of m counts falls as m^(2H - 2). `None` if the run is too short.
     fn hurst(&self) -> Option<f64> {
-        // Windows with fewer than a hundred arrivals show the noise of Poisson and nothing else.
+        // Windows with fewer than a hundred arrivals show only Poisson noise.
         let base = (100e9 / self.rate()).max(STEP.as_nanos() as f64) as u64;
         let mut counts = self.counts(base);
         let (mut scale, mut points) = (1.0f64, Vec::new());
@@ -398,12 +399,12 @@ impl Schedule {
     }
 }
 
-/// What was measured of a schedule.
+/// Measured burstiness of a schedule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Shape {
-    /// At some lengths of windows, as far as there are 20 of them.
+    /// The index of dispersion at several window lengths that occur at least 20 times.
     pub dispersion: Vec<Dispersion>,
-    /// The Hurst parameter: 0.5 where there is no memory; absent where the run is too short to tell.
+    /// The Hurst parameter: 0.5 without memory; absent if the run is too short.
     pub hurst: Option<f64>,
 }
 
@@ -427,7 +428,7 @@ fn moments(values: &[f64]) -> Option<(f64, f64)> {
     (values.len() > 1).then_some((mean, variance))
 }
 
-/// Exponential with mean 1.
+/// An exponential number with mean 1.
 fn exponential(random: &mut Random) -> f64 {
     -(1.0 - random.fraction()).ln()
 }
@@ -438,8 +439,8 @@ fn normal_pair(random: &mut Random) -> Complex<f64> {
     Complex::new(length * angle.cos(), length * angle.sin())
 }
 
-/// A Poisson process whose rate goes in steps of (rate a second, seconds). Exact: exponential gaps in the time in which the
-/// integral of the rate runs evenly are put back into that of the clock.
+/// A Poisson process whose rate is a step function, given as (rate per second, seconds). Exact: exponential gaps in
+/// operational time, the integral of the rate, are mapped back to clock time.
 fn poisson_over(steps: impl Iterator<Item = (f64, f64)>, random: &mut Random) -> Vec<u64> {
     let (mut at_ns, mut start, mut left) = (Vec::new(), 0.0, exponential(random));
     for (rate, seconds) in steps {
@@ -455,8 +456,8 @@ fn poisson_over(steps: impl Iterator<Item = (f64, f64)>, random: &mut Random) ->
     at_ns
 }
 
-/// `count` values of fractional Gaussian noise with mean 0 and variance 1: the autocovariance is embedded in a circulant
-/// matrix, whose eigenvalues, none negative, are its Fourier transform (Davies and Harte).
+/// `count` values of fractional Gaussian noise with mean 0 and variance 1. The autocovariance is embedded in a
+/// circulant matrix; its eigenvalues, none negative, are its Fourier transform (Davies and Harte).
 fn fractional_noise(hurst: f64, count: usize, random: &mut Random) -> Vec<f64> {
     let half = count.max(2).next_power_of_two();
     let power = |k: f64| k.abs().powf(2.0 * hurst);
@@ -474,18 +475,18 @@ fn fractional_noise(hurst: f64, count: usize, random: &mut Random) -> Vec<f64> {
     values.into_iter().map(|value| value.re).collect()
 }
 
-/// How many of the sources are on, in the mean of each step.
+/// The mean number of sources that are on, for each step.
 fn on_off(hurst: f64, steps: usize, random: &mut Random) -> Vec<f64> {
     let exponent = 3.0 - 2.0 * hurst;
     let step = STEP.as_secs_f64();
-    // The mean of a Pareto distribution is exponent * least / (exponent - 1): this makes it one step. At a Hurst parameter of
-    // 0.5 the exponent is 2; near 1 there is no mean, and a period may be longer than any run.
+    // The mean of a Pareto distribution is exponent * least / (exponent - 1): this sets it to one step. At a Hurst
+    // parameter of 0.5 the exponent is 2; near 1 the mean diverges, and a period may be longer than any run.
     let least = step * (exponent - 1.0) / exponent;
     let end = steps as f64 * step;
     let mut on = vec![0.0; steps];
     for _ in 0..64 {
         let mut is_on = random.fraction() < 0.5;
-        // Before the start, so that not all sources begin a period with it.
+        // Begins before the start, so that the sources are not synchronised.
         let mut at = -random.fraction() * 100.0 * step;
         while at < end {
             let until = at + least * (1.0 - random.fraction()).powf(-1.0 / exponent);
@@ -495,7 +496,7 @@ fn on_off(hurst: f64, steps: usize, random: &mut Random) -> Vec<f64> {
                     let index = ((from / step) as usize).min(steps - 1);
                     let stop = ((index + 1) as f64 * step).min(to);
                     on[index] += (stop - from) / step;
-                    // The last step may end a rounding error behind `end`.
+                    // The last step may end a rounding error after `end`.
                     from = if stop > from { stop } else { to };
                 }
             }
@@ -505,7 +506,7 @@ fn on_off(hurst: f64, steps: usize, random: &mut Random) -> Vec<f64> {
     on
 }
 
-/// Reads a recorded series.
+/// Parses a recorded series.
 fn recorded(text: &str) -> Result<Vec<Duration>, String> {
     let mut at: Vec<Duration> = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -633,12 +634,12 @@ mod tests {
     fn poisson_gaps_are_exponential_and_independent() {
         let found = schedule("poisson", 1000.0, 50, 3);
         let gaps: Vec<f64> = found.at_ns().windows(2).map(|pair| (pair[1] - pair[0]) as f64 / 1e6).collect();
-        // 20 classes of equal probability: 19 degrees of freedom, of which 43.8 is exceeded once in a thousand times.
+        // 20 classes of equal probability: 19 degrees of freedom; the 99.9 % quantile is 43.8.
         let class = |gap: &f64| ((1.0 - (-gap).exp()) * 20.0) as usize;
         let mut counts = [0.0; 20];
         gaps.iter().for_each(|gap| counts[class(gap).min(19)] += 1.0);
         assert!(chi_square(&counts) < 43.8, "{counts:?}");
-        // Pairs of neighbours over a board of 5 by 5: 24 degrees of freedom, 51.2.
+        // Pairs of neighbours in a grid of 5 by 5: 24 degrees of freedom, 51.2.
         let mut board = [0.0; 25];
         gaps.chunks_exact(2).for_each(|pair| board[class(&pair[0]) / 4 * 5 + class(&pair[1]) / 4] += 1.0);
         assert!(chi_square(&board) < 51.2, "{board:?}");
@@ -669,7 +670,7 @@ mod tests {
         check("self-similar:0.6", 0.54, 0.66);
         check("self-similar:0.8", 0.72, 0.86);
         check("self-similar:0.9", 0.78, 0.95);
-        // Truncated sources come near it from below (Taqqu, Willinger, Sherman: slow convergence).
+        // Truncated sources approach it from below (Taqqu, Willinger, Sherman: slow convergence).
         check("self-similar:0.8,onoff", 0.66, 0.95);
         assert_eq!(schedule("poisson", 1000.0, 1, 1).shape().hurst, None, "too short");
     }

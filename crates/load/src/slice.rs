@@ -1,8 +1,8 @@
-//! A load that several generators make together: each has a slice of one plan, and all slices are the plan.
+//! A load from several generators: each runs a slice of one plan, and the slices together are the plan.
 //!
-//! The plan is drawn from a seed by each of them, whole; of N generators the I-th takes every N-th connection of it, with the
-//! numbers of its requests, so that what is asked, and when, does not depend on how many there are. In a closed loop it is
-//! every N-th client, and every N-th request. Nothing is sent between them but when to begin.
+//! Each generator draws the whole plan from a seed. Of N generators the I-th runs every N-th connection, with the
+//! request numbers of the whole, so that requests and instants do not depend on N. In a closed loop it runs every N-th
+//! client and every N-th request. The generators exchange nothing but the start time.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,45 +10,45 @@ use std::str::FromStr;
 /// One of several equal parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// Which it is, `index < of`.
+    /// The index, `index < of`.
     index: u64,
-    /// How many there are.
+    /// The number of slices.
     of: u64,
 }
 
-/// More than anybody has machines.
+/// Maximum number of slices.
 const MOST: u64 = 1000;
 
 impl Default for Slice {
-    /// All there is.
+    /// The whole plan.
     fn default() -> Slice {
         Slice { index: 0, of: 1 }
     }
 }
 
 impl Slice {
-    /// The part number `index`, from 0, of so many; `None` where there is no such part.
+    /// Slice number `index`, from 0, of `of`; `None` if there is no such slice.
     pub fn new(index: usize, of: usize) -> Option<Slice> {
         let slice = Slice { index: index as u64, of: of as u64 };
         (slice.index < slice.of && slice.of <= MOST).then_some(slice)
     }
 
-    /// How many slices there are.
+    /// The number of slices.
     pub fn count(self) -> u64 {
         self.of
     }
 
-    /// Whether it is all there is.
+    /// Whether the slice is the whole plan.
     pub fn is_whole(self) -> bool {
         self.of == 1
     }
 
-    /// Which of the plan is its own number `n`, both from 0.
+    /// The number in the plan of the slice's item `n`, both from 0.
     pub fn number(self, n: u64) -> u64 {
         n.saturating_mul(self.of).saturating_add(self.index)
     }
 
-    /// How many of `count` are its own.
+    /// The number of items of the slice, of `count` in the plan.
     pub fn share(self, count: u64) -> u64 {
         count.saturating_sub(self.index).div_ceil(self.of)
     }
@@ -96,7 +96,7 @@ mod tests {
             let mut united = Vec::new();
             for slice in slices(of) {
                 let part = schedule.clone().slice(slice);
-                // The window is the common one, and no part has more than a fair share.
+                // All parts have the common window, and none more than its share.
                 prop_assert_eq!(part.duration(), schedule.duration());
                 prop_assert_eq!(part.at_ns().len() as u64, slice.share(whole.len() as u64));
                 united.extend(part.arrivals());

@@ -1,9 +1,9 @@
-//! What is counted while a run goes on: counts and histograms ([`Tally`]), one for each thread and nobody else's; what a second
-//! came to ([`Interval`]); and how a connection or a request comes to nothing ([`Fault`]).
+//! Counters of a run: counts and histograms of one thread ([`Tally`]), the
+//! totals of a second ([`Interval`]), and the kinds of failures ([`Fault`]).
 //!
-//! Clocks of a request are counted from its planned instant, so that the generator's own lateness and the time in the
-//! server's queues are in them. Nothing is corrected afterwards. Latencies are those of right replies; everything else is a
-//! failure with a kind, and stands in the same line.
+//! The clocks of a request start at its planned instant, so that they include the generator's own lateness and the time
+//! in the server's queues. No figure is corrected afterwards. Latencies are those of correct replies; everything else
+//! is a failure of some kind, reported beside them.
 
 use std::time::Duration;
 use std::{array, mem};
@@ -14,17 +14,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::window::{Course, Second};
 
-/// How a connection or a request came to nothing.
+/// How a connection or a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// Not connected when its time was over, and given up.
+    /// Not connected before the connect timeout.
     Abandoned,
-    /// Nobody listens, or nobody may.
+    /// Connection refused: nothing listens, or access is denied.
     Refused,
-    /// No TLS came about, mostly since the certificate is not trusted; or what came later is none.
+    /// The TLS handshake failed, mostly for an untrusted certificate; or a later record was invalid.
     Tls,
-    /// The server broke the connection off.
+    /// The server reset the connection.
     Reset,
     /// Not answered in time.
     TimedOut,
@@ -32,17 +32,17 @@ pub enum Fault {
     Closed,
     /// The server ended the connection within the reply.
     Short,
-    /// What came is not HTTP.
+    /// The reply was not HTTP.
     Malformed,
-    /// Another status than was expected, 400 or more where nothing was.
+    /// Unexpected status; without an expectation, 400 or more.
     Status,
-    /// A body of another length than was expected.
+    /// A body of unexpected length.
     Length,
-    /// A body with other bytes than were expected.
+    /// A body with unexpected content.
     Content,
-    /// This machine had no port, descriptor, memory or way for the connection.
+    /// This machine had no port, descriptor, memory or route for the connection.
     Local,
-    /// The generator was so late that the time to connect was over before it began.
+    /// Not begun: the generator was so late that the connect timeout had passed.
     Unsent,
 }
 
@@ -64,7 +64,7 @@ impl Fault {
         Fault::Unsent,
     ];
 
-    /// As it is printed.
+    /// The name in output.
     pub fn name(self) -> &'static str {
         match self {
             Fault::Abandoned => "abandoned",
@@ -84,39 +84,39 @@ impl Fault {
     }
 }
 
-/// What one thread counts. Recording allocates nothing.
+/// The counters of one thread. Recording does not allocate.
 #[derive(Debug)]
 pub struct Tally {
-    /// Connections whose SYN went out.
+    /// Connections whose SYN was sent.
     pub started: u64,
     /// Connections that were established.
     pub established: u64,
-    /// Connections that had begun and are over.
+    /// Connections that began and ended.
     pub ended: u64,
-    /// Requests that connections which ended early did not come to ask.
+    /// Requests that were not sent because their connection ended early.
     pub unasked: u64,
-    /// Connections on which bytes came that answer nothing.
+    /// Connections that received unsolicited bytes.
     pub stray: u64,
-    /// Bytes received, heads and all.
+    /// Bytes received, including heads.
     pub received: u64,
     ok: u64,
     faults: [u64; Fault::ALL.len()],
-    /// Whole replies by status, from [`STATUS_MIN`]; all that no server should send in the last place.
+    /// Complete replies by status, from [`STATUS_MIN`]; the last element counts all invalid statuses.
     pub(crate) statuses: Box<[u64]>,
     pub(crate) classes: Vec<Class>,
-    /// Why the first connection without TLS has none.
+    /// Why the first failed TLS handshake failed.
     pub(crate) tls: Option<String>,
     /// Since the last cut.
     clocks: Clocks,
-    /// Connections begun and ended, right replies, failures and bytes at the last cut.
+    /// Connections begun and ended, correct replies, failures and bytes at the last cut.
     before: [u64; 5],
-    /// The backlog through the window.
+    /// The backlog over the window.
     pub(crate) course: Course,
     /// When the last connection ended.
     pub(crate) last_end: Time,
 }
 
-/// The lowest status, and how many there are (RFC 9110, 15).
+/// The lowest status, and the number of statuses (RFC 9110, 15).
 pub(crate) const STATUS_MIN: u16 = 100;
 pub(crate) const STATUSES: usize = 500;
 
@@ -124,20 +124,21 @@ pub(crate) const STATUSES: usize = 500;
 pub(crate) struct Class {
     pub(crate) ok: u64,
     pub(crate) failed: u64,
-    /// Last bytes, since the planned instant; `None`: there are too many classes, or one alone, whose times are all times.
+    /// Last bytes, since the planned instant; `None` with too many classes,
+    /// or with a single one, whose latencies are those of the run.
     pub(crate) last: Option<Histogram<u64>>,
 }
 
-/// Classes whose times are told apart: each takes 27 KiB a thread.
+/// Maximum number of classes with latencies of their own: each takes 27 KiB per thread.
 const CLASSES_TIMED: usize = 256;
 
 impl Tally {
-    /// An empty one, for so many classes of requests, of a run whose window begins at `start`.
+    /// An empty tally for this number of request classes, in a run whose window begins at `start`.
     pub fn over(classes: usize, start: Time, window: Duration) -> Tally {
         Tally { course: Course::new(start, window), ..Tally::new(classes) }
     }
 
-    /// An empty one, for so many classes of requests, of no window.
+    /// An empty tally for this number of request classes, without a window.
     pub fn new(classes: usize) -> Tally {
         let timed = (2..=CLASSES_TIMED).contains(&classes);
         let class = || Class { last: timed.then(coarse), ..Class::default() };
@@ -160,20 +161,20 @@ impl Tally {
         }
     }
 
-    /// A SYN went out.
+    /// Counts a SYN that was sent.
     pub fn sent(&mut self, planned: Time, now: Time) {
         self.started += 1;
         self.course.begun(now);
         record(&mut self.clocks.lateness, planned, now);
     }
 
-    /// A connection was established.
+    /// Counts an established connection.
     pub fn connected(&mut self, planned: Time, now: Time) {
         self.established += 1;
         record(&mut self.clocks.connected, planned, now);
     }
 
-    /// A connection that had begun is over; `established`: the server had it.
+    /// Counts the end of a connection; `established`: the server had accepted it.
     pub fn ended(&mut self, planned: Time, now: Time, established: bool) {
         self.ended += 1;
         self.last_end = self.last_end.max(now);
@@ -183,17 +184,17 @@ impl Tally {
         }
     }
 
-    /// The TLS handshake of a connection is over.
+    /// Counts a completed TLS handshake.
     pub fn secured(&mut self, planned: Time, now: Time) {
         record(&mut self.clocks.secured, planned, now);
     }
 
-    /// There is no TLS on a connection; of the first the reason is kept.
+    /// Records why a TLS handshake failed; keeps the first reason.
     pub fn explain_tls(&mut self, why: impl FnOnce() -> String) {
         self.tls.get_or_insert_with(why);
     }
 
-    /// A right reply was read to its end.
+    /// Counts a correct reply.
     pub fn reply(&mut self, class: u16, planned: Time, first: Time, last: Time) {
         self.ok += 1;
         self.course.completed(last);
@@ -207,12 +208,12 @@ impl Tally {
         }
     }
 
-    /// A connection came to nothing before a request could be asked on it.
+    /// Counts a connection that failed before its first request.
     pub fn fail_connection(&mut self, fault: Fault) {
         self.faults[fault as usize] += 1;
     }
 
-    /// A request came to nothing.
+    /// Counts a failed request.
     pub fn fail(&mut self, fault: Fault, class: u16) {
         self.faults[fault as usize] += 1;
         if let Some(class) = self.classes.get_mut(usize::from(class)) {
@@ -220,13 +221,13 @@ impl Tally {
         }
     }
 
-    /// A whole reply had this status.
+    /// Counts the status of a complete reply.
     pub fn count_status(&mut self, status: u16) {
         let place = usize::from(status.wrapping_sub(STATUS_MIN)).min(STATUSES);
         self.statuses[place] += 1;
     }
 
-    /// Right replies so far.
+    /// Correct replies so far.
     pub fn ok(&self) -> u64 {
         self.ok
     }
@@ -241,7 +242,7 @@ impl Tally {
         self.faults.iter().sum()
     }
 
-    /// Ends the second under way: what there was since the last cut. `empty` clocks take the place of its own.
+    /// Ends the current second and returns its counts. `empty` clocks replace its own.
     pub fn cut(&mut self, empty: Clocks) -> Part {
         let now = [self.started, self.ended, self.ok, self.all_failed(), self.received];
         let before = mem::replace(&mut self.before, now);
@@ -249,7 +250,7 @@ impl Tally {
         Part { started, ended, ok, failed, received_bytes, clocks: mem::replace(&mut self.clocks, empty) }
     }
 
-    /// Takes another thread's counts in, of the whole run. What the clocks say goes with the parts.
+    /// Adds another thread's counts of the whole run. The clocks are merged with the parts.
     pub fn merge(&mut self, other: Tally) {
         for (mine, theirs) in [
             (&mut self.started, other.started),
@@ -277,27 +278,27 @@ impl Tally {
     }
 }
 
-/// What one thread counted in a second.
+/// The counts of one thread in one second.
 #[derive(Debug, Default)]
 pub struct Part {
     /// Connections begun.
     pub started: u64,
     /// Connections ended.
     pub ended: u64,
-    /// Right replies.
+    /// Correct replies.
     pub ok: u64,
     /// Failures.
     pub failed: u64,
-    /// Bytes received, heads and all.
+    /// Bytes received, including heads.
     pub received_bytes: u64,
-    /// The clocks of what happened in it.
+    /// The clocks of the events within it.
     pub clocks: Clocks,
 }
 
 impl Part {
-    /// Takes another thread's in, of the same second.
+    /// Adds another thread's counts of the same second.
     pub fn add(&mut self, other: &Part) {
-        // What another machine says may be any number.
+        // Numbers from another machine may be arbitrary.
         self.started = self.started.saturating_add(other.started);
         self.ended = self.ended.saturating_add(other.ended);
         self.ok = self.ok.saturating_add(other.ok);
@@ -306,7 +307,7 @@ impl Part {
         self.clocks.add(&other.clocks);
     }
 
-    /// The figures of a second that began at `at` and was so long, after so many had begun and not ended.
+    /// The figures of a second that began at `at` and lasted `length`, after which `backlog` connections were open.
     pub(crate) fn second(&self, at: Duration, length: Duration, backlog: u64) -> Second {
         let Clocks { latency, lateness, .. } = &self.clocks;
         Second {
@@ -327,23 +328,23 @@ impl Part {
     }
 }
 
-/// The clocks of a request, a histogram each: nanoseconds since its planned instant.
+/// The clocks of a request, as one histogram each: nanoseconds since its planned instant.
 #[derive(Clone, Debug)]
 pub struct Clocks {
-    /// Last byte of right replies.
+    /// Last byte of correct replies.
     pub latency: Histogram<u64>,
     /// Their first byte.
     pub first_byte: Histogram<u64>,
-    /// TLS handshake over, where there is one.
+    /// TLS handshake complete, if the connection has TLS.
     pub secured: Histogram<u64>,
     /// Connection established.
     pub connected: Histogram<u64>,
-    /// SYN sent: how late the generator was.
+    /// SYN sent: the lateness of the generator.
     pub lateness: Histogram<u64>,
 }
 
 impl Clocks {
-    /// Empty ones.
+    /// Empty clocks.
     pub fn new() -> Clocks {
         Clocks {
             latency: histogram(),
@@ -354,7 +355,7 @@ impl Clocks {
         }
     }
 
-    /// All of them by the names that they have in a result.
+    /// All clocks, by their names in a result.
     pub fn each(&self) -> [(&'static str, &Histogram<u64>); 5] {
         let Clocks { latency, first_byte, secured, connected, lateness } = self;
         [
@@ -371,14 +372,14 @@ impl Clocks {
         [latency, first_byte, secured, connected, lateness]
     }
 
-    /// Takes others in.
+    /// Adds other clocks.
     pub fn add(&mut self, others: &Clocks) {
         for (mine, (_, theirs)) in self.each_mut().into_iter().zip(others.each()) {
             mine.add(theirs).expect("all have the same bounds");
         }
     }
 
-    /// Empties them. What is empty is not touched, so that a clock that a thread does not have takes no memory.
+    /// Clears the clocks. Empty ones are not touched, so that a clock that a thread does not use takes no memory.
     pub(crate) fn clear(&mut self) {
         self.each_mut().into_iter().filter(|clock| !clock.is_empty()).for_each(Histogram::reset);
     }
@@ -390,10 +391,10 @@ impl Default for Clocks {
     }
 }
 
-/// The longest time that is told apart from longer ones.
+/// The longest time that is resolved.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// A histogram of nanoseconds, with three digits from half a microsecond to an hour.
+/// A histogram of nanoseconds, with three digits, from half a microsecond to an hour.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(512, LONGEST.as_nanos() as u64, 3).expect("bounds that fit each other")
 }
@@ -411,40 +412,40 @@ fn ms(nanos: u64) -> f64 {
     (nanos as f64 / 1e3).round() / 1e3
 }
 
-/// A second of a run, as all its threads counted it together.
+/// A second of a run, over all threads.
 #[derive(Debug)]
 pub struct Interval {
-    /// When the run began, in seconds since 1970 (UTC).
+    /// Start time of the run, in seconds since 1970 (UTC).
     pub began_s: f64,
     /// Its figures.
     pub second: Second,
-    /// The clocks of what happened in it.
+    /// The clocks of the events within it.
     pub clocks: Clocks,
 }
 
 /// A distribution of times, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// How many times there are.
+    /// Number of samples.
     pub count: u64,
     /// Their mean.
     pub mean_ms: f64,
-    /// The median, and so on.
+    /// The median.
     pub p50_ms: f64,
-    /// 90 % are no longer.
+    /// The 90th percentile.
     pub p90_ms: f64,
-    /// 95 % are no longer.
+    /// The 95th percentile.
     pub p95_ms: f64,
-    /// 99 % are no longer.
+    /// The 99th percentile.
     pub p99_ms: f64,
-    /// 99.9 % are no longer.
+    /// The 99.9th percentile.
     pub p999_ms: f64,
-    /// The longest.
+    /// The maximum.
     pub max_ms: f64,
 }
 
 impl Spread {
-    /// Of a histogram of nanoseconds.
+    /// Summarises a histogram of nanoseconds.
     pub fn of(histogram: &Histogram<u64>) -> Spread {
         let at = |quantile| ms(histogram.value_at_quantile(quantile));
         Spread {
@@ -460,21 +461,21 @@ impl Spread {
     }
 }
 
-/// How the times of a run are distributed: at each quantile the time that so many do not exceed. The grid has ten steps to a
-/// power of ten of what exceeds them (0.9, 0.99, ...), as far as there are requests to tell.
+/// The distribution of the clocks of a run, as the time at each quantile. The grid has ten steps per power of ten of
+/// the exceeding share (0.9, 0.99, ...), as far as the number of requests resolves it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Distribution {
     /// The quantiles, from 0 to below 1.
     pub quantiles: Vec<f64>,
-    /// Last byte of right replies, in milliseconds; and so on, as in [`Clocks`].
+    /// Last byte of correct replies, in milliseconds, at each quantile; the others likewise, as in [`Clocks`].
     pub latency_ms: Vec<f64>,
-    /// See there.
+    /// First byte.
     pub first_byte_ms: Vec<f64>,
-    /// See there.
+    /// TLS handshake complete.
     pub secured_ms: Vec<f64>,
-    /// See there.
+    /// Connection established.
     pub connected_ms: Vec<f64>,
-    /// See there.
+    /// SYN sent.
     pub lateness_ms: Vec<f64>,
 }
 
@@ -485,7 +486,7 @@ impl Distribution {
         let steps = (0..).map(|step| 10f64.powf(-f64::from(step) / STEPS));
         let exceeding: Vec<f64> = steps.take_while(|part| part * most as f64 >= 1.0).collect();
         let [latency_ms, first_byte_ms, secured_ms, connected_ms, lateness_ms] = clocks.each().map(|(_, clock)| {
-            // Of fewer requests less is known.
+            // Fewer requests resolve fewer quantiles.
             let known = exceeding.iter().take_while(|part| *part * clock.len() as f64 >= 1.0);
             known.map(|part| ms(clock.value_at_quantile(1.0 - part))).collect()
         });
@@ -494,14 +495,14 @@ impl Distribution {
     }
 }
 
-/// What a thread of the generator has used.
+/// Resources that a thread of the generator used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Used {
-    /// CPU time in seconds, waiting with open eyes included.
+    /// CPU time in seconds, including busy waiting.
     pub cpu_s: f64,
-    /// Of it, looking at the clock for the next instant, in seconds.
+    /// The part of it spent polling the clock for the next instant, in seconds.
     pub spun_s: f64,
-    /// Time in which it could have run and another had its core (proc/PID/schedstat), in seconds.
+    /// Time in which it was runnable but another thread had its core (proc/PID/schedstat), in seconds.
     pub queued_s: f64,
     /// From its start to its end, in seconds.
     pub elapsed_s: f64,

@@ -1,11 +1,11 @@
-//! TLS on the connections of a load, by rustls: whom a client believes, and what lies between its socket and its requests.
+//! TLS on the connections of a load, by rustls: certificate verification, and the layer between socket and requests.
 //!
-//! [`Tls`] is made once, before the run; `drive/handler` gives each connection a [`Session`], and goes on to move bytes as it
-//! does without one. A request is handed over before the handshake is done, and goes out as soon as it is: so a connection
-//! whose handshake fails has asked something that came to nothing, and no further state is needed.
+//! [`Tls`] is created once, before the run; `drive/handler` gives each connection a [`Session`], and moves bytes as it
+//! does without one. A request is queued before the handshake completes, and is sent as soon as it does: a connection
+//! whose handshake fails has a failed request, and no further state is needed.
 //!
-//! Each connection shakes hands in full. Sessions are not resumed, since a connection stands for somebody who has not been
-//! here before, and since what a handshake costs is most of what is to be known of a server with TLS.
+//! Each connection makes a full handshake. Sessions are not resumed, since a connection stands for a new client, and
+//! since the cost of a handshake is most of the cost of a server with TLS.
 
 use std::fs;
 use std::io::{self, BufRead, IoSlice, Write};
@@ -29,19 +29,19 @@ use rustls::{
 use crate::client::{Connection, Next, Plan};
 use crate::tally::{Fault, Tally};
 
-/// Whose word about a server's certificate is taken.
+/// The certificates that a client trusts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trust<'a> {
-    /// That of the authorities which this machine trusts.
+    /// The authorities that this machine trusts.
     System,
-    /// That of the authorities in a file of PEM certificates, and of no others. A server's own certificate that is in the
-    /// file is believed as well.
+    /// The authorities in a file of PEM certificates, and no others.
+    /// A server's own certificate in the file is trusted as well.
     File(&'a Path),
-    /// Anybody's: certificates are not looked at.
+    /// All certificates, without verification.
     Anybody,
 }
 
-/// What all connections of a run have in common: the server's name, and what is believed about it.
+/// The TLS properties that all connections of a run share: the server's name, and the trusted certificates.
 #[derive(Clone, Debug)]
 pub struct Tls {
     config: Arc<ClientConfig>,
@@ -49,10 +49,10 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// TLS 1.2 and 1.3 towards the host of that name or address, with HTTP/1.1 as what is spoken (RFC 7301).
+    /// TLS 1.2 and 1.3 with a host of this name or address, with HTTP/1.1 by ALPN (RFC 7301).
     ///
     /// # Errors
-    /// When no certificate can be for such a host; when the authorities cannot be read, or there are none.
+    /// When no certificate can be issued for such a host; when the authorities cannot be read, or there are none.
     pub fn new(host: &str, trust: Trust<'_>) -> Result<Tls, Failure> {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|_| Failure::usage(format!("invalid host name {host:?} for a certificate: write a host name")))?;
@@ -69,7 +69,7 @@ impl Tls {
             let chains = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
             let chains =
                 chains.map_err(|_| Failure::failed("none of the trusted certificates can be used; see --ca"))?;
-            // Those of the system are authorities, and no server's own.
+            // Those of the system are authorities, not servers' certificates.
             let own = if trust == Trust::System { Vec::new() } else { listed };
             Ok((chains, own))
         });
@@ -85,7 +85,7 @@ impl Tls {
         Ok(Tls { config: Arc::new(config), name })
     }
 
-    /// Why there is no TLS with this server, and the way out.
+    /// Explains a TLS failure with this server, and what to do.
     fn explain(&self, error: &Error) -> String {
         let name = self.name.to_str();
         match error {
@@ -96,7 +96,7 @@ impl Tls {
                 format!("the certificate of {name} is not valid yet: look at this machine's clock, or give --insecure")
             }
             Error::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. }) => {
-                // They come as `DnsName("example.com")`.
+                // They have the form `DnsName("example.com")`.
                 let bare =
                     |name: &String| name.split('(').next_back().unwrap_or(name).trim_matches(['"', ')']).to_owned();
                 let whose: Vec<String> = presented.iter().map(bare).collect();
@@ -108,7 +108,7 @@ impl Tls {
                  by --ca FILE, or give --insecure"
             ),
             Error::InvalidCertificate(error) => {
-                // What only the reader of certificates knows, such as that an authority's is no server's.
+                // Details that only the certificate parser knows, such as an authority used as a server.
                 let why = match error {
                     CertificateError::Other(error) => error.to_string(),
                     error => error.to_string(),
@@ -148,10 +148,10 @@ fn of_file(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     }
 }
 
-/// Looks at a server's certificate.
+/// Verifies a server's certificate.
 #[derive(Debug)]
 struct Verifier {
-    /// Who judges chains, and certificates that are trusted themselves; `None`: all are.
+    /// The verifier of chains, and the certificates that are trusted themselves; `None` trusts all.
     trusted: Option<(Arc<WebPkiServerVerifier>, Vec<CertificateDer<'static>>)>,
     algorithms: WebPkiSupportedAlgorithms,
 }
@@ -167,8 +167,8 @@ impl ServerCertVerifier for Verifier {
     ) -> Result<ServerCertVerified, Error> {
         let Some((chains, own)) = &self.trusted else { return Ok(ServerCertVerified::assertion()) };
         match chains.verify_server_cert(certificate, intermediates, name, ocsp, now) {
-            // What `openssl req -x509` makes says of itself that it is an authority, and by the rules that is no server's
-            // (RFC 5280, 4.2.1.9). Dates have been looked at before that.
+            // `openssl req -x509` marks its certificate as an authority's, which a server may not use (RFC 5280,
+            // 4.2.1.9). Dates have been verified before that.
             Err(Error::InvalidCertificate(CertificateError::Other(_))) if own.contains(certificate) => {
                 verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?;
                 Ok(ServerCertVerified::assertion())
@@ -177,7 +177,8 @@ impl ServerCertVerifier for Verifier {
         }
     }
 
-    // Also where anybody is believed: it costs what it costs other clients, and the figures are not another protocol's.
+    // Verified even if all certificates are trusted: other clients pay
+    // that cost too, and the figures stay those of the same protocol.
     fn verify_tls12_signature(
         &self,
         message: &[u8],
@@ -205,37 +206,37 @@ impl ServerCertVerifier for Verifier {
 #[derive(Debug)]
 pub(crate) struct Session {
     inner: ClientConnection,
-    /// The handshake is under way.
+    /// Whether the handshake is in progress.
     shaking: bool,
 }
 
 impl Session {
-    /// One that has not sent anything yet.
+    /// A session that has not sent anything.
     pub(crate) fn new(tls: &Tls) -> Session {
         let inner = ClientConnection::new(Arc::clone(&tls.config), tls.name.clone());
         let mut inner = inner.expect("a configuration with versions, suites and a name");
-        // A group of requests is handed over as a whole, and what is long is the user's wish.
+        // A group of requests is queued as a whole; its length is the user's choice.
         inner.set_buffer_limit(None);
         Session { inner, shaking: true }
     }
 
-    /// Takes what is to be sent, as soon as there is a key for it.
+    /// Queues bytes to be sent as soon as there is a key.
     pub(crate) fn say(&mut self, plain: &[u8]) {
-        // Into memory without a limit.
+        // Writing to unlimited memory does not fail.
         let _ = self.inner.writer().write_all(plain);
     }
 
-    /// The last that is said (RFC 8446, 6.1).
+    /// Queues the close alert (RFC 8446, 6.1).
     pub(crate) fn say_end(&mut self) {
         self.inner.send_close_notify();
     }
 
-    /// Sends what there is room for. What goes wrong, reading will tell again.
+    /// Sends as much as the socket accepts. Errors show again when reading.
     pub(crate) fn send(&mut self, socket: &OwnedFd) {
         while self.inner.wants_write() && self.inner.write_tls(&mut Sink(socket)).is_ok_and(|sent| sent > 0) {}
     }
 
-    /// Takes what the server sent, and hands on what was in it.
+    /// Processes bytes from the server, and passes on the plain text.
     pub(crate) fn handle_bytes(
         &mut self,
         now: Time,
@@ -246,7 +247,7 @@ impl Session {
     ) -> Next {
         let mut next = Next::Bytes;
         while !bytes.is_empty() {
-            // From memory, with nothing left of what was read before: only a record that is too long cannot be taken.
+            // The bytes are in memory and all earlier ones were consumed: only a record that is too long fails here.
             let taken = self.inner.read_tls(&mut bytes).map_err(|error| Error::General(error.to_string()));
             let state = match taken.and_then(|_| self.inner.process_new_packets()) {
                 Ok(state) => state,
@@ -277,7 +278,7 @@ impl Session {
     }
 }
 
-/// A socket, as rustls writes to it: all records that are ready in one call.
+/// A socket as rustls writes to it: all records that are ready, in one call.
 struct Sink<'a>(&'a OwnedFd);
 
 impl Write for Sink<'_> {

@@ -1,4 +1,4 @@
-//! The URL of a server, taken apart as far as load needs it (RFC 3986, 3; RFC 9110, 4.2).
+//! Parses the URL of a server (RFC 3986, 3; RFC 9110, 4.2).
 
 use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
 
@@ -9,21 +9,21 @@ use amped_measure::Failure;
 pub struct Url {
     /// Whether it is `https`.
     pub secure: bool,
-    /// Name or address; of an IPv6 address without its brackets.
+    /// Name or address; an IPv6 address without its brackets.
     pub host: String,
-    /// 80, or 443 of `https`, unless it is said.
+    /// The port; by default 80, or 443 for `https`.
     pub port: u16,
-    /// Host and port as they stand in the URL, for the Host field.
+    /// Host and port as written in the URL, for the Host field.
     pub authority: String,
     /// Path and query, as in a request line.
     pub target: String,
 }
 
 impl Url {
-    /// Reads a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// With a text that says what would be right.
+    /// A text that says what to write.
     pub fn parse(text: &str) -> Result<Url, String> {
         let wrong = |why: &str| format!("{text:?} {why}; write for example http://127.0.0.1:8080/");
         let Some((scheme, rest)) = text.split_once("://") else {
@@ -44,14 +44,14 @@ impl Url {
         if authority.contains('@') {
             return Err(wrong("has a user in it, which http does not send"));
         }
-        // The last colon, unless it stands in the brackets of an IPv6 address.
+        // The last colon, unless it is in the brackets of an IPv6 address.
         let (host, port) = match authority.rsplit_once(':') {
             Some((host, port)) if !port.contains(']') => (host, Some(port)),
             _ => (authority, None),
         };
         let port = port.filter(|port| !port.is_empty()).map_or(Ok(if secure { 443 } else { 80 }), str::parse);
         let port: u16 = port.ok().filter(|port| *port > 0).ok_or_else(|| wrong("has no port from 1 to 65535"))?;
-        // RFC 3986, 3.2.2: colons are for addresses in brackets.
+        // RFC 3986, 3.2.2: only addresses in brackets have colons.
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         if bare.map_or(host.contains([':', '[', ']']), |bare| bare.parse::<Ipv6Addr>().is_err()) {
             return Err(wrong(
@@ -65,10 +65,10 @@ impl Url {
         Ok(Url { secure, host: host.to_owned(), port, authority: authority.to_owned(), target })
     }
 
-    /// The address of the host: the first that the system's resolver has.
+    /// The address of the host: the first from the system's resolver.
     ///
     /// # Errors
-    /// When it has none.
+    /// When the name does not resolve.
     pub fn resolve(&self) -> Result<SocketAddr, Failure> {
         let found = (self.host.as_str(), self.port).to_socket_addrs();
         let found = found.map_err(|error| {

@@ -1,87 +1,87 @@
-//! The measured window of a run: what was offered and completed within it, and what it left behind.
+//! The measured window of a run: the offered and completed load within it, and the backlog at its end.
 //!
-//! The window is the time in which the schedule begins connections, or closed-loop clients send requests; the drain is the
-//! time from its end to the end of the last connection. A reply that comes in the drain is right and has its latency, but it
-//! does not count as completed: 8,000 replies of a server that needs 20 s for them are 400/s, also if they were asked for in
-//! 10 s. [`Window`] is the only definition of these figures; everything that reports a throughput reads it.
+//! The window is the time in which the schedule begins connections, or closed-loop clients send requests; the drain is
+//! the time from its end to the end of the last connection. A reply during the drain is correct and has a latency, but
+//! does not count as completed: 8,000 replies that take a server 20 s are 400/s, even if they were requested within 10
+//! s. [`Window`] is the only definition of these figures; everything that reports a throughput reads it.
 //!
-//! The backlog is the number of connections that have begun and are not over. It is sampled through the window
-//! ([`Course`]) to tell a server that falls behind from one that is slow, or has met a burst: see [`Course::grows`].
+//! The backlog is the number of open connections. It is sampled over the window ([`Course`]) to distinguish a server
+//! that falls behind from one that is slow or has received a burst: see [`Course::grows`].
 
 use std::time::Duration;
 
 use amped_units::Time;
 use serde::{Deserialize, Serialize};
 
-/// The figures of a second.
+/// The figures of one second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Second {
-    /// When it began, in seconds from the start of the run.
+    /// Start, in seconds from the start of the run.
     pub at_s: f64,
-    /// How long it was, in seconds: the last one of a window is cut short at its end, and the last one of a run.
+    /// Length in seconds: the last second of a window is cut at the window's end, and the last of a run at its end.
     pub length_s: f64,
     /// Connections begun.
     pub started: u64,
     /// Connections ended.
     pub ended: u64,
-    /// Connections that had begun and were not over when it was.
+    /// Connections still open at its end.
     pub backlog: u64,
-    /// Right replies.
+    /// Correct replies.
     pub ok: u64,
     /// Failures.
     pub failed: u64,
-    /// Bytes received, heads and all.
+    /// Bytes received, including heads.
     pub received_bytes: u64,
-    /// The median latency of the right replies, in milliseconds.
+    /// The median latency of the correct replies, in milliseconds.
     pub p50_ms: f64,
     /// The 90th percentile.
     pub p90_ms: f64,
     /// The 99th percentile.
     pub p99_ms: f64,
-    /// The longest.
+    /// The maximum.
     pub max_ms: f64,
     /// The 99th percentile of the generator's lateness, in milliseconds.
     pub lateness_p99_ms: f64,
 }
 
 impl Second {
-    /// So many in it, as a rate: a second that was cut short is not a low one.
+    /// This count as a rate, corrected for a second that was cut.
     pub fn rate(&self, count: u64) -> f64 {
         count as f64 / self.length_s.max(1e-9)
     }
 }
 
-/// The figures of the measured window, and of the drain behind it.
+/// The figures of the measured window, and of the drain after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Window {
     /// Its length in seconds.
     pub seconds: f64,
     /// Connections begun within it.
     pub offered: u64,
-    /// The same, a second.
+    /// Connections begun within it, per second.
     pub offered_rate: f64,
-    /// Right replies whose last byte came within it.
+    /// Correct replies whose last byte arrived within it.
     pub completed: u64,
-    /// The same, a second: the throughput of the run.
+    /// Correct replies within it, per second: the throughput of the run.
     pub completed_rate: f64,
-    /// Requests that each of these connections is for; `None` in a closed loop.
+    /// Requests per connection; `None` in a closed loop.
     pub requests_per_connection: Option<u64>,
-    /// Right replies for each request that was offered, from 0 to 1; `None` in a closed loop, whose clients offer nothing.
+    /// Completed replies per offered request, from 0 to 1; `None` in a closed loop, which has no offered load.
     pub completed_share: Option<f64>,
     /// Connections and requests that failed within it.
     pub failed: u64,
-    /// Bytes received within it, heads and all.
+    /// Bytes received within it, including heads.
     pub received_bytes: u64,
-    /// Connections that had begun and were not over at its end.
+    /// Connections still open at its end.
     pub backlog: u64,
-    /// How fast the backlog grew through the window, in connections a second: from the mean of its first third to that of its
-    /// last. `None` in a closed loop, whose backlog is bounded by the number of clients.
+    /// Growth rate of the backlog over the window, in connections per second: from the mean of its first third to that
+    /// of its last. `None` in a closed loop, whose backlog is bounded by the number of clients.
     pub backlog_growth_rate: Option<f64>,
-    /// From the end of the window to the end of the last connection, in seconds; 0 if all were over before.
+    /// Time from the end of the window to the end of the last connection, in seconds; 0 if all ended before.
     pub drain_s: f64,
-    /// Right replies that came in the drain.
+    /// Correct replies during the drain.
     pub drain_completed: u64,
-    /// Connections and requests that failed in the drain.
+    /// Connections and requests that failed during the drain.
     pub drain_failed: u64,
     /// Whether the server kept pace with the load.
     pub pace: Pace,
@@ -91,41 +91,42 @@ pub struct Window {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pace {
-    /// There was no pace to keep: a closed loop.
+    /// No pace to keep: a closed loop.
     #[default]
     None,
-    /// The backlog did not grow through the window, and no more than 1 % failed.
+    /// The backlog did not grow over the window, and at most 1 % failed.
     Kept,
-    /// The backlog grew through the window.
+    /// The backlog grew over the window.
     FellBehind,
-    /// The backlog did not grow, but more than 1 % failed: refused, not connected in time, or answered wrongly.
+    /// The backlog did not grow, but more than 1 % failed: refused, not connected in time, or answered incorrectly.
     Failed,
 }
 
-/// Of all that ended, how many may fail in a run whose server kept pace.
+/// Maximum share of failures in a run whose server kept pace.
 pub const FAILED_MAX: f64 = 0.01;
 
-/// What a window is made of besides its seconds.
+/// The inputs of a window besides its seconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ran<'a> {
     /// Its length in seconds.
     pub(crate) seconds: f64,
-    /// From the start of the run to the end of the last connection, in seconds.
+    /// Time from the start of the run to the end of the last connection, in seconds.
     pub(crate) ended_s: f64,
-    /// Requests of a connection; `None` in a closed loop.
+    /// Requests per connection; `None` in a closed loop.
     pub(crate) requests: Option<u64>,
-    /// The backlog through the window.
+    /// The backlog over the window.
     pub(crate) course: &'a Course,
 }
 
 impl Window {
-    /// Of the seconds of a run, one of which ends with the window.
+    /// Computes the window from the seconds of a run, one of which ends with the window.
     pub(crate) fn of(series: &[Second], ran: Ran<'_>) -> Window {
         let Ran { seconds, ended_s, requests, course } = ran;
         let sum = |is_within: bool, of: fn(&Second) -> u64| {
-            // Seconds are cut at the end of the window; half a microsecond is what a sum of fractions may be off.
+            // Seconds are cut at the end of the window; half a
+            // microsecond allows for the rounding of a sum of fractions.
             let chosen = series.iter().filter(move |second| (second.at_s < seconds - 5e-7) == is_within);
-            // What another machine says may be any number.
+            // Numbers from another machine may be arbitrary.
             chosen.map(of).fold(0, u64::saturating_add)
         };
         let per_second = |count: u64| (count as f64 / seconds.max(1e-9) * 100.0).round() / 100.0;
@@ -158,49 +159,49 @@ impl Window {
         }
     }
 
-    /// So many within the window, a second.
+    /// This count within the window, per second.
     pub fn rate(&self, count: u64) -> f64 {
         count as f64 / self.seconds.max(1e-9)
     }
 
-    /// Received data, in 10^6 bytes a second.
+    /// Received data, in 10^6 bytes per second.
     pub fn received_mb_per_s(&self) -> f64 {
         self.rate(self.received_bytes) / 1e6
     }
 }
 
-/// Parts into which a window is divided.
+/// Number of bins of a window.
 const BINS: usize = 100;
 
-/// How a run went through its window, in parts of equal length: when connections began and ended, and how long
-/// those that were established stayed.
+/// The course of a run over its window, in bins of equal length: when
+/// connections began and ended, and how long established ones stayed open.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Course {
     #[serde(skip)]
     start: Time,
-    /// The length of a part, in nanoseconds.
+    /// The length of a bin, in nanoseconds.
     bin_ns: u64,
     bins: Vec<Bin>,
 }
 
-/// A part of a window.
+/// A bin of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Bin {
     /// Connections that began in it.
     begun: u64,
     /// Connections that ended in it.
     ended: u64,
-    /// Right replies that came in it.
+    /// Correct replies that came in it.
     completed: u64,
-    /// Connections that were planned in it, were established, and have ended since.
+    /// Connections that were planned in it, were established, and have ended.
     stayed: u64,
-    /// How long these took from the planned instant to the end: the sum, in seconds, and the sum of squares.
+    /// Their times from the planned instant to the end: the sum, in seconds, and the sum of squares.
     stay_s: f64,
     stay_s2: f64,
 }
 
 impl Course {
-    /// Of a window that begins at `start`.
+    /// An empty course of a window that begins at `start`.
     pub(crate) fn new(start: Time, window: Duration) -> Course {
         let bin_ns = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX).div_ceil(BINS as u64).max(1);
         Course { start, bin_ns, bins: vec![Bin::default(); BINS] }
@@ -211,17 +212,17 @@ impl Course {
         self.bins.get_mut(usize::try_from(from_start / self.bin_ns.max(1)).ok()?)
     }
 
-    /// A connection has begun.
+    /// Counts a connection that began.
     pub(crate) fn begun(&mut self, now: Time) {
         self.bin(now).into_iter().for_each(|bin| bin.begun += 1);
     }
 
-    /// A right reply has come.
+    /// Counts a correct reply.
     pub(crate) fn completed(&mut self, now: Time) {
         self.bin(now).into_iter().for_each(|bin| bin.completed += 1);
     }
 
-    /// A connection has ended, of which the server had taken notice: it was established.
+    /// Counts the end of an established connection.
     pub(crate) fn stayed(&mut self, planned: Time, now: Time) {
         let stay_s = (now - planned).as_secs_f64();
         if let Some(bin) = self.bin(planned) {
@@ -230,12 +231,12 @@ impl Course {
         }
     }
 
-    /// A connection has ended, in whichever way.
+    /// Counts the end of a connection, established or not.
     pub(crate) fn ended(&mut self, now: Time) {
         self.bin(now).into_iter().for_each(|bin| bin.ended += 1);
     }
 
-    /// Takes another's in, of the same window.
+    /// Adds another course of the same window.
     pub(crate) fn add(&mut self, other: &Course) {
         if self.bins.is_empty() {
             return self.clone_from(other);
@@ -250,12 +251,12 @@ impl Course {
         }
     }
 
-    /// Leaves what came after an interrupt out: `seconds` is where the window ended.
+    /// Drops everything after an interrupt; `seconds` is where the window ended.
     pub(crate) fn cut(&mut self, seconds: f64) {
         self.bins.truncate((seconds * 1e9 / self.bin_ns.max(1) as f64).round() as usize);
     }
 
-    /// The backlog at the end of each part.
+    /// The backlog at the end of each bin.
     fn levels(&self) -> Vec<f64> {
         let mut level = 0.0;
         let next = |bin: &Bin| {
@@ -265,7 +266,7 @@ impl Course {
         self.bins.iter().map(next).collect()
     }
 
-    /// Connections a second, from the mean of the first third to that of the last.
+    /// Growth rate in connections per second, from the mean of the first third to that of the last.
     fn growth_rate(&self) -> f64 {
         let levels = self.levels();
         let third = levels.len() / 3;
@@ -277,20 +278,20 @@ impl Course {
         (rate * 100.0).round() / 100.0
     }
 
-    /// Whether the backlog grew through the window because the server completes less than is offered, where each connection is
-    /// for so many requests. Three things must hold:
+    /// Whether the backlog grew over the window because the server completes less than is offered, with `requests`
+    /// requests per connection. Three conditions must hold:
     ///
-    /// - In the second half the backlog was never low. A server below its capacity that has met a burst, or the chance of
-    ///   random arrivals, works off what it left: its backlog comes down again and again.
-    /// - In the whole window it would have completed less than was offered at the pace of that half, in which it was never
-    ///   idle. That excludes a burst in the middle that it is still working off.
-    /// - Connections planned in the last third stayed longer than those of the first. That tells a queue from a server that
-    ///   takes a second for everything, whose backlog rises for a second and then stays.
+    /// - In the second half the backlog was never low. A server below its capacity works off a burst, or a random excess of
+    ///   arrivals: its backlog comes down again and again.
+    /// - At the pace of that half, in which it was never idle, it would have completed less than was offered in the whole
+    ///   window. That excludes a burst in the middle that it is still working off.
+    /// - Connections planned in the last third stayed open longer than those of the first. That distinguishes a queue from
+    ///   a server that takes a second for each request, whose backlog rises for a second and then stays.
     ///
-    /// All of this by more than chance: half a standard deviation of the number of arrivals if they are a Poisson process, and
-    /// at least 1 % of them. The tests say how many arrivals that takes.
+    /// Each difference must exceed chance: half a standard deviation of the number of arrivals of a Poisson process,
+    /// and at least 1 % of them. The tests show how many arrivals that takes.
     pub(crate) fn grows(&self, requests: u64) -> bool {
-        /// With fewer there is little to compare.
+        /// With fewer bins there is little to compare.
         const BINS_MIN: usize = 12;
         /// In connections.
         const LEAST: f64 = 3.0;
@@ -315,7 +316,7 @@ impl Course {
                 let entered_rate = (first.count + last.count) / (2 * (n / 3)) as f64 / (self.bin_ns as f64 / 1e9);
                 longer_s > 3.0 * error_s && longer_s * entered_rate >= chance
             }
-            // Nothing of the last third has come to an end in the server.
+            // No connection of the last third has ended.
             (true, false) => true,
             (false, _) => false,
         }
@@ -351,14 +352,16 @@ mod tests {
 
     const S: f64 = 1e9;
 
-    /// A server in simulated time: what each connection meets that is planned for an instant, both in nanoseconds.
+    /// A server in simulated time.
     trait Server {
-        /// When it ends, and whether it was established; `false` if the reply is a failure.
+        /// Answers a connection planned for `at_ns`: when it ends, whether
+        /// it was established, and `false` if the reply is a failure.
         fn answer(&mut self, at_ns: u64) -> (u64, bool, bool);
     }
 
-    /// One at a time, in the order of arrival, each for so long. What would have to wait for more than `patience_ns` fails then,
-    /// and is served all the same, as a server does that does not look whether its client is still there.
+    /// One connection at a time, in order of arrival, with a fixed service time. A
+    /// connection that would wait longer than `patience_ns` fails then, and is served
+    /// all the same, by a server that does not notice that its client has gone.
     struct Fifo {
         service_ns: u64,
         free_ns: u64,
@@ -379,7 +382,7 @@ mod tests {
         }
     }
 
-    /// Likewise, with room for so many that wait; others are not connected, and given up after half a second.
+    /// The same with a bounded queue; further connections are not established, and time out after half a second.
     struct Bounded {
         server: Fifo,
         room: usize,
@@ -400,7 +403,7 @@ mod tests {
         }
     }
 
-    /// All at once, each for as long as a function of its number says.
+    /// All connections at once, each with a delay that is a function of its number.
     struct Delay<F>(u64, F);
 
     impl<F: Fn(u64) -> f64> Server for Delay<F> {
@@ -410,7 +413,7 @@ mod tests {
         }
     }
 
-    /// What comes of an open loop, as the drive counts it.
+    /// Runs an open loop against the server, counted as the drive counts it.
     fn play(schedule: &Schedule, server: &mut dyn Server) -> Window {
         let window = schedule.duration();
         let mut course = Course::new(Time::START, window);
@@ -447,14 +450,14 @@ mod tests {
         Schedule::new(&arrivals.parse::<Arrivals>().unwrap(), rate, Duration::from_secs_f64(seconds), seed).unwrap()
     }
 
-    /// 400/s by a fixed service time of 2.5 ms, asked at constant gaps: the arithmetic is exact.
+    /// 400/s by a fixed service time of 2.5 ms, with requests at constant gaps: the arithmetic is exact.
     #[test]
     fn planted_capacity_is_exact_in_window_and_drain() {
         let loads = [(200.0, 10.0), (360.0, 10.0), (440.0, 10.0), (800.0, 10.0), (800.0, 2.5), (6400.0, 10.0)];
         for (rate, seconds) in loads {
             let found = play(&schedule("constant", rate, seconds, 1), &mut Fifo::of(400.0));
             let planned = (rate * seconds) as u64;
-            // The last reply of an overloaded server comes at the very end, which is no longer the window.
+            // The last reply of an overloaded server comes at the very end, which is outside the window.
             let completed = if rate < 400.0 { planned } else { (400.0 * seconds) as u64 - 1 };
             assert_eq!((found.offered, found.completed), (planned, completed), "{found:?}");
             assert_eq!(found.completed_rate, completed as f64 / seconds, "{found:?}");
@@ -470,8 +473,8 @@ mod tests {
         }
     }
 
-    /// Whether a server of 400/s is said to fall behind depends on what is offered within the window, and not on how: of a run
-    /// in the midst of a burst that may be twice the mean.
+    /// The verdict on a server of 400/s depends on the load within the window, not on its shape: of a run in the middle
+    /// of a burst that load may be twice the mean.
     #[test]
     fn overload_depends_on_load_and_not_on_arrival_process() {
         let arrivals = [
@@ -500,7 +503,7 @@ mod tests {
         }
     }
 
-    /// A server that takes its time has a backlog from the first second on, and does not fall behind.
+    /// A slow server has a backlog from the first second on, but does not fall behind.
     #[test]
     fn constant_delay_is_not_overload() {
         for seed in 0..20 {
@@ -513,12 +516,12 @@ mod tests {
             assert!(found.completed < found.offered && found.backlog > 20, "{found:?}");
             check(1000.0, 4.0, &mut Delay(0, |_| 1.0));
             check(50.0, 2.0, &mut Delay(0, |number| if number % 4 == 0 { 4.0 } else { 1.0 }));
-            // Nobody is answered within the window.
+            // No reply comes within the window.
             check(50.0, 2.0, &mut Delay(0, |_| 3.0));
         }
     }
 
-    /// A part of the requests may wait for something slow while the rest is answered at once.
+    /// Some requests may wait for something slow while the rest is answered at once.
     #[test]
     fn short_queue_is_detected_among_fast_requests() {
         struct Mixed(u64, Fifo);
@@ -533,8 +536,8 @@ mod tests {
         assert_eq!((run(120.0), run(70.0)), (Pace::Kept, Pace::FellBehind));
     }
 
-    /// What a server does with more than it can take: it queues all of it, as much as clients wait for or as it has
-    /// room for, or refuses it.
+    /// An overloaded server queues everything, queues up to the
+    /// clients' patience or its own limit, or refuses the rest.
     #[test]
     fn shedding_is_distinguished_from_queueing() {
         let bounded = |room| Bounded { server: Fifo::of(400.0), room, waiting: BinaryHeap::new() };
@@ -547,7 +550,8 @@ mod tests {
             let long = of(&mut bounded(4000));
             assert_eq!(long.pace, Pace::FellBehind, "{long:?}");
             let patient = of(&mut Fifo { patience_ns: 2_000_000_000, ..Fifo::of(400.0) });
-            // Nothing is right any more after an eighth of a second of sixteen times as much, and nothing becomes worse.
+            // At sixteen times the capacity no reply is correct after
+            // an eighth of a second, and then nothing gets worse.
             let expected = if rate == 6400.0 { Pace::Failed } else { Pace::FellBehind };
             assert_eq!(patient.pace, expected, "{patient:?}");
         }

@@ -1,8 +1,8 @@
-//! The thread that begins connections: it has a schedule and a clock, and knows nothing of replies.
+//! The thread that begins connections: it has a schedule and a clock, and does not see replies.
 //!
-//! All connections have the same time T to be established, so those that wait are a queue whose first is due first: giving
-//! up costs the same however many there are. The thread sleeps until shortly before the next instant and then watches the
-//! clock, as a sleeping thread is woken up late.
+//! All connections have the same connect timeout T, so pending ones form a queue whose first is due first, and expiring
+//! them costs the same however many there are. The thread sleeps until shortly before the next instant and then polls
+//! the clock, as a sleeping thread wakes up late.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -17,11 +17,11 @@ use super::seconds::Cutter;
 use super::settings::{Settings, Stop};
 use crate::tally::{Fault, Tally, Used};
 
-/// What it did.
+/// The result of the thread.
 pub(super) struct Established {
     pub(super) tally: Tally,
     pub(super) used: Used,
-    /// Arrivals whose time came.
+    /// Arrivals whose instant came.
     pub(super) planned: u64,
     pub(super) real_time: bool,
 }
@@ -33,14 +33,14 @@ pub(super) struct Establisher<'a> {
     clock: Clock,
     tally: Tally,
     cutter: Cutter,
-    /// Slots that are free.
+    /// Free slots.
     free: Vec<u32>,
-    /// Connections that wait, by when they are given up: those that were taken by the handler as well.
+    /// Pending connections with their deadlines, including those that the handler has taken.
     waiting: VecDeque<(Time, u32, u32)>,
     generation: u32,
 }
 
-/// Nobody sleeps longer, so that a run can be stopped.
+/// Maximum sleep, so that a run can be stopped.
 const NAP: Duration = Duration::from_millis(50);
 
 impl<'a> Establisher<'a> {
@@ -57,7 +57,7 @@ impl<'a> Establisher<'a> {
         Establisher { lane, settings, connector, clock, tally, cutter, free, waiting, generation: 0 }
     }
 
-    /// Begins each arrival, with its number, at its instant.
+    /// Begins each arrival at its instant.
     pub(super) fn run(mut self, arrivals: impl Iterator<Item = (u64, Time)>, stop: &Stop) -> Established {
         clock::exact_timers();
         let real_time = clock::run_first(PRIORITY + 1).is_ok();
@@ -75,7 +75,7 @@ impl<'a> Establisher<'a> {
         Established { tally: self.tally, used: meter.read(), planned: count, real_time }
     }
 
-    /// Waits for an instant, and gives up what is due before it; `false` if the run is to end.
+    /// Waits for an instant, and expires connections that are due before it; `false` if the run must end.
     fn wait_until(&mut self, instant: Time, meter: &mut Meter, stop: &Stop) -> bool {
         loop {
             let now = self.clock.now();
@@ -102,11 +102,11 @@ impl<'a> Establisher<'a> {
         }
     }
 
-    /// Begins a connection now.
+    /// Begins a connection.
     fn begin(&mut self, number: u64, planned: Time) {
         let due = planned + self.settings.connect_timeout;
         if self.clock.now() >= due {
-            // It has no time left. To begin it all the same would be another arrival than the planned one.
+            // Its connect timeout has passed. Beginning it now would change the planned arrival.
             return self.fail(Fault::Unsent);
         }
         if self.free.is_empty() {
@@ -133,11 +133,11 @@ impl<'a> Establisher<'a> {
         }
     }
 
-    /// Gives up what is not connected and due by now.
+    /// Expires connections that are due and not established.
     fn give_up(&mut self, now: Time) {
         while let Some((_, slot, generation)) = self.waiting.pop_front_if(|(due, ..)| *due <= now) {
             if let Some(pending) = self.lane.take(slot, generation) {
-                // The server may have connected at this moment, or before its last word got lost.
+                // The server may have accepted at this moment, or its last segment may have been lost.
                 socket::reset_on_close(&pending.socket);
                 self.fail(Fault::Abandoned);
                 self.tally.ended(pending.planned, now, false);
@@ -146,7 +146,7 @@ impl<'a> Establisher<'a> {
         }
     }
 
-    /// After the last arrival: waits until each connection is established or given up.
+    /// After the last arrival: waits until each connection is established or expired.
     fn end(&mut self, stop: &Stop) {
         while let Some((due, slot, generation)) = self.waiting.pop_front() {
             while !stop.is_stopped() && self.clock.now() < due && self.is_pending(slot, generation) {
@@ -155,7 +155,7 @@ impl<'a> Establisher<'a> {
             }
             if let Some(pending) = self.lane.take(slot, generation) {
                 socket::reset_on_close(&pending.socket);
-                // What a signal ended has not had its time.
+                // Connections that a signal ended did not have their full timeout.
                 if !stop.is_stopped() {
                     self.fail(Fault::Abandoned);
                     self.tally.ended(pending.planned, self.clock.now(), false);

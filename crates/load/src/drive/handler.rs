@@ -1,8 +1,8 @@
-//! The thread that handles connections: asks on what is connected, reads replies, and closes.
+//! The thread that handles connections: sends requests on established ones, reads replies, and closes.
 //!
-//! One epoll set, edge-triggered. A connection is added once and never changed, and most requests cost one send, one receive
-//! and their part of a wait; nothing is allocated for one. In a closed loop this thread begins connections as well
-//! ([`Clients`]), since there nothing has to be on time.
+//! One edge-triggered epoll set. A connection is added once and never modified; most requests cost one send, one
+//! receive and their share of a wait, and allocate nothing. In a closed loop this thread also begins connections
+//! ([`Clients`]), since there nothing must be on time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,7 +23,7 @@ use crate::client::{Connection, Next, Plan};
 use crate::tally::{Fault, Tally, Used};
 use crate::tls::Session;
 
-/// What it did.
+/// The result of the thread.
 pub(super) struct Handled {
     pub(super) tally: Tally,
     pub(super) used: Used,
@@ -35,14 +35,14 @@ struct Active {
     socket: OwnedFd,
     connection: Connection,
     tls: Option<Box<Session>>,
-    /// The number of its first request in the run.
+    /// The run's number of its first request.
     first: u64,
-    /// When it was to begin.
+    /// Its planned instant.
     planned: Time,
-    /// When the reply under way is given up.
+    /// Deadline of the current reply.
     due: Time,
-    /// What the socket had no room for; with TLS that is the session's to keep.
-    /// What has no room in the socket, and how much of it has been sent: a long body goes out in many pieces.
+    /// Bytes that the socket had no room for, and how many of them were
+    /// sent: a long body takes many sends. With TLS the session keeps them.
     unsent: Vec<u8>,
     unsent_at: usize,
 }
@@ -55,7 +55,7 @@ pub(super) struct Handler<'a> {
     start: Time,
     tally: Tally,
     active: Vec<Option<Active>>,
-    /// How many of them there are, and behind the last that has ever been there.
+    /// Number of open connections, and the highest slot ever used plus one.
     live: usize,
     high: usize,
     clients: Option<Clients<'a>>,
@@ -63,21 +63,22 @@ pub(super) struct Handler<'a> {
     out: Vec<u8>,
 }
 
-/// A closed loop: the client number n has slot n for ever.
+/// A closed loop: client n always has slot n.
 struct Clients<'a> {
     connector: Connector<'a>,
     think: Duration,
-    /// When nothing more is asked.
+    /// No requests begin after this instant.
     until: Time,
-    /// The number of the run's next request, for whichever client of whichever lane asks first.
+    /// The run's next request number, shared by the clients of all lanes.
     next: &'a AtomicU64,
-    /// Clients that do nothing, and when they go on.
+    /// Idle clients, by when they resume.
     idle: BinaryHeap<Reverse<(Time, u32)>>,
     generation: u32,
 }
 
 impl Clients<'_> {
-    /// Whether nothing more is asked at this moment: the time is over, or the list is, which ends the run for all lanes.
+    /// Whether no more requests begin: the time is over, or the list
+    /// of requests is exhausted, which ends the run for all lanes.
     fn are_done(&mut self, at: Time, plan: &Plan) -> bool {
         if plan.requests().len().is_some_and(|length| self.next.load(Ordering::Relaxed) >= length) {
             self.until = self.until.min(at);
@@ -86,14 +87,14 @@ impl Clients<'_> {
     }
 }
 
-/// A client that could not connect, or was cut off, comes back after this: not at once, or a dead server would be asked as
-/// fast as this machine can.
+/// Pause of a client that could not connect or was cut off: without
+/// it a dead server would be retried as fast as this machine can.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Events that one wait brings.
+/// Maximum events per wait.
 const EVENTS: usize = 256;
 
-/// Bytes that one receive brings.
+/// Maximum bytes per receive.
 const BUFFER: usize = 128 * 1024;
 
 impl<'a> Handler<'a> {
@@ -121,8 +122,8 @@ impl<'a> Handler<'a> {
         }
     }
 
-    /// In a closed loop: a client for each slot. `next` is what all lanes take the numbers of their requests from, so that
-    /// none is left out, whatever a group comes to, and none is asked twice.
+    /// A closed loop with one client per slot. All lanes take request numbers from `next`, so that each number is used
+    /// exactly once, whatever happens to a group.
     pub(super) fn closed(
         mut self,
         connector: Connector<'a>,
@@ -138,11 +139,11 @@ impl<'a> Handler<'a> {
     pub(super) fn run(mut self, mut cutter: Cutter, stop: &Stop) -> Handled {
         if self.clients.is_none() {
             clock::exact_timers();
-            // The establisher tells whether this process may.
+            // The establisher reports whether this process may.
             let _ = clock::run_first(PRIORITY);
         }
         let meter = Meter::start(self.clock);
-        // Deadlines are looked at so often that one is late by a fiftieth at most.
+        // Deadlines are checked often enough that a timeout is at most a fiftieth late.
         let sweep = self.settings.timeout.min(self.settings.connect_timeout) / 50;
         let sweep = sweep.clamp(Duration::from_millis(1), Duration::from_millis(50));
         let mut next_sweep = self.start + sweep;
@@ -151,11 +152,11 @@ impl<'a> Handler<'a> {
         while !stop.is_stopped() && !self.is_over(now) {
             let until = self.clients.as_ref().and_then(|clients| clients.idle.peek()).map(|Reverse((at, _))| *at);
             let wait = until.map_or(next_sweep, |until| until.min(next_sweep)) - now;
-            // The set and the descriptors are ours: there is nothing that could go wrong.
+            // The set and the descriptors are ours: waiting cannot fail.
             if self.lane.poll.wait(&mut events, Some(wait)).is_err() {
                 break;
             }
-            // What is ready came before this instant, however long it takes to read all of it.
+            // All ready data arrived before this instant, however long it takes to read.
             cutter.tick(self.clock.now(), &mut self.tally);
             for ready in events.iter() {
                 self.handle(ready);
@@ -174,7 +175,7 @@ impl<'a> Handler<'a> {
     fn is_over(&mut self, now: Time) -> bool {
         let is_done = match &mut self.clients {
             None => self.lane.over.load(Ordering::Acquire),
-            // Who was to begin before the end does so, also where this thread came to run only after it.
+            // A client due before the end begins, even if this thread ran only after it.
             Some(clients) => {
                 clients.are_done(now, self.plan)
                     && clients.idle.peek().is_none_or(|Reverse((at, _))| *at >= clients.until)
@@ -184,12 +185,12 @@ impl<'a> Handler<'a> {
         is_done && self.live == 0 && (is_open || self.lane.slots.iter().all(|slot| lock(slot).is_none()))
     }
 
-    /// Takes what happened on a socket.
+    /// Handles an event on a socket.
     fn handle(&mut self, ready: Ready) {
         let (slot, generation) = (ready.token as u32, (ready.token >> 32) as u32);
         let known = self.active[slot as usize].as_ref().is_some_and(|active| active.generation == generation);
         if !known {
-            // Either it is connected now, or it was closed while this event was on its way.
+            // The connection is established, or it was closed while the event was in transit.
             let Some(pending) = self.lane.take(slot, generation) else { return };
             if !self.establish(slot, pending, ready) {
                 return;
@@ -198,7 +199,7 @@ impl<'a> Handler<'a> {
         self.serve(slot, ready);
     }
 
-    /// A connection is established, or has failed.
+    /// Handles a connection that was established or has failed.
     fn establish(&mut self, slot: u32, pending: Pending, ready: Ready) -> bool {
         let now = self.clock.now();
         let Pending { generation, socket, number, planned } = pending;
@@ -225,7 +226,7 @@ impl<'a> Handler<'a> {
         true
     }
 
-    /// Asks the next group on a connection.
+    /// Sends the next group of requests on a connection.
     fn ask(&mut self, slot: u32, planned: Time) {
         let Some(active) = &mut self.active[slot as usize] else { return };
         let base = match &mut self.clients {
@@ -251,12 +252,12 @@ impl<'a> Handler<'a> {
             Ok(sent) if sent == self.out.len() => {}
             Ok(sent) => active.unsent.extend_from_slice(&self.out[sent..]),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => active.unsent.extend_from_slice(&self.out),
-            // Whatever the server sent before it broke off is still to be read, and reading will tell the error again.
+            // Data that the server sent before the reset is still readable, and the read reports the error again.
             Err(_) => {}
         }
     }
 
-    /// Writes and reads what a socket has room for and holds.
+    /// Writes as much as a socket accepts, and reads what it holds.
     fn serve(&mut self, slot: u32, ready: Ready) {
         loop {
             let Some(active) = &mut self.active[slot as usize] else { return };
@@ -291,7 +292,7 @@ impl<'a> Handler<'a> {
                         (Some(session), Some(tls)) => {
                             let whose = (tls, &mut active.connection);
                             let next = session.handle_bytes(now, bytes, whose, self.plan, &mut self.tally);
-                            // The rest of a handshake, with the first requests behind it; or why there is none.
+                            // The rest of a handshake, followed by the first requests; or an alert.
                             session.send(&active.socket);
                             next
                         }
@@ -312,14 +313,15 @@ impl<'a> Handler<'a> {
                     _ => self.ask(slot, now),
                 },
             }
-            // A buffer that is not full was all there was. What comes later is told anew, but not an end that was told with it.
+            // A buffer that is not full drained the socket. Later data triggers
+            // a new event, but an end reported with this event does not.
             if !ready.ended && !is_full {
                 return;
             }
         }
     }
 
-    /// A connection is over.
+    /// Closes a connection.
     fn close(&mut self, slot: u32) {
         if let Some(mut active) = self.active[slot as usize].take() {
             self.live -= 1;
@@ -335,7 +337,7 @@ impl<'a> Handler<'a> {
         }
     }
 
-    /// A slot has no connection any more: it is the establisher's again, or its client's, who goes on after `pause`.
+    /// Frees a slot: it returns to the establisher, or its client resumes after `pause`.
     fn release(&mut self, slot: u32, now: Time, pause: Duration) {
         match &mut self.clients {
             None => lock(&self.lane.returned).push(slot),
@@ -343,7 +345,7 @@ impl<'a> Handler<'a> {
         }
     }
 
-    /// Clients that have thought go on.
+    /// Resumes clients whose pause is over.
     fn wake(&mut self, now: Time) {
         while let Some(clients) = &mut self.clients
             && let Some(Reverse((at, slot))) = clients.idle.peek().copied()
@@ -366,7 +368,7 @@ impl<'a> Handler<'a> {
         clients.generation = clients.generation.wrapping_add(1);
         let generation = clients.generation;
         let begun = clients.connector.begin(self.clock, planned, &mut self.tally).and_then(|socket| {
-            // Numbers of requests are given when they are asked, not when a connection begins.
+            // Request numbers are assigned when requests are sent, not when a connection begins.
             let pending = Pending { generation, socket, number: 0, planned };
             self.lane.put(slot, pending).map_err(|_| {
                 self.tally.ended(planned, self.clock.now(), false);
@@ -379,7 +381,7 @@ impl<'a> Handler<'a> {
         }
     }
 
-    /// Gives up what is due: replies, and in a closed loop connections.
+    /// Expires overdue replies, and in a closed loop overdue connections.
     fn sweep(&mut self, now: Time) {
         for slot in 0..self.high as u32 {
             if let Some(active) = &mut self.active[slot as usize]

@@ -1,5 +1,5 @@
-//! What the two threads of an S-Client have in common: the table of connections that are not established yet and the handler's
-//! epoll set, between them; and for each of them how it begins a connection, and what it has used.
+//! The state that the two threads of an S-Client share: the table of connections that are not established yet, and the
+//! handler's epoll set; and for each thread, how it begins a connection and the CPU time it used.
 
 use std::fs;
 use std::io;
@@ -17,32 +17,32 @@ use super::settings::Target;
 use super::source::Sources;
 use crate::tally::{Fault, Tally, Used};
 
-/// Priority of the handler among threads that run first; the establisher has the next one. It must not be an ordinary thread:
-/// it shares locks with the establisher, in the kernel's epoll set as well, and one that holds such a lock and has to wait for
-/// a core makes the establisher wait with it, for tens of milliseconds on a busy machine.
+/// Real-time priority of the handler; the establisher has the next higher one. The handler must not be an ordinary
+/// thread: it shares locks with the establisher, including those of the kernel's epoll set, and a lock holder that
+/// waits for a core makes the establisher wait too, for tens of milliseconds on a busy machine.
 pub(super) const PRIORITY: u8 = 10;
 
-/// What the two threads of an S-Client share.
+/// The state that the two threads of an S-Client share.
 pub(super) struct Lane {
     pub(super) slots: Vec<Slot>,
-    /// Slots whose connections are over, for the establisher to use again.
+    /// Slots of closed connections, for the establisher to reuse.
     pub(super) returned: Mutex<Vec<u32>>,
-    /// In which the handler waits.
+    /// The handler's epoll set.
     pub(super) poll: Epoll,
-    /// The establisher has begun, and given up, what there was.
+    /// Set when the establisher has begun or expired all its arrivals.
     pub(super) over: AtomicBool,
 }
 
-/// A place for a connection that is not established. Whoever takes it out has it: the handler, when it is connected, or the
-/// establisher, when its time is over.
+/// The slot of a connection that is not established. The thread that takes it out owns it: the handler when it is
+/// established, or the establisher when it expires.
 type Slot = Mutex<Option<Pending>>;
 
 /// A connection that is not established.
 pub(super) struct Pending {
-    /// How often the slot has been used: tells an event of its last connection from one of this.
+    /// Number of uses of the slot: identifies events of an earlier connection.
     pub(super) generation: u32,
     pub(super) socket: OwnedFd,
-    /// Which arrival of the run it is.
+    /// Arrival number in the run.
     pub(super) number: u64,
     pub(super) planned: Time,
 }
@@ -57,11 +57,11 @@ impl Lane {
         })
     }
 
-    /// Puts a connection that has begun into a slot, and has the handler hear of it.
+    /// Puts a new connection into a slot, and registers it with the handler.
     pub(super) fn put(&self, slot: u32, pending: Pending) -> io::Result<()> {
         let token = u64::from(pending.generation) << 32 | u64::from(slot);
         let mut place = lock(&self.slots[slot as usize]);
-        // With the place locked: the handler may hear of it before it is in there, and then waits for a moment.
+        // The slot is locked: the handler may receive the event before the slot is filled, and then waits for the lock.
         self.poll.add(&pending.socket, token, amped_sys::epoll::Interest::Connection)?;
         *place = Some(pending);
         Ok(())
@@ -73,7 +73,7 @@ impl Lane {
     }
 }
 
-/// A thread that panicked with the lock has left plain data, and its panic is passed on when it is joined.
+/// A thread that panicked with the lock held leaves plain data; joining it passes the panic on.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -85,9 +85,9 @@ pub(super) struct Connector<'a> {
 }
 
 impl Connector<'_> {
-    /// Begins one that was planned for `planned`.
+    /// Begins a connection that was planned for `planned`.
     pub(super) fn begin(&mut self, clock: Clock, planned: Time, tally: &mut Tally) -> Result<OwnedFd, Fault> {
-        /// Ports that others have are passed over, but not for ever.
+        /// Ports in use are skipped, up to a limit.
         const TRIES: usize = 100;
         let to = match self.target {
             Target::Unix(path) => {
@@ -113,7 +113,7 @@ impl Connector<'_> {
                 Err(error) => {
                     let fault = fault(&error);
                     if fault != Fault::Local {
-                        // The server's answer: it was asked.
+                        // The server refused: the connection was begun.
                         let now = clock.now();
                         tally.sent(planned, now);
                         tally.ended(planned, now, false);
@@ -126,11 +126,11 @@ impl Connector<'_> {
     }
 }
 
-/// Whose fault an error of a socket is.
+/// Classifies a socket error.
 pub(super) fn fault(error: &io::Error) -> Fault {
     use io::ErrorKind as Kind;
     match error.kind() {
-        // A local socket says WouldBlock where TCP would be silent: its queue is full.
+        // A Unix socket fails with WouldBlock where TCP would time out: the listen queue is full.
         Kind::ConnectionRefused | Kind::NotFound | Kind::WouldBlock => Fault::Refused,
         Kind::HostUnreachable | Kind::NetworkUnreachable => Fault::Refused,
         Kind::ConnectionReset | Kind::BrokenPipe | Kind::ConnectionAborted => Fault::Reset,
@@ -139,13 +139,13 @@ pub(super) fn fault(error: &io::Error) -> Fault {
     }
 }
 
-/// What a thread uses, from here to [`Meter::read`].
+/// Measures a thread's resource use, from here to [`Meter::read`].
 pub(super) struct Meter {
     pub(super) clock: Clock,
     began: Time,
     cpu: Duration,
     queued_ns: u64,
-    /// Time in which the clock was watched.
+    /// Time spent polling the clock.
     pub(super) spun: Duration,
 }
 
@@ -164,7 +164,7 @@ impl Meter {
     }
 }
 
-/// For how long this thread has waited for a core; 0 where the kernel does not count it.
+/// Time that this thread was runnable but waited for a core; 0 if the kernel does not count it.
 fn queued_ns() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().nth(1).and_then(|figure| figure.parse().ok()).unwrap_or(0)

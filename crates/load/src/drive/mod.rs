@@ -1,9 +1,10 @@
 //! Runs a plan against a server: S-Clients (Banga and Druschel, section 4), or clients in a closed loop.
 //!
-//! An S-Client is two threads. The *establisher* (`establisher.rs`) begins connections at planned instants and gives up what
-//! is not connected in time; it waits for the clock alone, so the server cannot slow it down. The *handler* (`handler.rs`)
-//! asks and reads on what is connected. Between them lie a table of slots (`lane.rs`) and the handler's epoll set: the kernel is the
-//! queue, so no connection costs a message. In a closed loop the handler begins connections itself.
+//! An S-Client is two threads. The *establisher* (`establisher.rs`) begins connections at planned instants and aborts
+//! those that are not established in time; it waits for the clock alone, so the server cannot slow it down. The
+//! *handler* (`handler.rs`) sends requests and reads replies on established connections. They share a table of slots
+//! (`lane.rs`) and the handler's epoll set: the kernel is the queue, so no connection costs a message. In a closed loop
+//! the handler begins connections itself.
 //!
 //! ```text
 //!   schedule --> establisher --socket, bind, connect--> slot + epoll set --connected--> handler --> tally
@@ -39,13 +40,13 @@ use seconds::Cutter;
 use settings::RESERVE;
 pub use settings::{Settings, Stop, Target};
 
-/// Hears of each second when it is over, in a thread that measures nothing: it may take its time.
+/// Receives each completed second, in a thread that does not measure and may block.
 pub type OnSecond<'a> = &'a (dyn Fn(&Interval) + Sync);
 
-/// Runs S-Clients: connections begin when the schedule says so.
+/// Runs S-Clients: connections begin as scheduled.
 ///
 /// # Errors
-/// When this process cannot have the descriptors that the schedule needs; the text has the number.
+/// When the process cannot open as many descriptors as the schedule needs; the text has the number.
 pub fn open(
     settings: &Settings,
     plan: &Plan,
@@ -55,8 +56,8 @@ pub fn open(
     on_second: OnSecond<'_>,
 ) -> Result<Outcome, Failure> {
     let lanes = settings.lanes.max(1);
-    // Only those that are not connected yet have a bound that the schedule knows. As many again as may be answered slowly are
-    // had where the limit is higher anyway.
+    // The schedule bounds only connections that are not established yet. As many again may wait for slow replies; they
+    // are available if the hard limit is higher.
     let needed = schedule.most_within(settings.connect_timeout) + 64;
     let wanted = schedule.most_within(settings.connect_timeout + settings.timeout) + 64;
     let (parked, reserve) = (settings.parked, settings.parked + RESERVE);
@@ -84,7 +85,7 @@ pub fn open(
             let establish = || {
                 let connector = Connector { target: &settings.target, sources };
                 let establisher = establisher::Establisher::new(&shared, settings, connector, clock, begun, tally());
-                // Every lanes-th arrival, so that all lanes have the same shape.
+                // Every `lanes`-th arrival, so that all lanes have the same burstiness.
                 let arrivals = schedule.arrivals().skip(lane).step_by(lanes);
                 let arrivals = arrivals.map(|(number, at)| (number, start + Duration::from_nanos(at)));
                 let ended = establisher.run(arrivals, stop);
@@ -101,10 +102,10 @@ pub fn open(
     finish(ran, plan, asked, window, lanes, stop)
 }
 
-/// Runs clients in a closed loop: each asks, waits for its reply, thinks, and asks again, for so long.
+/// Runs clients in a closed loop for a given time: each sends a request, waits for its reply, pauses, and repeats.
 ///
 /// # Errors
-/// When this process cannot have a descriptor for each client.
+/// When the process cannot open a descriptor for each client.
 pub fn closed(
     settings: &Settings,
     plan: &Plan,
@@ -143,28 +144,28 @@ pub fn closed(
     finish(ran, plan, asked, duration, lanes, stop)
 }
 
-/// From the start of the threads to the first planned instant: until then all of them wait.
+/// Time from the start of the threads to the first planned instant; all threads wait until then.
 const LEAD: Duration = Duration::from_millis(50);
 
 fn classes(plan: &Plan) -> usize {
     plan.requests().table().iter().map(|request| usize::from(request.class) + 1).max().unwrap_or(1)
 }
 
-/// When a run begins, by both clocks.
+/// The start of a run, by both clocks.
 #[derive(Clone, Copy)]
 struct Beginning {
     clock: Clock,
-    /// Its first instant.
+    /// The first instant.
     start: Time,
-    /// The same in seconds since 1970.
+    /// The same in seconds since 1970 (UTC).
     unix_s: f64,
 }
 
-/// What a load says whose start time had passed when it was given.
+/// The error of a load that received its start time too late.
 pub const TOO_LATE: &str = "the start time came too late";
 
 impl Beginning {
-    /// As it is asked for: at an instant that somebody says, or now.
+    /// The requested start: a given instant, or now.
     fn of(settings: &Settings) -> Result<Beginning, Failure> {
         let Some(ask) = settings.start else { return Ok(Beginning::now()) };
         let at = ask()?;
@@ -187,13 +188,13 @@ impl Beginning {
     }
 }
 
-/// What a lane came to.
+/// The result of a lane.
 struct Ended {
     established: Option<establisher::Established>,
     handled: handler::Handled,
 }
 
-/// What all lanes came to.
+/// The result of all lanes.
 struct Run {
     lanes: Vec<Ended>,
     told: seconds::LoadSeconds,
@@ -202,7 +203,7 @@ struct Run {
     stolen_s: f64,
 }
 
-/// Runs each lane, which has `N` threads that measure, and beside them the thread that tells.
+/// Runs each lane, which has `N` measuring threads, and the thread that reports seconds.
 fn run_lanes<const N: usize>(
     lanes: usize,
     beginning: Beginning,
@@ -267,8 +268,8 @@ fn finish(
         add(handled.tally);
     }
     let interrupted = stop.is_stopped();
-    // A run at a rate is as long as was asked, also where its last arrival comes earlier. One that was interrupted, or whose
-    // clients had nothing left to ask, ended with its last second.
+    // An open-loop run has the requested length even if its last arrival comes earlier. A run that was interrupted, or
+    // whose clients ran out of requests, ended with its last second.
     let may_end = interrupted || matches!(asked, Loop::Closed { .. });
     let ended_s = series.last().map_or(0.0, |last| last.at_s + last.length_s);
     let seconds = if may_end { duration.as_secs_f64().min(ended_s) } else { duration.as_secs_f64() };

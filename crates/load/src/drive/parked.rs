@@ -1,9 +1,9 @@
-//! Connections that are held open beside a load: the many clients of a wide-area network that have what they asked for, or
-//! take it slowly, while a few ask (Banga and Druschel, section 2; Pai, Druschel and Zwaenepoel, section 6.4).
+//! Connections held open beside a load: the many clients of a wide-area network that are idle or read slowly, while a
+//! few are active (Banga and Druschel, section 2; Pai, Druschel and Zwaenepoel, section 6.4).
 //!
-//! A thread and an epoll set of their own, so that they share nothing with what is measured but the machine. They are opened
-//! before the load, a few at a time, and kept: what the server closes is counted and opened anew, after a pause and from the
-//! same address and port. What they read is counted in bytes and never looked into.
+//! They have a thread and an epoll set of their own, so that they share only the machine with the measured load. They
+//! are opened before the load, a few at a time, and kept: a connection that the server closes is counted and reopened,
+//! after a pause and from the same address and port. Bytes read are counted but not parsed.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -28,14 +28,14 @@ use super::settings::{RESERVE, Settings, Stop, Target};
 use super::source::Sources;
 use crate::client::{Connection, Plan};
 
-/// What a parked connection does.
+/// The behaviour of a parked connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IdleMode {
-    /// It asks once, reads the reply as fast as that comes, and is silent from then on: a connection kept alive.
+    /// Sends one request, reads the reply at full speed, and stays silent: a keep-alive connection.
     Idle,
-    /// It asks, and takes 16 bytes of the reply a second, with a window as small as the kernel allows; when nothing
-    /// is left, it asks again.
+    /// Sends a request and reads 16 bytes of the reply per second, with the smallest receive window that the kernel
+    /// allows; at the end of the replies it sends a request again.
     SlowRead,
 }
 
@@ -48,12 +48,12 @@ impl fmt::Display for IdleMode {
     }
 }
 
-/// So many connections of a mode, as they are asked for: `1000` or `1000:idle`, `50:slow-read`.
+/// A requested number of connections of a mode: `1000` or `1000:idle`, `50:slow-read`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// How many.
+    /// Number of connections.
     pub count: usize,
-    /// What they do.
+    /// Their mode.
     pub mode: IdleMode,
 }
 
@@ -73,29 +73,29 @@ impl FromStr for Wanted {
     }
 }
 
-/// More than any machine holds.
+/// Maximum number of parked connections.
 const COUNT_MAX: usize = 10_000_000;
 
-/// What became of the connections of a mode during a run.
+/// The results of the parked connections of a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parked {
-    /// What they did.
+    /// Their mode.
     pub mode: IdleMode,
-    /// How many there were to be.
+    /// Requested number.
     pub asked: usize,
-    /// How many were established when the run began, ...
+    /// Number open at the start of the run.
     pub open_at_start: usize,
-    /// ... at the worst moment of it, ...
+    /// Lowest number open during the run.
     pub open_least: usize,
-    /// ... and when it ended.
+    /// Number open at the end of the run.
     pub open_at_end: usize,
-    /// Connections that the server closed or broke off.
+    /// Connections that the server closed or reset.
     pub closed: u64,
-    /// Connections that were opened in place of those.
+    /// Connections opened in place of those.
     pub reopened: u64,
-    /// Attempts to open one that came to nothing.
+    /// Failed attempts to open a connection.
     pub failed: u64,
-    /// Bytes received, heads and all.
+    /// Bytes received, including heads.
     pub received_bytes: u64,
 }
 
@@ -106,7 +106,7 @@ impl Parked {
         Parked { mode, asked, open_at_start, open_least, open_at_end, closed, reopened, failed, received_bytes }
     }
 
-    /// From now on.
+    /// Resets the counters for the next interval.
     fn anew(self) -> Parked {
         let open = self.open_at_end;
         let wanted = Wanted { count: self.asked, mode: self.mode };
@@ -131,7 +131,7 @@ impl fmt::Display for Parked {
     }
 }
 
-/// Where connections are parked, until it is dropped.
+/// Holds parked connections open until dropped.
 #[derive(Debug)]
 pub struct IdlePool {
     shared: Arc<Shared>,
@@ -146,19 +146,19 @@ struct Shared {
 
 #[derive(Debug)]
 struct Counts {
-    /// For each that was wanted. What is open now is `open_at_end`.
+    /// One per requested mode. `open_at_end` is the number open now.
     parked: Vec<Parked>,
-    /// Connections that have come so far as they are to come: an idle one has heard from the server.
+    /// Connections that reached their state: an idle one has received a reply.
     settled: usize,
 }
 
 impl IdlePool {
-    /// Opens the connections, and waits until all are open and the idle ones have been answered; or until
-    /// `settings.timeout` has brought no further one, and it will be seen in the counts that some are missing. What
-    /// they ask for is the first request of `plan`.
+    /// Opens the connections, and waits until all are open and the idle ones have received
+    /// their replies; or until `settings.timeout` passes without progress, in which case
+    /// the counters show how many are missing. They send the first request of `plan`.
     ///
     /// # Errors
-    /// When this process cannot have as many descriptors or ports; the text has the number.
+    /// When the process cannot have as many descriptors or ports; the text has the number.
     pub fn open(settings: &Settings, plan: &Plan, wanted: &[Wanted], stop: &Stop) -> Result<IdlePool, Failure> {
         let count: usize = wanted.iter().map(|wanted| wanted.count).sum();
         let needed = (count + RESERVE) as u64;
@@ -205,7 +205,7 @@ impl IdlePool {
         Ok(lot)
     }
 
-    /// Waits until `count` are settled, as long as more come.
+    /// Waits until `count` connections are settled, as long as there is progress.
     fn fill(&self, count: usize, patience: Duration, stop: &Stop) {
         let (mut most, mut since) = (0, Instant::now());
         while most < count && since.elapsed() < patience && !stop.is_stopped() {
@@ -217,7 +217,7 @@ impl IdlePool {
         }
     }
 
-    /// What became of them since this was last asked: before a run, to begin with it, and after it.
+    /// Takes the results since the last call: once before a run, to reset them, and once after it.
     pub fn take(&self) -> Vec<Parked> {
         let mut counts = lock(&self.shared.counts);
         let taken = counts.parked.clone();
@@ -235,60 +235,59 @@ impl Drop for IdlePool {
     }
 }
 
-/// Connections that are being established at once: fewer than the shortest queue of a listener that is usual (128).
+/// Connections being established at once: fewer than the smallest common listen backlog (128).
 const OPENING_MAX: usize = 64;
 
-/// From the end of a connection, or of an attempt, to the next one in its place: a server that wants none is
-/// not asked in a loop.
+/// Pause before a closed or failed connection is retried: a server that refuses connections is not flooded.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What a slow reader takes, and how often.
+/// Bytes that a slow reader reads at once, and the interval.
 const SIP: usize = 16;
 const SIP_PERIOD: Duration = Duration::from_secs(1);
 
-/// The kernel makes its least of it (`SOCK_MIN_RCVBUF`, 2,304 bytes and more).
+/// The kernel raises it to its minimum (`SOCK_MIN_RCVBUF`, 2,304 bytes and more).
 const SMALL_WINDOW: usize = 1;
 
 const BUFFER: usize = 64 * 1024;
 
-/// Nobody waits longer, so that it can be stopped.
+/// Maximum wait, so that the thread can be stopped.
 const NAP: Duration = Duration::from_millis(20);
 
-/// The place of a connection.
+/// The slot of a connection.
 struct Spot {
-    /// Which of those that were wanted.
+    /// Index of its mode among those requested.
     class: usize,
     mode: IdleMode,
-    /// Its address and port, once it has some.
+    /// Its address and port, once assigned.
     from: Option<SocketAddr>,
-    /// How often its state has changed: tells what was meant for an earlier connection.
+    /// Number of state changes: identifies events of an earlier connection.
     generation: u32,
-    /// It had a connection before this one.
+    /// Whether it had a connection before.
     was_open: bool,
     state: State,
 }
 
 enum State {
-    /// No connection: it waits for its turn, or for its time on the agenda.
+    /// No connection: waits for its turn, or for a timer.
     Vacant,
     /// A connection is being established.
     Opening { socket: OwnedFd },
-    /// Parked. `heard`: bytes have come since it asked; `settled`: it has counted as such; `sip_at`: when it
-    /// reads, if it is slow.
+    /// Parked. `heard`: bytes have arrived since the request; `settled`:
+    /// it has been counted; `sip_at`: the next read of a slow reader.
     Open { socket: OwnedFd, heard: bool, settled: bool, sip_at: Time },
 }
 
-/// The thread.
+/// The thread that holds the connections.
 struct Keeper {
     target: Target,
     timeout: Duration,
     request: Vec<u8>,
     sources: Sources,
     spots: Vec<Spot>,
-    /// Spots that may open a connection now.
+    /// Slots that may open a connection now.
     vacant: VecDeque<u32>,
     opening: usize,
-    /// What is due when, for which spot in which generation: to become vacant, to be given up, to take a sip.
+    /// Timers, each with slot and generation: becoming vacant, a connect timeout, or a slow read.
     agenda: BinaryHeap<Reverse<(Time, u32, u32)>>,
     poll: Epoll,
     clock: Clock,
@@ -306,7 +305,7 @@ impl Keeper {
                 self.open(spot);
             }
             let next = self.agenda.peek().map_or(NAP, |Reverse((at, ..))| (*at - self.clock.now()).min(NAP));
-            // The set and the descriptors are ours: there is nothing that could go wrong.
+            // The set and the descriptors are ours: waiting cannot fail.
             if self.poll.wait(&mut events, Some(next)).is_err() {
                 return;
             }
@@ -346,9 +345,9 @@ impl Keeper {
         }
     }
 
-    /// Begins a connection from the pair that this spot has, or from the next that nobody has.
+    /// Begins a connection from this slot's pair of address and port, or from the next free pair.
     fn begin(&mut self, number: u32) -> io::Result<OwnedFd> {
-        /// Pairs of others are passed over, but not for ever.
+        /// Pairs in use are skipped, up to a limit.
         const TRIES: usize = 100;
         let to = match &self.target {
             Target::Unix(path) => return local::connect_now(path),
@@ -374,7 +373,7 @@ impl Keeper {
         Err(last.unwrap_or_else(|| io::ErrorKind::AddrInUse.into()))
     }
 
-    /// Takes what happened on a socket.
+    /// Handles an event on a socket.
     fn handle(&mut self, ready: Ready) {
         let (number, generation) = (ready.token as u32, (ready.token >> 32) as u32);
         let spot = &mut self.spots[number as usize];
@@ -388,22 +387,22 @@ impl Keeper {
                     return self.give_up(number);
                 }
                 self.park(number);
-                // What came at once is told anew only where more comes.
+                // Edge-triggered: bytes that arrived with this event are reported again only if more arrive.
                 self.read(number, ready);
             }
             State::Open { .. } => self.read(number, ready),
         }
     }
 
-    /// A connection is established: it asks.
+    /// Handles an established connection: sends its request.
     fn park(&mut self, number: u32) {
         let spot = &mut self.spots[number as usize];
         let generation = spot.generation;
         let State::Opening { socket } = std::mem::replace(&mut spot.state, State::Vacant) else { return };
         self.opening -= 1;
-        // A request fits into the buffer of a socket that has sent nothing; if the server is gone, reading will tell.
+        // The send buffer is empty, so a request fits; if the server has gone, the read fails.
         let _ = socket::send(&socket, &self.request, false);
-        // A slow reader is where it is to come; an idle one when it has been answered.
+        // A slow reader is settled at once; an idle connection when its reply has arrived.
         let settled = spot.mode == IdleMode::SlowRead;
         let sip_at = self.clock.now() + SIP_PERIOD;
         spot.state = State::Open { socket, heard: false, settled, sip_at };
@@ -417,7 +416,7 @@ impl Keeper {
         }
     }
 
-    /// Reads what an idle connection has; of a slow one only that it has ended.
+    /// Reads from an idle connection; from a slow one only if it has ended.
     fn read(&mut self, number: u32, ready: Ready) {
         let spot = &mut self.spots[number as usize];
         let State::Open { socket, settled, .. } = &mut spot.state else { return };
@@ -445,13 +444,13 @@ impl Keeper {
         }
     }
 
-    /// The time of a spot has come.
+    /// Handles a timer of a slot.
     fn due(&mut self, number: u32, at: Time) {
         let spot = &mut self.spots[number as usize];
         match &mut spot.state {
             State::Vacant => self.vacant.push_back(number),
             State::Opening { .. } => self.give_up(number),
-            // What is due otherwise is the end of the time in which it was to be established.
+            // Any other timer is the connect timeout.
             State::Open { socket, heard, sip_at, .. } if spot.mode == IdleMode::SlowRead && at == *sip_at => {
                 match socket::receive(&*socket, &mut self.buffer[..SIP]) {
                     Ok(count @ 1..) => {
@@ -472,14 +471,14 @@ impl Keeper {
         }
     }
 
-    /// No connection came about.
+    /// Handles a failed attempt to connect.
     fn give_up(&mut self, number: u32) {
         self.opening -= 1;
         self.vacate(number);
         lock(&self.shared.counts).parked[self.spots[number as usize].class].failed += 1;
     }
 
-    /// The server has closed a connection, or broken it off.
+    /// Handles a connection that the server closed or reset.
     fn closed(&mut self, number: u32) {
         let was_settled = matches!(self.spots[number as usize].state, State::Open { settled: true, .. });
         self.vacate(number);
@@ -491,7 +490,7 @@ impl Keeper {
         parked.closed += 1;
     }
 
-    /// A spot has no connection for a while.
+    /// Leaves a slot vacant for a pause.
     fn vacate(&mut self, number: u32) {
         let generation = self.change(number, State::Vacant);
         self.agenda.push(Reverse((self.clock.now() + PAUSE, number, generation)));

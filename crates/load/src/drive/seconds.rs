@@ -1,9 +1,9 @@
-//! Second by second: each thread of a run cuts its tally at the same instants, and a thread that measures nothing puts the
-//! parts together, tells whoever listens, and keeps what the result needs. One of the instants is the end of the measured
-//! window, so that a second belongs to the window or to the drain.
+//! Figures per second: each thread of a run cuts its tally at the same instants, and a thread that does not measure
+//! merges the parts, reports them, and keeps what the result needs. One of the instants is the end of the measured
+//! window, so that each second belongs to the window or to the drain.
 //!
-//! A thread that measures only exchanges histograms for empty ones: adding them up takes longer than a request does, and a
-//! terminal or a disk may take as long as it likes.
+//! A measuring thread only exchanges its histograms for empty ones: merging
+//! them takes longer than a request, and a terminal or a disk may block.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -19,8 +19,8 @@ use crate::window::Second;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Where the second of this number begins, from the start of the run, and its length. The last one of a window that has a
-/// fraction is as long as that.
+/// The start of second `number`, from the start of the run, and its
+/// length. The last second of a window with a fraction is shorter.
 pub(crate) fn place(number: usize, window: Duration) -> (Duration, Duration) {
     let (whole, rest) = (window.as_secs() as usize, Duration::from_nanos(window.subsec_nanos().into()));
     let seconds = |count: usize| SECOND.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
@@ -31,31 +31,31 @@ pub(crate) fn place(number: usize, window: Duration) -> (Duration, Duration) {
     }
 }
 
-/// The side of a thread that measures.
+/// The side of a measuring thread.
 pub(super) struct Cutter {
     start: Time,
     window: Duration,
-    /// The second under way, and when it is over.
+    /// The current second, and its end.
     number: usize,
     end: Time,
     out: Sender<Cut>,
     spare: Spare,
 }
 
-/// Clocks that are empty and have their memory.
+/// Empty clocks with allocated memory.
 type Spare = Arc<Mutex<Vec<Clocks>>>;
 
-/// A part on its way.
+/// A part in transit.
 struct Cut {
     number: usize,
     length: Duration,
-    /// Nothing more comes from this thread.
+    /// Whether it is the thread's last part.
     is_last: bool,
     part: Part,
 }
 
 impl Cutter {
-    /// Cuts, if it is time.
+    /// Cuts the tally if a second has ended.
     pub(super) fn tick(&mut self, now: Time, tally: &mut Tally) {
         while now >= self.end {
             self.cut(place(self.number, self.window).1, false, tally);
@@ -65,7 +65,7 @@ impl Cutter {
         }
     }
 
-    /// Gives what is left.
+    /// Sends the rest.
     pub(super) fn finish(mut self, now: Time, tally: &mut Tally) {
         self.tick(now, tally);
         let (at, length) = place(self.number, self.window);
@@ -75,29 +75,29 @@ impl Cutter {
     fn cut(&self, length: Duration, is_last: bool, tally: &mut Tally) {
         let empty = lock(&self.spare).pop().unwrap_or_default();
         let part = tally.cut(empty);
-        // Nobody listens any more only where the other side has panicked, which is passed on when it is joined.
+        // The receiver is gone only if its thread panicked; joining it passes the panic on.
         let _ = self.out.send(Cut { number: self.number, length, is_last, part });
     }
 }
 
-/// The side that puts the parts together.
+/// The side that merges the parts.
 pub(super) struct Seconds {
     input: Receiver<Cut>,
     spare: Spare,
-    /// Threads that measure.
+    /// Number of measuring threads.
     threads: usize,
     window: Duration,
     began_s: f64,
 }
 
-/// What it came to.
+/// The merged result.
 pub(super) struct LoadSeconds {
     pub(super) series: Vec<Second>,
-    /// Of the whole run.
+    /// The clocks of the whole run.
     pub(super) clocks: Clocks,
 }
 
-/// A second of which parts are missing.
+/// A second whose parts are incomplete.
 #[derive(Default)]
 struct Open {
     part: Option<Part>,
@@ -105,11 +105,11 @@ struct Open {
     parts: usize,
 }
 
-/// Both sides, for so many threads, of a run that begins at `start`, which is `began_s` seconds after 1970, and
-/// whose window is so long.
+/// Both sides, for `threads` threads, of a run that begins at
+/// `start` (`began_s` in seconds since 1970) and has this window.
 pub(super) fn seconds(threads: usize, start: Time, window: Duration, began_s: f64) -> (Vec<Cutter>, Seconds) {
     let (out, input) = channel();
-    // Two for each thread: one that it fills after its own, and one that is being read.
+    // Two per thread: one to fill next, and one that is being read.
     let spare: Spare = Arc::new(Mutex::new((0..2 * threads).map(|_| Clocks::new()).collect()));
     let end = start + place(0, window).1;
     let cutter = |_| Cutter { start, window, number: 0, end, out: out.clone(), spare: Arc::clone(&spare) };
@@ -118,7 +118,7 @@ pub(super) fn seconds(threads: usize, start: Time, window: Duration, began_s: f6
 }
 
 impl Seconds {
-    /// Until the last thread has ended: tells each second as soon as all threads have given their part of it.
+    /// Reports each second as soon as all threads have sent their part, until the last thread has ended.
     pub(super) fn gather(self, on_second: &dyn Fn(&Interval)) -> LoadSeconds {
         let mut told = LoadSeconds { series: Vec::new(), clocks: Clocks::new() };
         let (mut open, mut ended): (VecDeque<Open>, Vec<usize>) = (VecDeque::new(), Vec::new());
@@ -161,7 +161,7 @@ impl Seconds {
             }
         }
         for rest in open {
-            // Nothing came to an end in what is left after the last whole second: it is none of its own.
+            // Nothing ended after the last whole second: the rest is no second of its own.
             if !rest.length.is_zero() {
                 tell(first, rest);
             }
@@ -186,7 +186,7 @@ mod tests {
         let start = Time::from_millis(50);
         let (cutters, seconds) = seconds(3, start, SECOND * 10, 7.0);
         let at = |ms: u64| start + Duration::from_millis(ms);
-        // Replies of each thread, by when they come, in milliseconds; then its end.
+        // Replies of each thread by arrival time in milliseconds, then the thread's end.
         let script: [(&[u64], u64); 3] = [(&[10, 990, 1010, 3100], 3200), (&[20, 2500], 2600), (&[], 0)];
         let heard = Mutex::new(Vec::new());
         let told = thread::scope(|scope| {
@@ -221,9 +221,9 @@ mod tests {
             for (cutter, tally) in cutters.iter_mut().zip(&mut tallies) {
                 cutter.tick(Time::from_millis(1001), tally);
             }
-            // It would wait for ever if it were not told before the threads end.
+            // This would block for ever if seconds were reported only after the threads end.
             assert_eq!(told.recv(), Ok(0.0));
-            // One that has ended is not waited for.
+            // A thread that has ended is not waited for.
             let (mut other, one) = (cutters.pop().unwrap(), cutters.pop().unwrap());
             one.finish(Time::from_millis(1500), &mut tallies[0]);
             other.tick(Time::from_millis(3001), &mut tallies[1]);

@@ -1,4 +1,4 @@
-//! Whom a run connects to and how, and what ends it before its time.
+//! The settings of a run: its target, its timeouts, and the means to stop it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,53 +12,54 @@ use amped_sys::signal::{Signal, Signals};
 
 use crate::tls::Tls;
 
-/// Where the server is.
+/// The address of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// An address and a port.
     Tcp(SocketAddr),
-    /// A socket with a name in the file system (unix(7)).
+    /// A Unix domain socket (unix(7)).
     Unix(PathBuf),
 }
 
-/// What does not depend on whether the loop is open.
+/// The settings that open and closed loops share.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Whom to connect to.
+    /// The server.
     pub target: Target,
-    /// TLS on each connection; `None`: there is none.
+    /// TLS on each connection; `None` for plain text.
     pub tls: Option<Tls>,
-    /// How long a connection may take to be established, from its planned instant (T of the paper).
+    /// Maximum time to establish a connection, from its planned instant (T of the paper).
     pub connect_timeout: Duration,
-    /// How long a reply may take, from the planned instant of its request, a handshake before it included.
+    /// Maximum time to complete a reply, from the planned instant of its request, including a handshake.
     pub timeout: Duration,
-    /// How long before an instant the clock is watched in place of sleeping.
+    /// How long before an instant the thread polls the clock instead of sleeping.
     pub spin: Duration,
-    /// S-Clients, each with its part of the schedule; or threads of a closed loop, each with its part of the clients.
+    /// S-Clients, each with its part of the schedule; in a closed loop threads, each with its part of the clients.
     pub lanes: usize,
-    /// Connections that a [`IdlePool`](super::parked::IdlePool) holds beside the run: they have descriptors and ports of their own.
+    /// Connections that an [`IdlePool`](super::parked::IdlePool)
+    /// holds beside the run, with descriptors and ports of their own.
     pub parked: usize,
-    /// Asked when all is ready: when the first instant is to be. `None`: at once.
+    /// Called when all is ready; returns the first instant. `None` starts at once.
     pub start: Option<fn() -> Result<SystemTime, Failure>>,
 }
 
-/// Ends a run before its time.
+/// Stops a run early.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Ends the runs that were given this one.
+    /// Stops all runs that share it.
     pub fn stop(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it has been said.
+    /// Whether it was stopped.
     pub fn is_stopped(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// One that SIGINT, SIGTERM and SIGHUP say; the second of them ends the program with status 130, after `clean_up`. Call it
-    /// before any thread is started.
+    /// A `Stop` triggered by SIGINT, SIGTERM and SIGHUP; the second signal ends the program with status 130, after
+    /// `clean_up`. Call it before starting any thread.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -84,5 +85,5 @@ impl Stop {
     }
 }
 
-/// Descriptors that are not for connections.
+/// Descriptors reserved for other purposes than connections.
 pub(super) const RESERVE: usize = 32;

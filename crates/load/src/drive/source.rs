@@ -1,10 +1,10 @@
-//! Where connections come from: addresses and ports of our own, one after the other.
+//! Source addresses: pairs of local address and port, in sequence.
 //!
-//! Left to the kernel, connect(2) searches for a free port, and the more are taken the longer it takes: 29 us at 8,000
-//! connections a second, over 400 us with 20,000 ports held, which alone put a schedule seconds behind. For a server on this
-//! machine there are 253 addresses besides its own, 14 million pairs: none is used twice within the minute in which an old
-//! connection is remembered. Parked connections keep their pairs for the whole run, so they have some of their own: nobody
-//! else has to look for a gap between them.
+//! Left to the kernel, connect(2) searches for a free port, which takes longer the more ports are in use: 29 us at
+//! 8,000 connections per second, over 400 us with 20,000 ports held; that alone put a schedule seconds behind. For a
+//! server on this machine there are 253 addresses besides the server's, 14 million pairs: none is reused within the
+//! minute in which the kernel remembers an old connection (TIME_WAIT). Parked connections hold their pairs for the
+//! whole run, so they have a range of their own, and no other search has to skip them.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -14,27 +14,27 @@ use amped_measure::Failure;
 
 use super::settings::Target;
 
-/// Pairs of address and port, in turn.
+/// Pairs of local address and port, in sequence.
 #[derive(Clone, Debug)]
 pub(super) struct Sources {
     addresses: Vec<IpAddr>,
-    /// Which of them it is now.
+    /// Index of the current address.
     at: usize,
-    /// `low <= port <= high`, where they are those of a lane: each `step`-th.
+    /// `low <= port <= high`, of which a lane uses each `step`-th.
     low: u32,
     high: u32,
     step: u32,
     port: u32,
 }
 
-/// Where the addresses of the loopback network end that are ours; 127.0.0.1 is the server's.
+/// The last of our addresses on the loopback network; 127.0.0.1 is the server's.
 const LAST_LOOPBACK: usize = 254;
 
-/// Ports of such an address.
+/// The port range of such an address.
 const LOOPBACK_PORTS: (u32, u32) = (10_000, 65_535);
 
 impl Sources {
-    /// Those of a lane, towards this server, beside so many parked connections.
+    /// The pairs of a lane for this server, besides `parked` parked connections.
     pub(super) fn new(target: &Target, lane: usize, lanes: usize, parked: usize) -> Result<Sources, Failure> {
         let Target::Tcp(to) = target else { return Ok(Sources::loopback(2..=2, (0, 1))) };
         let last = LAST_LOOPBACK - parked_addresses(parked);
@@ -46,7 +46,7 @@ impl Sources {
         Ok(Sources::over(vec![address(to)?], low, high, (lane as u32, lanes as u32)))
     }
 
-    /// Those of so many parked connections.
+    /// The pairs of `parked` parked connections.
     pub(super) fn parked(target: &Target, parked: usize) -> Result<Sources, Failure> {
         let Target::Tcp(to) = target else { return Ok(Sources::loopback(2..=2, (0, 1))) };
         if is_loopback(to) {
@@ -57,14 +57,14 @@ impl Sources {
         Ok(Sources::over(vec![address(to)?], high - parked_ports(to, parked)? + 1, high, (0, 1)))
     }
 
-    /// Addresses of the loopback network with these last figures, of which each lane has its own.
+    /// Loopback addresses with these last bytes, divided among the lanes.
     fn loopback(last: RangeInclusive<usize>, (lane, lanes): (usize, usize)) -> Sources {
         let addresses = last.skip(lane).step_by(lanes).map(|last| Ipv4Addr::new(127, 0, 0, last as u8).into());
         Sources::over(addresses.collect(), LOOPBACK_PORTS.0, LOOPBACK_PORTS.1, (0, 1))
     }
 
     fn over(addresses: Vec<IpAddr>, low: u32, high: u32, (lane, lanes): (u32, u32)) -> Sources {
-        // Not where the last run began, whose connections are still remembered.
+        // Begins elsewhere than the last run, whose connections the kernel still remembers.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let some = now.subsec_micros();
         let (at, low) = (some as usize % addresses.len(), low + lane);
@@ -88,9 +88,9 @@ fn is_loopback(to: &SocketAddr) -> bool {
     matches!(to.ip(), IpAddr::V4(ip) if ip.octets()[0] == 127)
 }
 
-/// The address that this machine has towards a server.
+/// The local address for connections to a server.
 fn address(to: &SocketAddr) -> Result<IpAddr, Failure> {
-    // A UDP socket that is connected sends nothing, and knows the way.
+    // Connecting a UDP socket sends nothing but selects a route.
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let known = UdpSocket::bind(any).and_then(|socket| {
         socket.connect(to)?;
@@ -101,19 +101,19 @@ fn address(to: &SocketAddr) -> Result<IpAddr, Failure> {
         .map_err(|error| Failure::failed(format!("no route to {to}: {error}; see `ip route get {}`", to.ip())))
 }
 
-/// With some to spare: a pair that somebody else has is passed over, and that of a connection which the server has closed
-/// may be remembered for a while.
+/// The number of pairs with some to spare: pairs in use by other processes are skipped, and the pair of a connection
+/// that the server closed may stay in TIME_WAIT.
 fn with_spare(parked: usize) -> usize {
     if parked == 0 { 0 } else { parked + parked / 4 + 64 }
 }
 
-/// Addresses of the loopback network that parked connections have for themselves.
+/// Number of loopback addresses reserved for parked connections.
 fn parked_addresses(parked: usize) -> usize {
     let (low, high) = LOOPBACK_PORTS;
     with_spare(parked).div_ceil((high - low + 1) as usize).min(LAST_LOOPBACK - 2)
 }
 
-/// Ports of this machine's address that they have for themselves: half of all at most.
+/// Number of ports of this machine's address reserved for them, at most half of all.
 fn parked_ports(to: &SocketAddr, parked: usize) -> Result<u32, Failure> {
     let ((low, high), needed) = (ephemeral(), with_spare(parked));
     let half = (high - low) / 2;
@@ -125,13 +125,13 @@ fn parked_ports(to: &SocketAddr, parked: usize) -> Result<u32, Failure> {
     })
 }
 
-/// The ports that the kernel gives to connections (`net.ipv4.ip_local_port_range`); services are elsewhere.
+/// The kernel's range of ephemeral ports (`net.ipv4.ip_local_port_range`); services listen elsewhere.
 fn ephemeral() -> (u32, u32) {
     let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut figures = text.split_whitespace().map(str::parse);
     match (figures.next(), figures.next()) {
         (Some(Ok(low)), Some(Ok(high))) if low < high && high <= 65_535 => (low, high),
-        // As Linux has it by default.
+        // The default of Linux.
         _ => (32_768, 60_999),
     }
 }

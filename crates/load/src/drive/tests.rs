@@ -1,4 +1,4 @@
-//! S-Clients and closed loops against small servers in this process. Nothing about time is asserted.
+//! S-Clients and closed loops against small servers in this process. No timing is asserted.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -16,7 +16,7 @@ use crate::window::Second;
 use crate::workload::{Order, Request, Requests};
 use amped_http::h1::request::Version;
 
-/// Answers everything on all connections of a listener, a thread each, until the process ends.
+/// Answers each request on all connections of a listener, with a thread per connection, until the process ends.
 fn answer<S: Read + Write + Send + 'static>(mut accept: impl FnMut() -> io::Result<S> + Send + 'static) {
     thread::spawn(move || {
         while let Ok(mut stream) = accept() {
@@ -138,14 +138,14 @@ fn refused_connection_is_counted() {
 
 #[test]
 fn connect_and_response_timeouts_are_counted() {
-    // It accepts nobody: its queue fills, and whoever comes later is not even answered by the kernel.
+    // It never accepts: its queue fills, and the kernel does not answer further clients.
     let deaf = amped_sys::socket::listen("127.0.0.1:0".parse().unwrap(), 10, false).unwrap();
     let target = Target::Tcp(amped_sys::socket::local_address(&deaf).unwrap());
     let short = Duration::from_millis(300);
     let settings = Settings { connect_timeout: short, timeout: 2 * short, ..settings(target) };
     let outcome = run(&settings, &plan(Requests::same(b"/"), 1, 1), 200.0, 500);
     let (abandoned, timed_out) = (outcome.failed_by(Fault::Abandoned), outcome.failed_by(Fault::TimedOut));
-    // Whoever this machine kept from beginning in time was given up before.
+    // Connections that this machine could not begin in time were counted as unsent.
     let unsent = outcome.failed_by(Fault::Unsent);
     assert_eq!((outcome.started + unsent, outcome.ok, outcome.failed()), (100, 0, 100), "{:?}", outcome.failures);
     assert_eq!(abandoned + timed_out, outcome.started, "{:?}", outcome.failures);
@@ -191,7 +191,7 @@ fn end_of_list_ends_closed_loop() {
         let settings = Settings { lanes, ..settings(target.clone()) };
         let table = vec![Request { target: b"/".as_slice().into(), ..Request::default() }; 50];
         let plan = plan(Requests::new(table, Order::Once), per_connection, pipeline);
-        // A minute, if it does not end by itself.
+        // A minute, unless it ends by itself.
         let long = Duration::from_secs(60);
         let outcome = closed(&settings, &plan, 4, Duration::ZERO, long, &Stop::default(), &|_| {}).unwrap();
         assert_eq!((outcome.ok, outcome.failed()), (50, 0), "{lanes} lanes: {:?}", outcome.failures);
@@ -244,7 +244,7 @@ fn descriptor_shortage_is_reported_with_count() {
     assert!(refused.exit_status() == 1 && text.contains("40000064") && text.contains("ulimit -n"), "{text}");
 }
 
-/// Waits until a lot says so.
+/// Waits until the counts of a pool satisfy a condition.
 fn until(lot: &IdlePool, holds: impl Fn(&[Parked]) -> bool) -> Vec<Parked> {
     let begun = std::time::Instant::now();
     let mut all = lot.take();
@@ -276,9 +276,9 @@ fn parked_connections_are_counted_separately_from_load() {
         assert_eq!((open_at_start, open_least, open_at_end, closed, failed), (count, count, count, 0, 0));
     }
     assert!(outcome.verdict.broken.is_empty(), "{:?}", outcome.verdict);
-    // They are answered to the end, and then ask again: 40 bytes at 16 a second.
+    // They receive complete replies, and then send again: 40 bytes at 16 per second.
     until(&lot, |parked| parked[1].received_bytes > 20 * 41);
-    // Two that could not be parked make it another run.
+    // Two missing parked connections fail a check of the run.
     let mut few = outcome.parked.clone();
     few[0].open_at_start = 38;
     outcome.park(few);
@@ -293,7 +293,7 @@ fn parked_connections_are_counted_separately_from_load() {
 fn parked_connections_closed_by_server_are_counted_and_reopened() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let target = Target::Tcp(listener.local_addr().unwrap());
-    // The first ten are cut off once they have asked; later ones are left alone.
+    // The first ten are closed after their request; later ones stay open.
     thread::spawn(move || {
         let mut kept = Vec::new();
         for (number, stream) in listener.incoming().enumerate() {
@@ -334,7 +334,7 @@ fn parked_connections_beyond_descriptor_limit_are_rejected() {
     assert!(why.contains("40000032") && why.contains("ulimit -n"), "{why}");
 }
 
-/// A certificate for `localhost` that has signed itself, changed by `change`, and its key.
+/// A self-signed certificate for `localhost`, changed by `change`, and its key.
 fn certificate(change: impl FnOnce(&mut rcgen::CertificateParams)) -> (rcgen::Certificate, rcgen::KeyPair) {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut parameters = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
@@ -342,7 +342,7 @@ fn certificate(change: impl FnOnce(&mut rcgen::CertificateParams)) -> (rcgen::Ce
     (parameters.self_signed(&key).unwrap(), key)
 }
 
-/// Like [`server`], with TLS; `protocols` are what it has by ALPN.
+/// As [`server`], with TLS; `protocols` are those it offers by ALPN.
 fn secure_server((certificate, key): &(rcgen::Certificate, rcgen::KeyPair)) -> Target {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -383,7 +383,7 @@ fn each_arrival_is_answered_over_tls() {
             closed(&settings, &plan, 3, Duration::ZERO, Duration::from_millis(200), &Stop::default(), &|_| {}).unwrap();
         assert!(outcome.ok >= 3 && outcome.failed() == 0, "{:?} {:?}", outcome.failures, outcome.tls);
     }
-    // More than fits into one record, one receive and the socket's buffer.
+    // More than one record, one receive and the socket's buffer hold.
     let long = format!("X: {}\r\n", "x".repeat(10_000));
     let plan = Plan::new(Requests::same(b"/"), Version::Http11, "test", &long, 200, 200);
     let outcome = run(&secure(target, "localhost", Trust::Anybody), &plan, 10.0, 100);
@@ -398,7 +398,7 @@ fn certificates_are_verified() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trusted.pem");
     let check = |certificate: &(rcgen::Certificate, rcgen::KeyPair), host: &str, own: bool, says: Option<&str>| {
-        // Another authority's beside it: files have several.
+        // Another authority's certificate beside it: files may have several.
         let other = self::certificate(|parameters| {
             is_ca(parameters);
             parameters.distinguished_name.push(rcgen::DnType::CommonName, "another");
@@ -433,7 +433,7 @@ fn certificates_are_verified() {
     check(&old, "localhost", true, Some("has expired"));
     let early = certificate(|parameters| parameters.not_before = rcgen::date_time_ymd(2999, 1, 1));
     check(&early, "localhost", true, Some("is not valid yet"));
-    // By an authority that is trusted.
+    // Signed by a trusted authority.
     let (authority_key, key) = (rcgen::KeyPair::generate().unwrap(), rcgen::KeyPair::generate().unwrap());
     let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
     is_ca(&mut authority);
@@ -453,7 +453,7 @@ fn peer_without_tls_is_reported() {
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
-                // All that is sent at first: with something unread, the end would be a reset.
+                // All that is sent at first: with unread data, closing would send a reset.
                 let _ = stream.read(&mut [0; 65536]);
                 let _ = stream.write_all(says.as_bytes());
             }
@@ -480,7 +480,7 @@ fn tls_end_without_close_notify_is_an_error() {
                 let tls = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
                 let mut stream = rustls::StreamOwned::new(tls, stream.unwrap());
                 assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
-                // Its end is that of the connection.
+                // The end of the connection ends the body.
                 stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nbody").unwrap();
                 if announced {
                     stream.conn.send_close_notify();

@@ -1,32 +1,32 @@
-//! What is in a file of a set: bytes that anybody can make again from a number.
+//! The content of the files of a set: bytes that can be generated from a seed.
 //!
-//! So a set needs no copy of itself to be checked against: `fileset` writes these bytes, `manifest` tells their seed, and
-//! whoever gets a reply makes them anew. They look like noise, so that nothing on the way can make them smaller.
+//! Checking a set therefore needs no copy of it: `fileset` writes these bytes, `manifest` records their seeds, and the
+//! receiver of a reply generates them again. They are pseudo-random, so that no intermediary can compress them.
 
 use amped_measure::stats::Random;
 
 use super::{ContentCheck, Digest};
 
-/// How much is made at once where content is compared or digested.
+/// Bytes generated at once for comparing or digesting.
 const BLOCK: usize = 8192;
 
-/// The content of a file, from its first byte on: the outputs of SplitMix64, each as 8 bytes, the lowest first.
+/// The content of a file from its first byte: the outputs of SplitMix64, as 8 bytes each, little-endian.
 #[derive(Clone, Debug)]
 pub struct Content {
     random: Random,
-    /// The output of which not all was given; its last `left` bytes were not.
+    /// The current output; its last `left` bytes have not been returned.
     word: [u8; 8],
     /// 0 to 7.
     left: usize,
 }
 
 impl Content {
-    /// That of this seed.
+    /// The content of this seed.
     pub fn new(seed: u64) -> Content {
         Content { random: Random(seed), word: [0; 8], left: 0 }
     }
 
-    /// Writes the bytes that come next, as many as there is room for.
+    /// Fills `room` with the next bytes.
     pub fn fill(&mut self, room: &mut [u8]) {
         let (first, room) = room.split_at_mut(self.left.min(room.len()));
         first.copy_from_slice(&self.word[8 - self.left..][..first.len()]);
@@ -43,7 +43,7 @@ impl Content {
         }
     }
 
-    /// Whether these are the bytes that come next.
+    /// Whether `bytes` are the next bytes.
     pub fn is_next(&mut self, bytes: &[u8]) -> bool {
         let mut expected = [0; BLOCK];
         bytes.chunks(BLOCK).all(|piece| {
@@ -54,7 +54,7 @@ impl Content {
     }
 }
 
-/// What the first `length` bytes of the content of this seed come to.
+/// The checksum of the first `length` bytes of the content of this seed.
 pub fn digest(seed: u64, length: u64) -> ContentCheck {
     let (mut content, mut digest, mut left, mut block) = (Content::new(seed), Digest::default(), length, [0; BLOCK]);
     while left > 0 {

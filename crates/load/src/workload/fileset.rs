@@ -1,12 +1,12 @@
-//! File sets: those of the two benchmarks that the papers used, and the one that a log shows; and how a set comes to a disk.
+//! File sets: those of two benchmarks that the papers used, one derived from a log, and how a set is written to disk.
 //!
-//! A set is worked out first, as a [`Manifest`], and then written by [`write`]. The same words and the same seed give the
-//! same set, on every machine, to the last byte.
+//! A set is computed first, as a [`Manifest`], and then written by [`write`]. The same arguments and seed give the same
+//! set on every machine, to the last byte.
 //!
 //! - [`specweb96`]: Hu, Nanda and Yang 1997, section 2.2, tables 1 and 2.
 //! - [`webstone`]: Yates, Almeida and Almeida 1997, section 3, tables 1 and 2.
 //! - [`of_log`]: Pai, Druschel and Zwaenepoel 1999, "Performance on real workloads": the log is cut at the request with
-//!   which the files asked for so far would exceed the size of the data set that is wanted.
+//!   which the files requested so far would exceed the wanted data set size.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -25,32 +25,33 @@ use super::manifest::{self, Manifest, file_name, plain_path};
 
 const KIB: u64 = 1024;
 
-/// Sizes of SPECweb96's classes go up in steps of so many bytes, from one step to nine: 0 to 1 KB, 1 to 10, 10 to 100, 100
-/// to 1000; and how often files of the class are asked for (Hu, table 2).
+/// The classes of SPECweb96: the step by which file sizes rise, from one step to nine (0 to 1 KB, 1 to 10, 10 to 100,
+/// 100 to 1000), and the share of requests (Hu, table 2).
 const SPECWEB96: [(u64, f64); 4] = [(102, 0.35), (KIB, 0.50), (10 * KIB, 0.14), (100 * KIB, 0.01)];
 
-/// Files of a class in each directory.
+/// Files of a class per directory.
 const STEPS: u64 = 9;
 
-/// Directories of SPECweb96 for an expected throughput, before they are rounded: 10 * sqrt(ops / 5).
+/// Directories of SPECweb96 for an expected throughput, before rounding: 10 * sqrt(ops / 5).
 pub fn specweb96_directories(ops: u32) -> f64 {
     10.0 * (f64::from(ops) / 5.0).sqrt()
 }
 
-/// Bytes of one directory of SPECweb96: 4.88 MiB.
+/// Bytes per directory of SPECweb96: 4.88 MiB.
 pub fn specweb96_directory() -> u64 {
     SPECWEB96.iter().map(|(step, _)| step * STEPS * (STEPS + 1) / 2).sum()
 }
 
-/// The file set of SPECweb96 for an expected throughput of `ops` requests a second, at least 1.
+/// The file set of SPECweb96 for an expected throughput of `ops` requests per second, at least 1.
 ///
-/// Directories are asked for alike, and so many as the rule says, rounded: Hu's table 1 has the sizes without that rounding
-/// (22 MB at 1 ops). Within a class the steps in the middle are asked for more often, by a Poisson distribution around the
-/// midpoint: so the benchmark's own description (SPEC, "The Workload for the SPECweb96 Benchmark",
-/// spec.org/osg/web96/workload.html). Hu, Nanda and Yang have the classes' shares (table 2) and nothing on what is within.
+/// All directories have the same share of requests; their number follows the rule, rounded. Hu's
+/// table 1 has the sizes without that rounding (22 MB at 1 ops). Within a class, requests follow
+/// a Poisson distribution around the middle step, as the benchmark's own description says (SPEC,
+/// "The Workload for the SPECweb96 Benchmark", spec.org/osg/web96/workload.html). Hu, Nanda and
+/// Yang give the shares of the classes (table 2), but not the distribution within a class.
 pub fn specweb96(ops: u32, seed: u64) -> Manifest {
     let directories = specweb96_directories(ops).round().max(1.0) as u64;
-    // Poisson with mean 5, of which 1 to 9 are taken: 5^k / k!.
+    // Poisson with mean 5, truncated to 1 to 9: 5^k / k!.
     let shares: Vec<f64> = (1..=STEPS)
         .scan(1.0, |term, k| {
             *term *= 5.0 / k as f64;
@@ -70,7 +71,7 @@ pub fn specweb96(ops: u32, seed: u64) -> Manifest {
     Manifest::new(format!("specweb96 --ops {ops}"), seed, files)
 }
 
-/// By how much the files of WebStone's workload A are larger or smaller.
+/// The scale of the file sizes of WebStone's workload A.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     /// A/4.
@@ -86,7 +87,7 @@ pub enum Scale {
 }
 
 impl Scale {
-    /// Text, factor as numerator and denominator, and the average size of a reply in KBytes (Yates, table 2).
+    /// Text, factor as numerator and denominator, and the mean reply size in KBytes (Yates, table 2).
     fn row(self) -> (&'static str, u64, u64, f64) {
         match self {
             Scale::Quarter => ("1/4", 1, 4, 7.00),
@@ -113,7 +114,8 @@ impl fmt::Display for Scale {
     }
 }
 
-/// WebStone's workload A (Yates, table 1): class, ending of its names, files, KBytes together, share of the requests.
+/// WebStone's workload A (Yates, table 1): class, file name
+/// extension, number of files, total KBytes, share of requests.
 const WEBSTONE: [(&str, &str, u64, u64, f64); 4] = [
     ("html", "html", 24, 180, 0.192),
     ("image", "gif", 29, 385, 0.754),
@@ -123,20 +125,20 @@ const WEBSTONE: [(&str, &str, u64, u64, f64); 4] = [
 
 /// The file set of WebStone's workload A, scaled.
 ///
-/// Table 1 gives, for each class, how many files there are, their size together, and their share of the requests; table 2
-/// gives the average reply, which for A is 1 % below what sizes and shares of table 1 come to (29.62 KBytes), and at the
-/// other scales differs by up to 6 % ("truncation and rounding"). Neither says how sizes and requests spread within a class.
-/// Here sizes rise evenly, from nothing to twice the average, and so that the averages are those of table 2, the requests of
-/// a class lean a little to its smaller files (at 1/2, to the larger ones). Counts, sizes and shares of table 1 hold exactly.
+/// Table 1 gives the number of files of each class, their total size, and their share of requests. Table 2 gives the
+/// mean reply size, which for A is 1 % below the value that table 1 implies (29.62 KBytes), and at other scales differs
+/// by up to 6 % ("truncation and rounding"). Neither gives the distribution of sizes and requests within a class. Here
+/// sizes rise linearly from zero to twice the mean, and the requests of a class favour its smaller files slightly (at
+/// 1/2, its larger ones), so that the means match table 2. Counts, sizes and shares of table 1 are exact.
 pub fn webstone(scale: Scale, seed: u64) -> Manifest {
     let (_, times, divided, mean_kib) = scale.row();
-    // File k of n has (2k - 1) / n times the average size: the ends of the sizes up to it are at k^2 / n^2 of the whole.
+    // File k of n has (2k - 1) / n times the mean size: the total size of the first k files is k^2 / n^2 of the whole.
     let size = |n: u64, whole_kib: u64, k: u64| {
         let end = |k: u64| whole_kib * KIB * times / divided * k * k / (n * n);
         end(k) - end(k - 1)
     };
     let lean = |n: u64, k: u64| (2 * k - 1) as f64 / n as f64 - 1.0;
-    // The mean is linear in the lean: so much without, so much for each unit of it. Leans of a class sum to 0.
+    // The mean is linear in the lean: `plain` plus `per_unit` for each unit of lean. The leans of a class sum to 0.
     let (mut plain, mut per_unit) = (0.0, 0.0);
     for (_, _, n, whole_kib, access) in WEBSTONE {
         for k in 1..=n {
@@ -155,28 +157,28 @@ pub fn webstone(scale: Scale, seed: u64) -> Manifest {
     Manifest::new(format!("webstone --scale {scale}"), seed, files)
 }
 
-/// What became of a log's files.
+/// Statistics of the files of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogFileSet {
-    /// Requests up to where the log was cut.
+    /// Requests up to the cut.
     pub requests: u64,
-    /// Bytes of all files that the whole log shows.
+    /// Bytes of all files in the whole log.
     pub whole: Bytes,
-    /// Files, in the part that was taken, that are there by the log but whose size it never shows (only 206 and 304).
+    /// Files before the cut that exist according to the log, but without a known size (only 206 and 304).
     pub unsized_files: u64,
-    /// Names that no file can have, or that are a file's and a folder's at once.
+    /// Invalid file names, and names that are both a file's and a directory's.
     pub impossible: u64,
 }
 
-/// The files that a log shows, with the sizes that it shows, as far as they fit into `dataset` bytes; all without one.
+/// The files in a log, with their sizes, as far as they fit into `dataset` bytes; all of them without a limit.
 ///
-/// The size of a file is the largest that a reply to GET with status 200 had, since a client that gives up leaves a smaller
-/// one. How often it is asked for is the number of GETs for it up to where the log is cut, whatever became of them.
+/// The size of a file is the largest that a reply to GET with status 200 had, since a client that disconnects early
+/// leaves a smaller one. Its weight is the number of GETs before the cut, whatever their status.
 ///
 /// # Errors
-/// When no file is left.
+/// When no file remains.
 pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Result<(Manifest, LogFileSet), Failure> {
-    // Names by target, then sizes by name: of the whole log.
+    // Names by target, then sizes by name, for the whole log.
     let names: Vec<Option<PathBuf>> = log.targets.iter().map(|target| name_of(target)).collect();
     let mut sizes: HashMap<&Path, Option<u64>> = HashMap::new();
     for entry in log.entries.iter().filter(|entry| is_file(entry.status)) {
@@ -187,7 +189,7 @@ pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Resul
     }
     let mut gleaned = LogFileSet { whole: Bytes(sizes.values().flatten().sum()), ..LogFileSet::default() };
 
-    // The index of each name's file; `None` for what is left out.
+    // Indices of files by name; `None` for files left out.
     let mut files: Vec<(String, u64, String, f64)> = Vec::new();
     let mut index: HashMap<&Path, Option<usize>> = HashMap::new();
     let (mut folders, mut sum) = (HashSet::new(), 0);
@@ -243,7 +245,7 @@ pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Resul
     Ok((manifest, gleaned))
 }
 
-/// The sizes of SPECweb96's classes, as names.
+/// Names of the size classes, as in SPECweb96.
 fn size_class(bytes: u64) -> &'static str {
     match bytes {
         0..=1023 => "below 1KiB",
@@ -254,27 +256,27 @@ fn size_class(bytes: u64) -> &'static str {
     }
 }
 
-/// What [`write`] did.
+/// The result of [`write`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// Files that were written.
     pub written: u64,
-    /// Files that were there already, with the right bytes.
+    /// Files that existed with the right content.
     pub kept: u64,
 }
 
-/// How much of a file is made at once.
+/// Bytes of a file generated at once.
 const BLOCK: usize = 64 << 10;
 
-/// Writes a set into a folder, and its manifest beside its files. Tells `progress` how many bytes are done, as they are.
+/// Writes a set into a folder, and its manifest beside its files. Calls `progress` with the number of bytes completed.
 ///
-/// The folder is made if it is not there. If it holds this very set already, as its manifest says, every file is compared,
-/// and what is missing or different is written: so what was interrupted goes on where it was. All is on the disk when it
-/// ends, so that no writing back disturbs what is measured next.
+/// Creates the folder if necessary. If it holds this very set already, according to its manifest, each file is
+/// compared, and missing or different files are written: an interrupted run resumes. All data is synced to disk at the
+/// end, so that no writeback disturbs the next measurement.
 ///
 /// # Errors
-/// When the folder holds anything else; when the file system has no room for what is missing, without being filled: 5 % of
-/// it, or 1 GiB if that is less, stay free; when the disk fails.
+/// When the folder holds anything else; when the file system lacks room for the missing files while 5 % of it, at most
+/// 1 GiB, stay free; when the disk fails.
 pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) -> Result<Written, Failure> {
     let place = folder.display();
     let names: Vec<PathBuf> = manifest.files.iter().filter_map(|file| file_name(file.path.as_bytes())).collect();
@@ -285,7 +287,7 @@ pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) 
     let mut need = Need::default();
     let missing = manifest.files.iter().zip(&names).filter(|(file, name)| !has_size(name, file.bytes));
     missing.for_each(|(file, _)| need.add(file.bytes));
-    // What is not there yet has the room of what is above it.
+    // A folder that does not exist yet has the space of its nearest existing ancestor.
     let above = folder.ancestors().find(|above| above.exists()).unwrap_or(Path::new("."));
     let room = space(above).map_err(Failure::io(format_args!("ask how much room there is for {place}")))?;
     need.fits(&room).map_err(|why| Failure::failed(format!("{place}: {why}; choose another disk or a smaller set")))?;
@@ -293,7 +295,7 @@ pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) 
     let io = |doing: &str, name: &Path| Failure::io(format!("{doing} {}", folder.join(name).display()));
     fs::create_dir_all(folder).map_err(io("make the folder", Path::new("")))?;
     let list = Path::new(manifest::NAME);
-    // First, so that a folder in which this was interrupted is known for what it is.
+    // The manifest first, so that a partly written folder is recognised.
     if found.is_none() {
         fs::write(folder.join(list), manifest.to_text()).map_err(io("write", list))?;
     }
@@ -316,7 +318,7 @@ pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) 
     Ok(done)
 }
 
-/// Sizes by name of the files of this set that the folder holds; `None` if there is nothing at all, not even its manifest.
+/// Sizes by name of the files of this set in the folder; `None` if it is empty, without even a manifest.
 fn found(manifest: &Manifest, folder: &Path, names: &[PathBuf]) -> Result<Option<HashMap<PathBuf, u64>>, Failure> {
     let place = folder.display();
     let io = |error: io::Error| Failure::failed(format!("cannot look into {place}: {error}"));
@@ -332,7 +334,7 @@ fn found(manifest: &Manifest, folder: &Path, names: &[PathBuf]) -> Result<Option
             let entry = entry.map_err(io)?;
             let name = below.join(entry.file_name());
             let kind = entry.file_type().map_err(io)?;
-            // A fresh ext4 has a folder of its own.
+            // A new ext4 file system has this folder.
             if name == Path::new("lost+found") {
                 continue;
             }
@@ -358,11 +360,11 @@ fn found(manifest: &Manifest, folder: &Path, names: &[PathBuf]) -> Result<Option
             }
         }
     }
-    // Asked of the first thing that was found.
+    // The first entry found decides.
     Ok(is_ours.map(|_| found))
 }
 
-/// Whether the file has the bytes that it is to have; its length is right.
+/// Whether the file has the expected content; its length is right.
 fn holds(path: &Path, file: &manifest::File, progress: &mut impl FnMut(u64)) -> io::Result<bool> {
     let (mut source, mut content, mut block, mut read) =
         (File::open(path)?, Content::new(file.seed), vec![0; BLOCK], 0);
@@ -394,7 +396,7 @@ fn fill(path: &Path, file: &manifest::File, progress: &mut impl FnMut(u64)) -> i
     Ok(())
 }
 
-/// What a set takes of a file system.
+/// The space that a set needs on a file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Need {
     files: u64,
@@ -402,10 +404,10 @@ struct Need {
 }
 
 impl Need {
-    /// A block more or less, and the folders, are within what stays free.
+    /// A block more or less, and the directories, are covered by the reserve.
     fn add(&mut self, bytes: u64) {
         self.files += 1;
-        // Blocks of file systems are of 4 KiB, or as good as.
+        // Most file systems have blocks of 4 KiB.
         self.bytes = self.bytes.saturating_add(bytes.checked_next_multiple_of(4096).unwrap_or(u64::MAX));
     }
 
@@ -465,7 +467,7 @@ mod tests {
         // Hu, section 2.2: class 3 is 90 % of the bytes.
         let large: u64 = class(&set, "class3").map(|file| file.bytes).sum();
         assert!((0.89..0.91).contains(&(large as f64 / set.head.bytes as f64)));
-        // The middle of a class is asked for most.
+        // The middle of a class has most requests.
         assert!(set.files[4].weight > set.files[0].weight && set.files[4].weight > set.files[8].weight);
     }
 
@@ -482,7 +484,7 @@ mod tests {
                 let sum: f64 = class(&set, name).map(|file| file.weight).sum();
                 assert!((sum - access).abs() < 1e-9, "{scale} {name}: {sum}");
             }
-            // No file is left out, and none much more popular than its class.
+            // No file is left out, and none is much more popular than the others of its class.
             let lean = set.files.iter().map(|file| {
                 let (_, _, n, _, access) = WEBSTONE.into_iter().find(|row| row.0 == file.class).expect("a class");
                 file.weight * n as f64 / access
@@ -525,7 +527,7 @@ mod tests {
             assert_eq!(manifest.head.requests, Some(gleaned.requests));
             assert_eq!(Manifest::parse(&manifest.to_text()), Ok(manifest));
         };
-        // 10 and 100, 5 for each name that is a file's and a folder's, 1000, 1.
+        // 10 and 100, 5 for each name of both a file and a folder, 1000, 1.
         let whole = Bytes(1121);
         let all = [("/", 10, 2.0), ("/a", 100, 3.0), ("/c/d", 1000, 1.0), ("/e", 1, 1.0)];
         check(None, &all, LogFileSet { requests: 12, whole, unsized_files: 1, impossible: 3 });
@@ -580,7 +582,7 @@ mod tests {
         let another = Manifest::new("another".to_owned(), 3, [("/x".to_owned(), 1, String::new(), 1.0)]);
         assert!(fails(&another, &other).contains("is not empty, and holds another set or none"));
         assert!(!other.join("x").exists());
-        // A file, a folder and a link that are not of the set.
+        // A file, a folder and a link that are not part of the set.
         for (at, make) in
             [|path: &Path| fs::write(path, ""), |path: &Path| fs::create_dir(path), |path: &Path| symlink("/", path)]
                 .iter()
@@ -615,7 +617,7 @@ mod tests {
         assert!(need(&[90 * mib]).fits(&room(200 * mib, 100 * mib, None)).is_ok());
         let error = need(&[91 * mib]).fits(&room(200 * mib, 100 * mib, None)).expect_err("no room");
         assert!(error.contains("91 more MiB: 100 MiB are free, and 10 MiB of them stay so"), "{error}");
-        // Of a large one no more than 1 GiB stays free; of a full one nothing is asked.
+        // The reserve of a large disk is at most 1 GiB; an empty need fits a full disk.
         assert!(need(&[99 << 30]).fits(&room(1 << 50, 100 << 30, None)).is_ok());
         assert!(need(&[]).fits(&room(100, 0, Some(0))).is_ok());
         assert!(need(&[1, 1]).fits(&room(1 << 40, 1 << 40, Some(2))).is_ok());

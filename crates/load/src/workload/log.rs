@@ -1,18 +1,18 @@
-//! An access log as a workload: its requests, in their order, at their times.
+//! An access log as a workload: its requests, in order, at their times.
 //!
-//! Lines are read in the Common and the Combined Log Format (Apache's mod_log_config; nginx writes the same), and as the JSON
-//! objects that amped writes, from plain or gzip files. [`parse`] takes a line apart, [`target_of`] makes of the request in it what is asked for, [`Log::read`] takes
-//! a whole file in, and [`Log::requests`] makes a run of it.
+//! Reads the Common and the Combined Log Format (Apache's mod_log_config; nginx writes the same), and the JSON objects
+//! that amped writes, from plain or gzip files. [`parse`] splits a line, [`target_of`] derives the target from its
+//! request, [`Log::read`] reads a whole file, and [`Log::requests`] makes a workload of it.
 //!
-//! A log is what somebody else wrote, and some of it is always odd: nothing in it is fatal, and everything that is left out
-//! is counted by kind ([`SkipReason`]). GET and HEAD are asked again, and nothing else: of a POST the log lacks the body, and to
-//! send an empty one would be to measure how a server refuses it; and a replay must not change what it measures, as POST, PUT
-//! and DELETE are there to do.
+//! Real logs contain odd lines: none is fatal, and all that are skipped are counted by kind ([`SkipReason`]). Only GET
+//! and HEAD are replayed: a log lacks the body of a POST, and an empty one would measure how a server refuses it; and a
+//! replay must not change the server's state, as POST, PUT and DELETE do.
 //!
-//! What a reply is to be like, the log cannot tell. Its 304 was the answer to a condition and its 404 a hole in another
-//! server's tree, in another year; neither is in the line. So unless it is asked to believe the log ([`ResponseCheck::Log`]), a
-//! replay expects the file, status 200, where the log shows that there was one (200, 206, 304), and of all other lines
-//! nothing. A reply to HEAD has no body (RFC 9110, 9.3.2), so of it the status alone is looked at. If it is given a manifest that knows better: the file where there is one, with its size, and nothing elsewhere.
+//! A log does not determine the expected replies. Its 304 answered a conditional request and its 404 was a missing file
+//! on another server years ago; neither condition is in the line. Unless it is set to trust the log
+//! ([`ResponseCheck::Log`]), a replay expects the file, status 200, where the log shows that there was one (200, 206,
+//! 304), and nothing for other lines. A reply to HEAD has no body (RFC 9110, 9.3.2), so only its status is checked. A
+//! manifest takes precedence: it expects each file that it lists, with its size, and nothing elsewhere.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -30,13 +30,13 @@ use memchr::{memchr, memchr_iter};
 use super::manifest::{Manifest, file_name};
 use super::{Expect, Order, Request, Requests};
 
-/// Longest line that is read, in bytes; servers take no request of that length.
+/// Maximum length of a line, in bytes; servers do not accept requests of that length.
 const LINE_MAX: usize = 64 << 10;
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const BUFFER: usize = 256 << 10;
 
-/// What files begin with that other programs than gzip have compressed, those programs, and how they unpack.
+/// Magic numbers of other compression formats than gzip, their programs, and the commands that unpack them.
 const PACKED: [(&[u8], &str, &str); 4] = [
     (&[0x28, 0xb5, 0x2f, 0xfd], "zstd", "zstd -dc"),
     (b"\xfd7zXZ\0", "xz", "xz -dc"),
@@ -44,39 +44,39 @@ const PACKED: [(&[u8], &str, &str); 4] = [
     (&[0x1f, 0x9d], "compress", "gzip -dc"),
 ];
 
-/// A line taken apart.
+/// A log line, split into fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line<'a> {
-    /// The client, as name or address: the first word.
+    /// The client's name or address: the first word.
     pub client: &'a [u8],
-    /// When, by the clock on the server's wall, in seconds since 1970 as if that clock showed UTC.
+    /// The server's local time, in seconds since 1970 as if it were UTC.
     pub wall_s: i64,
-    /// How far that clock is ahead of UTC, in minutes.
+    /// Offset of that time from UTC, in minutes.
     pub zone_min: i16,
-    /// What stood in quotes, as it is written there.
+    /// The quoted request, still escaped.
     pub request: &'a [u8],
     /// The status of the reply.
     pub status: u16,
-    /// Bytes of the reply's body; `None` where a dash says that there were none.
+    /// Bytes of the reply's body; `None` for a dash, which means none.
     pub bytes: Option<u64>,
 }
 
-/// Why a line is no request to replay.
+/// Why a line is not replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SkipReason {
-    /// Nothing is in it.
+    /// Empty line.
     Blank,
     /// Longer than 64 KiB.
     Long,
-    /// There is no time in brackets behind a client.
+    /// No client followed by a time in brackets.
     Time,
-    /// There is no request in quotes, with status and size behind it.
+    /// No quoted request followed by status and size.
     Request,
-    /// What is in quotes is no request: a dash, or bytes of another protocol.
+    /// The quotes contain no request: a dash, or bytes of another protocol.
     Nothing,
-    /// Its method is neither GET nor HEAD.
+    /// A method other than GET and HEAD.
     Method,
-    /// Its target is none that a server can be asked for.
+    /// An invalid target.
     Target,
 }
 
@@ -92,7 +92,7 @@ impl SkipReason {
         SkipReason::Target,
     ];
 
-    /// The kind in a few words.
+    /// A short description.
     pub fn name(self) -> &'static str {
         match self {
             SkipReason::Blank => "blank",
@@ -106,11 +106,11 @@ impl SkipReason {
     }
 }
 
-/// Takes a line apart, in the form `client identity user [time] "request" status bytes`, with anything behind a further
-/// space (mod_log_config, "Common Log Format" and "Combined Log Format").
+/// Splits a line of the form `client identity user [time] "request" status bytes`, optionally followed by a space and
+/// further text (mod_log_config, "Common Log Format" and "Combined Log Format").
 ///
-/// Names of users may hold spaces and brackets, and old servers wrote quotes within a request as they came: so the time is
-/// what reads as one, and the request ends where status and size follow.
+/// User names may contain spaces and brackets, and old servers did not escape quotes in requests: the time is the first
+/// text that parses as one, and the request ends where status and size follow.
 ///
 /// # Errors
 /// The kind of oddity: [`SkipReason::Blank`], [`SkipReason::Time`] or [`SkipReason::Request`].
@@ -125,8 +125,8 @@ pub fn parse(line: &[u8]) -> Result<Line<'_>, SkipReason> {
         memchr_iter(b'[', rest).find_map(|at| time(&rest[at + 1..])).ok_or(SkipReason::Time)?;
 
     let quoted = rest.strip_prefix(b" \"").ok_or(SkipReason::Request)?;
-    // A backslash escapes a quote, in logs of servers that escape at all. In those of others it may stand before the last
-    // quote: that is taken if there is no other.
+    // A backslash escapes a quote in logs of servers that escape. Other servers' logs may have one before the closing
+    // quote: that quote is used if there is no other.
     let mut escaped = None;
     for end in memchr_iter(b'"', quoted) {
         let Some((status, bytes)) = status_and_bytes(&quoted[end + 1..]) else { continue };
@@ -139,13 +139,13 @@ pub fn parse(line: &[u8]) -> Result<Line<'_>, SkipReason> {
     escaped.ok_or(SkipReason::Request)
 }
 
-/// The line in the Common Log Format that says the same as a line of amped's (`[log] format = "json"`); `None` if it is none.
+/// Converts a JSON log line of amped (`[log] format = "json"`) to the Common Log Format; `None` if it is not one.
 fn common_of_json(line: &[u8]) -> Option<Vec<u8>> {
     #[derive(serde::Deserialize)]
     struct Json {
         time: String,
         client: String,
-        // A head that could not be read has none of these.
+        // Absent if the request's head could not be parsed.
         #[serde(default)]
         method: String,
         #[serde(default)]
@@ -161,7 +161,7 @@ fn common_of_json(line: &[u8]) -> Option<Vec<u8>> {
     let part = |range: std::ops::Range<usize>| time.get(range);
     let month = number(part(5..7)?.as_bytes())?.checked_sub(1).and_then(|month| MONTHS.get(month as usize))?;
     let (day, year, clock, zone) = (part(8..10)?, part(0..4)?, part(11..19)?, part(19..25)?.replace(':', ""));
-    // What would end the request here is written as a log in this format writes it.
+    // Escapes the bytes that would end the request, as logs in this format do.
     let mut request = Vec::new();
     for byte in format!("{method} {target} {protocol}").bytes() {
         match byte {
@@ -173,13 +173,13 @@ fn common_of_json(line: &[u8]) -> Option<Vec<u8>> {
     Some([start.as_bytes(), &request, format!("\" {status} {body_bytes}").as_bytes()].concat())
 }
 
-/// Reads `01/Aug/1995:00:00:01 -0400]`: seconds on the wall, minutes ahead of UTC, and what follows.
+/// Parses `01/Aug/1995:00:00:01 -0400]`: local seconds, minutes ahead of UTC, and the rest.
 fn time(text: &[u8]) -> Option<(i64, i16, &[u8])> {
     let (text, rest) = text.split_at_checked(27)?;
     if [2, 6, 11, 20, 26].map(|at| text[at]) != *b"//: ]" {
         return None;
     }
-    // The calendar is that of HTTP dates, which do not mind the name of the day.
+    // The calendar is that of HTTP dates, whose parser ignores the weekday.
     let mut date = *b"Sun, 00 Jan 1970 00:00:00 GMT";
     for (to, from) in [(5..7, 0..2), (8..11, 3..6), (12..16, 7..11), (17..25, 12..20)] {
         date[to].copy_from_slice(&text[from]);
@@ -194,7 +194,7 @@ fn time(text: &[u8]) -> Option<(i64, i16, &[u8])> {
     Some((date::parse(&date, 0)?, zone_min, rest))
 }
 
-/// Reads ` 200 1839`, to the end or to the next space.
+/// Parses ` 200 1839`, up to the end or the next space.
 fn status_and_bytes(text: &[u8]) -> Option<(u16, Option<u64>)> {
     let (status, rest) = text.strip_prefix(b" ")?.split_at_checked(3)?;
     let bytes = rest.strip_prefix(b" ")?;
@@ -206,7 +206,7 @@ fn status_and_bytes(text: &[u8]) -> Option<(u16, Option<u64>)> {
     (status >= 100).then_some((status, bytes))
 }
 
-/// Decimal digits, at least one.
+/// Parses decimal digits, at least one.
 fn number(digits: &[u8]) -> Option<u64> {
     let add = |sum: u64, digit: &u8| {
         let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
@@ -215,12 +215,11 @@ fn number(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() { None } else { digits.iter().try_fold(0, add) }
 }
 
-/// What a logged request asks for, as it must be written to ask for it again: path and query (RFC 9112, 3.2.1).
+/// The target of a logged request, in the form of a request line: path and query (RFC 9112, 3.2.1).
 ///
-/// What the log escaped is put back, and then whatever a target may not hold is encoded (RFC 3986, 2.1), so that a name
-/// with a space or a broken escape asks for the same file. Of `http://host/path` the path is asked for. A path without
-/// its first slash is taken from the root, as servers of the time did: logs whose names were made unknowable
-/// (Calgary's, SDSC's) have no other.
+/// Reverses the log's escapes, then percent-encodes what a target may not contain (RFC 3986, 2.1), so that a name with
+/// a space or a broken escape requests the same file. `http://host/path` becomes its path. A path without a leading
+/// slash is relative to the root, as for servers of the time: anonymised logs (Calgary's, SDSC's) have no other.
 ///
 /// # Errors
 /// [`SkipReason::Nothing`], [`SkipReason::Method`] or [`SkipReason::Target`].
@@ -234,7 +233,7 @@ pub fn target_of(request: &[u8]) -> Result<Vec<u8>, SkipReason> {
     if ![&b"GET"[..], b"HEAD"].contains(&method) {
         return Err(SkipReason::Method);
     }
-    // The version is the last word. HTTP/0.9 had none.
+    // The version is the last word. HTTP/0.9 has none.
     let last = rest.iter().rposition(|byte| *byte == b' ').map_or(0, |at| at + 1);
     let target = if rest[last..].starts_with(b"HTTP/") { rest[..last].trim_ascii() } else { rest };
 
@@ -252,14 +251,14 @@ pub fn target_of(request: &[u8]) -> Result<Vec<u8>, SkipReason> {
     }
 }
 
-/// Whether it is a path that begins with a name and could be nothing else (RFC 3986, 4.2, `path-noscheme`): a colon in its
-/// first segment would make that a scheme, or a host with its port.
+/// Whether it is a relative path and nothing else (RFC 3986, 4.2, `path-noscheme`): a colon in its first segment would
+/// make it a scheme, or a host with its port.
 fn is_relative(target: &[u8]) -> bool {
     let first = target.split(|byte| b"/?".contains(byte)).next().unwrap_or_default();
     !first.is_empty() && first != b"*" && !first.contains(&b':')
 }
 
-/// Apache and nginx write quotes, backslashes, control bytes and what is above 0x7e as `\"`, `\\`, `\n`, `\t`, `\xhh`.
+/// Apache and nginx write quotes, backslashes, control bytes and bytes above 0x7e as `\"`, `\\`, `\n`, `\t`, `\xhh`.
 fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -281,7 +280,7 @@ fn unescaped(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Encodes what no target may hold (RFC 3986, 3.3 and 3.4), a `%` that begins no escape among it.
+/// Percent-encodes bytes that a target may not contain (RFC 3986, 3.3 and 3.4), including a `%` that begins no escape.
 fn encoded(target: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(target.len());
     for (at, byte) in target.iter().enumerate() {
@@ -300,32 +299,32 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).map(|value| value as u8)
 }
 
-/// Which clock the order of the lines agrees with better.
+/// The clock by which the lines are better ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// UTC: each time with its own zone, as it is meant to be.
+    /// UTC: each time with its own zone, as intended.
     Zoned,
-    /// The time of day alone. By their zones the lines would run back more often, so those cannot be right.
+    /// Local time only. By their zones the lines would run back more often, so the zones are wrong.
     Wall,
 }
 
-/// What was in a log.
+/// Statistics of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// All lines.
     pub lines: u64,
-    /// Those that are no request to replay, by kind.
+    /// Skipped lines, by kind.
     pub odd: BTreeMap<SkipReason, u64>,
-    /// Replies to the requests, by status.
+    /// Replies to the replayed requests, by status.
     pub statuses: BTreeMap<u16, u64>,
-    /// Lines that are earlier than the one before, by UTC and by the time of day.
+    /// Lines earlier than the previous one, by UTC and by local time.
     pub backward: [u64; 2],
-    /// Why it was not read to its end: an error of the file or of its compression.
+    /// Why reading stopped early: an error of the file or of its compression.
     pub cut: Option<String>,
 }
 
 impl Tally {
-    /// The clock that the lines are read by: that which runs back less often, the zoned one if both do alike.
+    /// The clock for the lines: the one that runs back less often; UTC if both are equal.
     pub fn clock(&self) -> Clock {
         if self.backward[1] < self.backward[0] { Clock::Wall } else { Clock::Zoned }
     }
@@ -336,9 +335,9 @@ impl Tally {
 pub(super) struct Entry {
     wall_s: i64,
     pub(super) bytes: Option<u64>,
-    /// Index into the targets.
+    /// Index of the target.
     pub(super) target: u32,
-    /// It was asked for by HEAD.
+    /// Whether the method was HEAD.
     pub(super) head: bool,
     zone_min: i16,
     pub(super) status: u16,
@@ -352,12 +351,12 @@ pub struct Log {
     tally: Tally,
 }
 
-/// When the requests of a log are made.
+/// The timing of a replay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Spacing {
-    /// So many times as fast as then; 1 is as it was.
+    /// This many times the original speed.
     Times(f64),
-    /// The log says in which order, not when.
+    /// In the log's order, without its times.
     Max,
 }
 
@@ -375,31 +374,32 @@ impl std::str::FromStr for Spacing {
     }
 }
 
-/// What replies are expected to be like.
+/// The expected replies.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum ResponseCheck<'a> {
-    /// The file where the log shows that there was one, and anything for the other lines.
+    /// The file where the log shows that there was one, and anything for other lines.
     #[default]
     Files,
-    /// What the log says: its status, and for 200 its size. 206 and 304 were answers to ranges and conditions that a log has
-    /// not, so there the file is expected.
+    /// The log's status, and for 200 its size. 206 and 304 answered ranges and
+    /// conditions that a log does not record, so there the file is expected.
     Log,
-    /// What a manifest says of the server's files, with `verify` down to the last byte; anything for what is not in it. One
-    /// that was made of the first requests of a log ends the replay behind them ([`Head::requests`](super::manifest::Head)).
+    /// A manifest's description of the server's files, with `verify` to the last byte; anything for paths that are not
+    /// in it. A manifest of the first requests of a log ends the replay after them
+    /// ([`Head::requests`](super::manifest::Head)).
     Manifest {
-        /// What the server has.
+        /// The server's files.
         manifest: &'a Manifest,
-        /// Whether content is checked.
+        /// Whether to check content.
         verify: bool,
     },
 }
 
 impl Log {
-    /// Reads the log at `path`, as it is or compressed by gzip, which its first bytes tell (RFC 1952, 2.3.1).
+    /// Reads the log at `path`, plain or compressed by gzip, as its first bytes show (RFC 1952, 2.3.1).
     ///
     /// # Errors
-    /// When it cannot be opened, or no line of it is a request to replay. One that ends early is read as far as it goes, and
-    /// [`Tally::cut`] says so.
+    /// When it cannot be opened, or has no request to replay. A truncated
+    /// log is read as far as possible, and [`Tally::cut`] has the reason.
     pub fn read(path: &Path) -> Result<Log, Failure> {
         let place = path.display();
         let open = || {
@@ -456,7 +456,7 @@ impl Log {
                 None => (held, held.len()),
             };
             let complete = used > piece.len();
-            // Of a line that is too long no more is kept than shows that it is.
+            // A line that is too long is kept only as far as needed to detect it.
             let line = if complete && carried.is_empty() {
                 piece
             } else {
@@ -512,33 +512,33 @@ impl Log {
         self.entries.push(entry);
     }
 
-    /// What was in it, the odd included.
+    /// The statistics, including skipped lines.
     pub fn tally(&self) -> &Tally {
         &self.tally
     }
 
-    /// How many requests there are.
+    /// Number of requests.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The requests in their order, each once. The seed decides where within its second each of them is made, since the
-    /// log does not say: as many moments as there are requests in that second, each equally likely to be anywhere in it. A
-    /// line that is earlier than the one before it is taken for as late as that one.
+    /// The requests in order, each once. A log has no fractions of seconds: the seed
+    /// decides the instants within a second, one per request, uniform and independent.
+    /// A line earlier than the previous one gets the same second as that one.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there are no requests.
     pub fn requests(&self, spacing: Spacing, belief: ResponseCheck<'_>, seed: u64) -> Requests {
         let mut instants = match spacing {
             Spacing::Times(times) => self.moments(times, seed),
             Spacing::Max => Vec::new(),
         };
-        // By target, as each may come often, and no content is made more than once.
+        // By target, as targets repeat and their content is generated only once.
         let (mut known, mut end) = (Vec::new(), None);
         if let ResponseCheck::Manifest { manifest, verify } = belief {
             let (files, mut made) = (manifest.by_name(), HashMap::new());
@@ -551,7 +551,7 @@ impl Log {
         }
         let end = end.and_then(|end| usize::try_from(end).ok()).unwrap_or(usize::MAX);
         instants.truncate(end);
-        // Each that differs once: a line costs a few bytes then.
+        // Distinct requests only: a line then costs a few bytes.
         let (mut table, mut places) = (Vec::new(), HashMap::new());
         let order = self.entries.iter().take(end).map(|entry| {
             let expect = match belief {
@@ -577,7 +577,7 @@ impl Log {
         Requests::new(table, order).with_classes(classes).with_instants(instants)
     }
 
-    /// When each request is made, from the start of the first one's second.
+    /// The instant of each request, from the start of the first one's second.
     fn moments(&self, times: f64, seed: u64) -> Vec<Duration> {
         let clock = self.tally.clock();
         let mut latest = i64::MIN;
@@ -602,18 +602,18 @@ impl Log {
     }
 }
 
-/// Whether the log shows that there was a file: somebody got it, or a part of it, or heard that it had not changed.
+/// Whether the log shows that the file existed: a reply had all or part of it, or said that it had not changed.
 pub(super) fn is_file(status: u16) -> bool {
     matches!(status, 200 | 206 | 304)
 }
 
-/// The file that a target asks for.
+/// The file of a target.
 pub(super) fn name_of(target: &[u8]) -> Option<std::path::PathBuf> {
     file_name(target.split(|byte| *byte == b'?').next()?)
 }
 
 impl Entry {
-    /// Since 1970.
+    /// Seconds since 1970.
     fn second(&self, clock: Clock) -> i64 {
         match clock {
             Clock::Zoned => self.wall_s - i64::from(self.zone_min) * 60,
@@ -628,7 +628,7 @@ mod tests {
     use proptest::prelude::*;
     use std::io::Write;
 
-    /// Lines of NASA's log of August 1995, zones as somebody changed them, and odd ones of many kinds.
+    /// Lines of NASA's log of August 1995, with changed zones, and odd lines of many kinds.
     const EXCERPT: &[u8] = include_bytes!("../../../../tests/golden/log/nasa-excerpt.log");
 
     /// The requests in their order.
@@ -655,7 +655,7 @@ mod tests {
             good("::1", "GET / HTTP/1.1", Some(5)),
         );
         check(&format!("h - a user [x] {time} \"GET /\" 200 5 1 2"), good("h", "GET /", Some(5)));
-        // As old servers wrote it, and as new ones do.
+        // As old servers wrote it, and as current ones do.
         check(&format!("h - - {time} \"GET /a\"b HTTP/1.0\" 200 5"), good("h", "GET /a\"b HTTP/1.0", Some(5)));
         check(&format!("h - - {time} \"GET /\\\" 404 5 \" 200 5"), good("h", "GET /\\\" 404 5 ", Some(5)));
         check(&format!("h - - {time} \"GET /a\\\" 200 5"), good("h", "GET /a\\", Some(5)));
@@ -741,7 +741,7 @@ mod tests {
         check(r"\x16\x03\x01\x02 \x01", Err(SkipReason::Nothing));
     }
 
-    /// What `amped serve --log-format json` wrote of six requests, one of them no HTTP.
+    /// The log of `amped serve --log-format json` for six requests, one of them not HTTP.
     #[test]
     fn json_log_of_amped_is_replayed() {
         let log = Log::read_from(&include_bytes!("../../../../tests/golden/log/amped.jsonl")[..]);
@@ -757,7 +757,7 @@ mod tests {
         for odd in [&b"{"[..], b"{}", b"{\"time\":\"\"}", b"[]"] {
             assert_eq!(Log::read_from(odd).len(), 0);
         }
-        // The request is the same whatever stands in the target.
+        // The request is the same whatever the target contains.
         let line = br#"{"time":"2026-11-23T02:26:51-05:00","client":"h","method":"GET","target":"/\" 200 5 [01/","protocol":"HTTP/1.1","status":200,"body_bytes":7}"#;
         let log = Log::read_from(&line[..]);
         assert_eq!(&*log.targets[0], b"/%22%20200%205%20[01/");
@@ -781,7 +781,7 @@ mod tests {
         assert_eq!(kinds, expected);
         assert_eq!(lines - odd.values().sum::<u64>(), log.len() as u64);
         assert_eq!(statuses.values().sum::<u64>(), log.len() as u64);
-        // Its zones are nonsense: the time of day alone runs forward but for one line.
+        // Its zones are nonsense: only the local time runs forward, except for one line.
         assert_eq!((backward[1], log.tally().clock()), (1, Clock::Wall));
         assert!(backward[0] > 5, "{backward:?}");
     }
@@ -799,7 +799,7 @@ mod tests {
         let packed = packer.finish().expect("in memory");
         let whole = Log::read_from(EXCERPT);
         assert_eq!(read("packed", &packed).expect("good").tally(), whole.tally());
-        // Two that were appended to each other are one file (RFC 1952, 2.2).
+        // Two concatenated files are one (RFC 1952, 2.2).
         assert_eq!(read("twice", &[&packed[..], &packed].concat()).expect("good").len(), 2 * whole.len());
         let torn = read("torn", &packed[..packed.len() / 2]).expect("some of it");
         assert!(torn.tally().cut.is_some() && torn.len() < whole.len() && !torn.is_empty());
@@ -839,7 +839,7 @@ mod tests {
             requests.instants().iter().map(Duration::as_secs_f64).collect::<Vec<f64>>()
         };
         let once = moments(1.0, 1);
-        // The fifth line is earlier than the fourth, and so takes its second.
+        // The fifth line is earlier than the fourth, and gets its second.
         let within: Vec<u64> = once.iter().map(|at| *at as u64).collect();
         assert_eq!(within, [0, 0, 0, 3, 3, 8]);
         assert!(once.is_sorted());
@@ -868,7 +868,7 @@ mod tests {
             assert_eq!(requests.instants()[3].as_secs(), last, "{zones:?}");
         };
         check(["-0400"; 4], Clock::Zoned, 180);
-        // Two servers, or a clock that was put back: the time of day would run the same way.
+        // Two servers, or a clock that was set back: local time would run the same way.
         check(["+0100", "+0100", "+0000", "+0000"], Clock::Zoned, 3780);
         check(["-0400", "-0700", "-0400", "-0700"], Clock::Wall, 180);
     }
@@ -942,7 +942,7 @@ mod tests {
                     let is_fit = matches!(Target::parse(&target, false), Some(Target::Origin { .. }));
                     prop_assert!(is_fit, "{:?}", target);
                 }
-                // In the midst of a line that was good.
+                // In the middle of a valid line.
                 let at = cut.min(EXCERPT.len());
                 let log = Log::read_from(&*[&EXCERPT[..at], &text[..], &EXCERPT[at..]].concat());
                 let odd: u64 = log.tally().odd.values().sum();

@@ -1,9 +1,9 @@
-//! The manifest of a file set: what is in it, how often each file is asked for, and how its bytes are made again.
+//! The manifest of a file set: its files, the weight of each in the workload, and the seeds of their contents.
 //!
-//! `fileset` makes one and writes it beside the files, as `manifest.jsonl`; `ammeter load --workload` reads it on whatever
-//! machine the load comes from. One JSON object a line: first [`Head`], then a [`File`] each, in the order of the set.
-//! A path is written as a request line has it. Its file is the path decoded, below the folder that is served; where a path
-//! ends with a slash, the index page of that folder.
+//! `fileset` creates it and writes it beside the files, as `manifest.jsonl`; `ammeter load --workload` reads it on the
+//! machine of the load generator. One JSON object per line: first [`Head`], then a [`File`] each, in the order of the
+//! set. Paths are written as in a request line. The file is the decoded path below the document root; for a path with a
+//! final slash, the index page of that folder.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -22,13 +22,13 @@ use super::{Digest, Expect, Order, Request, Requests, running_sums};
 /// Name of the manifest in the folder of its set.
 pub const NAME: &str = "manifest.jsonl";
 
-/// The form that is written and read.
+/// Version of the format.
 const FORMAT: u32 = 1;
 
-/// The index page of a folder, as servers call it by default.
+/// The index page of a folder, with its usual name.
 const INDEX: &str = "index.html";
 
-/// Of the names of files and of whole paths, in bytes: NAME_MAX, and some below PATH_MAX (limits.h).
+/// Maximum length of file names and of paths, in bytes: NAME_MAX, and somewhat below PATH_MAX (limits.h).
 const NAME_MAX: usize = 255;
 const PATH_MAX: usize = 3000;
 
@@ -36,17 +36,17 @@ const PATH_MAX: usize = 3000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Head {
-    /// The form of the manifest: 1.
+    /// Version of the format: 1.
     pub ammeter_files: u32,
-    /// Which set: the words that `ammeter files` was given, without folder and seed.
+    /// The arguments of `ammeter files` that produced the set, without folder and seed.
     pub set: String,
-    /// What the seeds of the files were made from.
+    /// The seed from which the seeds of the files derive.
     pub seed: u64,
-    /// How many files there are, and lines below this one.
+    /// Number of files, and of further lines.
     pub files: u64,
-    /// Bytes of all files together.
+    /// Total bytes of the files.
     pub bytes: u64,
-    /// Of a set that a log shows: how many requests of the log, from its first, ask for files of this set.
+    /// For a set derived from a log: the number of its requests, from the first, that use files of this set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<u64>,
 }
@@ -55,30 +55,31 @@ pub struct Head {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
-    /// As in a request line (RFC 3986, 3.3).
+    /// The path as in a request line (RFC 3986, 3.3).
     pub path: String,
     /// Its size.
     pub bytes: u64,
-    /// What results are grouped by.
+    /// The class by which results are grouped.
     pub class: String,
-    /// How often it is asked for, in proportion to the others; 0 is never.
+    /// Its relative frequency of requests; 0 means never.
     pub weight: f64,
-    /// What its content is made from, see [`Content`](super::content::Content). Below 2^53, which every
-    /// reader of JSON can tell.
+    /// The seed of its content, see [`Content`](super::content::Content).
+    /// Below 2^53, which all JSON readers represent exactly.
     pub seed: u64,
 }
 
-/// A file set as it is written down.
+/// A parsed manifest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
-    /// What holds for all files.
+    /// The properties of the set.
     pub head: Head,
     /// At least one.
     pub files: Vec<File>,
 }
 
 impl Manifest {
-    /// That of the set called `set`, of files as (path, bytes, class, weight). Seeds are made of the set's and the path.
+    /// The manifest of the set named `set`, with files as (path, bytes, class,
+    /// weight). The seed of a file derives from the set's seed and the path.
     pub fn new(set: String, seed: u64, files: impl IntoIterator<Item = (String, u64, String, f64)>) -> Manifest {
         let file = |(path, bytes, class, weight): (String, u64, String, f64)| {
             let mut digest = Digest::default();
@@ -92,20 +93,20 @@ impl Manifest {
         Manifest { head, files }
     }
 
-    /// Bytes of an average reply: sizes by weight.
+    /// Mean reply size in bytes, by weight.
     pub fn mean_bytes(&self) -> f64 {
         let weights: f64 = self.files.iter().map(|file| file.weight).sum();
         self.files.iter().map(|file| file.weight * file.bytes as f64).sum::<f64>() / weights
     }
 
-    /// The names of the classes, in the order in which they come up; what `class` of a [`Request`] counts.
+    /// The names of the classes in order of appearance; `class` of a [`Request`] is an index into it.
     pub fn classes(&self) -> Vec<&str> {
         let mut seen = HashSet::new();
         self.files.iter().map(|file| file.class.as_str()).filter(|class| seen.insert(*class)).collect()
     }
 
-    /// What its files are asked for by: each draw by weight, and each reply checked for status and length, with `verify`
-    /// for its content. To verify, the content of the whole set is made once, at about half a second a GiB.
+    /// A workload of its files, drawn by weight. Replies are checked for status and length, with `verify` also for
+    /// content. Verification generates the content of the whole set once, at about half a second per GiB.
     pub fn requests(&self, seed: u64, verify: bool) -> Requests {
         let names = self.classes();
         let classes: HashMap<&str, u16> = names.iter().copied().zip(0..).collect();
@@ -120,17 +121,17 @@ impl Manifest {
         Requests::new(table.collect(), Order::Drawn { seed, sums }).with_classes(names)
     }
 
-    /// The whole text of it, as it is written.
+    /// The text of the manifest file.
     pub fn to_text(&self) -> String {
         let line = |text: serde_json::Result<String>| text.expect("strings and numbers are JSON") + "\n";
         let lines = self.files.iter().map(|file| line(serde_json::to_string(file)));
         [line(serde_json::to_string(&self.head))].into_iter().chain(lines).collect()
     }
 
-    /// Reads the manifest at `path`, or, if that is a folder, the one in it.
+    /// Reads the manifest at `path`; if that is a folder, the one in it.
     ///
     /// # Errors
-    /// When it cannot be read, or is none: with the line.
+    /// When it cannot be read or is invalid; the text has the line number.
     pub fn read(path: &Path) -> Result<Manifest, Failure> {
         let path = if path.is_dir() { path.join(NAME) } else { path.to_owned() };
         let text = fs::read_to_string(&path).map_err(|error| {
@@ -140,10 +141,10 @@ impl Manifest {
         Manifest::parse(&text).map_err(|trouble| Failure::failed(format!("{}: {trouble}", path.display())))
     }
 
-    /// Reads the text of a manifest.
+    /// Parses the text of a manifest.
     ///
     /// # Errors
-    /// What is wrong, with the number of the line.
+    /// The error, with the line number.
     pub fn parse(text: &str) -> Result<Manifest, String> {
         let mut lines = text.lines().enumerate();
         let at = |number: usize, trouble: String| format!("line {}: {trouble}", number + 1);
@@ -181,7 +182,7 @@ impl Manifest {
         if !files.iter().any(|file| file.weight > 0.0) {
             return Err("no file has a weight above 0, so there is nothing to request".to_owned());
         }
-        // Draws by weight are made of the running sums.
+        // Draws use the running sums of the weights.
         if !files.iter().map(|file| file.weight).sum::<f64>().is_finite() {
             return Err("the weights come to more than a number can say".to_owned());
         }
@@ -191,22 +192,22 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Files by name, as [`file_name`] gives it.
+    /// Files by name, as in [`file_name`].
     pub(super) fn by_name(&self) -> HashMap<PathBuf, &File> {
         self.files.iter().filter_map(|file| Some((file_name(file.path.as_bytes())?, file))).collect()
     }
 }
 
 impl File {
-    /// What a reply with this file is like.
+    /// The expected reply with this file.
     pub(super) fn expect(&self, verify: bool) -> Expect {
         let content = verify.then(|| digest(self.seed, self.bytes));
         Expect { status: Some(200), length: Some(self.bytes), content }
     }
 }
 
-/// The file that a path stands for, below the folder that is served; `None` where there can be none: the path is not written
-/// as in a request, leads out, has a name that no file system takes, or that of the manifest.
+/// The file for a path, below the document root; `None` if there can be none: the path is not a valid request path,
+/// leads out of the root, has a name that no file system accepts, or that of the manifest.
 pub fn file_name(path: &[u8]) -> Option<PathBuf> {
     let is_written = |byte: &u8| byte.is_ascii_graphic() && !b"?#".contains(byte);
     if path.first() != Some(&b'/') || !path.iter().all(is_written) {
@@ -218,11 +219,12 @@ pub fn file_name(path: &[u8]) -> Option<PathBuf> {
         name.extend_from_slice(INDEX.as_bytes());
     }
     let fits = name.len() <= PATH_MAX && name.split(|byte| *byte == b'/').all(|part| part.len() <= NAME_MAX);
-    // `clean_path` leaves no `.` and `..`, no empty name and no NUL.
+    // `clean_path` removes `.` and `..`, empty names and NUL.
     (fits && name != NAME.as_bytes()).then(|| PathBuf::from(OsString::from_vec(name)))
 }
 
-/// The path of a request's target as a manifest has it: without query, without dot segments, encoded where it must be.
+/// The path of a request's target in the form of a manifest:
+/// without query and dot segments, percent-encoded where necessary.
 pub(super) fn plain_path(target: &[u8]) -> Option<String> {
     let path = target.split(|byte| *byte == b'?').next()?;
     let (mut scratch, mut encoded) = (Vec::new(), Vec::new());

@@ -1,6 +1,6 @@
-//! A workload that is drawn by weight: from a manifest, or from a list of targets and how often each is asked for.
+//! A workload drawn by weight: from a manifest, or from a list of targets with weights.
 //!
-//! [`read`] takes either, as a user names it. The text of a list is one target a line, with its weight before it, as people write such lists:
+//! [`read`] accepts either. A list has one target per line, with an optional weight before it:
 //!
 //! ```text
 //! # weight  target
@@ -9,7 +9,7 @@
 //! /favicon.ico
 //! ```
 //!
-//! A target without a weight has 1. Only ratios count.
+//! The default weight is 1. Only ratios matter.
 
 use std::fs;
 use std::path::Path;
@@ -19,11 +19,11 @@ use amped_measure::Failure;
 use super::manifest::Manifest;
 use super::{Order, Request, Requests, running_sums};
 
-/// Reads the workload at `path`: a folder that `ammeter files` made or the manifest in it, else a list, where each target is a
-/// class. `verify` is for manifests: replies are checked to the last byte.
+/// Reads the workload at `path`: a folder that `ammeter files` created, or the manifest in it; otherwise a list, where
+/// each target is a class. `verify` applies to manifests: replies are checked to the last byte.
 ///
 /// # Errors
-/// When it cannot be read, or is none: with the line.
+/// When it cannot be read or is invalid; the text has the line number.
 pub fn read(path: &Path, seed: u64, verify: bool) -> Result<Requests, Failure> {
     let place = path.display();
     let text = if path.is_dir() {
@@ -39,10 +39,10 @@ pub fn read(path: &Path, seed: u64, verify: bool) -> Result<Requests, Failure> {
     }
 }
 
-/// Reads a list of weights and targets.
+/// Parses a list of weights and targets.
 ///
 /// # Errors
-/// What is wrong, with the number of the line and what to write instead.
+/// The error, with the line number and what to write instead.
 pub fn parse(text: &str, seed: u64) -> Result<Requests, String> {
     let (mut table, mut weights) = (Vec::new(), Vec::new());
     let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim()));
@@ -64,7 +64,7 @@ pub fn parse(text: &str, seed: u64) -> Result<Requests, String> {
                  asked is said elsewhere"
             ));
         }
-        // A class each, so that results tell them apart, as far as there are numbers for them.
+        // A class each, so that results distinguish them, as long as numbers suffice.
         let class = u16::try_from(table.len()).unwrap_or(u16::MAX);
         table.push(Request { target: target.as_bytes().into(), class, ..Request::default() });
         weights.push(weight);

@@ -1,8 +1,8 @@
-//! What is asked for, request by request: a table of requests and the order in which they are drawn from it.
+//! Workloads: a table of requests, and the order in which a run draws them.
 //!
-//! Before the run everything is there: the makers of workloads fill a [`Requests`], and from then on the request number
-//! `n` of a run is a function of `n` alone. So generators in several threads need no queue between them, the same seed
-//! asks for the same in the same order, and a driver can have the bytes of each table entry ready.
+//! Everything is prepared before the run: a workload fills a [`Requests`], and from then on request number `n` of a run
+//! is a function of `n` alone. Several threads therefore need no queue between them, the same seed gives the same
+//! requests in the same order, and a driver can prepare the bytes of each table entry.
 
 pub mod content;
 pub mod fileset;
@@ -16,20 +16,20 @@ use amped_measure::stats::Random;
 
 use crate::slice::Slice;
 
-/// A request, and what its reply is to be like.
+/// A request, and the reply that it expects.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
-    /// It is asked for by HEAD, and its reply has no body; else by GET.
+    /// Whether the method is HEAD, whose reply has no body; otherwise GET.
     pub head: bool,
     /// Path and query as in a request line (RFC 9112, 3.2.1).
     pub target: Box<[u8]>,
-    /// What its reply is checked against; `None`: any reply below 400 is right.
+    /// The expectation for its reply; `None` accepts any status below 400.
     pub expect: Option<Expect>,
-    /// Which class of requests it belongs to, for results by class: 0, 1, ...
+    /// Its request class, for results by class: 0, 1, ...
     pub class: u16,
 }
 
-/// What a reply must be like. What is `None` is not checked.
+/// An expected reply. `None` fields are not checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Expect {
     /// The status code.
@@ -40,7 +40,7 @@ pub struct Expect {
     pub content: Option<ContentCheck>,
 }
 
-/// Statuses of replies.
+/// A set of statuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statuses(Vec<std::ops::RangeInclusive<u16>>);
 
@@ -52,7 +52,7 @@ impl Default for Statuses {
 }
 
 impl Statuses {
-    /// Whether this status is one of them.
+    /// Whether the set contains this status.
     pub fn contains(&self, status: u16) -> bool {
         self.0.iter().any(|range| range.contains(&status))
     }
@@ -79,12 +79,12 @@ impl std::str::FromStr for Statuses {
     }
 }
 
-/// What the bytes of a body come to, see [`Digest`].
+/// The checksum of a body, see [`Digest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContentCheck(pub u64);
 
-/// FNV-1a with 64 bits (draft-eastlake-fnv, section 4), over bytes that come in pieces: it tells content that was cut,
-/// shifted or swapped, and is no defence against somebody who wants to be mistaken.
+/// FNV-1a with 64 bits (draft-eastlake-fnv, section 4), computed incrementally. It detects truncated, shifted or
+/// swapped content, but is no defence against an attacker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest(u64);
 
@@ -95,55 +95,56 @@ impl Default for Digest {
 }
 
 impl Digest {
-    /// Takes the next bytes in.
+    /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
         }
     }
 
-    /// What all bytes came to.
+    /// The checksum of all bytes.
     pub fn finish(self) -> ContentCheck {
         ContentCheck(self.0)
     }
 }
 
-/// The requests of a run: a table, and which of it is the request number 0, 1, 2, ...
+/// The requests of a run: a table, and the order of requests 0, 1, 2, ...
 #[derive(Clone, Debug)]
 pub struct Requests {
     table: Vec<Request>,
     order: Order,
-    /// When each is made, from the start of the run; for replays. Empty: when the schedule says so.
+    /// The instant of each request, from the start of the run; for replays. Empty if the schedule decides.
     instants: Vec<Duration>,
-    /// The names of the classes, as far as they have any.
+    /// The names of the classes, if any.
     classes: Vec<String>,
-    /// After how many of all slices there are no more, whatever the order is.
+    /// The maximum number of requests of all slices together, in any order.
     limit: Option<u64>,
-    /// Which of them are asked by this generator.
+    /// The slice of this generator.
     slice: Slice,
 }
 
-/// In which order requests are drawn from a table.
+/// The order in which requests are drawn from a table.
 #[derive(Clone, Debug)]
 pub enum Order {
-    /// As they stand, then again from the first, for ever.
+    /// In table order, repeated without end.
     Cycle,
-    /// As they stand, and then no more.
+    /// In table order, once.
     Once,
-    /// As these say where in the table each of them is, and then no more: a log asks for few files often.
+    /// At these table indices, once: a log requests few files often.
     Listed(Vec<u32>),
     /// Each drawn by itself in proportion to its weight, for ever.
     Drawn {
-        /// What the draws are made of.
+        /// The seed of the draws.
         seed: u64,
-        /// The running sums of the weights: as many as there are requests, not falling, the last above 0.
+        /// The running sums of the weights: one per request, not decreasing, the last above 0.
         sums: Vec<f64>,
     },
 }
 
 impl Requests {
     /// # Panics
-    /// If the table is empty, or if there are not as many weights as requests: whoever makes a workload has told that.
+    /// If the table is empty, or if the number of weights differs from
+    /// that of requests; the creator of a workload has checked both.
     pub fn new(table: Vec<Request>, order: Order) -> Requests {
         assert!(!table.is_empty(), "a workload without requests");
         if let Order::Drawn { sums, .. } = &order {
@@ -156,47 +157,47 @@ impl Requests {
         Requests { table, order, instants: Vec::new(), classes: Vec::new(), limit: None, slice: Slice::default() }
     }
 
-    /// The same, with names for its classes: that of class 0, 1, ...
+    /// The same, with names for classes 0, 1, ...
     pub fn with_classes(self, classes: Vec<String>) -> Requests {
         Requests { classes, ..self }
     }
 
-    /// The same, but no more than so many, by all slices together.
+    /// The same, with at most this number of requests over all slices.
     pub fn limit(self, limit: u64) -> Requests {
         Requests { limit: Some(limit), ..self }
     }
 
-    /// One generator's part of the run: every so manieth request.
+    /// One generator's slice of the run: every N-th request.
     pub fn slice(self, slice: Slice) -> Requests {
         Requests { slice, ..self }
     }
 
-    /// The same, each made at its instant, from the start of the run: as many as there are requests.
+    /// The same, with an instant for each request, from the start of the run.
     pub fn with_instants(self, instants: Vec<Duration>) -> Requests {
         Requests { instants, ..self }
     }
 
-    /// When each request of all slices is made, from the start of the run; empty where the schedule says so.
+    /// The instants of the requests of all slices, from the start of the run; empty if the schedule decides.
     pub fn instants(&self) -> &[Duration] {
         &self.instants
     }
 
-    /// The name of a class; its number, if it has none.
+    /// The name of a class, or its number if it has none.
     pub fn class(&self, class: usize) -> String {
         self.classes.get(class).cloned().unwrap_or_else(|| class.to_string())
     }
 
-    /// The same request again and again.
+    /// The same request, repeated without end.
     pub fn same(target: &[u8]) -> Requests {
         Requests::new(vec![Request { target: target.into(), ..Request::default() }], Order::Cycle)
     }
 
-    /// What requests are drawn from: all that differ.
+    /// The table of distinct requests.
     pub fn table(&self) -> &[Request] {
         &self.table
     }
 
-    /// Where in the table the request number `n` of the run is; `None` behind the last.
+    /// The table index of request number `n`; `None` after the last.
     pub fn index(&self, n: u64) -> Option<usize> {
         let (n, length) = (self.slice.number(n), self.table.len() as u64);
         if self.limit.is_some_and(|limit| n >= limit) {
@@ -206,7 +207,7 @@ impl Requests {
             Order::Cycle => Some((n % length) as usize),
             Order::Once => (n < length).then_some(n as usize),
             Order::Listed(list) => list.get(usize::try_from(n).ok()?).map(|at| *at as usize),
-            // Each draw from a generator of its own: they are as independent as the outputs of SplitMix64 are.
+            // A generator per draw: the draws are as independent as the outputs of SplitMix64.
             Order::Drawn { seed, sums } => {
                 let mut random = Random(seed.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
                 Some(random.weighted(sums))
@@ -214,12 +215,12 @@ impl Requests {
         }
     }
 
-    /// The request number `n` of the run; `None` behind the last.
+    /// Request number `n`; `None` after the last.
     pub fn get(&self, n: u64) -> Option<&Request> {
         self.index(n).map(|index| &self.table[index])
     }
 
-    /// How many requests there are in all; `None`: no end.
+    /// The total number of requests; `None` without an end.
     pub fn len(&self) -> Option<u64> {
         let whole = match &self.order {
             Order::Once => Some(self.table.len() as u64),
@@ -230,13 +231,13 @@ impl Requests {
         least.map(|count| self.slice.share(count))
     }
 
-    /// Never: there is a request at least.
+    /// Always false: there is at least one request.
     pub fn is_empty(&self) -> bool {
         false
     }
 }
 
-/// The sums that [`Order::Drawn`] draws by, of weights that are finite and not below 0.
+/// The running sums for [`Order::Drawn`] of weights that are finite and not negative.
 pub fn running_sums(weights: impl IntoIterator<Item = f64>) -> Vec<f64> {
     let add = |sum: &mut f64, weight: f64| {
         *sum += weight;
@@ -263,7 +264,7 @@ mod tests {
         check(Order::Once, [Some(0), Some(1), Some(2), None, None]);
         check(Order::Listed(vec![2, 0, 2, 1]), [Some(2), Some(0), Some(2), Some(1), None]);
         assert_eq!(&*Requests::same(b"/x").get(7).expect("no end").target, b"/x");
-        // A limit ends what has no end, and what would end later.
+        // A limit applies to endless orders and to longer ones.
         for (order, limit, expected) in [(Order::Cycle, 4, 4), (Order::Once, 2, 2), (Order::Once, 9, 3)] {
             let requests = Requests::new(table(3), order).limit(limit);
             assert_eq!(requests.len(), Some(expected));
