@@ -1,28 +1,28 @@
-//! Which link is to be looked at next, and when: the one timing structure of the router.
+//! The timer queue of the router: which link is due next, and when.
 //!
-//! A heap with at most a few entries a link, however many packets are on their way, since a link knows the order of its own.
-//! An entry that no longer holds is not searched for: it is passed over when its time comes.
+//! A heap with at most a few entries per link, however many packets are in transit, since a link orders its own. Stale
+//! entries are not removed: they are skipped when their time comes.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use amped_units::Time;
 
-/// The times of links, by their numbers.
+/// The due times of links, by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Agenda {
     heap: BinaryHeap<Reverse<(Time, u32)>>,
-    /// When each link is next looked at; [`Time::NEVER`] for one that has nothing to do.
+    /// When each link is due; [`Time::NEVER`] for an idle one.
     due: Vec<Time>,
 }
 
 impl Agenda {
-    /// For so many links.
+    /// An agenda for `links` links.
     pub(crate) fn new(links: usize) -> Agenda {
         Agenda { heap: BinaryHeap::with_capacity(links), due: vec![Time::NEVER; links] }
     }
 
-    /// Looks at a link no later than at `due`.
+    /// Schedules a link no later than at `due`.
     pub(crate) fn remind(&mut self, link: u32, due: Time) {
         let known = &mut self.due[link as usize];
         if due < *known {
@@ -31,7 +31,7 @@ impl Agenda {
         }
     }
 
-    /// The link that is to be looked at by `now`, the earliest first; it is then forgotten.
+    /// Removes and returns the earliest link that is due by `now`.
     pub(crate) fn next(&mut self, now: Time) -> Option<u32> {
         while let Some(&Reverse((due, link))) = self.heap.peek()
             && due <= now
@@ -45,7 +45,7 @@ impl Agenda {
         None
     }
 
-    /// When [`Agenda::next`] is to be asked again; [`Time::NEVER`] while nobody has anything to do.
+    /// When to call [`Agenda::next`] again; [`Time::NEVER`] while all links are idle.
     pub(crate) fn next_due(&self) -> Time {
         self.heap.peek().map_or(Time::NEVER, |Reverse((due, _))| *due)
     }

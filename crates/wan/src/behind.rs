@@ -1,9 +1,9 @@
-//! One command behind one path: a namespace for it, a device on each side, a router between them, and
-//! nothing left of it afterwards.
+//! Runs one command behind one path: in a namespace of its own, with a device
+//! on each side and a router between them, all of which disappear afterwards.
 //!
-//! This host is [`HOST4`] and [`HOST6`] in there; the command has the next free address beside it, so that several can be
-//! behind paths of their own at once. The main thread waits for signals and for the command; one thread is in the namespace,
-//! starts the command there and lives as long as it; one is the router.
+//! From the namespace, this host is [`HOST4`] and [`HOST6`]; the command has the next free address, so that several
+//! commands can run behind paths of their own. The main thread waits for signals and for the command; one thread enters
+//! the namespace, starts the command there and lives as long as it; one is the router.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -28,52 +28,52 @@ pub const HOST4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 /// This host, as seen from the namespace: a unique local address (RFC 4193).
 pub const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
 
-/// The command's addresses end with a number from 2 to this.
+/// The last number of the command's addresses is from 2 to this.
 const CLIENTS_MAX: u16 = 254;
 /// The command's device, in its namespace.
 const DEVICE: &str = "wan0";
-/// How long a command may take to end after it was asked to, before it is killed.
+/// Time that a command has to exit after SIGTERM, before it is killed.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What is to be done.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The command, with its arguments; not empty.
     pub command: Vec<OsString>,
-    /// What lies between it and this host.
+    /// The path between it and this host.
     pub path: PathSettings,
-    /// From which all is drawn.
+    /// The seed of all random draws.
     pub seed: u64,
-    /// How exact the router is to be.
+    /// The router's accuracy.
     pub accuracy: Accuracy,
     /// The largest packet, in bytes at layer 3.
     pub mtu: u32,
-    /// Whether TCP may hand over segments uncut.
+    /// Whether TCP may hand over unsegmented packets.
     pub large_packets: bool,
-    /// What TCP's senders do about congestion, on both sides of the path.
+    /// TCP's congestion control, on both sides of the path.
     pub congestion_control: String,
-    /// Where to write what passes.
+    /// The capture file.
     pub capture: Option<PathBuf>,
 }
 
-/// How it went.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// How the command ended.
+    /// Exit status of the command.
     pub status: ExitStatus,
-    /// What became of the packets.
+    /// Statistics of the packets.
     pub report: Report,
 }
 
-/// The most bytes of packets that a router holds: 10 Gbit/s for 400 ms.
+/// Maximum bytes of packets that a router holds: 10 Gbit/s for 400 ms.
 pub const HELD_MAX: Bytes = Bytes::mib(512);
 
-/// Runs a command behind a path. To be called before any thread is started, so that all of them leave signals to this one;
-/// those that end a program end the command, and then this returns.
+/// Runs a command behind a path. Call it before starting any thread, so that all threads leave signals to this one; a
+/// terminating signal ends the command, and then this returns.
 ///
 /// # Errors
-/// When this user may not, there is no `ip`, all addresses are taken, the command cannot be started, or the router ends
-/// before it. Nothing is left behind then either.
+/// When permission is missing, `ip` is missing, all addresses are in use, the command cannot be started, or the router
+/// ends first. Nothing is left behind then either.
 pub fn run(settings: Settings) -> Result<Outcome, Failure> {
     let signals = Signals::block().map_err(Failure::io("take signals"))?;
     Mark::end_orphans();
@@ -90,10 +90,10 @@ pub fn run(settings: Settings) -> Result<Outcome, Failure> {
         .map_err(Failure::io("start a thread"))?;
     let router = match port.recv() {
         Ok(port) => Router::start(router_settings(&settings, host, port, client))?,
-        // It has said why before it ended.
+        // It has sent its error before it ended.
         Err(_) => return Err(failure_of(&ended)),
     };
-    // One that is not there any more is seen below.
+    // A thread that has ended is detected below.
     let _ = starts.send(());
     let result = wait(&ended, &signals, &router);
     mark.end_all();
@@ -141,23 +141,23 @@ fn device(settings: &Settings, name: String, addresses: [IpAddr; 2], routes: [Ip
     }
 }
 
-/// Makes the host's device, and finds the command's address: the first that no route of this host leads to.
+/// Creates the host's device, and finds the command's address: the first without a route on this host.
 fn host_side(settings: &Settings) -> Result<(Port, u16), Failure> {
     let host = [HOST4.into(), HOST6.into()];
     for number in 2..=CLIENTS_MAX {
         let (v4, v6) = client_addresses(number);
-        // Whose it is stands in the name, for `ip link`.
+        // The name has the process number, for `ip link`.
         let name = format!("wan{}", std::process::id());
         match make_device(&device(settings, name, host, [v4, v6])) {
             Ok(port) => {
-                // What this host remembers of the last one who had the address: a round trip, a threshold (tcp_metrics(8)).
-                // There may be nothing to forget.
+                // The host's memory of the previous user of the address: a round trip time, a threshold
+                // (tcp_metrics(8)). There may be none.
                 for address in [v4, v6] {
                     let _ = ip(&format!("tcp_metrics flush {address}\n"));
                 }
                 return Ok((port, number));
             }
-            // EEXIST: another command has it, behind its own path.
+            // EEXIST: another command has the address, behind its own path.
             Err(Failure::Failed(text)) if text.contains("route add") && text.contains("File exists") => {}
             Err(failure) => return Err(failure),
         }
@@ -165,7 +165,7 @@ fn host_side(settings: &Settings) -> Result<(Port, u16), Failure> {
     Err(Failure::failed(format!("all {} addresses beside {HOST4} are taken; end some `ammeter wan`", CLIENTS_MAX - 1)))
 }
 
-/// The thread that is in the namespace.
+/// The thread in the namespace.
 struct Inside {
     settings: Settings,
     mark: Mark,
@@ -179,7 +179,7 @@ enum Event {
 
 impl Inside {
     fn run(self, ports: &Sender<Port>, start: &Receiver<()>, events: &Sender<Event>) {
-        // Who no longer listens has failed himself, and says so.
+        // A receiver that is gone has failed and reports its own error.
         let _ = events.send(Event::Ended(self.work(ports, start, events)));
     }
 
@@ -203,8 +203,8 @@ impl Inside {
     }
 }
 
-/// Why a command cannot be started, with the exit status of env(1), timeout(1) and the shells: 127 for one that is not found,
-/// 126 for one that cannot be executed.
+/// The error for a command that cannot be started, with the exit status of env(1), timeout(1) and the shells: 127 if it
+/// is not found, 126 if it cannot be executed.
 pub(crate) fn cannot_start(program: &OsStr, error: &io::Error) -> Failure {
     let (status, way_out) = match error.kind() {
         io::ErrorKind::NotFound => (127, "the first word after -- must be a program in PATH, or a path to one"),
@@ -220,10 +220,10 @@ fn failure_of(events: &Receiver<Event>) -> Failure {
     }
 }
 
-/// Waits until the command has ended; has it end when a signal or the router's end says so.
+/// Waits until the command has ended; ends it on a signal, or when the router ends.
 fn wait(events: &Receiver<Event>, signals: &Signals, router: &Router) -> Result<ExitStatus, Failure> {
     let (mut child, mut asked): (Option<u32>, Option<Instant>) = (None, None);
-    // A signal may come between the start of the command and the news of it.
+    // A signal may arrive between the start of the command and its event.
     let mut is_to_end = false;
     loop {
         match events.recv_timeout(Duration::from_millis(5)) {
@@ -231,14 +231,14 @@ fn wait(events: &Receiver<Event>, signals: &Signals, router: &Router) -> Result<
             Ok(Event::Ended(result)) => return result,
             Err(_) => {}
         }
-        // The end of the command comes as a signal too, so this is no wait for it.
+        // The end of the command is a signal too, so this does not delay it.
         let signal = signals.wait_for(Duration::from_millis(100));
         let is_end =
             matches!(signal, Some(Signal::Interrupt | Signal::Terminate | Signal::HangUp)) || router.has_ended();
         is_to_end |= is_end;
         if let Some(pid) = child {
             match asked {
-                // After Ctrl-C the terminal has told the command as well; hearing it twice does no harm.
+                // After Ctrl-C the terminal has signalled the command as well; a second signal does no harm.
                 None if is_to_end => {
                     process::terminate(pid);
                     asked = Some(Instant::now());

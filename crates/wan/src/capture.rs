@@ -1,8 +1,8 @@
-//! What passed the router, as a file that Wireshark and tshark read (pcapng, draft-ietf-opsawg-pcapng).
+//! Captures the router's packets to a file for Wireshark and tshark (pcapng, draft-ietf-opsawg-pcapng).
 //!
-//! Each packet stands there when it came in, and again when it left or was dropped; a drop says its cause as a comment:
-//! `tshark -r FILE -Y frame.comment`. Interfaces are those of the router. The router never waits for the disk: a thread of
-//! its own writes, and what it cannot keep up with is left out and counted.
+//! Each packet is recorded when it arrives, and again when it leaves or is dropped; a drop has its cause as a comment:
+//! `tshark -r FILE -Y frame.comment`. The interfaces are the router's devices. The router never waits for the disk: a
+//! separate thread writes, and blocks that it cannot keep up with are left out and counted.
 
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -11,14 +11,14 @@ use std::time::SystemTime;
 
 use amped_units::Time;
 
-/// How many blocks of this size may wait for the disk.
+/// Maximum number of blocks of this size that wait for the disk.
 const BLOCKS: usize = 64;
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// What happened to a packet.
+/// An event of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happened {
-    /// It came in.
+    /// It arrived.
     Entered,
     /// It left.
     Left,
@@ -26,7 +26,7 @@ pub enum Happened {
     Dropped(&'static str),
 }
 
-/// A file that is being written.
+/// A capture file being written.
 #[derive(Debug)]
 pub struct Capture {
     block: Vec<u8>,
@@ -38,10 +38,10 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Begins a file with these interfaces. `now` is what the router's clock shows.
+    /// Begins a file with these interfaces. `now` is the time of the router's clock.
     ///
     /// # Errors
-    /// When no thread can be had.
+    /// When no thread can be started.
     pub fn begin(file: impl Write + Send + 'static, interfaces: &[String], now: Time) -> io::Result<Capture> {
         let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let origin_ns = (since_1970.as_nanos() as u64).saturating_sub(now.as_nanos());
@@ -52,7 +52,7 @@ impl Capture {
         Ok(Capture { block, blocks, writer, origin_ns, left_out: 0 })
     }
 
-    /// Notes that this happened to a packet, given in pieces without the header of the device.
+    /// Records an event of a packet, given in pieces without the device header.
     pub fn note(&mut self, at: Time, interface: u32, happened: Happened, pieces: &[&[u8]]) {
         packet(&mut self.block, self.origin_ns + at.as_nanos(), interface, happened, pieces);
         if self.block.len() >= BLOCK_BYTES {
@@ -63,12 +63,12 @@ impl Capture {
         }
     }
 
-    /// Writes what is left, and says how many blocks of 1 MiB were left out because the disk was too slow.
+    /// Writes the rest, and returns the number of blocks of 1 MiB that were left out because the disk was too slow.
     ///
     /// # Errors
-    /// That of the file, if it could not be written.
+    /// The write error of the file.
     pub fn end(self) -> io::Result<u64> {
-        // A writer that has given up says why.
+        // A writer that has ended reports its error below.
         let _ = self.blocks.send(self.block);
         drop(self.blocks);
         self.writer.join().unwrap_or_else(|_| Err(io::Error::other("the thread that writes it has panicked")))?;
@@ -83,14 +83,14 @@ fn write_all(mut file: impl Write, blocks: &Receiver<Vec<u8>>) -> io::Result<()>
     file.flush()
 }
 
-/// Section header block: a byte order, and nothing else of interest.
+/// Section header block: only the byte order matters.
 fn section_header() -> Vec<u8> {
     let mut out = Vec::with_capacity(BLOCK_BYTES);
     block(&mut out, 0x0a0d_0d0a, |out| {
         out.extend_from_slice(&0x1a2b_3c4du32.to_ne_bytes());
         out.extend_from_slice(&1u16.to_ne_bytes());
         out.extend_from_slice(&0u16.to_ne_bytes());
-        // Its length, not known.
+        // The section length, unspecified.
         out.extend_from_slice(&u64::MAX.to_ne_bytes());
     });
     out
@@ -138,7 +138,7 @@ fn pad(out: &mut Vec<u8>, length: usize) {
     out.extend(std::iter::repeat_n(0, length.next_multiple_of(4) - length));
 }
 
-/// A block: kind, length, body, and the length again.
+/// A block: type, length, body, and the length again.
 fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
     let begin = out.len();
     out.extend_from_slice(&kind.to_ne_bytes());
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// The kinds of the blocks of a file; checks that each says its length at both ends.
+    /// The types of the blocks of a file; checks that each has its length at both ends.
     fn kinds(mut file: &[u8]) -> Vec<u32> {
         let mut kinds = Vec::new();
         let figure = |at: &[u8]| u32::from_ne_bytes(at[..4].try_into().expect("4 bytes"));

@@ -1,15 +1,15 @@
-//! A wide-area network on one machine: the delay router of Banga and Druschel (Measuring the capacity of a Web server under
-//! realistic loads, 1999, section 4.4), on today's Linux and without its kernel's help.
+//! A wide-area network emulator on one machine: the delay router of Banga and Druschel (Measuring the capacity of a Web
+//! server under realistic loads, 1999, section 4.4), in user space on current Linux.
 //!
 //! - Pure, with time as an argument and all randomness from a seed: [`link`] (latency and bandwidth), [`queue`], [`loss`],
-//!   [`path`] (two links, and whose they are), [`packet`], [`profile`] (networks that have a name) and [`spec`] (links as people write
-//!   them).
-//! - [`router`]: one thread between TUN devices that has packets leave when the links say, and measures how late they do.
-//! - [`place`]: namespaces and devices, of which nothing is left whatever happens; [`behind`]: one command behind one path;
+//!   [`path`] (two links and the prefix of their clients), [`packet`], [`profile`] (named networks) and [`spec`] (the text
+//!   form of links).
+//! - [`router`]: one thread between TUN devices that sends packets when the links say, and measures its lateness.
+//! - [`place`]: namespaces and devices, which never outlive the program; [`behind`]: one command behind one path;
 //!   [`testbed`]: a server and classes of clients.
-//! - [`capture`]: what passed, as pcapng. [`selftest`]: asked against got, on this machine.
+//! - [`capture`]: a pcapng trace of the packets. [`selftest`]: compares configured and measured paths on this machine.
 //!
-//! Knows no HTTP and no load: whatever speaks IP goes through it.
+//! Independent of HTTP and load: it carries any IP traffic.
 #![forbid(unsafe_code)]
 
 mod agenda;

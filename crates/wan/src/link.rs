@@ -1,16 +1,16 @@
 //! One direction of a path: packets go in, and come out later, further apart and fewer.
 //!
-//! Pure: time is an argument, nothing here sleeps. A packet meets, in this order, the queue (`queue.rs`), the wire, which
-//! sends one packet at a time at the bandwidth, the loss on that wire (`loss.rs`), and the latency. As a router's buffer comes
-//! before the wire it feeds, a packet that the wire loses has used its bandwidth, and one that is in the air fills no queue.
-//! Without drops that is the formula of Banga and Druschel (1999), section 4.4:
-//! delay = latency + size / bandwidth + what is queued before it.
+//! Pure: time is an argument, and nothing here sleeps. A packet passes, in this order, the queue (`queue.rs`), the
+//! wire, which sends one packet at a time at the bandwidth, the loss on that wire (`loss.rs`), and the latency. As a
+//! router's buffer is before the wire it feeds, a lost packet has used the wire's bandwidth, and a packet in flight
+//! occupies no queue. Without drops that is the formula of Banga and Druschel (1999), section 4.4: delay = latency +
+//! size / bandwidth + what is queued before it.
 //!
-//! A link is worked off only when somebody looks: [`Link::enter`] and [`Link::pop`] first bring it up to the present, each
-//! event at the moment at which it happened, so that being asked late changes nothing of what comes out. Only
-//! [`Link::next_due`] need wake anybody.
+//! A link advances only when it is called: [`Link::enter`] and [`Link::pop`] first
+//! bring it up to date, each event at the time at which it happened, so that a
+//! late call does not change the result. Only [`Link::next_due`] needs a timer.
 //!
-//! Not a model of what the radio or the cable does: a bandwidth trace says when bytes may go, and nothing why.
+//! Not a model of the physical medium: a bandwidth trace says when bytes may be sent, not why.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,33 +23,33 @@ use serde::{Deserialize, Serialize};
 use crate::loss::{Loss, Wire};
 use crate::queue::{Cause, Dropped, Queue, QueueSettings};
 
-/// What one direction of a path is to be.
+/// The settings of one direction of a path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkSettings {
-    /// How long a packet is on its way once it was sent.
+    /// Propagation delay of a packet after transmission.
     pub latency: Latency,
-    /// How fast packets are sent.
+    /// Transmission rate.
     pub bandwidth: Bandwidth,
-    /// Where packets wait that cannot be sent yet.
+    /// The queue before the wire.
     pub queue: QueueSettings,
-    /// Which packets never arrive.
+    /// Packet loss.
     pub loss: Loss,
-    /// Bytes that each packet counts for on the wire and in the queue beside its own: 0 to count at layer 3,
-    /// [`ETHERNET_BYTES`] to count at layer 2.
+    /// Extra bytes that each packet counts for on the wire and in the queue:
+    /// 0 to count at layer 3, [`ETHERNET_BYTES`] to count at layer 2.
     pub framing_bytes: u32,
 }
 
-/// What Ethernet adds to a packet on the wire (IEEE 802.3): preamble and start 8, header 14, check sequence 4, gap 12.
+/// The overhead of Ethernet per packet (IEEE 802.3): preamble and start 8, header 14, check sequence 4, gap 12.
 pub const ETHERNET_BYTES: u32 = 38;
 
-/// How long a packet is on its way.
+/// A latency model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Latency {
-    /// Always so long.
+    /// Constant.
     Fixed(Duration),
-    /// Each packet another time.
+    /// Drawn for each packet.
     Jitter(Jitter),
-    /// As recorded.
+    /// Replayed from a trace.
     Trace(LatencyTrace),
 }
 
@@ -58,60 +58,60 @@ pub enum Latency {
 pub struct Jitter {
     /// The mean.
     pub mean: Duration,
-    /// How far from it: half the width of the uniform distribution, the standard deviation of the others.
+    /// Spread: half the width of the uniform distribution, the standard deviation of the others.
     pub spread: Duration,
-    /// How it is drawn. What would be below zero is zero.
+    /// The distribution. Negative values become zero.
     pub shape: Shape,
-    /// Whether packets keep their order: one that was quicker waits for the one before it. Else they overtake.
+    /// Whether packets keep their order: a faster packet waits for the one before it. Otherwise they overtake.
     pub keeps_order: bool,
 }
 
 /// The shape of a distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Everything from mean - spread to mean + spread alike.
+    /// Uniform from mean - spread to mean + spread.
     Uniform,
     /// The normal distribution.
     Normal,
-    /// The Pareto distribution of shape 3, moved so that mean and deviation are those asked for: a
-    /// few packets come very late.
+    /// The Pareto distribution of shape 3, shifted and scaled to the
+    /// requested mean and deviation: a few packets are very late.
     Pareto,
 }
 
-/// Latencies as recorded: each holds from its moment on until the next one's. Begins at the first packet, and again at its
-/// end. Packets keep their order.
+/// A recorded sequence of latencies, each valid from its time until the
+/// next. Starts at the first packet, and repeats. Packets keep their order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatencyTrace {
-    /// Moments since the first packet, ascending from zero, and the latency from there on. Never empty.
+    /// Times since the first packet, ascending from zero, with the latency from then on. Never empty.
     pub steps: Arc<[(Duration, Duration)]>,
-    /// When it begins again; after the last moment.
+    /// When it repeats; after the last time.
     pub period: Duration,
 }
 
-/// How fast packets are sent.
+/// A transmission rate.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Bandwidth {
-    /// At once.
+    /// Infinite.
     Unlimited,
-    /// At this rate, which is not 0.
+    /// Constant, not 0.
     Fixed(BitsPerSecond),
-    /// When a trace says so.
+    /// Given by a trace.
     Trace(BandwidthTrace),
 }
 
-/// Moments at which 1504 bytes may be sent, as mahimahi's `mm-link` reads them: one a line, in milliseconds, as often as
-/// there are such opportunities in it. What nobody uses is gone. Begins at the first packet, and again at its end.
+/// The times at which 1504 bytes may be sent, as mahimahi's `mm-link` reads them: one line per opportunity, in
+/// milliseconds. Unused opportunities are lost. Starts at the first packet, and repeats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BandwidthTrace {
     /// Milliseconds since the first packet, ascending, the last one not 0. Never empty.
     pub opportunities_ms: Arc<[u64]>,
 }
 
-/// The size of an opportunity: an Ethernet frame of 1500 bytes with the 4 bytes that TUN puts before it.
+/// The size of an opportunity: an Ethernet frame of 1500 bytes with TUN's 4 bytes before it.
 pub const OPPORTUNITY_BYTES: u32 = 1504;
 
 impl Bandwidth {
-    /// Bits in a second, in the long run; `None` for an unlimited one.
+    /// Mean bits per second; `None` if unlimited.
     pub fn mean(&self) -> Option<f64> {
         match self {
             Bandwidth::Unlimited => None,
@@ -129,16 +129,16 @@ impl BandwidthTrace {
         self.opportunities_ms.last().copied().unwrap_or(1).max(1)
     }
 
-    /// The moment of opportunity number `n`, counted over all repetitions.
+    /// The time of opportunity number `n`, counted over all repetitions.
     fn moment(&self, n: u64) -> Time {
         let len = self.opportunities_ms.len() as u64;
         Time::from_millis(n / len * self.period_ms() + self.opportunities_ms[(n % len) as usize])
     }
 
-    /// The number of the first opportunity that is not before `time`.
+    /// The number of the first opportunity at or after `time`.
     fn first_from(&self, time: Time) -> u64 {
         let ms = time.as_nanos().div_ceil(1_000_000);
-        // A moment that is the end of one repetition is the 0 of the next; look from the one before.
+        // The end of one repetition is time 0 of the next; search from the one before.
         let round = ms.saturating_sub(1) / self.period_ms();
         let within = ms - round * self.period_ms();
         let at = self.opportunities_ms.partition_point(|moment| *moment < within);
@@ -146,27 +146,27 @@ impl BandwidthTrace {
     }
 }
 
-/// A packet that comes out.
+/// A packet that leaves the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Departure<T> {
-    /// When it is to come out.
+    /// When it must leave.
     pub due: Time,
-    /// What it is.
+    /// The packet.
     pub item: T,
 }
 
-/// What has become of the packets of a link. Always: `entered` = `left` + all that were dropped + what it still holds.
+/// Packet counters of a link. Always: `entered` = `left` + all dropped + held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Packets that went in.
+    /// Packets that entered.
     pub entered: u64,
-    /// Packets that came out.
+    /// Packets that left.
     pub left: u64,
-    /// Bytes that came out, as the link counts them.
+    /// Bytes that left, as the link counts them.
     pub left_bytes: u64,
     /// Lost on the wire.
     pub lost: u64,
-    /// Dropped for want of room in the queue.
+    /// Dropped because the queue was full.
     pub queue_full: u64,
     /// Dropped by CoDel.
     pub codel: u64,
@@ -175,13 +175,13 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Packets that were dropped, for whatever cause.
+    /// Packets dropped for any cause.
     pub fn dropped(&self) -> u64 {
         self.lost + self.queue_full + self.codel + self.red
     }
 }
 
-/// One direction of a path, with packets in it.
+/// One direction of a path, with the packets in it.
 #[derive(Clone, Debug)]
 pub struct Link<T> {
     latency: Latency,
@@ -190,11 +190,11 @@ pub struct Link<T> {
     queue: Queue<T>,
     wire: Wire,
     random: Random,
-    /// When the first packet came; traces count from there.
+    /// When the first packet entered; traces start then.
     began: Option<Time>,
     sending: Option<Sending<T>>,
     clock: Clock,
-    /// Sent, and on their way; ascending by `due`.
+    /// Packets in flight, ascending by `due`.
     flying: VecDeque<Flying<T>>,
     dropped: Vec<Dropped<T>>,
     counts: Counts,
@@ -214,23 +214,23 @@ struct Flying<T> {
     item: T,
 }
 
-/// How far the wire has come, finer than a nanosecond.
+/// The progress of the wire, with sub-nanosecond resolution.
 #[derive(Clone, Copy, Debug, Default)]
 struct Clock {
     /// When the wire was last free.
     free: Time,
-    /// What `free` was rounded down by, in 1 / rate nanoseconds: packets sent without a pause take together exactly as long
-    /// as all their bits, however short each one is.
+    /// Rounding error of `free`, in 1 / rate nanoseconds: consecutive packets take exactly as long as all their bits
+    /// together, however short each one is.
     rest: u64,
-    /// Of a trace: how much is left of the opportunity at `free`, and the number of the first one that nobody has used.
+    /// For a trace: the unused bytes of the opportunity at `free`, and the number of the first unused opportunity.
     left_bytes: u32,
     next: u64,
 }
 
 impl<T> Link<T> {
-    /// An empty link. All that is drawn is drawn from `seed`.
+    /// An empty link. All random draws derive from `seed`.
     pub fn new(settings: &LinkSettings, seed: u64) -> Link<T> {
-        // Each model draws from a sequence of its own, so that a change of one leaves what the others draw.
+        // Each model has a random sequence of its own, so that changing one does not affect the others.
         let mut seeds = Random(seed);
         let typical = settings.bandwidth.mean().map_or(0.0, |rate| 8.0 * 500.0 / rate);
         Link {
@@ -249,7 +249,7 @@ impl<T> Link<T> {
         }
     }
 
-    /// A packet of `bytes` at layer 3 goes in.
+    /// A packet of `bytes` at layer 3 enters.
     pub fn enter(&mut self, now: Time, bytes: u32, item: T) {
         self.advance(now);
         self.began.get_or_insert(now);
@@ -268,7 +268,7 @@ impl<T> Link<T> {
         }
     }
 
-    /// The next packet that is due by `now`, in the order of their departures.
+    /// The next packet that is due by `now`, in order of departure.
     pub fn pop(&mut self, now: Time) -> Option<Departure<T>> {
         self.advance(now);
         let flying = self.flying.pop_front_if(|flying| flying.due <= now)?;
@@ -277,21 +277,22 @@ impl<T> Link<T> {
         Some(Departure { due: flying.due, item: flying.item })
     }
 
-    /// What was dropped since this was last asked, oldest first.
+    /// Returns the packets dropped since the last call, oldest first.
     pub fn take_dropped(&mut self) -> std::vec::Drain<'_, Dropped<T>> {
         self.dropped.drain(..)
     }
 
-    /// When to ask [`Link::pop`] again: no packet is due before, if none goes in. [`Time::NEVER`] while the link is empty.
+    /// When to call [`Link::pop`] again: no packet is due before,
+    /// unless another enters. [`Time::NEVER`] while the link is empty.
     pub fn next_due(&self) -> Time {
         let flying = self.flying.front().map_or(Time::NEVER, |flying| flying.due);
-        // What is being sent now takes at least the shortest latency from the end on, and what waits comes after it.
+        // The packet on the wire needs at least the minimum latency after its end, and queued packets come after it.
         let sending = self.sending.as_ref().map_or(Time::NEVER, |sending| sending.end + self.latency_min());
         flying.min(sending)
     }
 
-    /// From now on packets are sent so fast. The one that is being sent has its rest sent at the new rate, where both are
-    /// fixed ones; else it ends as it would have.
+    /// Changes the bandwidth. The rest of the packet on the wire is sent at
+    /// the new rate if both rates are constant; otherwise it ends as before.
     pub fn set_bandwidth(&mut self, now: Time, bandwidth: Bandwidth) {
         self.advance(now);
         if let (Some(sending), Bandwidth::Fixed(old), Bandwidth::Fixed(new)) =
@@ -304,26 +305,26 @@ impl<T> Link<T> {
         self.bandwidth = bandwidth;
     }
 
-    /// What has become of all packets so far.
+    /// The counters of all packets so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// How many packets it holds: those that wait, the one that is sent, and those on their way.
+    /// Number of packets in the link: in the queue, on the wire and in flight.
     pub fn held(&self) -> u64 {
         self.queue.packets() + u64::from(self.sending.is_some()) + self.flying.len() as u64
     }
 
-    /// How many packets and bytes wait in the queue.
+    /// Packets and bytes in the queue.
     pub fn queued(&self) -> (u64, u64) {
         (self.queue.packets(), self.queue.bytes())
     }
 
-    /// Does everything that happens on the wire until `now`.
+    /// Processes all events on the wire until `now`.
     fn advance(&mut self, now: Time) {
         while let Some(Sending { bytes, item, end }) = self.sending.take_if(|sending| sending.end <= now) {
             self.sent(end, bytes, item);
-            // A packet that takes no time leaves the wire free for the next.
+            // A packet with zero transmission time leaves the wire free for the next.
             while self.sending.is_none() {
                 let before = self.dropped.len();
                 let next = self.queue.pop(end, &mut self.dropped);
@@ -334,7 +335,7 @@ impl<T> Link<T> {
         }
     }
 
-    /// Begins to send a packet, at a moment at which the wire is free; one that takes no time is sent at once.
+    /// Starts to send a packet at a time when the wire is free; completes at once if the transmission time is zero.
     fn send(&mut self, from: Time, bytes: u32, item: T) {
         match self.clock.end(from, bytes, &self.bandwidth, self.began.unwrap_or(from)) {
             Some(end) => self.sending = Some(Sending { bytes, item, end }),
@@ -342,7 +343,7 @@ impl<T> Link<T> {
         }
     }
 
-    /// A packet is on the wire as a whole: it is lost, or on its way.
+    /// A packet was transmitted completely: it is lost, or in flight.
     fn sent(&mut self, at: Time, bytes: u32, item: T) {
         if self.wire.loses() {
             self.drop(Dropped { at, cause: Cause::Loss, bytes, item });
@@ -394,7 +395,7 @@ impl<T> Link<T> {
             Cause::Loss => self.counts.lost += 1,
             Cause::QueueFull => self.counts.queue_full += 1,
             Cause::Red => self.counts.red += 1,
-            // Counted where they are taken from the queue.
+            // Counted when they are taken from the queue.
             Cause::CoDel => {}
         }
         self.dropped.push(dropped);
@@ -402,7 +403,7 @@ impl<T> Link<T> {
 }
 
 impl Clock {
-    /// When a packet ends that begins now, with the wire free; `None` where it takes no time.
+    /// When the transmission of a packet that begins now ends, with the wire free; `None` if it takes no time.
     fn end(&mut self, from: Time, bytes: u32, bandwidth: &Bandwidth, began: Time) -> Option<Time> {
         let end = match bandwidth {
             Bandwidth::Unlimited => return None,
@@ -416,7 +417,7 @@ impl Clock {
                 from + Duration::from_nanos(u64::try_from(work / rate).unwrap_or(u64::MAX))
             }
             Bandwidth::Trace(trace) => {
-                // What is left of an opportunity is for who waited at its moment.
+                // The rest of an opportunity is only for packets that waited at its time.
                 if self.free != from {
                     self.left_bytes = 0;
                 }
@@ -439,7 +440,7 @@ impl Clock {
 }
 
 impl Shape {
-    /// A value with mean 0 and the deviation of 1 that goes with the shape.
+    /// A value with mean 0 and the standard deviation that the shape's spread of 1 means.
     fn draw(self, random: &mut Random) -> f64 {
         match self {
             Shape::Uniform => 2.0 * random.fraction() - 1.0,
@@ -448,7 +449,7 @@ impl Shape {
                 let (radius, angle) = (1.0 - random.fraction(), random.fraction());
                 (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
             }
-            // By inversion: (1 - u)^(-1/3) has the mean 3/2 and the variance 3/4.
+            // By inversion: (1 - u)^(-1/3) has mean 3/2 and variance 3/4.
             Shape::Pareto => ((1.0 - random.fraction()).powf(-1.0 / 3.0) - 1.5) / 0.75f64.sqrt(),
         }
     }
@@ -477,8 +478,8 @@ mod tests {
         Bandwidth::Fixed(BitsPerSecond(bits))
     }
 
-    /// Sends packets of (moment, bytes) through a new link; returns (number, due) of those that come out, in that order.
-    /// `eager`: asked at each moment that the link itself names, else only now and then.
+    /// Sends packets of (time, bytes) through a new link; returns (number, due) of those that leave, in that order.
+    /// `eager`: calls the link at each time that it requests, otherwise only now and then.
     fn run(settings: &LinkSettings, seed: u64, packets: &[(u64, u32)], eager: bool) -> Vec<(usize, u64)> {
         let mut link = Link::new(settings, seed);
         let mut out = Vec::new();
@@ -524,7 +525,7 @@ mod tests {
 
     #[test]
     fn back_to_back_packets_are_spaced_by_bandwidth() {
-        // 7 bytes at 1 Gbit/s are 56 ns; at 3 Gbit/s 18.67, and three of them again 56.
+        // 7 bytes at 1 Gbit/s are 56 ns; at 3 Gbit/s 18.67, and three of them 56.
         let out = run(&settings(ms(1), rate(3_000_000_000)), 1, &[(0, 7); 9], true);
         let dues: Vec<u64> = out.iter().map(|(_, due)| due - MS).collect();
         assert_eq!(dues, [18, 37, 56, 74, 93, 112, 130, 149, 168]);
@@ -545,13 +546,13 @@ mod tests {
             let out: Vec<u64> = out.iter().map(|(_, due)| due / MS).collect();
             assert_eq!(out, expected_ms, "{opportunities:?} {packets:?}");
         };
-        // One packet each opportunity, and round again after the last.
+        // One packet per opportunity, repeating after the last.
         check(&[1, 3, 10], &[(0, 1504); 5], &[1, 3, 10, 11, 13]);
-        // Small ones share one, a large one takes two.
+        // Small packets share one, a large one takes two.
         check(&[1, 2, 3, 4], &[(0, 700), (0, 700), (0, 700), (0, 3000)], &[1, 1, 2, 4]);
         // Several at once.
         check(&[5, 5, 5], &[(0, 1504); 4], &[5, 5, 5, 10]);
-        // What nobody used is gone, and so is what is left of one for who comes later.
+        // Unused opportunities are lost, and so is the rest of one for packets that come later.
         check(&[1, 2, 3], &[(0, 100), (2, 100), (5, 1504), (5, 1504)], &[1, 2, 5, 6]);
         // The trace begins with the first packet.
         check(&[2], &[(7, 1504), (7, 1504)], &[9, 11]);
@@ -566,7 +567,7 @@ mod tests {
         let link = settings(Latency::Trace(trace), Bandwidth::Unlimited);
         let packets: Vec<_> = [1000, 1099, 1100, 1199, 1240, 1301].map(|at| (at * MS, 100)).into();
         let out: Vec<u64> = run(&link, 1, &packets, true).iter().map(|(_, due)| due / MS).collect();
-        // Order is kept: what is sent at 1240 with 10 ms waits for what left at 1199 with 50.
+        // Order is kept: the packet sent at 1240 with 10 ms waits for the one that left at 1199 with 50 ms.
         assert_eq!(out, [1010, 1109, 1150, 1249, 1250, 1351]);
     }
 
@@ -602,7 +603,7 @@ mod tests {
     #[test]
     fn bandwidth_may_change_during_packet() {
         let mut link = Link::new(&settings(ms(0), rate(1_000_000)), 1);
-        // 10 ms each; after 4 ms the rest of the first takes 3 instead of 6.
+        // 10 ms each; after 4 ms the rest of the first takes 3 ms instead of 6.
         link.enter(Time::START, 1250, 0);
         link.enter(Time::START, 1250, 1);
         link.enter(Time::START, 1250, 2);
@@ -613,14 +614,14 @@ mod tests {
         assert_eq!(out, [7, 12, 12]);
     }
 
-    /// The formula of the paper, packet by packet, with droptail by packets, in a way that has nothing in common with the
-    /// link: (number, due) of those that come out.
+    /// The formula of the paper, packet by packet, with droptail by packets, computed independently of the link:
+    /// (number, due) of those that leave.
     fn formula(latency_ns: u64, bits: u64, limit: u64, packets: &[(u64, u32)]) -> Vec<(usize, u64)> {
         let (mut out, mut spans): (_, Vec<(u64, u64)>) = (Vec::new(), Vec::new());
         let (mut busy_from, mut busy_bits) = (0, 0u128);
         for (n, &(at, bytes)) in packets.iter().enumerate() {
             let free = spans.last().map_or(0, |(_, end)| *end);
-            // Those whose turn has not come yet at this moment.
+            // Packets whose turn has not come yet at this time.
             if spans.iter().filter(|(start, _)| *start > at).count() as u64 >= limit && free > at {
                 continue;
             }
@@ -635,10 +636,10 @@ mod tests {
         out
     }
 
-    /// What becomes of a packet: (when it leaves, or is dropped; why).
+    /// The fate of a packet: (when it leaves or is dropped, why).
     type Fate = (u64, Option<Cause>);
 
-    /// What a link makes of packets, one by one.
+    /// The fate of each packet in a link.
     fn fates(settings: &LinkSettings, seed: u64, packets: &[(u64, u32)]) -> Vec<Option<Fate>> {
         let mut link = Link::new(settings, seed);
         let mut fates = vec![None; packets.len()];
@@ -654,8 +655,8 @@ mod tests {
         fates
     }
 
-    /// The same by the definition of each model: an event after another, in plain numbers of nanoseconds, with nothing of the
-    /// link but its settings and the sequences of random numbers.
+    /// The same by the definition of each model: event by event, in integer nanoseconds, sharing with the link only its
+    /// settings and the random sequences.
     struct Reference<'a> {
         settings: &'a LinkSettings,
         fates: Vec<Option<Fate>>,
@@ -663,14 +664,14 @@ mod tests {
         red: Random,
         jitter: Random,
         began: u64,
-        /// (came, bytes, number).
+        /// (arrival, bytes, number).
         waiting: Vec<(u64, u64, usize)>,
         /// (end, number) of the packet on the wire.
         wire: Option<(u64, usize)>,
-        /// When the wire was taken after a pause, and the bits since: all of them together take as long as they take.
+        /// When the wire became busy, and the bits since: their total time is exact.
         busy: (u64, u128),
         free: u64,
-        /// Of a bandwidth trace: the first opportunity that nobody has used, and (when, bytes) of one that is left in part.
+        /// For a bandwidth trace: the first unused opportunity, and (time, bytes) of a partly used one.
         next: u64,
         left: (u64, u64),
         sent: usize,
@@ -1021,12 +1022,12 @@ mod tests {
             }
         }
 
-        /// `run` itself checks that nothing leaves early, and that in = out + dropped once all is out.
+        /// `run` itself checks that no packet leaves early, and that in = out + dropped once all have left.
         #[test]
         fn late_polling_changes_nothing(packets in packets(), link in any_settings(), seed: u64) {
             let eager = run(&link, seed, &packets, true);
             let mut lazy = run(&link, seed, &packets, false);
-            // What is asked for late comes in the order of its departure among what is there by then.
+            // Packets of a late call come in order of departure among those present by then.
             lazy.sort_by_key(|(n, due)| (*due, *n));
             let mut eager = eager;
             eager.sort_by_key(|(n, due)| (*due, *n));

@@ -1,49 +1,49 @@
-//! Which packets the wire loses, whatever the queue before it does.
+//! Packet loss on the wire, independent of the queue before it.
 //!
-//! Four models, from the one that is easy to reason about to the one that repeats what was recorded. Each link draws from
-//! a seed of its own, so what one path loses does not depend on what passes another.
+//! Four models, from one that is easy to analyse to one that replays a recording. Each link draws from a seed of its
+//! own, so the losses of one path do not depend on the traffic of another.
 
 use std::sync::Arc;
 
 use amped_measure::stats::Random;
 
-/// How packets are chosen to be lost.
+/// A loss model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Loss {
-    /// None is.
+    /// No loss.
     #[default]
     None,
-    /// Each with this probability, whatever became of the others.
+    /// Each packet is lost independently with this probability.
     Bernoulli(f64),
     /// In bursts, see [`GilbertElliott`].
     GilbertElliott(GilbertElliott),
-    /// The packets for which it says `true`, from the first packet on, and again from the beginning
-    /// after its end. Never empty.
+    /// Packets whose element is `true` are lost, from the first packet on; the pattern repeats. Never empty.
     Pattern(Arc<[bool]>),
 }
 
-/// A wire that is now good, now bad (Gilbert, Capacity of a Burst-Noise Channel, 1960; Elliott 1963). Before each packet it
-/// may change; then the packet is lost with the probability of the state. All four are probabilities, 0 to 1.
+/// A channel with a good and a bad state (Gilbert, Capacity of a Burst-Noise Channel,
+/// 1960; Elliott 1963). Before each packet the state may change; then the packet is
+/// lost with the probability of the state. All four are probabilities, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GilbertElliott {
-    /// That a good wire turns bad before a packet.
+    /// Probability of the change from good to bad.
     pub to_bad: f64,
-    /// That a bad wire turns good before a packet; bursts of loss are 1 / `to_good` packets long.
+    /// Probability of the change from bad to good; bursts of loss are 1 / `to_good` packets long.
     pub to_good: f64,
-    /// That a packet is lost while the wire is bad: Elliott's 1 - h.
+    /// Probability of loss in the bad state: Elliott's 1 - h.
     pub lost_in_bad: f64,
-    /// That a packet is lost while the wire is good: Elliott's 1 - k.
+    /// Probability of loss in the good state: Elliott's 1 - k.
     pub lost_in_good: f64,
 }
 
 impl Loss {
-    /// The share of packets that is lost in the long run, 0 to 1.
+    /// The long-term share of lost packets, 0 to 1.
     pub fn mean(&self) -> f64 {
         match self {
             Loss::None => 0.0,
             Loss::Bernoulli(probability) => *probability,
             Loss::GilbertElliott(wire) => {
-                // The stationary distribution of its two states; a wire that never changes stays good.
+                // The stationary distribution of the two states; a channel that never changes stays good.
                 let changes = wire.to_bad + wire.to_good;
                 let bad = if changes > 0.0 { wire.to_bad / changes } else { 0.0 };
                 bad * wire.lost_in_bad + (1.0 - bad) * wire.lost_in_good
@@ -59,7 +59,7 @@ pub(crate) struct Wire {
     loss: Loss,
     random: Random,
     is_bad: bool,
-    /// Of the pattern: where the next packet stands.
+    /// Position of the next packet in the pattern.
     at: usize,
 }
 
@@ -98,7 +98,8 @@ mod tests {
         (0..PACKETS).map(|_| wire.loses()).collect()
     }
 
-    /// The share that is lost lies within five standard deviations, of which bursts of `burst` packets make more.
+    /// Checks that the share of lost packets lies within five
+    /// standard deviations, which bursts of `burst` packets increase.
     fn check(loss: Loss, burst: f64) {
         for seed in 0..5 {
             let share = lost(&loss, seed).iter().filter(|lost| **lost).count() as f64 / PACKETS as f64;

@@ -1,8 +1,8 @@
-//! What the router must know of a packet: who sent it to whom, how large it is, and how to cut it.
+//! The parts of a packet that the router needs: its addresses, its size, and where to segment it.
 //!
-//! A TCP sender hands over up to 64 KiB at once, a *large packet*, which a network card would cut into segments. The models
-//! see the segments, each by itself; what leaves together is written as one large packet again, or as several, or cut down to
-//! single ones: see [`Packet::write`]. Nobody trusts what is read here: a packet that is not what its header says is `None`.
+//! A TCP sender hands over up to 64 KiB at once, a *large packet*, which a network card would segment. The models see
+//! each segment; segments that leave together are written as one large packet again, or as several, or as single ones:
+//! see [`Packet::write`]. Input is not trusted: a packet that contradicts its header is `None`.
 
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
@@ -15,27 +15,27 @@ const NEEDS_CHECKSUM: u8 = 1;
 const GSO_TCP4: u8 = 1;
 /// `VIRTIO_NET_HDR_GSO_TCPV6`.
 const GSO_TCP6: u8 = 4;
-/// `VIRTIO_NET_HDR_GSO_ECN`: a flag beside the other two.
+/// `VIRTIO_NET_HDR_GSO_ECN`: a flag in addition to the other two.
 const GSO_ECN: u8 = 0x80;
 
-/// What is known of a packet.
+/// The layout of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Who sent it.
+    /// The source address.
     pub source: IpAddr,
-    /// To whom.
+    /// The destination address.
     pub destination: IpAddr,
-    /// Into how many segments a network card would cut it; 1 for most.
+    /// Number of segments that a network card would make of it; 1 for most packets.
     pub segments: u32,
-    /// Where the TCP header begins; of a large packet only.
+    /// Offset of the TCP header; for large packets only.
     tcp: usize,
-    /// Where the data begin, which are cut.
+    /// Offset of the data to be segmented.
     data: usize,
     /// Bytes of data in each segment but the last.
     segment_data: usize,
 }
 
-/// Reads the header of a packet as [`amped_sys::tun::Tun::read`] gives it.
+/// Parses the header of a packet from [`amped_sys::tun::Tun::read`].
 pub fn layout(packet: &[u8]) -> Option<Layout> {
     let (header, ip) = packet.split_at_checked(HEADER_BYTES)?;
     let (source, destination): (IpAddr, IpAddr) = match ip.first()? >> 4 {
@@ -72,12 +72,12 @@ pub fn layout(packet: &[u8]) -> Option<Layout> {
     }
 }
 
-/// A packet with its header, as it was read.
+/// A packet with its device header, as read.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// The header, and the IP packet behind it.
+    /// The device header, followed by the IP packet.
     pub bytes: &'a [u8],
-    /// What [`layout`] said of it.
+    /// The result of [`layout`].
     pub layout: &'a Layout,
 }
 
@@ -88,14 +88,14 @@ impl Packet<'_> {
         (self.layout.data + to - from) as u32
     }
 
-    /// Where the data of the segments from `first` to before `end` lie behind all headers.
+    /// The range of the data of segments `first..end`, relative to the end of all headers.
     fn data_of(&self, first: u32, end: u32) -> (usize, usize) {
         let all = self.bytes.len() - HEADER_BYTES - self.layout.data;
         let at = |n: u32| (n as usize * self.layout.segment_data).min(all);
         (at(first), at(end))
     }
 
-    /// Has `write` write the segments from `first` to before `end` as one packet, in pieces. `scratch` is for a new header.
+    /// Writes segments `first..end` as one packet, by calling `write` with its pieces. `scratch` holds a new header.
     ///
     /// # Errors
     /// Those of `write`.
@@ -116,12 +116,12 @@ impl Packet<'_> {
         scratch.extend_from_slice(&self.bytes[..headers]);
         let (vnet, ip) = scratch.split_at_mut(HEADER_BYTES);
         if end - first == 1 {
-            // No large packet any more: kind and segment size are 0.
+            // No longer a large packet: type and segment size are 0.
             vnet[1] = 0;
             vnet[4..6].fill(0);
         }
         let bytes = data + to - from;
-        // What a network card does when it cuts (Linux, `inet_gso_segment` and `tcp_gso_segment`).
+        // As a network card segments (Linux, `inet_gso_segment` and `tcp_gso_segment`).
         if self.layout.source.is_ipv4() {
             ip[2..4].copy_from_slice(&(bytes as u16).to_be_bytes());
             let id = u16::from_be_bytes([ip[4], ip[5]]).wrapping_add(first as u16);
@@ -143,8 +143,8 @@ impl Packet<'_> {
         if first > 0 {
             header[13] &= !CWR;
         }
-        // The pseudo header of RFC 9293, 3.1: addresses, protocol, length. The kernel completes it if the packet leaves the
-        // machine.
+        // The pseudo header of RFC 9293, 3.1: addresses, protocol, length.
+        // The kernel completes the checksum if the packet leaves the machine.
         let pseudo = folded(addresses + PROTOCOL_TCP + (bytes - tcp) as u64);
         header[16..18].copy_from_slice(&pseudo.to_be_bytes());
         write(&[IoSlice::new(scratch), IoSlice::new(&self.bytes[headers + from..headers + to])])
@@ -156,7 +156,7 @@ const PSH: u8 = 0x08;
 const CWR: u8 = 0x80;
 const PROTOCOL_TCP: u64 = 6;
 
-/// The sum of RFC 1071 over 16-bit words, not yet folded.
+/// The sum of RFC 1071 over 16-bit words, before folding.
 fn sum(bytes: &[u8]) -> u64 {
     bytes.chunks(2).map(|pair| u64::from(pair[0]) << 8 | u64::from(pair.get(1).copied().unwrap_or(0))).sum()
 }
@@ -173,7 +173,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A TCP packet over IPv4 or IPv6 with `data` bytes, to be cut after `segment` of them; 0: not to be cut.
+    /// A TCP packet over IPv4 or IPv6 with `data` bytes, to be
+    /// segmented after each `segment` bytes; 0 for no segmentation.
     fn tcp_packet(v6: bool, data: usize, segment: usize) -> Vec<u8> {
         let ip = if v6 { 40 } else { 20 };
         let mut packet = vec![0; HEADER_BYTES + ip + 32 + data];
@@ -230,7 +231,7 @@ mod tests {
         check(&tcp_packet(true, 64_000, 1000), Some(("fd00::1", "fd00::2", 64)));
         check(&[], None);
         check(&[0; HEADER_BYTES], None);
-        // Cut short in the header of IP, of TCP, and not cut at all.
+        // Truncated in the IP header, in the TCP header, and not truncated.
         let whole = tcp_packet(false, 0, 1400);
         for length in 0..HEADER_BYTES + 20 + 13 {
             check(&whole[..length], None);

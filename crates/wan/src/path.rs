@@ -1,7 +1,7 @@
-//! A path between a client and the server: two links, and the prefix of the clients whose packets take it.
+//! A path between a client and the server: two links, and the prefix of the clients that use it.
 //!
-//! [`Prefixes`] finds the path of a packet by its client's address: the source on the way up, the destination on the way
-//! down. A thousand paths cost no more than one, since it looks once for each length of prefix that there is.
+//! [`Prefixes`] finds the path of a packet by its client's address: the source upstream, the destination downstream. A
+//! thousand paths cost no more than one, since there is one lookup per distinct prefix length.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use crate::link::LinkSettings;
 
-/// What a path is to be.
+/// The settings of a path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathSettings {
     /// From the client to the server.
@@ -19,7 +19,7 @@ pub struct PathSettings {
     pub down: LinkSettings,
 }
 
-/// Which way a packet goes.
+/// The direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To the server.
@@ -29,7 +29,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Both.
+    /// Both directions.
     pub const ALL: [Direction; 2] = [Direction::Up, Direction::Down];
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for Direction {
     }
 }
 
-/// The addresses that begin with the same bits: `10.77.0.0/16`, `fd77::/64`.
+/// An address prefix: `10.77.0.0/16`, `fd77::/64`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Prefix {
     address: IpAddr,
@@ -50,18 +50,18 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// The addresses that share the first `bits` with this one; `None` if an address has not so many.
+    /// The prefix of the first `bits` of this address; `None` if an address has fewer bits.
     pub fn new(address: IpAddr, bits: u8) -> Option<Prefix> {
         let length = if address.is_ipv4() { 32 } else { 128 };
         (bits <= length).then(|| Prefix { address: masked(address, bits), bits })
     }
 
-    /// Whether its addresses are of IPv6.
+    /// Whether it is an IPv6 prefix.
     pub fn is_ipv6(&self) -> bool {
         self.address.is_ipv6()
     }
 
-    /// This address alone.
+    /// The prefix of this address alone.
     pub fn host(address: IpAddr) -> Prefix {
         Prefix { address, bits: if address.is_ipv4() { 32 } else { 128 } }
     }
@@ -88,7 +88,7 @@ impl fmt::Display for Prefix {
 }
 
 fn masked(address: IpAddr, bits: u8) -> IpAddr {
-    // A shift by all bits is none of an integer's; the mask is empty then.
+    // Shifting an integer by all its bits overflows; the mask is empty then.
     match address {
         IpAddr::V4(v4) => {
             let mask = u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0);
@@ -101,16 +101,16 @@ fn masked(address: IpAddr, bits: u8) -> IpAddr {
     }
 }
 
-/// Prefixes, and the path of each; the longest one that fits an address is its own.
+/// Prefixes with their paths; the longest prefix of an address wins.
 #[derive(Clone, Debug, Default)]
 pub struct Prefixes {
     paths: HashMap<Prefix, u32>,
-    /// The lengths that there are, longest first, for IPv4 and for IPv6.
+    /// The distinct lengths, longest first, for IPv4 and for IPv6.
     lengths: [Vec<u8>; 2],
 }
 
 impl Prefixes {
-    /// Addresses of `prefix` take `path` from now on. Returns the path that they took before, if this very prefix was there.
+    /// Maps `prefix` to `path`. Returns the previous path of this very prefix.
     pub fn insert(&mut self, prefix: Prefix, path: u32) -> Option<u32> {
         let lengths = &mut self.lengths[usize::from(prefix.address.is_ipv6())];
         if let Err(at) = lengths.binary_search_by(|bits| prefix.bits.cmp(bits)) {
@@ -173,7 +173,7 @@ mod tests {
         fn lookup_agrees_with_linear_search(
             all in prop::collection::vec((any::<u32>(), 0..=32u8), 0..40), asked: u32,
         ) {
-            // Few different bits, so that prefixes lie in one another.
+            // Few distinct bits, so that prefixes nest.
             let thin = |bits: u32| IpAddr::V4((bits & 0xc0c0_c0c0).into());
             let mut paths = Prefixes::default();
             let mut plain = Vec::new();

@@ -1,9 +1,9 @@
-//! Where a router's devices are made: network namespaces with a device each, and what is set in them.
+//! Creates a router's devices: network namespaces with one device each, and their settings.
 //!
-//! Nothing here outlives the program. A TUN device is gone when its descriptor is closed, with its addresses and routes; a
-//! namespace without a name when nobody is in it and nobody holds it. So there is nothing to remove after SIGKILL either,
-//! but for programs that ran in such a namespace and started others: those are found by the mark that their namespace has
-//! ([`Mark`]) and ended, at the end, or by the next who comes ([`Mark::end_orphans`]).
+//! Nothing here outlives the program. A TUN device disappears with its descriptor, together with its addresses and
+//! routes; a namespace without a name disappears when no process is in it or holds it. Hence even SIGKILL leaves
+//! nothing behind except programs that ran in such a namespace and started others: these are found by the mark of their
+//! namespace ([`Mark`]) and killed, at the end or by the next run ([`Mark::end_orphans`]).
 
 use std::fmt::Write as _;
 use std::fs;
@@ -23,31 +23,31 @@ use amped_sys::tun::{self, Tun};
 use crate::path::Prefix;
 use crate::router::{Port, Statistics};
 
-/// How a namespace's device and its TCP are to be.
+/// The settings of a namespace's device and its TCP.
 #[derive(Clone, Debug)]
 pub struct DeviceSettings {
     /// The name, at most 15 bytes.
     pub name: String,
     /// The largest packet, in bytes at layer 3.
     pub mtu: u32,
-    /// Whether TCP may hand over segments uncut; the models see segments either way.
+    /// Whether TCP may hand over unsegmented packets; the models see segments either way.
     pub large_packets: bool,
     /// Addresses of the device.
     pub addresses: Vec<IpAddr>,
-    /// Whom it reaches.
+    /// The destinations reachable through it.
     pub routes: Vec<Prefix>,
-    /// What TCP's senders do about congestion on these routes.
+    /// TCP's congestion control on these routes.
     pub congestion_control: String,
 }
 
-/// Packets that wait in a device until the router reads them. A program that is scheduled like any other may be away for
-/// 12 ms (measured), in which 10 Gbit/s bring 10,000 packets of 1500 bytes.
+/// Length of a device's queue, in packets, until the router reads them. An ordinary thread may not run for 12 ms
+/// (measured), in which 10 Gbit/s bring 10,000 packets of 1500 bytes.
 const DEVICE_QUEUE_PACKETS: u32 = 10_000;
 
-/// Makes a device in the namespace of the calling thread, and brings it up.
+/// Creates a device in the namespace of the calling thread, and brings it up.
 ///
 /// # Errors
-/// When this user may not, an address or a route is taken, or there is no `ip`; in words that say the way out.
+/// When permission is missing, an address or a route is in use, or `ip` is missing; the text says what to do.
 pub fn make_device(settings: &DeviceSettings) -> Result<Port, Failure> {
     let DeviceSettings { name, mtu, large_packets, addresses, routes, congestion_control } = settings;
     let tun = Tun::create(name, *large_packets).map_err(|error| match error.kind() {
@@ -55,7 +55,7 @@ pub fn make_device(settings: &DeviceSettings) -> Result<Port, Failure> {
             "cannot open /dev/net/tun: it is not there; load the module (modprobe tun), or in a container pass the device on \
              (--device /dev/net/tun)",
         ),
-        // Whoever is root of a namespace alone meets it too.
+        // Root of a namespace only gets this error too.
         io::ErrorKind::PermissionDenied if tun::is_file_refused(&error) => Failure::failed(
             "cannot open /dev/net/tun: it is for root alone; use sudo, or have root allow it to all (chmod 666 /dev/net/tun)",
         ),
@@ -67,14 +67,14 @@ pub fn make_device(settings: &DeviceSettings) -> Result<Port, Failure> {
         "link set dev {name} mtu {mtu} txqueuelen {DEVICE_QUEUE_PACKETS} addrgenmode none\nlink set dev {name} up\n"
     );
     for address in addresses {
-        // Nobody else can have it, so there is no need to ask and to wait for answers (RFC 4862, 5.4).
+        // The address is unique here, so duplicate address detection is unnecessary (RFC 4862, 5.4).
         let nodad = if address.is_ipv6() { " nodad" } else { "" };
         let _ = writeln!(batch, "addr add {} dev {name}{nodad}", Prefix::host(*address));
     }
     for route in routes {
-        // A metric of the route (ip-route(8), `congctl`), not `net.ipv4.tcp_congestion_control`: the host's setting is not ours
-        // to change, and in other namespaces the kernel refuses every algorithm that the host has not made its default once,
-        // so cubic where that is bbr (Linux, `tcp_set_default_congestion_control`).
+        // A metric of the route (ip-route(8), `congctl`), not `net.ipv4.tcp_congestion_control`: the host's setting
+        // must not change, and in other namespaces the kernel refuses every algorithm that was never the host's
+        // default, so cubic where that is bbr (Linux, `tcp_set_default_congestion_control`).
         let source = addresses.iter().find(|address| address.is_ipv6() == route.is_ipv6());
         let source = source.map_or(String::new(), |address| format!(" src {address}"));
         let _ = writeln!(batch, "route add {route} dev {name}{source} congctl {congestion_control}");
@@ -83,16 +83,17 @@ pub fn make_device(settings: &DeviceSettings) -> Result<Port, Failure> {
     Ok(Port { name: name.clone(), tun, statistics })
 }
 
-/// The way out for a user who may not.
+/// The remedy for missing permissions.
 pub const NEEDS_ROOT: &str = "to change this host's network takes root (CAP_NET_ADMIN and CAP_SYS_ADMIN): use sudo; without it there \
      are test-beds apart from this host (ammeter wan up), or: unshare -rn sh -c 'ip link set lo up; SERVER & ammeter wan ... -- \
      CLIENT'";
 
-/// Gives an ordinary user a user namespace of his own, where the kernel allows that: what is made from now on is apart from this
-/// host, and his. Nothing for who may change networks anyway. To be called before any thread is started.
+/// Gives an ordinary user a user namespace of their own, where the kernel allows that:
+/// everything created from then on is separate from this host and belongs to the user. Does
+/// nothing for a user who may configure networks anyway. Call it before starting any thread.
 ///
 /// # Errors
-/// Where the kernel does not allow it.
+/// When the kernel does not allow it.
 pub fn be_allowed() -> Result<(), Failure> {
     let status = fs::read_to_string("/proc/self/status").map_err(Failure::io("read /proc/self/status"))?;
     let effective = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
@@ -107,10 +108,10 @@ pub fn be_allowed() -> Result<(), Failure> {
     })
 }
 
-/// Has `ip` (iproute2) do what these lines say, in the namespace of the calling thread.
+/// Runs these lines as commands of `ip` (iproute2), in the namespace of the calling thread.
 ///
 /// # Errors
-/// When there is no `ip`, or it does not do one of them: the line, and what it says to that.
+/// When `ip` is missing or a command fails: the line, and its error message.
 pub fn ip(batch: &str) -> Result<(), Failure> {
     let mut ip = Command::new("ip")
         .args(["-batch", "-"])
@@ -121,24 +122,24 @@ pub fn ip(batch: &str) -> Result<(), Failure> {
         .map_err(|error| {
             Failure::failed(format!("cannot start `ip`: {error}; install it (apt-get install iproute2)"))
         })?;
-    // One that ends early says why itself.
+    // If it exits early, its error message says why.
     let _ = ip.stdin.take().map(|mut stdin| stdin.write_all(batch.as_bytes()));
     let output = ip.wait_with_output().map_err(Failure::io("wait for `ip`"))?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    // It ends with "Command failed -:N", N being the line.
+    // The message ends with "Command failed -:N", where N is the line.
     let number = said.rsplit(':').next().and_then(|n| n.trim().parse::<usize>().ok()).unwrap_or(1);
     let line = batch.lines().nth(number - 1).unwrap_or_default();
     let error = said.lines().next().unwrap_or_default();
     Err(Failure::failed(format!("`ip {line}` failed: {error}")))
 }
 
-/// Does `make` in a thread that is in a new namespace of this owner; returns what it made, and the namespace.
+/// Calls `make` in a thread in a new namespace of this owner; returns its result and the namespace.
 ///
 /// # Errors
-/// Without CAP_SYS_ADMIN; those of `make`.
+/// Without CAP_SYS_ADMIN; errors of `make`.
 pub fn in_new_namespace<T: Send + 'static>(
     mark: Mark,
     make: impl FnOnce() -> Result<T, Failure> + Send + 'static,
@@ -150,23 +151,23 @@ pub fn in_new_namespace<T: Send + 'static>(
     })
 }
 
-/// Moves the calling thread into a new namespace of this owner, in which the loopback device is up.
+/// Moves the calling thread into a new namespace of this owner, with the loopback device up.
 ///
 /// # Errors
-/// Without CAP_SYS_ADMIN; when there is no `ip`.
+/// Without CAP_SYS_ADMIN; when `ip` is missing.
 pub fn unshare(mark: Mark) -> Result<(), Failure> {
     NetNs::unshare().map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => Failure::failed(NEEDS_ROOT),
         _ => Failure::failed(format!("cannot make a network namespace: {error}")),
     })?;
-    // Never chosen as a source, as it is deprecated from the start (RFC 4862, 5.5.4).
+    // Deprecated from the start, so it is never chosen as a source address (RFC 4862, 5.5.4).
     ip(&format!("link set dev lo up\naddr add {} dev lo preferred_lft 0 nodad\n", mark.address()))
 }
 
-/// Checks that this kernel has this congestion control.
+/// Checks that this kernel has this congestion control algorithm.
 ///
 /// # Errors
-/// When it has not, with the names of those that it has.
+/// When it does not, with the names of the available ones.
 pub fn check_congestion_control(name: &str) -> Result<(), Failure> {
     let known = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control")
         .map_err(Failure::io("read /proc/sys/net/ipv4/tcp_available_congestion_control"))?;
@@ -179,39 +180,39 @@ pub fn check_congestion_control(name: &str) -> Result<(), Failure> {
     )))
 }
 
-/// Does `work` in a thread of its own, in which it may leave the namespace of this program.
+/// Calls `work` in a thread of its own, which may leave the namespace of this program.
 ///
 /// # Errors
-/// When no thread can be had; those of `work`.
+/// When no thread can be started; errors of `work`.
 pub fn in_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T, Failure> + Send + 'static) -> Result<T, Failure> {
     let (sender, receiver) = channel();
     let thread = thread::Builder::new()
         .name("namespace".to_owned())
         .spawn(move || {
-            // The caller waits for it.
+            // The caller waits for the result.
             let _ = sender.send(work());
         })
         .map_err(Failure::io("start a thread"))?;
     let done = receiver.recv();
-    // It has ended or is about to.
+    // The thread has ended or is about to.
     let _ = thread.join();
     done.unwrap_or_else(|_| Err(Failure::failed("a thread that made a namespace has panicked")))
 }
 
-/// What tells whose a namespace is, and so whose the programs in it are: an address of its loopback device that holds the
-/// number and the birth of the process that made it. A number alone would be somebody else's after a while. An environment
-/// would be lost on the way: `env -i`, sudo and the scripts that start servers empty it.
+/// Identifies the owner of a namespace, and thereby of the programs in it: an address of its loopback device that
+/// contains the process number and start time of its creator. A process number alone would be reused. An environment
+/// variable would be lost: `env -i`, sudo and start scripts of servers clear it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     owner: u32,
     born: u64,
 }
 
-/// Marks lie in fd77:a33e::/32, of the unique local addresses (RFC 4193), in which no class of clients lies.
+/// Marks lie in fd77:a33e::/32, of the unique local addresses (RFC 4193), which no class of clients uses.
 const MARKS: u128 = 0xfd77_a33e << 96;
 
 impl Mark {
-    /// This program's own.
+    /// The mark of this program.
     ///
     /// # Errors
     /// When `/proc` is not mounted.
@@ -221,12 +222,12 @@ impl Mark {
         Ok(Mark { owner, born })
     }
 
-    /// Ends all programs that are in namespaces of this owner (SIGKILL).
+    /// Kills all programs in namespaces of this owner (SIGKILL).
     pub fn end_all(self) {
         end(|mark| mark == self);
     }
 
-    /// Ends all programs in namespaces whose owner is no more: what was left behind when it was killed.
+    /// Kills all programs in namespaces whose owner has ended: leftovers of a killed run.
     pub fn end_orphans() {
         end(|mark| birth(mark.owner) != Some(mark.born));
     }
@@ -235,7 +236,7 @@ impl Mark {
         Ipv6Addr::from_bits(MARKS | u128::from(self.owner) << 64 | u128::from(self.born))
     }
 
-    /// That of a namespace with these addresses (proc_pid_net(5), `if_inet6`: 32 digits, and more behind them).
+    /// The mark of a namespace with these addresses (proc_pid_net(5), `if_inet6`: 32 digits, then more fields).
     fn among(addresses: &str) -> Option<Mark> {
         let bits = addresses.lines().find_map(|line| {
             let bits = u128::from_str_radix(line.split_whitespace().next()?, 16).ok()?;
@@ -245,9 +246,9 @@ impl Mark {
     }
 }
 
-/// Ends all programs whose mark is such a one.
+/// Kills all programs with a matching mark.
 fn end(is_meant: impl Fn(Mark) -> bool) {
-    // A program may start another one while they are counted, and one that is killed takes a moment to be gone.
+    // A program may start another one during the scan, and a killed one takes a moment to disappear.
     for _ in 0..200 {
         let mut are_none = true;
         for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -266,11 +267,11 @@ fn end(is_meant: impl Fn(Mark) -> bool) {
     }
 }
 
-/// When a process was born, in ticks since the machine was (proc_pid_stat(5), field 22); `None` if there is none, or only
-/// what its parent has not asked for yet.
+/// The start time of a process, in ticks since boot (proc_pid_stat(5),
+/// field 22); `None` if it does not exist or is a zombie.
 pub fn birth(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
-    // The name, in brackets, may hold anything.
+    // The name, in parentheses, may contain anything.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     (fields.next()? != "Z").then(|| fields.nth(18)?.parse().ok())?
 }
@@ -293,7 +294,7 @@ mod tests {
         }
     }
 
-    /// A program in a namespace of this owner, which knows nothing of that.
+    /// A program in a namespace of this owner, without any mark of its own.
     fn sleeper(mark: Mark) -> std::process::Child {
         let start = || Command::new("sleep").arg("600").env_clear().spawn().map_err(Failure::io("start sleep"));
         in_new_namespace(mark, start).expect("as root").0
@@ -302,7 +303,7 @@ mod tests {
     #[test]
     fn orphaned_program_is_killed() {
         let own = Mark::own().expect("/proc is mounted");
-        // An owner that was never born.
+        // An owner that never existed.
         let mut orphan = sleeper(Mark { born: 1, ..own });
         let mut kept = sleeper(own);
         Mark::end_orphans();

@@ -1,7 +1,7 @@
-//! Networks that have a name, each with the source of its figures.
+//! Named networks, each with the source of its figures.
 //!
-//! A profile is a place to begin, not a measurement: who has one of his own writes it into a file. Latencies are one way;
-//! half of the round trip where the source gives that.
+//! A profile is a starting point, not a measurement; figures of a particular network belong in a file. Latencies are
+//! one way: half of the round trip if the source gives that.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::loss::{GilbertElliott, Loss};
 use crate::path::PathSettings;
 use crate::spec;
 
-/// A network with a name.
+/// A named network.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
     /// The name.
     pub name: &'static str,
-    /// What it is, and where its figures come from.
+    /// Description, and the source of its figures.
     pub source: &'static str,
     up_bits: u64,
     down_bits: u64,
@@ -29,7 +29,7 @@ pub struct Profile {
 const PLAIN: Profile =
     Profile { name: "", source: "", up_bits: 0, down_bits: 0, latency_us: 0, jitter_us: 0, loss: None };
 
-/// The networks that there are.
+/// All profiles.
 pub const PROFILES: &[Profile] = &[
     Profile {
         name: "lan",
@@ -86,7 +86,7 @@ pub const PROFILES: &[Profile] = &[
         down_bits: 20_000_000,
         latency_us: 3_000,
         jitter_us: 2_000,
-        // In the bad state everything is lost: a share of 0.02 = to_bad / (to_bad + 0.25) of the time.
+        // All packets are lost in the bad state: a share of 0.02 = to_bad / (to_bad + 0.25) of the time.
         loss: Some(GilbertElliott { to_bad: 0.0051, to_good: 0.25, lost_in_bad: 1.0, lost_in_good: 0.0 }),
     },
     Profile {
@@ -108,7 +108,7 @@ pub const PROFILES: &[Profile] = &[
 ];
 
 impl Profile {
-    /// The one of this name.
+    /// The profile of this name.
     pub fn named(name: &str) -> Option<&'static Profile> {
         PROFILES.iter().find(|profile| profile.name == name)
     }
@@ -116,7 +116,7 @@ impl Profile {
     /// As [`Profile::named`].
     ///
     /// # Errors
-    /// The names that there are.
+    /// The names of all profiles.
     pub fn find(name: &str) -> Result<&'static Profile, String> {
         Profile::named(name).ok_or_else(|| {
             let names: Vec<&str> = PROFILES.iter().map(|profile| profile.name).collect();
@@ -124,7 +124,7 @@ impl Profile {
         })
     }
 
-    /// The path that it describes.
+    /// The path of this network.
     pub fn path(&self) -> PathSettings {
         PathSettings { up: self.link(self.up_bits), down: self.link(self.down_bits) }
     }

@@ -1,8 +1,8 @@
-//! The queue before a wire: who waits while another packet is sent, and who is dropped.
+//! The queue before a wire: it holds packets while another is sent, and decides which are dropped.
 //!
-//! Three disciplines. Droptail refuses what finds no room; RED refuses early, so that senders slow down before there is no
-//! room; CoDel takes all in, and drops at the head what has waited too long. `link.rs` asks for the next packet whenever the
-//! wire becomes free, and hands in the time.
+//! Three disciplines. Droptail drops arriving packets when the queue is full; RED drops some earlier, so that senders
+//! slow down before it is full; CoDel accepts all and drops at the head those that have waited too long. `link.rs` asks
+//! for the next packet whenever the wire becomes free, and passes the time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,69 +10,69 @@ use std::time::Duration;
 use amped_measure::stats::Random;
 use amped_units::{Bytes, Time};
 
-/// What a queue is to be.
+/// The settings of a queue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueueSettings {
-    /// How much it holds, beside the packet that is being sent.
+    /// Its capacity, besides the packet that is being sent.
     pub limit: Limit,
-    /// Whom it drops.
+    /// Its drop discipline.
     pub discipline: Discipline,
 }
 
-/// How much a queue holds.
+/// The capacity of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// So many packets.
+    /// In packets.
     Packets(u64),
-    /// So many bytes of packets, counted as the link counts them.
+    /// In bytes, as the link counts them.
     Bytes(Bytes),
-    /// Everything.
+    /// Unlimited.
     Unlimited,
 }
 
-/// Whom a queue drops.
+/// The drop discipline of a queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Discipline {
-    /// Who finds no room.
+    /// Drops arriving packets when full.
     DropTail,
-    /// Who has waited too long: CoDel (RFC 8289).
+    /// Drops packets that have waited too long: CoDel (RFC 8289).
     CoDel(CoDel),
-    /// Some of those who come while it is long on average: RED (Floyd and Jacobson 1993).
+    /// Drops some arriving packets while the average queue is long: RED (Floyd and Jacobson 1993).
     Red(Red),
 }
 
-/// Why the model dropped a packet.
+/// Why a packet was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The wire lost it.
     Loss,
-    /// It found no room in the queue.
+    /// The queue was full.
     QueueFull,
     /// It had waited too long.
     CoDel,
-    /// The queue was too long on average.
+    /// The average queue was too long.
     Red,
 }
 
-/// A packet that does not.
+/// A dropped packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dropped<T> {
-    /// When that happened.
+    /// When it was dropped.
     pub at: Time,
     /// Why.
     pub cause: Cause,
-    /// Its size, as the link counts.
+    /// Its size, as the link counts it.
     pub bytes: u32,
-    /// What it is.
+    /// The packet.
     pub item: T,
 }
 
-/// The two constants of CoDel.
+/// The two parameters of CoDel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CoDel {
-    /// How long packets may wait all the time (TARGET).
+    /// Acceptable standing delay (TARGET).
     pub target: Duration,
-    /// For how long they may wait longer (INTERVAL): about a round trip.
+    /// How long the delay may exceed it (INTERVAL): about a round trip.
     pub interval: Duration,
 }
 
@@ -83,20 +83,20 @@ impl Default for CoDel {
     }
 }
 
-/// The four constants of RED.
+/// The four parameters of RED.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Red {
-    /// Below this average it drops nobody (min_th).
+    /// Below this average it drops no packet (min_th).
     pub min: Bytes,
-    /// From this average on it drops everybody (max_th); above `min`.
+    /// From this average on it drops every packet (max_th); above `min`.
     pub max: Bytes,
-    /// With which probability it drops just before `max` (max_p).
+    /// Drop probability just below `max` (max_p).
     pub probability_max: f64,
-    /// How much of each new length goes into the average (w_q).
+    /// Weight of each new length in the average (w_q).
     pub weight: f64,
 }
 
-/// A queue with packets in it.
+/// A queue of packets.
 #[derive(Clone, Debug)]
 pub(crate) struct Queue<T> {
     limit: Limit,
@@ -120,7 +120,8 @@ enum State {
 }
 
 impl<T> Queue<T> {
-    /// `typical` is how long the wire takes for a packet of usual size, by which RED's average ages while nobody comes.
+    /// `typical` is the transmission time of a packet of usual
+    /// size, by which RED's average ages while no packets arrive.
     pub(crate) fn new(settings: &QueueSettings, typical: Duration, seed: u64) -> Queue<T> {
         let state = match settings.discipline {
             Discipline::DropTail => State::DropTail,
@@ -130,8 +131,7 @@ impl<T> Queue<T> {
         Queue { limit: settings.limit, state, waiting: VecDeque::new(), bytes: 0 }
     }
 
-    /// Whether a packet may pass that comes while the wire is free, so that nobody waits. RED alone may say no: its
-    /// average is of the past.
+    /// Whether a packet that arrives while the wire is free may pass. Only RED may refuse: its average covers the past.
     pub(crate) fn admits(&mut self, now: Time) -> bool {
         match &mut self.state {
             State::Red(red) => !red.drops(now, 0),
@@ -139,7 +139,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Puts a packet at the end, or gives it back with the reason.
+    /// Appends a packet, or returns it with the reason.
     pub(crate) fn push(&mut self, now: Time, bytes: u32, item: T) -> Result<(), (T, Cause)> {
         let is_full = match self.limit {
             Limit::Packets(limit) => self.packets() >= limit,
@@ -159,7 +159,7 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// The packet to send now, with its size. What CoDel drops on the way goes to `dropped`.
+    /// The next packet to send, with its size. Packets that CoDel drops go to `dropped`.
     pub(crate) fn pop(&mut self, now: Time, dropped: &mut Vec<Dropped<T>>) -> Option<(u32, T)> {
         let mut drop = |packet: Waiting<T>| {
             dropped.push(Dropped { at: now, cause: Cause::CoDel, bytes: packet.bytes, item: packet.item });
@@ -176,12 +176,12 @@ impl<T> Queue<T> {
         packet.map(|packet| (packet.bytes, packet.item))
     }
 
-    /// How many packets wait.
+    /// Number of packets in the queue.
     pub(crate) fn packets(&self) -> u64 {
         self.waiting.len() as u64
     }
 
-    /// How many bytes wait.
+    /// Number of bytes in the queue.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -193,7 +193,7 @@ fn take<T>(waiting: &mut VecDeque<Waiting<T>>, bytes: &mut u64) -> Option<Waitin
     Some(packet)
 }
 
-/// What CoDel remembers, by the names of RFC 8289, 5.
+/// The state of CoDel, by the names of RFC 8289, 5.
 #[derive(Clone, Debug)]
 struct CoDelState {
     settings: CoDel,
@@ -204,7 +204,7 @@ struct CoDelState {
     is_dropping: bool,
 }
 
-/// RFC 8289, 5.1: with no more than a packet of the largest size left there is no standing queue.
+/// RFC 8289, 5.1: at most one packet of maximum size is no standing queue.
 const MAX_PACKET_BYTES: u64 = 1500;
 
 impl CoDelState {
@@ -236,7 +236,7 @@ impl CoDelState {
             packet.into_iter().for_each(&mut *drop);
             (packet, _) = self.take(now, waiting, bytes);
             self.is_dropping = true;
-            // Soon after the last time it goes on at the rate that was enough then.
+            // Soon after the last dropping state it resumes at the rate that was sufficient then.
             let delta = self.count - self.last_count;
             let recent = now - self.drop_next < self.settings.interval * 16;
             self.count = if delta > 1 && recent { delta } else { 1 };
@@ -265,20 +265,20 @@ impl CoDelState {
         (Some(packet), now >= first_above)
     }
 
-    /// RFC 8289, 5.3: drops come closer together with the square root of their number.
+    /// RFC 8289, 5.3: the interval between drops shrinks with the square root of their number.
     fn control_law(&self, from: Time) -> Time {
         from + self.settings.interval.div_f64(f64::from(self.count.max(1)).sqrt())
     }
 }
 
-/// What RED remembers, by the names of its paper, section 4.
+/// The state of RED, by the names of its paper, section 4.
 #[derive(Clone, Debug)]
 struct RedState {
     settings: Red,
     typical: Duration,
     random: Random,
     average: f64,
-    /// Packets since the last one that was dropped; `None` while the average is below `min`.
+    /// Packets since the last drop; `None` while the average is below `min`.
     count: Option<u64>,
     idle_since: Option<Time>,
 }
@@ -288,11 +288,11 @@ impl RedState {
         RedState { settings, typical, random: Random(seed), average: 0.0, count: None, idle_since: Some(Time::START) }
     }
 
-    /// Whether a packet that comes now, while `bytes` wait, is dropped.
+    /// Whether to drop a packet that arrives now, with `bytes` in the queue.
     fn drops(&mut self, now: Time, bytes: u64) -> bool {
         let Red { min, max, probability_max, weight } = self.settings;
         if let Some(since) = self.idle_since.take() {
-            // As if small packets had come to an empty queue in the meantime.
+            // As if small packets had arrived at an empty queue in the meantime.
             let packets = (now - since).as_secs_f64() / self.typical.as_secs_f64().max(1e-9);
             self.average *= (1.0 - weight).powf(packets);
         }
@@ -305,7 +305,7 @@ impl RedState {
         let count = self.count.map_or(0, |count| count + 1);
         let is_dropped = self.average >= max || {
             let probability = probability_max * (self.average - min) / (max - min);
-            // The longer none was dropped the likelier: gaps are uniform, not geometric.
+            // The probability rises with the packets since the last drop: gaps are uniform, not geometric.
             let rest = 1.0 - count as f64 * probability;
             rest <= 0.0 || self.random.fraction() < probability / rest
         };
@@ -333,7 +333,7 @@ mod tests {
         };
         check(Limit::Packets(2), &[1500, 40, 40], &[true, true, false]);
         check(Limit::Packets(0), &[40], &[false]);
-        // A small one still fits where a large one did not.
+        // A small packet still fits where a large one did not.
         check(Limit::Bytes(Bytes(1600)), &[1500, 1500, 100, 1], &[true, false, true, false]);
         check(Limit::Unlimited, &[65_000; 100], &[true; 100]);
     }
@@ -349,7 +349,8 @@ mod tests {
         assert_eq!((order, queue.bytes(), none.len()), (vec![0, 1, 2, 3, 4], 0, 0));
     }
 
-    /// Packets of 1000 bytes come each `gap_ns` and leave each millisecond, for ten seconds. Returns the moments of drops.
+    /// Packets of 1000 bytes arrive every `gap_ns` and leave every
+    /// millisecond, for ten seconds. Returns the times of drops.
     fn codel(gap_ns: u64) -> (Vec<Time>, Duration) {
         let mut queue = queue(Limit::Unlimited, Discipline::CoDel(CoDel::default()));
         let (mut drops, mut next, mut longest) = (Vec::new(), 0, Duration::ZERO);
@@ -375,8 +376,8 @@ mod tests {
 
     #[test]
     fn codel_follows_its_control_law() {
-        // 2 % too much: above 5 ms from 250 ms on or so, first drop 100 ms later, the next after 100 / sqrt(1),
-        // 100 / sqrt(2), ...
+        // 2 % overload: above 5 ms from about 250 ms on, first drop
+        // 100 ms later, the next after 100 / sqrt(1), 100 / sqrt(2), ...
         let (drops, longest) = codel(MS * 100 / 102);
         assert!(drops.len() > 5, "{} drops", drops.len());
         assert!(drops[0] > Time::from_millis(300) && drops[0] < Time::from_millis(450), "{:?}", drops[0]);
@@ -410,8 +411,8 @@ mod tests {
 
     #[test]
     fn red_drop_rate_between_thresholds_matches_paper() {
-        // Held at an average half way: p_b = 0.05. The count is 1 at the first packet after a drop, so gaps are uniform on
-        // 1 to 1 / p_b - 1, 10 packets on average.
+        // With a constant average half way p_b = 0.05. The count is 1 at the first packet after a drop, so gaps are
+        // uniform on 1 to 1 / p_b - 1, 10 packets on average.
         let settings = Red { min: Bytes(10_000), max: Bytes(30_000), probability_max: 0.1, weight: 1.0 };
         let mut red = RedState::new(settings, Duration::from_millis(1), 5);
         let drops = (0..100_000).filter(|_| red.drops(Time::START, 20_000)).count();

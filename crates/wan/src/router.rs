@@ -1,15 +1,16 @@
-//! The delay router: takes packets from the devices of clients and server, has the links decide when each is to
-//! leave, and sends it then.
+//! The delay router: reads packets from the devices of clients and
+//! server, asks the links when each must leave, and sends it then.
 //!
-//! One thread, one wait. A turn: (1) wait until a packet is there or the next one is due, the last bit of it by looking again
-//! and again (`spin`), since a sleeper is woken tens of microseconds late; (2) take in what is there, a batch a device;
-//! (3) send what is due. How late each packet left is measured, always: what the router could not keep is its own fault and
-//! not the network's, and [`Report::verdict`] says so. So are packets that the kernel dropped before they were read, or that
-//! found no room here. When the machine did not run the thread though it was awake, or should have been, that is told apart
-//! ([`Stalls`], and what the hypervisor took): no router leaves a packet on time while it does not run.
+//! One thread, one wait. A turn: (1) wait until a packet arrives or the next one is due, polling the clock at the end
+//! (`spin`), since a sleeping thread wakes tens of microseconds late; (2) read the arrived packets, a batch per device;
+//! (3) send the packets that are due. The lateness of each packet is always measured: lateness is the router's fault,
+//! not the emulated network's, and [`Report::verdict`] says so. The same holds for packets that the kernel dropped
+//! before they were read, and for packets that exceeded the router's memory limit. Times in which the machine did not
+//! run the thread although it was runnable are reported separately ([`Stalls`], and time stolen by the hypervisor): no
+//! router sends on time while it does not run.
 //!
-//! A large packet is one buffer and as many entries in its link as it has segments. Those that leave in the same turn are
-//! written together, so a fast link costs less for each byte the faster it is, and a slow one sends single packets.
+//! A large packet is one buffer, with one entry in its link per segment. Segments that leave in the same turn are
+//! written together, so a fast link costs less per byte, and a slow one sends single packets.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -43,15 +44,16 @@ use crate::queue::Cause;
 /// A device of the router.
 #[derive(Debug)]
 pub struct Port {
-    /// What it is called in reports and captures.
+    /// Name in reports and captures.
     pub name: String,
-    /// The program's end of it.
+    /// The router's end of the device.
     pub tun: Tun,
-    /// Its line of `/proc/net/dev`, opened in its namespace: how many packets the kernel dropped before they were read.
+    /// Its line of `/proc/net/dev`, opened in its namespace: the number
+    /// of packets that the kernel dropped before they were read.
     pub statistics: Statistics,
 }
 
-/// The counts of one device (proc_pid_net(5), `/proc/net/dev`).
+/// The counters of one device (proc_pid_net(5), `/proc/net/dev`).
 #[derive(Debug)]
 pub struct Statistics {
     file: File,
@@ -59,7 +61,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Of this device of the namespace that the calling thread is in.
+    /// Opens the counters of this device in the namespace of the calling thread.
     ///
     /// # Errors
     /// When `/proc` is not mounted.
@@ -67,7 +69,7 @@ impl Statistics {
         Ok(Statistics { file: File::open("/proc/thread-self/net/dev")?, device: device.to_owned() })
     }
 
-    /// Packets for the device that the kernel dropped, for want of room in its queue; 0 once the device is gone.
+    /// Packets for the device that the kernel dropped because its queue was full; 0 once the device is removed.
     fn dropped(&self) -> u64 {
         let mut text = vec![0; 16 * 1024];
         let length = self.file.read_at(&mut text, 0).unwrap_or(0);
@@ -77,130 +79,130 @@ impl Statistics {
 
 fn dropped_of(table: &str, device: &str) -> Option<u64> {
     let line = table.lines().find_map(|line| line.trim_start().strip_prefix(device)?.strip_prefix(':'))?;
-    // Eight figures of what is received, then bytes, packets, errors and drops of what is sent.
+    // Eight receive counters, then bytes, packets, errors and drops of transmission.
     line.split_whitespace().nth(8 + 3)?.parse().ok()
 }
 
-/// A path, and who takes it.
+/// A path, and the clients that use it.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What it is called in reports.
+    /// Name in reports.
     pub name: String,
     /// Addresses of its clients.
     pub prefixes: Vec<Prefix>,
-    /// The number of its clients' device in [`RouterSettings::clients`].
+    /// Index of its clients' device in [`RouterSettings::clients`].
     pub client: usize,
-    /// What it is to be.
+    /// Its two links.
     pub settings: PathSettings,
 }
 
-/// What a router is made of.
+/// The configuration of a router.
 #[derive(Debug)]
 pub struct RouterSettings {
-    /// The device behind which the server is.
+    /// The server's device.
     pub server: Port,
-    /// The devices behind which clients are.
+    /// The clients' devices.
     pub clients: Vec<Port>,
     /// The paths between them.
     pub paths: Vec<Plan>,
-    /// From which all is drawn.
+    /// The seed of all random draws.
     pub seed: u64,
-    /// What TCP's senders do about congestion, which is set where devices are made ([`crate::place`]) and recorded here.
+    /// TCP's congestion control, which is set where devices are made ([`crate::place`]) and recorded here.
     pub congestion_control: String,
-    /// How exact it is to be.
+    /// Requested accuracy.
     pub accuracy: Accuracy,
-    /// The most bytes of packets that it holds; what comes beyond that is its own overflow.
+    /// Maximum bytes of packets held; packets beyond count as overflow.
     pub held_max: Bytes,
-    /// Where to write what passes; `None`: nowhere.
+    /// The capture file; `None` for no capture.
     pub capture: Option<PathBuf>,
 }
 
-/// How exact a router is to be.
+/// The accuracy of a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accuracy {
-    /// Whether its thread is to run before all ordinary ones (`SCHED_FIFO`), if it may.
+    /// Whether its thread runs with real-time priority (`SCHED_FIFO`), if permitted.
     pub realtime: bool,
-    /// How long before a packet is due it stops sleeping and looks at the clock instead.
+    /// How long before a packet is due the thread polls the clock instead of sleeping.
     pub spin: Duration,
 }
 
 impl Default for Accuracy {
-    /// Both: a thread that sleeps is woken 80 to 120 us late at p99 even with `SCHED_FIFO` (on a virtual machine of two cores,
-    /// Linux 6.18), so it has to begin to look at the clock earlier than that: where packets are 40 ms apart they leave 33 us
-    /// late at p99 with 60 us of looking, and 5 us with 150.
+    /// Both: a sleeping thread wakes 80 to 120 us late at p99 even with `SCHED_FIFO` (on a virtual machine of two
+    /// cores, Linux 6.18), so polling must begin earlier than that. Packets 40 ms apart leave 33 us late at p99 with a
+    /// spin of 60 us, and 5 us late with 150 us.
     fn default() -> Accuracy {
         Accuracy { realtime: true, spin: Duration::from_micros(150) }
     }
 }
 
-/// What has become of everything so far.
+/// The statistics so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// How long the router has run, in seconds.
+    /// Run time of the router, in seconds.
     pub seconds: f64,
     /// CPU time of its thread, in seconds.
     pub cpu_seconds: f64,
-    /// How its thread runs: what accuracy can be expected.
+    /// The scheduling of its thread, and the accuracy to expect.
     pub scheduling: String,
-    /// Whether it runs before all ordinary threads.
+    /// Whether it runs with real-time priority.
     pub is_realtime: bool,
-    /// The seed of all that was drawn.
+    /// The seed of all random draws.
     pub seed: u64,
-    /// What TCP's senders do about congestion on the paths.
+    /// TCP's congestion control on the paths.
     pub congestion_control: String,
-    /// How late packets left.
+    /// Lateness of the packets.
     pub lateness: Lateness,
-    /// When the router should have run and did not.
+    /// Times in which the router was runnable but did not run.
     pub stalls: Stalls,
-    /// CPU time that a hypervisor took from this machine meanwhile, all cores together, in seconds by ticks of 10 ms.
+    /// CPU time that a hypervisor stole from this machine meanwhile, all cores together, in seconds, in ticks of 10 ms.
     pub stolen_s: f64,
-    /// Packets that found no room in the router itself.
+    /// Packets beyond the router's memory limit.
     pub overflow: u64,
     /// Packets that the kernel dropped before the router could read them.
     pub kernel_dropped: u64,
     /// Packets that a device refused because it was down.
     pub refused: u64,
-    /// Packets from or to addresses that have no path.
+    /// Packets from or to addresses without a path.
     pub no_path: u64,
-    /// Packets that were none of IP, or not what their headers say.
+    /// Packets other than IP, or with invalid headers.
     pub not_ip: u64,
-    /// Blocks of 1 MiB that the capture lacks because the disk was too slow.
+    /// Blocks of 1 MiB missing from the capture because the disk was too slow.
     pub capture_left_out: u64,
-    /// Each path.
+    /// Statistics of each path.
     pub paths: Vec<PathReport>,
 }
 
-/// Actual minus intended departure, in microseconds.
+/// Actual minus intended departure time, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Lateness {
-    /// Of so many packets.
+    /// Number of packets.
     pub packets: u64,
     /// The median.
     pub p50_us: f64,
-    /// What 99 % do not exceed.
+    /// The 99th percentile.
     pub p99_us: f64,
-    /// What 99.9 % do not exceed.
+    /// The 99.9th percentile.
     pub p999_us: f64,
-    /// The worst.
+    /// The maximum.
     pub max_us: f64,
 }
 
-/// Waits that ended more than [`STALL`] after they should have: the kernel ran something else, or the hypervisor another
-/// machine. What is due meanwhile leaves late, whoever routes.
+/// Waits that ended more than [`STALL`] late: the kernel ran another thread, or the hypervisor another machine. Packets
+/// due meanwhile leave late with any router.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stalls {
-    /// How many.
+    /// Number of stalls.
     pub count: u64,
-    /// How late they ended, together, in milliseconds.
+    /// Their total length, in milliseconds.
     pub sum_ms: f64,
-    /// How late the worst of them ended, in milliseconds.
+    /// Length of the longest, in milliseconds.
     pub max_ms: f64,
 }
 
-/// Longer than the kernel takes to wake a thread of real time (80 to 120 us at p99 without a spin, Linux 6.18).
+/// Longer than the kernel takes to wake a real-time thread (80 to 120 us at p99 without a spin, Linux 6.18).
 pub const STALL: Duration = Duration::from_micros(150);
 
-/// What has become of a path's packets.
+/// Statistics of a path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PathReport {
     /// Its name.
@@ -211,26 +213,26 @@ pub struct PathReport {
     pub down: LinkReport,
 }
 
-/// What has become of a link's packets.
+/// Statistics of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkReport {
-    /// How many, and why not.
+    /// Packets by outcome.
     pub packets: Counts,
-    /// Packets that are in it now.
+    /// Packets in the link now.
     pub held: u64,
-    /// Packets that wait in its queue now.
+    /// Packets in its queue now.
     pub queue_packets: u64,
-    /// Bytes that wait in its queue now.
+    /// Bytes in its queue now.
     pub queue_bytes: u64,
-    /// How long those that left were in it, on average, in milliseconds.
+    /// Mean delay of the packets that left, in milliseconds.
     pub delay_mean_ms: f64,
-    /// How long the slowest of them was, in milliseconds.
+    /// Maximum delay of these packets, in milliseconds.
     pub delay_max_ms: f64,
 }
 
 impl Report {
-    /// Whether what passed was shaped by the paths, or by the router: path-bound if more than 1 % of the packets left more
-    /// than `bound` late, or if any were dropped that no model dropped.
+    /// Whether the paths or the router shaped the traffic: path-bound if more than 1 % of the packets left more than
+    /// `bound` late, or if any were dropped other than by a model.
     pub fn verdict(&self, bound: Duration) -> Verdict {
         let mut verdict = Verdict::valid();
         let bound_us = bound.as_secs_f64() * 1e6;
@@ -256,7 +258,7 @@ impl Report {
         verdict
     }
 
-    /// What the machine has to do with how late packets left, to be put behind that; empty if nothing.
+    /// Explains lateness by stalls of the machine, as a suffix; empty if there were none.
     pub fn machine(&self) -> String {
         let mut text = String::new();
         if let Stalls { count: count @ 1.., sum_ms, max_ms } = self.stalls {
@@ -273,13 +275,13 @@ impl Report {
     }
 }
 
-/// A router that runs.
+/// A running router.
 #[derive(Debug)]
 pub struct Router {
     orders: Sender<Order>,
     bell: Arc<EventFd>,
     thread: JoinHandle<Result<Report, Failure>>,
-    /// What a hypervisor had taken before.
+    /// Time stolen by a hypervisor before the start.
     stolen_ns: u64,
 }
 
@@ -291,10 +293,10 @@ enum Order {
 }
 
 impl Router {
-    /// Starts one, in a thread of its own; when this returns, it runs.
+    /// Starts a router in a thread of its own; returns when it runs.
     ///
     /// # Errors
-    /// When no thread, no descriptor or no capture file can be had, or two paths have the same prefix.
+    /// When no thread, descriptor or capture file is available, or two paths have the same prefix.
     pub fn start(settings: RouterSettings) -> Result<Router, Failure> {
         let bell = Arc::new(EventFd::new().map_err(Failure::io("make a bell for the router"))?);
         let (orders, received) = channel();
@@ -305,7 +307,7 @@ impl Router {
             .name("router".to_owned())
             .spawn(move || {
                 let state = State::new(settings, received, ring)?;
-                // Who started it waits for this.
+                // The caller of `start` waits for this.
                 let _ = begun.send(());
                 state.run()
             })
@@ -317,7 +319,7 @@ impl Router {
         }
     }
 
-    /// What has become of everything so far.
+    /// The statistics so far.
     ///
     /// # Errors
     /// When the router has ended; [`Router::stop`] says why.
@@ -326,7 +328,7 @@ impl Router {
         with_stolen(report, self.stolen_ns)
     }
 
-    /// How late packets left since this was last asked, or since the start.
+    /// The lateness of packets since the last call, or since the start.
     ///
     /// # Errors
     /// As [`Router::report`].
@@ -340,20 +342,20 @@ impl Router {
         receiver.recv().map_err(|_| Failure::failed("the router has ended"))
     }
 
-    /// From now on these directions of all paths of this name have this bandwidth.
+    /// Sets the bandwidth of these directions in all paths of this name.
     pub fn set_bandwidth(&self, path: &str, directions: &[Direction], bandwidth: Bandwidth) {
         self.order(Order::SetBandwidth(path.to_owned(), directions.to_vec(), bandwidth));
     }
 
-    /// Whether it has ended by itself; [`Router::stop`] says why.
+    /// Whether the router has ended by itself; [`Router::stop`] says why.
     pub fn has_ended(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Ends it. What is on its way is gone.
+    /// Stops the router. Packets in transit are lost.
     ///
     /// # Errors
-    /// Why it had ended before: a device was removed, or the capture could not be written.
+    /// Why the router had already ended: a device was removed, or the capture could not be written.
     pub fn stop(self) -> Result<Report, Failure> {
         self.order(Order::Stop);
         let Router { thread, stolen_ns: before, .. } = self;
@@ -362,18 +364,18 @@ impl Router {
     }
 
     fn order(&self, order: Order) {
-        // One that has ended hears nothing.
+        // A router that has ended receives nothing.
         let _ = self.orders.send(order);
         self.bell.ring();
     }
 }
 
-/// Puts in what a hypervisor has taken. The router's thread reads no file for that: packets would wait.
+/// Adds the time stolen by a hypervisor. The router's thread does not read that file, since packets would wait.
 fn with_stolen(report: Report, before_ns: u64) -> Result<Report, Failure> {
     Ok(Report { stolen_s: stolen_ns()?.saturating_sub(before_ns) as f64 / 1e9, ..report })
 }
 
-/// A packet that is held, for all its segments.
+/// A packet in transit, with all its segments.
 struct Held {
     buffer: Vec<u8>,
     length: usize,
@@ -394,25 +396,25 @@ impl Drop for Held {
     }
 }
 
-/// A segment of a held packet.
+/// A segment of a packet in transit.
 type Segment = (Rc<Held>, u32);
 
-/// Buffers, and how much of them is in use.
+/// Packet buffers, with the number of bytes in use.
 #[derive(Default)]
 struct Pool {
     held_bytes: Cell<u64>,
     spare: RefCell<Vec<Vec<u8>>>,
 }
 
-/// A packet of IP with its header is no longer than this.
+/// Maximum length of an IP packet with the device header.
 const BUFFER_BYTES: usize = 65_535 + HEADER_BYTES;
-/// From here on a packet keeps the buffer that it was read into; below, it is copied into one of its size.
+/// From this size a packet keeps the buffer that it was read into; smaller ones are copied.
 const COPY_BYTES_MAX: usize = 8 * 1024;
-/// So many large buffers are kept for the next packets, 16 MiB.
+/// Number of large buffers kept for reuse, 16 MiB.
 const SPARE_MAX: usize = 256;
 
 impl Pool {
-    /// Takes the first `length` bytes of `read`.
+    /// Keeps the first `length` bytes of `read`.
     fn keep(&self, read: &mut Vec<u8>, length: usize) -> Vec<u8> {
         let buffer = if length <= COPY_BYTES_MAX {
             read[..length].to_vec()
@@ -432,12 +434,12 @@ impl Pool {
     }
 }
 
-/// What is taken from one device before the others have their turn: so many packets, or bytes. What is due leaves in between.
+/// Maximum packets, and bytes, read from one device before the others. Due packets are sent in between.
 const BATCH: usize = 32;
 const BATCH_BYTES: usize = 128 * 1024;
-/// What a spin may have of each window of this length. A thread of real time that never sleeps is stopped by the kernel, by
-/// default for 50 ms of each second (sched(7), `sched_rt_runtime_us`; since Linux 6.12 for the sake of ordinary threads that
-/// wait for its core, the fair server), which would be seen in every path.
+/// Maximum spin time in each window of this length. The kernel stops a real-time thread that never sleeps, by default
+/// for 50 ms per second (sched(7), `sched_rt_runtime_us`; since Linux 6.12 in favour of ordinary threads that wait for
+/// its core, the fair server), which would show in every path.
 const WINDOW: Duration = Duration::from_millis(100);
 const SPIN_OF_WINDOW: Duration = Duration::from_millis(90);
 
@@ -445,11 +447,11 @@ const BELL: u64 = u64::MAX;
 
 struct State {
     clock: Clock,
-    /// The server's first, then those of clients.
+    /// The server's first, then the clients'.
     ports: Vec<Port>,
     prefixes: Prefixes,
     names: Vec<String>,
-    /// Of each path the number of its clients' port.
+    /// For each path the index of its clients' port.
     clients: Vec<usize>,
     /// Link 2 * path is up, 2 * path + 1 down.
     links: Vec<Link<Segment>>,
@@ -460,7 +462,7 @@ struct State {
     read: Vec<u8>,
     header: Vec<u8>,
     leaving: Vec<Departure<Segment>>,
-    /// Of packets that left before [`Order::Lateness`] came last, and since.
+    /// Packets that left before the last [`Order::Lateness`], and since.
     lateness: Histogram<u64>,
     recent: Histogram<u64>,
     stalls: Stalls,
@@ -469,17 +471,17 @@ struct State {
     orders: Receiver<Order>,
     bell: Arc<EventFd>,
     spin: Duration,
-    /// When the window began, and how much of it was spun.
+    /// Start of the window, and time spun within it.
     window: Time,
     spun: Duration,
-    /// When the last turn began.
+    /// Start of the last turn.
     turned: Time,
-    /// What stays empty until the end: counts that are not kept elsewhere.
+    /// Counters that are not kept elsewhere; all other fields stay empty until the end.
     report: Report,
 }
 
-/// Among threads of real time: before those of clients and servers on the same machine, or packets would wait
-/// for who waits for them.
+/// Real-time priority: above that of clients and servers on the same
+/// machine, or packets would wait for the programs that wait for them.
 pub(crate) const PRIORITY: u8 = 20;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -496,8 +498,8 @@ impl State {
         let is_realtime = matches!(priority, Some(Ok(())));
         let policy = match priority {
             Some(Ok(())) => {
-                // Code that was pushed out of memory would be read from the disk while packets wait. Where that is refused,
-                // it is seen in how late they are.
+                // Code that was paged out would be read from disk while
+                // packets wait. If locking is refused, the lateness shows it.
                 let _ = process::lock_program();
                 "SCHED_FIFO".to_owned()
             }
@@ -511,7 +513,7 @@ impl State {
             spin => format!("{policy}; looks at the clock for the last {} us", spin.as_micros()),
         };
 
-        // To a minute, with three figures.
+        // Up to a minute, with three digits.
         let lateness = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("1 < 60e9, and 3 figures are allowed");
         let clock = Clock::start();
         let ports: Vec<Port> = std::iter::once(server).chain(clients).collect();
@@ -522,7 +524,7 @@ impl State {
         }
         let mut prefixes = Prefixes::default();
         let mut links = Vec::with_capacity(paths.len() * 2);
-        // Each link has a seed of its own, which does not depend on how many others there are.
+        // Each link has a seed of its own, independent of the number of links.
         let mut seeds = amped_measure::stats::Random(seed);
         for (number, plan) in paths.iter().enumerate() {
             for prefix in &plan.prefixes {
@@ -608,7 +610,7 @@ impl State {
         }
     }
 
-    /// The wait that is over was to end then at the latest.
+    /// Records a stall if the wait, which was due to end at `latest`, ended late.
     fn note_stall(&mut self, latest: Time) {
         let late = self.clock.now() - latest;
         if late > STALL {
@@ -643,12 +645,12 @@ impl State {
         if self.spun >= SPIN_OF_WINDOW {
             return Some(wait);
         }
-        // The loop comes by without sleeping until then, and sees what comes meanwhile. It may have slept before it began.
+        // The loop polls without sleeping until then, and sees packets that arrive. It may have slept before.
         self.spun += (now - turned).min(self.spin);
         Some(Duration::ZERO)
     }
 
-    /// Takes in what a device has, as far as a batch goes.
+    /// Reads up to a batch of packets from a device.
     fn take_in(&mut self, port: usize) -> Result<(), Failure> {
         let mut bytes = 0;
         for _ in 0..BATCH {
@@ -668,7 +670,7 @@ impl State {
             };
             let (direction, client) = if port == 0 { (1, layout.destination) } else { (0, layout.source) };
             let path = self.prefixes.find(client).map(|path| path as usize);
-            // An address of another device's clients is nobody's here.
+            // An address of another device's clients has no path here.
             let Some(path) = path.filter(|path| port == 0 || self.clients[*path] == port) else {
                 self.report.no_path += 1;
                 continue;
@@ -689,20 +691,21 @@ impl State {
             }
             self.agenda.remind(number as u32, link.next_due());
             self.forget_dropped(number);
-            // Nobody waits until all is read: a batch takes 50 us, five times as long as a packet does at 1 Gbit/s.
+            // Due packets do not wait for the whole batch: reading one takes
+            // 50 us, five times as long as a packet takes at 1 Gbit/s.
             self.send_due(now)?;
         }
         Ok(())
     }
 
-    /// Sends what a link has by now.
+    /// Sends the packets of a link that are due.
     fn send(&mut self, number: u32, now: Time) -> Result<(), Failure> {
         let link = &mut self.links[number as usize];
         let mut leaving = std::mem::take(&mut self.leaving);
         leaving.extend(std::iter::from_fn(|| link.pop(now)));
         self.agenda.remind(number, link.next_due());
         self.forget_dropped(number as usize);
-        // Neighbours of one large packet leave together.
+        // Adjacent segments of one large packet leave together.
         for run in leaving.chunk_by(|a, b| Rc::ptr_eq(&a.item.0, &b.item.0) && a.item.1 + 1 == b.item.1) {
             self.write(number as usize, run)?;
         }
@@ -751,7 +754,7 @@ impl State {
                 Cause::Red => "red",
             };
             let (held, segment) = &dropped.item;
-            // Nothing is written, so nothing fails.
+            // Nothing is written, so nothing can fail.
             let _ = held.view().write(*segment, segment + 1, &mut self.header, |pieces| {
                 note(capture, dropped.at, port, Happened::Dropped(cause), pieces);
                 Ok(())
@@ -759,13 +762,13 @@ impl State {
         }
     }
 
-    /// Does what it was told; whether that is to end.
+    /// Executes orders; returns whether the router must stop.
     fn obey(&mut self) -> bool {
         self.bell.silence();
         while let Ok(order) = self.orders.try_recv() {
             match order {
                 Order::Report(to) => {
-                    // Who asked may have gone.
+                    // The caller may have gone.
                     let _ = to.send(self.report_now());
                 }
                 Order::Lateness(to) => {
@@ -788,7 +791,7 @@ impl State {
         false
     }
 
-    /// What was recent is of the past.
+    /// Merges the recent lateness into that of the whole run.
     fn forget_recent(&mut self) {
         self.lateness.add(&self.recent).expect("both have the same bounds");
         self.recent.reset();
@@ -855,7 +858,7 @@ fn lateness_of(histogram: &Histogram<u64>) -> Lateness {
     }
 }
 
-/// Notes a packet without the header of the device, which is the beginning of its first piece.
+/// Records a packet without the device header, which begins its first piece.
 fn note(capture: &mut Capture, at: Time, port: usize, happened: Happened, pieces: &[io::IoSlice<'_>]) {
     let mut parts: [&[u8]; 2] = [&[], &[]];
     for (part, piece) in parts.iter_mut().zip(pieces) {

@@ -1,13 +1,13 @@
-//! Whether the router does on this machine what is asked of it, as seen from its two ends: asked against got.
+//! Tests the router on this machine from its two ends: compares requested with measured figures.
 //!
-//! Each trial makes two namespaces with a router between them, and nothing of it is seen from outside. Senders and receivers
-//! are ordinary UDP and TCP sockets that share one clock: single packets for the delay, a train back to back for rate and
-//! spacing, many packets for the loss, one connection for what TCP makes of it. The kernel itself notes when a packet arrives,
-//! so that a receiver that is run late changes nothing; what the router was late by stands beside.
+//! Each trial creates two namespaces with a router between them, isolated from the host. Senders and receivers are
+//! ordinary UDP and TCP sockets that share one clock: single packets measure the delay, a train of back-to-back packets
+//! rate and spacing, many packets the loss, and one connection TCP's throughput. The kernel timestamps each arrival, so
+//! that a delayed receiver changes nothing; the router's own lateness is reported beside the figures.
 //!
-//! A router that is run late only ever makes packets arrive later, so a rate is taken between those packets of a train that
-//! were delayed least: one that was not run for some milliseconds leaves it as it is, and is told apart. What the machine has to do with it (a stall, what the hypervisor took) is part of the verdict, since no router does what is asked of
-//! it while it does not run.
+//! A router that is delayed only ever makes packets arrive later, so the rate is computed from the least delayed
+//! packets of a train: a stall of some milliseconds does not change it, and is reported separately. Stalls and time
+//! stolen by the hypervisor are part of the verdict, since no router meets its settings while it does not run.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -34,94 +34,94 @@ const SERVER: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1))];
 const CLIENT: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2)), IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2))];
-/// IPv4 and UDP.
+/// Headers of IPv4 and UDP.
 const HEADERS4: u32 = 28;
-/// IPv6 and UDP.
+/// Headers of IPv6 and UDP.
 const HEADERS6: u32 = 48;
-/// Of a packet of ours: its number and when it was sent.
+/// Minimum data of a test packet: its number and its send time.
 const LEAST_DATA: u32 = 12;
-/// No answer for so long: nothing more comes.
+/// After this time without a packet, no more are expected.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// How trials are made.
+/// The settings of trials.
 #[derive(Clone, Debug)]
 pub struct TrialSettings {
-    /// From which all is drawn.
+    /// The seed of all random draws.
     pub seed: u64,
-    /// How exact the router is to be.
+    /// The router's accuracy.
     pub accuracy: Accuracy,
     /// The largest packet, in bytes at layer 3.
     pub mtu: u32,
-    /// Whether TCP may hand over segments uncut.
+    /// Whether TCP may hand over unsegmented packets.
     pub large_packets: bool,
-    /// What TCP's senders do about congestion.
+    /// TCP's congestion control.
     pub congestion_control: String,
-    /// How late packets may leave at p99; `None`: as late as [`late_max`] says, and [`LATE_MAX`] while TCP sends as fast as it
-    /// can on the same cores as the router.
+    /// Maximum lateness of packets at p99; by default that of [`late_max`], and [`LATE_MAX`] while TCP sends at full
+    /// speed on the same cores as the router.
     pub late_max: Option<Duration>,
-    /// For how long TCP sends.
+    /// Duration of the TCP transfer.
     pub tcp: Duration,
 }
 
-/// What was asked for and what was seen. Times in milliseconds and microseconds as named.
+/// Requested and measured figures of a trial, in the units that the names say.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Trial {
-    /// What the path was called.
+    /// Name of the path.
     pub name: String,
-    /// Delay of a single packet: asked.
+    /// Delay of a single packet, requested.
     pub delay_asked_ms: f64,
-    /// Its median over IPv4.
+    /// Median delay over IPv4, measured.
     pub delay_got_ms: f64,
-    /// Its median over IPv6, whose packets are 20 bytes longer.
+    /// Median delay over IPv6, whose packets are 20 bytes longer, measured.
     pub delay6_got_ms: f64,
-    /// Rate in Mbit/s, of bytes as the path counts them: asked; 0 for an unlimited one.
+    /// Rate in Mbit/s, of bytes as the path counts them, requested; 0 if unlimited.
     pub rate_asked_mbit: f64,
-    /// That of a train of packets, between the least delayed of its first and of its last quarter.
+    /// Rate of a packet train, between the least delayed packets of its first and its last quarter.
     pub rate_got_mbit: f64,
-    /// How much later than the least delayed packet of the train the latest one arrived: for how long the router was not run.
+    /// Extra delay of the latest packet of the train over the least delayed one: how long the router did not run.
     pub train_late_us: f64,
-    /// From one packet of that train to the next: asked.
+    /// Spacing of the packets of the train, requested.
     pub spacing_asked_us: f64,
-    /// The median.
+    /// Median spacing, measured.
     pub spacing_got_us: f64,
-    /// Share of packets lost: asked.
+    /// Share of lost packets, requested.
     pub loss_asked: f64,
-    /// Share of packets lost.
+    /// Share of lost packets, measured.
     pub loss_got: f64,
-    /// Of so many.
+    /// Number of packets for that share.
     pub loss_packets: u64,
-    /// Packets that left the router and that the receiver had no room for; in none of the figures about the loss.
+    /// Packets that left the router but overflowed the receiver's buffer; excluded from the loss figures.
     pub loss_missed: u64,
-    /// Chi-square of these with one degree of freedom; below 10.83 in 999 of 1000 runs.
+    /// Chi-square of the loss, with one degree of freedom; below 10.83 in 999 of 1000 runs.
     pub loss_chi_square: f64,
-    /// What one TCP connection delivered to the client, in Mbit/s of data.
+    /// Throughput of one TCP connection to the client, in Mbit/s of data.
     pub tcp_mbit: f64,
-    /// CPU time of the router for each Gbit of that, in seconds.
+    /// CPU time of the router per Gbit of it, in seconds.
     pub tcp_cpu_seconds_a_gbit: f64,
-    /// How late the router was, but for TCP.
+    /// Lateness of the router, without TCP.
     pub lateness: Lateness,
-    /// How late the router was while TCP sent.
+    /// Lateness of the router while TCP sent.
     pub tcp_lateness: Lateness,
-    /// When the machine did not run the router though it was to.
+    /// Times in which the machine did not run the router although it was runnable.
     pub stalls: Stalls,
-    /// CPU time that a hypervisor took meanwhile, in seconds.
+    /// CPU time that a hypervisor stole meanwhile, in seconds.
     pub stolen_s: f64,
-    /// How the router ran.
+    /// The scheduling of the router's thread.
     pub scheduling: String,
-    /// Which of that is not as asked.
+    /// The differences beyond tolerance.
     pub verdict: Verdict,
 }
 
-/// Runs one trial over a path whose two directions are alike. To be called after [`crate::place::be_allowed`].
+/// Runs one trial over a symmetric path. Call [`crate::place::be_allowed`] first.
 ///
 /// # Errors
-/// When this user may not, there is no `ip`, or the router ends.
+/// When permission is missing, `ip` is missing, or the router ends.
 pub fn trial(name: &str, path: &PathSettings, settings: &TrialSettings) -> Result<Trial, Failure> {
     check_congestion_control(&settings.congestion_control)?;
     let (server_port, server) = end(settings, SERVER, CLIENT)?;
     let (client_port, client) = end(settings, CLIENT, SERVER)?;
     let mut path = path.clone();
-    // A train is to be seen as a whole.
+    // The whole train must pass.
     path.up.queue.limit = Limit::Unlimited;
     let router = Router::start(RouterSettings {
         server: server_port,
@@ -140,10 +140,10 @@ pub fn trial(name: &str, path: &PathSettings, settings: &TrialSettings) -> Resul
     })?;
     let ends = Ends { server, client, clock: Clock::start() };
     let measured = measure(name, &path, settings, &ends, &router);
-    // What the router says goes before what was seen of its end.
+    // An error of the router precedes those of the two ends.
     let report = router.stop()?;
     let mut trial = measured?;
-    // What was dropped counts in any case; lateness has its own bounds below.
+    // Drops always count; lateness has bounds of its own below.
     trial.verdict = report.verdict(Duration::MAX);
     judge(&mut trial, &path, settings, &report);
     (trial.stalls, trial.stolen_s, trial.scheduling) = (report.stalls, report.stolen_s, report.scheduling);
@@ -151,23 +151,23 @@ pub fn trial(name: &str, path: &PathSettings, settings: &TrialSettings) -> Resul
 }
 
 impl Trial {
-    /// Whether it speaks of the machine and not of the router: not all is as asked, and there was a stall,
-    /// or a hypervisor took time.
+    /// Whether a failed check may be the machine's fault and not
+    /// the router's: there was a stall, or a hypervisor stole time.
     pub fn is_disturbed(&self) -> bool {
         self.verdict.validity != Validity::Valid && (self.stalls.count > 0 || self.stolen_s > 0.0)
     }
 }
 
-/// As near as this a rate is to be.
+/// Tolerance of the rate.
 const RATE_TOLERANCE: f64 = 0.01;
-/// Chi-square for one degree of freedom and a probability of 0.001.
+/// The 99.9 % quantile of chi-square with one degree of freedom.
 const CHI_SQUARE_MAX: f64 = 10.83;
 
-/// How late packets may leave at p99, where nothing else is said.
+/// Default maximum lateness of packets at p99.
 pub const LATE_MAX: Duration = Duration::from_millis(1);
 
-/// How late packets may leave at p99 that do not come as fast as they can: what a router reaches that runs before all ordinary
-/// threads, with and without a spin.
+/// Maximum lateness at p99 of packets below full speed: the figure
+/// that a real-time router reaches, with and without a spin.
 pub fn late_max(is_realtime: bool, spin: Duration) -> Duration {
     match (is_realtime, spin) {
         (false, _) => LATE_MAX,
@@ -210,7 +210,7 @@ fn judge(trial: &mut Trial, path: &PathSettings, settings: &TrialSettings, repor
     }
 }
 
-/// A namespace with a device that the router has the other end of.
+/// Creates a namespace with a device whose other end is the router's.
 fn end(
     settings: &TrialSettings,
     addresses: [IpAddr; 2],
@@ -228,7 +228,7 @@ fn end(
     in_new_namespace(Mark::own()?, move || make_device(&device))
 }
 
-/// The two ends, and the clock that both look at.
+/// The two ends, with their common clock.
 struct Ends {
     server: NetNs,
     client: NetNs,
@@ -236,12 +236,12 @@ struct Ends {
 }
 
 impl Ends {
-    /// A UDP socket at one end; that of the client is connected to the server's.
+    /// A UDP socket at each end; the client's is connected to the server's.
     fn udp(&self, family: usize) -> Result<(UdpSocket, UdpSocket), Failure> {
         let at = SERVER[family];
         let server = within(&self.server, move || {
             let socket = UdpSocket::bind((at, 0))?;
-            // A receiver that is not run for 100 ms loses nothing.
+            // The buffer holds what arrives while the receiver does not run for 100 ms.
             socket::raise_receive_buffer(&socket, 32 << 20)?;
             datagram::stamp_arrivals(&socket)?;
             Ok(socket)
@@ -285,10 +285,10 @@ fn measure(
         |bytes: u32| Duration::from_secs_f64(rate.map_or(0.0, |rate| f64::from(bytes + framing) * 8.0 / rate));
     let silence = SILENCE + latency * 4 + on_wire(1500) * 4;
 
-    // Slow links get small packets, so that a trial takes seconds.
+    // Small packets on slow links, so that a trial takes seconds.
     let is_slow = rate.is_some_and(|rate| rate < 1e6);
     let (single, data) = if is_slow { (LEAST_DATA, 256) } else { (1400, 1400) };
-    // Enough of them for a 99th percentile: it is no worse than the fifth from the end.
+    // Enough of them for a 99th percentile: no worse than the fifth from the end.
     let pause = on_wire(single + HEADERS6) + Duration::from_micros(2300);
     let mut delays = [0.0; 2];
     for (family, delay) in delays.iter_mut().enumerate() {
@@ -296,7 +296,7 @@ fn measure(
         *delay = median(arrivals.iter().map(|arrival| (arrival.got - arrival.sent).as_secs_f64() * 1e3)).unwrap_or(0.0);
     }
 
-    // A train of 0.4 s, of no more than 11 MB and no fewer than 20 packets.
+    // A train of 0.4 s, at most 11 MB and at least 20 packets.
     let bytes = data + HEADERS4;
     let gap_asked = on_wire(bytes).as_secs_f64();
     let packets = if gap_asked > 0.0 { ((0.4 / gap_asked) as u32).clamp(20, 8000) } else { 0 };
@@ -322,7 +322,7 @@ fn measure(
     let lateness = router.lateness()?;
 
     let before = router.report()?.cpu_seconds;
-    // Nothing is connected where nothing arrives.
+    // Without any arrivals TCP cannot connect.
     let tcp = if loss < 1.0 { tcp(ends, settings.tcp)? } else { 0.0 };
     let cpu = router.report()?.cpu_seconds - before;
     let gbit = tcp * settings.tcp.as_secs_f64() / 1e9;
@@ -352,8 +352,8 @@ fn measure(
     })
 }
 
-/// The longest part of a train, by its numbers, in which the wire always had a packet to send, one each `gap`: a sender
-/// that was not run for a while leaves it without.
+/// The longest part of a train, by packet numbers, in which the wire always had a packet to send, at intervals of
+/// `gap`: a sender that does not run for a while leaves the wire idle.
 fn busy(train: &[Arrival], gap: f64) -> &[Arrival] {
     let mut free = 0.0;
     let parts = train.chunk_by(|before, next| {
@@ -364,10 +364,9 @@ fn busy(train: &[Arrival], gap: f64) -> &[Arrival] {
     parts.max_by_key(|part| part.len()).unwrap_or_default()
 }
 
-/// Seconds from one packet of a train to the next, and how much later than on time the latest one came. Packets
-/// are only ever delayed, so the truth lies between the one of the first quarter and the one of the last quarter that were
-/// delayed least; what becomes of the others changes nothing. Which ones these are is seen by the gap, so that it is improved
-/// some times, from the one that was asked for.
+/// Seconds between packets of a train, and the extra delay of the latest one. Packets are only ever delayed, so the
+/// true gap lies between the least delayed packet of the first quarter and that of the last; the others do not matter.
+/// Finding them requires the gap, which is therefore refined iteratively from the requested one.
 fn gap_of(train: &[Arrival], gap_asked: f64) -> Option<(f64, f64)> {
     let (begin, end) = (train.first()?.number, train.last()?.number + 1);
     let quarter = (end - begin) / 4;
@@ -394,8 +393,8 @@ struct Arrival {
     got: Time,
 }
 
-/// Sends packets of `data` bytes from client to server, each at its moment after the start; returns those
-/// that arrived, in that order.
+/// Sends packets of `data` bytes from client to server, each at its
+/// time after the start; returns those that arrived, in that order.
 fn send(
     ends: &Ends,
     family: usize,
@@ -411,7 +410,7 @@ fn send(
     server.set_read_timeout(Some(silence)).map_err(Failure::io("set a timeout"))?;
     let clock = ends.clock;
     let receiver = thread::spawn(move || {
-        // Where that is refused the receiver is woken later.
+        // If this is refused, the receiver wakes later.
         let _ = clock::run_first(PRIORITY - 1);
         let (mut arrivals, mut buffer) = (Vec::with_capacity(packets as usize), [0; 2048]);
         while arrivals.len() < packets as usize
@@ -428,8 +427,8 @@ fn send(
         arrivals
     });
     thread::scope(|scope| {
-        // A thread of its own, which runs before ordinary ones: on the core of a router that spins nobody else is run, and
-        // a train with a pause in it would be the sender's.
+        // A separate thread with real-time priority: on the core of a spinning router no ordinary thread runs, and the
+        // sender's pause would appear in the train.
         let sender = scope.spawn(|| {
             let _ = clock::run_first(PRIORITY - 2);
             clock::exact_timers();
@@ -452,7 +451,7 @@ fn send(
     receiver.join().map_err(|_| Failure::failed("the receiver has panicked"))
 }
 
-/// Bits of data in a second that one TCP connection brings from server to client in `time`, its beginning included.
+/// Bits of data per second that one TCP connection transfers from server to client in `time`, including its start.
 fn tcp(ends: &Ends, time: Duration) -> Result<f64, Failure> {
     if time.is_zero() {
         return Ok(0.0);
@@ -474,13 +473,13 @@ fn tcp(ends: &Ends, time: Duration) -> Result<f64, Failure> {
     connection.set_read_timeout(Some(time)).map_err(Failure::io("set a timeout"))?;
     while ends.clock.now() - begun < time {
         match connection.read(&mut buffer) {
-            // The end, or nothing within the time.
+            // The end of the stream, or a timeout.
             Ok(0) | Err(_) => break,
             Ok(count) => bytes += count,
         }
     }
     let took = ends.clock.now() - begun;
-    // With data unread, closing resets, and the sender ends.
+    // With unread data, closing sends a reset, and the sender ends.
     drop(connection);
     let _ = sender.join();
     Ok(bytes as f64 * 8.0 / took.as_secs_f64())
@@ -562,7 +561,7 @@ mod tests {
         };
         check(&[], 0..0);
         check(&[1000, 1001, 1002, 1003], 0..4);
-        // Four packets keep it busy for 40 us.
+        // Four packets keep the wire busy for 40 us.
         check(&[1000, 1001, 1002, 1003, 1039, 1040], 0..6);
         check(&[1000, 1001, 1002, 1003, 1041, 1042], 0..4);
         check(&[1000, 1001, 1500, 1501, 1502, 1503], 2..6);
@@ -575,7 +574,8 @@ mod tests {
             gap in 10_000..50_000_000u64, off in -0.2..0.2f64, packets in 20..500u32, lost: u64,
             pauses in prop::collection::vec((0.05..0.9f64, 0.0..0.05f64), 0..4),
         ) {
-            // Packets come a true gap apart, 12 us late; in a pause of the receiver all that come are seen at its end.
+            // Packets arrive one true gap apart, 12 us late; those that
+            // arrive in a pause of the receiver are seen at its end.
             let true_gap = (gap as f64 * (1.0 + off)) as u64;
             let whole = true_gap * u64::from(packets);
             let seen = |at: u64| pauses.iter().fold(at, |at, (from, length)| {

@@ -1,7 +1,7 @@
-//! Links as people write them: `50ms`, `50ms±10ms normal`, `10mbit`, `trace:lte.txt`, `gilbert:1%,25%`, `codel`.
+//! The text form of links: `50ms`, `50ms±10ms normal`, `10mbit`, `trace:lte.txt`, `gilbert:1%,25%`, `codel`.
 //!
-//! The same words on the command line and in a file, so this is the one place that reads them. A value may name a file;
-//! whoever calls lends a way to read one, so that this stays free of files.
+//! The command line and files use the same syntax, and only this module parses it. A value may name a file; the caller
+//! passes a function that reads it, so that this module does no I/O.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::link::{Bandwidth, BandwidthTrace, Jitter, Latency, LatencyTrace, Link
 use crate::loss::{GilbertElliott, Loss};
 use crate::queue::{CoDel, Discipline, Limit, QueueSettings, Red};
 
-/// Reads the file of this name as text, or says why not.
+/// Reads the file of this name as text, or returns the error.
 pub type ReadFile<'a> = &'a dyn Fn(&str) -> Result<String, String>;
 
-/// The values of a link as they were written; what is absent is as in a link that changes nothing.
+/// The values of a link as text; absent ones are those of a link that changes nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinkTexts<'a> {
     /// See [`latency`].
@@ -28,10 +28,10 @@ pub struct LinkTexts<'a> {
 }
 
 impl LinkTexts<'_> {
-    /// Puts these values in the place of those of `link`. A bandwidth without a queue brings the queue that goes with it.
+    /// Overrides the values of `link`. A bandwidth without a queue sets the default queue for it.
     ///
     /// # Errors
-    /// The name of the value that is wrong, and what to write instead.
+    /// The name of the invalid value, and what to write instead.
     pub fn apply(&self, link: &mut LinkSettings, files: ReadFile<'_>) -> Result<(), String> {
         let named = |name: &'static str| move |error: String| format!("{name}: {error}");
         if let Some(text) = self.latency {
@@ -58,9 +58,9 @@ pub fn plain_link() -> LinkSettings {
     LinkSettings { latency: Latency::Fixed(Duration::ZERO), bandwidth, queue, loss: Loss::None, framing_bytes: 0 }
 }
 
-/// The queue of a link about which nothing else is said: droptail, with room for 100 ms of the bandwidth, and for no less
-/// than 20 packets of 1500 bytes. A buffer is to hold about a round trip (Villamizar and Song 1994), and 100 ms is the one of
-/// the Internet at large (RFC 8289, 4.3).
+/// The default queue of a link: droptail, with room for 100 ms at the bandwidth, and for at
+/// least 20 packets of 1500 bytes. A buffer should hold about one round trip (Villamizar
+/// and Song 1994), and 100 ms is that of the Internet at large (RFC 8289, 4.3).
 pub fn default_queue(bandwidth: &Bandwidth) -> QueueSettings {
     let limit = match bandwidth.mean() {
         None => Limit::Unlimited,
@@ -72,14 +72,14 @@ pub fn default_queue(bandwidth: &Bandwidth) -> QueueSettings {
 /// `50ms`, `50ms±10ms [uniform|normal|pareto] [reorder]` (also `+-`), or `trace:FILE`.
 ///
 /// # Errors
-/// What to write instead.
+/// When the text is invalid; the error says what to write instead.
 pub fn latency(text: &str, files: ReadFile<'_>) -> Result<Latency, String> {
     if let Some(file) = text.strip_prefix("trace:") {
         return latency_trace(&files(file)?).map_err(|error| format!("{file}: {error}"));
     }
     let duration = |text: &str| {
         let duration = parse_duration(text).map_err(|error| format!("{text:?} is {error}"))?;
-        // Signals to Mars take 22 minutes at most.
+        // Signals to Mars take at most 22 minutes.
         if duration > LATENCY_MAX {
             return Err(format!("{text:?} is too long; the maximum latency is one hour"));
         }
@@ -110,8 +110,8 @@ pub fn latency(text: &str, files: ReadFile<'_>) -> Result<Latency, String> {
 
 const LATENCY_MAX: Duration = Duration::from_secs(3600);
 
-/// A latency trace: on each line a moment and the latency from there on, both in milliseconds and not whole ones
-/// necessarily; the first moment is 0, and the last line has a moment alone, at which it begins again.
+/// Parses a latency trace: each line has a time and the latency from then on, both in milliseconds, possibly
+/// fractional; the first time is 0, and the last line has only a time, at which the trace repeats.
 fn latency_trace(text: &str) -> Result<Latency, String> {
     let mut steps: Vec<(Duration, Duration)> = Vec::new();
     let mut period = None;
@@ -145,7 +145,7 @@ fn latency_trace(text: &str) -> Result<Latency, String> {
 /// `10mbit`, `unlimited`, or `trace:FILE` in the format of mahimahi.
 ///
 /// # Errors
-/// What to write instead.
+/// When the text is invalid; the error says what to write instead.
 pub fn bandwidth(text: &str, files: ReadFile<'_>) -> Result<Bandwidth, String> {
     if let Some(file) = text.strip_prefix("trace:") {
         return bandwidth_trace(&files(file)?).map_err(|error| format!("{file}: {error}"));
@@ -179,7 +179,7 @@ fn bandwidth_trace(text: &str) -> Result<Bandwidth, String> {
 /// `1%`, `0.01`, `gilbert:TO_BAD,TO_GOOD[,LOST_IN_BAD[,LOST_IN_GOOD]]`, `pattern:...x`, or `trace:FILE`.
 ///
 /// # Errors
-/// What to write instead.
+/// When the text is invalid; the error says what to write instead.
 pub fn loss(text: &str, files: ReadFile<'_>) -> Result<Loss, String> {
     if let Some(file) = text.strip_prefix("trace:") {
         return pattern(&files(file)?).map_err(|error| format!("{file}: {error}"));
@@ -207,14 +207,14 @@ fn gilbert() -> String {
     "write gilbert:TO_BAD,TO_GOOD[,LOST_IN_BAD[,LOST_IN_GOOD]], for example gilbert:0.5%,25%".to_owned()
 }
 
-/// A share: `1%` or `0.01`.
+/// Parses a share: `1%` or `0.01`.
 fn share(text: &str) -> Result<f64, String> {
     let (number, scale) = text.trim().strip_suffix('%').map_or((text.trim(), 1.0), |number| (number, 100.0));
     let share = number.parse::<f64>().ok().map(|number| number / scale).filter(|share| (0.0..=1.0).contains(share));
     share.ok_or_else(|| format!("invalid share of packets {text:?}; write for example 1%, 0.5% or 0.01"))
 }
 
-/// A packet a character: `x` or `1` is lost, `.` or `0` is not; white space does not count.
+/// Parses a pattern, one character per packet: `x` or `1` is lost, `.` or `0` is not; white space is ignored.
 fn pattern(text: &str) -> Result<Loss, String> {
     let packets = text.chars().filter(|c| !c.is_whitespace()).map(|c| match c {
         'x' | '1' => Ok(true),
@@ -228,11 +228,11 @@ fn pattern(text: &str) -> Result<Loss, String> {
     Ok(Loss::Pattern(packets.into()))
 }
 
-/// A limit (`100` packets, `64KiB`, `unlimited`), or `codel[:TARGET,INTERVAL]`, or `red:MIN,MAX[,PERCENT]`, either with
-/// a limit behind a space.
+/// A limit (`100` packets, `64KiB`, `unlimited`), or `codel[:TARGET,INTERVAL]`, or `red:MIN,MAX[,PERCENT]`, either
+/// optionally followed by a space and a limit.
 ///
 /// # Errors
-/// What to write instead.
+/// When the text is invalid; the error says what to write instead.
 pub fn queue(text: &str, bandwidth: &Bandwidth) -> Result<QueueSettings, String> {
     let help = || {
         format!(
@@ -261,7 +261,7 @@ pub fn queue(text: &str, bandwidth: &Bandwidth) -> Result<QueueSettings, String>
         }
         ("red", [min, max, more @ ..]) if more.len() <= 1 => {
             let probability_max = more.first().map_or(Ok(0.1), |text| share(text))?;
-            // The paper's section 11 and the ns defaults after it: w_q = 0.002.
+            // The paper's section 11 and ns's defaults: w_q = 0.002.
             let red = Red { min: bytes(min)?, max: bytes(max)?, probability_max, weight: 0.002 };
             if red.min >= red.max {
                 return Err(format!("{text:?}: the first threshold of RED must be the smaller one"));
@@ -272,7 +272,7 @@ pub fn queue(text: &str, bandwidth: &Bandwidth) -> Result<QueueSettings, String>
     };
     let limit = match limit {
         None => match discipline {
-            // CoDel bounds the time in the queue, so its limit is for floods alone.
+            // CoDel bounds the time in the queue, so the limit only stops floods.
             Discipline::CoDel(_) => Limit::Packets(10_000),
             Discipline::DropTail | Discipline::Red(_) => default_queue(bandwidth).limit,
         },

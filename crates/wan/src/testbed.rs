@@ -1,9 +1,9 @@
-//! A whole test-bed: a namespace for the server, one for each class of clients, and the router between them (Banga and
-//! Druschel 1999, figure 3), described by a file, held by one program and reached by others over a socket.
+//! A complete testbed: a namespace for the server, one per class of clients, and the router between them (Banga and
+//! Druschel 1999, figure 3), described by a file, owned by one program and controlled over a socket.
 //!
-//! The program that is `up` holds namespaces, devices and router; they are there as long as it is. `exec` asks it for a
-//! namespace and goes in; `status` asks what became of the packets; `down` has it end, with all that was started in there.
-//! A request and its answer are a line of JSON each.
+//! The program that runs `up` owns namespaces, devices and router, which live as long as it does. `exec` asks it for a
+//! namespace and enters it; `status` asks for packet statistics; `down` ends it, with all programs started in it. A
+//! request and its response are one line of JSON each.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,19 +31,19 @@ use crate::profile::Profile;
 use crate::router::{Accuracy, Plan, Port, Report, Router, RouterSettings};
 use crate::spec::{self, LinkTexts, ReadFile};
 
-/// The server's name among those of classes.
+/// The server's name among the classes.
 pub const SERVER: &str = "server";
-/// Class number n, from 0, has the addresses 10.(78 + n).0.0/16; more would leave 10.0.0.0/8.
+/// Class number n, from 0, has the addresses 10.(78 + n).0.0/16; more classes would leave 10.0.0.0/8.
 const CLASSES_MAX: usize = 177;
-/// So many addresses a class has at most.
+/// Maximum number of addresses per class.
 const CLIENTS_MAX: u32 = 65_000;
 
-/// What a test-bed is to be.
+/// The configuration of a test bed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Net {
-    /// From which all is drawn.
+    /// The seed of all random draws.
     pub seed: u64,
-    /// What TCP's senders do about congestion, everywhere in it.
+    /// TCP's congestion control, everywhere in it.
     pub congestion_control: String,
     /// The largest packet, in bytes at layer 3.
     pub mtu: u32,
@@ -51,16 +51,16 @@ pub struct Net {
     pub classes: Vec<Class>,
 }
 
-/// Clients that are alike.
+/// A class of equal clients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
     /// Its name.
     pub name: String,
-    /// How many addresses it has.
+    /// Number of addresses.
     pub clients: u32,
-    /// Whether all of them share one path; else each has its own.
+    /// Whether all of them share one path; otherwise each has its own.
     pub shared: bool,
-    /// What the paths are.
+    /// The links of the paths.
     pub path: PathSettings,
 }
 
@@ -120,10 +120,10 @@ fn ethernet() -> u32 {
 }
 
 impl Net {
-    /// Reads a description (TOML).
+    /// Parses a description (TOML).
     ///
     /// # Errors
-    /// What is wrong, where, and what to write instead.
+    /// The error, its place, and what to write instead.
     pub fn parse(text: &str, files: ReadFile<'_>) -> Result<Net, String> {
         let file: NetFile = toml::from_str(text).map_err(|error| error.to_string())?;
         if file.class.is_empty() || file.class.len() > CLASSES_MAX {
@@ -191,11 +191,11 @@ fn network(class: usize) -> [Prefix; 2] {
     [Prefix::new(v4, 16), Prefix::new(v6, 32)].map(|prefix| prefix.expect("no longer than an address"))
 }
 
-/// Makes a test-bed and answers requests at this socket until one asks for the end, or a signal does; `ready` is called once
-/// it is there. To be called before any thread is started, so that all of them leave signals to this one.
+/// Creates a test bed and serves requests at this socket until a request or a signal ends it; calls `ready` once it is
+/// up. Call it before starting any thread, so that all threads leave signals to this one.
 ///
 /// # Errors
-/// When there is another one at this socket, this user may not, there is no `ip`, or the router ends by itself.
+/// When another test bed uses this socket, permission is missing, `ip` is missing, or the router ends by itself.
 pub fn run(
     net: &Net,
     accuracy: Accuracy,
@@ -208,13 +208,13 @@ pub fn run(
     let ended =
         Testbed::build(net, accuracy, capture).and_then(|testbed| testbed.serve(socket, &listener, &signals, ready));
     if ended.is_err() {
-        // It may be gone already.
+        // It may have been removed already.
         let _ = fs::remove_file(socket);
     }
     ended
 }
 
-/// A test-bed that is up.
+/// A running test bed.
 #[derive(Debug)]
 struct Testbed {
     router: Router,
@@ -279,7 +279,7 @@ impl Testbed {
                 break Some(connection);
             }
         };
-        // Before who asked for the end hears of it: he may make the next one at once.
+        // Before the reply to `down`: the caller may create the next test bed at once.
         let _ = fs::remove_file(socket);
         self.mark.end_all();
         Mark::end_orphans();
@@ -289,15 +289,15 @@ impl Testbed {
                 Ok(report) => Answer::Report(report.clone()),
                 Err(failure) => Answer::Refused(failure.to_string()),
             };
-            // Who asked may have gone.
+            // The caller may have gone.
             let _ = tell(&mut connection, &answer);
         }
         report
     }
 
-    /// Answers one request; gives the connection back if it asks for the end.
+    /// Answers one request; returns the connection if it asks for the end.
     fn answer(&self, mut connection: UnixStream) -> Option<UnixStream> {
-        // Nobody stops the test-bed by connecting and saying nothing.
+        // A silent connection must not block the test bed.
         connection.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
         let mut line = String::new();
         BufReader::new(&connection).read_line(&mut line).ok()?;
@@ -321,25 +321,26 @@ impl Testbed {
             },
             Err(error) => Answer::Refused(format!("not a request: {error}")),
         };
-        // Who asked may have gone.
+        // The caller may have gone.
         let _ = tell(&mut connection, &answer);
         None
     }
 
-    /// Namespaces are found by who holds them. A user who is not root has one of users too ([`be_allowed`]).
+    /// Namespaces are found through the process that holds them. For an
+    /// ordinary user there is a user namespace too ([`be_allowed`]).
     fn way_into(&self, namespace: &NetNs) -> Answer {
         let users = PathBuf::from(format!("/proc/{}/ns/user", std::process::id()));
         Answer::Namespace { network: namespace.path(), users }
     }
 
-    /// There is no such class; the names that there are, without the first `skipped`.
+    /// Unknown class: lists the names, without the first `skipped`.
     fn unknown(&self, name: &str, skipped: usize) -> Answer {
         let names: Vec<&str> = self.namespaces.iter().skip(skipped).map(|(name, _)| name.as_str()).collect();
         Answer::Refused(format!("unknown class {name:?}; known: {}", names.join(", ")))
     }
 }
 
-/// A namespace with a device, and the router's end of it.
+/// Creates a namespace with a device, whose other end is the router's.
 fn end(net: &Net, name: &str, addresses: Vec<IpAddr>, routes: Vec<Prefix>) -> Result<(Port, NetNs), Failure> {
     let device = DeviceSettings {
         name: "wan0".to_owned(),
@@ -359,7 +360,7 @@ fn listen(socket: &Path) -> Result<UnixListener, Failure> {
         return Err(Failure::failed(format!("a test bed is already up at {place}; stop it with `ammeter wan down`")));
     }
     match fs::symlink_metadata(socket) {
-        // What is left of one that was killed.
+        // The socket of a test bed that was killed.
         Ok(meta) if std::os::unix::fs::FileTypeExt::is_socket(&meta.file_type()) => {
             fs::remove_file(socket).map_err(Failure::io(format!("remove what is left of {place}")))?;
         }
@@ -371,12 +372,12 @@ fn listen(socket: &Path) -> Result<UnixListener, Failure> {
     let listener = UnixListener::bind(socket).map_err(|error| {
         Failure::failed(format!("cannot listen at {place}: {error}; name another socket: --control"))
     })?;
-    // Who may ask may start programs in there; that is for the same user.
+    // Requests can start programs in the test bed, so only the same user may send them.
     fs::set_permissions(socket, fs::Permissions::from_mode(0o600)).map_err(Failure::io(format!("protect {place}")))?;
     Ok(listener)
 }
 
-/// What can be asked of a test-bed.
+/// The requests to a test bed.
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
     Status,
@@ -405,7 +406,7 @@ fn ask(socket: &Path, request: &Request) -> Result<Answer, Failure> {
         Failure::failed(format!("no test bed at {place} ({error}); start one with `ammeter wan up NET.toml`, or give its socket with --control"))
     })?;
     let mut line = String::new();
-    // One that ends meanwhile closes the connection.
+    // A test bed that ends meanwhile closes the connection.
     let _ = tell(&mut connection, request).and_then(|()| BufReader::new(&connection).read_line(&mut line));
     match serde_json::from_str(&line) {
         Ok(Answer::Refused(text)) => Err(Failure::failed(text)),
@@ -420,10 +421,10 @@ fn unexpected() -> Failure {
     Failure::failed("unexpected answer of the test bed; is it of another version?")
 }
 
-/// What became of the packets of the test-bed at this socket so far.
+/// The packet statistics of the test bed at this socket so far.
 ///
 /// # Errors
-/// When there is none.
+/// When there is no test bed.
 pub fn status(socket: &Path) -> Result<Report, Failure> {
     match ask(socket, &Request::Status)? {
         Answer::Report(report) => Ok(report),
@@ -431,10 +432,10 @@ pub fn status(socket: &Path) -> Result<Report, Failure> {
     }
 }
 
-/// Ends the test-bed at this socket, and all that was started in it; what became of its packets.
+/// Ends the test bed at this socket, with all programs started in it; returns its packet statistics.
 ///
 /// # Errors
-/// When there is none, or it has failed.
+/// When there is no test bed, or it has failed.
 pub fn down(socket: &Path) -> Result<Report, Failure> {
     match ask(socket, &Request::Down)? {
         Answer::Report(report) => Ok(report),
@@ -442,10 +443,10 @@ pub fn down(socket: &Path) -> Result<Report, Failure> {
     }
 }
 
-/// From now on all paths of this class have this bandwidth, in both directions.
+/// Sets the bandwidth of all paths of this class, in both directions.
 ///
 /// # Errors
-/// When there is no test-bed, no such class, or the bandwidth is none.
+/// When there is no test bed or no such class, or the bandwidth is invalid.
 pub fn set_bandwidth(socket: &Path, class: &str, bandwidth: &str) -> Result<(), Failure> {
     live_bandwidth(bandwidth).map_err(Failure::Usage)?;
     match ask(socket, &Request::SetBandwidth { class: class.to_owned(), bandwidth: bandwidth.to_owned() })? {
@@ -460,25 +461,25 @@ fn live_bandwidth(text: &str) -> Result<Bandwidth, String> {
         .map_err(wrong)
 }
 
-/// Moves the calling thread, and it alone, into the namespace of the server or of a class. A user who is not root can do so in
-/// a program of one thread only, which then is in the test-bed's namespace of users.
+/// Moves the calling thread, and only this one, into the namespace of the server or of a class. For an ordinary user
+/// the program must be single-threaded; it then is in the test bed's user namespace.
 ///
 /// # Errors
-/// When there is no test-bed or no such class.
+/// When there is no test bed or no such class.
 pub fn enter(socket: &Path, class: &str) -> Result<(), Failure> {
     let Answer::Namespace { network, users } = ask(socket, &Request::Namespace(class.to_owned()))? else {
         return Err(unexpected());
     };
-    // Opened before: from within that of the users nothing else of this host's may be.
+    // Opened first: from within the user namespace no other file of this host may be opened.
     NetNs::open(&network)
         .and_then(|namespace| netns::enter_users(&users).and_then(|()| namespace.enter()))
         .map_err(Failure::io(format!("enter the namespace of {class}")))
 }
 
-/// Becomes this command, in the namespace of the server or of a class. To be called before any thread is started.
+/// Replaces this program by a command in the namespace of the server or of a class. Call it before starting any thread.
 ///
 /// # Errors
-/// When there is no test-bed, no such class, or no such program. Otherwise this does not return.
+/// When there is no test bed, no such class, or no such program. Otherwise this does not return.
 pub fn exec(socket: &Path, class: &str, mut command: Command) -> Result<std::convert::Infallible, Failure> {
     enter(socket, class)?;
     let error = command.exec();
