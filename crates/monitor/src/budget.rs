@@ -1,14 +1,14 @@
-//! The budget: how much of a processor the monitor may use, kept by looking less often.
+//! The budget: the monitor's share of a processor, kept by sampling less often.
 //!
-//! What a look costs is measured each time, not guessed: it grows with threads, connections and interfaces. Half of the
-//! budget is for ticks, half for the census of connections, whose cost grows without bound. An interval is as long as was
-//! asked for, or as long as its half of the budget demands.
+//! The cost of each sample is measured, since it grows with threads, connections and interfaces. Half of the budget is
+//! for ticks, half for the census of connections, whose cost is unbounded. An interval is the requested one, or longer
+//! if its half of the budget requires it.
 //!
 //! Pure: costs and times are arguments.
 
 use std::time::Duration;
 
-/// The share of one processor that may be used, and what looks have cost of late.
+/// The share of one processor that may be used, and the recent costs of samples.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     share: f64,
@@ -16,36 +16,36 @@ pub struct Budget {
     census: Option<Duration>,
 }
 
-/// No tick and no census comes later than this, whatever it costs.
+/// Maximum interval between ticks and between censuses, whatever their cost.
 const INTERVAL_MAX: Duration = Duration::from_secs(60);
 
 impl Budget {
-    /// A share of one processor: 0.005 is 0.5 %.
+    /// A budget of this share of one processor: 0.005 is 0.5 %.
     pub fn new(share: f64) -> Budget {
         Budget { share, tick: None, census: None }
     }
 
-    /// The share that may be used.
+    /// The allowed share.
     pub fn share(&self) -> f64 {
         self.share
     }
 
-    /// A tick has cost so much, without a census.
+    /// Records the cost of a tick, without a census.
     pub fn pay_for_tick(&mut self, cost: Duration) {
         self.tick = Some(blend(self.tick, cost));
     }
 
-    /// A census has cost so much.
+    /// Records the cost of a census.
     pub fn pay_for_census(&mut self, cost: Duration) {
         self.census = Some(blend(self.census, cost));
     }
 
-    /// How long after this tick the next one may come, if one is wanted each `asked`.
+    /// The interval to the next tick, at least `asked`.
     pub fn tick_interval(&self, asked: Duration) -> Duration {
         self.interval(self.tick, asked)
     }
 
-    /// How long after this census the next one may come, if one is wanted each `asked`.
+    /// The interval to the next census, at least `asked`.
     pub fn census_interval(&self, asked: Duration) -> Duration {
         self.interval(self.census, asked)
     }
@@ -57,7 +57,8 @@ impl Budget {
     }
 }
 
-/// A quarter of what is new: one look that was disturbed does not count for all, and a lasting change does soon.
+/// A moving average with weight 1/4 for the new cost: a single disturbed
+/// sample has little effect, and a lasting change takes effect soon.
 fn blend(old: Option<Duration>, new: Duration) -> Duration {
     old.map_or(new, |old| (old * 3 + new) / 4)
 }
@@ -94,7 +95,7 @@ mod tests {
             assert!(share < 0.0026, "half of the budget is for ticks: {share}");
             assert!(interval > asked);
         }
-        // One that becomes dearer on the way.
+        // A cost that grows during the run.
         let (share, _) = spend(0.005, asked, |tick| Duration::from_micros(100 + u64::from(tick) * 10));
         assert!(share < 0.0027, "{share}");
     }

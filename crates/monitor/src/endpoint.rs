@@ -1,9 +1,9 @@
-//! What the monitor knows, for collectors that ask by HTTP: `/metrics`, the last sample as OpenMetrics.
+//! Serves the monitor's figures by HTTP: `/metrics`, the last sample as OpenMetrics.
 //!
-//! A thread of its own serves it, so that no tick waits for a client. The page is made when somebody asks for it, of the
-//! sample that was told last. Clients cost processor time, as many as they like, so they have a part of the budget: after
-//! each turn the thread rests for as long as that part demands. Whoever asks without end is answered slowly, and neither
-//! server nor ticks hear of it.
+//! A separate thread serves it, so that no tick waits for a client. The page is rendered on request,
+//! from the last sample. Clients cost CPU time, and their number is unbounded, so they have a part
+//! of the budget: after each turn the thread sleeps for as long as that part requires. A client that
+//! requests continuously is answered slowly, without effect on the server or the ticks.
 
 use std::io;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use crate::rates::Tick;
 use crate::sample::Sample;
 use crate::show::{Totals, openmetrics};
 
-/// The address, served until this is dropped.
+/// The endpoint, served until dropped.
 #[derive(Debug)]
 pub struct Endpoint {
     address: SocketAddr,
@@ -39,20 +39,20 @@ struct Shared {
     bell: EventFd,
 }
 
-/// Connections that may wait while others are served.
+/// Maximum connections that wait while others are served.
 const BACKLOG: i32 = 64;
-/// However dear a turn was, the next one comes after this.
+/// Maximum sleep, whatever a turn cost.
 const REST_MAX: Duration = Duration::from_secs(1);
 
 impl Endpoint {
-    /// The share of the monitor's budget that is the clients'.
+    /// The clients' share of the monitor's budget.
     pub const PART: f64 = 0.2;
 
-    /// Listens at `address`. `target` is whom all is about, `budget` what the monitor may use of a processor,
-    /// of which clients have [`Endpoint::PART`].
+    /// Listens at `address`. `target` names the monitored server; `budget` is the monitor's share of a processor, of
+    /// which clients have [`Endpoint::PART`].
     ///
     /// # Errors
-    /// The address is taken, is not this machine's, or its port is for root.
+    /// When the address is in use or not this machine's, or its port requires root.
     pub fn open(address: SocketAddr, target: &str, budget: f64) -> Result<Endpoint, Failure> {
         let listener = socket::listen(address, BACKLOG, false).map_err(|error| taken(address, &error))?;
         let doing = || Failure::io(format!("serve http://{address}/metrics"));
@@ -67,12 +67,12 @@ impl Endpoint {
         Ok(Endpoint { address, shared, thread: Some(thread) })
     }
 
-    /// Where it listens: with the port that the kernel chose, if 0 was asked for.
+    /// The address it listens on, with the port that the kernel chose for port 0.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on this is told; `tick` is what happened since the sample before.
+    /// Publishes this sample; `tick` is the difference to the previous one.
     pub fn tell(&self, sample: Arc<Sample>, tick: Option<&Tick>) {
         let mut latest = self.shared.latest.lock().unwrap_or_else(PoisonError::into_inner);
         tick.iter().for_each(|tick| latest.0.add(tick));
@@ -90,7 +90,7 @@ impl Drop for Endpoint {
     }
 }
 
-/// `share` is what it may use of a processor.
+/// Serves clients. `share` is their share of a processor.
 fn serve(exporter: &mut Exporter, shared: &Shared, share: f64) {
     while !shared.is_over.load(Ordering::Relaxed) {
         let mut awaited = Awaited::default();
@@ -99,13 +99,13 @@ fn serve(exporter: &mut Exporter, shared: &Shared, share: f64) {
         awaited.wait(Duration::MAX);
         let before = clock::cpu_time();
         exporter.turn(|| {
-            // Whoever looks waits for no text.
+            // Rendering does not hold the lock.
             let (totals, sample) = shared.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
             openmetrics(&totals, sample.as_deref())
         });
         let cost = clock::cpu_time().saturating_sub(before).as_secs_f64();
         let rest = Duration::try_from_secs_f64(cost / share).unwrap_or(REST_MAX).min(REST_MAX);
-        // An error is told by the next wait as well, which rests then.
+        // The next wait reports an error again, after a sleep.
         let _ = poll::wait_readable(&[shared.bell.as_fd()], rest);
     }
 }

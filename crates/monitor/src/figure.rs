@@ -1,42 +1,43 @@
-//! A figure of the monitor is declared once, in the module of `source` that reads it, by an entry of [`figures!`]: what it
-//! counts, its name, its kind and unit, the kernel's own name for it. From that entry come the record, the JSON, the columns
-//! of CSV, the families of OpenMetrics, the lines of the screen and the metrics of the lab.
+//! The definition of figures. Each figure of the monitor is declared once, in the module
+//! of `source` that reads it, by an entry of [`figures!`]: its help text, name, kind and
+//! unit, and the kernel's name for it. Records, JSON, the columns of CSV, the families of
+//! OpenMetrics, the lines of the screen and the metrics of the lab derive from that entry.
 //!
 //! ```text
 //! /// Segments retransmitted.
 //! retransmits: Option<N> => Counter Things "TcpRetransSegs" as "retransmits",
 //! ```
 //!
-//! The sentence is its help text. `Counter` rises since some start, `Gauge` is what there is now. Units are `Things`, `Bytes`
-//! and `Seconds`. `Option<N>` is for what some kernel, user or older record does not know. The first text is the kernel's name,
-//! for files in which figures have names; the one after `as` puts it on the screen, under this word.
+//! The doc sentence is the help text. A `Counter` only rises, a `Gauge` is a current value. Units are `Things`, `Bytes`
+//! and `Seconds`. `Option<N>` is for figures that some kernel, user or older record lacks. The first string is the
+//! kernel's name, for files in which figures have names; the one after `as` shows it on the screen under this word.
 //!
-//! The same struct is a sample, with `N = u64`: totals as the kernel has them, times in nanoseconds. And it is a part of a
-//! tick, with `N = f64`: counters are per second there, which makes a share of a counter of time; gauges are in base units.
+//! The same struct is a sample with `N = u64`: totals from the kernel, times in nanoseconds. With `N = f64` it is part
+//! of a tick: counters are per second, which makes counters of time a share; gauges are in base units.
 
 use amped_exporter::{Kind, Unit};
 use serde::ser::SerializeMap;
 
-/// What is known of a figure besides its value.
+/// The definition of a figure.
 #[derive(Clone, Copy, Debug)]
 pub struct Figure {
-    /// Its name in a sample, without a unit.
+    /// Name in a sample, without a unit.
     pub name: &'static str,
-    /// Its name in a tick, with its unit.
+    /// Name in a tick, with its unit.
     pub tick_name: &'static str,
-    /// What it is, in a sentence.
+    /// Help text, one sentence.
     pub help: &'static str,
-    /// Whether it rises.
+    /// Counter or gauge.
     pub kind: Kind,
-    /// What it counts.
+    /// Unit.
     pub unit: Unit,
-    /// Its word on the screen, if it is there.
+    /// Word on the screen, if it is shown.
     pub word: Option<&'static str>,
 }
 
 /// Figures that are read together, of the machine or of one of several things, such as a disk.
 pub trait Figures<N> {
-    /// What their names begin with where they stand among others.
+    /// The prefix of their names among other figures.
     const PREFIX: &'static str;
     /// The definitions.
     const FIGURES: &'static [Figure];
@@ -44,7 +45,7 @@ pub trait Figures<N> {
     /// The values, in the order of the definitions.
     fn values(&self) -> impl Iterator<Item = Option<N>>;
 
-    /// What tells it from others of its kind, as labels of OpenMetrics.
+    /// Labels of OpenMetrics that distinguish several of a kind.
     fn labels(&self) -> String;
 }
 
@@ -61,9 +62,9 @@ impl<N, T: Figures<N>> Figures<N> for &T {
     }
 }
 
-/// A number of a sample or of a tick.
+/// The number type of a sample or of a tick.
 pub trait Number: Copy {
-    /// Writes it under its name as an entry of JSON.
+    /// Writes it under its name as an entry of a JSON object.
     ///
     /// # Errors
     /// Those of the writer.
@@ -85,7 +86,7 @@ impl Number for f64 {
     }
 }
 
-/// What a field of a sample becomes in a tick.
+/// Converts a field of a sample to that of a tick.
 pub(crate) trait Sampled: Copy {
     type InTick;
 
@@ -109,12 +110,12 @@ impl Sampled for Option<u64> {
 
     fn in_tick(self, from: Option<Self>, kind: Kind, unit: Unit, seconds: f64) -> Option<f64> {
         let from = from.flatten();
-        // A counter that was not known before has risen by nobody knows how much.
+        // The increase of a counter without an earlier value is unknown.
         (kind != Kind::Counter || from.is_some()).then(|| Some(self?.in_tick(from, kind, unit, seconds))).flatten()
     }
 }
 
-/// Declares [`Figures`]: a struct with a field for each. Labels tell several of a kind apart; facts are not numbers.
+/// Declares [`Figures`]: a struct with a field for each. Labels distinguish several of a kind; facts are not numbers.
 macro_rules! figures {
     (
         $(#[doc = $about:literal])*
@@ -154,7 +155,7 @@ macro_rules! figures {
         }
 
         impl $group {
-            /// What there is of it in a tick that ends here and began there.
+            /// The figures of a tick from `from` to this sample.
             pub fn since(&self, from: Option<&$group>, seconds: f64) -> $group<f64> {
                 use $crate::figure::Sampled;
                 use amped_exporter::{Kind, Unit};
@@ -165,7 +166,7 @@ macro_rules! figures {
                 }
             }
 
-            /// Takes a number by the name that the kernel has for it, if that is one of these.
+            /// Sets a figure by the kernel's name for it, if there is one.
             pub fn take(&mut self, kernel: &str, value: u64) {
                 match kernel {
                     $($($kernel => self.$figure = value.into(),)?)+
@@ -192,7 +193,7 @@ macro_rules! figures {
     };
 }
 
-/// What the name of a figure ends in, in a tick.
+/// The suffix of a figure's name in a tick.
 macro_rules! unit {
     (Counter Things) => {
         "_per_s"

@@ -1,23 +1,24 @@
 //! The monitor: WebMonitor (Yates, Almeida, Almeida 1997, section 2) for today's kernel, and for any server.
 //!
 //! ```text
-//! source    what the kernel tells: texts of /proc into numbers            pure
-//! server    whose they are: the processes and listeners behind a port or a pid
-//! sample    all of it at one moment, again and again, within a budget     (budget: pure)
-//! figure    what there is to know, each declared once: its name, kind, unit, help, and where it is shown
-//! published what the server tells of itself: requests by class and phase, caches, helpers, loops
-//! rates     what happened between two samples                             pure
-//! store     samples to a file and back
-//! show      rates as lines, CSV, a screen; samples as OpenMetrics          pure
-//! endpoint  the address at which collectors ask for the last sample
+//! source    parses the kernel's files in /proc into numbers             pure
+//! server    the processes and listeners behind a port or a process number
+//! sample    all figures at one instant, repeatedly, within a budget      (budget: pure)
+//! figure    the definition of each figure: its name, kind, unit, help, and where it is shown
+//! published the server's own figures: requests by class and phase, caches, helpers, loops
+//! rates     the differences between two samples                          pure
+//! store     writes samples to a file and reads them
+//! show      rates as lines, CSV, a screen; samples as OpenMetrics        pure
+//! endpoint  the HTTP address at which collectors fetch the last sample
 //! profile   where the CPU time goes: samples of call chains, three views
-//! overhead  what all this costs the server, in pairs
+//! overhead  the cost of all this for the server, measured in pairs
 //! ```
 //!
-//! Sampling, not tracing: nothing here makes the server take another path through the kernel. What is kept are counters
-//! since the start; every rate is made when it is shown, so a record can be shown anew in another way.
+//! Sampling, not tracing: the monitor never changes the server's path through the kernel. Stored values are counters
+//! since the start; rates are computed for display, so a record can be displayed again in another way.
 //!
-//! Without privileges there is all that `/proc` and sock_diag(7) give to a user, and a line for each thing that is missing.
+//! Without privileges it uses everything that `/proc` and sock_diag(7)
+//! give to a user, and reports a line for each missing source.
 #![forbid(unsafe_code)]
 
 mod budget;

@@ -1,16 +1,16 @@
-//! What watching costs the server, measured the honest way: on the user's machine, under the user's load, in pairs.
+//! The cost of monitoring for the server, measured on the user's machine, under the user's load, in pairs.
 //!
-//! Short windows, in blocks of three in random order: watched, and twice not. The ratio of the server's CPU time for each
-//! piece of work, watched to not, is one value a block; the ratio of the two that were not watched is the noise of this
-//! machine, found in the same minutes by the same means. What is said are medians and their intervals, and nothing finer
-//! than the noise. 220 pairs of 0.2 s knew a ratio to 0.4 % where 16 pairs of 1 s knew it to 10 %.
+//! Short windows, in blocks of three in random order: one monitored and two not. Each block gives one ratio of the
+//! server's CPU time per unit of work, monitored to unmonitored; the ratio of its two unmonitored windows is the noise
+//! of this machine, measured in the same minutes by the same means. The report has medians and their intervals, and
+//! nothing finer than the noise. 220 pairs of 0.2 s determined a ratio to 0.4 %, 16 pairs of 1 s to 10 %.
 //!
-//! A piece of work is a request where the server publishes how many it has read (`published`). Of any other the kernel's
-//! counters have to do: segments with data, of which a request is always as many as long as the load is of one kind.
-//! Counting connections would not do: one of a hundred requests that comes and goes within a window would be one piece.
+//! The unit of work is a request if the server publishes how many it has read (`published`). For other servers the
+//! kernel's counters replace it: segments with data, which are proportional to requests as long as the load is uniform.
+//! Counting connections would not work: one with a hundred requests within a window would be one unit.
 //!
-//! In a watched window the monitor looks three times, which at the default window is fifteen times as often as
-//! `ammeter monitor` does by default.
+//! In a monitored window the monitor samples three times, which at the default
+//! window is fifteen times as often as `ammeter monitor` does by default.
 
 use std::time::{Duration, Instant};
 
@@ -23,43 +23,43 @@ use crate::sample::{Sampler, Settings as Watch, Unit, Used};
 use crate::server::Target;
 use crate::stop::Stop;
 
-/// What to measure.
+/// The settings of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// The server, which is to be under load.
+    /// The server, which must be under load.
     pub target: Target,
-    /// Blocks of three windows.
+    /// Number of blocks of three windows.
     pub blocks: u32,
     /// The length of a window.
     pub window: Duration,
-    /// Whether the monitor looks.
+    /// Whether the monitor runs.
     pub monitor: bool,
     /// Whether the profiler samples.
     pub profile: bool,
-    /// Samples a second of each processor.
+    /// Profiler samples per second and processor.
     pub frequency: u32,
-    /// What the order of windows is drawn from.
+    /// The seed of the order of windows.
     pub seed: u64,
 }
 
-/// What it costs.
+/// The result of a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Overhead {
-    /// Server CPU time for each piece of work, watched to not; 1 is no cost.
+    /// Server CPU time per unit of work, monitored to unmonitored; 1 means no cost.
     pub watched: Ratio,
-    /// The same of two windows that were not watched: the noise.
+    /// The same ratio of two unmonitored windows: the noise.
     pub noise: Ratio,
-    /// Blocks that count: those in which there was load in all windows.
+    /// Valid blocks: those with load in all windows.
     pub blocks: usize,
     /// Blocks without load in some window.
     pub idle_blocks: usize,
-    /// What a piece of work is.
+    /// The unit of work.
     pub unit: Unit,
-    /// Server CPU time for each piece of work while it was not watched, in microseconds, the median.
+    /// Median server CPU time per unit of work, unmonitored, in microseconds.
     pub cpu_us: f64,
-    /// Pieces of work a second while it was not watched, the median.
+    /// Median units of work per second, unmonitored.
     pub work_per_s: f64,
-    /// What the order was drawn from.
+    /// The seed of the order of windows.
     pub seed: u64,
 }
 
@@ -68,23 +68,23 @@ pub struct Overhead {
 pub struct Ratio {
     /// The median.
     pub median: f64,
-    /// Where its interval begins.
+    /// Lower end of the interval.
     pub low: f64,
-    /// Where it ends.
+    /// Upper end.
     pub high: f64,
-    /// With which probability such an interval contains the true median.
+    /// The probability that such an interval contains the true median.
     pub coverage: f64,
 }
 
-/// What a window came to.
+/// The cost of a window.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
-    /// Nanoseconds of processor time for a piece of work.
+    /// Nanoseconds of CPU time per unit of work.
     ns: f64,
     work_per_s: f64,
 }
 
-/// What is done in a window.
+/// The instruments that run in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Window {
     Watched,
@@ -92,10 +92,10 @@ enum Window {
     PlainAgain,
 }
 
-/// Measures until the blocks are done or the user has had enough.
+/// Measures until all blocks are done or the user stops it.
 ///
 /// # Errors
-/// As `Sampler::begin`; sampling is refused; there was no load.
+/// As `Sampler::begin`; when sampling is refused; when there was no load.
 pub fn run(settings: &Settings, stop: &Stop) -> Result<Overhead, Failure> {
     let interval = settings.window;
     let mut sampler = Sampler::begin(Watch {
@@ -135,7 +135,7 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Overhead, Failure> {
     weigh(&costs, idle_blocks, unit, settings.seed)
 }
 
-/// Lets a window pass; `true`: the user has had enough.
+/// Waits for the end of a window; returns `true` if the user stopped it.
 fn pass(
     is_watched: bool,
     settings: &Settings,
@@ -163,7 +163,7 @@ fn pass(
     Ok(false)
 }
 
-/// From the cost of windows, watched, not watched and not watched again.
+/// Computes the result from the costs of windows: monitored, unmonitored, and unmonitored again.
 fn weigh(costs: &[[Cost; 3]], idle_blocks: usize, unit: Unit, seed: u64) -> Result<Overhead, Failure> {
     let summary = |of: fn(&[Cost; 3]) -> f64| Summary::of(costs.iter().map(of));
     let ratio = |of: fn(&[Cost; 3]) -> f64| {
@@ -220,7 +220,7 @@ mod tests {
         check(&used(&[(1, 1500), (2, 70)], Unit::Requests, 51), Unit::Requests, Some((570, 1)));
         check(&requests(2000, 50), Unit::Requests, None);
         check(&requests(1000, 55), Unit::Requests, None);
-        // Another server has taken over, whose count begins anew or is another's.
+        // Another server has taken over, with a counter that starts again or is another one's.
         check(&requests(2000, 3), Unit::Requests, None);
         check(&used(&[(1, 2000)], Unit::Segments, 99), Unit::Requests, None);
         check(&requests(2000, 55), Unit::Segments, None);

@@ -1,10 +1,10 @@
-//! What a server publishes of itself: the server module of WebMonitor, from the other side.
+//! Figures that a server publishes: the server module of WebMonitor, seen by the monitor.
 //!
-//! A server may keep a file in memory in which its loops count what they do; `amped` does, and its
-//! docs/metrics-file.md has the layout. This is read from that page and from the file, which names all that is in it: nothing of a
-//! server's code is known here, and another server that writes such a file is understood as well.
+//! A server may count its work in a memory-mapped file; `amped` does, and docs/metrics-file.md describes the layout.
+//! This reader implements that page and relies on the names in the file, not on any server's code: it also reads
+//! another server's file of that format.
 //!
-//! The file is mapped and its words are read one by one, so that a look costs the server nothing.
+//! The file is mapped, and its words are read one by one, so that reading costs the server nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,38 +16,38 @@ use amped_measure::Failure;
 use amped_sys::words::View;
 use serde::{Deserialize, Serialize};
 
-/// What a server has counted since its start, all of its loops together.
+/// The counters of a server since its start, over all of its loops.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Module {
-    /// What has happened, by the names of the file; what belongs to one of several is `name{label="value"}`. Times are in
+    /// Counters by their names in the file; one of several has the form `name{label="value"}`. Times are in
     /// nanoseconds, `name_ns`; bytes are `name_bytes`.
     pub counters: BTreeMap<String, u64>,
-    /// What there is now.
+    /// Current values.
     pub gauges: BTreeMap<String, u64>,
-    /// Its requests, by class.
+    /// Requests by class.
     pub classes: Vec<Class>,
-    /// Histograms: the first bucket of each ends at 2^this nanoseconds, each other at twice the one before it.
+    /// Histograms: the first bucket ends at 2^this nanoseconds, each further one at twice the one before.
     pub first_bucket_bits: u32,
 }
 
-/// Requests of a class.
+/// The requests of a class.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Class {
-    /// The sizes of bodies, as `<10K`.
+    /// Range of body sizes, such as `<10K`.
     pub size: String,
     /// Static or dynamic.
     pub kind: String,
-    /// Replies whose last byte was given to the kernel.
+    /// Replies whose last byte was passed to the kernel.
     pub replies: u64,
-    /// Bytes of bodies.
+    /// Bytes of their bodies.
     pub body_bytes: u64,
     /// Replies that were timed.
     pub timed: u64,
-    /// What these took, by phase.
+    /// The times of these, by phase.
     pub phases: Vec<Phase>,
 }
 
-/// A phase of the requests that were timed.
+/// A phase of the timed requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
     /// Its name.
@@ -56,7 +56,7 @@ pub struct Phase {
     pub elapsed_ns: u64,
     /// CPU time, in nanoseconds.
     pub cpu_ns: u64,
-    /// How many took how long, elapsed.
+    /// Histogram of elapsed times.
     pub buckets: Vec<u64>,
 }
 
@@ -64,13 +64,13 @@ pub struct Phase {
 #[derive(Debug)]
 pub struct Published {
     path: PathBuf,
-    /// Which file it is; another server makes another.
+    /// Device and inode; another server has another file.
     identity: (u64, u64),
     view: View,
     layout: Layout,
 }
 
-/// What is where, in words.
+/// The layout of the file, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Layout {
     slots_at: usize,
@@ -93,22 +93,22 @@ struct Figure {
 
 const MAGIC: &[u8] = b"AMPEDMET";
 const VERSION: u64 = 1;
-/// Where the names begin, in bytes.
+/// Offset of the names, in bytes.
 const NAMES_AT: usize = 128;
-/// In a slot: how many have had it.
+/// In a slot: number of owners so far.
 const OWNERS: usize = 1;
-/// In a class: replies, bytes of bodies, timed replies; then the phases.
+/// In a class: replies, bytes of bodies, timed replies; followed by the phases.
 const CLASS_HEAD: usize = 3;
-/// In a phase: elapsed and CPU time; then the buckets.
+/// In a phase: elapsed and CPU time; followed by the buckets.
 const PHASE_HEAD: usize = 2;
-/// No such file is larger: what seems to be is none.
+/// Maximum of any count in the header; a larger one means an invalid file.
 const PARTS_MAX: u64 = 1 << 20;
 
 impl Published {
-    /// Opens a file that was named.
+    /// Opens a file by name.
     ///
     /// # Errors
-    /// It is not there, may not be read, or is something else.
+    /// When it does not exist, may not be read, or has another format.
     pub fn open(path: &Path) -> Result<Published, Failure> {
         let shown = path.display();
         Published::try_open(path).map_err(|error| match error.kind() {
@@ -120,30 +120,30 @@ impl Published {
         })
     }
 
-    /// Finds the file that one of these processes has mapped, if there is one and it may be seen.
+    /// Finds the file that one of these processes has mapped, if there is one and it may be read.
     pub fn find(pids: &BTreeSet<u32>) -> Option<Published> {
         pids.iter().find_map(|pid| {
             let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-            // It may live in another file system than we do.
+            // The process may have another root directory.
             let seen_by_it = |path: &str| PathBuf::from(format!("/proc/{pid}/root{path}"));
             shared_files(&maps).into_iter().find_map(|path| Published::try_open(&seen_by_it(path)).ok())
         })
     }
 
-    /// Whether the name is still that of this file.
+    /// Whether the name still refers to this file.
     pub fn is_current(&self) -> bool {
         fs::metadata(&self.path).is_ok_and(|status| (status.dev(), status.ino()) == self.identity)
     }
 
-    /// All slots together, as they are now.
+    /// The current sum of all slots.
     pub fn read(&self) -> Module {
         self.layout.sum(|at| self.view.load(at).unwrap_or(0))
     }
 
-    /// What a file of these words says, for tests of all that a file may be.
+    /// Reads a file from its words, for tests of arbitrary files.
     ///
     /// # Errors
-    /// Why it is none.
+    /// Why it is invalid.
     pub fn of_words(words: &[u64]) -> Result<Module, String> {
         let layout = Layout::read(|at| words.get(at).copied())?;
         Ok(layout.sum(|at| words.get(at).copied().unwrap_or(0)))
@@ -157,11 +157,11 @@ impl Published {
     }
 }
 
-/// Files that a process has mapped for writing and shares, from the text of its `/proc/PID/maps` (proc_pid_maps(5)).
+/// Files that a process has mapped shared and writable, from the text of its `/proc/PID/maps` (proc_pid_maps(5)).
 fn shared_files(maps: &str) -> Vec<&str> {
     let path_of = |line: &'_ str| -> Option<usize> {
         let rights = line.split_ascii_whitespace().nth(1)?;
-        // Five columns, then the name, which may hold blanks.
+        // Five columns, then the name, which may contain blanks.
         (rights == "rw-s").then(|| line.find('/')).flatten()
     };
     let mut found: Vec<&str> = maps.lines().filter_map(|line| path_of(line).map(|at| &line[at..])).collect();
@@ -171,7 +171,7 @@ fn shared_files(maps: &str) -> Vec<&str> {
 }
 
 impl Layout {
-    /// Reads it from the head of a file, of which `load` brings the words; `None` is behind the end.
+    /// Reads the layout from the header of a file. `load` returns a word, or `None` after the end.
     fn read(load: impl Fn(usize) -> Option<u64>) -> Result<Layout, String> {
         let word = |at: usize| load(at).ok_or_else(|| "it ends in its head".to_owned());
         match word(1)? {
@@ -181,7 +181,7 @@ impl Layout {
         let mut numbers = [0; 12];
         for (at, number) in (2..).zip(&mut numbers) {
             *number = word(at)?;
-            // A time is the only large number there.
+            // Only the start time may be large.
             if at != 6 && *number > PARTS_MAX * 8 {
                 return Err(format!("its head says {number} where nothing is so large"));
             }
@@ -218,7 +218,7 @@ impl Layout {
                 }
                 ["class", size, kind, _end] => layout.classes.push((size.to_owned(), kind.to_owned())),
                 ["phase", name] => layout.phases.push(name.to_owned()),
-                // A later server may say more.
+                // A later server may add kinds.
                 _ => {}
             }
         }
@@ -226,7 +226,7 @@ impl Layout {
         if counted != [figures, classes, phases] {
             return Err("its head names other things than it counts".to_owned());
         }
-        // The ends of buckets are words.
+        // The ends of buckets must fit into a word.
         if bits + buckets > 63 {
             return Err(format!("invalid histogram in its head: {buckets} buckets from 2^{bits} ns"));
         }
@@ -246,7 +246,7 @@ impl Layout {
         CLASS_HEAD + self.phases.len() * self.phase_words()
     }
 
-    /// Adds the slots up.
+    /// Adds up the slots.
     fn sum(&self, load: impl Fn(usize) -> u64) -> Module {
         let begins = (0..self.slots).map(|slot| self.slots_at + slot * self.slot);
         let used: Vec<usize> = begins.filter(|begin| load(begin + OWNERS) > 0).collect();
@@ -265,7 +265,7 @@ impl Layout {
             for (number, name) in self.phases.iter().enumerate() {
                 let at = at + CLASS_HEAD + number * self.phase_words();
                 let (elapsed_ns, cpu_ns) = (sum(at), sum(at + 1));
-                // Most classes have none, and their buckets need not be looked at.
+                // Most classes have no timed replies, and their buckets need not be read.
                 let timed = if class.timed > 0 { self.buckets } else { 0 };
                 let buckets = (0..timed).map(|bucket| sum(at + PHASE_HEAD + bucket)).collect();
                 class.phases.push(Phase { name: name.clone(), elapsed_ns, cpu_ns, buckets });
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A file with two figures, two classes, one phase, two buckets, and two slots of 16 words behind 32 of the head.
+    /// A file with two figures, two classes, one phase, two buckets, and two slots of 16 words after 32 of the header.
     fn file() -> Vec<u64> {
         let names = "figure requests counter things \nfigure cache_held gauge bytes cache=\"path\"\nclass <1K static 1024\n\
                      class more static 18446744073709551615\nphase parsing\nweather fine\n";
@@ -311,7 +311,7 @@ mod tests {
     fn used_slots_are_summed_by_name() {
         let words = file();
         let module = layout(&words).unwrap().sum(|at| words[at]);
-        // The words of the first slot count from 9 on, those of the second from 108 on.
+        // The words of the first slot count from 9, those of the second from 108.
         assert_eq!(module.counters, [("requests".to_owned(), 9 + 108)].into());
         assert_eq!(module.gauges, [("cache_held_bytes{cache=\"path\"}".to_owned(), 10 + 109)].into());
         assert_eq!((module.classes.len(), module.first_bucket_bits), (2, 10));

@@ -1,7 +1,7 @@
-//! What happened between two samples.
+//! The differences between two samples.
 //!
-//! Pure. A counter that has gone back (another kernel in a record, a thread whose number was given again) counts as nothing
-//! rather than as a huge number. What one of the samples lacks is `None`, never 0.
+//! Pure. A counter that decreased (another kernel in a record, a reused thread number) counts as zero growth rather
+//! than as a huge number. A figure that one of the samples lacks is `None`, never 0.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Display, Formatter};
@@ -16,30 +16,30 @@ use crate::source::{
     Cpu, Disk, Group, GroupDisk, Interface, Memory, Paging, Pressure, Process, SOFTIRQS, System, Tcp, Thread,
 };
 
-/// One step of time.
+/// The interval between two samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Tick {
-    /// Milliseconds since 1970, UTC, at its end.
+    /// End of the tick, in milliseconds since 1970 (UTC).
     pub wall_ms: u64,
-    /// Seconds since the monitor began, at its end.
+    /// End of the tick, in seconds since the monitor began.
     pub at_s: f64,
-    /// Its length in seconds.
+    /// Length in seconds.
     pub interval_s: f64,
-    /// All processors together; shares of all their time, which add up to 1.
+    /// All processors together, as shares of their total time, which add up to 1.
     pub cpu: CpuShare<f64>,
     /// Each processor.
     pub cores: Vec<CpuShare<f64>>,
-    /// The busiest processor's share of time that was not idle.
+    /// Non-idle share of the busiest processor.
     pub busiest_core: f64,
-    /// Soft interrupts a second, by kind; kinds without any are left out.
+    /// Soft interrupts per second, by kind; kinds without any are omitted.
     pub softirqs_per_s: BTreeMap<String, f64>,
     /// Interrupts and tasks.
     pub system: System<f64>,
-    /// What memory holds.
+    /// Memory in use.
     pub memory: Memory<f64>,
     /// Paging.
     pub paging: Paging<f64>,
-    /// Disks that are there.
+    /// Disks that exist.
     pub disks: Vec<Disk<f64>>,
     /// Pressure.
     pub pressure: Pressure<f64>,
@@ -47,25 +47,25 @@ pub struct Tick {
     pub tcp: Tcp<f64>,
     /// The interfaces of that namespace.
     pub interfaces: Vec<Interface<f64>>,
-    /// The server: its threads together.
+    /// The server, over all of its threads.
     pub server: ServerUse<f64>,
     /// Its processes.
     pub processes: Vec<Process<f64>>,
-    /// Its threads, the busiest first.
+    /// Its threads, busiest first.
     pub threads: Vec<Thread<f64>>,
     /// Control groups that limit the server.
     pub groups: Vec<Group<f64>>,
-    /// The disks that these limit.
+    /// The disk limits of these groups.
     pub group_disks: Vec<GroupDisk<f64>>,
     /// The server's listeners.
     pub listeners: Vec<Listener<f64>>,
-    /// Its connections, as they were counted last.
+    /// The last census of its connections.
     pub census: Option<Census<f64>>,
-    /// What it tells of itself, if it does.
+    /// Figures that the server publishes, if any.
     pub module: Option<ModuleRate>,
     /// The monitor itself.
     pub own: Own<f64>,
-    /// What it used since it began, as a share of one processor.
+    /// The monitor's CPU use since it began, as a share of one processor.
     pub own_cpu_so_far: f64,
 }
 
@@ -74,28 +74,28 @@ figures! {
     CpuShare "cpu"
     /// User code.
     user: N => Gauge Ratio,
-    /// The kernel for a process.
+    /// The kernel on behalf of a process.
     system: N => Gauge Ratio,
     /// Interrupts.
     interrupt: N => Gauge Ratio,
     /// Soft interrupts.
     softirq: N => Gauge Ratio,
-    /// Another virtual machine.
+    /// Stolen for another virtual machine.
     steal: N => Gauge Ratio,
-    /// Nothing, while a process waited for a disk.
+    /// Idle while a process waited for a disk.
     iowait: N => Gauge Ratio,
-    /// Nothing.
+    /// Idle.
     idle: N => Gauge Ratio,
 }
 
 figures! {
-    /// What a server used since the monitor began, threads that have ended included.
+    /// Resources that a server used since the monitor began, including threads that have ended.
     ServerUse "server"
     /// User time of the server.
     user: N => Counter Seconds,
-    /// System time of the server: system calls and faults.
+    /// System time of the server: system calls and page faults.
     system: N => Counter Seconds,
-    /// Time that its threads waited for a processor, all together.
+    /// Time that its threads waited for a processor, in total.
     wait: N => Counter Seconds,
     /// Processes of the server.
     processes: N => Gauge Things,
@@ -103,23 +103,23 @@ figures! {
     threads: N => Gauge Things,
 }
 
-/// What a server tells of itself.
+/// Figures that a server publishes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ModuleRate {
-    /// What has happened since its start, by the names of [`Module`](crate::Module).
+    /// Counters since its start, by the names of [`Module`](crate::Module).
     pub counters: BTreeMap<String, u64>,
-    /// The same, a second.
+    /// The counters per second.
     pub per_s: BTreeMap<String, f64>,
-    /// What there was at the end.
+    /// The gauges at the end of the tick.
     pub gauges: BTreeMap<String, u64>,
-    /// Requests by class; classes without any since the server's start are left out.
+    /// Requests by class; classes without any since the server's start are omitted.
     pub classes: Vec<ClassRate>,
 }
 
-/// Requests of a class.
+/// The requests of a class.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ClassRate {
-    /// The sizes of bodies.
+    /// Range of body sizes.
     pub size: String,
     /// Static or dynamic.
     pub kind: String,
@@ -127,33 +127,33 @@ pub struct ClassRate {
     pub replies: u64,
     /// Bytes of their bodies.
     pub body_bytes: u64,
-    /// Replies a second.
+    /// Replies per second.
     pub replies_per_s: f64,
-    /// Bytes of bodies a second.
+    /// Bytes of bodies per second.
     pub body_bytes_per_s: f64,
-    /// Replies of this tick that were timed.
+    /// Timed replies in this tick.
     pub timed: u64,
-    /// What these took; empty without one.
+    /// Their phases; empty if there are none.
     pub phases: Vec<PhaseTime>,
 }
 
-/// A phase of the requests of a tick that were timed.
+/// A phase of the timed requests of a tick.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PhaseTime {
     /// Its name.
     pub name: String,
-    /// Elapsed time of a request, in microseconds, the mean.
+    /// Mean elapsed time per request, in microseconds.
     pub elapsed_us: f64,
-    /// CPU time of a request, in microseconds, the mean.
+    /// Mean CPU time per request, in microseconds.
     pub cpu_us: f64,
-    /// Half of them took no longer than this, in microseconds, to within a factor of two; `None`: longer than is told.
+    /// Upper bound of the median, in microseconds, to within a factor of two; `None` if it is in the last bucket.
     pub p50_us_max: Option<f64>,
-    /// Likewise 99 of 100.
+    /// Likewise of the 99th percentile.
     pub p99_us_max: Option<f64>,
 }
 
 impl Tick {
-    /// From one sample to a later one; `None` if it is not later.
+    /// The tick from one sample to a later one; `None` if it is not later.
     pub fn between(from: &Sample, to: &Sample) -> Option<Tick> {
         let micros = to.at_us.checked_sub(from.at_us).filter(|micros| *micros > 0)?;
         let seconds = micros as f64 / 1e6;
@@ -181,7 +181,7 @@ impl Tick {
                 tick.softirqs_per_s.insert((*name).to_owned(), rate(*from, *to));
             }
         }
-        // Of a device that is new it is not known when it began.
+        // A new device has no known start.
         tick.disks = Vec::from_iter(to.disks.iter().filter_map(|to| {
             let from = from.disks.iter().find(|from| from.device == to.device)?;
             Some(to.since(Some(from), seconds))
@@ -197,9 +197,9 @@ impl Tick {
     fn add_server(&mut self, from: &Sample, to: &Sample, seconds: f64) {
         let earlier: HashMap<u32, _> = from.threads.iter().map(|thread| (thread.tid, thread)).collect();
         for to in &to.threads {
-            // One that is new began with nothing, in this tick.
+            // A new thread started from zero within this tick.
             let thread = to.since(earlier.get(&to.tid).copied().filter(|from| from.pid == to.pid), seconds);
-            // In a short tick there may be no unit of either; then as it was since the thread began.
+            // A short tick may have no unit of either; then the split is that of the thread's whole life.
             let (user, system) = if thread.user + thread.system > 0.0 {
                 (thread.user, thread.system)
             } else {
@@ -227,7 +227,8 @@ impl Tick {
         }
     }
 
-    /// Calls `each` with every figure that is one number, and its name. Of several things, such as disks, it is the sum.
+    /// Calls `each` with the name and value of every single-valued figure. For
+    /// several things, such as disks, it is the sum.
     pub fn each_figure(&self, each: impl FnMut(Name, Option<f64>)) {
         let mut to = Each(each);
         to.named("", "at_s", "Time since the monitor began.", Some(self.at_s));
@@ -259,46 +260,46 @@ impl Tick {
         to.one(&self.own);
     }
 
-    /// Processors' worth of what the server used, user and system.
+    /// The server's CPU use, user and system, in processors.
     pub fn server_cpu(&self) -> f64 {
         self.server.user + self.server.system
     }
 
-    /// How many connections were in this state, by the last census.
+    /// Number of connections in this state, by the last census.
     pub fn connections(&self, state: &str) -> Option<u32> {
         Some(self.census.as_ref()?.states.get(state).copied().unwrap_or(0))
     }
 }
 
-/// The states that a connection may be in.
+/// The states of a connection.
 pub(crate) fn connection_states() -> impl Iterator<Item = TcpState> {
     TcpState::ALL.into_iter().filter(|state| !matches!(state, TcpState::Listen | TcpState::Close))
 }
 
-/// The name of a figure of a tick, with its unit: `tcp_retransmits_per_s`.
+/// The name of a tick's figure, with its unit: `tcp_retransmits_per_s`.
 #[derive(Clone, Copy, Debug)]
 pub struct Name {
     prefix: &'static str,
     name: &'static str,
-    /// What it is, in a sentence.
+    /// Help text, one sentence.
     pub help: &'static str,
 }
 
 impl Name {
-    /// The figure that is called so, if there is one.
+    /// The figure of this name, if there is one.
     pub fn of(text: &str) -> Option<Name> {
         let mut found = None;
         Tick::default().each_figure(|name, _| found = found.or(Some(name).filter(|name| name.is(text))));
         found
     }
 
-    /// Its unit, as a plot shows it.
+    /// Its unit, for plots.
     pub fn unit(&self) -> &'static str {
         let units = [("_bytes_per_s", "B/s"), ("_per_s", "1/s"), ("_bytes", "B"), ("_s", "s")];
         units.iter().find(|(end, _)| self.name.ends_with(end)).map_or("", |(_, unit)| unit)
     }
 
-    /// What it is, as it stands in a sentence.
+    /// Its help text, for use within a sentence.
     pub fn words(&self) -> String {
         let (first, rest) = self.help.trim_end_matches('.').split_at(1);
         first.to_lowercase() + rest
@@ -317,7 +318,7 @@ impl Display for Name {
     }
 }
 
-/// Whom figures of a tick are told, one by one.
+/// Receives the figures of a tick, one by one.
 struct Each<F>(F);
 
 impl<F: FnMut(Name, Option<f64>)> Each<F> {
@@ -329,7 +330,7 @@ impl<F: FnMut(Name, Option<f64>)> Each<F> {
         self.all(&[of]);
     }
 
-    /// Their sums, where all of them are known.
+    /// Reports their sums, where all values are known.
     fn all<T: Figures<f64>>(&mut self, of: &[T]) {
         let mut values: Vec<_> = of.iter().map(T::values).collect();
         for figure in T::FIGURES {
@@ -340,7 +341,7 @@ impl<F: FnMut(Name, Option<f64>)> Each<F> {
 }
 
 impl ModuleRate {
-    /// Of a server that told nothing before, rates are not known, and 0.
+    /// Rates are unknown, and 0, if the server published nothing before.
     fn between(from: Option<&Module>, to: &Module, rate: impl Fn(u64, u64) -> f64) -> ModuleRate {
         let from = from.unwrap_or(to);
         let before = |key: &str, now: u64| from.counters.get(key).copied().unwrap_or(now);
@@ -362,7 +363,7 @@ impl ClassRate {
         let phases = from.phases.iter().zip(&to.phases).filter(|(from, to)| timed > 0 && from.name == to.name);
         let phases = phases.map(|(from, to)| {
             let mean = |from: u64, to: u64| to.saturating_sub(from) as f64 / timed as f64 / 1e3;
-            // One that had not been timed before has no buckets there.
+            // A class that was not timed before has no buckets there.
             let before = from.buckets.iter().copied().chain(std::iter::repeat(0));
             let buckets: Vec<u64> = to.buckets.iter().zip(before).map(|(to, from)| to.saturating_sub(from)).collect();
             PhaseTime {
@@ -385,14 +386,15 @@ impl ClassRate {
         }
     }
 
-    /// What its requests took, all phases together, in microseconds: elapsed and CPU time; `None` if none was timed.
+    /// Mean time of its requests over all phases, in microseconds: elapsed and CPU time; `None` if none was timed.
     pub fn whole_us(&self) -> Option<(f64, f64)> {
         let sum = |of: fn(&PhaseTime) -> f64| self.phases.iter().map(of).sum();
         (!self.phases.is_empty()).then(|| (sum(|phase| phase.elapsed_us), sum(|phase| phase.cpu_us)))
     }
 }
 
-/// Where the bucket ends in which this share of all is reached, in microseconds; `None` for the last, which has no end.
+/// Upper end of the bucket that contains this quantile, in microseconds; `None`
+/// for the last bucket, which is unbounded.
 fn quantile_us(buckets: &[u64], share: f64, first_bucket_bits: u32) -> Option<f64> {
     let rank = (share * buckets.iter().map(|bucket| *bucket as f64).sum::<f64>()).ceil().max(1.0);
     let mut sum = 0.0;
@@ -413,12 +415,12 @@ impl CpuShare<f64> {
             softirq: share(cpu.softirq),
             steal: share(cpu.steal),
             iowait: share(cpu.iowait),
-            // All of a tick that was too short for a unit of time.
+            // The whole of a tick that was too short for a unit of time.
             idle: if cpu.total() == 0 { 1.0 } else { share(cpu.idle) },
         }
     }
 
-    /// All but idle.
+    /// All but idle time.
     pub fn busy(&self) -> f64 {
         1.0 - self.idle - self.iowait
     }
@@ -484,7 +486,7 @@ mod tests {
         );
         let [one] = &found.classes[..] else { panic!("{found:?}") };
         assert_eq!((one.replies, one.replies_per_s, one.body_bytes_per_s, one.timed), (25, 10.0, 10_000.0, 4));
-        // 8 us of 4 requests, one of which was in the first bucket.
+        // 8 us for 4 requests, one of which was in the first bucket.
         let expected = PhaseTime {
             name: "parsing".to_owned(),
             elapsed_us: 2.0,
@@ -494,7 +496,7 @@ mod tests {
         };
         assert_eq!(one.phases, [expected]);
         assert_eq!(one.whole_us(), Some((2.0, 1.0)));
-        // A server that has just begun to tell has totals, and no rates; another one counts anew.
+        // A server that has just started to publish has totals and no rates; another server counts from zero.
         let begun = tick(None, Some(to.clone())).unwrap();
         assert_eq!((begun.counters["requests"], begun.per_s["requests"], begun.classes[0].phases.len()), (300, 0.0, 0));
         assert_eq!(tick(Some(to.clone()), Some(from)).unwrap().per_s["requests"], 0.0);
@@ -538,7 +540,7 @@ mod tests {
     fn server_is_sum_of_its_threads() {
         let (mut from, mut to) = (later(0), later(2_000_000));
         from.threads = vec![thread(1, 500, 0, 10, 10), thread(2, 100, 100, 1, 0), thread(3, 900, 0, 5, 5)];
-        // The third has ended, the fourth is new, the fifth got the number of one of another process.
+        // The third has ended, the fourth is new, the fifth reuses the number of a thread of another process.
         to.threads = vec![thread(1, 1500, 200, 10 + 75, 10 + 25), thread(2, 100, 100, 1, 0), thread(4, 200, 0, 0, 0)];
         from.threads.push(Thread { pid: 99, ..thread(5, 7000, 0, 9, 9) });
         to.threads.push(thread(5, 400, 0, 10, 30));
@@ -579,7 +581,7 @@ mod tests {
         assert_eq!((cpu_some, memory_some, io_full), (Some(0.5), Some(0.0), None));
         assert_eq!(tick.disks.len(), 1);
         assert_eq!((tick.disks[0].read, tick.disks[0].busy, tick.disks[0].in_flight), (819_200.0, 0.8, 100.0));
-        // What was not known before has no rate, and a counter that has gone back counts as nothing.
+        // A figure that was unknown before has no rate, and a counter that decreased counts as zero growth.
         let Tcp { listen_drops, retransmits, resets, time_wait, .. } = tick.tcp;
         assert_eq!((listen_drops, retransmits, resets, time_wait), (Some(20.0), None, Some(0.0), Some(3.0)));
         assert_eq!((tick.interfaces[0].received, tick.processes[0].read), (20.0, Some(2.0 * 1_048_576.0)));

@@ -1,11 +1,11 @@
-//! All that is known at one moment, and the sampler that looks again and again.
+//! A sample of all figures at one instant, and the sampler that takes them repeatedly.
 //!
 //! One thread; files are opened once and read in place. The order of a tick: the machine, the network, the server's
-//! threads, its listeners. The census of connections, whose cost grows with them, has intervals of its own, and comes
-//! at another moment of each. Threads come and go: they are listed anew each second, and who belongs to the server
-//! every five or when one has gone.
+//! threads, its listeners. The census of connections, whose cost grows with their number, has intervals of its own,
+//! each with its census at a different phase. Threads are listed again every second, and the server's processes every
+//! five seconds or when one has ended.
 //!
-//! What cannot be read is `None` in the sample, and told once in [`Sampler::missing`].
+//! A figure that cannot be read is `None` in the sample, and reported once in [`Sampler::missing`].
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -28,24 +28,24 @@ use crate::source::{
 };
 use crate::stop::Stop;
 
-/// What to watch, and how.
+/// The settings of a sampler.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Whom.
+    /// The monitored server.
     pub target: Target,
-    /// How often to look, at the most.
+    /// Minimum interval between samples.
     pub interval: Duration,
-    /// How often to count connections, at the most: once in each such interval, each time at another moment of it. What comes
-    /// and goes with a period of its own, as a server does whose CPU quota is used up twenty times a second, would else be
-    /// seen in the same state again and again.
+    /// Minimum interval between censuses of connections: one per interval, at varying phases. A
+    /// periodic process, such as a server whose CPU quota is exhausted twenty times per second,
+    /// would otherwise always be seen in the same state.
     pub census_interval: Duration,
-    /// The share of one processor that the monitor may use: 0.005 is 0.5 %.
+    /// The monitor's share of one processor: 0.005 is 0.5 %.
     pub budget: f64,
-    /// The file in which the server publishes what it counts. `None`: one that it has mapped, if there is one.
+    /// The file in which the server publishes its counters. `None` finds one that it has mapped, if any.
     pub server_file: Option<PathBuf>,
 }
 
-/// Everything at one moment. Counters are since the start of the machine, the namespace or the thread.
+/// All figures at one instant. Counters are since the start of the machine, the namespace or the thread.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Microseconds since the sampler began.
@@ -73,38 +73,38 @@ pub struct Sample {
     /// Control groups that limit the server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<Group>,
-    /// The disks that these limit.
+    /// The disk limits of these groups.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub group_disks: Vec<GroupDisk>,
     /// The server's listeners.
     pub listeners: Vec<Listener>,
-    /// Its connections, as they were counted last.
+    /// The last census of its connections.
     pub census: Option<Census>,
-    /// What it tells of itself, if it does.
+    /// Figures that the server publishes, if any.
     pub module: Option<Module>,
     /// The monitor itself.
     pub own: Own,
 }
 
 figures! {
-    /// A socket that listens.
+    /// A listening socket.
     Listener "listen_queue" {
         /// Address and port.
         address: String,
-        /// Which socket, as several may share an address (`SO_REUSEPORT`).
+        /// Inode of the socket, as several may share an address (`SO_REUSEPORT`).
         inode: u32,
     } [
-        /// In a tick: connections that were dropped since it listens.
+        /// In a tick: connections dropped since the listener was opened.
         drops_total: Option<u64>,
     ]
-    /// Connections that wait to be accepted.
+    /// Connections in the accept queue.
     depth: N => Gauge Things,
-    /// Connections that may wait; the kernel lets one more in.
+    /// Limit of the accept queue; the kernel admits one more.
     limit: N => Gauge Things,
-    /// Connections that this listener dropped.
+    /// Connections dropped by this listener.
     ///
-    /// `None` where the kernel does not say. With `TCP_DEFER_ACCEPT` (as Apache listens) each connection adds one: the kernel
-    /// drops the bare ACK of its handshake, and counts that (Linux 6.18).
+    /// `None` if the kernel does not report it. With `TCP_DEFER_ACCEPT` (as Apache listens) each connection adds one:
+    /// the kernel drops the bare ACK of its handshake, and counts that (Linux 6.18).
     drops: Option<N> => Counter Things,
 }
 
@@ -114,17 +114,17 @@ figures! {
 pub struct Census<N = u64> {
     /// When they were counted, in microseconds since the sampler began.
     pub at_us: u64,
-    /// How many are in each state; states without any are left out.
+    /// Connections by state; states without any are omitted.
     pub states: BTreeMap<String, u32>,
-    /// What limited those that are established.
+    /// The limits of established connections.
     pub limits: CensusLimits<N>,
-    /// Whom the server itself asks: an application by FastCGI, another server, a database.
+    /// The server's own outgoing connections: a FastCGI application, another server, a database.
     #[serde(default)]
     pub backends: Vec<Backend>,
 }
 
 impl Census {
-    /// As it stands in a tick.
+    /// The census as part of a tick.
     pub(crate) fn in_tick(&self) -> Census<f64> {
         let Census { at_us, states, limits, backends } = self;
         Census { at_us: *at_us, states: states.clone(), limits: limits.since(None, 1.0), backends: backends.clone() }
@@ -132,78 +132,78 @@ impl Census {
 }
 
 figures! {
-    /// What limited connections, of those that are established now and since each of them began.
+    /// The limits of the currently established connections, each since it began.
     CensusLimits "open"
-    /// Open connections of which the kernel told.
+    /// Open connections that the kernel reported.
     connections: N => Gauge Things,
-    /// Time of open connections in which they had something to send or to be acknowledged, all together.
+    /// Time in which open connections had data to send or to be acknowledged, in total.
     busy: N => Gauge Seconds,
-    /// Of that, time in which the client's window was closed.
+    /// The part of it in which the client's receive window was closed.
     window_closed: N => Gauge Seconds,
-    /// Of that, time in which the server's buffer was too small.
+    /// The part of it in which the server's send buffer was too small.
     buffer_full: N => Gauge Seconds,
-    /// Open connections for which the server had too little to send.
+    /// Open connections limited by the application's data.
     by_application: N => Gauge Things,
     /// Segments of open connections retransmitted.
     retransmits: N => Gauge Things,
-    /// The longest smoothed round trip.
+    /// The longest smoothed round-trip time.
     round_trip_max: N => Gauge Seconds,
-    /// Bytes that came and that the server has not read.
+    /// Bytes received that the server has not read.
     unread: N => Gauge Bytes,
-    /// Bytes that the server wrote and no client has acknowledged.
+    /// Bytes that the server wrote and clients have not acknowledged.
     unacknowledged: N => Gauge Bytes,
-    /// Connections, in any state, with bytes that the server has not read: they wait for the server.
+    /// Connections in any state with bytes that the server has not read: they wait for the server.
     waiting_for_server: N => Gauge Things,
-    /// Connections, in any state, with bytes that no client has acknowledged: they wait for the network or the client.
+    /// Connections in any state with unacknowledged bytes: they wait for the network or the client.
     waiting_for_client: N => Gauge Things,
 }
 
 figures! {
-    /// What the monitor itself has used since the sampler began, and how often it looks.
+    /// The monitor's own CPU use since the sampler began, and its intervals.
     Own "own"
-    /// Processor time that the monitor has used.
+    /// CPU time that the monitor used.
     cpu: N => Counter Seconds,
-    /// From one look to the next: as asked for, or as the budget allows.
+    /// Interval between samples: the requested one, or longer to stay within the budget.
     interval: N => Gauge Seconds,
-    /// From one count of connections to the next.
+    /// Interval between censuses of connections.
     census_interval: N => Gauge Seconds,
 }
 
-/// What [`Sampler::next`] came to.
+/// The result of [`Sampler::next`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next {
     /// A sample.
     Sample(Box<Sample>),
-    /// None yet: it is not due, and there was no more patience.
+    /// No sample: it is not due, and the timeout has passed.
     Waiting,
-    /// The user has had enough.
+    /// The user stopped the sampler.
     Stopped,
     /// The server has ended.
     Ended,
 }
 
-/// What a server has used and done so far, see [`Sampler::used`].
+/// The CPU time and work of a server so far, see [`Sampler::used`].
 #[derive(Clone, Debug)]
 pub(crate) struct Used {
     pub(crate) run_ns: HashMap<u32, u64>,
-    /// Of what, and how many.
+    /// Unit and amount of work.
     pub(crate) work: (Unit, u64),
 }
 
-/// What a server's work is counted in.
+/// The unit of a server's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
-    /// Requests, as the server counts them.
+    /// Requests counted by the server.
     Requests,
-    /// Segments with data that were sent in the server's network namespace, by whoever: on one machine the requests and the
-    /// replies. As long as the load is of one kind and nothing else is, they go with requests.
+    /// Segments with data that were sent in the server's network namespace, by any process: on one machine the requests
+    /// and the replies. They are proportional to requests as long as the load is uniform and there is no other traffic.
     Segments,
 }
 
 impl Used {
-    /// Since then: nanoseconds of processor time, and how much work of this unit; `None` if nothing was used or done, or it is
-    /// not known in this unit.
+    /// The CPU time in nanoseconds and the work in this unit since `earlier`; `None` if
+    /// either is zero, or is not known in this unit.
     pub(crate) fn since(&self, earlier: &Used, unit: Unit) -> Option<(u64, u64)> {
         let sum = |now: u64, before: Option<&u64>| now.saturating_sub(before.copied().unwrap_or(0));
         let ran: u64 = self.run_ns.iter().map(|(tid, now)| sum(*now, earlier.run_ns.get(tid))).sum();
@@ -213,7 +213,7 @@ impl Used {
     }
 }
 
-/// Looks again and again.
+/// Takes samples repeatedly.
 #[derive(Debug)]
 pub struct Sampler {
     settings: Settings,
@@ -227,7 +227,7 @@ pub struct Sampler {
     begun: Instant,
     due: Instant,
     cpu_at_start: Duration,
-    /// When the last tick began, and what its census cost on top.
+    /// CPU time at the start of the last tick, without the cost of its census.
     cpu_at_tick: Option<Duration>,
     threads_due: Instant,
     server_due: Instant,
@@ -236,22 +236,22 @@ pub struct Sampler {
     published: Option<Published>,
 }
 
-/// When the censuses are: one in each interval, each at another moment of it.
+/// The times of censuses: one per interval, at varying phases.
 #[derive(Debug)]
 struct Moments {
-    /// When the interval of the next one begins, and when in it that comes.
+    /// Start of the next interval, and the time of its census.
     from: Instant,
     due: Instant,
-    /// Where in its interval that is, from 0 to 1.
+    /// Its phase within the interval, from 0 to 1.
     phase: f64,
 }
 
 impl Moments {
-    /// The golden ratio less one, whose multiples are spread most evenly over an interval (Knuth, The Art of Computer
+    /// The golden ratio minus one, whose multiples are spread most evenly over an interval (Knuth, The Art of Computer
     /// Programming, volume 3, section 6.4).
     const STEP: f64 = 0.618_033_988_749_895;
 
-    /// One is done, and the interval of the next is so long.
+    /// Advances after a census to the next interval, of this length.
     fn go_on(&mut self, now: Instant, interval: Duration) {
         self.from = (self.from + interval).max(now);
         self.phase = (self.phase + Self::STEP).fract();
@@ -259,13 +259,13 @@ impl Moments {
     }
 }
 
-/// What all of the machine or the namespace is read from.
+/// The files of the machine and of the network namespace.
 #[derive(Debug)]
 struct Files {
     stat: Reader,
-    /// Those of [`FILES`] that can be read.
+    /// The readable ones of [`FILES`].
     others: Vec<(Reader, Take)>,
-    /// Names in `/sys/block`; `None` where it cannot be read, and every device is taken for whole.
+    /// Names in `/sys/block`; if it cannot be read, `None`, and every device counts as a whole disk.
     whole_disks: Option<Vec<String>>,
 }
 
@@ -277,31 +277,31 @@ struct ThreadFiles {
     sleeps_in: Option<Reader>,
 }
 
-/// What a process is read from, as far as it may be seen.
+/// The files of a process, as far as they may be read.
 #[derive(Debug)]
 struct ProcessFiles {
     io: Option<Reader>,
     limits: Option<Reader>,
-    /// The folder, whose size is how many there are.
+    /// The directory, whose size is the number of descriptors.
     descriptors: Option<fs::File>,
 }
 
-/// Threads that are watched one by one; those of a larger server's first ones.
+/// Maximum number of threads sampled; the first ones of a larger server.
 const THREADS_MAX: usize = 512;
-/// Control groups that are watched; of a server of more, the first ones.
+/// Maximum number of control groups sampled; the first ones.
 const GROUPS_MAX: usize = 32;
-/// How often threads are listed.
+/// Interval between listings of threads.
 const THREADS_INTERVAL: Duration = Duration::from_secs(1);
-/// How often it is looked who belongs to the server.
+/// Interval between searches for the server's processes.
 const SERVER_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Sampler {
-    /// Finds the server and opens what is to be read.
+    /// Finds the server, and opens all files.
     ///
     /// # Errors
-    /// As [`Server::find`]; `/proc/stat` cannot be read.
+    /// As [`Server::find`]; when `/proc/stat` cannot be read.
     pub fn begin(settings: Settings) -> Result<Sampler, Failure> {
-        // What is spent before counts for nobody: it is once.
+        // The cost of starting is not charged: it occurs once.
         let server = Server::find(settings.target)?;
         let mut missing = server.missing().to_vec();
         let files = Files::open(server.network(), &mut missing)?;
@@ -335,23 +335,23 @@ impl Sampler {
         Ok(sampler)
     }
 
-    /// What cannot be seen and how to see it, a line each.
+    /// The sources that cannot be read, and what to do, one line each.
     pub fn missing(&self) -> &[String] {
         &self.missing
     }
 
-    /// The server as it is known now.
+    /// The server as found last.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// Waits until the next sample is due, and takes it; but for no longer than `patience`.
+    /// Waits until the next sample is due, at most for `patience`, and takes it.
     ///
     /// # Errors
-    /// When `/proc/stat` or sock_diag, which could be read before, cannot be any more.
+    /// When `/proc/stat` or sock_diag fails later on.
     pub fn next(&mut self, stop: &Stop, patience: Duration) -> Result<Next, Failure> {
-        // All since the last tick is part of its cost: whoever shows it or writes it down is paid for too. But not what
-        // other threads do: clients of an endpoint have a part of the budget of their own.
+        // The cost of a tick includes all CPU time since the previous one, so that display and recording are charged
+        // too. Other threads are not: clients of an endpoint have a part of the budget of their own.
         if let Some(before) = self.cpu_at_tick.take() {
             self.budget.pay_for_tick(clock::cpu_time().saturating_sub(before));
             let interval = self.budget.tick_interval(self.settings.interval);
@@ -372,7 +372,7 @@ impl Sampler {
         }
     }
 
-    /// Takes a sample at once, whatever the budget says; `None`: the server has ended.
+    /// Takes a sample at once, regardless of the budget; `None` if the server has ended.
     pub(crate) fn look(&mut self) -> Result<Option<Box<Sample>>, Failure> {
         if Instant::now() >= self.moments.due {
             self.take_census()?;
@@ -389,7 +389,7 @@ impl Sampler {
         Ok(Some(sample))
     }
 
-    /// Counts the connections, and says when that is done next.
+    /// Counts the connections, and schedules the next census.
     fn take_census(&mut self) -> Result<(), Failure> {
         let begun = clock::cpu_time();
         self.count()?;
@@ -398,7 +398,7 @@ impl Sampler {
         Ok(())
     }
 
-    /// `None`: the server has ended.
+    /// Takes a sample; `None` if the server has ended.
     fn take(&mut self) -> Result<Option<Box<Sample>>, Failure> {
         let now = Instant::now();
         if now >= self.server_due {
@@ -420,7 +420,7 @@ impl Sampler {
         self.read_threads(&mut sample);
         self.read_groups(&mut sample);
         if sample.threads.is_empty() && was_seen {
-            // All that was known is gone: others may have taken over.
+            // All known threads are gone: other processes may have taken over.
             self.server.look_again()?;
             self.list_threads();
             self.read_threads(&mut sample);
@@ -445,23 +445,23 @@ impl Sampler {
         Ok(Some(sample))
     }
 
-    /// Looks for what the server publishes, if it is not known or another server's by now.
+    /// Finds the file that the server publishes, if it is unknown or another server's.
     fn find_published(&mut self) {
         if self.published.as_ref().is_some_and(Published::is_current) {
             return;
         }
         self.published = match &self.settings.server_file {
-            // Until there is one again, the old one says how it ended.
+            // Until there is a new one, the old one has the final counts.
             Some(path) => Published::open(path).ok().or(self.published.take()),
             None => Published::find(self.server.pids()),
         };
     }
 
-    /// Nanoseconds that the server's threads have run, and what has been done meanwhile: requests where the server publishes
-    /// how many it has read, else what the kernel counts.
+    /// CPU time of the server's threads in nanoseconds, and the work done: requests if the server publishes how many it
+    /// has read, otherwise the kernel's counters.
     ///
     /// # Errors
-    /// The kernel's counters cannot be read, and the server has none.
+    /// When the kernel's counters cannot be read, and the server has none.
     pub(crate) fn used(&mut self) -> Result<Used, Failure> {
         let mut sample = Sample::default();
         self.list_threads();
@@ -538,7 +538,7 @@ impl Sampler {
             let exact = files.schedule.as_mut().and_then(|file| Scheduled::parse(&file.read().ok()?));
             let tick_ns = 1_000_000_000 / process::ticks_per_second().max(1);
             let [user, system] = [stat.user_ticks, stat.system_ticks].map(|ticks| ticks.saturating_mul(tick_ns));
-            // A kernel without CONFIG_SCHED_INFO has only ticks.
+            // A kernel without CONFIG_SCHED_INFO only has ticks.
             let by_ticks = Scheduled { run_ns: user.saturating_add(system), wait_ns: 0 };
             let Scheduled { run_ns, wait_ns } = exact.unwrap_or(by_ticks);
             let is_asleep = matches!(stat.state, 'S' | 'D');
@@ -578,7 +578,7 @@ impl Sampler {
         }
     }
 
-    /// What limits there are now.
+    /// Reads the current limits.
     fn read_groups(&mut self, sample: &mut Sample) {
         for (folder, files) in &mut self.groups {
             let mut limits = Limits::of(folder);
@@ -600,7 +600,7 @@ impl Sampler {
             states[socket.state as usize & 15] += 1;
             limits.unread += u64::from(socket.receive_queue);
             limits.unacknowledged += u64::from(socket.send_queue);
-            // Of a connection that is being ended the one byte is the end itself.
+            // On a connection that is closing the one byte is the FIN.
             limits.waiting_for_server += u64::from(socket.receive_queue > 1);
             limits.waiting_for_client += u64::from(socket.send_queue > 1);
             if let (TcpState::Established, Some(of)) = (socket.state, socket.limits) {
@@ -621,11 +621,11 @@ impl Sampler {
     }
 }
 
-/// Takes what a file says.
+/// Parses a file into a sample.
 type Take = fn(&mut Sample, &str);
 
-/// Files that a kernel may lack: path, from the folder of the network namespace unless absolute; what is missing without it, and
-/// the way to it; what it says.
+/// Files that a kernel may lack: path, relative to the directory of the network namespace unless absolute; the figures
+/// that are missing without it, and how to get them; the parser.
 const FILES: [(&str, &str, &str, Take); 10] = [
     ("/proc/meminfo", "memory", "", |sample, text| sample.memory = Memory::parse(text)),
     ("/proc/vmstat", "paging", "", |sample, text| sample.paging = Paging::parse(text)),
@@ -650,7 +650,7 @@ impl Files {
             let path = network.join(path);
             match Reader::open(&path) {
                 Ok(reader) => others.push((reader, take)),
-                // One line for several of a kind.
+                // One line for several files of a kind.
                 Err(_) if lacks == what => {}
                 Err(error) => {
                     lacks = what;
@@ -677,7 +677,7 @@ impl Files {
     }
 }
 
-/// What is in it now; of what cannot be read nothing is known.
+/// The current content; empty if it cannot be read.
 fn text_of(file: &mut Reader) -> Cow<'_, str> {
     file.read().unwrap_or_default()
 }

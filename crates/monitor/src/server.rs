@@ -1,8 +1,9 @@
-//! Whom to watch: the processes and listeners behind a port or a process number.
+//! The target of the monitor: the processes and listeners behind a port or a process number.
 //!
-//! Port and process find each other by the inode of the listening socket: sock_diag(7) says which inode listens, and
-//! `/proc/PID/fd` who has it open. A server of several processes is all that have it; of a process, it and its descendants.
-//! Descriptors of other users' processes are for root; without them there are still the sockets.
+//! The inode of the listening socket connects port and processes: sock_diag(7) gives the inode of
+//! a listener, and `/proc/PID/fd` the processes that have it open. A server of several processes
+//! is all of them; for a process number it is that process and its descendants. Only root may
+//! read the descriptors of other users' processes; without them the sockets are still visible.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -16,47 +17,47 @@ use serde::{Deserialize, Serialize};
 
 use crate::source::{GROUP_FILES, Limits, group_folder_of, group_folders, stat_of};
 
-/// What the user named.
+/// The target that the user named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Whoever listens at this TCP port, in this network namespace.
+    /// The processes that listen at this TCP port, in this network namespace.
     Port(u16),
-    /// This process and its descendants, in its network namespace.
+    /// A process and its descendants, in its network namespace.
     Pid(u32),
 }
 
-/// The server, as it was found last.
+/// The server, as found last.
 #[derive(Debug)]
 pub struct Server {
     target: Target,
     diag: SockDiag,
-    /// The folder of its network's counters.
+    /// The directory of its network's counters in `/proc`.
     network: String,
     /// Ports of its listeners.
     ports: BTreeSet<u16>,
-    /// Families of its listeners: others have no connections of it.
+    /// Address families of its listeners: it has no connections of others.
     families: Vec<Family>,
     pids: BTreeSet<u32>,
     missing: Vec<String>,
 }
 
-/// Connections that a server has begun to one address.
+/// A server's outgoing connections to one address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Backend {
-    /// The address, or the path of a Unix-domain socket.
+    /// The address, or the path of a Unix domain socket.
     pub name: String,
-    /// How many there are.
+    /// Number of connections.
     pub connections: u32,
-    /// Of those, on which the server was the last to send, or which are not accepted yet. Of a Unix-domain socket nothing is
-    /// known but that it is open.
+    /// Connections on which the server sent last, or which are not accepted
+    /// yet. For a Unix domain socket only whether it is open is known.
     pub in_flight: u32,
 }
 
 impl Server {
-    /// Finds it.
+    /// Finds the server.
     ///
     /// # Errors
-    /// Nobody listens there, there is no such process, or its network cannot be seen.
+    /// When there is no listener or no such process, or its network cannot be read.
     pub fn find(target: Target) -> Result<Server, Failure> {
         let (diag, network) = match target {
             Target::Port(_) => {
@@ -76,10 +77,11 @@ impl Server {
         Ok(server)
     }
 
-    /// Looks who belongs to it now. Afterwards [`pids`](Server::pids) may be empty: it has ended, or cannot be seen.
+    /// Updates the processes of the server. Afterwards
+    /// [`pids`](Server::pids) may be empty: it has ended, or cannot be seen.
     ///
     /// # Errors
-    /// As [`find`](Server::find), if sock_diag or `/proc` fails.
+    /// As [`find`](Server::find), when sock_diag or `/proc` fails.
     pub fn look_again(&mut self) -> Result<(), Failure> {
         let mut listeners = Vec::new();
         let port = match self.target {
@@ -104,7 +106,7 @@ impl Server {
             }
             Target::Pid(pid) => {
                 self.pids = family_of(pid)?;
-                // Who has started both wants to see the server.
+                // The monitor may be a descendant of that process, but is not part of the server.
                 let own = std::process::id();
                 if own != pid {
                     self.pids.remove(&own);
@@ -114,7 +116,7 @@ impl Server {
                     match sockets_of(*pid) {
                         Ok(found) => inodes.extend(found),
                         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => hidden += 1,
-                        // It has ended in the meantime.
+                        // It has ended meanwhile.
                         Err(_) => {}
                     }
                 }
@@ -135,27 +137,27 @@ impl Server {
         Ok(())
     }
 
-    /// Its processes, ascending.
+    /// Its processes, in ascending order.
     pub fn pids(&self) -> &BTreeSet<u32> {
         &self.pids
     }
 
-    /// Ports at which it listens.
+    /// Ports that it listens at.
     pub fn ports(&self) -> &BTreeSet<u16> {
         &self.ports
     }
 
-    /// What cannot be seen of it and how to see it, a line each.
+    /// The parts of it that cannot be seen, and what to do, one line each.
     pub fn missing(&self) -> &[String] {
         &self.missing
     }
 
-    /// The folder of its network's counters.
+    /// The directory of its network's counters in `/proc`.
     pub(crate) fn network(&self) -> &Path {
         Path::new(&self.network)
     }
 
-    /// Asks for the sockets at all of its ports.
+    /// Queries the sockets at all of its ports.
     pub(crate) fn sockets(&mut self, question: Question, mut each: impl FnMut(Socket)) -> Result<(), Failure> {
         for port in self.ports.clone() {
             for family in self.families.clone() {
@@ -165,8 +167,8 @@ impl Server {
         Ok(())
     }
 
-    /// Whom it asks itself: connections that it has open to other ports than its own. None of a server with more descriptors than
-    /// can be looked at in passing.
+    /// Its outgoing connections, to other ports than its own. None
+    /// for a server with too many descriptors to scan on each sample.
     pub(crate) fn backends(&mut self) -> Vec<Backend> {
         const DESCRIPTORS_MAX: usize = 4096;
         let mut own = BTreeSet::new();
@@ -184,7 +186,7 @@ impl Server {
         };
         let ports = self.ports.clone();
         for family in [Family::Ipv4, Family::Ipv6] {
-            // What the kernel does not tell is no backend; the counts of clients say why.
+            // Errors are ignored; the counts of clients report them.
             let _ = self.dump(family, 0, Question::Open, |socket| {
                 if own.remove(&socket.inode) && !ports.contains(&socket.local.port()) {
                     let is_asking = socket.limits.is_none_or(|limits| limits.sent_ms_ago <= limits.received_ms_ago);
@@ -200,7 +202,7 @@ impl Server {
                 .iter()
                 .flat_map(|listener| listener.waiting.iter().map(|inode| (*inode, &listener.name[..])))
                 .collect();
-            // Its own end has no name, the other has that of the listener. Pairs have none at all.
+            // Its own end has no name, the other has that of the listener. Both ends of a socket pair have none.
             for socket in unix.iter().filter(|socket| own.contains(&socket.inode) && socket.name.is_empty()) {
                 let name = names.get(&socket.peer).or_else(|| waits_at.get(&socket.inode)).copied().unwrap_or_default();
                 if !name.is_empty() && !own.contains(&socket.peer) {
@@ -213,7 +215,7 @@ impl Server {
 
     fn dump(&mut self, family: Family, port: u16, question: Question, each: impl FnMut(Socket)) -> Result<(), Failure> {
         match self.diag.dump(family, port, question, each) {
-            // A kernel without that family has no sockets of it.
+            // A kernel without that family has no such sockets.
             Err(error) if family == Family::Ipv6 && error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failure::failed(format!(
                 "this kernel does not tell of TCP sockets ({error}): it needs the module tcp_diag (`modprobe tcp_diag`)"
@@ -223,7 +225,7 @@ impl Server {
     }
 }
 
-/// The control groups that limit a process, as they are now; none where they cannot be seen.
+/// The current control groups that limit a process; empty if they cannot be read.
 pub fn groups_of(pid: u32) -> Vec<Limits> {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let folders = group_folders(&text(&format!("/proc/{pid}/cgroup")), &text("/proc/mounts"));
@@ -239,14 +241,14 @@ pub fn groups_of(pid: u32) -> Vec<Limits> {
     folders.into_iter().map(read).filter(Limits::is_limited).collect()
 }
 
-/// The control group of a process in the tree that has this controller: the tree's root, and the group's folder; `None` where
-/// there are none, or the process is gone.
+/// The control group of a process in the hierarchy of this controller: its root, and the group's directory; `None` if
+/// there is none, or the process has ended.
 pub fn group_of(pid: u32, controller: &str) -> Option<(PathBuf, PathBuf)> {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     group_folder_of(&groups, &fs::read_to_string("/proc/mounts").ok()?, controller)
 }
 
-/// A socket to ask on in the network namespace of this process.
+/// Opens a sock_diag socket in the network namespace of this process.
 fn diag_of(pid: u32) -> Result<SockDiag, Failure> {
     let no_process = || Failure::failed(format!("no process {pid}; `ps` or `ss -ltnp` shows that of the server"));
     if !Path::new(&format!("/proc/{pid}")).exists() {
@@ -256,7 +258,7 @@ fn diag_of(pid: u32) -> Result<SockDiag, Failure> {
     let path = format!("/proc/{pid}/ns/net");
     let theirs = match fs::read_link(&path) {
         Ok(theirs) => theirs,
-        // Of another user's process it is not told; most live in the same one.
+        // Hidden for another user's process; most are in the same namespace.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return diag(),
         Err(_) => return Err(no_process()),
     };
@@ -269,7 +271,7 @@ fn diag_of(pid: u32) -> Result<SockDiag, Failure> {
     })
 }
 
-/// Numbers of all processes.
+/// The numbers of all processes.
 fn all_pids() -> Result<Vec<u32>, Failure> {
     let unreadable =
         |error| Failure::failed(format!("cannot list /proc: {error}; is it mounted (mount -t proc proc /proc)?"));
@@ -277,7 +279,7 @@ fn all_pids() -> Result<Vec<u32>, Failure> {
     Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
 
-/// Who has one of these sockets open. `hidden` counts those of whom it cannot be seen.
+/// The processes that have one of these sockets open. `hidden` counts those that cannot be read.
 fn owners(inodes: &BTreeSet<u32>, hidden: &mut usize) -> Result<BTreeSet<u32>, Failure> {
     let mut owners = BTreeSet::new();
     for pid in all_pids()? {
@@ -292,7 +294,7 @@ fn owners(inodes: &BTreeSet<u32>, hidden: &mut usize) -> Result<BTreeSet<u32>, F
     Ok(owners)
 }
 
-/// Inodes of the sockets that a process has open.
+/// The inodes of a process's open sockets.
 fn sockets_of(pid: u32) -> io::Result<Vec<u32>> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd"))?;
     let socket = |entry: io::Result<fs::DirEntry>| {
@@ -302,7 +304,7 @@ fn sockets_of(pid: u32) -> io::Result<Vec<u32>> {
     Ok(entries.filter_map(socket).collect())
 }
 
-/// A process and its descendants; none if it has ended.
+/// A process and its descendants; empty if it has ended.
 fn family_of(pid: u32) -> Result<BTreeSet<u32>, Failure> {
     let parent_of = |pid| stat_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?).map(|stat| (pid, stat));
     let all: Vec<(u32, u32)> = all_pids()?
@@ -341,7 +343,7 @@ mod tests {
         check(9, &[2, 3, 4, 9]);
         check(5, &[5]);
         check(7, &[]);
-        // A loop that cannot be, from two readings that do not fit together.
+        // An impossible cycle, from two inconsistent reads.
         assert_eq!(descendants(1, &[(1, 2), (2, 1)]).len(), 2);
     }
 

@@ -1,16 +1,16 @@
-//! Waiting, and hearing that it is enough: Ctrl-C and SIGTERM end a measurement, and what was measured is kept.
+//! Waiting that Ctrl-C and SIGTERM interrupt: they end a measurement, and the measured data is kept.
 
 use std::time::Duration;
 
 use amped_measure::Failure;
 use amped_sys::signal::{Signal, Signals};
 
-/// Hears Ctrl-C and SIGTERM, which otherwise would end the program at once.
+/// Receives Ctrl-C and SIGTERM, which otherwise would terminate the program at once.
 #[derive(Debug)]
 pub struct Stop(Signals);
 
 impl Stop {
-    /// From now on. Threads that are started later do not hear them; children neither, so start none.
+    /// Starts to receive. Threads started later do not receive these signals; children neither, so start none.
     ///
     /// # Errors
     /// None on Linux.
@@ -18,14 +18,14 @@ impl Stop {
         Ok(Stop(Signals::block().map_err(Failure::io("wait for signals"))?))
     }
 
-    /// Waits so long; `true`: it is enough.
+    /// Waits for `timeout`; returns `true` if a signal asked to stop.
     pub fn wait(&self, timeout: Duration) -> bool {
         let end = std::time::Instant::now() + timeout;
         loop {
             let left = end.saturating_duration_since(std::time::Instant::now());
             match self.0.wait_for(left) {
                 Some(Signal::Interrupt | Signal::Terminate | Signal::HangUp) => return true,
-                // One that means nothing here, or the time is over.
+                // A signal without meaning here, or the timeout.
                 Some(Signal::User1 | Signal::User2 | Signal::Child) => {}
                 None if left.is_zero() => return false,
                 None => {}

@@ -1,10 +1,10 @@
-//! Samples to a file and back: a line of JSON each, compressed (zstd).
+//! Writes samples to a file and reads them: one JSON object per line, compressed (zstd).
 //!
-//! Each sample is flushed when it is written, so that what was measured is in the file whatever happens next; a record
-//! that was cut, in the midst of a line or of a block, is read as far as it goes, and the reader is told that it was cut.
-//! The first line says what was watched. Raw counters are kept, and no rates: those are made anew when it is replayed.
+//! Each sample is flushed when it is written, so it is in the file whatever happens next. A truncated record, within a
+//! line or a block, is read as far as possible, and the reader learns that it was truncated. The first line describes
+//! the target. Counters are stored, not rates: those are computed on replay.
 //!
-//! `zstd -dc FILE` shows it to people and to other programs.
+//! `zstd -dc FILE` prints it for people and other programs.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -16,29 +16,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::sample::Sample;
 
-/// What was watched, and on what.
+/// The target of a record, and the machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Head {
-    /// The form of the record, [`Head::VERSION`].
+    /// Version of the record format, [`Head::VERSION`].
     pub version: u32,
-    /// The port, or the process, as it was named.
+    /// The port or the process, as named by the user.
     pub target: String,
-    /// How often it was to be looked, in microseconds.
+    /// The requested interval, in microseconds.
     pub interval_us: u64,
-    /// The share of one processor that might be used.
+    /// The allowed share of one processor.
     pub budget: f64,
-    /// What could not be seen, a line each.
+    /// The sources that could not be read, one line each.
     pub missing: Vec<String>,
     /// The machine.
     pub machine: Machine,
 }
 
 impl Head {
-    /// The form that this program writes.
+    /// The version that this program writes.
     pub const VERSION: u32 = 2;
 }
 
-/// One line. In writing the sample is lent, in reading it is had.
+/// One line. The sample is borrowed for writing and owned for reading.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line<'a> {
@@ -59,7 +59,7 @@ impl Recorder {
     /// Begins a record in a new file.
     ///
     /// # Errors
-    /// The file is there already, or cannot be made.
+    /// When the file exists, or cannot be created.
     pub fn create(path: &Path, head: &Head) -> Result<Recorder, Failure> {
         let name = path.display();
         let file = File::options().write(true).create_new(true).open(path).map_err(|error| match error.kind() {
@@ -74,15 +74,15 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Adds a sample. It is in the file when this returns.
+    /// Appends a sample, and flushes it to the file.
     ///
     /// # Errors
-    /// When the disk is full, for one.
+    /// For example when the disk is full.
     pub fn add(&mut self, sample: &Sample) -> Result<(), Failure> {
         self.write(&Line::Lent(sample))
     }
 
-    /// Ends the record; without this it counts as cut.
+    /// Ends the record; without this it counts as truncated.
     ///
     /// # Errors
     /// As [`add`](Recorder::add).
@@ -100,16 +100,16 @@ impl Recorder {
     }
 }
 
-/// No line is longer, in bytes: one of a sample of 512 threads has some 100 KB.
+/// Maximum length of a line, in bytes: a sample of 512 threads has about 100 KB.
 const LINE_MAX: u64 = 16 << 20;
 
-/// A record that is read: its samples, in their order, as far as it goes. One is in memory at a time, since a record
-/// may be that of a week.
+/// A record being read: its samples in order, as far as possible.
+/// Only one is in memory at a time, since a record may cover a week.
 pub struct Replay<'a> {
     head: Head,
     lines: Box<dyn BufRead + 'a>,
     line: Vec<u8>,
-    /// Of the line that was read last.
+    /// Number of the last line read.
     number: u64,
     cut: Option<String>,
 }
@@ -117,7 +117,7 @@ pub struct Replay<'a> {
 /// Opens a record.
 ///
 /// # Errors
-/// The file cannot be opened, is no record, or one of a later form.
+/// When the file cannot be opened, or is not a record of a known version.
 pub fn replay(path: &Path) -> Result<Replay<'static>, Failure> {
     let name = path.display();
     let file = File::open(path).map_err(Failure::io(format!("open the record {name}")))?;
@@ -126,19 +126,19 @@ pub fn replay(path: &Path) -> Result<Replay<'static>, Failure> {
 }
 
 impl<'a> Replay<'a> {
-    /// Reads a record, as it lies in a file.
+    /// Reads a compressed record.
     ///
     /// # Errors
-    /// Why it is none.
+    /// Why it is invalid.
     pub fn read(file: impl Read + 'a) -> Result<Replay<'a>, String> {
         let decoder = zstd::Decoder::new(file).map_err(|error| error.to_string())?;
         Replay::of_lines(BufReader::new(decoder))
     }
 
-    /// Reads the lines of a record, as they are when they are not compressed.
+    /// Reads the lines of an uncompressed record.
     ///
     /// # Errors
-    /// Why it is none.
+    /// Why it is invalid.
     pub fn of_lines(lines: impl BufRead + 'a) -> Result<Replay<'a>, String> {
         let (head, lines) = (Head::default(), Box::new(lines));
         let mut replay = Replay { head, lines, line: Vec::new(), number: 0, cut: None };
@@ -155,12 +155,12 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// What was watched.
+    /// The target, and the machine.
     pub fn head(&self) -> &Head {
         &self.head
     }
 
-    /// Why it ends where it did, if it was not ended properly. To be asked when there are no more samples.
+    /// Why the record ended early, if it was truncated. Valid after the last sample.
     pub fn cut(&self) -> Option<&str> {
         self.cut.as_deref()
     }
@@ -169,11 +169,11 @@ impl<'a> Replay<'a> {
         format!("line {} is out of its place", self.number)
     }
 
-    /// The next line; `None`: there is none.
+    /// The next line; `None` after the last.
     fn next_line(&mut self) -> Result<Option<Line<'static>>, String> {
         self.line.clear();
         self.number += 1;
-        // Whoever writes a record in which a line has no end does not get all of the memory.
+        // Bounds the memory that a record with an endless line takes.
         match self.lines.by_ref().take(LINE_MAX).read_until(b'\n', &mut self.line) {
             Ok(0) => Ok(None),
             Ok(_) if self.line.ends_with(b"\n") => {

@@ -1,14 +1,14 @@
-//! What a call chain of the kernel was for: its contexts and its category.
+//! Classifies a kernel call chain by context and category.
 //!
-//! **Contexts** are what the kernel was entered for: a system call, a page fault, an interrupt. They nest: on one machine a
-//! server's `writev` runs, inside, the soft interrupt that receives what it has just sent. So there are two answers, and
-//! both are given: the innermost context (figures 4 to 10 of Hu, Nanda and Yang 1997), and all contexts around a sample.
+//! **Contexts** are the reasons for entering the kernel: a system call, a page fault, an interrupt. They nest: on one
+//! machine a server's `writev` runs, within it, the soft interrupt that receives the data it has just sent. Hence there
+//! are two views: the innermost context (figures 4 to 10 of Hu, Nanda and Yang 1997), and all contexts around a sample.
 //!
-//! **The category** is what the innermost known function does (figure 3 of Yates, Almeida and Almeida 1997). Functions that
-//! work for whoever calls them, as letting go of a lock, where the sampling clock often fires since interrupts come on
-//! again there, are their caller's.
+//! **The category** is that of the innermost known function (figure 3 of Yates, Almeida and Almeida 1997). Functions
+//! that work on behalf of their caller belong to the caller's category, such as releasing a lock, where the sampling
+//! clock often fires since interrupts are enabled again there.
 //!
-//! Pure: names in, words out.
+//! Pure: function names in, classification out.
 
 use amped_sys::syscall;
 
@@ -16,26 +16,26 @@ use super::table::{CALLER, KernelTable};
 
 /// User code, as a context and as a category.
 pub(crate) const USER: &str = "user";
-/// A category or context that is not known.
+/// An unknown category or context.
 pub(crate) const UNKNOWN: &str = "unknown";
-/// A system call whose name cannot be told: its own frame is gone, or it has not got there yet, and nobody told its number.
+/// A system call without a name: its own frame is gone, or not reached yet, and its number was not recorded.
 const ENTRY: &str = "system call entry and exit";
 
-/// A soft interrupt of which nothing but its beginning is under way.
+/// A soft interrupt of which only the entry is on the stack.
 const SOFTIRQ: &str = "softirq entry and exit";
 
-/// Where a chain belongs.
+/// The classification of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// All contexts, the innermost first; at least one.
+    /// All contexts, innermost first; at least one.
     pub(crate) contexts: Vec<String>,
     /// The category.
     pub(crate) category: &'static str,
 }
 
-/// Where a chain of functions belongs, the innermost first. `saved_number` is what was saved where the number of a
-/// system call stands, if somebody told it: it is that number where the chain began with a call of 64 bits, and else
-/// an error's or an interrupt's.
+/// Classifies a chain of functions, innermost first. `saved_number` is the value saved in the place of
+/// the system call number, if it was recorded: it is that number if the chain began with a 64-bit
+/// call, otherwise an error code or an interrupt number.
 pub(crate) fn classify(table: &KernelTable, chain: &[&str], saved_number: Option<u64>) -> Place {
     let category =
         chain.iter().filter_map(|function| table.categories.of(function)).find(|category| *category != CALLER);
@@ -50,12 +50,12 @@ pub(crate) fn classify(table: &KernelTable, chain: &[&str], saved_number: Option
     Place { contexts, category: category.unwrap_or(UNKNOWN) }
 }
 
-/// Where calls begin whose numbers are those of [`syscall::name`].
+/// Entry points of calls whose numbers [`syscall::name`] knows.
 const ENTRIES_64: [&str; 4] = ["do_syscall_64", "entry_SYSCALL_64", "entry_SYSCALL_64_after_hwframe", "do_el0_svc"];
 
 fn contexts(table: &KernelTable, chain: &[&str]) -> Vec<String> {
     let mut contexts: Vec<String> = Vec::new();
-    // What was met on the way out, since the last context: the frame nearest to where the next one begins counts.
+    // Functions passed on the way out since the last context: the frame nearest to the next entry counts.
     let (mut softirq, mut syscall) = (None, None);
     for function in chain {
         softirq = table.softirqs.of(function).or(softirq);
@@ -74,8 +74,8 @@ fn contexts(table: &KernelTable, chain: &[&str]) -> Vec<String> {
         };
         let Some(entered) = entered else { continue };
         (softirq, syscall) = (None, None);
-        // A context begins with several frames: an interrupt with two, a call with its own and the common one. And a soft
-        // interrupt that an interrupt left behind ran in it.
+        // A context begins with several frames: an interrupt with two, a call with its own and the common one. And a
+        // soft interrupt raised by an interrupt ran within it.
         let is_same =
             contexts.last().is_some_and(|last| *last == entered || entered == SOFTIRQ && last.starts_with("softirq "));
         let is_begun = entered == ENTRY && contexts.last().is_some_and(|last| is_syscall(last));
@@ -89,7 +89,7 @@ fn contexts(table: &KernelTable, chain: &[&str]) -> Vec<String> {
     contexts
 }
 
-/// Whether a context is a system call: not one of the others.
+/// Whether a context is a system call and not one of the others.
 fn is_syscall(context: &str) -> bool {
     context == ENTRY
         || !matches!(context, "interrupt" | "page fault" | "kernel thread" | "idle" | USER | UNKNOWN)
@@ -182,9 +182,9 @@ mod tests {
         check(entry, preadv2, &["preadv2"]);
         check(&format!("exc_page_fault asm_exc_page_fault {entry}"), preadv2, &["page fault", "preadv2"]);
         check(&format!("sysvec_x tcp_ack do_writev {entry}"), preadv2, &["interrupt", "preadv2"]);
-        // One that is newer than the table, or was taken back as the call is to begin anew.
+        // A number newer than the table, or one that was reset for a restart of the call.
         check(&format!("do_preadv {entry}"), Some(u64::MAX), &["preadv"]);
-        // Not entered for a call: what was saved is an error's number, or another table's.
+        // Not a call entry: the saved value is an error code, or a number of another table.
         check("exc_page_fault asm_exc_page_fault", exit, &["page fault"]);
         check("do_preadv do_fast_syscall_32 entry_SYSENTER_compat", exit, &["preadv"]);
     }

@@ -1,22 +1,22 @@
-//! Where the CPU time goes: samples of all processors, and three views of the same samples.
+//! Where the CPU time goes: samples of all processors, and three views of them.
 //!
 //! ```text
-//! sys/perf   a ring a processor, cpu-clock at 199 Hz with the call chains of kernel and program
-//! sys/bpf    the number of the system call that a sample is in, where the kernel lets us ask
-//! symbols    addresses to functions of the kernel
-//! programs   addresses to functions of programs
+//! sys/perf   one ring per processor, cpu-clock at 199 Hz with the call chains of kernel and program
+//! sys/bpf    the number of the system call that a sample is in, if the kernel allows it
+//! symbols    addresses to kernel functions
+//! programs   addresses to program functions
 //! table      functions to categories: data, `kernel.txt`
 //! classify   a chain to its contexts and its category
 //! tally      samples to shares, each with its interval
-//! outcome    all of these, with what was sampled and what could not be seen
+//! outcome    all of these, with the conditions of sampling and the missing sources
 //! text       shares as bars in a terminal, and folded stacks
 //! ```
 //!
-//! Samples are folded as they come: equal chains of one program are one entry with a count, so memory grows with the code
-//! that runs and not with time. Nothing is classified, and no function of a program looked up, before the end.
+//! Samples are folded on arrival: equal chains of one program are one entry with a count, so memory grows with the code
+//! that runs, not with time. Classification and symbol lookup wait until the end.
 //!
-//! 199 is a prime, so that no timer of the server runs in step with it. Where the clock cannot fire, with interrupts off,
-//! it fires when they are on again: see `classify`.
+//! 199 is a prime, so that no timer of the server runs in step with it. With interrupts disabled the clock cannot fire,
+//! and it fires when they are enabled again: see `classify`.
 
 mod classify;
 mod outcome;
@@ -48,39 +48,40 @@ pub use outcome::{Outcome, Profile, Stack, Syscalls};
 pub use tally::{Row, Share};
 pub use text::{chosen, end_of, folded, text, told_by, views};
 
-/// What to sample, and for how long.
+/// The settings of a profile.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Whose time; `None`: all that was not idle.
+    /// The profiled server; `None` for all non-idle time.
     pub target: Option<Target>,
-    /// For how long.
+    /// Duration.
     pub duration: Duration,
-    /// Samples a second of each processor.
+    /// Samples per second and processor.
     pub frequency: u32,
-    /// The share of one processor that the sampler may use. When it has used more it rests, and takes fewer samples.
+    /// The sampler's share of one processor. Beyond it the sampler pauses, and takes fewer samples.
     pub budget: f64,
-    /// Whether to ask for the numbers of system calls.
+    /// Whether to record system call numbers.
     pub bpf: Bpf,
 }
 
-/// Whether a program in the kernel (BPF) is to tell the number of the system call that each sample is in.
+/// Whether a BPF program records the number of the system call that each sample is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bpf {
-    /// Where the kernel allows it.
+    /// If the kernel allows it.
     Auto,
-    /// Or not at all.
+    /// Required.
     On,
-    /// No: names are told by call chains.
+    /// Never: call chains determine the names.
     Off,
 }
 
-/// How often the rings are emptied, if they hold as much.
+/// Interval at which the rings are emptied.
 const ROUND: Duration = Duration::from_millis(500);
 
-/// Samples until the time is over, or the user has had enough.
+/// Samples until the time is over, or the user stops it.
 ///
 /// # Errors
-/// As [`Server::find`]; the kernel's functions have no addresses; BPF is demanded and refused; nothing was sampled.
+/// As [`Server::find`]; when the kernel's functions have no addresses; when BPF is
+/// required and refused; when there are no samples.
 pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     let mut server = settings.target.map(Server::find).transpose()?;
     let mut missing = server.as_ref().map_or_else(Vec::new, |server| server.missing().to_vec());
@@ -110,7 +111,7 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
             Syscalls::Chain
         }
     };
-    // Only now: it takes a while, and is of no use to whom sampling is refused.
+    // Only now: it takes a while, wasted if sampling is refused.
     let symbols = Symbols::read()?;
     let mut folds = Folds { symbols, samples: HashMap::new(), lost: 0 };
     let mut pids: BTreeSet<u32> = server.as_ref().map_or_else(BTreeSet::new, |server| server.pids().clone());
@@ -124,7 +125,7 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
         let round = Instant::now();
         let left = settings.duration.saturating_sub(begun.elapsed());
         is_over |= stop.wait(left.min(whole_round)) || begun.elapsed() >= settings.duration;
-        // While the rings are emptied nothing is sampled but that.
+        // While the rings are emptied, sampling pauses; it would sample only that.
         rings.iter().try_for_each(|(_, ring)| ring.disable()).map_err(Failure::io("stop to sample"))?;
         sampled += round.elapsed();
         for (_, ring) in &mut rings {
@@ -135,7 +136,7 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     let elapsed = begun.elapsed();
     let own_cpu = cpu_time().saturating_sub(cpu_before).as_secs_f64() / elapsed.as_secs_f64();
     if let Some(server) = &mut server {
-        // Workers may have been started meanwhile; and who has ended counts as well.
+        // Workers may have been started meanwhile; processes that have ended count as well.
         let _ = server.look_again();
         pids.extend(server.pids());
     }
@@ -155,10 +156,10 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     profile(head, &folds, is_chosen, functions).map(|profile| Outcome::Sampled(Box::new(profile)))
 }
 
-/// What a profile says besides its samples.
+/// The properties of a profile besides its samples.
 struct Head {
     whose: String,
-    /// Whether it is one server, rather than all that ran.
+    /// Whether it is of one server, rather than of all processes.
     is_one: bool,
     elapsed: Duration,
     sampled: Duration,
@@ -186,16 +187,16 @@ fn no_numbers(error: &io::Error) -> String {
     )
 }
 
-/// How long the sampler has to rest that has used so much since it began.
+/// How long the sampler must pause after using this much CPU time.
 fn rest_of(used: Duration, elapsed: Duration, budget: f64) -> Duration {
-    // No rest is longer than the measurement, whatever it is divided by.
+    // No pause is longer than the measurement, whatever the quotient.
     let allowed = Duration::try_from_secs_f64(used.as_secs_f64() / budget).unwrap_or(Duration::MAX);
     allowed.saturating_sub(elapsed)
 }
 
-/// A program's code that has no name, as the process has ended.
+/// Frames of a program that cannot be named, as the process has ended.
 const UNNAMED: &str = "[user]";
-/// What the kernel did for no program.
+/// Kernel work on behalf of no program.
 const KERNEL: &str = "[kernel]";
 
 fn profile(
@@ -278,7 +279,7 @@ fn profile(
     })
 }
 
-/// A process that was sampled.
+/// A sampled process.
 struct Process {
     /// The name of its program, or its number if it has ended.
     name: String,
@@ -286,11 +287,11 @@ struct Process {
 }
 
 impl Process {
-    /// The functions of the program that are under way, the innermost first; empty if it is in none.
+    /// The program's functions on the stack, innermost first; empty if there are none.
     fn frames(&self, fold: &Fold) -> Vec<&str> {
         let known = fold.user_chain.iter().map_while(|address| self.functions.get(address));
         let mut frames: Vec<&str> = known.map(String::as_str).collect();
-        // Functions without names that call each other are one frame.
+        // Consecutive frames without names are one frame.
         frames.dedup_by(|one, other| one == other && one.starts_with('['));
         if frames.is_empty() && (!fold.in_kernel || !fold.user_chain.is_empty()) {
             frames.push(UNNAMED);
@@ -299,7 +300,7 @@ impl Process {
     }
 }
 
-/// The chosen processes, with the functions of their programs that were met.
+/// The chosen processes, with the functions of their programs in the samples.
 fn processes(
     folds: &Folds,
     is_chosen: impl Fn(u32) -> bool,
@@ -330,9 +331,9 @@ struct Folds {
 struct Fold {
     pid: u32,
     in_kernel: bool,
-    /// Numbers of functions, the innermost first.
+    /// Numbers of kernel functions, innermost first.
     chain: Vec<u32>,
-    /// Addresses in the program, the innermost first: where it was, then within each call.
+    /// Program addresses, innermost first: the instruction, then the return addresses.
     user_chain: Vec<u64>,
     saved_number: Option<u64>,
 }
@@ -344,10 +345,10 @@ impl Folds {
             Record::Sample(sample) => {
                 let find = |address: &u64| self.symbols.find(*address).map(|(number, _)| number);
                 let chain = sample.kernel_chain.iter().filter_map(find).collect();
-                // In user code it is of what was over.
+                // In user mode the value belongs to an earlier call.
                 let saved_number = sample.saved_number.filter(|_| sample.in_kernel);
                 let mut user_chain = sample.user_chain;
-                // A call that is the last of its function returns to what follows the function.
+                // A call at the end of a function returns to the address after the function.
                 user_chain.iter_mut().skip(1).for_each(|address| *address = address.saturating_sub(1));
                 let fold = Fold { pid: sample.pid, in_kernel: sample.in_kernel, chain, user_chain, saved_number };
                 *self.samples.entry(fold).or_default() += 1;
@@ -356,7 +357,7 @@ impl Folds {
     }
 }
 
-/// Processors that are in use.
+/// The online processors.
 pub(crate) fn processors() -> Result<Vec<u32>, Failure> {
     let path = "/sys/devices/system/cpu/online";
     let text = fs::read_to_string(path).map_err(Failure::io(format!("read {path}")))?;
@@ -364,13 +365,13 @@ pub(crate) fn processors() -> Result<Vec<u32>, Failure> {
         .ok_or_else(|| Failure::failed(format!("{path} contains `{}`, which is not a list of processors", text.trim())))
 }
 
-/// Reads `0-3,7`.
+/// Parses `0-3,7`.
 fn list(text: &str) -> Option<Vec<u32>> {
     let mut numbers = Vec::new();
     for part in text.split(',') {
         let (from, to) = part.split_once('-').unwrap_or((part, part));
         let (from, to): (u32, u32) = (from.parse().ok()?, to.parse().ok()?);
-        // No machine has more; a list that says so is none.
+        // No machine has more; a longer list is invalid.
         if to > 65_536 {
             return None;
         }
@@ -453,7 +454,7 @@ mod tests {
         code.map(|at| (*at, name(*at))).collect()
     }
 
-    /// No process has this number, so that it is its name.
+    /// No process has this number, so that the number is its name.
     #[test]
     fn program_functions_are_below_kernel_functions() {
         let mut folds = folds();
@@ -470,7 +471,7 @@ mod tests {
                 }));
             }
         };
-        // The last call of f12 returns to the first address of f13; then the chain goes astray, out of the code.
+        // The last call of f12 returns to the first address of f13; then the chain leaves the code.
         add(true, &[0x4000, 0x5000], &[0x110, 0x130, 0x9999, 0x150], 4);
         // Recursion; and code without names.
         add(false, &[], &[0x124, 0x121, 0x121, 0x181, 0x191], 3);
@@ -518,7 +519,7 @@ mod tests {
         }
     }
 
-    /// Two threads that send each other a byte by turns, until this is dropped.
+    /// Two threads that send each other a byte in turn, until dropped.
     struct Busy(Arc<AtomicBool>);
 
     impl Busy {
@@ -545,10 +546,10 @@ mod tests {
         }
     }
 
-    /// The innermost context by a plain rule that is not ours: the first name on the way out that says a context. `None` for
-    /// what `Busy` does not ask for.
+    /// The innermost context by an independent, simple rule: the first name on the way out that denotes a context.
+    /// `None` for contexts that `Busy` does not use.
     fn plain_context(chain: &[&str]) -> Option<String> {
-        // Other soft interrupts have names that this rule does not know.
+        // This rule does not know the names of other soft interrupts.
         let mut kind = "other";
         let context = chain.iter().find_map(|function| {
             kind = if *function == "net_rx_action" { "net_rx" } else { kind };
@@ -562,7 +563,7 @@ mod tests {
         context.filter(|context| !is_interrupted && is_asked(context))
     }
 
-    /// What `perf script` says of samples of this process that `perf record` took for a second.
+    /// The output of `perf script` for samples of this process that `perf record` took for a second.
     fn perf_script() -> String {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("perf.data");
@@ -576,17 +577,17 @@ mod tests {
         perf(&["script", "-F", "pid,ip,sym", "--pid", &std::process::id().to_string(), "-i"], &[])
     }
 
-    /// The very same samples: those of two samplers differ by more than chance, as threads move from one processor to another.
+    /// The very same samples: those of two samplers differ by more than chance, as threads migrate between processors.
     #[test]
     fn contexts_agree_with_perf() {
         let _busy = Busy::start();
         let (symbols, table) = (Symbols::read().unwrap(), KernelTable::new());
         let mut met = BTreeSet::new();
         while !["sendto", "recvfrom", "softirq net_rx"].iter().all(|context| met.contains(*context)) {
-            // A line with the process, one for each function from the innermost on, and an empty one.
+            // A line with the process, one line per function from the innermost, and an empty line.
             for sample in perf_script().split("\n\n") {
                 let lines = sample.lines().skip(1).filter_map(|line| line.trim().split_once(' '));
-                // The kernel's half of the addresses.
+                // Kernel addresses only.
                 let kernel = lines.filter(|(at, _)| at.len() == 16 && at.starts_with('f'));
                 let (addresses, theirs): (Vec<&str>, Vec<&str>) = kernel.unzip();
                 let addresses = addresses.iter().map(|at| u64::from_str_radix(at, 16).unwrap());
@@ -628,7 +629,7 @@ mod tests {
         assert_eq!(of(&found.who, "the server"), Some((7, None)));
         assert_eq!(of(&found.who, "interrupts while idle"), Some((1, None)));
         assert_eq!(of(&found.contexts, "softirq net_rx"), Some((3, Some(3))));
-        // Once innermost; around the three as well.
+        // Once as the innermost context, and around the other three.
         assert_eq!(of(&found.contexts, "writev"), Some((1, Some(4))));
         assert_eq!(of(&found.contexts, "preadv2"), Some((1, Some(1))));
         assert_eq!(of(&found.contexts, "user"), Some((2, Some(2))));

@@ -1,77 +1,78 @@
-//! What a profile came to: where the time went, or why nobody could be asked.
+//! The result of a profile: where the time went, or why sampling was refused.
 
 use serde::{Deserialize, Serialize};
 
 use super::tally::{Row, Share};
 
-/// What a profile came to.
+/// The result of a profile.
 #[derive(Debug)]
 pub enum Outcome {
     /// Samples.
     Sampled(Box<Profile>),
-    /// This user may not sample; why, and the way out.
+    /// Sampling is not permitted; the text has the reason and the remedy.
     Refused(String),
 }
 
-/// Where the time went.
+/// A profile.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Profile {
-    /// Whose time the views are about.
+    /// Subject of the views.
     pub whose: String,
-    /// From the beginning to the end, in seconds.
+    /// Elapsed time, in seconds.
     pub seconds: f64,
-    /// Of these, those in which was sampled: all, unless the budget demanded rests.
+    /// The part of it spent sampling, in seconds: all, unless the budget required pauses.
     pub sampled_seconds: f64,
-    /// Samples a second of each processor.
+    /// Samples per second and processor.
     pub frequency: u32,
-    /// Processors.
+    /// Number of processors.
     pub processors: u32,
-    /// Samples that came, of everybody.
+    /// Samples received, of all processes.
     pub samples: u64,
-    /// Samples that were to come.
+    /// Samples expected.
     pub expected: u64,
-    /// Samples that were lost as the ring was full.
+    /// Samples lost because a ring was full.
     pub lost: u64,
-    /// Who ran: the server, other programs, the kernel's threads, nobody; shares of all samples.
+    /// Shares of all samples: the server, other programs, kernel threads, idle.
     pub who: Vec<Row>,
-    /// Of the server's samples, what for: by the innermost context, and with all that ran inside.
+    /// The server's samples by context: innermost, and including nested contexts.
     pub contexts: Vec<Row>,
-    /// By what system calls were told apart.
+    /// How system calls were identified.
     pub syscalls: Syscalls,
-    /// Of the server's samples, in which of the program's functions: the innermost one, with what the kernel did for it, and with
-    /// all that it called. `[user]`: in a program whose code cannot be read any more; `[kernel]`: for no program.
+    /// The server's samples by function of the program: the innermost one, including the kernel's
+    /// work for it; and including all functions that it called. `[user]`: a program whose code
+    /// cannot be read any more; `[kernel]`: no program.
     pub functions: Vec<Row>,
-    /// Of the server's samples, doing what.
+    /// The server's samples by category.
     pub categories: Vec<Row>,
-    /// Of the server's samples, those in functions of the kernel that the table does not know.
+    /// The server's samples in kernel functions that the table does not know.
     pub unknown: Share,
-    /// What the sampler used itself, as a share of one processor.
+    /// The sampler's own CPU use, as a share of one processor.
     pub own_cpu: f64,
-    /// What it may use.
+    /// Its limit.
     pub budget: f64,
-    /// What cannot be seen, a line each.
+    /// The sources that cannot be read, one line each.
     pub missing: Vec<String>,
-    /// Chains of the server's samples, the outermost function first, and how often each was met; the most frequent first.
+    /// Chains of the server's samples, outermost function first, with their counts; most frequent first.
     pub stacks: Vec<Stack>,
 }
 
-/// By what system calls were told apart.
+/// How system calls were identified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Syscalls {
-    /// The number of each, which a BPF program read.
+    /// By number, which a BPF program read.
     Number,
-    /// The functions of the kernel that were under way.
+    /// By the kernel functions on the stack.
     #[default]
     Chain,
 }
 
-/// A chain.
+/// A call chain.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stack {
-    /// The program, its functions, then the kernel's, joined by semicolons. Code without names is its file in brackets, and
-    /// `[user]` where the process has ended.
+    /// The program, its functions, then the kernel's, joined by semicolons. Code without names is its file in brackets,
+    /// or `[user]` if the process has ended.
     pub frames: String,
-    /// How often.
+    /// Number of samples.
     pub samples: u64,
 }

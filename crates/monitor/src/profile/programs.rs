@@ -1,13 +1,13 @@
-//! Functions of programs: which one an address of a process is in.
+//! Symbolises program addresses: finds the function of an address in a process.
 //!
-//! `/proc/PID/maps` says which file each piece of executable memory is of; blazesym finds the function in the symbols of that
-//! file, and writes the names of Rust and C++ as people do. The file is opened as the process has it, by
-//! `/proc/PID/map_files`: that is the right one also in a container, and where it was replaced since the process began.
+//! `/proc/PID/maps` gives the file of each executable mapping; blazesym finds the function in that file's symbols, and
+//! demangles names of Rust and C++. The file is opened as the process has it, through `/proc/PID/map_files`: that is
+//! the right one also in a container, and after the file was replaced.
 //!
-//! Read after the sampling, so that it costs what is measured nothing. A process that has ended by then has no names.
+//! Runs after the sampling, so that it does not affect the measurement. A process that has ended by then has no names.
 //!
-//! A program without frame pointers gives chains that go astray. An address outside of executable memory shows
-//! that, and ends the chain.
+//! A program without frame pointers yields invalid chains. An address outside of
+//! executable memory indicates that, and ends the chain.
 
 use std::collections::HashMap;
 use std::fs;
@@ -27,8 +27,8 @@ impl Programs {
         Programs { symbolizer: Symbolizer::builder().enable_code_info(false).enable_inlined_fns(false).build() }
     }
 
-    /// The functions that these addresses of the process `pid` are in. Code whose functions have no names goes by the name of its
-    /// file in brackets, or by `program` where it is of no file. An address that is not in code is not in the result.
+    /// The functions of these addresses in the process `pid`. Code without symbols is named after its file, in
+    /// brackets, or after `program` if it has no file. Addresses outside of code are omitted.
     pub(crate) fn functions(&self, pid: u32, program: &str, addresses: &[u64]) -> HashMap<u64, String> {
         let process = PathBuf::from(format!("/proc/{pid}"));
         let Ok(maps) = fs::read(process.join("maps")) else { return HashMap::new() };
@@ -49,7 +49,7 @@ impl Programs {
         functions
     }
 
-    /// `None` if the file has no symbols, or is none that has any.
+    /// `None` if the file has no symbols or is not an object file.
     fn names(&self, file: &Path, area: &Area, addresses: &[u64]) -> Option<Vec<Option<String>>> {
         let offsets: Vec<u64> = addresses.iter().map(|address| address - area.start + area.offset).collect();
         let mut elf = Elf::new(file);
@@ -59,12 +59,12 @@ impl Programs {
     }
 }
 
-/// As a frame of a folded stack: a semicolon is what parts frames there.
+/// Converts a name to a frame of a folded stack, where semicolons separate frames.
 fn frame(name: &str) -> String {
     name.replace(';', ":").replace(char::is_control, "?")
 }
 
-/// A piece of executable memory: a line of `/proc/PID/maps`, proc_pid_maps(5).
+/// An executable mapping: a line of `/proc/PID/maps`, proc_pid_maps(5).
 #[derive(Debug, PartialEq)]
 struct Area<'a> {
     start: u64,
@@ -75,7 +75,7 @@ struct Area<'a> {
 }
 
 impl Area<'_> {
-    /// `None`: it is not executable.
+    /// `None` if it is not executable.
     fn parse(line: &str) -> Option<Area<'_>> {
         let mut words = line.splitn(6, ' ');
         let (start, end) = words.next()?.split_once('-')?;
@@ -88,8 +88,8 @@ impl Area<'_> {
         is_executable.then_some(Area { start, end, offset, inode, path })
     }
 
-    /// A path at which the file that is mapped here can be read. The first takes privileges; the others must prove that
-    /// they are the same file.
+    /// A readable path of the mapped file. The first one requires privileges; the
+    /// others must prove to be the same file.
     fn file(&self, process: &Path) -> Option<PathBuf> {
         if !self.path.starts_with('/') {
             return None;
@@ -103,7 +103,7 @@ impl Area<'_> {
         [named, process.join("exe")].into_iter().find(is_same)
     }
 
-    /// What its code is called whose functions have no names: `[nginx]`, `[vdso]`.
+    /// The name of its code without symbols: `[nginx]`, `[vdso]`.
     fn unnamed(&self, program: &str) -> String {
         let path = self.path.strip_suffix(" (deleted)").unwrap_or(self.path);
         match path.rsplit_once('/') {

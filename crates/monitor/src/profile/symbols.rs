@@ -1,4 +1,4 @@
-//! `/proc/kallsyms`: which function of the kernel an address is in.
+//! Parses `/proc/kallsyms`: finds the kernel function of an address.
 
 use std::fs;
 
@@ -8,12 +8,12 @@ use amped_measure::Failure;
 #[derive(Debug)]
 pub(crate) struct Symbols {
     text: String,
-    /// Where each begins, and where its name is in the text; ascending.
+    /// Start address and position of the name in the text, ascending by address.
     functions: Vec<(u64, u32, u32)>,
 }
 
 impl Symbols {
-    /// Reads them: 120,000 lines, 0.1 s, once.
+    /// Reads the file: 120,000 lines, 0.1 s, once.
     pub(crate) fn read() -> Result<Symbols, Failure> {
         let text = fs::read_to_string("/proc/kallsyms").map_err(Failure::io("read /proc/kallsyms"))?;
         Symbols::parse(text).ok_or_else(|| {
@@ -24,7 +24,7 @@ impl Symbols {
         })
     }
 
-    /// `None` if there are no addresses in it.
+    /// `None` if it has no addresses.
     fn parse(text: String) -> Option<Symbols> {
         let mut functions = Vec::new();
         let mut at = 0;
@@ -34,7 +34,7 @@ impl Symbols {
             let mut words = line.split_ascii_whitespace();
             let (Some(address), Some(kind), Some(name)) = (words.next(), words.next(), words.next()) else { continue };
             let Ok(address) = u64::from_str_radix(address, 16) else { continue };
-            // Code only; and not the padding before a function.
+            // Code only, without the padding before a function.
             if !matches!(kind, "t" | "T" | "w" | "W") || address == 0 || name.starts_with("__pfx_") {
                 continue;
             }
@@ -42,7 +42,7 @@ impl Symbols {
             functions.push((address, u32::try_from(start).ok()?, u32::try_from(name.len()).ok()?));
         }
         functions.sort_by_key(|(address, ..)| *address);
-        // Of several names for one address the first is as good as any.
+        // Any of several names for one address will do.
         functions.dedup_by_key(|(address, ..)| *address);
         (!functions.is_empty()).then_some(Symbols { text, functions })
     }
@@ -52,13 +52,13 @@ impl Symbols {
         Symbols::parse(text.to_owned()).unwrap()
     }
 
-    /// The function that this address is in: its number and its name.
+    /// The number and name of the function that contains this address.
     pub(crate) fn find(&self, address: u64) -> Option<(u32, &str)> {
         let at = self.functions.partition_point(|(begin, ..)| *begin <= address).checked_sub(1)?;
         Some((at as u32, self.name(at as u32)))
     }
 
-    /// The name of the function of this number, which `find` gave.
+    /// The name of the function with this number from `find`.
     pub(crate) fn name(&self, number: u32) -> &str {
         self.functions
             .get(number as usize)

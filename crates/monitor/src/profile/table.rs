@@ -1,8 +1,8 @@
-//! The table of the kernel's functions, `kernel.txt`: read once, and asked by name.
+//! The table of kernel functions, `kernel.txt`: parsed once, and looked up by name.
 
 use std::collections::HashMap;
 
-/// Patterns of one kind and what they mean.
+/// Patterns of one kind with their meanings.
 #[derive(Debug, Default)]
 pub(crate) struct Patterns {
     exact: HashMap<&'static str, &'static str>,
@@ -10,7 +10,7 @@ pub(crate) struct Patterns {
 }
 
 impl Patterns {
-    /// What the longest pattern that fits says.
+    /// The meaning of the longest matching pattern.
     pub(crate) fn of(&self, function: &str) -> Option<&'static str> {
         let name = bare(function);
         self.exact
@@ -27,7 +27,7 @@ impl Patterns {
             None => (&mut self.exact, pattern),
         };
         let name = name.trim_start_matches('_');
-        // The same name with other underscores may be there again, with the same meaning.
+        // The same name with other underscores may occur again, with the same meaning.
         match into.insert(name, meaning) {
             Some(before) if before != meaning => Err(format!("{pattern}: both `{before}` and `{meaning}`")),
             _ if name.is_empty() => Err(format!("{pattern}: fits everything")),
@@ -36,34 +36,34 @@ impl Patterns {
     }
 }
 
-/// Without underscores in front, and without what the compiler put behind.
+/// The name without leading underscores and compiler suffixes.
 fn bare(function: &str) -> &str {
     let name = function.trim_start_matches('_');
     name.split_once('.').map_or(name, |(name, _)| name)
 }
 
-/// All of it.
+/// The whole table.
 #[derive(Debug, Default)]
 pub(crate) struct KernelTable {
     /// Function to category; `caller` is [`CALLER`].
     pub(crate) categories: Patterns,
-    /// Functions with which something begins: to its kind, or of a soft interrupt to `softirq`.
+    /// Functions that enter a context: to its kind, or for a soft interrupt to `softirq`.
     pub(crate) entries: Patterns,
-    /// What a soft interrupt runs, to its kind.
+    /// Functions that a soft interrupt runs, to its kind.
     pub(crate) softirqs: Patterns,
-    /// What a system call goes on with, to its name.
+    /// Functions that a system call continues with, to its name.
     pub(crate) syscalls: Patterns,
-    /// What a system call is called in the kernel, to its name, where that is another.
+    /// Kernel names of system calls that differ from their usual names, to these.
     pub(crate) renamed: Patterns,
 }
 
-/// The category of functions that work for their caller.
+/// The category of functions that work on behalf of their caller.
 pub(crate) const CALLER: &str = "caller";
 
 impl KernelTable {
-    /// The one that comes with the program.
+    /// The built-in table.
     pub(crate) fn new() -> KernelTable {
-        // A test reads it, so it can be read.
+        // A test parses it, so it is valid.
         KernelTable::parse(include_str!("kernel.txt")).unwrap_or_default()
     }
 

@@ -1,7 +1,8 @@
-//! Counts of samples, and what they say of shares.
+//! Counts of samples, and the shares that they estimate.
 //!
-//! A share p of n independent samples is known to about sqrt(p (1 - p) / n). The interval is Wilson's (1927), at 95 %: unlike
-//! the textbook's it stays within 0 and 1 and is right for small shares, which most of a profile's are.
+//! A share p of n independent samples has a standard error of about sqrt(p (1 - p) / n). The interval
+//! is Wilson's (1927), at 95 %: unlike the normal approximation it stays within 0 and 1, and is
+//! accurate for small shares, as most of a profile's are.
 
 use std::collections::HashMap;
 
@@ -10,18 +11,18 @@ use serde::{Deserialize, Serialize};
 /// A share, from a count of samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Share {
-    /// How many samples.
+    /// Number of samples.
     pub samples: u64,
-    /// Their share of all, from 0 to 1.
+    /// Share of all samples, from 0 to 1.
     pub share: f64,
-    /// Where its interval of 95 % begins.
+    /// Lower end of its 95 % interval.
     pub low: f64,
-    /// Where it ends.
+    /// Upper end.
     pub high: f64,
 }
 
 impl Share {
-    /// So many of so many. Of none, nothing is known: from 0 to 1.
+    /// The share of `samples` in `all`. Without samples it is unknown: from 0 to 1.
     pub fn of(samples: u64, all: u64) -> Share {
         if all == 0 {
             return Share { samples, share: 0.0, low: 0.0, high: 1.0 };
@@ -40,12 +41,12 @@ impl Share {
 /// A line of a view.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What it is about.
+    /// Name.
     pub name: String,
-    /// Its share.
+    /// Share.
     #[serde(flatten)]
     pub share: Share,
-    /// With all that ran inside of it; such shares add up to more than 1.
+    /// Share including nested contexts or called functions; these shares add up to more than 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub around: Option<Share>,
 }
@@ -64,7 +65,7 @@ impl Tally {
         self.total += samples;
     }
 
-    /// Adds samples that ran inside.
+    /// Adds samples that ran within this name.
     pub(crate) fn add_around(&mut self, name: &str, samples: u64) {
         self.entry(name).1 += samples;
     }
@@ -81,17 +82,17 @@ impl Tally {
         self.counts.entry(name.to_owned()).or_default()
     }
 
-    /// All, without those that were added by `add_around`.
+    /// The sum, without samples added by `add_around`.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
-    /// How many were added to this name.
+    /// The samples added to this name.
     pub(crate) fn count(&self, name: &str) -> u64 {
         self.counts.get(name).map_or(0, |(count, _)| *count)
     }
 
-    /// The rows, the largest first.
+    /// The rows, largest first.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let share = |samples| Share::of(samples, self.total);
         let row = |(name, (inside, around)): (&String, &(u64, u64))| Row {

@@ -1,4 +1,4 @@
-//! A profile as text: bars in a terminal, and the folded stacks that flame graph programs read.
+//! Renders a profile as text: bars in a terminal, and folded stacks for flame graph programs.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::outcome::{Profile, Syscalls};
 use super::tally::{Row, Share};
 
-/// Bars in a terminal, each with its interval and, for contexts, with all that ran inside.
+/// Bars in a terminal, each with its interval and, for contexts, the share including nested ones.
 pub fn text(profile: &Profile) -> String {
     let mut text = format!(
         "{}: {} samples of {} in {:.1} s, {} processors at {} Hz ({} expected, {} lost)\n",
@@ -57,7 +57,7 @@ pub fn text(profile: &Profile) -> String {
     text
 }
 
-/// By what system calls were told apart, as a sentence.
+/// How system calls were identified, as a sentence.
 pub fn told_by(profile: &Profile) -> &'static str {
     match profile.syscalls {
         Syscalls::Number => "system calls are identified by their numbers, read by a BPF program",
@@ -65,7 +65,7 @@ pub fn told_by(profile: &Profile) -> &'static str {
     }
 }
 
-/// Folded stacks: a chain a line, a blank, and how often.
+/// Folded stacks: one chain per line, a blank, and its count.
 pub fn folded(profile: &Profile) -> String {
     profile.stacks.iter().fold(String::new(), |mut text, stack| {
         let _ = writeln!(text, "{} {}", stack.frames, stack.samples);
@@ -73,12 +73,12 @@ pub fn folded(profile: &Profile) -> String {
     })
 }
 
-/// Samples of those that the profile is about.
+/// Number of samples that the profile is about.
 pub fn chosen(profile: &Profile) -> u64 {
     profile.categories.iter().map(|row| row.share.samples).sum()
 }
 
-/// The views, each with its title; of functions those with the largest shares.
+/// The views with their titles; of the functions those with the largest shares.
 pub fn views(profile: &Profile) -> [(&'static str, Cow<'_, [Row]>); 4] {
     [
         ("who ran, of all", Cow::Borrowed(&profile.who)),
@@ -88,7 +88,7 @@ pub fn views(profile: &Profile) -> [(&'static str, Cow<'_, [Row]>); 4] {
     ]
 }
 
-/// The functions with the largest shares, and what remains for all others.
+/// The functions with the largest shares, and the sum of all others.
 fn first_functions(profile: &Profile) -> Cow<'_, [Row]> {
     const FUNCTIONS: usize = 12;
     let Some((first, others)) = profile.functions.split_at_checked(FUNCTIONS).filter(|(_, others)| others.len() > 1)
@@ -101,7 +101,7 @@ fn first_functions(profile: &Profile) -> Cow<'_, [Row]> {
     Cow::Owned([first, &[others]].concat())
 }
 
-/// The last `length` characters of a name, as the first ones of a function's are those of its module or its arguments.
+/// The last `length` characters of a name, as a function's name begins with its modules.
 pub fn end_of(name: &str, length: usize) -> Cow<'_, str> {
     match name.char_indices().rev().nth(length - 1) {
         Some((at, _)) if at > 0 => Cow::Owned(

@@ -1,22 +1,22 @@
-//! A tick as a row of CSV (RFC 4180): one number a column, sums over processes, disks and listeners. What is not known is
-//! empty, which is not 0. Lists are in the JSON.
+//! Formats a tick as a row of CSV (RFC 4180): one number per column, with sums over processes, disks and listeners.
+//! Unknown values are empty, which differs from 0. Lists are only in the JSON.
 
 use crate::rates::Tick;
 
-/// The names of the columns, with their units; a time per second is a share, and has none.
+/// The column names, with units; times per second are shares, and have none.
 pub fn header() -> String {
     let mut header = "wall_ms".to_owned();
     Tick::default().each_figure(|name, _| header.extend([",".to_owned(), name.to_string()]));
     header
 }
 
-/// The tick as a row, without a line end.
+/// The row of a tick, without a line end.
 pub fn row(tick: &Tick) -> String {
     let mut row = tick.wall_ms.to_string();
     tick.each_figure(|_, value| {
         row.push(',');
         if let Some(value) = value {
-            // As exact as it is known, and no longer. A sum may be -0, which is said as 0.
+            // Six decimals at most. A sum may be -0, which is written as 0.
             row += &((value * 1e6).round() / 1e6 + 0.0).to_string();
         }
     });

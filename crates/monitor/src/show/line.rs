@@ -1,4 +1,5 @@
-//! A tick as one line of 80 columns under a header, as vmstat has it. What has no room is in CSV, JSON and on the screen.
+//! Formats a tick as one line of 80 columns under a header, as vmstat does. All other
+//! figures are in CSV, JSON and on the screen.
 
 use super::number::{bytes, count};
 use crate::rates::Tick;
@@ -18,7 +19,7 @@ const COLUMNS: [Column; 14] = [
     ("cpu", 6, |tick| of_one(tick.server_cpu())),
     ("wait", 6, |tick| of_one(tick.server.wait)),
     ("rss", 7, |tick| Some(bytes(tick.processes.iter().map(|one| one.resident).sum()))),
-    // Connections in the listen queue, and dropped by it since the last line.
+    // Connections in the accept queue, and dropped by it since the last line.
     ("queue", 7, |tick| Some(whole(tick.listeners.iter().map(|one| one.depth).sum()))),
     ("drops", 7, |tick| {
         let drops = tick.listeners.iter().map(|one| one.drops).sum::<Option<f64>>();
@@ -29,16 +30,16 @@ const COLUMNS: [Column; 14] = [
         let sent = tick.interfaces.iter().map(|one| one.sent).sum();
         (!tick.interfaces.is_empty()).then(|| bytes(sent))
     }),
-    // What the monitor uses of one processor, in percent.
+    // The monitor's own CPU use, in percent of one processor.
     ("own", 5, |tick| Some(format!("{:.1}", (tick.own_cpu_so_far * 100.0).min(99.9)))),
 ];
 
-/// The headings of the columns.
+/// The column headings.
 pub fn header() -> String {
     COLUMNS.map(|(heading, width, _)| format!("{heading:>width$}")).concat()
 }
 
-/// The tick in one line, without its end.
+/// The line of a tick, without its end.
 pub fn line(tick: &Tick) -> String {
     COLUMNS.map(|(_, width, cell)| format!("{:>width$}", cell(tick).as_deref().unwrap_or("-"))).concat()
 }
@@ -51,7 +52,7 @@ fn of_one(share: f64) -> Option<String> {
     Some(format!("{:.0}", (share * 100.0).clamp(0.0, 99_999.0)))
 }
 
-/// All digits of a number that has room, else three.
+/// A number in full if it fits, otherwise in three digits.
 fn whole(number: f64) -> String {
     if number.round() < 100_000.0 { format!("{:.0}", number + 0.0) } else { count(number) }
 }

@@ -1,5 +1,5 @@
-//! Ticks as people and programs read them: a line each, CSV, a screen, a page for collectors. Texts and cells
-//! only; who calls prints them.
+//! Formats ticks for people and programs: a line each, CSV, a screen, a page for collectors.
+//! Produces texts and cells only; the caller prints them.
 
 mod csv;
 mod line;

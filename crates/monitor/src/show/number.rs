@@ -1,6 +1,6 @@
 //! Amounts in three digits and a unit.
 
-/// Bytes in the unit that leaves three digits: `1.5M`. Powers of 1024.
+/// Bytes with the prefix that leaves three digits: `1.5M`. Powers of 1024.
 pub(super) fn bytes(amount: f64) -> String {
     let mut amount = amount;
     for unit in ["", "K", "M", "G", "T"] {
@@ -16,7 +16,7 @@ pub(super) fn bytes(amount: f64) -> String {
     format!("{amount:.1}P")
 }
 
-/// A count in the unit that leaves three digits: `12.3k`.
+/// A count with the prefix that leaves three digits: `12.3k`.
 pub(super) fn count(amount: f64) -> String {
     let mut amount = amount;
     for unit in ["", "k", "M", "G"] {

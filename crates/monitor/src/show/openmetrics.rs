@@ -1,8 +1,8 @@
-//! A sample as the text of OpenMetrics, for collectors that come when they like.
+//! Formats a sample as OpenMetrics text, for collectors.
 //!
-//! Counters are told as they are and no rates: a collector makes these over its own intervals. What belongs to the server
-//! as a whole is summed from tick to tick ([`Totals`]), since a sum over threads falls when one of them ends. What is not
-//! known has no samples. What the server tells of itself it tells at an address of its own, with its own names.
+//! Exports counters, not rates: a collector computes these over its own intervals. Figures of the server as a whole are
+//! summed from tick to tick ([`Totals`]), since a sum over threads decreases when a thread ends. Unknown figures have
+//! no samples. The server's own figures are not exported here: it has an endpoint of its own, with its own names.
 
 use std::slice;
 
@@ -13,16 +13,16 @@ use crate::rates::{CpuShare, ServerUse, Tick, connection_states};
 use crate::sample::{Census, Sample};
 use crate::source::{Cpu, SOFTIRQS};
 
-/// What a page says besides a sample.
+/// The content of a page besides a sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Totals {
-    /// Whom it is about.
+    /// The monitored server.
     pub target: String,
-    /// The share of one processor that the monitor may use.
+    /// The monitor's share of one processor.
     pub budget: f64,
     /// Ticks since the monitor began.
     pub ticks: u64,
-    /// What the server used in these.
+    /// The server's resource use over these.
     pub server: ServerUse,
 }
 
@@ -38,7 +38,7 @@ impl Totals {
     }
 }
 
-/// The page; without a sample what there is before the first.
+/// The page; without a sample, the part that is known before the first.
 pub fn openmetrics(totals: &Totals, sample: Option<&Sample>) -> String {
     let mut page = Families(Page::new("ammeter"));
     let version = env!("CARGO_PKG_VERSION");
@@ -94,7 +94,7 @@ impl Families {
         self.all(slice::from_ref(of));
     }
 
-    /// A family for each figure that is known of any of these.
+    /// A family for each figure that is known for any of these.
     fn all<T: Figures<u64>>(&mut self, of: &[T]) {
         let labels: Vec<String> = of.iter().map(T::labels).collect();
         for (at, Figure { name, kind, unit, help, .. }) in T::FIGURES.iter().enumerate() {
@@ -113,7 +113,7 @@ impl Families {
 
     fn processors(&mut self, sample: &Sample) {
         let Cpu { user, system, interrupt, softirq, steal, iowait, idle } = sample.host.cpu;
-        // The kernel counts in hundredths.
+        // The kernel counts in hundredths of a second.
         let ns = |ticks: u64| ticks.saturating_mul(10_000_000);
         let times = CpuShare { user, system, interrupt, softirq, steal, iowait, idle };
         let modes = <CpuShare as Figures<u64>>::FIGURES.iter().zip(times.values().flatten());
@@ -130,7 +130,7 @@ impl Families {
         let ago_s = sample.at_us.saturating_sub(census.at_us) as f64 / 1e6;
         let help = "When connections were counted last, since 1970.";
         self.gauge("census_timestamp", Unit::Seconds, help, sample.wall_ms as f64 / 1e3 - ago_s);
-        // Each state, also of which there is none: a collector cannot tell that from one that is not known.
+        // All states, including empty ones: a collector cannot distinguish a missing state from an unknown one.
         let count = |state: &str| census.states.get(state).copied().unwrap_or(0);
         let states = connection_states().map(|state| (Page::labels(&[("state", &state.name())]), count(state.name())));
         let help = "Connections at the server's ports, by state of TCP.";

@@ -1,5 +1,5 @@
-//! The live screen: processors by context, the listen queue, connections by state and what limits them, the server's
-//! threads, and what the monitor itself costs. Draws cells; who calls owns the terminal.
+//! Draws the live screen: processors by mode, the accept queue, connections by state and limit, the server's threads,
+//! and the monitor's own cost. Draws cells only; the caller owns the terminal.
 
 use std::slice;
 
@@ -14,19 +14,19 @@ use super::number::{bytes, count};
 use crate::figure::{Figure, Figures};
 use crate::rates::{ModuleRate, Tick};
 
-/// What is drawn besides the tick.
+/// The content of the screen besides the tick.
 #[derive(Clone, Debug, Default)]
 pub struct Screen {
-    /// Whom it is about.
+    /// The monitored server.
     pub title: String,
-    /// What cannot be seen, a line each.
+    /// The sources that cannot be read, one line each.
     pub missing: Vec<String>,
-    /// The server's use of processors in the ticks before, in thousandths of one, the newest last.
+    /// The server's CPU use in earlier ticks, in thousandths of a processor, newest last.
     pub history: Vec<u64>,
 }
 
 impl Screen {
-    /// Keeps what the next drawing needs of this tick.
+    /// Records the values of this tick that later screens show.
     pub fn remember(&mut self, tick: &Tick) {
         const HISTORY_MAX: usize = 512;
         if self.history.len() == HISTORY_MAX {
@@ -47,7 +47,7 @@ pub fn draw(frame: &mut Frame<'_>, screen: &Screen, tick: &Tick) {
         Constraint::Length(1 + missing),
     ])
     .areas(frame.area());
-    // Where there is no room for all, that of the machine is left out first, and what the server says goes above its threads.
+    // On a small screen the machine's part is omitted first; the server's own figures are above its threads.
     let is_narrow = frame.area().width < 110;
     let part = if is_narrow { Constraint::Length(0) } else { Constraint::Fill(1) };
     let [queue, states, machine] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1), part]).areas(middle);
@@ -80,7 +80,7 @@ pub fn draw(frame: &mut Frame<'_>, screen: &Screen, tick: &Tick) {
     frame.render_widget(Paragraph::new(lines), foot);
 }
 
-/// A bar of all processors' time by context, and the server's use over time.
+/// A bar of the time of all processors by mode, and the server's use over time.
 fn processors(frame: &mut Frame<'_>, area: Rect, screen: &Screen, tick: &Tick) {
     let cpu = &tick.cpu;
     let title =
@@ -106,7 +106,7 @@ fn processors(frame: &mut Frame<'_>, area: Rect, screen: &Screen, tick: &Tick) {
         drawn = drawn.max(end);
         names.push((share, Span::styled(format!("■ {name} {:.0} % ", share * 100.0), color)));
     }
-    // Where there is no room for all, what is nothing goes without.
+    // On a narrow screen, zero shares are omitted.
     let width = |names: &[(f64, Span<'_>)]| names.iter().map(|(_, name)| name.width()).sum::<usize>();
     if width(&names) > usize::from(legend.width) {
         names.retain(|(share, _)| *share >= 0.005);
@@ -129,7 +129,7 @@ fn processors(frame: &mut Frame<'_>, area: Rect, screen: &Screen, tick: &Tick) {
 fn listeners(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
     let rows = tick.listeners.iter().map(|one| {
         let drops = one.drops_total.map_or_else(|| "-".to_owned(), |drops| drops.to_string());
-        // Full, or turning clients away: that is what one looks for.
+        // Full, or dropping connections: highlight it.
         let alarm = one.depth > one.limit || one.drops.is_some_and(|new| new > 0.0);
         let row = Row::new([one.address.clone(), format!("{}/{}", one.depth, one.limit), drops]);
         if alarm { row.style(Color::Red) } else { row }
@@ -168,7 +168,7 @@ fn connections(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
 fn the_machine(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
     let mut lines = Vec::new();
     let mut add = |name: &str, items: Vec<String>| {
-        // The name stands on the first of its lines.
+        // The name is on the first of its lines.
         let mut line = format!("{name:<6}");
         for item in items {
             if line.len() > 6 && line.len() + item.len() + 2 > usize::from(area.width) {
@@ -182,7 +182,7 @@ fn the_machine(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
     };
     add("net", items(&tick.interfaces));
     add("tcp", items(slice::from_ref(&tick.tcp)));
-    // The busiest: a machine may have a dozen that do nothing.
+    // Busy disks only: a machine may have a dozen idle ones.
     let mut disks: Vec<_> = tick.disks.iter().filter(|disk| disk.busy > 0.0 || disk.in_flight > 0.0).collect();
     disks.sort_by(|a, b| b.busy.total_cmp(&a.busy));
     disks.into_iter().take(3).for_each(|disk| add(&disk.device, items(slice::from_ref(disk))));
@@ -194,7 +194,7 @@ fn the_machine(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" machine ")), area);
 }
 
-/// The figures that have a word for the screen, as far as they are known: of several things their sums.
+/// The figures with a word for the screen, if known: for several things their sums.
 fn items<T: Figures<f64>>(of: &[T]) -> Vec<String> {
     let item = |(at, figure): (usize, &Figure)| {
         let value = of.iter().map(|one| one.values().nth(at).flatten()).sum::<Option<f64>>()?;
@@ -226,7 +226,7 @@ fn the_threads(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
     frame.render_widget(Table::new(rows, widths).header(header).block(Block::bordered().title(title)), area);
 }
 
-/// What the server tells of itself: its loops, helpers and caches, and what a request of each class takes.
+/// The server's own figures: its loops, helpers and caches, and the time of a request of each class.
 fn the_module(frame: &mut Frame<'_>, area: Rect, module: &ModuleRate) {
     let block = Block::bordered().title(" the server says (times of a request in us, elapsed) ");
     let inner = block.inner(area);
@@ -234,7 +234,7 @@ fn the_module(frame: &mut Frame<'_>, area: Rect, module: &ModuleRate) {
     let [head, classes] = Layout::vertical([Constraint::Length(3), Constraint::Fill(1)]).areas(inner);
     let rate = |key: &str| module.per_s.get(key).copied().unwrap_or(0.0);
     let gauge = |key: &str| module.gauges.get(key).copied().unwrap_or(0);
-    // All of a family, whatever they are told apart by.
+    // The sum of a family over all labels.
     let all = |family: &str| -> f64 {
         let labelled = format!("{family}{{");
         module.per_s.iter().filter(|(key, _)| *key == family || key.starts_with(&labelled)).map(|(_, rate)| rate).sum()
@@ -409,7 +409,7 @@ mod tests {
         for (width, height) in [(1, 1), (20, 5), (70, 30), (300, 100)] {
             drawn(width, height, &screen, &tick);
         }
-        // A terminal as they have always been has what matters most.
+        // A terminal of 80 columns has the most important figures.
         let text = drawn(80, 34, &screen, &tick);
         for part in
             ["0.0.0.0:8080", "5/4", "established", "12.3k requests/s", "99.0 % of lookups", "<1K dynamic", "worker"]
@@ -418,11 +418,11 @@ mod tests {
         }
     }
 
-    /// On the terminal that everybody has, and on half of one, no word is cut.
+    /// On 80 columns, and on half of that, no word is cut.
     #[test]
     fn narrow_screen_truncates_no_word() {
         let (screen, mut tick) = full();
-        // A census that is newer than the tick, by the clocks' own noise.
+        // A census slightly newer than the tick, from the noise of the clocks.
         tick.census.as_mut().unwrap().at_us = 3_000_010;
         tick.cpu = CpuShare { user: 0.55, system: 0.15, softirq: 0.12, steal: 0.13, idle: 0.05, ..CpuShare::default() };
         for (width, height) in [(80, 24), (60, 24)] {

@@ -1,34 +1,34 @@
-//! `/proc/diskstats` (the kernel's `Documentation/admin-guide/iostats.rst`): what each block device did.
+//! Parses `/proc/diskstats` (the kernel's `Documentation/admin-guide/iostats.rst`): the activity of block devices.
 
 use crate::figure::figures;
 
 figures! {
-    /// One block device, since the start.
+    /// A block device, since boot.
     Disk "disk" {
-        /// Its name, as in `/dev`.
+        /// Name, as in `/dev`.
         device: String,
     }
-    /// Reads that were completed.
+    /// Reads completed.
     reads: N => Counter Things,
     /// Bytes read.
     read: N => Counter Bytes as "read",
-    /// Time that reads took, all together.
+    /// Time that reads took, in total.
     read_time: N => Counter Seconds,
-    /// Writes that were completed.
+    /// Writes completed.
     writes: N => Counter Things,
     /// Bytes written.
     written: N => Counter Bytes as "written",
-    /// Time that writes took, all together.
+    /// Time that writes took, in total.
     write_time: N => Counter Seconds,
-    /// Requests under way.
+    /// Requests in flight.
     in_flight: N => Gauge Things,
-    /// Time with at least one request under way.
+    /// Time with at least one request in flight.
     busy: N => Counter Seconds as "busy",
 }
 
 impl Disk {
-    /// Reads `/proc/diskstats`: the devices that ever did something and that `is_disk` calls whole, as
-    /// parts would be counted twice.
+    /// Parses `/proc/diskstats`: devices with any activity that `is_disk` accepts as whole
+    /// disks, as partitions would be counted twice.
     pub fn parse(text: &str, mut is_disk: impl FnMut(&str) -> bool) -> Vec<Disk> {
         let disk = |line: &str| {
             let mut fields = line.split_ascii_whitespace().skip(2);
@@ -39,7 +39,7 @@ impl Disk {
             }
             let [reads, _, sectors_read, read_ms, writes, _, sectors_written, write_ms, in_flight, busy_ms] = numbers;
             let device = (reads | writes != 0).then(|| device.to_owned())?;
-            // A sector is 512 bytes here, whatever the device has.
+            // A sector is 512 bytes here, regardless of the device.
             let (read, written) = (sectors_read.wrapping_mul(512), sectors_written.wrapping_mul(512));
             let [read_time, write_time, busy] = [read_ms, write_ms, busy_ms].map(|ms| ms.saturating_mul(1_000_000));
             Some(Disk { device, reads, read, read_time, writes, written, write_time, in_flight, busy })

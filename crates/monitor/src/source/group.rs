@@ -1,8 +1,8 @@
-//! Control groups (cgroups(7)): what an administrator lets a server have, and how often it was made to wait for more.
+//! Control groups (cgroups(7)): the limits that an administrator sets for a server, and how often it was throttled.
 //!
-//! A limit of a group holds for all below it, so those above count as well. In version 1 each controller is a tree of its
-//! own, in version 2 there is one; [`Limits`] are of one folder of one tree, with what its files say. Which files those are is
-//! in [`FILES`], by both versions' names.
+//! A limit of a group applies to all groups below it, so the ancestors count as well. In version 1 each controller has
+//! a hierarchy of its own, in version 2 there is one; [`Limits`] describes one directory of one hierarchy. [`FILES`]
+//! lists the files, by the names of both versions.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,66 +10,66 @@ use std::path::{Path, PathBuf};
 use crate::figure::figures;
 
 figures! {
-    /// A group, since it was made.
+    /// A control group, since it was created.
     Group "group" {
-        /// Its folder.
+        /// Its directory.
         path: String,
     }
-    /// CPU time that members of a control group may use in a period; without it as much as there is.
+    /// CPU time that members of a control group may use per period; absent if unlimited.
     quota: Option<N> => Gauge Seconds,
-    /// How long a period of a control group is.
+    /// Length of a period of a control group.
     period: Option<N> => Gauge Seconds,
-    /// Periods in which a member of a control group wanted to run.
+    /// Periods in which a member of a control group was runnable.
     periods: Option<N> => Counter Things "nr_periods",
-    /// Periods in which the quota of a control group was used up.
+    /// Periods in which the quota of a control group was exhausted.
     throttled_periods: Option<N> => Counter Things "nr_throttled",
-    /// Time for which members of a control group were kept from running, all processors together.
+    /// Time for which members of a control group were throttled, on all processors in total.
     throttled: Option<N> => Counter Seconds "throttled_time",
-    /// Memory that members of a control group may have, page cache included; without it as much as there is.
+    /// Memory limit of a control group, including page cache; absent if unlimited.
     memory_max: Option<N> => Gauge Bytes,
-    /// Memory that members of a control group have.
+    /// Memory that members of a control group use.
     memory: Option<N> => Gauge Bytes,
 }
 
 figures! {
-    /// What a group may have of a disk a second, and what it had so far, where the kernel counts it.
+    /// The disk limits of a group per second, and its totals, if the kernel counts them.
     GroupDisk "group_disk" {
-        /// The folder of the group.
+        /// The directory of the group.
         path: String,
-        /// The disk's numbers, `major:minor`.
+        /// The disk, as `major:minor`.
         device: String,
     }
-    /// Bytes that a control group may read a second.
+    /// Bytes that a control group may read per second.
     read_max: Option<N> => Gauge Bytes "rbps",
-    /// Bytes that a control group may write a second.
+    /// Bytes that a control group may write per second.
     written_max: Option<N> => Gauge Bytes "wbps",
-    /// Reads that a control group may make a second.
+    /// Reads that a control group may make per second.
     reads_max: Option<N> => Gauge Things "riops",
-    /// Writes that a control group may make a second.
+    /// Writes that a control group may make per second.
     writes_max: Option<N> => Gauge Things "wiops",
-    /// Bytes that a control group has read.
+    /// Bytes that a control group read.
     read: Option<N> => Counter Bytes "rbytes",
-    /// Bytes that a control group has written.
+    /// Bytes that a control group wrote.
     written: Option<N> => Counter Bytes "wbytes",
-    /// Reads that a control group has made.
+    /// Reads that a control group made.
     reads: Option<N> => Counter Things "rios",
-    /// Writes that a control group has made.
+    /// Writes that a control group made.
     writes: Option<N> => Counter Things "wios",
 }
 
-/// What the files of a group say.
+/// The content of a group's files.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Limits {
-    /// The group itself.
+    /// The group.
     pub group: Group,
-    /// The disks that it does not have for itself.
+    /// The disks with limits.
     pub disks: Vec<GroupDisk>,
 }
 
-/// Takes what a file says.
+/// Parses a file into the limits.
 type Take = fn(&mut Limits, &str);
 
-/// What is read of a group, where it is there.
+/// The files of a group, as far as they exist.
 pub(crate) const FILES: [(&str, Take); 16] = [
     ("cpu.stat", Limits::take_cpu_stat),
     ("cpu.cfs_quota_us", |limits, text| limits.group.quota = ns(text)),
@@ -84,11 +84,11 @@ pub(crate) const FILES: [(&str, Take); 16] = [
     ("blkio.throttle.read_iops_device", |limits, text| limits.take_devices(text, "riops")),
     ("blkio.throttle.write_iops_device", |limits, text| limits.take_devices(text, "wiops")),
     ("io.max", |limits, text| limits.take_words(text, true)),
-    // Behind the limits: disks without one are not counted.
+    // After the limits: disks without one are not counted.
     ("blkio.throttle.io_service_bytes", |limits, text| limits.take_counts(text, "rbytes", "wbytes")),
     ("blkio.throttle.io_serviced", |limits, text| limits.take_counts(text, "rios", "wios")),
     ("io.stat", |limits, text| limits.take_words(text, false)),
-    // Version 1 says "none" as the largest number of pages.
+    // Version 1 represents "unlimited" as the largest number of pages.
     ("memory.limit_in_bytes", |limits, text| {
         limits.group.memory_max = number(text).filter(|bytes| *bytes < 1 << 60);
     }),
@@ -98,22 +98,22 @@ pub(crate) const FILES: [(&str, Take); 16] = [
 ];
 
 impl Group<f64> {
-    /// Cores' worth of CPU time that its members may use; `None`: as much as there is.
+    /// CPU quota of its members, in cores; `None` if unlimited.
     pub fn cores_max(&self) -> Option<f64> {
         Some(self.quota? / self.period.filter(|period| *period > 0.0)?)
     }
 }
 
 impl Limits {
-    /// Of the group in this folder; its files are to be read.
+    /// Opens the files of the group in this directory.
     pub(crate) fn of(folder: &Path) -> Limits {
         let group = Group { path: folder.display().to_string(), ..Group::default() };
         Limits { group, disks: Vec::new() }
     }
 
-    /// Whether anything is limited.
+    /// Whether any limit is set.
     pub fn is_limited(&self) -> bool {
-        // Of other disks the kernel only counts.
+        // For other disks the kernel only counts.
         let is_limited = |disk: &GroupDisk| {
             [disk.read_max, disk.written_max, disk.reads_max, disk.writes_max].iter().any(Option::is_some)
         };
@@ -129,14 +129,14 @@ impl Limits {
         }
     }
 
-    /// Lines such as `254:0 4096`.
+    /// Parses lines such as `254:0 4096`.
     fn take_devices(&mut self, text: &str, name: &str) {
         for (device, limit) in text.lines().filter_map(|line| line.split_once(' ')) {
             number(limit).into_iter().for_each(|limit| self.disk(device).take(name, limit));
         }
     }
 
-    /// Lines such as `254:0 rbps=4096 wbps=max` and `254:0 rbytes=4096 rios=1`.
+    /// Parses lines such as `254:0 rbps=4096 wbps=max` and `254:0 rbytes=4096 rios=1`.
     fn take_words(&mut self, text: &str, are_limits: bool) {
         for (device, words) in text.lines().filter_map(|line| line.split_once(' ')) {
             let numbers = words.split(' ').filter_map(|word| word.split_once('='));
@@ -148,7 +148,7 @@ impl Limits {
         }
     }
 
-    /// Lines such as `254:0 Read 4096`, with totals among them.
+    /// Parses lines such as `254:0 Read 4096`, with totals among them.
     fn take_counts(&mut self, text: &str, read: &str, written: &str) {
         for line in text.lines() {
             let mut words = line.split_ascii_whitespace();
@@ -173,8 +173,8 @@ impl Limits {
     }
 }
 
-/// The folders of a process's groups and of those above them, without the roots, which limit
-/// nothing: from `/proc/PID/cgroup` and `/proc/mounts`.
+/// The directories of a process's groups and their ancestors, without the roots, which have no limits: from
+/// `/proc/PID/cgroup` and `/proc/mounts`.
 pub(crate) fn folders(groups: &str, mounts: &str) -> BTreeSet<PathBuf> {
     let mut folders = BTreeSet::new();
     for (_, root, own) in trees(groups, mounts) {
@@ -184,8 +184,8 @@ pub(crate) fn folders(groups: &str, mounts: &str) -> BTreeSet<PathBuf> {
     folders
 }
 
-/// The group of a process in the tree that has this controller: the tree's root, and the group's folder. Without one of
-/// version 1, the tree of version 2.
+/// The group of a process in the hierarchy of this controller: the root and the group's
+/// directory. Falls back to the hierarchy of version 2.
 pub(crate) fn folder_of(groups: &str, mounts: &str, controller: &str) -> Option<(PathBuf, PathBuf)> {
     let is_first = |names: &str| names.split(',').any(|name| name == controller);
     let found = trees(groups, mounts).find(|(names, ..)| is_first(names));
@@ -193,10 +193,10 @@ pub(crate) fn folder_of(groups: &str, mounts: &str, controller: &str) -> Option<
     found.map(|(_, root, own)| (root.to_owned(), root.join(own)))
 }
 
-/// Of each tree its controllers, its root, and the process's folder beneath it.
+/// For each hierarchy its controllers, its root, and the process's directory below it.
 fn trees<'a>(groups: &'a str, mounts: &'a str) -> impl Iterator<Item = (&'a str, &'a Path, &'a Path)> {
     groups.lines().filter_map(|line| {
-        // number:controllers:path; no controllers: version 2.
+        // Format number:controllers:path; no controllers means version 2.
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, path) = (parts.next()?, parts.next()?);
         let root = mounts.lines().find_map(|line| {

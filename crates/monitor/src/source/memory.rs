@@ -1,24 +1,24 @@
-//! `/proc/meminfo` and `/proc/vmstat` (proc_meminfo(5), proc_vmstat(5)): what memory holds, and what was paged.
+//! Parses `/proc/meminfo` and `/proc/vmstat` (proc_meminfo(5), proc_vmstat(5)): memory use and paging.
 
 use crate::figure::figures;
 
 figures! {
-    /// What memory holds.
+    /// Memory use.
     Memory "memory"
-    /// Memory of the machine.
+    /// Total memory of the machine.
     total: Option<N> => Gauge Bytes "MemTotal",
-    /// Memory that is unused.
+    /// Unused memory.
     free: Option<N> => Gauge Bytes "MemFree",
-    /// Memory that programs could have without swapping.
+    /// Memory available to programs without swapping.
     available: Option<N> => Gauge Bytes "MemAvailable" as "available",
-    /// Memory of the page cache.
+    /// Page cache.
     cached: Option<N> => Gauge Bytes "Cached",
-    /// Memory that is to be written to disks.
+    /// Memory that must be written to disks.
     dirty: Option<N> => Gauge Bytes "Dirty",
 }
 
 impl Memory {
-    /// Reads `/proc/meminfo`.
+    /// Parses `/proc/meminfo`.
     pub fn parse(text: &str) -> Memory {
         let mut memory = Memory::default();
         for (name, number) in text.lines().filter_map(|line| line.split_once(':')) {
@@ -31,15 +31,15 @@ impl Memory {
 }
 
 figures! {
-    /// What was paged since the start.
+    /// Paging since boot.
     Paging ""
     /// Bytes read from block devices.
     paged_in: Option<N> => Counter Bytes "pgpgin",
     /// Bytes written to block devices.
     paged_out: Option<N> => Counter Bytes "pgpgout",
-    /// Pages brought back from swap.
+    /// Pages read from swap.
     swapped_in_pages: Option<N> => Counter Things "pswpin",
-    /// Pages put into swap.
+    /// Pages written to swap.
     swapped_out_pages: Option<N> => Counter Things "pswpout",
     /// Page faults.
     page_faults: Option<N> => Counter Things "pgfault" as "faults",
@@ -48,11 +48,11 @@ figures! {
 }
 
 impl Paging {
-    /// Reads `/proc/vmstat`.
+    /// Parses `/proc/vmstat`.
     pub fn parse(text: &str) -> Paging {
         let mut paging = Paging::default();
         for (name, number) in text.lines().filter_map(|line| line.split_once(' ')) {
-            // These two are in KiB, the rest are pages and events.
+            // These two are in KiB; the others are pages and events.
             let unit = if matches!(name, "pgpgin" | "pgpgout") { 1024 } else { 1 };
             number.parse::<u64>().into_iter().for_each(|number| paging.take(name, number.wrapping_mul(unit)));
         }
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn vmstat_is_parsed() {
-        // Without swap in the kernel those two lines are missing.
+        // A kernel without swap lacks those two lines.
         let text =
             "nr_free_pages 5\npgpgin 117457629\npgpgout x\npgalloc_normal 9\npgfault 495510604\npgmajfault 146054\n";
         let expected = Paging {

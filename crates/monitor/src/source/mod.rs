@@ -1,8 +1,8 @@
-//! What the kernel tells, a file of it a module: each reads a text into numbers and knows no file, so that its test is a
-//! text; [`Reader`] brings the texts.
+//! Parsers of the kernel's files, one module per file: each parses a text into numbers and does no I/O, so that its
+//! test is a text; [`Reader`] reads the files.
 //!
-//! Numbers are as the kernel has them, counted since its start: what happened in between is `rates`' business. A field that
-//! this kernel lacks is `None` or left out, never 0, and lines and fields are found by their names, since kernels add some.
+//! Numbers are the kernel's counters since its start; `rates` computes differences. A field that this kernel lacks is
+//! `None` or omitted, never 0. Lines and fields are found by name, since kernels add some.
 
 mod disk;
 mod group;
@@ -28,7 +28,7 @@ pub use pressure::Pressure;
 pub use stat::{Host, SOFTIRQS, System};
 pub use task::{Process, Scheduled, Stat, Thread, stat_of};
 
-/// A file of `/proc` that is opened once and read often, at a third of the cost.
+/// A file of `/proc` that is opened once and read repeatedly, at a third of the cost.
 #[derive(Debug)]
 pub(crate) struct Reader {
     file: File,
@@ -36,12 +36,12 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Opens it; reads nothing.
+    /// Opens the file without reading it.
     pub(crate) fn open(path: impl AsRef<Path>) -> io::Result<Reader> {
         Ok(Reader { file: File::open(path)?, text: vec![0; 4096] })
     }
 
-    /// What is in it now.
+    /// Reads the current content.
     pub(crate) fn read(&mut self) -> io::Result<Cow<'_, str>> {
         let mut length = 0;
         loop {

@@ -1,43 +1,43 @@
-//! `/proc/net/{snmp,netstat,sockstat,dev}` (proc_pid_net(5)): what the network did, in one network namespace.
+//! Parses `/proc/net/{snmp,netstat,sockstat,dev}` (proc_pid_net(5)): the traffic of one network namespace.
 //!
-//! The first two are pairs of lines, names and numbers. They are read by name: kernels add fields in the middle, and who
-//! counts columns reads the wrong ones.
+//! The first two are pairs of lines, names and numbers. They are parsed by name: kernels insert
+//! fields in the middle, and column numbers would be wrong.
 
 use crate::figure::figures;
 
 figures! {
-    /// TCP as a whole (RFC 4022, and the kernel's `net/ipv4/proc.c`), since the namespace was made.
+    /// TCP as a whole (RFC 4022, and the kernel's `net/ipv4/proc.c`), since the namespace was created.
     Tcp "tcp"
-    /// Connections that this side began.
+    /// Connections opened by this side.
     active_opens: Option<N> => Counter Things "ActiveOpens",
-    /// Connections that others began.
+    /// Connections opened by other hosts.
     passive_opens: Option<N> => Counter Things "PassiveOpens",
-    /// Connections that were reset.
+    /// Connections reset.
     resets: Option<N> => Counter Things "EstabResets" as "resets",
     /// Segments received.
     segments_in: Option<N> => Counter Things "InSegs" as "in",
-    /// Segments sent, without those retransmitted.
+    /// Segments sent, without retransmissions.
     segments_out: Option<N> => Counter Things "OutSegs" as "out",
-    /// Segments with data sent, without those retransmitted.
+    /// Segments with data sent, without retransmissions.
     data_segments_out: Option<N> => Counter Things "TCPOrigDataSent",
     /// Segments retransmitted.
     retransmits: Option<N> => Counter Things "RetransSegs" as "retrans",
-    /// Times that the queue of any listener was full.
+    /// Overflows of the accept queue of any listener.
     listen_overflows: Option<N> => Counter Things "ListenOverflows",
-    /// Connections that any listener dropped, for this or another reason.
+    /// Connections dropped by any listener, for this or another reason.
     listen_drops: Option<N> => Counter Things "ListenDrops",
-    /// SYN cookies sent, as the queue of connections that only begin was full.
+    /// SYN cookies sent because the queue of half-open connections was full.
     syn_cookies_sent: Option<N> => Counter Things "SyncookiesSent",
     /// Retransmission timeouts.
     timeouts: Option<N> => Counter Things "TCPTimeouts",
     /// Sockets in TIME_WAIT.
     time_wait: Option<N> => Gauge Things "tw",
-    /// Sockets without a descriptor that still have something to send.
+    /// Sockets without a descriptor that still have data to send.
     orphans: Option<N> => Gauge Things "orphan",
 }
 
 impl Tcp {
-    /// Takes the table that begins so of `/proc/net/snmp` or `netstat`: a line of names, and one of numbers.
+    /// Parses the table of this name in `/proc/net/snmp` or `netstat`: a line of names, and one of numbers.
     pub fn take_table(&mut self, table: &str, text: &str) {
         let mut lines = text.lines().filter_map(|line| line.strip_prefix(table));
         let (names, numbers) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
@@ -46,7 +46,7 @@ impl Tcp {
         }
     }
 
-    /// Takes what `/proc/net/sockstat` says: names and numbers by turns.
+    /// Parses `/proc/net/sockstat`: alternating names and numbers.
     pub fn take_sockets(&mut self, text: &str) {
         let line = text.lines().find_map(|line| line.strip_prefix("TCP:")).unwrap_or_default();
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -57,27 +57,27 @@ impl Tcp {
 }
 
 figures! {
-    /// One interface, since it was made.
+    /// A network interface, since it was created.
     Interface "network" {
         /// Its name.
         device: String,
     }
     /// Bytes received.
     received: N => Counter Bytes as "in",
-    /// Packets received; behind an interface that joins segments, larger ones than on the wire.
+    /// Packets received; larger than on the wire if the interface merges segments.
     received_packets: N => Counter Things,
-    /// Packets that were received and dropped.
+    /// Received packets that were dropped.
     received_drops: N => Counter Things,
     /// Bytes sent.
     sent: N => Counter Bytes as "out",
     /// Packets sent.
     sent_packets: N => Counter Things,
-    /// Packets that were to be sent and were dropped.
+    /// Outgoing packets that were dropped.
     sent_drops: N => Counter Things,
 }
 
 impl Interface {
-    /// Reads `/proc/net/dev`: those that ever did something.
+    /// Parses `/proc/net/dev`: interfaces with any traffic.
     pub fn parse(text: &str) -> Vec<Interface> {
         let interface = |line: &str| {
             let (device, numbers) = line.split_once(':')?;
@@ -131,10 +131,10 @@ mod tests {
             orphans: Some(4),
         };
         assert_eq!(tcp(SNMP, NETSTAT, SOCKSTAT), expected);
-        // A field that a later kernel puts between.
+        // A field that a later kernel inserts.
         let more = NETSTAT.replace("ListenDrops", "New ListenDrops").replace(" 9 ", " 5 9 ");
         assert_eq!(tcp(SNMP, &more, SOCKSTAT), expected);
-        // What is not told is not known, and the rest is.
+        // Missing fields are unknown, the others are not affected.
         let less = tcp(SNMP, "", "TCP: inuse 1 tw");
         assert_eq!((less.listen_drops, less.time_wait, less.retransmits), (None, None, expected.retransmits));
     }

@@ -1,11 +1,12 @@
-//! `/proc/pressure` (the kernel's `Documentation/accounting/psi.rst`): how long work waited for processor, memory or disk.
+//! Parses `/proc/pressure` (the kernel's `Documentation/accounting/psi.rst`): how long
+//! tasks waited for processor, memory or disk.
 //!
-//! Of the whole machine. A kernel may be built or started without (`psi=0`).
+//! For the whole machine. The kernel may lack it (`psi=0`, or a build option).
 
 use crate::figure::figures;
 
 figures! {
-    /// What was waited for, since the start.
+    /// Pressure by resource, since boot.
     Pressure "pressure"
     /// Time in which some task waited for a processor.
     cpu_some: Option<N> => Counter Seconds "cpu some" as "cpu",
@@ -13,16 +14,16 @@ figures! {
     cpu_full: Option<N> => Counter Seconds "cpu full",
     /// Time in which some task waited for memory: reclaim, swapping in, refaults.
     memory_some: Option<N> => Counter Seconds "memory some" as "memory",
-    /// Time in which all tasks that had something to do waited for memory.
+    /// Time in which all non-idle tasks waited for memory.
     memory_full: Option<N> => Counter Seconds "memory full",
     /// Time in which some task waited for a disk.
     io_some: Option<N> => Counter Seconds "io some" as "disk",
-    /// Time in which all tasks that had something to do waited for a disk.
+    /// Time in which all non-idle tasks waited for a disk.
     io_full: Option<N> => Counter Seconds "io full",
 }
 
 impl Pressure {
-    /// Takes what the file of a resource says, with lines such as `some avg10=0.00 avg60=0.00 avg300=0.00 total=1094126844`.
+    /// Parses the file of a resource, with lines such as `some avg10=0.00 avg60=0.00 avg300=0.00 total=1094126844`.
     pub fn take_file(&mut self, resource: &str, text: &str) {
         for (kind, rest) in text.lines().filter_map(|line| line.split_once(' ')) {
             let us = rest.rsplit_once("total=").and_then(|(_, us)| us.trim().parse::<u64>().ok());
@@ -45,7 +46,7 @@ mod tests {
         found.take_file("io", "some avg10=1\nfull total=1");
         let expected = Pressure {
             cpu_some: Some(8_213_874_431_000),
-            // That of the processors has no second line before 5.13.
+            // The processor's file has no second line before 5.13.
             cpu_full: None,
             memory_some: Some(8_213_874_431_000),
             memory_full: Some(1_094_126_844_000),

@@ -1,38 +1,39 @@
-//! `/proc/stat` (proc_stat(5)): what the processors did, in units of 1/100 s, and how often they were interrupted.
+//! Parses `/proc/stat` (proc_stat(5)): processor time by state, in units of 1/100 s, and counts of interrupts.
 //!
-//! On a kernel with tick accounting (`CONFIG_TICK_CPU_ACCOUNTING`) all but idle is sampled 250 times a second: good over a
-//! second, coarse over a twentieth. What the server's threads used is exact, and from elsewhere (`task`).
+//! On a kernel with tick accounting (`CONFIG_TICK_CPU_ACCOUNTING`) all states but idle are sampled
+//! 250 times per second: accurate over a second, coarse over a twentieth. CPU times of the server's
+//! threads are exact, from another source (`task`).
 
 use amped_measure::host::Cpu;
 use serde::{Deserialize, Serialize};
 
 use crate::figure::figures;
 
-/// The kinds of soft interrupts, as the kernel numbers them.
+/// The kinds of soft interrupts, in the kernel's order.
 pub const SOFTIRQS: [&str; 10] =
     ["hi", "timer", "net_tx", "net_rx", "block", "irq_poll", "tasklet", "sched", "hrtimer", "rcu"];
 
 figures! {
-    /// Interrupts and tasks, since the start and now.
+    /// Interrupts and tasks, since boot and now.
     System ""
-    /// Interrupts of devices and of the machine itself.
+    /// Interrupts of devices and of the machine.
     interrupts: Option<N> => Counter Things "intr" as "interrupts",
-    /// Times that one task followed another.
+    /// Context switches.
     context_switches: Option<N> => Counter Things "ctxt" as "switches",
-    /// Processes and threads that were made.
+    /// Processes and threads created.
     forks: Option<N> => Counter Things "processes",
-    /// Tasks that run or could, if they had a processor.
+    /// Runnable tasks, running or not.
     procs_running: Option<N> => Gauge Things "procs_running",
-    /// Tasks that wait for a disk.
+    /// Tasks waiting for a disk.
     procs_blocked: Option<N> => Gauge Things "procs_blocked",
 }
 
-/// The whole machine.
+/// Processor figures of the whole machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Host {
     /// All processors together.
     pub cpu: Cpu,
-    /// Each of them.
+    /// Each processor.
     pub cores: Vec<Cpu>,
     /// Soft interrupts by kind, in the order of [`SOFTIRQS`].
     pub softirqs: Vec<u64>,
@@ -41,7 +42,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Reads `/proc/stat`; `None` where it does not begin as it should.
+    /// Parses `/proc/stat`; `None` if it does not begin as expected.
     pub fn parse(text: &str) -> Option<Host> {
         let mut host = Host { cpu: Cpu::parse(text.lines().next()?.strip_prefix("cpu ")?)?, ..Host::default() };
         for line in text.lines().skip(1) {

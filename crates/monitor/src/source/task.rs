@@ -1,64 +1,65 @@
-//! `/proc/PID/task/TID/{stat,schedstat}` and `/proc/PID/io` (proc_pid_stat(5)): what a server's threads and processes used.
+//! Parses `/proc/PID/task/TID/{stat,schedstat}` and `/proc/PID/io` (proc_pid_stat(5)):
+//! resources of a server's threads and processes.
 //!
-//! `schedstat` has exact times; `stat` splits them into user and system by ticks. The name of a thread may hold anything,
-//! blanks and brackets too, and ends at the last `)`.
+//! `schedstat` has exact times; `stat` splits them into user and system by ticks. The name of a thread may contain
+//! anything, including blanks and parentheses, and ends at the last `)`.
 
 use crate::figure::figures;
 
 figures! {
-    /// One thread, since it began.
+    /// A thread, since it began.
     Thread "thread" {
         /// Its process.
         pid: u32,
-        /// Its own number.
+        /// Thread number.
         tid: u32,
-        /// Its name, of at most 15 bytes.
+        /// Name, at most 15 bytes.
         name: String,
     } [
-        /// Running, Sleeping, waiting for a Disk, sTopped, Zombie: its letter at this moment.
+        /// Current state: Running, Sleeping, waiting for a Disk, sTopped, Zombie.
         state: char,
-        /// The kernel's function in which it sleeps (`/proc/PID/task/TID/wchan`); `None` while it runs, and without the
-        /// right to see it (ptrace(2)).
+        /// The kernel function in which it sleeps (`/proc/PID/task/TID/wchan`); `None` while it runs, and without
+        /// permission to read it (ptrace(2)).
         sleeps_in: Option<String>,
     ]
     /// Time that a thread ran.
     run: N => Counter Seconds,
-    /// Time that a thread could have run, and waited for a processor.
+    /// Time that a thread was runnable but waited for a processor.
     wait: N => Counter Seconds,
     /// User time of a thread, by ticks.
     user: N => Counter Seconds,
     /// System time of a thread, by ticks.
     system: N => Counter Seconds,
-    /// Page faults of a thread that waited for a disk.
+    /// Page faults of a thread that read from a disk.
     major_page_faults: N => Counter Things,
 }
 
 figures! {
-    /// One process, since it began.
+    /// A process, since it began.
     Process "process" {
-        /// Its number.
+        /// Process number.
         pid: u32,
     } [
-        /// Its parent's.
+        /// Its parent's number.
         parent: u32,
     ]
-    /// Memory of a process that is there, what it shares with others included.
+    /// Resident memory of a process, including shared memory.
     resident: N => Gauge Bytes,
-    /// Bytes that a process had read from disks.
+    /// Bytes that a process read from disks.
     ///
-    /// `None` without the right to see it (ptrace(2)).
+    /// `None` without permission to read it (ptrace(2)).
     read: Option<N> => Counter Bytes "read_bytes",
-    /// Bytes that a process had written to disks, or will have.
+    /// Bytes that a process wrote, or will write, to disks.
     written: Option<N> => Counter Bytes "write_bytes",
-    /// Descriptors that a process has open.
+    /// Open descriptors of a process.
     ///
     /// `None` before Linux 6.2.
     descriptors: Option<N> => Gauge Things,
-    /// Descriptors that a process may have.
+    /// Limit of open descriptors of a process.
     descriptors_max: Option<N> => Gauge Things,
 }
 
-/// What a `stat` says.
+/// The parsed fields of a `stat` file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
     /// The name.
@@ -67,22 +68,22 @@ pub struct Stat {
     pub state: char,
     /// The number of the parent.
     pub parent: u32,
-    /// Page faults that waited for a disk.
+    /// Page faults that read from a disk.
     pub major_faults: u64,
     /// User time in units of 1/100 s.
     pub user_ticks: u64,
     /// System time likewise.
     pub system_ticks: u64,
-    /// Pages of memory that are there.
+    /// Resident memory in pages.
     pub resident_pages: u64,
 }
 
-/// Reads `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
+/// Parses `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
 pub fn stat_of(text: &str) -> Option<Stat> {
     let (_, rest) = text.split_once('(')?;
     let (name, rest) = rest.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    // Field 3 of the manual page is the first one here.
+    // Field 3 of the manual page is index 0 here.
     let number = |field: usize| -> Option<u64> { fields.get(field - 3)?.parse().ok() };
     Some(Stat {
         name: name.to_owned(),
@@ -95,17 +96,17 @@ pub fn stat_of(text: &str) -> Option<Stat> {
     })
 }
 
-/// What a `schedstat` says.
+/// The parsed fields of a `schedstat` file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scheduled {
-    /// Nanoseconds that it ran.
+    /// CPU time in nanoseconds.
     pub run_ns: u64,
-    /// Nanoseconds that it waited for a processor.
+    /// Time spent runnable but waiting for a processor, in nanoseconds.
     pub wait_ns: u64,
 }
 
 impl Scheduled {
-    /// Reads `/proc/PID/task/TID/schedstat`.
+    /// Parses `/proc/PID/task/TID/schedstat`.
     pub fn parse(text: &str) -> Option<Scheduled> {
         let mut numbers = text.split_ascii_whitespace().map_while(|number| number.parse().ok());
         Some(Scheduled { run_ns: numbers.next()?, wait_ns: numbers.next()? })
@@ -113,14 +114,14 @@ impl Scheduled {
 }
 
 impl Process {
-    /// Adds what `/proc/PID/io` says.
+    /// Adds the figures of `/proc/PID/io`.
     pub fn set_io(&mut self, text: &str) {
         for (name, number) in text.lines().filter_map(|line| line.split_once(": ")) {
             number.parse().into_iter().for_each(|number| self.take(name, number));
         }
     }
 
-    /// Adds what `/proc/PID/limits` says.
+    /// Adds the figures of `/proc/PID/limits`.
     pub fn set_limits(&mut self, text: &str) {
         let limit = |line: &str| line.strip_prefix("Max open files")?.split_ascii_whitespace().next()?.parse().ok();
         self.descriptors_max = text.lines().find_map(limit);
