@@ -11,7 +11,7 @@ use crate::archive::{Archive, Summary};
 use crate::compare::{self, Comparison, Finding, METRICS};
 use crate::say;
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Archive of A, or of both
@@ -54,19 +54,19 @@ all others of an experiment's figures.
 Exit status: 0 if there is a verdict and no --fail-if failed; 1 if one failed; 2 for wrong usage and for archives that do not
 measure the same; 3 if the comparison, or a --fail-if, is undecided.";
 
-/// The exit status of a comparison from which nothing follows.
+/// The exit status of an undecided comparison.
 const UNDECIDED: u8 = 3;
 
-/// How far a figure of B may be from A's.
+/// A bound on the difference between a figure of B and A's.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Demand {
-    /// As it was written.
+    /// As typed.
     text: String,
-    /// By the names of `archive::Summary::metric`.
+    /// The figure, by the names of `archive::Summary::metric`.
     figure: String,
-    /// Whether it must not be above the bound; else not below.
+    /// Whether B must not be above the bound; otherwise not below it.
     is_increase: bool,
-    /// B / A.
+    /// The bound on B / A.
     bound: f64,
 }
 
@@ -103,7 +103,7 @@ impl FromStr for Demand {
     }
 }
 
-/// What became of a demand.
+/// The outcome of a demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Outcome {
@@ -112,13 +112,13 @@ enum Outcome {
     Undecided,
 }
 
-/// A demand, and what became of it.
+/// A demand with its outcome.
 #[derive(Clone, Debug, Serialize)]
 struct Checked {
     #[serde(flatten)]
     demand: Demand,
     outcome: Outcome,
-    /// The reason, in words.
+    /// The reason.
     why: String,
 }
 
@@ -157,7 +157,7 @@ fn check(demand: &Demand, comparison: &Comparison) -> Checked {
     Checked { demand: demand.clone(), outcome, why }
 }
 
-/// As JSON.
+/// The JSON form of a comparison.
 #[derive(Serialize)]
 struct ComparisonReport<'a> {
     #[serde(flatten)]
@@ -199,7 +199,7 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
     Ok(status)
 }
 
-/// Where something is demanded, that alone counts.
+/// Demands, if any, decide alone.
 fn exit_status(comparison: &Comparison, demands: &[Checked]) -> u8 {
     let any = |outcome| demands.iter().any(|checked| checked.outcome == outcome);
     match demands.is_empty() {

@@ -1,4 +1,4 @@
-//! `ammeter diagnose`: what limits a server, from an archive or from a ladder of load that is made now.
+//! `ammeter diagnose`: what limits a server, from an archive or from a load ladder run now.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::diagnose::verdict::{Answer, Diagnosis};
 use crate::diagnose::{TRIALS, diagnose};
 use crate::{say, terminal};
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Archive of `ammeter run` or of an earlier diagnosis, or the URL to load, such as http://127.0.0.1:8080/
@@ -119,14 +119,14 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let steps = steps(args)?;
     let url = Url::parse(&args.what).map_err(Failure::usage)?;
     let address = url.resolve()?;
-    // Before the first thread.
+    // Before any thread starts.
     let stop = Stop::on_signals(terminal::restore)?;
-    // The address behind a path is there only while there is one.
+    // The address behind a path exists only together with the path.
     let has_path = args.bandwidth.is_some() || args.latency.is_some();
     let near = if has_path { SocketAddr::from(([127, 0, 0, 1], address.port())) } else { address };
     let mut subject = args.start.as_deref().map(|command| Subject::start(command, near, &args.knob)).transpose()?;
     let target = match &subject {
-        // By its port: started anew it is another process.
+        // By port: a restarted server is another process.
         Some(_) => Target::Port(address.port()),
         None => args.whom.needed()?,
     };
@@ -169,15 +169,15 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     tell(args, &archive, found, cut_short)
 }
 
-/// What an archive lacks that was planned, in words; `None` if it is whole.
+/// Explains which planned runs an archive lacks; `None` if it is complete.
 fn interrupted(archive: &Archive) -> Option<String> {
     let (made, planned) = (archive.last_attempts().count(), archive.plan.runs.len());
-    // An experiment that is not whole yet goes on with `ammeter run`, and says so itself.
+    // An incomplete experiment continues with `ammeter run`, and says so itself.
     (made < planned && archive.resolved.name == "diagnose")
         .then(|| format!("interrupted: {made} of {planned} runs were made, and what follows is from these alone"))
 }
 
-/// The loads that were asked for.
+/// The requested loads.
 fn steps(args: &Args) -> Result<Vec<Step>, Failure> {
     let steps: Vec<Step> = match (args.rates, args.clients) {
         (Some(rates), _) => rates.rates().map(Step::Rate).collect(),
@@ -224,11 +224,11 @@ fn settings(args: &Args, target: Target, steps: Vec<Step>, now: Duration) -> Set
     }
 }
 
-/// As JSON.
+/// The JSON form of a diagnosis.
 #[derive(Serialize)]
 struct DiagnosisReport<'a> {
     archive: &'a Path,
-    /// Why it is not whole, if it is not.
+    /// Why the diagnosis is incomplete, if it is.
     interrupted: &'a Option<String>,
     diagnoses: &'a [Diagnosis],
     verdict: &'a Verdict,
@@ -264,7 +264,7 @@ fn tell(args: &Args, archive: &Archive, found: Vec<Diagnosis>, cut_short: Option
     Ok(verdict)
 }
 
-/// A diagnosis in a few lines.
+/// Formats a diagnosis in a few lines.
 fn text(found: &Diagnosis, with_arm: bool) -> String {
     let arm = if with_arm { format!("{}: ", found.arm) } else { String::new() };
     let mut lines = vec![format!("{arm}{}", found.sentence)];

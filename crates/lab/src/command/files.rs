@@ -1,4 +1,4 @@
-//! `ammeter files`: makes a file set, and the manifest that tells `ammeter load` what to ask for.
+//! `ammeter files`: writes a file set, with the manifest from which `ammeter load` generates requests.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::say;
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 #[command(arg_required_else_help = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -23,7 +23,7 @@ pub(crate) struct Args {
     set: Set,
 }
 
-/// Which set.
+/// The kind of set.
 #[derive(Debug, Subcommand)]
 enum Set {
     /// SPECweb96: 10 * sqrt(ops / 5) folders, each with 4 classes of 9 files, 4.88 MiB together
@@ -80,7 +80,7 @@ Examples:
 The folder also gets manifest.jsonl, which `ammeter load --workload` reads: the files, how often each is requested, and the seed of
 its contents. The same arguments give the same set on every machine. After an interrupt, the same command continues.";
 
-/// 100 times what was the largest set of its time, and still one that a disk may hold: 22 GB.
+/// 100 times the largest set of its time, 22 GB, which a disk may still hold.
 const OPS_MAX: u32 = 1_000_000;
 
 fn ops(text: &str) -> Result<NonZeroU32, String> {
@@ -88,22 +88,22 @@ fn ops(text: &str) -> Result<NonZeroU32, String> {
     found.ok_or_else(|| format!("write how many requests a second, from 1 to {OPS_MAX}"))
 }
 
-/// What is told of a set.
+/// The report on a set.
 #[derive(Serialize)]
 struct FileSetReport<'a> {
     set: &'a str,
     seed: u64,
     files: u64,
     bytes: u64,
-    /// Of an average reply.
+    /// Mean bytes per reply.
     mean_bytes: f64,
     classes: Vec<Class<'a>>,
-    /// Of SPECweb96: by its rule without rounding, in MiB, as its table has it.
+    /// For SPECweb96: the size by its rule without rounding, in MiB, as in its table.
     #[serde(skip_serializing_if = "Option::is_none")]
     table_mib: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<Source>,
-    /// Where the manifest is; null if nothing was to be written.
+    /// The path of the manifest; null for a dry run.
     manifest: Option<PathBuf>,
     written: u64,
     kept: u64,
@@ -114,22 +114,22 @@ struct Class<'a> {
     class: &'a str,
     files: u64,
     bytes: u64,
-    /// Of all requests.
+    /// Share of all requests.
     share: f64,
 }
 
-/// What was in a log.
+/// The report on a log.
 #[derive(Serialize)]
 struct Source {
     lines: u64,
-    /// Lines that are no request to replay, by kind.
+    /// Skipped lines, by kind.
     odd: BTreeMap<&'static str, u64>,
-    /// Why it was not read to its end.
+    /// Why reading stopped early.
     cut: Option<String>,
     requests: u64,
-    /// Up to where it was cut for the size of the set.
+    /// Requests before the cut for the size of the set.
     requests_taken: u64,
-    /// Of all files that it shows.
+    /// Bytes of all files in the log.
     bytes_shown: u64,
     files_without_size: u64,
     impossible_names: u64,
@@ -159,7 +159,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         Class { class, files: files().count() as u64, bytes, share: weight / weights }
     };
     let mut classes: Vec<Class> = manifest.classes().into_iter().map(class).collect();
-    // By average size; of a log they would come in the order in which their first files were asked for.
+    // By mean size; classes of a log would be in the order of their first requests.
     classes.sort_by_key(|class| class.bytes / class.files);
     let told = FileSetReport {
         set: &manifest.head.set,
@@ -197,7 +197,7 @@ fn source(log: &Log, gleaned: &LogFileSet) -> Source {
 }
 
 fn write(manifest: &Manifest, folder: &Path) -> Result<Written, Failure> {
-    // It draws itself only if standard error is a terminal.
+    // It is drawn only if standard error is a terminal.
     let style = ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {eta} left")
         .map_err(|error| Failure::failed(format!("the progress bar: {error}")))?;
     let bar = ProgressBar::new(manifest.head.bytes).with_style(style);

@@ -1,4 +1,4 @@
-//! `ammeter host`: the machine that a figure belongs to.
+//! `ammeter host`: the machine's properties, as recorded with each result.
 
 use ammeter_load::drive::Stop;
 use amped_measure::host::{Machine, load_average};
@@ -8,13 +8,13 @@ use serde::Serialize;
 use crate::run::look_at_rest;
 use crate::say;
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Print the record as JSON, in one line
     #[arg(long)]
     json: bool,
-    /// Look for a second how busy the machine is, and print that as JSON
+    /// Measure for a second how busy the machine is, and print it as JSON
     #[arg(long)]
     rest: bool,
 }

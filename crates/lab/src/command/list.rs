@@ -1,4 +1,4 @@
-//! `ammeter list`: the exhibits that are built in, one a line, each with the experiment that makes it where that makes several.
+//! `ammeter list`: the built-in exhibits, one per line, each with its experiment if that makes several.
 
 use amped_measure::{Failure, Verdict};
 use serde::Serialize;
@@ -8,7 +8,7 @@ use crate::experiment::{self, Wish};
 use crate::plan;
 use crate::say;
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -28,15 +28,15 @@ Examples:
 
 #[derive(Serialize)]
 struct Line {
-    /// What it is run by.
+    /// The name by which it is run.
     name: String,
-    /// What it shows.
+    /// The title.
     title: String,
-    /// The experiment that makes it, and others with it; its own name where it makes one.
+    /// The experiment that makes it, possibly with others; its own name if it makes only one.
     experiment: &'static str,
-    /// How long it takes, in seconds.
+    /// Duration of the quick version, in seconds.
     quick_s: f64,
-    /// Likewise at length.
+    /// Duration of the whole version, in seconds.
     whole_s: f64,
 }
 

@@ -1,6 +1,7 @@
-//! `ammeter load`. The flags are read by `args.rs`, and what they come to is `asked.rs`; `single.rs` makes a run of it, `sweep.rs`
-//! several; `ears.rs` receives each second. A result is told in words (`summary.rs`), as a log of histograms (`hlog.rs`), as a
-//! page (`html.rs`), and while it goes on, as a screen (`screen.rs`). `run.rs` is the whole.
+//! `ammeter load`. `args.rs` parses the flags, and `asked.rs` converts them to settings; `single.rs`
+//! makes one run, `sweep.rs` several; `ears.rs` consumes each second. Results are printed in words
+//! (`summary.rs`), as a log of histograms (`hlog.rs`), as a page (`html.rs`), and during the run as a
+//! screen (`screen.rs`). `run.rs` ties these together.
 
 mod args;
 mod asked;

@@ -1,4 +1,4 @@
-//! The commands, a file each: the flags as clap reads them, and what is done with them.
+//! The commands, one file each: the flags as clap parses them, and their execution.
 
 pub(crate) mod compare;
 pub(crate) mod diagnose;
@@ -18,13 +18,13 @@ pub(crate) mod wan;
 
 use std::time::Duration;
 
-/// A length of time as people write it: `1s`, `50ms`, `2m`, or a bare number of seconds; not 0.
+/// Parses a positive duration: `1s`, `50ms`, `2m`, or a bare number of seconds.
 fn duration(text: &str) -> Result<Duration, String> {
     let read = ammeter_load::schedule::seconds(text)?;
     if read.is_zero() { Err(format!("invalid time {text:?}: write for example 50ms or 1s")) } else { Ok(read) }
 }
 
-/// A share as people write it, `0.5%`, from above 0 to 100 %.
+/// Parses a percentage such as `0.5%`, above 0 and up to 100 %.
 fn percentage(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim();
     let share: Option<f64> = number.parse().ok().map(|percent: f64| percent / 100.0);

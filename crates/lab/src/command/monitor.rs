@@ -1,4 +1,4 @@
-//! `ammeter monitor`: what a server and its machine do, live, as lines, or from a record.
+//! `ammeter monitor`: the activity of a server and its machine, live, as lines, or from a record.
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use super::{duration, percentage};
 use crate::say;
 use crate::terminal::{self, Go, Terminal, Wish};
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 #[command(arg_required_else_help = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -67,7 +67,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-/// The server.
+/// The server to watch.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Whom {
     /// Server that listens on this TCP port
@@ -79,12 +79,12 @@ pub(crate) struct Whom {
 }
 
 impl Whom {
-    /// What was named, if anything was.
+    /// The target, if one was named.
     pub(crate) fn target(&self) -> Option<Target> {
         self.port.map(Target::Port).or(self.pid.map(Target::Pid))
     }
 
-    /// What must have been named.
+    /// The target, which is required.
     pub(crate) fn needed(&self) -> Result<Target, Failure> {
         self.target()
             .ok_or_else(|| Failure::usage("which server? Name its port (--port 8080) or a process (--pid 1234)"))
@@ -146,7 +146,7 @@ fn show_record(args: &Args, mut record: Replay<'_>) -> Result<Verdict, Failure> 
     Ok(verdict)
 }
 
-/// A place in a record of so many ticks.
+/// A position in a record.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     at: usize,
@@ -155,26 +155,26 @@ struct Place {
 }
 
 impl Place {
-    /// Goes there. A step by hand ends playing, and so does the end.
+    /// Moves the position. A manual step stops playback, as does the end.
     fn go(&mut self, go: Go) {
         self.is_playing = go == Go::Play && !self.is_playing;
         self.at = match go {
             Go::By(count) => self.at.saturating_add_signed(count).min(self.last),
             Go::First => 0,
             Go::Last => self.last,
-            // From the end it plays again.
+            // At the end, playback starts again.
             Go::Play if self.is_playing && self.at == self.last => 0,
             Go::Play => self.at,
         };
     }
 
-    /// The next tick of a record that plays.
+    /// Moves to the next tick during playback.
     fn advance(&mut self) {
         self.at = (self.at + 1).min(self.last);
         self.is_playing &= self.at < self.last;
     }
 
-    /// Where it is and what the keys do, for the head of the screen.
+    /// The position and the keys, for the title of the screen.
     fn title(&self, target: &str) -> String {
         let state = if self.is_playing { "playing" } else { "paused" };
         format!("{target}  {}/{} {state} (space, arrows, q)", self.at + 1, self.last + 1)
@@ -229,7 +229,7 @@ fn watch(args: &Args) -> Result<Verdict, Failure> {
         Target::Pid(pid) => format!("process {pid}"),
     };
     let stop = Stop::listen()?;
-    // Clients are answered from a part of the budget, and the rest is for looking.
+    // Clients have a part of the budget, and sampling has the rest.
     let for_looking = if args.metrics_listen.is_some() { 1.0 - Endpoint::PART } else { 1.0 };
     let settings = Settings {
         target,
@@ -310,7 +310,7 @@ fn watch_until_the_end(
     let mut before: Option<Arc<Sample>> = None;
     let (mut ended, mut has_shown) = (End { own: 0.0, has_server_ended: false }, false);
     loop {
-        // A watch that is shorter than a tick, or was kept from running, has seen one all the same.
+        // A watch shorter than a tick, or one that was delayed, shows one tick nevertheless.
         let end = end.filter(|_| has_shown);
         let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
         if left.is_zero() || eyes.have_enough()? {
@@ -332,7 +332,7 @@ fn watch_until_the_end(
                 endpoint.iter().for_each(|endpoint| endpoint.tell(sample.clone(), tick.as_ref()));
                 if let Some(tick) = tick {
                     ended.own = tick.own_cpu_so_far;
-                    // A record and collectors are others who see it.
+                    // Records and collectors are consumers too.
                     if !eyes.show(&tick)? && recorder.is_none() && endpoint.is_none() {
                         return Ok(ended);
                     }
@@ -344,7 +344,7 @@ fn watch_until_the_end(
     }
 }
 
-/// Lines, CSV or JSON.
+/// The output format: lines, CSV or JSON.
 struct Form {
     json: bool,
     csv: bool,
@@ -359,9 +359,9 @@ impl Form {
         Ok(Form { json: args.json, csv: args.csv, lines: 0 })
     }
 
-    /// `false`: there is nobody any more who reads.
+    /// Prints a tick; `false` if the output was closed.
     fn show(&mut self, tick: &Tick) -> Result<bool, Failure> {
-        // As high as a terminal at least.
+        // At least the height of a terminal.
         const BETWEEN_HEADERS: u32 = 20;
         if self.json {
             return say::read(&say::as_json(tick)?);
@@ -377,17 +377,17 @@ impl Form {
     }
 }
 
-/// Who sees it.
+/// The consumer of ticks: the screen or standard output.
 enum Eyes {
     Form(Form),
     Screen(Box<LiveScreen>),
 }
 
-/// The screen, and the terminal that it is drawn on.
+/// The screen with its terminal.
 struct LiveScreen {
     screen: Screen,
     terminal: Terminal,
-    /// What is on it.
+    /// The tick on the screen.
     last: Tick,
 }
 
@@ -399,7 +399,7 @@ impl LiveScreen {
 }
 
 impl Eyes {
-    /// `false`: nobody sees it any more.
+    /// Draws a tick; `false` if the terminal is gone.
     fn show(&mut self, tick: &Tick) -> Result<bool, Failure> {
         match self {
             Eyes::Form(form) => form.show(tick),
@@ -411,7 +411,7 @@ impl Eyes {
         }
     }
 
-    /// Whether somebody pressed a key that ends.
+    /// Whether the user pressed a key that quits.
     fn have_enough(&mut self) -> Result<bool, Failure> {
         let Eyes::Screen(live) = self else { return Ok(false) };
         match terminal::wish(Duration::ZERO)? {
@@ -421,7 +421,7 @@ impl Eyes {
         }
     }
 
-    /// How long may be waited without looking at them: whoever presses a key is not to wait for a tick of a minute.
+    /// Maximum wait before keys are polled, so that a key takes effect long before a tick of a minute ends.
     fn patience(&self) -> Duration {
         match self {
             Eyes::Form(_) => Duration::MAX,

@@ -1,5 +1,5 @@
-//! `ammeter null-server`: a server that does as little as a server can, for `ammeter run` to try clients against. Hidden: to try
-//! a machine's clients there is `ammeter load --calibrate`.
+//! `ammeter null-server`: a server that does as little as possible, against which `ammeter run` tests its clients.
+//! Hidden: users test a machine's clients with `ammeter load --calibrate`.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use amped_measure::{Failure, Verdict};
 
 use crate::say;
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Where it listens

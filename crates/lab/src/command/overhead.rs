@@ -1,4 +1,4 @@
-//! `ammeter overhead`: what watching costs a server under load.
+//! `ammeter overhead`: the cost of monitoring for a server under load.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,13 +10,13 @@ use super::duration;
 use super::monitor::Whom;
 use crate::say;
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 #[command(arg_required_else_help = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     whom: Whom,
-    /// What to measure
+    /// Instrument to measure
     #[arg(long, value_enum, value_name = "WHAT", default_value = "both")]
     of: What,
     /// Number of blocks of three windows: one watched, two not

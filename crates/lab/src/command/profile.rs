@@ -14,7 +14,7 @@ use super::monitor::Whom;
 use super::{duration, percentage};
 use crate::say;
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 #[command(arg_required_else_help = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -71,7 +71,7 @@ system time.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let target = if args.all { None } else { Some(args.whom.needed()?) };
-    // Their places are tried first: who has waited for a profile is not to lose it for a folder that is not there.
+    // Tested first: a bad path must not cost a finished profile.
     for path in [&args.svg, &args.html, &args.folded].into_iter().flatten() {
         let tried = File::options().create(true).append(true).open(path);
         tried.map_err(Failure::io(format!("write {}", path.display())))?;
@@ -101,7 +101,7 @@ fn tell(args: &Args, profile: &Profile) -> Result<Verdict, Failure> {
         None => Ok(()),
         Some(path) => write(path, &text(profile)),
     };
-    // The result first: what is measured is told also where a disk is full.
+    // The result first, so that it is printed even if the disk is full.
     if args.json {
         say::json(profile)?;
     } else {
@@ -117,7 +117,7 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
     fs::write(path, text).map_err(Failure::io(format!("write {}", path.display())))
 }
 
-/// All that there is without samples: how the server's time is split.
+/// The fallback without samples: the split of the server's time.
 fn split(args: &Args, target: Target, stop: &Stop) -> Result<Verdict, Failure> {
     let interval = args.duration;
     let settings =

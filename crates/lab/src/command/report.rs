@@ -9,7 +9,7 @@ use crate::experiment::{self, Wish};
 use crate::report::{self, ReportSummary};
 use crate::{exhibits, say};
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Archive that `ammeter run --out` wrote
@@ -53,15 +53,15 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     Ok(Verdict::valid())
 }
 
-/// Takes what an experiment says, draws and claims in place of what the archive does.
+/// Replaces the title, figures and claims of the archive by those of an experiment.
 ///
 /// # Errors
-/// There is no such experiment, or it measures something else.
+/// When there is no such experiment, or it measures something else.
 fn adopt(archive: &mut Archive, experiment: &str) -> Result<(), Failure> {
     let (file, text) = exhibits::read(experiment)?;
     let old = &mut archive.resolved;
     let mut new = experiment::parse(&file, &text, Wish { quick: old.quick, seed: Some(old.seed) })?.resolved;
-    // Measured less often it is the same.
+    // Fewer repetitions measure the same.
     new.repetitions = old.repetitions;
     if !old.measures_as(&new) {
         return Err(Failure::usage(format!(

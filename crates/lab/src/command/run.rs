@@ -1,5 +1,5 @@
-//! `ammeter run`: an experiment from its file to its archive. What is to be done is printed first, with the time it takes; what
-//! was done is kept whatever happens next, and the same command goes on from there.
+//! `ammeter run`: an experiment from its file to its archive. It prints the plan first, with its duration; completed
+//! runs are kept whatever happens, and the same command resumes.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,31 +22,32 @@ use crate::hosts::Fleet;
 use crate::report::{self, Judged};
 use crate::{exhibits, plan, run as runs, runner, say, subject, terminal, validate};
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// A file (TOML), or the name of an experiment that is built in: `ammeter list`
+    /// Experiment file (TOML), or the name of a built-in experiment (see `ammeter list`)
     #[arg(verbatim_doc_comment)]
     experiment: String,
-    /// Where the archive goes; one that was begun there is gone on with [default: the experiment's name]
+    /// Folder for the archive; an incomplete archive in it is resumed [default: the experiment's name]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// The short version: fewer steps, repetitions and seconds
+    /// Run the short version: fewer steps, repetitions and seconds
     #[arg(long)]
     quick: bool,
-    /// From which orders and arrivals are drawn [default: the file's, or 0]
+    /// Random seed of orders and arrivals [default: the file's, or 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Measure again what is invalid for no fault of the server; what was measured stays in the archive as an attempt
+    /// Repeat invalid runs that are not the server's fault; earlier attempts stay in the archive
     #[arg(long)]
     retry: bool,
-    /// How long to wait before a block, and before runs are repeated, until the machine is quiet (idle-max); 0s: do not wait
+    /// Maximum wait before a block, and before runs are repeated, until the
+    /// machine is quiet (idle-max); 0s: do not wait
     #[arg(long, value_name = "TIME", value_parser = ammeter_load::schedule::duration, default_value = "5m")]
     quiet_timeout: Duration,
-    /// Print what would be done and how long it takes, and do nothing
+    /// Print the plan with its duration, and do nothing
     #[arg(long)]
     plan: bool,
-    /// What came of each point as JSON, in one line
+    /// Print the result of each point as JSON, in one line
     #[arg(long)]
     json: bool,
 }
@@ -90,10 +91,10 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     say::plain(&list);
     let usual = || PathBuf::from(format!("{}{}", experiment.resolved.name, if args.quick { "-quick" } else { "" }));
     let dir = args.out.clone().unwrap_or_else(usual);
-    // Before the first thread.
+    // Before any thread starts.
     let stop = Stop::on_signals(terminal::restore)?;
     let environment = TestEnvironment::new()?;
-    // Whoever cannot be reached is told before anything is made.
+    // Unreachable hosts are reported before anything is created.
     let hosts = experiment.resolved.hosts.as_ref();
     let fleet = hosts.map(|hosts| Fleet::reach(hosts, &environment, &experiment.settings, &stop)).transpose()?;
     let fleet = fleet.map(RefCell::new);
@@ -102,13 +103,13 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let measured = measure(&environment, fleet.as_ref(), &dir, &experiment, args, &stop);
     drop(fleet);
     drop(environment);
-    // Of what there is, also where it was stopped; why it was is told first.
+    // The report covers the completed runs even if the experiment was stopped; the reason is printed first.
     let reported = Archive::open(&dir).and_then(|archive| report::write(&archive, &dir.join(name::REPORT), None));
     measured.and(reported)?;
     tell(args, &dir)
 }
 
-/// Makes the directory and holds it: two at once would write over each other.
+/// Creates the directory and locks it: two programs at once would overwrite each other.
 fn take(dir: &Path) -> Result<File, Failure> {
     fs::create_dir_all(dir).map_err(Failure::io(format_args!("make {}", dir.display())))?;
     let lock = File::open(dir).map_err(Failure::io(format_args!("open {}", dir.display())))?;
@@ -120,7 +121,7 @@ fn take(dir: &Path) -> Result<File, Failure> {
     }
 }
 
-/// Writes what is known before the first run; or finds that the same was begun here, and goes on.
+/// Writes the experiment and the plan before the first run, or resumes the same experiment.
 fn begin(
     environment: &TestEnvironment,
     fleet: Option<&RefCell<Fleet>>,
@@ -161,11 +162,11 @@ fn begin(
     archive::write_bytes(&dir.join(name::EXPERIMENT), text.as_bytes())?;
     archive::write(&dir.join(name::HOST), &host)?;
     archive::write(&dir.join(name::PLAN), &plan::plan(&resolved))?;
-    // The last: an archive is there when this is.
+    // Written last: its presence marks a valid archive.
     archive::write(&place, &resolved)
 }
 
-/// Makes the runs that are not there yet; and with `retry` again those that are invalid for no fault of the server.
+/// Makes the missing runs, and with `retry` repeats those that are invalid through no fault of the server.
 fn measure(
     environment: &TestEnvironment,
     fleet: Option<&RefCell<Fleet>>,
@@ -175,7 +176,7 @@ fn measure(
     stop: &Stop,
 ) -> Result<(), Failure> {
     let retry = args.retry;
-    // What was under way when somebody was killed.
+    // Leftovers of runs that were killed.
     for entry in fs::read_dir(dir.join(name::RUNS)).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with('.') {
             let _ = fs::remove_dir_all(entry.path());
@@ -183,7 +184,7 @@ fn measure(
     }
     let Archive { resolved, plan, runs: mut made, clients, .. } = Archive::open(dir)?;
     let is_retried = |_: usize, last: &Run| retry && validate::is_worth_another(last);
-    // Once: a machine that others always use would never be done with.
+    // Once only: on a machine that other processes always disturb, repeating would never end.
     let is_disturbed = |attempts: usize, last: &Run| attempts == 1 && validate::is_disturbed(last);
     let there = plan.runs.len() - plan::left(&plan.runs, &made, |_, _| false).len();
     let again = plan::left(&plan.runs, &made, is_retried).len() + there - plan.runs.len();
@@ -228,7 +229,8 @@ fn measure(
     Ok(())
 }
 
-/// Makes runs of a block, in this order, when it was seen how the machine is at rest; they are among those that were made then.
+/// Makes runs of a block, in this order, after the machine's idle state was
+/// recorded; returns them with the earlier ones.
 fn make(
     lab: &runner::Lab<'_>,
     experiment: &Experiment,
@@ -240,7 +242,7 @@ fn make(
     let Some(first) = runs.first() else { return Ok(()) };
     let runner::Lab { dir, resolved, stop, .. } = lab;
     let block = await_quiet(lab, first.block, quiet_timeout, progress)?;
-    // Of one that is gone on with, how it was before its first run; each run has what was seen before itself.
+    // A resumed block keeps the record from before its first run; each run has a record of its own too.
     let path = block_path(dir, block.block);
     if !path.exists() {
         archive::write(&path, &block)?;
@@ -263,9 +265,9 @@ fn make(
     Ok(())
 }
 
-/// Waits until the machine is quiet, for so long: runs beside others would be invalid, and were to be repeated.
+/// Waits up to `timeout` until the machine is quiet: disturbed runs would be invalid, and would have to be repeated.
 fn await_quiet(lab: &runner::Lab<'_>, block: u32, timeout: Duration, progress: &Progress) -> Result<Block, Failure> {
-    /// Between two lines where there is no bar.
+    /// Interval between lines if there is no progress bar.
     const TELL: Duration = Duration::from_secs(30);
     let (mut began, mut told) = (None::<Instant>, None::<Instant>);
     loop {
@@ -295,7 +297,7 @@ fn await_quiet(lab: &runner::Lab<'_>, block: u32, timeout: Duration, progress: &
     }
 }
 
-/// Says now what would be a surprise in the report.
+/// Warns about limits of the clients before the runs.
 fn warn(clients: &Clients, steps: &[Step], progress: &Progress) {
     let not_kept = clients.steps.iter().filter(|step| !step.is_kept);
     let Some(step) = not_kept.min_by(|a, b| a.step.value().total_cmp(&b.step.value())) else { return };
@@ -307,7 +309,7 @@ fn warn(clients: &Clients, steps: &[Step], progress: &Progress) {
     });
 }
 
-/// How far it is: a bar in a terminal, a line for each run elsewhere.
+/// Progress: a bar in a terminal, otherwise a line per run.
 struct Progress {
     bar: Option<ProgressBar>,
     count: std::cell::Cell<usize>,
@@ -320,7 +322,7 @@ impl Progress {
             let style = ProgressStyle::with_template("{bar:30} {pos}/{len}, {eta} left  {msg}");
             let bar = ProgressBar::new(count as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar.set_position(done as u64);
-            // Until there is one to go by.
+            // An estimate until the first run is complete.
             bar.set_elapsed(Duration::from_secs_f64(run_s * done as f64));
             bar.enable_steady_tick(Duration::from_millis(500));
             bar
@@ -328,7 +330,7 @@ impl Progress {
         Progress { bar, count: count.into(), at: done.into() }
     }
 
-    /// So many more are to be made.
+    /// Adds further runs.
     fn add(&self, count: usize) {
         self.count.set(self.count.get() + count);
         if let Some(bar) = &self.bar {
@@ -372,7 +374,7 @@ impl Progress {
             run.plan.id,
             figures.unwrap_or_default()
         );
-        // In a terminal the bar tells how far it is, and only what is odd is worth a line.
+        // In a terminal the bar shows the progress, and only unusual runs get a line.
         if self.bar.is_none() || run.status != RunStatus::Valid {
             self.say(&line);
         }
@@ -393,7 +395,7 @@ fn status_name(status: RunStatus) -> &'static str {
     }
 }
 
-/// What came of a point: an arm at a step.
+/// The result of a point: an arm at a step.
 #[derive(Serialize)]
 struct Point {
     arm: String,
@@ -403,9 +405,9 @@ struct Point {
     valid: usize,
     censored: usize,
     invalid: usize,
-    /// Attempts that were invalid and were made again.
+    /// Invalid attempts that were repeated.
     again: usize,
-    /// Medians of those that are not invalid.
+    /// Medians of the runs that are not invalid.
     offered_rate: Option<f64>,
     rate: Option<f64>,
     p99_ms: Option<f64>,
@@ -416,12 +418,12 @@ struct Point {
 struct ExperimentReport {
     directory: PathBuf,
     points: Vec<Point>,
-    /// What became of what the experiment claims.
+    /// The outcomes of the experiment's claims.
     claims: Vec<Judged>,
     verdict: Verdict,
 }
 
-/// Prints what came of it, and judges: a point without a run that counts was not measured.
+/// Prints the result and the verdict: a point without a valid run was not measured.
 fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
     let archive = Archive::open(dir)?;
     let claims = report::claims(&archive);

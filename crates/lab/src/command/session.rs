@@ -1,4 +1,4 @@
-//! `ammeter session`: a host of `ammeter run` with `[hosts]`. Hidden: it is started over ssh, and ends with it.
+//! `ammeter session`: the session of `ammeter run` on a remote host. Hidden: it is started over ssh, and ends with it.
 
 use amped_measure::{Failure, Verdict};
 

@@ -1,4 +1,4 @@
-//! `ammeter subject`: the server of a run of `ammeter run` with `[hosts]`. Hidden: it is started over ssh, and ends with it.
+//! `ammeter subject`: the server of a run with `[hosts]`. Hidden: it is started over ssh, and ends with it.
 
 use std::path::PathBuf;
 
@@ -6,13 +6,13 @@ use amped_measure::{Failure, Verdict};
 
 use crate::hosts::server;
 
-/// The flags.
+/// The command-line flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The folder of the session
+    /// Folder of the session
     #[arg(long, value_name = "DIR", required_unless_present = "programs")]
     scratch: Option<PathBuf>,
-    /// The process of the session, with which it ends
+    /// Process of the session; the server ends with it
     #[arg(long, value_name = "PID", default_value_t = 1)]
     session: u32,
     /// Print the programs of the subjects instead

@@ -1,4 +1,4 @@
-//! `ammeter wan`: a command, or a whole test-bed, behind paths with latency, bandwidth, queue and loss.
+//! `ammeter wan`: a command, or a whole test bed, behind paths with latency, bandwidth, queue and loss.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -65,7 +65,7 @@ enum Action {
     Selftest(Selftest),
 }
 
-/// Which test-bed.
+/// The test bed to control.
 #[derive(clap::Args, Debug)]
 struct At {
     /// Control socket of the test bed
@@ -181,7 +181,7 @@ with --layer2), TCP's counts data. A path that was disturbed by the machine is t
 
 Exit status: 0 if all values are as requested, 1 if not.";
 
-/// What lies between a client and the server.
+/// The properties of a path.
 #[derive(clap::Args, Debug, Default)]
 struct PathFlags {
     /// Named network (see `ammeter wan profiles`); the flags below override it
@@ -206,7 +206,7 @@ struct PathFlags {
     layer2: bool,
 }
 
-/// How it is played.
+/// The properties of the router.
 #[derive(clap::Args, Debug)]
 struct RouterFlags {
     /// Random seed
@@ -248,7 +248,7 @@ command succeeded but the path was not as requested (path-bound), or if the path
 standard error. A command that fails on a path-bound path keeps its own status; the text and --json name both. 2 for wrong usage
 of ammeter itself.";
 
-/// The exit status of a path that was not the one asked for; that of env(1) and timeout(1) for a failure of their own.
+/// The exit status for a path that was not as configured; that of env(1) and timeout(1) for failures of their own.
 const PATH_FAILED: u8 = 125;
 
 pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
@@ -309,15 +309,15 @@ struct PathReport<'a> {
     exit_status: u8,
 }
 
-/// How the command ended: one of the two is `None`.
+/// The exit of the command: one of the two is `None`.
 #[derive(Serialize)]
 struct Ended {
     code: Option<i32>,
     signal: Option<i32>,
 }
 
-/// The command's own status, as env(1) and the shells give it. It comes first: whoever reads the status asks for the command's
-/// failures, and a figure from a command that failed is not used anyway.
+/// The command's own status, as env(1) and the shells give it. It takes precedence: scripts check the status for the
+/// command's failures, and figures of a failed command are not used anyway.
 fn exit_status(command: ExitStatus, path: &Verdict) -> u8 {
     match (command.code(), command.signal()) {
         (Some(0), _) if path.exit_status() != 0 => PATH_FAILED,
@@ -326,7 +326,7 @@ fn exit_status(command: ExitStatus, path: &Verdict) -> u8 {
     }
 }
 
-/// Makes a test-bed: by a copy of this program in the background, unless this is it.
+/// Starts a test bed: in a background copy of this program, unless this is the copy.
 fn up(args: &Up) -> Result<Verdict, Failure> {
     if !args.foreground {
         return up_in_background();
@@ -338,7 +338,7 @@ fn up(args: &Up) -> Result<Verdict, Failure> {
     let net = Net::parse(&text, &read_file).map_err(|error| Failure::usage(format!("{name}: {error}")))?;
     let accuracy = Accuracy { realtime: !args.no_realtime, spin: args.spin };
     let report = testbed::run(&net, accuracy, args.pcap.clone(), &args.control, || {
-        // Nobody listens to a pipe that is closed, and nothing is wrong with that.
+        // A closed pipe is no error.
         let _ = say::out("up");
     })?;
     say::plain(&summary(&report));
@@ -349,7 +349,7 @@ fn up_in_background() -> Result<Verdict, Failure> {
     let program = std::env::current_exe().map_err(Failure::io("find this program"))?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).arg("--foreground");
-    // Ctrl-C is for what runs in the foreground.
+    // Ctrl-C only concerns the foreground.
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(Failure::io("start the test-bed"))?;
     let mut line = String::new();
@@ -359,7 +359,7 @@ fn up_in_background() -> Result<Verdict, Failure> {
     if line.trim() == "up" {
         return Ok(Verdict::valid());
     }
-    // It has said why, and ended.
+    // It has printed its error and ended.
     let output = child.wait_with_output().map_err(Failure::io("wait for the test-bed"))?;
     let text = String::from_utf8_lossy(&output.stderr);
     let text = text.trim().strip_prefix("ammeter: ").unwrap_or(text.trim()).to_owned();
@@ -373,7 +373,7 @@ fn exec(args: &Exec) -> Result<u8, Failure> {
     match testbed::exec(&args.control, &args.class, command).map_err(|failure| failure.or_status(PATH_FAILED))? {}
 }
 
-/// What became of a test-bed's packets.
+/// Prints the statistics of a test bed.
 fn passed(report: &Report, json: bool) -> Result<Verdict, Failure> {
     if json {
         say::json(report)?
@@ -383,7 +383,7 @@ fn passed(report: &Report, json: bool) -> Result<Verdict, Failure> {
     Ok(Verdict::valid())
 }
 
-/// What `selftest` tries when it is told nothing else: (name, latency, bandwidth, loss).
+/// The default paths of `selftest`: (name, latency, bandwidth, loss).
 const USUAL: &[(&str, &str, &str, &str)] = &[
     ("56 kbit/s", "50ms", "56kbit", "0"),
     ("1 Mbit/s", "20ms", "1mbit", "0"),
@@ -440,7 +440,7 @@ fn selftest(args: &Selftest) -> Result<Verdict, Failure> {
             verdict.weaken(trial.verdict.validity, format!("{name}: {evidence}"));
         }
         if !args.json {
-            // Each as it comes, since all of them take a while.
+            // Printed one by one, since all of them take a while.
             say::out(&told(&trial, trials.is_empty()))?;
         }
         trials.push(trial);
@@ -452,7 +452,7 @@ fn selftest(args: &Selftest) -> Result<Verdict, Failure> {
     Ok(verdict)
 }
 
-/// A line of the table, with its head before the first.
+/// A line of the table; the first one has the heading before it.
 fn told(trial: &Trial, is_first: bool) -> String {
     let head = format!(
         "router  {}\n{:21} {:>17}  {:>19}  {:>19}  {:>13}  {:>15}  {:>17}\n{:21} {:>17}  {:>19}  {:>19}  {:>13}  {:>15}  {:>17}",
@@ -525,7 +525,7 @@ fn parse_spin(text: &str) -> Result<Duration, String> {
     Ok(spin)
 }
 
-/// No trace is longer; `/dev/zero` is.
+/// Maximum length of a trace; rules out `/dev/zero`.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
 fn read_file(name: &str) -> Result<String, String> {
@@ -538,7 +538,7 @@ fn read_file(name: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// What became of the packets, for a person: a line for each direction of all paths of one name.
+/// Packet statistics as text: a line per direction of all paths of one name.
 fn summary(report: &Report) -> String {
     let (late, congestion_control) = (&report.lateness, &report.congestion_control);
     let mut text = format!(

@@ -1,4 +1,4 @@
-//! The flags of `ammeter load`, and the checks that need nothing but them.
+//! The flags of `ammeter load`, and checks that depend on them alone.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -152,12 +152,12 @@ pub(crate) struct Args {
     /// Write the result as a self-contained HTML page with plots to this file
     #[arg(long, value_name = "FILE", conflicts_with = "calibrate")]
     pub(super) html: Option<PathBuf>,
-    /// The result with its histograms to this file, to be put together with those of other slices; `-`: standard output, and
+    /// Write the result with its histograms to this file, for merging with those of other slices; `-`: standard output, and
     /// nothing else there
     #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["calibrate", "sweep"])]
     pub(super) parts: Option<PathBuf>,
-    /// Say `ready` on standard error when all is, and begin at the instant that comes as a line on standard input: seconds
-    /// since 1970; end when standard input does
+    /// Print `ready` on standard error when ready, and begin at the instant read from standard input, in seconds since 1970;
+    /// end at the end of standard input
     #[arg(long, hide = true, conflicts_with_all = ["calibrate", "sweep"])]
     pub(super) await_start: bool,
     /// Show a full screen instead of the live line
@@ -187,7 +187,7 @@ Exit status: 0 if the result is valid; 1 if the load generator was the limit (cl
 (disturbed), or a --fail-if holds; 2 for wrong usage.";
 
 impl Args {
-    /// How long to begin connections. A closed loop that ends after a number of requests takes what it takes.
+    /// How long connections are begun. A closed loop that ends after a number of requests has no fixed duration.
     pub(super) fn duration(&self) -> Duration {
         const USUAL: Duration = Duration::from_secs(10);
         const A_DAY: Duration = Duration::from_secs(86_400);
@@ -197,7 +197,7 @@ impl Args {
     /// The method and the body of each request.
     ///
     /// # Errors
-    /// A method that is no token (RFC 9110, 9.1); a file that cannot be read.
+    /// When the method is not a token (RFC 9110, 9.1), or a file cannot be read.
     pub(super) fn method_and_body(&self) -> Result<(String, Vec<u8>), Failure> {
         let body = match (&self.body, &self.body_file) {
             (Some(text), _) => Some(text.clone().into_bytes()),
@@ -219,7 +219,7 @@ impl Args {
     }
 }
 
-/// Rates from, to, and their distance.
+/// A sweep: first and last rate, and the step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sweep {
     from: f64,
@@ -254,13 +254,13 @@ impl Sweep {
     }
 }
 
-/// `p99=10ms` is what must hold; what must not is the condition.
+/// Parses an objective such as `p99=10ms` into the condition that violates it.
 fn slo(text: &str) -> Result<Condition, String> {
     let broken = text.replacen("<=", ">", 1).replacen('=', ">", 1);
     if broken == text { Err(format!("invalid objective {text:?}: write p99=10ms")) } else { broken.parse() }
 }
 
-/// What is written must not be what is read, or written twice.
+/// Checks that no output file is also an input or written twice.
 pub(super) fn check_paths(args: &Args) -> Result<(), Failure> {
     let series = if let Arrivals::File(path) = &args.arrivals { Some(path) } else { None };
     let (html, hlog) = (("--html", args.html.as_ref()), ("--hlog", args.hlog.as_ref()));
@@ -274,7 +274,7 @@ pub(super) fn check_paths(args: &Args) -> Result<(), Failure> {
     ];
     for (written, others) in [(html, &[&read[..], &[hlog]].concat()), (hlog, &read.to_vec())] {
         let (flag, Some(path)) = written else { continue };
-        // The same under another name; what is no plain file, such as a terminal, can be written by several.
+        // The same file under another name; other than regular files, such as a terminal, may have several writers.
         let identity = |path: &PathBuf| {
             let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
             Some((found.dev(), found.ino()))
@@ -293,7 +293,7 @@ pub(super) fn check_paths(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How many connections this slice parks.
+/// The parked connections of this slice.
 pub(super) fn parked(args: &Args) -> Vec<Wanted> {
     let share = |wanted: &Wanted| Wanted { count: args.slice.share(wanted.count as u64) as usize, ..*wanted };
     args.parked.iter().map(share).filter(|wanted| wanted.count > 0).collect()

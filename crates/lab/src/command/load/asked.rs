@@ -1,4 +1,4 @@
-//! What the flags come to: a server, requests and how they are sent.
+//! Converts the flags to a server, requests and settings.
 
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::SocketAddr;
@@ -18,13 +18,13 @@ use amped_measure::Failure;
 use super::args::{Args, parked};
 use crate::say;
 
-/// What the flags come to.
+/// The load that the flags describe.
 #[derive(Clone)]
 pub(super) struct Asked {
     pub(super) url: String,
     pub(super) settings: Settings,
     pub(super) plan: Plan,
-    /// What parked connections ask for: the URL, and nothing of a workload.
+    /// The request of parked connections: the URL, without any workload.
     pub(super) parked_plan: Plan,
     pub(super) seed: u64,
 }
@@ -41,7 +41,7 @@ impl Asked {
                 return Err(Failure::usage(format!("invalid --header {field:?}: write 'Name: value'")));
             };
             if name.eq_ignore_ascii_case("Host") {
-                // In place of the URL's: a server refuses a request with two (RFC 9112, 3.2).
+                // Replaces the URL's: a server rejects a request with two (RFC 9112, 3.2).
                 authority = value.trim();
             } else if ["Content-Length", "Transfer-Encoding"].iter().any(|known| name.eq_ignore_ascii_case(known)) {
                 return Err(Failure::usage(format!(
@@ -66,7 +66,7 @@ impl Asked {
         }
         let target = match &args.unix {
             Some(path) => {
-                // A server that comes later would be asked in vain until then, and a name that is wrong for ever.
+                // Waiting helps if the server starts later, but not if the name is wrong.
                 let is_socket = std::fs::metadata(path).map(|found| found.file_type().is_socket());
                 match is_socket.and_then(|is| SocketAddr::from_pathname(path).map(|_| is)) {
                     Ok(true) => Target::Unix(path.clone()),
@@ -124,7 +124,7 @@ impl Asked {
         }
         let seed = args.seed.unwrap_or(u64::from(now.subsec_nanos()));
         let requests = requests(args, &url, seed)?;
-        // At a rate whole connections are a slice's, with all of their requests.
+        // At a rate a slice has whole connections, with all of their requests.
         let requests = if let Some(limit) = args.requests { requests.limit(limit) } else { requests };
         let requests = if args.clients.is_some() { requests.slice(args.slice) } else { requests };
         let (method, body) = args.method_and_body()?;
@@ -138,7 +138,7 @@ impl Asked {
             tls,
             connect_timeout: args.connect_timeout,
             timeout: args.timeout,
-            // Longer would be a thread that never sleeps, and runs before all others.
+            // A longer spin would be a real-time thread that never sleeps.
             spin: args.spin.min(Duration::from_millis(1)),
             lanes: usize::from(args.generators),
             parked: parked(args).iter().map(|wanted| wanted.count).sum(),
@@ -147,7 +147,7 @@ impl Asked {
         Ok(Asked { url: text.to_owned(), settings, plan, parked_plan, seed })
     }
 
-    /// Opens what is to be parked, and says so where that takes a while.
+    /// Opens the parked connections, and announces it if it may take a while.
     pub(super) fn park(&self, args: &Args, stop: &Stop) -> Result<Option<IdlePool>, Failure> {
         if parked(args).is_empty() {
             return Ok(None);
@@ -163,7 +163,7 @@ impl Asked {
     }
 }
 
-/// What is asked for: one URL, unless flags say more.
+/// The requests: one URL, unless flags say otherwise.
 fn requests(args: &Args, url: &Url, seed: u64) -> Result<Requests, Failure> {
     let manifest = args.workload.as_deref().map(Manifest::read).transpose()?;
     if let Some(path) = &args.replay {
@@ -191,12 +191,12 @@ fn requests(args: &Args, url: &Url, seed: u64) -> Result<Requests, Failure> {
     mix::parse(&text, seed).map_err(|why| Failure::failed(format!("{}: {why}", path.display())))
 }
 
-/// When to begin, as somebody says who waits until all generators are ready.
+/// Reads the start time from a coordinator that waits until all generators are ready.
 fn told_when() -> Result<SystemTime, Failure> {
     say::plain(READY);
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(Failure::io("read when to begin"))?;
-    // With whoever asked for the load, that ends too.
+    // The load ends with the program that requested it.
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         std::process::exit(1);
@@ -207,5 +207,5 @@ fn told_when() -> Result<SystemTime, Failure> {
         .ok_or_else(|| Failure::usage(format!("invalid instant {:?}; write seconds since 1970", line.trim())))
 }
 
-/// What a load that waits for its instant says when it could begin.
+/// Printed by a load that waits for its start time when it is ready.
 pub(crate) const READY: &str = "ready";

@@ -1,5 +1,5 @@
-//! Everything that receives each second of a run: the log of histograms, the screen or the live line, and the parts for a
-//! fleet.
+//! The consumers of each second of a run: the log of histograms, the screen or the
+//! live line, and the parts for several hosts.
 
 use std::io::{ErrorKind, IsTerminal};
 use std::net::TcpStream;
@@ -19,26 +19,26 @@ use super::summary::line;
 use super::{hlog, screen};
 use crate::say;
 
-/// Who hears of each second of a run: the log, and whoever watches.
+/// The consumers of each second of a run.
 pub(super) struct Ears {
-    /// Where a log is to be, and what it is of.
+    /// The path of the log, and its description.
     place: Option<(PathBuf, String)>,
-    /// From the first run on: what was in its place is not lost to a run that never was.
+    /// Opened at the first run, so that a run that never begins does not overwrite an existing file.
     log: Mutex<Option<Heard>>,
     screen: Option<screen::Live>,
-    /// A line each, if there is no screen.
+    /// Whether to print a line per second, without a screen.
     lines: bool,
     /// Whether the first run has begun.
     has_begun: AtomicBool,
     settings: Settings,
-    /// How long to wait for the server, if that is said.
+    /// How long to wait for the server, if given.
     wait: Option<Duration>,
     stop: Stop,
-    /// The clocks of each second, where they are to be kept.
+    /// The clocks of each second, if they are kept.
     pub(super) kept: Option<Mutex<Vec<Recorded>>>,
 }
 
-/// A log, and what became of it.
+/// An open log, and its write error.
 struct Heard {
     log: hlog::Log,
     failure: Option<Failure>,
@@ -52,7 +52,7 @@ impl Ears {
             ));
         }
         for path in [&args.html, &args.hlog].into_iter().flatten() {
-            // Now rather than after the run: what is there is kept until there is something to write.
+            // Now rather than after the run. An existing file is kept until there is data to write.
             let opened = std::fs::File::options().append(true).create(true).open(path);
             opened.map_err(Failure::io(format_args!("write {}", path.display())))?;
         }
@@ -69,10 +69,10 @@ impl Ears {
         })
     }
 
-    /// Looks whether anybody listens, by one connection on which nothing is asked: else that would be told after a whole run. Who
-    /// does not answer may be overloaded, and is measured.
+    /// Checks that the server listens, with one connection without a request; otherwise the failure would show only
+    /// after a whole run. A server that does not answer may be overloaded, and is measured.
     fn find_server(&self) -> Result<(), Failure> {
-        /// Between two looks for a server that is to come.
+        /// Interval between attempts to reach a server that is starting.
         const PAUSE: Duration = Duration::from_millis(50);
         let (Target::Tcp(address), patience) = (&self.settings.target, self.wait.unwrap_or_default()) else {
             return Ok(());
@@ -108,9 +108,9 @@ impl Ears {
         }
     }
 
-    /// A run begins.
+    /// Begins a run.
     pub(super) fn begin(&self, title: &str, length: Duration) -> Result<(), Failure> {
-        // Of several, whoever has gone meanwhile is no reason to lose those before.
+        // A server that is gone before a later run must not cost the results of the earlier ones.
         if !self.has_begun.swap(true, Ordering::Relaxed) && self.wait != Some(Duration::ZERO) {
             self.find_server()?;
         }
@@ -144,7 +144,7 @@ impl Ears {
         }
     }
 
-    /// What a run was worth goes behind its seconds.
+    /// Logs the verdict after the seconds of a run.
     pub(super) fn judge(&self, verdict: &Verdict) {
         if let Some(Heard { log, failure }) = &mut *self.log.lock().unwrap_or_else(PoisonError::into_inner)
             && failure.is_none()
@@ -153,7 +153,7 @@ impl Ears {
         }
     }
 
-    /// After the last run. The terminal is as it was.
+    /// Ends after the last run, and restores the terminal.
     pub(super) fn end(self) -> Result<(), Failure> {
         drop(self.screen);
         let heard = self.log.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -161,7 +161,7 @@ impl Ears {
     }
 }
 
-/// Sleeps, unless it is time to stop.
+/// Sleeps, unless stopped.
 pub(super) fn pause(time: Duration, stop: &Stop) {
     let until = Instant::now() + time;
     while !stop.is_stopped() && Instant::now() < until {

@@ -1,9 +1,9 @@
-//! `--hlog`: each second's histogram of each clock, as a log that HdrHistogram's own tools read.
+//! `--hlog`: a histogram per second and clock, as a log for HdrHistogram's tools.
 //!
-//! Format 1.3 of the log, as the Java library writes it: lines of tag, begin and length of the interval, its maximum, and
-//! the histogram in the second encoding, compressed. Tags are the names that the clocks have in `--json`. Values are
-//! nanoseconds; the maximum, which is for people, milliseconds. It is written while the run goes on, a line at a time: what
-//! there was when a run was cut off is there.
+//! Log format 1.3, as the Java library writes it: lines of tag, start and length of the interval, its
+//! maximum, and the histogram in V2 encoding, compressed. Tags are the names of the clocks in `--json`.
+//! Values are in nanoseconds; the maximum, for human readers, in milliseconds. The log is written line by
+//! line during the run, so an aborted run leaves the seconds so far.
 
 use std::fs::File;
 use std::io::LineWriter;
@@ -15,23 +15,23 @@ use amped_measure::Failure;
 use hdrhistogram::serialization::V2DeflateSerializer;
 use hdrhistogram::serialization::interval_log::{IntervalLogWriter, IntervalLogWriterBuilder, Tag};
 
-/// A log that is being written.
+/// A log being written.
 pub(super) struct Log {
     path: PathBuf,
     writer: IntervalLogWriter<'static, 'static, LineWriter<File>, V2DeflateSerializer>,
-    /// What its times are counted from: seconds since 1970.
+    /// The reference time of its intervals, in seconds since 1970.
     start_s: f64,
 }
 
-/// Of what the log calls the maximum of an interval: nanoseconds in a millisecond.
+/// Divisor of the interval maximum: nanoseconds per millisecond.
 const MAX_VALUE_DIVISOR: f64 = 1e6;
 
 impl Log {
-    /// Begins one in a file, whose content is lost; `about` is what the log is of, a line.
+    /// Creates or truncates a file; `about` describes the log in one line.
     pub(super) fn create(path: &Path, about: &str) -> Result<Log, Failure> {
         let file = File::create(path).map_err(Failure::io(format_args!("write {}", path.display())))?;
         let now = SystemTime::now();
-        // The writer borrows both, and there is one log for as long as the program runs.
+        // The writer borrows both; there is one log for the lifetime of the program.
         let (file, serializer) =
             (Box::leak(Box::new(LineWriter::new(file))), Box::leak(Box::new(V2DeflateSerializer::new())));
         let writer = builder(about, now)
@@ -41,23 +41,23 @@ impl Log {
         Ok(Log { path: path.to_owned(), writer, start_s })
     }
 
-    /// Writes a remark, a line: which run begins.
+    /// Writes a comment line, such as the start of a run.
     pub(super) fn note(&mut self, text: &str) -> Result<(), Failure> {
         self.writer
             .write_comment(&format!("[{text}]"))
             .map_err(Failure::io(format_args!("write {}", self.path.display())))
     }
 
-    /// Writes a second: a line for each clock, also for one that nothing was seen of, so that no interval is missing.
+    /// Writes a second: a line for each clock, even without samples, so that no interval is missing.
     pub(super) fn add(&mut self, interval: &Interval) -> Result<(), Failure> {
         lines(&mut self.writer, &self.path, interval, self.start_s)
     }
 }
 
-/// Writes the log of a run that is over into a file, whose content is lost; it began so many seconds after 1970.
+/// Writes the log of a finished run, creating or truncating the file; `began_s` is its start in seconds since 1970.
 ///
 /// # Errors
-/// When the disk is full, for one.
+/// For example when the disk is full.
 pub(crate) fn write(
     path: &Path,
     about: &str,
@@ -72,7 +72,7 @@ pub(crate) fn write(
     intervals.try_for_each(|interval| lines(&mut writer, path, &interval, began_s))
 }
 
-/// What stands first.
+/// The header of the log.
 fn builder(about: &str, start: SystemTime) -> IntervalLogWriterBuilder {
     let mut builder = IntervalLogWriterBuilder::new();
     builder
@@ -85,7 +85,7 @@ fn builder(about: &str, start: SystemTime) -> IntervalLogWriterBuilder {
     builder
 }
 
-/// A second: a line for each clock.
+/// The lines of a second, one per clock.
 fn lines(
     writer: &mut IntervalLogWriter<'_, '_, LineWriter<File>, V2DeflateSerializer>,
     path: &Path,

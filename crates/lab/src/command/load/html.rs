@@ -1,8 +1,8 @@
-//! `--html`: a result as one page that needs nothing else (see `page.rs`).
+//! `--html`: a result as one self-contained page (see `page.rs`).
 //!
-//! First the verdict in a sentence, then the plots, then the figures and what they depend on. Of a sweep, the points are
-//! medians of the repetitions with their intervals; where the client did not do what was asked, the point is open, as what a
-//! survey calls censored: the server's figure may be any better one.
+//! First the verdict in a sentence, then the plots, then the figures and the conditions. The points of a sweep are
+//! medians of the repetitions with their intervals; if the client did not keep up, the point is open, a censored
+//! observation: the server's figure may be any better one.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -21,15 +21,15 @@ use super::asked::Asked;
 use super::summary::{Swept, failures, headline};
 use crate::page;
 
-/// What a page tells besides the result.
+/// The content of a page besides the result.
 pub(super) struct Head {
-    /// What was asked.
+    /// The URL.
     url: String,
-    /// The flags that matter, and their values.
+    /// The relevant settings with their values.
     settings: Vec<(&'static str, String)>,
 }
 
-/// Writes a page, if one is asked for.
+/// Writes a page, if requested.
 pub(super) fn write(args: &Args, asked: &Asked, page: impl FnOnce(&Head) -> Option<String>) -> Result<(), Failure> {
     let Some(path) = &args.html else { return Ok(()) };
     let head = Head { url: asked.url.clone(), settings: settings(args, asked) };
@@ -37,7 +37,7 @@ pub(super) fn write(args: &Args, asked: &Asked, page: impl FnOnce(&Head) -> Opti
     std::fs::write(path, text).map_err(Failure::io(format_args!("write {}", path.display())))
 }
 
-/// What a page says of the settings: what was asked for, and what was not said and is so by default.
+/// The settings that a page lists: those given, and the defaults of the others.
 fn settings(args: &Args, asked: &Asked) -> Vec<(&'static str, String)> {
     let Settings { target, connect_timeout, timeout, spin, lanes, .. } = &asked.settings;
     let mut rows = vec![
@@ -73,7 +73,7 @@ fn settings(args: &Args, asked: &Asked) -> Vec<(&'static str, String)> {
     for (name, path) in [("workload", &args.workload), ("mix", &args.mix), ("replay", &args.replay)] {
         rows.extend(path.as_ref().map(|path| (name, path.display().to_string())));
     }
-    // Values may be secret, and pages are shown around.
+    // Values may be secret, and pages are shared.
     let fields: Vec<&str> = args.header.iter().filter_map(|field| Some(field.split_once(':')?.0)).collect();
     if !fields.is_empty() {
         rows.push(("header fields", fields.join(", ")));
@@ -134,7 +134,7 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
     page(&format!("load {}", head.url), &head.url, outcome, &body, &data)
 }
 
-/// The page of a sweep; `None` where it was ended before its first run.
+/// The page of a sweep; `None` if it ended before its first run.
 pub(super) fn sweep(head: &Head, swept: &Swept) -> Option<String> {
     let first = swept.runs.first()?;
     let body = html! {
@@ -157,19 +157,19 @@ pub(super) fn sweep(head: &Head, swept: &Swept) -> Option<String> {
     Some(page(&format!("sweep {}", head.url), &head.url, first, &body, &data))
 }
 
-/// The runs of each rate that was asked for.
+/// The runs at each requested rate.
 fn by_rate(runs: &[Outcome]) -> BTreeMap<u64, Vec<&Outcome>> {
     let mut rates: BTreeMap<u64, Vec<&Outcome>> = BTreeMap::new();
     for run in runs {
         if let Loop::Open { rate, .. } = run.asked {
-            // Rates are above 0, and of such numbers the bits have the order of the numbers.
+            // Rates are positive, so their bit patterns have the same order.
             rates.entry(rate.to_bits()).or_default().push(run);
         }
     }
     rates
 }
 
-/// A rate of a sweep, as it is drawn.
+/// A rate of a sweep, for the plot.
 fn point(runs: &[&Outcome]) -> Value {
     let spread = |figure: fn(&Outcome) -> f64| {
         let found = Summary::of(runs.iter().copied().map(figure));
@@ -271,7 +271,7 @@ fn runs(runs: &[Outcome]) -> Markup {
     }
 }
 
-/// What the figures depend on.
+/// The conditions of the figures.
 fn about(head: &Head, outcome: &Outcome) -> Markup {
     let machine = &outcome.machine;
     let share = |cpu_s: f64, elapsed_s: f64| format!("{:.0} % of a core", cpu_s / elapsed_s.max(1e-9) * 100.0);
@@ -320,7 +320,7 @@ mod tests {
     use ammeter_load::{Version, client::Plan};
     use std::time::Duration;
 
-    /// A short run against a server that does nothing.
+    /// A short run against a null server.
     fn outcome(rate: f64) -> Outcome {
         let server = Null::start().unwrap();
         let second = Duration::from_secs(20);
@@ -344,7 +344,7 @@ mod tests {
         Head { url: "http://h/?a=<b>&c".to_owned(), settings: vec![("timeout", "20s".to_owned())] }
     }
 
-    /// The data that stand in a page.
+    /// The data embedded in a page.
     fn data(page: &str) -> Value {
         let (_, rest) = page.split_once("id=\"data\">").unwrap();
         serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
@@ -360,9 +360,9 @@ mod tests {
         for part in ["http://h/?a=&lt;b&gt;&amp;c", "Offered 100/s. Completed ", "SCHED_FIFO", "20s", "MIT License"] {
             assert!(page.contains(part), "{part} is not in the page");
         }
-        // What comes from outside is text wherever it stands.
+        // External text is escaped everywhere.
         assert!(!page.contains("<b>") && page.contains("&lt;/script&gt;"));
-        // No element that loads, and a policy that would forbid it.
+        // No element that loads anything, and a policy that forbids it.
         for loads in ["src=", "href=", "@import", "url("] {
             assert!(!page.contains(loads), "{loads}");
         }
@@ -400,7 +400,7 @@ mod tests {
         let points = &data(&page)["sweep"]["points"];
         let asked: Vec<f64> = points.as_array().unwrap().iter().map(|point| point["asked"].as_f64().unwrap()).collect();
         assert_eq!(asked, [100.0, 200.0]);
-        // Two of three were not kept: the point is open.
+        // Two of three did not keep the schedule: the point is open.
         assert_eq!((&points[0]["kept"], &points[1]["kept"]), (&json!(false), &json!(true)));
         assert_eq!(points[0]["answered"], json!({ "low": 70.0, "median": 80.0, "high": 90.0 }));
         let nothing = Swept { runs: Vec::new(), capacity: None, verdict: Verdict::valid() };

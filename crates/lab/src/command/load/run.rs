@@ -1,4 +1,4 @@
-//! `ammeter load` from the flags to a result: one run or several, and how it is told.
+//! `ammeter load` from the flags to a result: one run or several, and the output.
 
 use std::sync::PoisonError;
 
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     }
     check_paths(args)?;
     let asked = Asked::new(args, args.url.as_deref().unwrap_or_default())?;
-    // Before the first thread.
+    // Before any thread starts.
     let stop = Stop::on_signals(terminal::restore)?;
     match (args.sweep, args.clients) {
         (Some(sweep), _) => run_sweep(args, &asked, sweep, &stop),
@@ -76,8 +76,8 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     }
 }
 
-/// Prints a result; what was demanded of it becomes part of its verdict. What cannot be written keeps nothing else from
-/// being so.
+/// Prints a result, with failed conditions in its verdict. An output that cannot
+/// be written does not prevent the others.
 fn tell(args: &Args, asked: &Asked, mut outcome: Outcome, ears: Ears) -> Result<Verdict, Failure> {
     let broken: Vec<String> = args.fail_if.iter().filter_map(|condition| condition.holds(&outcome)).collect();
     outcome.verdict.broken.extend(broken);

@@ -1,8 +1,8 @@
-//! `--screen`: a run as it goes on, in figures: rates with their trends, open connections, bytes, the clocks so far with their
-//! percentiles, and how late the generator itself is.
+//! `--screen`: a run in progress: rates with their trends, open connections, bytes, percentiles of
+//! the clocks so far, and the lateness of the generator.
 //!
-//! It is drawn by the thread that tells the seconds, which measures nothing, and by the one that reads keys, when the size
-//! changes. Ctrl-C is a key while the terminal is taken: it ends the run, a second one the program.
+//! Drawn by the thread that reports seconds, which does not measure, and by the one that reads keys, when the size
+//! changes. In raw mode Ctrl-C is a key: the first ends the run, the second the program.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,20 +23,20 @@ use ratatui::widgets::{Block, Paragraph, Row, Table};
 use super::summary::{LATE_MS, short};
 use crate::terminal::{self, Terminal, Wish};
 
-/// The screen of a run, or of several one after the other.
+/// The screen of one run or of several in sequence.
 pub(super) struct Live {
     shared: Arc<Shared>,
     keys: Option<JoinHandle<()>>,
 }
 
 struct Shared {
-    /// Screen and terminal; no terminal any more after the first failure to draw.
+    /// Screen and terminal; the terminal is dropped at the first failure to draw.
     screen: Mutex<(Screen, Option<Terminal>)>,
     is_over: AtomicBool,
 }
 
 impl Live {
-    /// Takes the terminal over. Who wants to end it says so to `stop`.
+    /// Takes over the terminal. Keys that end the run trigger `stop`.
     pub(super) fn begin(stop: &Stop) -> Result<Live, Failure> {
         let screen = Mutex::new((Screen::default(), Some(Terminal::take()?)));
         let shared = Arc::new(Shared { screen, is_over: AtomicBool::new(false) });
@@ -46,12 +46,12 @@ impl Live {
         Ok(Live { shared, keys: Some(keys) })
     }
 
-    /// A run begins.
+    /// Begins a run.
     pub(super) fn next_run(&self, title: String, length: Duration) {
         self.shared.draw(|screen| *screen = Screen { title, length_s: length.as_secs_f64(), ..Screen::default() });
     }
 
-    /// A second of it is over.
+    /// Adds a second.
     pub(super) fn hear(&self, interval: &Interval) {
         self.shared.draw(|screen| screen.add(interval));
     }
@@ -75,7 +75,7 @@ impl Shared {
         if let Some(drawn) = terminal
             && drawn.draw(|frame| screen.draw(frame)).is_err()
         {
-            // Whoever took the terminal away has the result all the same.
+            // The result does not depend on the terminal.
             *terminal = None;
         }
     }
@@ -91,29 +91,29 @@ impl Shared {
                     std::process::exit(130);
                 }
                 Ok(Wish::End) => stop.stop(),
-                // No keyboard: signals are left.
+                // Without a keyboard, signals remain.
                 Err(_) => return,
             }
         }
     }
 }
 
-/// What is drawn.
+/// The content of the screen.
 #[derive(Default)]
 struct Screen {
-    /// What is run, and against whom.
+    /// The kind of run, and its target.
     title: String,
     /// How long connections are begun.
     length_s: f64,
-    /// The seconds so far, as many as a wide terminal has columns; the newest last.
+    /// The seconds so far, at most as many as a wide terminal has columns; newest last.
     seconds: VecDeque<Second>,
-    /// Connections begun, right replies and failures so far.
+    /// Connections begun, correct replies and failures so far.
     counts: [u64; 3],
-    /// Of all seconds so far.
+    /// The clocks of all seconds so far.
     clocks: Clocks,
 }
 
-/// What is told of a second as a rate: its name, its color, and its amount.
+/// A rate on the screen: name, color, and amount in a second.
 type Figure = (&'static str, Color, fn(&Second) -> u64);
 
 const RATES: [Figure; 3] = [
@@ -122,9 +122,9 @@ const RATES: [Figure; 3] = [
     ("failed", Color::Red, |second| second.failed),
 ];
 
-/// Lines of the table of rates, with its frame and its heading.
+/// Lines of the table of rates, with border and heading.
 const RATE_LINES: u16 = 8;
-/// Lines of the latencies: the heading, the last second, each clock, and the frame.
+/// Lines of the latencies: heading, last second, each clock, and border.
 const CLOCK_LINES: u16 = 9;
 /// Columns of a trend.
 const TREND: usize = 24;
@@ -163,7 +163,7 @@ impl Screen {
         frame.render_widget(Paragraph::new(fitting(foot, ends.map(str::to_owned))), foot);
     }
 
-    /// How far the run is: a thin bar where a length is known, and the time.
+    /// The progress of the run: a thin bar if its length is known, and the time.
     fn progress(&self, width: u16) -> Line<'static> {
         const BAR: usize = 24;
         let at_s = self.seconds.back().map_or(0.0, |second| second.at_s + second.length_s);
@@ -200,7 +200,7 @@ impl Screen {
         frame.render_widget(line, area);
     }
 
-    /// Rates of the last second, their means, and how they went; the backlog; bytes.
+    /// Rates of the last second, their means and trends; the backlog; bytes.
     fn rates(&self, frame: &mut Frame<'_>, area: Rect) {
         let seconds: f64 = self.seconds.iter().map(|second| second.length_s).sum();
         let mean = |value: fn(&Second) -> u64| {
@@ -240,7 +240,7 @@ impl Screen {
         frame.render_widget(Table::new(rows, widths).header(head.bold()).block(Block::bordered()), area);
     }
 
-    /// The last seconds as small bars, the highest of which is full.
+    /// The last seconds as small bars, scaled to the highest.
     fn trend(&self, value: impl Fn(&Second) -> f64) -> String {
         const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
         let from = self.seconds.len().saturating_sub(TREND);
@@ -250,7 +250,7 @@ impl Screen {
         values.into_iter().map(bar).collect()
     }
 
-    /// The clocks so far, and the latency of the last second; lateness is red if a verdict would call it late.
+    /// The clocks so far, and the latency of the last second; lateness is red if the verdict would object.
     fn clocks(&self, frame: &mut Frame<'_>, area: Rect) {
         let cells = |name: String, figures: [String; 6]| {
             Row::new([Line::from(name)].into_iter().chain(figures.map(|text| Line::from(text).right_aligned())))
@@ -271,7 +271,7 @@ impl Screen {
                 [known(p50_ms), known(p90_ms), dash(), known(p99_ms), dash(), known(max_ms)],
             )
         });
-        // Where there is little room, the whole run goes before its last second.
+        // On a small screen, the whole run takes precedence over its last second.
         let last = last.filter(|_| area.height >= CLOCK_LINES);
         let rows = last.into_iter().map(|row| row.fg(Color::Green)).chain(self.clocks.each().map(row));
         let widths = [Constraint::Length(12)].into_iter().chain([Constraint::Fill(1); 6]);
@@ -281,14 +281,14 @@ impl Screen {
     }
 }
 
-/// The first of these that has room within the ends of a line there, else the last.
+/// The first of these texts that fits into the width, otherwise the last.
 fn fitting<const N: usize>(area: Rect, texts: [String; N]) -> String {
     let room = usize::from(area.width.saturating_sub(4));
     let fits = texts.iter().position(|text| text.chars().count() <= room).unwrap_or(N - 1);
     format!(" {} ", texts[fits])
 }
 
-/// A time in as many digits as are read in passing.
+/// A time in few digits.
 fn number(ms: f64) -> String {
     match ms {
         ms if ms >= 100.0 => format!("{ms:.0}"),
@@ -310,7 +310,7 @@ mod tests {
         (0..height).map(|y| row(y) + "\n").collect()
     }
 
-    /// So many seconds, each with more replies than the one before.
+    /// The screen after `seconds` seconds, each with more replies than the one before.
     fn after(seconds: u64) -> Screen {
         let mut screen = Screen { title: "http://h/ at 1000/s".to_owned(), length_s: 10.0, ..Screen::default() };
         for number in 0..seconds {
@@ -365,7 +365,7 @@ mod tests {
         assert!(drawn(&endless, 80, 24).contains(" 3 s ") && !drawn(&endless, 80, 24).contains("3 s of"));
     }
 
-    /// On the terminal that everybody has, and on a narrower one, no word is cut.
+    /// On 80 columns, and on fewer, no word is cut.
     #[test]
     fn narrow_screen_has_short_untruncated_titles() {
         let check = |width, parts: &[&str]| {

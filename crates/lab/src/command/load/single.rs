@@ -1,4 +1,4 @@
-//! One run of load: its schedule, and beside it what is parked and who else uses the machine.
+//! One run of load: its schedule, the parked connections beside it, and other processes on the machine.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use super::args::Args;
 use super::asked::Asked;
 use super::ears::Ears;
 
-/// Connections a second of which no machine that this runs on can begin more: one costs 10 us of CPU at the least.
+/// Maximum connections per second: beginning one costs at least 10 us of CPU.
 pub(super) const RATE_MAX: f64 = 1e6;
 
-/// Runs beside what is parked, and has the result tell what became of that meanwhile, and who else used the machine.
+/// Runs beside parked connections, and adds to the result their state and the CPU use of other processes.
 pub(super) fn beside(
     args: &Args,
     asked: &Asked,
@@ -38,7 +38,7 @@ pub(super) fn beside(
     Ok(outcome)
 }
 
-/// An open loop at this rate, or at the times of a log.
+/// Runs an open loop at this rate, or at the times of a log.
 pub(super) fn open(
     args: &Args,
     asked: &Asked,
@@ -62,7 +62,7 @@ pub(super) fn open(
         }
         (schedule, format!("replay:{}", log.display()))
     } else {
-        // A list that ends, ends the run.
+        // A finite list of requests ends the run.
         let count = requests.len().map(|count| count.div_ceil(per_connection));
         let mut schedule = match (count, args.duration) {
             (Some(count), None) if args.requests.is_some() => Schedule::of_count(&args.arrivals, rate, count, seed)?,
@@ -74,7 +74,7 @@ pub(super) fn open(
         (schedule, args.arrivals.to_string())
     };
     let shape = schedule.shape();
-    // Of a recorded series, its own.
+    // The rate of a recorded series is its own.
     let rate = if rate > 0.0 { rate } else { schedule.rate() } / args.slice.count() as f64;
     let schedule = schedule.slice(args.slice);
     ears.begin(&format!("{}  open loop, {arrivals}, {rate:.1} connections/s", asked.url), schedule.duration())?;
@@ -82,7 +82,7 @@ pub(super) fn open(
     drive::open(&asked.settings, &asked.plan, &schedule, wanted, stop, &|second| ears.hear(second))
 }
 
-/// Who else uses the machine while there is load.
+/// Watches other processes during the load.
 struct Watch {
     rest: Census,
     before: Census,
@@ -91,14 +91,14 @@ struct Watch {
 }
 
 impl Watch {
-    /// Looks before the load begins, for as long as it takes to see who is busy.
+    /// Takes a census before the load begins, long enough to see which processes are busy.
     fn begin(target: &Target) -> Result<Watch, Failure> {
         const REST: Duration = Duration::from_millis(250);
         let (is_local, server) = match target {
             Target::Unix(_) => (true, BTreeSet::new()),
             // An address of this machine can be bound.
             Target::Tcp(address) if std::net::UdpSocket::bind((address.ip(), 0)).is_ok() => {
-                // Of another user's server it may not be seen; it was idle before the load then, as what works for it.
+                // Another user's server may be hidden; it was idle before the load, as are its backends.
                 let found = ammeter_monitor::Server::find(ammeter_monitor::Target::Port(address.port()));
                 (true, found.map(|server| server.pids().clone()).unwrap_or_default())
             }
@@ -111,7 +111,7 @@ impl Watch {
 
     fn end(self) -> Result<Others, Failure> {
         let after = Census::take()?;
-        // Instruments beside this one, and generators of other slices, are this program as well.
+        // Other instruments and generators of other slices run this program too.
         let own = std::fs::read_link("/proc/self/exe").ok();
         let is_own = |pid: &u32| own.is_some() && std::fs::read_link(format!("/proc/{pid}/exe")).ok() == own;
         let mut ours = self.server;

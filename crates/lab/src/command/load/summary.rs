@@ -1,4 +1,4 @@
-//! What came of a run, or of a sweep, and how it is told in words.
+//! Formats the result of a run or of a sweep in words.
 
 use std::fmt::Write;
 
@@ -9,17 +9,18 @@ use ammeter_load::window::{FAILED_MAX, Pace, Second};
 use amped_measure::Verdict;
 use serde::Serialize;
 
-/// A sweep, as it is told.
+/// The result of a sweep.
 #[derive(Serialize)]
 pub(super) struct Swept {
-    /// Each run, in the order in which they were made.
+    /// Each run, in order.
     pub(super) runs: Vec<Outcome>,
-    /// Where it was asked for.
+    /// The capacity, if requested.
     pub(super) capacity: Option<knee::Capacity>,
     pub(super) verdict: Verdict,
 }
 
-/// A second in a line, in less than 80 columns: rates, latencies, open connections, and a word if the generator itself is late.
+/// A second in one line of less than 80 columns: rates, latencies, open connections,
+/// and a mark if the generator itself is late.
 pub(super) fn line(second: &Second) -> String {
     let Second { at_s, length_s, p50_ms, p99_ms, lateness_p99_ms, backlog, .. } = second;
     let [begun, ok, failed] = [second.started, second.ok, second.failed].map(|count| short(second.rate(count).round()));
@@ -32,10 +33,10 @@ pub(super) fn line(second: &Second) -> String {
     )
 }
 
-/// From which 99th percentile of its lateness on the generator is told to be late.
+/// The p99 lateness from which the generator is marked as late, in milliseconds.
 pub(super) const LATE_MS: f64 = 1.0;
 
-/// A figure of at least 0 in at most five characters.
+/// A non-negative figure in at most five characters.
 pub(super) fn short(value: f64) -> String {
     match value {
         value if !value.is_finite() => "-".to_owned(),
@@ -51,7 +52,7 @@ pub(super) fn short(value: f64) -> String {
     }
 }
 
-/// A result in a sentence: what was offered and completed, and what the server did with the rest.
+/// A result in a sentence: offered and completed load, and what the server did with the rest.
 pub(super) fn headline(outcome: &Outcome) -> String {
     let window = &outcome.window;
     let mut text = String::new();
@@ -102,15 +103,15 @@ pub(super) fn headline(outcome: &Outcome) -> String {
     text
 }
 
-/// Whether most of what failed was refused for want of capacity: no connection, or a status that says so (RFC 9110, 15.6.4;
-/// RFC 6585, 4).
+/// Whether most failures were refusals for lack of capacity: no connection, or a status
+/// that says so (RFC 9110, 15.6.4; RFC 6585, 4).
 fn shed(outcome: &Outcome) -> bool {
     let refused: u64 = [Fault::Refused, Fault::Abandoned].into_iter().map(|fault| outcome.failed_by(fault)).sum();
     let busy: u64 = [429, 503].into_iter().filter_map(|status| outcome.status_codes.get(&status)).sum();
     2 * (refused + busy.min(outcome.failed_by(Fault::Status))) > outcome.failed()
 }
 
-/// Failures by their kind; wrong statuses by their number.
+/// Failures by kind; incorrect statuses by number.
 pub(super) fn failures(outcome: &Outcome) -> String {
     let kind = |(fault, count): &(Fault, u64)| match fault {
         Fault::Status => {
@@ -123,7 +124,7 @@ pub(super) fn failures(outcome: &Outcome) -> String {
     outcome.failures.iter().map(kind).collect::<Vec<_>>().join(", ")
 }
 
-/// A count, with a comma between thousands.
+/// A count with thousands separators.
 fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -136,7 +137,7 @@ fn grouped(count: u64) -> String {
     text
 }
 
-/// A rate, to three digits or the last whole one.
+/// A rate with three digits, or without fraction.
 fn per_second(rate: f64) -> String {
     match rate {
         100.0.. => grouped(rate.round() as u64),
@@ -145,7 +146,7 @@ fn per_second(rate: f64) -> String {
     }
 }
 
-/// A time, to two or three digits.
+/// A time with two or three digits.
 fn time(ms: f64) -> String {
     match ms {
         9950.0.. => format!("{:.1} s", ms / 1e3),
@@ -268,7 +269,7 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
     text
 }
 
-/// A line for each class, with the first ones of many.
+/// A line per class, for the first ones if there are many.
 fn class_lines(classes: &[ClassOutcome]) -> String {
     const SHOWN: usize = 20;
     if classes.is_empty() {

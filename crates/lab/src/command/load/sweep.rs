@@ -1,4 +1,4 @@
-//! Runs at several rates, one after the other: a sweep, the capacity that it finds, and what this machine can generate.
+//! Runs at several rates: a sweep, the capacity that it finds, and the calibration of this machine.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
     let mut verdict = Verdict::valid();
     let lot = asked.park(args, stop)?;
     let ears = Ears::new(args, asked, stop)?;
-    // What a screen would cover is told behind it.
+    // Texts that a screen would cover are printed after it.
     let mut covered = Vec::new();
     let mut tell = |text: String| match (args.json, args.screen) {
         (true, _) => Ok(()),
@@ -46,7 +46,7 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
         "late p99",
         "client us"
     ))?;
-    // What a single run says of a rate may be luck.
+    // A single run at a rate may be luck.
     let repeat = args.repeat.unwrap_or(if args.find_capacity { 3 } else { 1 });
     let mut planned: VecDeque<(f64, u32)> =
         (0..repeat).flat_map(|repetition| sweep.rates().map(move |rate| (rate, repetition))).collect();
@@ -61,7 +61,7 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
         if stop.is_stopped() {
             break;
         }
-        // The same arrivals at a rate would be the same luck each time.
+        // The same arrivals at a rate would repeat the same luck.
         let seed = asked.seed.wrapping_add(u64::from(repetition));
         let outcome = beside(args, asked, lot.as_ref(), || open(args, asked, rate, seed, stop, &ears))?;
         tell(format!(
@@ -110,7 +110,7 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
     logged.and(page).map(|()| swept.verdict)
 }
 
-/// A run more at the rates that decide about the capacity, where valid ones are lacking; none of a rate that was tried so often.
+/// One more run at each rate that decides about the capacity and lacks valid runs, up to a limit per rate.
 fn more(runs: &[Outcome], slo: Option<&Condition>) -> Vec<(f64, u32)> {
     const ATTEMPTS: u32 = 2 * knee::Runs::MIN as u32;
     let is_of = |run: &Outcome, rate: f64| matches!(run.asked, Loop::Open { rate: of, .. } if of == rate);
@@ -119,23 +119,23 @@ fn more(runs: &[Outcome], slo: Option<&Condition>) -> Vec<(f64, u32)> {
     lacking.filter(|(_, made)| *made < ATTEMPTS).collect()
 }
 
-/// What one generator of this machine can do, as it is told.
+/// The limit of one generator on this machine.
 #[derive(Serialize)]
 struct Calibration {
-    /// Runs in pairs at rising rates: one generator, then two with the same load.
+    /// Pairs of runs at rising rates: one generator, then two with the same load.
     runs: Vec<[Outcome; 2]>,
-    /// The highest rate up to which one generator kept its schedule and was answered as often as two, in connections a
-    /// second.
+    /// The highest rate up to which one generator kept its schedule and received as many
+    /// replies as two, in connections per second.
     kept: f64,
     verdict: Verdict,
 }
 
-/// Banga and Druschel, section 4.2: a generator's own limit is where its curve leaves that of two which share the load. At
-/// the rates below it, what is measured is the server.
+/// Banga and Druschel, section 4.2: a generator's limit is where its curve leaves that of two generators that share the
+/// load. Below it, the server is measured.
 pub(super) fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdict, Failure> {
-    /// Part of the replies of two that one may lack.
+    /// Share of the replies of two generators that one may lack.
     const LACK: f64 = 0.02;
-    /// A neighbour may have the machine for a moment: only a rate that is missed so often is too high.
+    /// A neighbour may disturb the machine briefly: only a rate that fails this often is too high.
     const ATTEMPTS: usize = 3;
     let mut found = Calibration { runs: Vec::new(), kept: 0.0, verdict: Verdict::valid() };
     let two = Asked { settings: Settings { lanes: 2, ..asked.settings.clone() }, ..asked.clone() };
@@ -162,7 +162,7 @@ pub(super) fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdi
                 one.verdict
             ))?;
         }
-        // A part of a run is no evidence.
+        // A partial run is no evidence.
         if stop.is_stopped() {
             break;
         }

@@ -1,7 +1,7 @@
 //! A profile as a picture, and as a page with a flame graph.
 //!
-//! In the flame graph a frame is as wide as its share of the samples and stands on its caller: the program at the bottom, then its
-//! functions, then those of the kernel.
+//! In the flame graph the width of a frame is its share of the samples, and it is above its caller: the program at the
+//! bottom, then its functions, then those of the kernel.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ use crate::page;
 const STYLE: &str = include_str!("../../../assets/profile.css");
 const SCRIPT: &str = include_str!("../../../assets/profile.js");
 
-/// The views as a file of their own.
+/// The views as an SVG file.
 pub(super) fn svg(profile: &Profile) -> String {
     figure::file(&drawn(profile))
 }
 
 fn drawn(profile: &Profile) -> String {
-    // The end of a function's name says more than that of its module or its arguments.
+    // The end of a function's name is more specific than its modules or arguments.
     const NAME_MAX: usize = 34;
     let bar = |row: &Row| Share {
         name: end_of(&row.name, NAME_MAX).into_owned(),
@@ -36,7 +36,7 @@ fn title(profile: &Profile) -> String {
     format!("Profile of {}", profile.whose)
 }
 
-/// One page, with the picture, the flame graph and the most frequent chains.
+/// One page with the picture, the flame graph and the most frequent chains.
 pub(super) fn html(profile: &Profile) -> String {
     const STACKS: usize = 50;
     let Profile { seconds, processors, frequency, samples, expected, lost, .. } = profile;
@@ -71,7 +71,7 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// A function in the chains: how often it was there, and what it called.
+/// A function in the call chains: its samples and its callees.
 #[derive(Default)]
 struct Node<'a> {
     samples: u64,
@@ -117,12 +117,12 @@ fn flame(profile: &Profile) -> Markup {
     }
 }
 
-/// All that can be seen; narrower ones would only make the page large.
+/// The frames that are wide enough to see; narrower ones would only enlarge the page.
 fn frames<'a>(root: &'a Node<'a>) -> Vec<Frame<'a>> {
     const NARROWEST: f64 = 0.02;
     let whole = root.samples.max(1) as f64;
     let share = |samples: u64| samples as f64 / whole * 100.0;
-    // Not by recursion: chains may be as deep as a record says.
+    // Not recursive: a record may have chains of any depth.
     let mut waiting = vec![("all", root, 0.0, 0)];
     let mut frames = Vec::new();
     while let Some((name, node, left, depth)) = waiting.pop() {
@@ -146,7 +146,7 @@ mod tests {
     use crate::page::chromium::{self, Seen};
     use ammeter_monitor::profile::{Share, Stack, Syscalls};
 
-    /// With the longest names that there are, and shares of all sizes.
+    /// With the longest possible names, and shares of all sizes.
     fn profile() -> Profile {
         let row = |(name, samples): (&str, u64)| Row {
             name: name.to_owned(),
