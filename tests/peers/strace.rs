@@ -369,7 +369,7 @@ fn disk_error_on_first_bytes_of_cached_name_returns_500() {
         });
         let response = failed.unwrap_or_else(|| panic!("{architecture}, {way}: none of a hundred failed"));
         assert_eq!(response.status, 500, "{architecture}, {way}: {}", response.text());
-        assert!(response.text().contains("cannot read the file"), "{}", response.text());
+        assert!(response.text().contains("Cannot read the file"), "{}", response.text());
         strace.detach();
         assert_eq!(client.get("/large.bin").body.len(), 300_000);
         let line = format!("\"GET /large.bin HTTP/1.1\" 500 {}\n", response.body.len());
