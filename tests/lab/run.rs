@@ -271,6 +271,76 @@ fn every_kind_of_server_is_started_measured_and_stopped() {
 }
 
 #[test]
+fn interleaved_servers_are_measured_in_turns_beside_the_floor() {
+    let home = tempfile::tempdir().unwrap();
+    let text = format!(
+        "interleave = true\nrepetitions = 2\n[[subject]]\nkind = \"amped\"\nsettings = {{ log = true }}\n\
+         config = \"\"\"\n#log#log.access = '@run@/access.log'\n\"\"\"\n\
+         [[subject]]\nkind = \"floor\"\n[[subject]]\nkind = \"nginx\"\n[[subject]]\nkind = \"lighttpd\"\nprogram = \"/no/such\"\n\
+         optional = true\n[load]\nclients = 4\nduration = \"200ms\"\nwarm-up = \"0s\"\ntimeout = \"30s\"\n\
+         [[factor]]\nname = \"row\"\nlevels = [{{ label = \"1k\", set = {{}} }}, {{ label = \"0b\", set = {{ \"workload.file\" = \"0\" }} }},\n\
+         {{ label = \"large\", set = {{ \"workload.file\" = \"100KiB\", \"load.requests-per-connection\" = 1 }} }},\n\
+         {{ label = \"304\", set = {{ \"load.headers\" = [\"If-None-Match: @etag@\"], \"load.expect\" = \"304\" }} }},\n\
+         {{ label = \"404\", set = {{ \"load.path\" = \"/none\", \"load.expect\" = \"404\" }} }}]\n\
+         [[claim]]\nsays = \"It costs less\"\nmetric = \"cpu-per-reply\"\nof = {{ row = \"404\" }}\n\
+         against-subjects = [\"nginx\", \"lighttpd\"]\nbelow = 1.0\n{PATIENT}"
+    );
+    let output = run(home.path(), &text, &["--only", "1k,large,304,404"]);
+    let (result, err) = told(&output);
+    assert_eq!(output.status.code(), Some(0), "{result}\n{err}");
+    assert!(err.contains("left out: lighttpd: there is no program /no/such"), "{err}");
+    let runs = runs(home.path());
+    // Four rows, in two blocks, of three servers and the first of them again.
+    assert_eq!(runs.len(), 4 * 2 * 4, "{err}");
+    for (id, run) in &runs {
+        assert_eq!(
+            (check(run, "server"), &run["summary"]["failed"]),
+            (&Value::Bool(true), &Value::from(0)),
+            "{id}: {run}"
+        );
+        assert!(run["summary"]["server"]["cpu_s"].as_f64() > Some(0.0), "{id}: {run}");
+    }
+    // Servers of a row are alive at once: those of the first block are measured before any of the second.
+    let began =
+        |block: u32| ["a0", "a1", "a2", "aa"].map(|arm| runs[&format!("{block}-{arm}-4")]["load_began_s"].as_f64());
+    assert!(began(1).iter().all(|first| began(2).iter().all(|second| first < second)), "{runs:?}");
+    // What the floor sends is what the first server does, to the byte.
+    let bytes = |id: &str| {
+        let summary = &runs[id]["summary"];
+        summary["received_bytes"].as_f64().unwrap() / summary["ok"].as_f64().unwrap()
+    };
+    assert!((bytes("1-a0-4") - bytes("1-a1-4")).abs() < 1.0, "{} and {}", runs["1-a0-4"], runs["1-a1-4"]);
+    // The server that is not there has no claim, and the page says what there is.
+    assert_eq!(result["claims"].as_array().map(Vec::len), Some(1), "{result}");
+    let page = fs::read_to_string(home.path().join("out/report.html")).unwrap();
+    assert!(page.contains("<h2>Claims</h2>") && !page.contains("What is missing"), "the page of turns");
+    let output = run(home.path(), &text, &["--only", "2k"]);
+    let (err, status) = (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code());
+    assert!(status == Some(2) && err.contains("row: 1k, 0b, large, 304, 404"), "{err}");
+}
+
+#[test]
+fn clients_beside_and_parked_connections_are_figures() {
+    let home = tempfile::tempdir().unwrap();
+    let text = format!(
+        "repetitions = 1\n[[subject]]\nkind = \"nginx\"\n[workload]\nset = \"specweb96\"\nops = 1\n\
+         [load]\nclients = 2\nbeside = 2\nparked = [\"20:idle\"]\nduration = \"400ms\"\ntimeout = \"30s\"\n[[figure]]\ntitle = \"f\"\n\
+         y = [\"start\", \"memory-at-rest\", \"memory-per-parked\", \"beside-rate\", \"beside-p50\", \"beside-p99\"]\n{PATIENT}"
+    );
+    let output = run(home.path(), &text, &[]);
+    let (result, err) = told(&output);
+    assert_eq!(output.status.code(), Some(0), "{result}\n{err}");
+    let run = &runs(home.path())["1-a0-2"];
+    let summary = &run["summary"];
+    assert_eq!((&summary["parked"], check(run, "server")), (&Value::from(20), &Value::Bool(true)), "{run}");
+    assert!(summary["beside"]["ok"].as_u64() > Some(0) && summary["ok"].as_u64() > Some(0), "{run}");
+    let server = &summary["server"];
+    assert!(server["start_ms"].as_f64() > Some(0.0), "{run}");
+    assert!(server["resident_max_bytes"].as_u64() >= server["rest_bytes"].as_u64(), "{run}");
+    assert!(server["rest_bytes"].as_u64() > Some(0), "{run}");
+}
+
+#[test]
 fn interrupt_keeps_completed_measurements() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(
@@ -493,7 +563,7 @@ fn exhibits_are_listed_and_planned() {
         assert!(
             status == 0
                 && plan.contains(exhibit["experiment"].as_str().unwrap())
-                && plan.contains("block 1:")
+                && (plan.contains("block 1:") || plan.contains("in turns, "))
                 && plan.contains("runs, about"),
             "{plan}"
         );

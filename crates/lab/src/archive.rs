@@ -54,6 +54,8 @@ pub(crate) mod name {
     pub(crate) const LOAD: &str = "load.json";
     /// Likewise of the load before, which is not counted.
     pub(crate) const WARM_UP: &str = "warm-up.json";
+    /// Likewise of the clients beside the load.
+    pub(crate) const BESIDE: &str = "beside.json";
     /// What `ammeter load --hlog` wrote.
     pub(crate) const HLOG: &str = "load.hlog";
     /// What `ammeter monitor --record` wrote.
@@ -86,8 +88,11 @@ pub(crate) struct Resolved {
     pub(crate) duration_s: f64,
     /// How long there is load before that, in seconds.
     pub(crate) warm_up_s: f64,
-    /// How often the monitor looks, in milliseconds.
+    /// How often the monitor looks, in milliseconds; 0: there is none.
     pub(crate) interval_ms: f64,
+    /// Whether all servers of one load are alive at once and measured in turns.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_interleaved: bool,
     /// Requests on a connection; 0: without end.
     pub(crate) requests_per_connection: u64,
     /// What is varied, in the order of the file.
@@ -648,6 +653,12 @@ pub(crate) struct Summary {
     pub(crate) connected: Spread,
     /// SYN sent, since the planned instant, in milliseconds.
     pub(crate) lateness: Spread,
+    /// What clients beside the load had, where there were some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) beside: Option<Beside>,
+    /// Connections held open beside the load, each of which asked once.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) parked: u64,
     /// CPU time of the clients, in seconds, without what they spent looking at the clock.
     pub(crate) client_cpu_s: f64,
     /// What the server used.
@@ -665,6 +676,23 @@ pub(crate) struct Summary {
     /// read with these files, and stand in no other.
     #[serde(skip)]
     pub(crate) shares: BTreeMap<String, f64>,
+}
+
+fn is_none(count: &u64) -> bool {
+    *count == 0
+}
+
+/// What clients had that asked for one small file beside the load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Beside {
+    /// Right replies.
+    pub(crate) ok: u64,
+    /// Of them in a second.
+    pub(crate) rate: f64,
+    /// Heads and all.
+    pub(crate) received_bytes: u64,
+    /// How long they took, in milliseconds.
+    pub(crate) latency: Spread,
 }
 
 /// What a server used while load was measured, with all its processes, also those that ended.
@@ -695,6 +723,15 @@ pub(crate) struct ServerUse {
     pub(crate) processing_ms: Option<f64>,
     /// Likewise to log it.
     pub(crate) logging_ms: Option<f64>,
+    /// From its start to its first answer, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) start_ms: Option<f64>,
+    /// Its memory before there was load, in bytes, resident.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rest_bytes: Option<u64>,
+    /// The most resident memory while there was load, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) resident_max_bytes: Option<u64>,
 }
 
 /// What the machine did while load was measured.
@@ -799,13 +836,25 @@ impl Summary {
             Some(100.0 * run.server.user_s? / run.server.cpu_s.filter(|cpu_s| *cpu_s > 0.0)?)
         }),
         ("cpu-per-reply", "us", "CPU of the server for a response", |run| {
-            (run.ok > 0).then_some(run.server.cpu_s? * 1e6 / run.ok as f64)
+            let replies = run.ok + run.beside.map_or(0, |beside| beside.ok);
+            (replies > 0).then_some(run.server.cpu_s? * 1e6 / replies as f64)
         }),
+        ("beside-rate", "1/s", "responses to clients beside the load", |run| Some(run.beside?.rate)),
+        ("beside-p50", "ms", "latency of clients beside the load, median", |run| Some(run.beside?.latency.p50_ms)),
+        ("beside-p99", "ms", "latency of clients beside the load, 99 %", |run| Some(run.beside?.latency.p99_ms)),
         ("client-cpu", "cores", "CPU of the clients", |run| Some(run.client_cpu_s / run.counted_s())),
         ("host-cpu", "%", "CPU of the machine", |run| Some(run.host.busy * 100.0)),
         ("processes", "", "processes of the server, at most", |run| run.server.processes_max.map(f64::from)),
         ("threads", "", "threads of the server, at most", |run| run.server.threads_max.map(f64::from)),
         ("memory", "MiB", "memory of the server, at most", |run| Some(run.server.memory_max_bytes? as f64 / MIB)),
+        ("start", "ms", "time from the start of the server to its first answer", |run| run.server.start_ms),
+        ("memory-at-rest", "MiB", "memory of the server before the load, resident", |run| {
+            Some(run.server.rest_bytes? as f64 / MIB)
+        }),
+        ("memory-per-parked", "B", "memory that a parked connection takes", |run| {
+            let grown = run.server.resident_max_bytes?.saturating_sub(run.server.rest_bytes?);
+            (run.parked > 0).then(|| grown as f64 / run.parked as f64)
+        }),
         ("listen-depth", "", "connections in the listen queue, at most", |run| {
             Some(run.server.listen_depth_max? as f64)
         }),

@@ -177,26 +177,33 @@ impl TestEnvironment {
             Workload::File(bytes) => format!("file-{}", bytes.0),
             Workload::Specweb96(ops) => format!("specweb96-{ops}"),
             Workload::Webstone(scale) => format!("webstone-{}", scale.replace('/', "of")),
+            Workload::Log(path) => format!("log-{}", path.to_string_lossy().replace('/', "-")),
             Workload::Site(folder, path) => {
                 let folder =
                     fs::canonicalize(folder).map_err(Failure::io(format_args!("find {}", folder.display())))?;
-                return Ok(Site { folder, target: path.clone(), manifest: None });
+                return Ok(Site { folder, target: path.clone(), manifest: None, replies: None });
             }
         };
         let folder = self.scratch.join(word);
         let manifest = folder.join("manifest.jsonl");
-        let site = |target: &str, manifest| Site { folder: folder.clone(), target: target.to_owned(), manifest };
+        let site = |target: &str, manifest| Site {
+            folder: folder.clone(),
+            target: target.to_owned(),
+            manifest,
+            replies: None,
+        };
         let words: Vec<String> = match workload {
             Workload::File(bytes) => {
                 if !folder.exists() {
-                    fs::create_dir(&folder)
-                        .and_then(|()| write_file(&folder.join("file"), bytes.0))
+                    write_beside(&folder)?;
+                    write_file(&folder.join("file"), bytes.0)
                         .map_err(Failure::io(format_args!("write {}", folder.display())))?;
                 }
                 return Ok(site("/file", None));
             }
             Workload::Specweb96(ops) => ["files", "specweb96", "--ops", &ops.to_string()].map(str::to_owned).to_vec(),
             Workload::Webstone(scale) => ["files", "webstone", "--scale", scale].map(str::to_owned).to_vec(),
+            Workload::Log(path) => vec!["files".to_owned(), "log".to_owned(), path.display().to_string()],
             Workload::Site(..) => Vec::new(),
         };
         if !manifest.exists() {
@@ -211,6 +218,7 @@ impl TestEnvironment {
                 let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
                 return Err(Failure::failed(format!("cannot make the file set: {said}")));
             }
+            write_beside(&folder)?;
         }
         Ok(site("/", Some(manifest)))
     }
@@ -259,6 +267,17 @@ fn whole_disk(device: u64) -> String {
     whole.map_or(own, |text| text.trim().to_owned())
 }
 
+/// The file that clients beside the load ask for.
+pub(crate) const BESIDE: &str = "/beside.html";
+
+/// Puts the file that clients beside the load ask for into the folder of a workload.
+fn write_beside(folder: &Path) -> Result<(), Failure> {
+    const BYTES: u64 = 1024;
+    fs::create_dir_all(folder)
+        .and_then(|()| write_file(&folder.join(&BESIDE[1..]), BYTES))
+        .map_err(Failure::io(format_args!("write {}", folder.display())))
+}
+
 fn write_file(path: &Path, bytes: u64) -> io::Result<()> {
     const BLOCK: u64 = 1 << 16;
     let block: Vec<u8> = (0..BLOCK).map(|at| b' ' + (at * 7 % 95) as u8).collect();
@@ -278,6 +297,8 @@ pub(crate) struct Site {
     pub(crate) target: String,
     /// What is asked for, if it is a set.
     pub(crate) manifest: Option<PathBuf>,
+    /// What another server has answered, where the floor is to answer the same.
+    pub(crate) replies: Option<PathBuf>,
 }
 
 impl Site {

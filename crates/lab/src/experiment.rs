@@ -22,7 +22,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::archive::{
-    Arm, At, Claim, Factor, Figure, Hosts, PaperCurve, Resolved, Rules, SUBJECT, Step, Summary, Term,
+    Arm, At, Claim, Factor, Figure, Hosts, PaperCurve, Planned, Resolved, Rules, SUBJECT, Step, Summary, Term,
 };
 use crate::subject::{Kind, Subject, Template};
 
@@ -44,6 +44,65 @@ pub(crate) struct Experiment {
     pub(crate) settings: Vec<Settings>,
 }
 
+impl Experiment {
+    /// The settings of a run's arm.
+    ///
+    /// # Errors
+    /// The plan is that of another experiment.
+    pub(crate) fn settings_of(&self, planned: &Planned) -> Result<&Settings, Failure> {
+        let at = self.resolved.arms.iter().position(|arm| arm.id == planned.arm);
+        at.and_then(|at| self.settings.get(at)).ok_or_else(|| {
+            Failure::failed(format!("the plan has an arm {:?}, and the experiment has none", planned.arm))
+        })
+    }
+
+    /// The experiment with these levels of its factors alone; a factor of which none is named has all of them.
+    ///
+    /// # Errors
+    /// A name that is no level.
+    pub(crate) fn only(self, names: &[String]) -> Result<Experiment, Failure> {
+        let factors = self.resolved.factors.clone();
+        let is_known = |name: &String| factors.iter().any(|factor| factor.levels.contains(name));
+        if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
+            let levels = factors.iter().map(|factor| format!("{}: {}", factor.name, factor.levels.join(", ")));
+            let levels = levels.collect::<Vec<_>>().join("; ");
+            return Err(Failure::usage(format!("--only {unknown}: no factor has this level; there are {levels}")));
+        }
+        let has_any = |factor: &str| {
+            factors.iter().any(|one| one.name == factor && one.levels.iter().any(|level| names.contains(level)))
+        };
+        Ok(self.retained(|factor, level| !has_any(factor) || names.iter().any(|name| name == level)))
+    }
+
+    /// The experiment with the levels that are to stay, given factor and level. Claims about others go.
+    pub(crate) fn retained(mut self, is_kept: impl Fn(&str, &str) -> bool) -> Experiment {
+        let Resolved { factors, arms, claims, .. } = &mut self.resolved;
+        // What a claim does not say is as in the first arm, which may be another one now.
+        let baseline = arms.first().map(|arm| arm.levels.clone()).unwrap_or_default();
+        let terms = |claim: &mut Claim| {
+            for term in [Some(&mut claim.of), claim.against.as_mut()].into_iter().flatten() {
+                let named = std::mem::replace(&mut term.levels, baseline.clone());
+                term.levels.extend(named);
+            }
+        };
+        claims.iter_mut().for_each(|claim| {
+            terms(claim);
+            claim.acted.iter_mut().for_each(terms);
+        });
+        let is_whole = |levels: &BTreeMap<String, String>| levels.iter().all(|(factor, level)| is_kept(factor, level));
+        let is_told =
+            |claim: &Claim| is_whole(&claim.of.levels) && claim.against.iter().all(|term| is_whole(&term.levels));
+        claims.retain(|claim| is_told(claim) && claim.acted.iter().all(is_told));
+        for factor in factors {
+            factor.levels.retain(|level| is_kept(&factor.name, level));
+        }
+        let (kept, settings) =
+            std::mem::take(arms).into_iter().zip(self.settings).filter(|(arm, _)| is_whole(&arm.levels)).unzip();
+        (*arms, self.settings) = (kept, settings);
+        self
+    }
+}
+
 /// What an arm is made of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
@@ -63,6 +122,13 @@ pub(crate) struct Settings {
     pub(crate) profile: bool,
 }
 
+impl Settings {
+    /// Whether another server is asked for the same in the same way, so that the two can be measured in turns.
+    pub(crate) fn is_asked_as(&self, other: &Settings) -> bool {
+        self.workload == other.workload && self.load == other.load
+    }
+}
+
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Workload {
@@ -72,6 +138,8 @@ pub(crate) enum Workload {
     Specweb96(u32),
     /// WebStone's, at this scale.
     Webstone(String),
+    /// The files of an access log.
+    Log(PathBuf),
     /// A folder of the user's, and what is asked of it.
     Site(PathBuf, String),
 }
@@ -99,6 +167,22 @@ pub(crate) struct Load {
     pub(crate) generators: u16,
     /// Connections held open beside it, as `ammeter load --parked` reads them.
     pub(crate) parked: Vec<String>,
+    /// Clients of a closed loop that ask for one small file beside the load; 0: none.
+    pub(crate) beside: u32,
+    /// What is asked for in place of the workload's own file.
+    pub(crate) path: Option<String>,
+    /// Header fields of each request; `@etag@` stands for the entity tag that this server gives to what is asked for.
+    pub(crate) headers: Vec<String>,
+    /// Statuses that are right, as `ammeter load --expect` reads them; `None`: all below 400.
+    pub(crate) expect: Option<String>,
+}
+
+impl Load {
+    /// How many connections are held open beside it.
+    pub(crate) fn parked_count(&self) -> u64 {
+        let count = |parked: &String| parked.parse::<ammeter_load::drive::parked::Wanted>().map_or(0, |one| one.count);
+        self.parked.iter().map(count).sum::<usize>() as u64
+    }
 }
 
 /// A path, in the words of `ammeter wan`.
@@ -348,6 +432,7 @@ struct File {
     /// Without it, all combinations where several subjects meet one factor; else one at a time.
     design: Option<Design>,
     again: Option<bool>,
+    interleave: Option<Spanned<bool>>,
     #[serde(default)]
     subject: Vec<Spanned<SubjectFile>>,
     #[serde(default)]
@@ -394,6 +479,8 @@ struct SubjectFile {
     kind: Kind,
     program: Option<PathBuf>,
     #[serde(default)]
+    optional: bool,
+    #[serde(default)]
     start: Vec<String>,
     config: Option<Spanned<String>>,
     #[serde(default)]
@@ -407,6 +494,7 @@ struct WorkloadFile {
     set: Option<Set>,
     ops: Option<Spanned<u32>>,
     scale: Option<Spanned<String>>,
+    log: Option<Spanned<PathBuf>>,
     site: Option<Spanned<PathBuf>>,
     path: Option<String>,
 }
@@ -434,6 +522,11 @@ struct LoadFile {
     generators: Option<Spanned<u16>>,
     #[serde(default)]
     parked: Vec<String>,
+    beside: Option<Spanned<u32>>,
+    path: Option<Spanned<String>>,
+    #[serde(default)]
+    headers: Vec<Spanned<String>>,
+    expect: Option<Spanned<String>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -521,7 +614,7 @@ struct PaperFile {
     points: Vec<[f64; 2]>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
 struct ClaimFile {
     #[serde(default)]
@@ -531,6 +624,8 @@ struct ClaimFile {
     of: LevelsFile,
     at: Option<Spanned<AtFile>>,
     against: Option<LevelsFile>,
+    #[serde(default)]
+    against_subjects: Vec<Spanned<Setting>>,
     against_at: Option<Spanned<AtFile>>,
     against_metric: Option<Spanned<String>>,
     above: Option<f64>,
@@ -638,10 +733,19 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         });
         settings.push(arm);
     }
-    // What is compared is compared with itself as well: the noise is part of the result.
-    if file.again.unwrap_or(arms.len() > 1) {
-        arms.push(Arm { id: "aa".to_owned(), is_again: true, ..arms[0].clone() });
-        settings.push(settings[0].clone());
+    let is_interleaved = file.interleave.as_ref().is_some_and(|interleave| *interleave.get_ref());
+    // What is compared is compared with itself as well: the noise is part of the result. Of servers that are interleaved there
+    // is one more at each load.
+    let mut again: Vec<usize> = vec![0];
+    if is_interleaved {
+        let is_first = |at: &usize| !settings[..*at].iter().any(|other| other.is_asked_as(&settings[*at]));
+        again = (0..settings.len()).filter(is_first).collect();
+    }
+    let is_repeated = file.again.unwrap_or(settings.len() > 1);
+    for at in again.into_iter().filter(|_| is_repeated) {
+        let id = if at == 0 { "aa".to_owned() } else { format!("aa{at}") };
+        arms.push(Arm { id, is_again: true, ..arms[at].clone() });
+        settings.push(settings[at].clone());
     }
     let load = &settings[0].load;
     let stem = own_name(name);
@@ -662,7 +766,9 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         repetitions,
         duration_s: load.duration.as_secs_f64(),
         warm_up_s: load.warm_up.as_secs_f64(),
-        interval_ms: interval.as_secs_f64() * 1e3,
+        // No monitor looks at servers that are interleaved: each is measured for less than a second.
+        interval_ms: if is_interleaved { 0.0 } else { interval.as_secs_f64() * 1e3 },
+        is_interleaved,
         requests_per_connection: load.requests_per_connection,
         rules: Rules {
             others_max: rule(&validity.others_max, Rules::USUAL.others_max),
@@ -859,7 +965,7 @@ fn subject_name(subject: &SubjectFile) -> String {
 /// The tree of an arm as a file of its own, without what is no part of an arm.
 fn alone(tree: &Spanned<DeTable<'_>>, subject: &str) -> Result<String, Wrong> {
     let mut table = toml::Table::deserialize(toml::de::Deserializer::from(tree.clone()))?;
-    for key in ["factor", "figure", "claim", "exhibits", "design", "again", "quick", "about"] {
+    for key in ["factor", "figure", "claim", "exhibits", "design", "again", "interleave", "quick", "about"] {
         table.remove(key);
     }
     if let Some(toml::Value::Array(subjects)) = table.get_mut("subject") {
@@ -913,6 +1019,9 @@ fn arm_settings(file: &File, subject: Option<&str>, wish: Wish) -> Result<Settin
         let way = "name a server: [[subject]], and below it kind = \"nginx\"";
         return Err(wrong(0..0, "there is no subject", way));
     };
+    if let Some(interleave) = file.interleave.as_ref().filter(|interleave| *interleave.get_ref()) {
+        check_interleaved(file, interleave.span())?;
+    }
     if let (Some(hosts), true) = (&file.hosts, file.path.is_some()) {
         let way = "leave [path] out, or have ammeter wan make one on the hosts";
         return Err(wrong(hosts.span(), "a path is made on one machine, and these are several", way));
@@ -928,10 +1037,25 @@ fn arm_settings(file: &File, subject: Option<&str>, wish: Wish) -> Result<Settin
     })
 }
 
+/// Servers that are measured in turns share a machine and have no monitor.
+fn check_interleaved(file: &File, at: Range<usize>) -> Result<(), Wrong> {
+    let what = match () {
+        () if file.hosts.is_some() => "[hosts]",
+        () if file.path.is_some() => "[path]",
+        () if file.monitor.profile => "a profile",
+        () if file.load.get_ref().rate.is_some() => "a rate",
+        () if file.load.get_ref().beside.is_some() => "clients beside the load",
+        () => return Ok(()),
+    };
+    let way_out = "leave one of them out; servers are interleaved in closed loops on this machine, without a monitor";
+    Err(wrong(at, format!("servers that are interleaved cannot have {what}"), way_out))
+}
+
 fn arm_subject(found: &Spanned<SubjectFile>, server: &SettingsFile) -> Result<Subject, Wrong> {
     let (at, file) = (found.span(), found.get_ref());
     let config = match &file.config {
         None => String::new(),
+        Some(text) if text.get_ref().contains('\n') => text.get_ref().clone(),
         Some(path) => std::fs::read_to_string(path.get_ref())
             .map_err(|error| wrong(path.span(), format!("cannot read {}: {error}", path.get_ref()), ""))?,
     };
@@ -954,6 +1078,7 @@ fn arm_subject(found: &Spanned<SubjectFile>, server: &SettingsFile) -> Result<Su
     Ok(Subject {
         name: subject_name(file),
         kind: file.kind,
+        is_optional: file.optional,
         program: file.program.clone(),
         start: file.start.clone(),
         config,
@@ -962,7 +1087,14 @@ fn arm_subject(found: &Spanned<SubjectFile>, server: &SettingsFile) -> Result<Su
 }
 
 fn workload(file: &WorkloadFile, at: Range<usize>, is_elsewhere: bool) -> Result<Workload, Wrong> {
-    let WorkloadFile { file: single, set, ops, scale, site, path } = file;
+    let WorkloadFile { file: single, set, ops, scale, log, site, path } = file;
+    if let (None, None, None, Some(log)) = (single, set, site, log) {
+        let path = log.get_ref();
+        let is_there = is_elsewhere || path.is_file();
+        return is_there.then(|| Workload::Log(path.clone())).ok_or_else(|| {
+            wrong(log.span(), format!("{} is no file", path.display()), "name an access log, such as \"access.log\"")
+        });
+    }
     match (single, set, site) {
         (None, None, None) => Ok(Workload::File(Bytes::kib(1))),
         (Some(Text(bytes)), None, None) => Ok(Workload::File(*bytes)),
@@ -989,7 +1121,7 @@ fn workload(file: &WorkloadFile, at: Range<usize>, is_elsewhere: bool) -> Result
         _ => Err(wrong(
             at,
             "a workload is one thing",
-            "write file = \"1KiB\", set = \"specweb96\" or \"webstone\", or site = DIR",
+            "write file = \"1KiB\", set = \"specweb96\" or \"webstone\", log = FILE, or site = DIR",
         )),
     }
 }
@@ -1034,7 +1166,30 @@ fn load(file: &File, wish: Wish) -> Result<Load, Wrong> {
     if let Err(error) = ammeter_load::schedule::Arrivals::from_str(arrivals) {
         return Err(wrong(load.arrivals.as_ref().map_or(0..0, Spanned::span), error.to_string(), ""));
     }
+    let path = match &load.path {
+        Some(path) if !path.get_ref().starts_with('/') => {
+            return Err(wrong(path.span(), "a path begins with /", "write path = \"/index.html\""));
+        }
+        path => path.as_ref().map(|path| path.get_ref().clone()),
+    };
+    if let Some(field) = load.headers.iter().find(|field| !field.get_ref().contains(": ")) {
+        return Err(wrong(field.span(), "no header field", "write headers = [\"Range: bytes=0-1023\"]"));
+    }
+    if let Some(expect) = &load.expect {
+        let read = ammeter_load::workload::Statuses::from_str(expect.get_ref());
+        read.map_err(|error| wrong(expect.span(), error, "write expect = \"2xx,404\""))?;
+    }
+    let beside = match &load.beside {
+        Some(count) if file.hosts.is_some() || *count.get_ref() > 10_000 => {
+            return Err(wrong(count.span(), "there are 0 to 10000 clients beside the load, on this machine alone", ""));
+        }
+        count => count.as_ref().map_or(0, |count| *count.get_ref()),
+    };
     Ok(Load {
+        beside,
+        path,
+        headers: load.headers.iter().map(|field| field.get_ref().clone()).collect(),
+        expect: load.expect.as_ref().map(|expect| expect.get_ref().clone()),
         duration,
         warm_up: load.warm_up.as_ref().map_or(Duration::from_millis(500), |Text(time)| *time),
         arrivals: arrivals.to_owned(),
@@ -1263,7 +1418,24 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
         }
         Ok(Claim { acted: acted.iter().map(single).collect::<Result<_, Wrong>>()?, ..single(claim)? })
     };
-    file.claim.iter().map(of_file).collect()
+    let each: Vec<Spanned<ClaimFile>> = file.claim.iter().flat_map(against_each).collect();
+    each.iter().map(of_file).collect()
+}
+
+/// A claim against several subjects is one against each of them, all else being as it is in the figure that is divided.
+fn against_each(claim: &Spanned<ClaimFile>) -> Vec<Spanned<ClaimFile>> {
+    let (at, file) = (claim.span(), claim.get_ref());
+    if file.against_subjects.is_empty() {
+        return vec![claim.clone()];
+    }
+    let against = |subject: &Spanned<Setting>| {
+        let mut levels = file.of.clone();
+        let name = Spanned::new(subject.span(), SUBJECT.to_owned());
+        levels.retain(|factor, _| *factor.get_ref() != SUBJECT);
+        levels.insert(name, subject.clone());
+        Spanned::new(at.clone(), ClaimFile { against: Some(levels), against_subjects: Vec::new(), ..file.clone() })
+    };
+    file.against_subjects.iter().map(against).collect()
 }
 
 #[cfg(test)]

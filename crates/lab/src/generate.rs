@@ -206,7 +206,7 @@ impl Slice {
     fn start(generator: &Generator, order: &Order<'_>, at: usize, count: usize) -> Result<Slice, Failure> {
         let Order { settings, server, site, step, duration, seed, into, stem } = order;
         let manifest = site.manifest.as_ref().and(generator.manifest.clone());
-        let site = Site { folder: PathBuf::new(), target: site.target.clone(), manifest };
+        let site = Site { folder: PathBuf::new(), target: site.target.clone(), manifest, replies: None };
         let mut words = generator.words.clone();
         words.extend(load_words(settings, &site, *step, *server, *duration, *seed));
         words.extend(["--slice".to_owned(), format!("{}/{count}", at + 1)]);

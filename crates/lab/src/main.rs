@@ -18,6 +18,7 @@ mod figure;
 mod generate;
 mod group;
 mod hosts;
+mod interleave;
 mod page;
 mod plan;
 mod report;
@@ -52,6 +53,9 @@ enum Command {
     Diagnose(Box<command::diagnose::Args>),
     /// Generate a file set to serve, and the manifest of what to request
     Files(command::files::Args),
+    /// Answer what a file says, and do nothing else
+    #[command(hide = true)]
+    FloorServer(command::floor_server::Args),
     /// Print a record of the machine: processor, kernel, and other activity
     Host(command::host::Args),
     /// List the built-in experiments, or print one
@@ -94,6 +98,7 @@ impl Command {
             Command::Compare(args) => return command::compare::run(args),
             Command::Diagnose(args) => command::diagnose::run(args),
             Command::Files(args) => command::files::run(args),
+            Command::FloorServer(args) => command::floor_server::run(args),
             Command::Host(args) => command::host::run(args),
             Command::List(args) => command::list::run(args),
             Command::Load(args) => command::load::run(args),

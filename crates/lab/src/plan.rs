@@ -5,11 +5,14 @@
 //! measured within a minute or so. The baseline is in every block, twice where there is something to compare. What is measured
 //! again (`left`) has the same arrivals, and comes at its block's end, so that it stays within it.
 //!
+//! Servers that are interleaved stay alive through all blocks, so there a load comes after the other and has all its blocks at
+//! once: what is compared is measured within seconds.
+//!
 //! Pure: nothing here looks at a clock.
 
 use amped_measure::stats::Random;
 
-use crate::archive::{Hosts, Plan, Planned, Resolved, Run, Step};
+use crate::archive::{Arm, Hosts, Plan, Planned, Resolved, Run, Step};
 
 /// What a run takes besides load: to start the server and the monitor, and to stop them, in seconds.
 pub(crate) const AROUND_S: f64 = 1.5;
@@ -18,23 +21,61 @@ pub(crate) const AROUND_S: f64 = 1.5;
 pub(crate) fn plan(resolved: &Resolved) -> Plan {
     let mut random = Random(resolved.seed);
     let mut runs = Vec::new();
-    for block in 1..=resolved.repetitions {
-        let mut steps: Vec<Step> = resolved.steps.clone();
-        random.shuffle(&mut steps);
-        for step in steps {
-            let mut arms: Vec<&str> = resolved.arms.iter().map(|arm| arm.id.as_str()).collect();
-            random.shuffle(&mut arms);
-            // The same luck for all arms, and other luck in each block.
-            let seed = random.next() >> 32;
-            runs.extend(arms.into_iter().map(|arm| {
-                let (arm, id) = (arm.to_owned(), format!("{block}-{arm}-{}", step.value()));
-                Planned { id, block, arm, step, seed }
-            }));
+    let mut add = |random: &mut Random, block: u32, step: Step, arms: &[&Arm]| {
+        let mut arms: Vec<&str> = arms.iter().map(|arm| arm.id.as_str()).collect();
+        random.shuffle(&mut arms);
+        // The same luck for all arms, and other luck in each block.
+        let seed = random.next() >> 32;
+        runs.extend(arms.into_iter().map(|arm| {
+            let (arm, id) = (arm.to_owned(), format!("{block}-{arm}-{}", step.value()));
+            Planned { id, block, arm, step, seed }
+        }));
+    };
+    let groups = groups(resolved);
+    let mut looks = resolved.repetitions as usize;
+    if resolved.is_interleaved {
+        looks = groups.len() * resolved.steps.len();
+        for (group, step) in groups.iter().flat_map(|group| resolved.steps.iter().map(move |step| (group, step))) {
+            (1..=resolved.repetitions).for_each(|block| add(&mut random, block, *step, group));
+        }
+    } else {
+        let arms: Vec<&Arm> = resolved.arms.iter().collect();
+        for block in 1..=resolved.repetitions {
+            let mut steps: Vec<Step> = resolved.steps.clone();
+            random.shuffle(&mut steps);
+            steps.into_iter().for_each(|step| add(&mut random, block, step, &arms));
         }
     }
-    let expected_s =
-        runs.len() as f64 * run_s(resolved) + clients_s(resolved) + f64::from(resolved.repetitions) * IDLE_S;
+    let expected_s = runs.len() as f64 * run_s(resolved) + clients_s(resolved) + looks as f64 * IDLE_S;
     Plan { runs, expected_s }
+}
+
+/// The arms that are asked for the same in the same way, which can be measured in turns.
+fn groups(resolved: &Resolved) -> Vec<Vec<&Arm>> {
+    let asked = |arm: &Arm| {
+        let table = arm.settings.parse::<toml::Table>().unwrap_or_default();
+        [table.get("workload").cloned(), table.get("load").cloned()]
+    };
+    let mut groups: Vec<([Option<toml::Value>; 2], Vec<&Arm>)> = Vec::new();
+    for arm in &resolved.arms {
+        let key = asked(arm);
+        match groups.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, group)) => group.push(arm),
+            None => groups.push((key, vec![arm])),
+        }
+    }
+    groups.into_iter().map(|(_, group)| group).collect()
+}
+
+/// The runs of a plan in the parts before each of which the machine is to be at rest: its blocks, or where servers are
+/// interleaved, those that are alive at once.
+pub(crate) fn parts<'a>(resolved: &Resolved, runs: &'a [Planned]) -> Vec<&'a [Planned]> {
+    if !resolved.is_interleaved {
+        return runs.chunk_by(|a, b| a.block == b.block).collect();
+    }
+    let groups = groups(resolved);
+    let group = |run: &Planned| groups.iter().position(|group| group.iter().any(|arm| arm.id == run.arm));
+    runs.chunk_by(|a, b| a.step == b.step && group(a) == group(b)).collect()
 }
 
 /// What of these is to be made: what is not among the runs that were made, and another attempt at what is, where `again` says so
@@ -50,7 +91,12 @@ pub(crate) fn left(planned: &[Planned], made: &[Run], again: impl Fn(usize, &Run
 
 /// How long a run is expected to take, in seconds.
 pub(crate) fn run_s(resolved: &Resolved) -> f64 {
-    resolved.duration_s + resolved.warm_up_s + AROUND_S
+    /// To start the load, where the servers are there already.
+    const TURN_S: f64 = 0.15;
+    match resolved.is_interleaved {
+        true => resolved.duration_s + TURN_S + (resolved.warm_up_s + AROUND_S) / f64::from(resolved.repetitions.max(1)),
+        false => resolved.duration_s + resolved.warm_up_s + AROUND_S,
+    }
 }
 
 /// How long the machine is looked at before a block, in seconds.
@@ -95,9 +141,13 @@ pub(crate) fn list(resolved: &Resolved, plan: &Plan) -> String {
         resolved.duration_s,
         resolved.warm_up_s
     );
-    for block in plan.runs.chunk_by(|a, b| a.block == b.block) {
-        text += &format!("  block {}:", block[0].block);
-        for step in block.chunk_by(|a, b| a.step == b.step) {
+    for part in parts(resolved, &plan.runs) {
+        text += &match resolved.is_interleaved {
+            true => format!("  in turns, {} blocks:", resolved.repetitions),
+            false => format!("  block {}:", part[0].block),
+        };
+        let first = part.chunk_by(|a, b| a.block == b.block).next().unwrap_or(part);
+        for step in first.chunk_by(|a, b| a.step == b.step) {
             let arms: Vec<&str> = step.iter().map(|run| run.arm.as_str()).collect();
             text += &format!(" {}@{}", arms.join(","), step[0].step.value());
         }
@@ -151,6 +201,22 @@ mod tests {
             }
             prop_assert_eq!(super::plan(&resolved), plan);
         }
+    }
+
+    #[test]
+    fn interleaved_load_has_all_its_blocks_at_once() {
+        let mut resolved = Resolved { is_interleaved: true, ..resolved(4, 1, 3, 1) };
+        for (at, arm) in resolved.arms.iter_mut().enumerate() {
+            arm.settings = format!("[workload]\nfile = \"{}KiB\"\n", at % 2);
+        }
+        let plan = plan(&resolved);
+        let parts = parts(&resolved, &plan.runs);
+        let found: Vec<(BTreeSet<&str>, Vec<u32>)> = parts
+            .iter()
+            .map(|part| (part.iter().map(|run| &run.arm[..]).collect(), part.iter().map(|run| run.block).collect()))
+            .collect();
+        let blocks = vec![1, 1, 2, 2, 3, 3];
+        assert_eq!(found, [(BTreeSet::from(["a0", "a2"]), blocks.clone()), (BTreeSet::from(["a1", "a3"]), blocks)]);
     }
 
     #[test]

@@ -28,14 +28,14 @@ use amped_measure::{Failure, Verdict};
 use serde::{Deserialize, Serialize};
 
 use crate::archive::{
-    self, Block, Check, ClientStep, HostRun, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse, Step,
-    Summary, name,
+    self, Beside, Block, Check, ClientStep, HostRun, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse,
+    Step, Summary, name,
 };
 use crate::environment::{Folder, Running, Site, Streams, TestEnvironment, free_address, interrupted};
 use crate::experiment::{Load, Settings};
 use crate::group::{CpuTime, Group};
 use crate::plan;
-use crate::subject::{self, Kind, Place, Subject};
+use crate::subject::{self, Answer, Kind, Place, Subject};
 use crate::validate::{self, Evidence};
 
 /// How long a server may take until it answers.
@@ -113,14 +113,23 @@ pub(crate) fn judge(
     run.load_began_s = outcome.began_s;
     // The record is by the clock of the server's host.
     let from_s = outcome.began_s + hosts.first().map_or(0.0, |server| server.clock.offset_s);
-    let seen = Seen::read(&into.join(name::MONITOR), from_s, from_s + outcome.seconds)?;
+    let seen = match order.interval.is_zero() {
+        true => Seen::default(),
+        false => Seen::read(&into.join(name::MONITOR), from_s, from_s + outcome.seconds)?,
+    };
     let mut summary = Summary::of(outcome);
     summary.set_bytes = watched.set_bytes;
+    summary.parked = settings.load.parked_count();
+    if settings.load.beside > 0 {
+        let Outcome { ok, window, received_bytes, latency, .. } = archive::read(&into.join(name::BESIDE))?;
+        summary.beside = Some(Beside { ok, rate: window.completed_rate, received_bytes, latency });
+    }
     summary.monitor = seen.figures();
     summary.network = seen.network(is_private);
     summary.server = seen.server();
     summary.server.memory_max_bytes = watched.memory_max_bytes.or(summary.server.memory_max_bytes);
     summary.server.replies = watched.replies.or(summary.server.replies);
+    summary.server.start_ms = watched.start_ms;
     if let Some(cpu) = watched.spell.server {
         summary.server.cpu_s = Some(cpu.all_ns as f64 / 1e9);
         summary.server.user_s = cpu.user_ns.map(|ns| ns as f64 / 1e9);
@@ -180,6 +189,8 @@ pub(crate) struct Watched {
     replies: Option<u64>,
     /// How large the set of files is, where it is one.
     set_bytes: Option<u64>,
+    /// From the server's start to its first answer.
+    start_ms: Option<f64>,
     pub(crate) spell: CpuUsage,
 }
 
@@ -288,6 +299,92 @@ impl Side {
         Ok(())
     }
 
+    /// What is started to make this load.
+    fn load_words(&self, order: &Order, site: &Site, duration: Duration, seed: u64) -> Vec<String> {
+        let words = load_words(&order.settings, site, order.planned.step, self.address(), duration, seed);
+        self.prefix.iter().cloned().chain(words).collect()
+    }
+
+    /// Makes a load that is not counted, if there is to be one.
+    ///
+    /// # Errors
+    /// When it cannot be made; an interrupt.
+    pub(crate) fn warm_up(&self, order: &Order, site: &Site, stop: &Stop) -> Result<(), Failure> {
+        let Order { settings, into, planned, .. } = order;
+        let duration = settings.load.warm_up;
+        if duration.is_zero() {
+            return Ok(());
+        }
+        let streams = Streams::to(Some(&into.join(name::WARM_UP)), &into.join("warm-up.log"))?;
+        // Connections are parked beside the measured load alone, or what they take would be there before it.
+        let mut order = order.clone();
+        order.settings.load.parked.clear();
+        let words = self.load_words(&order, site, duration, planned.seed ^ 1);
+        Running::start("the warm-up", &words, streams)?.wait(patience(settings, duration), stop).map(drop)
+    }
+
+    /// Starts the clients beside the load, if there are to be some.
+    ///
+    /// # Errors
+    /// When there is no room for their result.
+    pub(crate) fn beside(&self, order: &Order, site: &Site) -> Result<Option<Running>, Failure> {
+        let Order { settings, into, planned, .. } = order;
+        if settings.load.beside == 0 {
+            return Ok(None);
+        }
+        let mut settings = settings.clone();
+        settings.load = Load {
+            path: Some(crate::environment::BESIDE.to_owned()),
+            parked: Vec::new(),
+            headers: Vec::new(),
+            expect: None,
+            requests_per_connection: 0,
+            pipeline: 1,
+            think_time: Duration::ZERO,
+            ..settings.load
+        };
+        let site = Site { manifest: None, ..site.clone() };
+        let step = Step::Clients(settings.load.beside);
+        let words = load_words(&settings, &site, step, self.address(), settings.load.duration, planned.seed);
+        let words: Vec<String> = self.prefix.iter().cloned().chain(words).collect();
+        let streams = Streams::to(Some(&into.join(name::BESIDE)), &into.join("beside.log"))?;
+        Running::start("the clients beside the load", &words, streams).map(Some)
+    }
+
+    /// Makes a load and nothing else, while the server stays: for servers that are measured in turns, without a monitor.
+    ///
+    /// # Errors
+    /// When no load could be made; an interrupt.
+    pub(crate) fn window(
+        &mut self,
+        environment: &TestEnvironment,
+        site: &Site,
+        order: &Order,
+        stop: &Stop,
+    ) -> Result<Run, Failure> {
+        let Order { planned, into, settings, .. } = order;
+        let mut run = Run::begun(planned.clone(), now_s());
+        let words = self.load_words(order, site, settings.load.duration, planned.seed);
+        self.measure()?;
+        let streams = Streams::to(Some(&into.join(name::LOAD)), &into.join("load.log"))?;
+        let patience = patience(settings, settings.load.duration);
+        let status = Running::start("the load", &words, streams)?.wait(patience, stop)?;
+        let after = Snapshot::take(self.server.group.as_ref(), self.instruments.as_ref())?;
+        run.load_ended_s = now_s();
+        let watched = Watched {
+            server_ended: self.server.running.ended().map(|status| status.to_string()),
+            set_bytes: self.set_bytes,
+            start_ms: Some(self.server.start_ms),
+            spell: self.before.as_ref().map(|before| before.until(&after)).unwrap_or_default(),
+            ..Watched::default()
+        };
+        let Ok(outcome) = archive::read::<Outcome>(&into.join(name::LOAD)) else {
+            let said = fs::read_to_string(into.join("load.log")).unwrap_or_default();
+            return Ok(refused(run, "client", &format!("the load ended with {status}: {}", said.trim())));
+        };
+        judge(run, order, &outcome, &watched, environment.is_private, &[])
+    }
+
     /// The measured load has ended: all are ended and removed.
     ///
     /// # Errors
@@ -310,6 +407,7 @@ impl Side {
             memory_max_bytes: self.server.group.as_ref().and_then(Group::memory_max),
             replies: self.server.replies_before.zip(replies).map(|(before, after)| after.saturating_sub(before)),
             set_bytes: self.set_bytes,
+            start_ms: Some(self.server.start_ms),
             spell: self.before.as_ref().map(|before| before.until(&after)).unwrap_or_default(),
         };
         self.server.running.end(END);
@@ -363,9 +461,11 @@ pub(crate) fn load_words(
         timeout,
         generators,
         parked,
+        path,
+        expect,
         ..
     } = &settings.load;
-    let target = if site.manifest.is_some() { "/" } else { &site.target };
+    let target = path.as_deref().unwrap_or(if site.manifest.is_some() { "/" } else { &site.target });
     let mut words = vec!["load".to_owned(), format!("http://{server}{target}"), "--json".to_owned()];
     let mut say = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
     match step {
@@ -392,8 +492,23 @@ pub(crate) fn load_words(
     // Control groups tell it better, here.
     say("--others-max", "100%".to_owned());
     parked.iter().for_each(|parked| say("--parked", parked.clone()));
+    fields(settings, server, target).into_iter().for_each(|field| say("--header", field));
+    expect.iter().for_each(|statuses| say("--expect", statuses.clone()));
     site.manifest.iter().for_each(|manifest| say("--workload", manifest.display().to_string()));
     words
+}
+
+/// The header fields of each request, with the entity tag that this server gives.
+pub(crate) fn fields(settings: &Settings, server: SocketAddr, target: &str) -> Vec<String> {
+    const ETAG: &str = "@etag@";
+    let put = |field: &String| {
+        if !field.contains(ETAG) {
+            return field.clone();
+        }
+        let etag = Answer::fetch(server, target, &[]).and_then(|answer| answer.field("ETag"));
+        field.replace(ETAG, &etag.unwrap_or_else(|| "\"none\"".to_owned()))
+    };
+    settings.load.headers.iter().map(put).collect()
 }
 
 /// A server that answers.
@@ -403,6 +518,7 @@ struct Server {
     group: Option<Group>,
     metrics: PathBuf,
     folder: PathBuf,
+    start_ms: f64,
     /// Requests that it had counted before there was load.
     replies_before: Option<u64>,
 }
@@ -429,6 +545,7 @@ impl Server {
             site: site.folder.clone(),
             run: folder.path.clone(),
             metrics: folder.metrics.clone(),
+            replies: site.replies.clone(),
             is_root: environment.is_root,
         };
         let start = settings.subject.start(&place)?;
@@ -449,6 +566,7 @@ impl Server {
         words.extend(start.words);
         let log = into.join(name::SERVER_LOG);
         let streams = Streams::to(Some(&log), &into.join("server.err"))?;
+        let began = Instant::now();
         let running = Running::start(&settings.subject.name, &words, streams)?;
         let mut server = Server {
             running,
@@ -456,9 +574,11 @@ impl Server {
             group,
             metrics: folder.metrics.clone(),
             folder: folder.path.clone(),
+            start_ms: 0.0,
             replies_before: None,
         };
         server.await_answer(site, into, stop)?;
+        server.start_ms = began.elapsed().as_secs_f64() * 1e3;
         Ok(server)
     }
 
@@ -477,8 +597,9 @@ impl Server {
             let lines: Vec<&str> = text.trim().lines().collect();
             lines[lines.len().saturating_sub(5)..].join("\n")
         };
-        // Of a set any answer will do: its root may be no page.
-        let is_right = |status: u16| if site.manifest.is_some() { status < 500 } else { status == 200 };
+        // Of a set any answer will do: its root may be no page. The floor answers what it was told.
+        let any = site.manifest.is_some() || site.replies.is_some();
+        let is_right = |status: u16| if any { status < 500 } else { status == 200 };
         while begin.elapsed() < START && !stop.is_stopped() {
             if let Some(status) = self.running.ended() {
                 return Err(Failure::failed(format!("it ended before it answered ({status}): {}", said())));
@@ -487,7 +608,7 @@ impl Server {
             if answered.is_some_and(is_right) {
                 return Ok(());
             }
-            thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_micros(500));
         }
         Err(Failure::failed(match answered {
             Some(status) => format!("it answers {} with {status}: {}", site.target, said()),
@@ -670,6 +791,8 @@ pub(crate) struct Seen {
     processes_max: usize,
     threads_max: usize,
     resident_max: u64,
+    /// Resident memory at the first look.
+    rest_bytes: Option<u64>,
     depth_max: Option<u64>,
     /// Bytes a second that the namespace sent, tick by tick, while there was load.
     ticks: Vec<f64>,
@@ -692,12 +815,15 @@ impl Seen {
         let mut counted_s = from_s;
         for sample in ammeter_monitor::replay(record)? {
             let at_s = sample.wall_ms as f64 / 1e3;
+            let resident: u64 = sample.processes.iter().map(|one| one.resident).sum();
             if at_s <= from_s || before.is_none() {
                 seen.first = sample.clone();
+                // Of later looks some have seen what warm-up and parked connections took.
+                seen.rest_bytes = seen.rest_bytes.or(Some(resident)).filter(|bytes| *bytes > 0);
             } else {
                 seen.processes_max = seen.processes_max.max(sample.processes.len());
                 seen.threads_max = seen.threads_max.max(sample.threads.len());
-                seen.resident_max = seen.resident_max.max(sample.processes.iter().map(|one| one.resident).sum());
+                seen.resident_max = seen.resident_max.max(resident);
                 seen.depth_max = seen.depth_max.max(sample.listeners.iter().map(|one| one.depth).max());
             }
             if let Some(before) = &before
@@ -750,6 +876,8 @@ impl Seen {
             processes_max: (self.processes_max > 0).then_some(self.processes_max as u32),
             threads_max: (self.threads_max > 0).then_some(self.threads_max as u32),
             memory_max_bytes: (self.resident_max > 0).then_some(self.resident_max),
+            resident_max_bytes: (self.resident_max > 0).then_some(self.resident_max),
+            rest_bytes: self.rest_bytes,
             listen_depth_max: self.depth_max,
             replies: counter("requests"),
             sent_bytes: counter("sent_bytes"),
@@ -800,7 +928,10 @@ impl Seen {
 
     /// What the machine did.
     pub(crate) fn host(&self, spell: &CpuUsage, summary: &Summary) -> HostUse {
-        let cores = self.last.host.cores.len().max(1);
+        let cores = match self.last.host.cores.len() {
+            0 => thread::available_parallelism().map_or(1, |cores| cores.get()),
+            cores => cores,
+        };
         let (busy, others) = spell.shares(cores, summary.server.cpu_s);
         HostUse { busy, others, stolen: spell.stolen_ns as f64 / 1e9 / (spell.elapsed_s.max(1e-9) * cores as f64) }
     }

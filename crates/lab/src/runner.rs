@@ -6,7 +6,6 @@
 //! same place.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -18,14 +17,15 @@ use amped_measure::Failure;
 
 use crate::archive::{self, Block, ClientStep, Clients, Offset, Planned, Resolved, Run, Step, name};
 use crate::command::load::hlog;
-use crate::environment::{Site, TestEnvironment, interrupted};
+use crate::environment::{Running, Site, TestEnvironment, interrupted};
 use crate::experiment::{Limits, Settings, Workload};
 use crate::generate::{self, Clock, Generator, Hosts, Load};
 use crate::hosts::Fleet;
+use crate::interleave;
 use crate::plan;
-use crate::run::{self, Order, Side, Watched, judge, now_s, refused};
+use crate::run::{self, Order, Side, Watched, judge, now_s, patience, refused};
 use crate::say;
-use crate::subject::{Kind, Subject};
+use crate::subject::Subject;
 
 /// What all runs of an experiment have in common.
 pub(crate) struct Lab<'a> {
@@ -61,31 +61,54 @@ impl Lab<'_> {
 ///
 /// # Errors
 /// When it could not be made at all: no program, no disk, an interrupt. A server that fails is a result, and no error.
-pub(crate) fn make(
-    Lab { environment, fleet, dir, resolved, clients, stop }: &Lab<'_>,
-    settings: &Settings,
-    planned: &Planned,
+pub(crate) fn make(lab: &Lab<'_>, settings: &Settings, planned: &Planned, block: &Block) -> Result<Run, Failure> {
+    let order = order(lab, settings, planned, block)?;
+    let run = work(lab.environment, lab.fleet, &order, lab.stop)?;
+    keep(&order, &run)?;
+    Ok(run)
+}
+
+/// Makes these runs, whose servers are alive at once; `each` gets a run when its directory is in the archive.
+///
+/// # Errors
+/// As [`make`].
+pub(crate) fn make_interleaved(
+    lab: &Lab<'_>,
+    runs: &[(&Settings, &Planned)],
     block: &Block,
-) -> Result<Run, Failure> {
-    let runs = dir.join(name::RUNS);
-    let into = runs.join(format!(".{}", planned.id));
+    each: &mut (dyn FnMut(Run) + Send),
+) -> Result<(), Failure> {
+    let orders: Vec<Order> =
+        runs.iter().map(|(settings, planned)| order(lab, settings, planned, block)).collect::<Result<_, _>>()?;
+    interleave::work(lab.environment, &orders, lab.stop, &mut |at, run| {
+        keep(&orders[at], &run)?;
+        each(run);
+        Ok(())
+    })
+}
+
+/// What a run is made of; its directory is there, under a name of its own.
+fn order(lab: &Lab<'_>, settings: &Settings, planned: &Planned, block: &Block) -> Result<Order, Failure> {
+    let into = lab.dir.join(name::RUNS).join(format!(".{}", planned.id));
     let _ = fs::remove_dir_all(&into);
     fs::create_dir_all(&into).map_err(Failure::io(format_args!("make {}", into.display())))?;
-    let order = Order {
+    Ok(Order {
         settings: settings.clone(),
         planned: planned.clone(),
-        rules: resolved.rules.clone(),
-        seed: resolved.seed,
-        interval: Duration::from_secs_f64(resolved.interval_ms / 1e3),
-        clients: clients.steps.iter().find(|step| step.step == planned.step).cloned(),
+        rules: lab.resolved.rules.clone(),
+        seed: lab.resolved.seed,
+        interval: Duration::from_secs_f64(lab.resolved.interval_ms / 1e3),
+        clients: lab.clients.steps.iter().find(|step| step.step == planned.step).cloned(),
         idle: Some((block.is_clean, block.busy)),
-        into: into.clone(),
-    };
-    let run = work(environment, *fleet, &order, stop)?;
-    archive::write(&into.join(name::RUN), &run)?;
-    let to = runs.join(&planned.id);
-    fs::rename(&into, &to).map_err(Failure::io(format_args!("name {}", to.display())))?;
-    Ok(run)
+        into,
+    })
+}
+
+/// A run that is over has its name in the archive.
+fn keep(order: &Order, run: &Run) -> Result<(), Failure> {
+    archive::write(&order.into.join(name::RUN), run)?;
+    let to = order.into.with_file_name(&order.planned.id);
+    fs::rename(&order.into, &to).map_err(Failure::io(format_args!("name {}", to.display())))
 }
 
 /// Makes a run. A server that fails is its result, and so is a host that does.
@@ -116,13 +139,19 @@ fn measured(mut run: Run, order: &Order, bench: &mut Bench<'_>, stop: &Stop) -> 
     let Order { settings, planned, into, .. } = order;
     let warm_up = settings.load.warm_up;
     if !warm_up.is_zero() {
-        bench.is_counted = false;
-        if let Ok(load) = bench.load(settings, planned.step, warm_up, planned.seed ^ 1, into, "warm-up", stop)? {
+        bench.counted = None;
+        // Connections are parked beside the measured load alone, or what they take would be there before it.
+        let mut settings = settings.clone();
+        settings.load.parked.clear();
+        if let Ok(load) = bench.load(&settings, planned.step, warm_up, planned.seed ^ 1, into, "warm-up", stop)? {
             archive::write_bytes(&into.join(name::WARM_UP), say::as_json(&load.outcome)?.as_bytes())?;
         }
     }
-    bench.is_counted = true;
+    bench.counted = Some(order.clone());
     let load = bench.load(settings, planned.step, settings.load.duration, planned.seed, into, "load", stop)?;
+    if let Some(beside) = bench.beside.take() {
+        beside.wait(patience(settings, settings.load.duration), stop)?;
+    }
     run.load_ended_s = now_s();
     let watched = bench.end(settings, into, stop)?;
     let load = match load {
@@ -144,8 +173,10 @@ struct Bench<'a> {
     place: Place<'a>,
     server: SocketAddr,
     site: Site,
-    /// Whether the server's side counts what the next load does.
-    is_counted: bool,
+    /// The run of the next load, if the server's side counts what that does.
+    counted: Option<Order>,
+    /// Clients beside the load.
+    beside: Option<Running>,
 }
 
 /// Where a run is made.
@@ -172,12 +203,14 @@ impl Hosts for Bench<'_> {
     }
 
     fn begin(&mut self, stop: &Stop) -> Result<(), Failure> {
+        let Some(order) = &self.counted else { return Ok(()) };
         match &mut self.place {
-            _ if !self.is_counted => Ok(()),
             Place::Hosts(fleet) => fleet.measure(stop),
             Place::Here { side: Some(side), .. } => {
                 side.calm(stop)?;
-                side.measure()
+                side.measure()?;
+                self.beside = side.beside(order, &self.site)?;
+                Ok(())
             }
             Place::Here { side: None, .. } => Ok(()),
         }
@@ -262,7 +295,7 @@ fn with_server<T: Send>(
             };
             let server = side.address();
             let place = Place::Here { environment, side: Some(Box::new(side)) };
-            work(&mut Bench { place, server, site, is_counted: false }, stop).map(Ok)
+            work(&mut Bench { place, server, site, counted: None, beside: None }, stop).map(Ok)
         });
     };
     let fleet = &mut *fleet.borrow_mut();
@@ -270,7 +303,7 @@ fn with_server<T: Send>(
         Ok(started) => started,
         Err(why) => return Ok(Err(why)),
     };
-    let done = work(&mut Bench { place: Place::Hosts(fleet), server, site, is_counted: false }, stop);
+    let done = work(&mut Bench { place: Place::Hosts(fleet), server, site, counted: None, beside: None }, stop);
     fleet.give_up();
     done.map(Ok)
 }
@@ -294,14 +327,7 @@ pub(crate) fn try_clients(
         });
     }
     let mut settings = settings.clone();
-    settings.subject = Subject {
-        name: "null".to_owned(),
-        kind: Kind::Null,
-        program: None,
-        start: Vec::new(),
-        config: String::new(),
-        settings: BTreeMap::new(),
-    };
+    settings.subject = Subject::null();
     // It takes each piece that it receives for a request, and answers it with two bytes.
     settings.load.pipeline = 1;
     settings.workload = Workload::File(amped_units::Bytes(2));

@@ -1,8 +1,8 @@
 //! A server that is measured: what it is told, how it is started, how one knows that it serves, and how it is stopped.
 //!
 //! Each kind has a configuration with places for settings, `@name=value@`; `@port@`, `@address@`, `@site@` and `@run@` are put
-//! in by the runner. A setting that has no place is refused before anything is started. `amped` takes its settings as flags,
-//! and a command of the user's has places in its words and in a configuration of his own.
+//! in by the runner. A setting that has no place is refused before anything is started. `amped` takes settings that have no place
+//! as flags, and a command of the user's has places in its words and in a configuration of his own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -30,6 +30,10 @@ pub(crate) enum Kind {
     ApachePrefork,
     /// lighttpd.
     Lighttpd,
+    /// h2o.
+    H2o,
+    /// A loop that only moves bytes: it sends what the first server of an interleaved experiment has answered.
+    Floor,
     /// A server that answers whatever comes with two bytes: what clients can do is measured against it.
     Null,
     /// Any program.
@@ -45,6 +49,8 @@ impl Kind {
             Kind::ApacheEvent => "apache-event",
             Kind::ApachePrefork => "apache-prefork",
             Kind::Lighttpd => "lighttpd",
+            Kind::H2o => "h2o",
+            Kind::Floor => "floor",
             Kind::Null => "null",
             Kind::Command => "command",
         }
@@ -57,7 +63,8 @@ impl Kind {
             Kind::Nginx => ("nginx", "apt-get install nginx-light"),
             Kind::ApacheEvent | Kind::ApachePrefork => ("apache2", "apt-get install apache2"),
             Kind::Lighttpd => ("lighttpd", "apt-get install lighttpd"),
-            Kind::Null | Kind::Command => ("", ""),
+            Kind::H2o => ("h2o", "apt-get install h2o"),
+            Kind::Floor | Kind::Null | Kind::Command => ("", ""),
         }
     }
 
@@ -68,7 +75,8 @@ impl Kind {
             Kind::ApacheEvent => include_str!("subject/apache-event.conf"),
             Kind::ApachePrefork => include_str!("subject/apache-prefork.conf"),
             Kind::Lighttpd => include_str!("subject/lighttpd.conf"),
-            Kind::Amped | Kind::Null | Kind::Command => "",
+            Kind::H2o => include_str!("subject/h2o.conf"),
+            Kind::Amped | Kind::Floor | Kind::Null | Kind::Command => "",
         }
     }
 
@@ -79,6 +87,8 @@ impl Kind {
             Kind::Nginx => &["-e", "stderr", "-p", "@run@", "-c", "@config@"],
             Kind::ApacheEvent | Kind::ApachePrefork => &["-D", "FOREGROUND", "-f", "@config@"],
             Kind::Lighttpd => &["-D", "-f", "@config@"],
+            Kind::H2o => &["-c", "@config@"],
+            Kind::Floor => &["floor-server", "@address@:@port@", "@replies@"],
             Kind::Null => &["null-server", "@address@:@port@"],
             Kind::Command => &[],
         }
@@ -95,14 +105,20 @@ pub(crate) enum Template {
 }
 
 /// What the runner puts in.
-const OWN: [&str; 7] = ["port", "address", "site", "run", "config", "metrics", "as-root"];
+const OWN: [&str; 8] = ["port", "address", "site", "run", "config", "metrics", "replies", "as-root"];
 
 impl Template {
     /// The settings that a kind knows, with this configuration in place of its own, if it is not empty.
     pub(crate) fn of(kind: Kind, config: &str, start: &[String]) -> Template {
-        if kind == Kind::Amped {
+        // The floor answers as another does, whatever is set.
+        if matches!(kind, Kind::Amped | Kind::Floor) {
             return Template::Flags;
         }
+        Template::Names(Template::names(kind, config, start))
+    }
+
+    /// The settings that have a place.
+    fn names(kind: Kind, config: &str, start: &[String]) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         let text = if config.is_empty() { kind.config() } else { config };
         let mut note = |line: &str| {
@@ -119,7 +135,7 @@ impl Template {
         text.lines().for_each(&mut note);
         start.iter().for_each(|word| note(word));
         names.retain(|name| !OWN.contains(&name.as_str()));
-        Template::Names(names)
+        names
     }
 
     /// Whether there is a place for it.
@@ -196,6 +212,8 @@ pub(crate) struct Place {
     pub(crate) run: PathBuf,
     /// A file in memory in which it may publish what it counts.
     pub(crate) metrics: PathBuf,
+    /// What the floor answers.
+    pub(crate) replies: Option<PathBuf>,
     /// Whether the program is root's.
     pub(crate) is_root: bool,
 }
@@ -224,9 +242,25 @@ pub(crate) struct Subject {
     pub(crate) config: String,
     /// What is to be put into these places.
     pub(crate) settings: BTreeMap<String, String>,
+    /// Whether an experiment goes on without it where there is no such program.
+    #[serde(default)]
+    pub(crate) is_optional: bool,
 }
 
 impl Subject {
+    /// One that needs nothing but this program.
+    pub(crate) fn null() -> Subject {
+        Subject {
+            name: "null".to_owned(),
+            kind: Kind::Null,
+            program: None,
+            start: Vec::new(),
+            config: String::new(),
+            settings: BTreeMap::new(),
+            is_optional: false,
+        }
+    }
+
     /// What to start, and with which configuration.
     ///
     /// # Errors
@@ -240,6 +274,7 @@ impl Subject {
                 "run" => place.run.display().to_string(),
                 "config" => place.run.join("config").display().to_string(),
                 "metrics" => place.metrics.display().to_string(),
+                "replies" => place.replies.as_ref()?.display().to_string(),
                 "as-root" => place.is_root.to_string(),
                 _ => return None,
             })
@@ -264,7 +299,11 @@ impl Subject {
             words.push(places(word, value).map_err(no_value)?);
         }
         if self.kind == Kind::Amped {
-            for (name, value) in &self.settings {
+            if !self.config.is_empty() {
+                words.extend(["--config".to_owned(), place.run.join("config").display().to_string()]);
+            }
+            let in_config = Template::names(self.kind, &self.config, &[]);
+            for (name, value) in self.settings.iter().filter(|(name, _)| !in_config.contains(*name)) {
                 match value.as_str() {
                     "false" => {}
                     "true" => words.push(format!("--{name}")),
@@ -298,7 +337,7 @@ impl Subject {
                 .ok_or_else(|| Failure::failed(format!("{}: there is no program {}", self.name, path.display())));
         }
         match self.kind {
-            Kind::Null => own_program(),
+            Kind::Null | Kind::Floor => own_program(),
             Kind::Command => {
                 let name = self.start.first().map_or("", String::as_str);
                 find(name).ok_or_else(|| Failure::failed(format!("{}: there is no program {name:?}", self.name)))
@@ -329,7 +368,7 @@ impl Subject {
     pub(crate) fn identity(&self) -> Result<Program, Failure> {
         let flag = match self.kind {
             Kind::Nginx | Kind::ApacheEvent | Kind::ApachePrefork | Kind::Lighttpd => "-v",
-            Kind::Amped | Kind::Null => "--version",
+            Kind::Amped | Kind::H2o | Kind::Floor | Kind::Null => "--version",
             // Whatever it is, it might do anything.
             Kind::Command => "",
         };
@@ -373,16 +412,66 @@ fn find(name: &str) -> Option<PathBuf> {
 
 /// Asks for a target once; the status of the answer and its bytes, `None` if none came.
 pub(crate) fn ask(address: SocketAddr, target: &str) -> Option<(u16, Vec<u8>)> {
-    const PATIENCE: Duration = Duration::from_secs(2);
-    let mut connection = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
-    connection.set_read_timeout(Some(PATIENCE)).ok()?;
-    let request = format!("GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    connection.write_all(request.as_bytes()).ok()?;
-    let mut answer = Vec::new();
-    // A server that keeps the connection has answered all the same.
-    let _ = connection.take(64 << 20).read_to_end(&mut answer);
-    let status = answer.strip_prefix(b"HTTP/1.")?.get(2..5)?;
-    Some((std::str::from_utf8(status).ok()?.parse().ok()?, answer))
+    let answer = Answer::fetch(address, target, &["Connection: close".to_owned()])?;
+    Some((answer.status, [answer.head, answer.body].concat()))
+}
+
+/// A whole answer.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// With the empty line at its end.
+    pub(crate) head: Vec<u8>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    /// Asks for a target once, with these header fields; `None` if no answer came.
+    pub(crate) fn fetch(address: SocketAddr, target: &str, fields: &[String]) -> Option<Answer> {
+        const PATIENCE: Duration = Duration::from_secs(2);
+        let mut connection = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
+        connection.set_read_timeout(Some(PATIENCE)).ok()?;
+        let fields: String = fields.iter().map(|field| format!("{field}\r\n")).collect();
+        let request = format!("GET {target} HTTP/1.1\r\nHost: {address}\r\n{fields}\r\n");
+        connection.write_all(request.as_bytes()).ok()?;
+        let (mut bytes, mut piece) = (Vec::new(), vec![0; 64 << 10]);
+        while !is_whole(&bytes) && bytes.len() < 64 << 20 {
+            // A server that keeps a connection whose answer does not say how long it is has answered all the same.
+            match connection.read(&mut piece) {
+                Ok(0) | Err(_) => break,
+                Ok(count) => bytes.extend_from_slice(&piece[..count]),
+            }
+        }
+        let status = bytes.strip_prefix(b"HTTP/1.")?.get(2..5)?;
+        let status = std::str::from_utf8(status).ok()?.parse().ok()?;
+        let body = bytes.split_off(head_length(&bytes).unwrap_or(bytes.len()));
+        Some(Answer { status, head: bytes, body })
+    }
+
+    /// The value of a header field.
+    pub(crate) fn field(&self, name: &str) -> Option<String> {
+        field(&self.head, name)
+    }
+}
+
+/// Where the head ends, once it is there.
+fn head_length(bytes: &[u8]) -> Option<usize> {
+    bytes.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4)
+}
+
+fn field(head: &[u8], name: &str) -> Option<String> {
+    let head = String::from_utf8_lossy(head);
+    let value = |line: &str| {
+        let (found, value) = line.split_once(':')?;
+        found.eq_ignore_ascii_case(name).then(|| value.trim().to_owned())
+    };
+    head.lines().find_map(value)
+}
+
+/// Whether all of an answer is there, as far as it says how long it is (RFC 9112, 6.3).
+fn is_whole(bytes: &[u8]) -> bool {
+    let Some(head) = head_length(bytes) else { return false };
+    let length = field(&bytes[..head], "Content-Length").and_then(|length| length.parse::<usize>().ok());
+    bytes.get(9..12) == Some(b"304") || length.is_some_and(|length| bytes.len() >= head + length)
 }
 
 /// What nginx has counted: requests in all (ngx_http_stub_status_module), with the one that asks.
@@ -405,6 +494,7 @@ fn subject(kind: Kind, settings: &[(&str, &str)]) -> Subject {
         start: Vec::new(),
         config: String::new(),
         settings: settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+        is_optional: false,
     }
 }
 
@@ -414,7 +504,8 @@ mod tests {
 
     fn place() -> Place {
         let address = "127.0.0.1:8080".parse().unwrap();
-        Place { address, site: "/s".into(), run: "/r".into(), metrics: "/m".into(), is_root: true }
+        let replies = Some("/replies".into());
+        Place { address, site: "/s".into(), run: "/r".into(), metrics: "/m".into(), replies, is_root: true }
     }
 
     #[test]
@@ -445,11 +536,18 @@ mod tests {
             amped.words[2..].join(" "),
             "/s --listen 127.0.0.1:8080 --metrics-file /m --access-log /r/log --architecture mp --listing"
         );
+        let config = "#log#log.access = \"@run@/log\"\n".to_owned();
+        let amped = Subject { config, ..subject(Kind::Amped, &[("log", "true"), ("workers", "2")]) };
+        let start = amped.start(&place()).unwrap();
+        assert_eq!(start.config, "log.access = \"/r/log\"\n");
+        assert!(start.words.join(" ").ends_with("/m --config /r/config --workers 2"), "{:?}", start.words);
     }
 
     #[test]
     fn every_kind_of_server_has_complete_configuration() {
-        for kind in [Kind::Nginx, Kind::ApacheEvent, Kind::ApachePrefork, Kind::Lighttpd, Kind::Null] {
+        for kind in
+            [Kind::Nginx, Kind::ApacheEvent, Kind::ApachePrefork, Kind::Lighttpd, Kind::H2o, Kind::Floor, Kind::Null]
+        {
             let Start { config, .. } = subject(kind, &[]).start(&place()).unwrap();
             assert!(
                 config.lines().all(|line| line.trim_start().starts_with('#') || !line.contains('@')),

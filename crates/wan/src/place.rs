@@ -161,7 +161,9 @@ pub fn unshare(mark: Mark) -> Result<(), Failure> {
         _ => Failure::failed(format!("cannot make a network namespace: {error}")),
     })?;
     // Deprecated from the start, so it is never chosen as a source address (RFC 4862, 5.5.4).
-    ip(&format!("link set dev lo up\naddr add {} dev lo preferred_lft 0 nodad\n", mark.address()))
+    let address = mark.address();
+    // getaddrinfo(3) with AI_ADDRCONFIG, as h2o asks, finds no 127.0.0.1 where there are addresses of IPv6 and of IPv4 that one alone.
+    ip(&format!("link set dev lo up\naddr add {address} dev lo preferred_lft 0 nodad\naddr add 127.0.0.2/32 dev lo\n"))
 }
 
 /// Checks that this kernel has this congestion control algorithm.

@@ -1,48 +1,60 @@
-//! The floor: the cost of a response from a server that only moves bytes.
+//! `ammeter floor-server`: what a reply costs when a server does nothing but move bytes. Hidden: `ammeter run` starts it.
 //!
-//! One loop over this crate: accept, receive, count the ends of heads, send a prepared response. Nothing is parsed,
-//! checked, timed, logged or looked up, and a request that arrives in two pieces ends its connection. No server that
-//! follows HTTP can be cheaper with these calls, so `cargo xtask bench server` measures it beside the others, with
-//! responses of the same bytes as `amped` sends.
+//! One loop: accept, receive, count the ends of heads, send a ready reply. Nothing is parsed, checked, timed, logged or looked
+//! up anew, and a request that comes in two pieces ends its connection. No server that keeps HTTP's rules can be cheaper on these
+//! calls, so an experiment measures it (`kind = "floor"`) beside the others, with replies of the same bytes as the first of them
+//! sends (`interleave` records them).
 //!
-//! `floor ADDRESS:PORT REPLIES`. The file has a line for each response, `TARGET HEAD-BYTES BODY-BYTES FILE`, followed
-//! by the bytes of head and body. If FILE is not `-`, the body is in that file instead, and is sent by sendfile, which
-//! is cheaper for large ones. With a single line that is the response to every request, and the target is not examined.
-#![forbid(unsafe_code)]
+//! The file of replies has a line for each, `TARGET HEAD-BYTES BODY-BYTES FILE`, and the bytes of head and body behind it. Where
+//! FILE is not `-`, the body is not there but in that file, and goes out by sendfile, which is cheaper for large ones. With one
+//! line alone it is the reply to everything, and nobody looks at what was asked.
 
 use std::collections::HashMap;
-use std::error::Error;
 use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
 
+use amped_measure::{Failure, Verdict};
 use amped_sys::epoll::{Epoll, Events, Interest, Ready};
 use amped_sys::{file, process, socket};
+use memchr::memmem;
 
-/// A prepared response.
+/// The flags.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Where it listens
+    #[arg(value_name = "ADDR:PORT")]
+    address: SocketAddr,
+    /// What it answers
+    #[arg(value_name = "FILE")]
+    replies: PathBuf,
+}
+
+/// A ready reply.
 struct Reply {
     /// The head; the body too, unless it is in a file.
     bytes: Vec<u8>,
     body: Option<(File, u64)>,
-    /// Whether the head says that the connection closes after it.
+    /// Whether the head says that the connection ends with it.
     closes: bool,
 }
 
 struct Connection {
     socket: OwnedFd,
-    /// Bytes that the socket had no room for.
+    /// What the socket had no room for.
     unsent: Vec<u8>,
-    /// The number of the response whose file is being sent, and the offset.
+    /// The number of the reply whose file is under way, and where it stands.
     file: Option<(usize, u64)>,
     closes: bool,
 }
 
 struct Floor {
     replies: Vec<Reply>,
-    /// The number of the response for each target, if there are several.
+    /// The number of the reply to a target, where there are several.
     numbers: HashMap<Vec<u8>, usize>,
-    /// By descriptor number.
+    /// By the numbers of their descriptors.
     connections: Vec<Option<Connection>>,
     buffer: Vec<u8>,
     batch: Vec<u8>,
@@ -51,15 +63,20 @@ struct Floor {
 /// The end of a head (RFC 9112, 2.1).
 const END: &[u8] = b"\r\n\r\n";
 
-/// The connection must be closed.
+/// A connection is to be closed.
 struct Over;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let args: Vec<String> = std::env::args().collect();
-    let [_, address, replies] = &args[..] else { return Err("usage: floor ADDRESS:PORT REPLIES".into()) };
+pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     process::raise_descriptor_limit();
-    let address: SocketAddr = address.parse()?;
-    let mut floor = Floor::new(&fs::read(replies)?).ok_or("the file of responses is truncated")?;
+    let path = args.replies.display();
+    let text = fs::read(&args.replies).map_err(Failure::io(format_args!("read {path}")))?;
+    let floor = Floor::new(&text).ok_or_else(|| Failure::failed(format!("{path} is no file of replies")))?;
+    serve(floor, args.address).map_err(Failure::io(format_args!("serve on {}", args.address)))?;
+    Ok(Verdict::valid())
+}
+
+/// Answers until it is ended.
+fn serve(mut floor: Floor, address: SocketAddr) -> io::Result<()> {
     let listener = socket::listen(address, 4096, false)?;
     let epoll = Epoll::new()?;
     epoll.add(&listener, u64::MAX, Interest::Readable)?;
@@ -83,7 +100,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 impl Floor {
-    /// Parses the file of responses.
+    /// Reads the file of replies.
     fn new(mut text: &[u8]) -> Option<Floor> {
         let (mut replies, mut numbers) = (Vec::new(), HashMap::new());
         while !text.is_empty() {
@@ -104,7 +121,7 @@ impl Floor {
         (!replies.is_empty()).then_some(Floor { replies, numbers, connections, buffer, batch })
     }
 
-    /// Handles an event on a connection.
+    /// Something happened on a connection.
     fn serve(&mut self, ready: Ready) -> Result<(), Over> {
         let Some(Some(connection)) = self.connections.get_mut(ready.token as usize) else { return Ok(()) };
         if !connection.unsent.is_empty() || connection.file.is_some() {
@@ -126,14 +143,14 @@ impl Floor {
         let number = if self.replies.len() == 1 {
             0
         } else {
-            // After `GET `.
+            // Behind `GET `.
             let target = request[4..].split(|byte| *byte == b' ').next().unwrap_or_default();
             *self.numbers.get(target).ok_or(Over)?
         };
         let reply = &self.replies[number];
         connection.closes = reply.closes;
         connection.file = reply.body.is_some().then_some((number, 0));
-        let requests = memchr::memmem::find_iter(request, END).count();
+        let requests = memmem::find_iter(request, END).count();
         let bytes = if requests == 1 {
             &reply.bytes
         } else {
@@ -151,7 +168,7 @@ impl Floor {
 }
 
 impl Connection {
-    /// Sends the rest, as far as there is room.
+    /// Sends what is left, as far as there is room.
     fn go_on(&mut self, replies: &[Reply]) -> Result<(), Over> {
         let sent = self.send_rest(replies);
         match sent {

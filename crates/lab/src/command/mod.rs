@@ -3,6 +3,7 @@
 pub(crate) mod compare;
 pub(crate) mod diagnose;
 pub(crate) mod files;
+pub(crate) mod floor_server;
 pub(crate) mod host;
 pub(crate) mod list;
 pub(crate) mod load;

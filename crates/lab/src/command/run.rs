@@ -2,10 +2,11 @@
 //! runs are kept whatever happens, and the same command resumes.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ammeter_load::drive::Stop;
@@ -34,6 +35,9 @@ pub(crate) struct Args {
     /// Run the short version: fewer steps, repetitions and seconds
     #[arg(long)]
     quick: bool,
+    /// Measure only these levels of the factors, such as servers by name; a factor without a named level keeps all
+    #[arg(long, value_name = "LEVEL", value_delimiter = ',')]
+    only: Vec<String>,
     /// Random seed of orders and arrivals [default: the file's, or 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -56,6 +60,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   ammeter run arlitt-figure-5 --quick --out /tmp/figure-5      an exhibit of a paper; ammeter list has them all
   ammeter run mine.toml --plan                                 what would be done, and how long it takes
+  ammeter run server-speed --only 1k,new,10k --out /tmp/speed   some rows of an experiment, with all its servers
 
 An experiment of one's own, mine.toml (examples/experiment.toml in the sources has every key):
   title = \"How many requests a second nginx bears, and what its log costs\"
@@ -82,14 +87,18 @@ status: 0 if each point was measured, 1 if for some there is no run that counts,
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let (file, text) = exhibits::read(&args.experiment)?;
     let wish = Wish { quick: args.quick, seed: args.seed };
-    let experiment = experiment::parse(&file, &text, wish)?;
+    let experiment = present(experiment::parse(&file, &text, wish)?).only(&args.only)?;
     let plan = plan::plan(&experiment.resolved);
     let list = plan::list(&experiment.resolved, &plan);
     if args.plan {
         return if args.json { say::json(&plan) } else { say::out(&list) }.map(|()| Verdict::valid());
     }
     say::plain(&list);
-    let usual = || PathBuf::from(format!("{}{}", experiment.resolved.name, if args.quick { "-quick" } else { "" }));
+    let usual = || {
+        let mut name = format!("{}{}", experiment.resolved.name, if args.quick { "-quick" } else { "" });
+        args.only.iter().for_each(|level| name += &format!("-{}", level.replace(['/', ' '], "-")));
+        PathBuf::from(name)
+    };
     let dir = args.out.clone().unwrap_or_else(usual);
     // Before any thread starts.
     let stop = Stop::on_signals(terminal::restore)?;
@@ -107,6 +116,20 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let reported = Archive::open(&dir).and_then(|archive| report::write(&archive, &dir.join(name::REPORT), None));
     measured.and(reported)?;
     tell(args, &dir)
+}
+
+/// An experiment without the servers that it can do without and that this machine does not have.
+fn present(experiment: Experiment) -> Experiment {
+    let mut absent: Vec<&str> = Vec::new();
+    for arm in &experiment.settings {
+        let subject = &arm.subject;
+        if let (true, false, Err(why)) = (subject.is_optional, absent.contains(&&subject.name[..]), subject.program()) {
+            say::plain(&format!("left out: {why}"));
+            absent.push(&subject.name);
+        }
+    }
+    let absent: Vec<String> = absent.into_iter().map(str::to_owned).collect();
+    experiment.retained(|factor, level| factor != archive::SUBJECT || !absent.iter().any(|name| name == level))
 }
 
 /// Creates the directory and locks it: two programs at once would overwrite each other.
@@ -214,14 +237,13 @@ fn measure(
         }
     };
     let lab = runner::Lab { environment, fleet, dir, resolved: &resolved, clients: &clients, stop };
-    for block in plan.runs.chunk_by(|a, b| a.block == b.block) {
-        make(&lab, experiment, &plan::left(block, &made, is_retried), &mut made, args.quiet_timeout, &progress)?;
-        let disturbed = plan::left(block, &made, is_disturbed);
+    for part in plan::parts(&resolved, &plan.runs) {
+        make(&lab, experiment, &plan::left(part, &made, is_retried), &mut made, args.quiet_timeout, &progress)?;
+        let disturbed = plan::left(part, &made, is_disturbed);
         if !disturbed.is_empty() {
             progress.add(disturbed.len());
             let count = disturbed.len();
-            let block = disturbed[0].block;
-            progress.say(&format!("block {block}: others had the machine in {count} of its runs: once more"));
+            progress.say(&format!("others had the machine in {count} of {} runs: once more", part.len()));
             make(&lab, experiment, &disturbed, &mut made, args.quiet_timeout, &progress)?;
         }
     }
@@ -243,23 +265,32 @@ fn make(
     let runner::Lab { dir, resolved, stop, .. } = lab;
     let block = await_quiet(lab, first.block, quiet_timeout, progress)?;
     // A resumed block keeps the record from before its first run; each run has a record of its own too.
-    let path = block_path(dir, block.block);
-    if !path.exists() {
-        archive::write(&path, &block)?;
+    for number in runs.iter().map(|run| run.block).collect::<BTreeSet<_>>() {
+        let path = block_path(dir, number);
+        if !path.exists() {
+            archive::write(&path, &Block { block: number, ..block.clone() })?;
+        }
+    }
+    let label = |planned: &Planned| resolved.arms.iter().find(|arm| arm.id == planned.arm).map_or("", |arm| &arm.label);
+    if resolved.is_interleaved {
+        let runs: Vec<(&Settings, &Planned)> = runs
+            .iter()
+            .map(|planned| Ok((experiment.settings_of(planned)?, planned)))
+            .collect::<Result<_, Failure>>()?;
+        progress.begin(&format!("{} servers in turns", runs.len()));
+        return runner::make_interleaved(lab, &runs, &block, &mut |run| {
+            progress.end(&run, label(&run.plan));
+            made.push(run);
+        });
     }
     for planned in runs {
         if stop.is_stopped() {
             return Err(environment::interrupted());
         }
-        let at = resolved.arms.iter().position(|arm| arm.id == planned.arm);
-        let (Some(arm), Some(settings)) =
-            (at.map(|at| &resolved.arms[at]), at.and_then(|at| experiment.settings.get(at)))
-        else {
-            return Err(Failure::failed(format!("the plan has an arm {:?}, and the experiment has none", planned.arm)));
-        };
-        progress.begin(&format!("{} at {}", arm.label, planned.step.value()));
+        let settings = experiment.settings_of(planned)?;
+        progress.begin(&format!("{} at {}", label(planned), planned.step.value()));
         let run = runner::make(lab, settings, planned, &block)?;
-        progress.end(&run, &arm.label);
+        progress.end(&run, label(planned));
         made.push(run);
     }
     Ok(())
@@ -312,8 +343,8 @@ fn warn(clients: &Clients, steps: &[Step], progress: &Progress) {
 /// Progress: a bar in a terminal, otherwise a line per run.
 struct Progress {
     bar: Option<ProgressBar>,
-    count: std::cell::Cell<usize>,
-    at: std::cell::Cell<usize>,
+    count: AtomicUsize,
+    at: AtomicUsize,
 }
 
 impl Progress {
@@ -332,7 +363,7 @@ impl Progress {
 
     /// Adds further runs.
     fn add(&self, count: usize) {
-        self.count.set(self.count.get() + count);
+        self.count.fetch_add(count, Ordering::Relaxed);
         if let Some(bar) = &self.bar {
             bar.inc_length(count as u64);
         }
@@ -352,7 +383,7 @@ impl Progress {
     }
 
     fn end(&self, run: &Run, arm: &str) {
-        self.at.set(self.at.get() + 1);
+        let at = self.at.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(bar) = &self.bar {
             bar.inc(1);
         }
@@ -369,8 +400,8 @@ impl Progress {
         });
         let line = format!(
             "{:>3}/{}  {:<24} {arm}{}  {status}{why}",
-            self.at.get(),
-            self.count.get(),
+            at,
+            self.count.load(Ordering::Relaxed),
             run.plan.id,
             figures.unwrap_or_default()
         );
@@ -473,7 +504,47 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
     Ok(told.verdict)
 }
 
-fn table(resolved: &Resolved, told: &ExperimentReport) -> String {
+/// The CPU time of servers that were measured in turns, in microseconds for a response: a line for each load, a column for each
+/// server.
+fn turns(resolved: &Resolved, points: &[Point]) -> String {
+    let mut subjects: Vec<&str> = Vec::new();
+    let mut lines: Vec<(String, Vec<(&str, f64)>)> = Vec::new();
+    for point in points {
+        let Some(arm) = resolved.arms.iter().find(|arm| arm.id == point.arm) else { continue };
+        let subject = if arm.is_again { "again" } else { &arm.subject };
+        let others = resolved.factors.iter().filter(|factor| factor.name != archive::SUBJECT);
+        let mut words: Vec<String> = others.filter_map(|factor| arm.levels.get(&factor.name).cloned()).collect();
+        if resolved.steps.len() > 1 {
+            words.push(point.step.value().to_string());
+        }
+        let name = words.join(", ");
+        if !subjects.contains(&subject) {
+            subjects.push(subject);
+        }
+        if !lines.iter().any(|(known, _)| *known == name) {
+            lines.push((name.clone(), Vec::new()));
+        }
+        let line = lines.iter_mut().find(|(known, _)| *known == name);
+        line.into_iter().for_each(|(_, cells)| cells.extend(point.cpu_us_per_reply.map(|us| (subject, us))));
+    }
+    let width = lines.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0).max(12);
+    let columns: Vec<usize> = subjects.iter().map(|name| name.chars().count().max(8)).collect();
+    let mut text = format!("{:width$}", "server us");
+    for (subject, column) in subjects.iter().zip(&columns) {
+        text += &format!("  {subject:>column$}");
+    }
+    for (name, cells) in lines {
+        text += &format!("\n{name:width$}");
+        for (subject, column) in subjects.iter().zip(&columns) {
+            let cell = cells.iter().find(|(of, _)| of == subject).map_or("-".to_owned(), |(_, us)| format!("{us:.2}"));
+            text += &format!("  {cell:>column$}");
+        }
+    }
+    text + "\n"
+}
+
+/// What was offered and completed, arm by arm.
+fn table_of_points(resolved: &Resolved, told: &ExperimentReport) -> String {
     let width = told.points.iter().map(|point| point.label.chars().count()).max().unwrap_or(0).max(3);
     let axis = resolved.steps.first().map_or("", |step| step.axis());
     let mut text = format!(
@@ -496,6 +567,14 @@ fn table(resolved: &Resolved, told: &ExperimentReport) -> String {
             point.invalid
         );
     }
+    text
+}
+
+fn table(resolved: &Resolved, told: &ExperimentReport) -> String {
+    let mut text = match resolved.is_interleaved {
+        true => turns(resolved, &told.points),
+        false => table_of_points(resolved, told),
+    };
     let again: usize = told.points.iter().map(|point| point.again).sum();
     if again > 0 {
         text += &format!("again    {again} attempts were invalid and were made again; all are in the archive\n");

@@ -189,7 +189,7 @@ impl Fleet {
             Err(why) => return Ok(Err(why)),
         };
         let (address, target) = (server.ready.address, server.ready.target.clone());
-        let mut site = Site { folder: PathBuf::new(), target, manifest: None };
+        let mut site = Site { folder: PathBuf::new(), target, manifest: None, replies: None };
         if let Some(manifest) = server.ready.manifest.clone() {
             let manifest = manifest.display().to_string();
             let server = &self.connections[0];

@@ -138,8 +138,9 @@ pub(crate) fn report(archive: &Archive) -> Report {
         let bars = figures::profile(archive, &arms, by, &mut missing);
         profiles.extend(bars.map(|bars| drawn.bars(&bars.title, &bars)));
     }
-    let timelines: Vec<series::Timeline> =
-        archive.runs.iter().map(|run| series::timeline(archive, run, &mut missing)).collect();
+    // Of windows of less than a second there is nothing to be seen over time.
+    let long_runs = archive.runs.iter().filter(|_| !resolved.is_interleaved);
+    let timelines: Vec<series::Timeline> = long_runs.map(|run| series::timeline(archive, run, &mut missing)).collect();
     let claims = claims(archive);
     let hosts = hosts::hosts(archive, &mut missing);
     let others = arms.iter().skip(1).copied();
@@ -211,12 +212,14 @@ pub(crate) fn report(archive: &Archive) -> Report {
         }
         (folded("Validity", validation(archive)))
         @if let Some(hosts) = &hosts { (folded("Hosts", hosts.clone())) }
-        (folded("Each run over time", html! {
-            p.faint { "Clients, server and network on one axis: seconds since the measured load began." }
-            @for (at, (run, timeline)) in archive.runs.iter().zip(&timelines).enumerate() {
-                (over_time(archive, at, run, timeline, Some(&run.plan.id) == shown.as_ref()))
-            }
-        }))
+        @if !timelines.is_empty() {
+            (folded("Each run over time", html! {
+                p.faint { "Clients, server and network on one axis: seconds since the measured load began." }
+                @for (at, (run, timeline)) in archive.runs.iter().zip(&timelines).enumerate() {
+                    (over_time(archive, at, run, timeline, Some(&run.plan.id) == shown.as_ref()))
+                }
+            }))
+        }
         (folded("Figures by arm and step", html! { div.scroll { (by_step(archive, &arms)) } }))
         (folded("All runs", html! { div.scroll { (all_runs(archive)) } }))
         (folded("Settings", settings(archive)))
@@ -310,7 +313,8 @@ fn missing(archive: &Archive) -> Vec<String> {
     }
     // Of a run without load there is nothing that could be missing.
     let ran: Vec<&str> = archive.runs.iter().filter(|run| run.summary.is_some()).map(|run| &run.plan.id[..]).collect();
-    for file in [name::LOAD, name::MONITOR] {
+    let files = if archive.resolved.interval_ms > 0.0 { &[name::LOAD, name::MONITOR][..] } else { &[name::LOAD] };
+    for file in files {
         let without: Vec<&str> = ran.iter().copied().filter(|id| !archive.file(id, file).exists()).collect();
         match without[..] {
             [] => {}
