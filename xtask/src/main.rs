@@ -4,7 +4,6 @@
 //! syn and what the server itself brings, since every task waits until this is built.
 #![forbid(unsafe_code)]
 
-mod bench;
 mod circles;
 mod command;
 mod fuzz;
@@ -34,9 +33,6 @@ enum Task {
     Test(test::Args),
     /// Run each fuzz target for a short time, beginning with the inputs that once crashed
     FuzzSmoke(fuzz::Args),
-    /// Measure what optimisations and architectures are worth, as the papers did
-    #[command(subcommand)]
-    Bench(bench::Args),
     /// Check the house rules that a machine can check
     Tidy,
     /// Write manual pages and shell completions
@@ -48,7 +44,6 @@ fn main() -> ExitCode {
         Task::Setup(args) => setup::run(&args),
         Task::Test(args) => test::run(&args),
         Task::FuzzSmoke(args) => fuzz::run(&args),
-        Task::Bench(args) => bench::run(&args),
         Task::Tidy => tidy::run(),
         Task::Man(args) => man::run(&args),
     };

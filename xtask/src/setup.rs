@@ -42,8 +42,6 @@ const NEEDED: &[Needed] = &[
     Needed { program: "unshare", package: "util-linux", why: "puts a test into namespaces of its own" },
     Needed { program: "kill", package: "procps", why: "sends the signals of a test" },
     Needed { program: "script", package: "bsdutils", why: "makes the terminal of a screen" },
-    Needed { program: "mkfs.ext4", package: "e2fsprogs", why: "makes the disks that are slow for a server alone" },
-    Needed { program: "losetup", package: "mount", why: "makes devices of files, and mounts them" },
     Needed { program: "chromium", package: "chromium", why: "opens a report as a reader does" },
     Needed { program: "sshd", package: "openssh-server", why: "the hosts of an experiment, in namespaces" },
     Needed { program: "ssh", package: "openssh-client", why: "reaches them" },
@@ -55,16 +53,11 @@ const NEEDED: &[Needed] = &[
     Needed { program: "git", package: "git", why: "pushes and clones by a script of its own" },
     Needed { program: "apache2", package: "apache2", why: "the peer that scripts are compared with" },
     Needed { program: "lighttpd", package: "lighttpd", why: "a server that experiments start" },
+    Needed { program: "h2o", package: "h2o", why: "a server that experiments start" },
     Needed { program: "fcgiwrap", package: "fcgiwrap", why: "another, which is started by the server" },
     Needed { program: "h2load", package: "nghttp2-client", why: "a load generator that is not ours" },
     Needed { program: "wrk", package: "wrk", why: "a load generator that is not ours" },
     Needed { program: "c++", package: "g++", why: "libFuzzer is C++ and is compiled with each fuzz target" },
-];
-
-/// Servers that `cargo xtask bench server` measures beside ours; nginx and apache2 are above.
-const RIVALS: &[Needed] = &[
-    Needed { program: "h2o", package: "h2o", why: "a server to compare with" },
-    Needed { program: "setpriv", package: "util-linux", why: "starts a server with fewer rights" },
 ];
 
 /// A Cargo tool, from a wheel on PyPI named `astral-dev-toolchain-` and its name.
@@ -107,11 +100,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Ok(());
     }
     Err(format!("setup is not complete:\n  {}", troubles.join("\n  ")))
-}
-
-/// Brings the servers that others are measured beside.
-pub(crate) fn bring_rivals() -> Outcome {
-    bring(&missing(&[NEEDED, RIVALS].concat()), false)
 }
 
 fn missing(needed: &[Needed]) -> Vec<Needed> {
@@ -254,11 +242,7 @@ fn install(packages: &[&str]) -> Outcome {
             "installing {server} has started it, and it would be measured too; stop it: sudo service {server} stop"
         ));
     }
-    match NEEDED
-        .iter()
-        .chain(RIVALS)
-        .find(|needed| packages.contains(&needed.package) && find(needed.program).is_none())
-    {
+    match NEEDED.iter().find(|needed| packages.contains(&needed.package) && find(needed.program).is_none()) {
         Some(needed) => Err(format!("package {} is installed but brought no {}", needed.package, needed.program)),
         None => Ok(()),
     }

@@ -86,6 +86,14 @@ exhibits![
     "arlitt-figure-9",
     "arlitt-figure-10",
     "arlitt-figure-11",
+    "alignment",
+    "content",
+    "residency",
+    "server-speed",
+    "server-connections",
+    "server-at-rest",
+    "server-slow-disk",
+    "server-overload",
 ];
 
 /// The one of this name, or that makes the exhibit of this name.

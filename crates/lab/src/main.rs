@@ -51,6 +51,9 @@ enum Command {
     /// Find the bottleneck of a server, by loading it or from an archive
     #[command(after_help = command::diagnose::EXAMPLES, arg_required_else_help = true)]
     Diagnose(Box<command::diagnose::Args>),
+    /// Run all built-in experiments one after another, and write a table of what holds
+    #[command(after_help = command::exhibits::EXAMPLES)]
+    Exhibits(command::exhibits::Args),
     /// Generate a file set to serve, and the manifest of what to request
     Files(command::files::Args),
     /// Answer what a file says, and do nothing else
@@ -97,6 +100,7 @@ impl Command {
             // It has one more, for a comparison that is undecided.
             Command::Compare(args) => return command::compare::run(args),
             Command::Diagnose(args) => command::diagnose::run(args),
+            Command::Exhibits(args) => command::exhibits::run(args),
             Command::Files(args) => command::files::run(args),
             Command::FloorServer(args) => command::floor_server::run(args),
             Command::Host(args) => command::host::run(args),

@@ -2,6 +2,7 @@
 
 pub(crate) mod compare;
 pub(crate) mod diagnose;
+pub(crate) mod exhibits;
 pub(crate) mod files;
 pub(crate) mod floor_server;
 pub(crate) mod host;

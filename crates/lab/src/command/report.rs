@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
 ///
 /// # Errors
 /// When there is no such experiment, or it measures something else.
-fn adopt(archive: &mut Archive, experiment: &str) -> Result<(), Failure> {
+pub(super) fn adopt(archive: &mut Archive, experiment: &str) -> Result<(), Failure> {
     let (file, text) = exhibits::read(experiment)?;
     let old = &mut archive.resolved;
     let mut new = experiment::parse(&file, &text, Wish { quick: old.quick, seed: Some(old.seed) })?.resolved;

@@ -12,7 +12,7 @@
 //! of 5 us. Counts are exact nevertheless: of every response, by class, and of every byte.
 //!
 //! Built without the feature `metrics`, [`Meter::is_on`] is a constant false and all this is compiled out;
-//! `cargo xtask bench metrics` compares the two.
+//! `examples/metrics-cost.toml` compares the two.
 
 mod meter;
 mod segment;
