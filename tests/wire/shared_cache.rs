@@ -123,5 +123,5 @@ fn killed_processes_do_not_corrupt_shared_cache() {
     let repairs = server.report("shared cache", "repairs");
     println!("{kills} killed, {} replies, {repairs} repairs", served.load(Ordering::Relaxed));
     assert!(served.load(Ordering::Relaxed) > 100 && kills > 10);
-    assert!(server.said().contains("was killed by signal 9 (Killed); another"), "{}", server.said());
+    assert!(server.said().contains("was killed by signal 9 (Killed); replacing it"), "{}", server.said());
 }
