@@ -335,7 +335,7 @@ fn fifty_reloads_under_load_lose_no_request_or_descriptor() {
     for workers in crews() {
         let place = Place::new();
         let config = |n: u32| {
-            let set = format!("[[site.headers]]\nmatch = \"**\"\nset = {{ \"X-ConfigSnapshot\" = \"{n}\" }}");
+            let set = format!("[[site.headers]]\nmatch = \"**\"\nset = {{ \"X-Generation\" = \"{n}\" }}");
             format!("listen = [\"127.0.0.1:0\"]\nworkers = {workers}\n[[site]]\nroot = \"one\"\n{set}")
         };
         let large = &"large".repeat(20_000);
@@ -344,7 +344,7 @@ fn fifty_reloads_under_load_lose_no_request_or_descriptor() {
         // Everything that is opened only once is open before it counts.
         let warm_up = |n: u32| {
             wait_until("the generation in all loops", || {
-                (0..20).all(|_| server.get("/a.txt").field("X-ConfigSnapshot") == Some(n.to_string().as_str()))
+                (0..20).all(|_| server.get("/a.txt").field("X-Generation") == Some(n.to_string().as_str()))
             });
             // Each loop has it open.
             for _ in 0..40 {

@@ -65,7 +65,7 @@ pub enum ReplyHead {
     /// Shared with other responses.
     Ready(Arc<Head>),
     /// Made for this response.
-    PreparedResponse(Box<Head>),
+    Owned(Box<Head>),
 }
 
 impl ReplyHead {
@@ -73,7 +73,7 @@ impl ReplyHead {
     pub fn get(&self) -> &Head {
         match self {
             ReplyHead::Ready(head) => head,
-            ReplyHead::PreparedResponse(head) => head,
+            ReplyHead::Owned(head) => head,
         }
     }
 }
@@ -388,7 +388,7 @@ fn partial<F>(
     validators(&mut head, representation);
     cache_control(&mut head, site, &resource.name);
     custom(&mut head, site, &resource.name, cors_origin);
-    (ReplyHead::PreparedResponse(Box::new(head)), body)
+    (ReplyHead::Owned(Box::new(head)), body)
 }
 
 /// A boundary that is unlikely to occur in the file: 128 bits derived from the file's state and the ranges. To place it
@@ -528,7 +528,7 @@ pub fn kept<F>(
     add_to_script(&mut head, site, request, path, |name| said(name).is_some());
     let has_body = !is_known && request.method != Some(Method::Head) && !page.body.is_empty();
     (
-        ReplyHead::PreparedResponse(Box::new(head)),
+        ReplyHead::Owned(Box::new(head)),
         if has_body { Body::Shared(Arc::clone(&page.body)) } else { Body::Empty },
     )
 }
@@ -596,7 +596,7 @@ fn error_with<F>(
     vary(&mut head, site, path, Vary::NOTHING);
     custom(&mut head, site, path, site.cors_origin(path, request));
     let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Text(page) };
-    (ReplyHead::PreparedResponse(Box::new(head)), body)
+    (ReplyHead::Owned(Box::new(head)), body)
 }
 
 /// Errors with the default page to which no rule of a site adds fields, cached after their first use: assembling head
@@ -637,7 +637,7 @@ impl ReadyErrors {
 pub fn bad_head<F>(status: Status, why: &str, head_only: bool) -> (ReplyHead, Body<F>) {
     let page = error_page(status, why);
     let head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
-    (ReplyHead::PreparedResponse(Box::new(head)), if head_only { Body::Empty } else { Body::Text(page) })
+    (ReplyHead::Owned(Box::new(head)), if head_only { Body::Empty } else { Body::Text(page) })
 }
 
 /// Builds an error with the site's own page.
@@ -659,7 +659,7 @@ pub fn error_from_page<F>(
         _ if size == 0 => Body::Empty,
         _ => Body::Content(content, 0..size),
     };
-    (ReplyHead::PreparedResponse(Box::new(head)), body)
+    (ReplyHead::Owned(Box::new(head)), body)
 }
 
 fn error_head(status: Status, length: u64, media_type: &str) -> Head {
@@ -695,7 +695,7 @@ pub fn options<F>(site: &Site, request: &Request<'_>, path: &[u8]) -> (ReplyHead
     if let Some(rule) = site.preflight(path, request).filter(|rule| rule.allows(cors_origin)) {
         rule.preflight(&mut head);
     }
-    (ReplyHead::PreparedResponse(Box::new(head)), Body::Empty)
+    (ReplyHead::Owned(Box::new(head)), Body::Empty)
 }
 
 /// Redirects to the name of a directory with its final slash, so that relative links resolve. The query is preserved.
@@ -745,7 +745,7 @@ pub(crate) fn beside_file(head: &ReplyHead, fields: &[(Box<str>, Box<[u8]>)]) ->
     for (name, value) in fields {
         head.field(name, value);
     }
-    ReplyHead::PreparedResponse(Box::new(head))
+    ReplyHead::Owned(Box::new(head))
 }
 
 /// Builds the fixed response of a route.
@@ -763,7 +763,7 @@ pub fn fixed<F>(site: &Site, request: &Request<'_>, path: &[u8], response: &Fixe
         fields.iter().any(|(said, _)| said.eq_ignore_ascii_case(name))
     });
     let has_body = request.method != Some(Method::Head) && !body.is_empty();
-    (ReplyHead::PreparedResponse(Box::new(head)), if has_body { Body::Shared(Arc::clone(body)) } else { Body::Empty })
+    (ReplyHead::Owned(Box::new(head)), if has_body { Body::Shared(Arc::clone(body)) } else { Body::Empty })
 }
 
 /// The reason of a 412.
@@ -798,7 +798,7 @@ pub fn listing<F>(
     cache_control(&mut head, site, path);
     custom(&mut head, site, path, site.cors_origin(path, request));
     let has_body = is_whole && request.method != Some(Method::Head);
-    (ReplyHead::PreparedResponse(Box::new(head)), if has_body { Body::Shared(page) } else { Body::Empty })
+    (ReplyHead::Owned(Box::new(head)), if has_body { Body::Shared(page) } else { Body::Empty })
 }
 
 /// Builds the list of all variants of a document, for the client to
@@ -833,7 +833,7 @@ pub fn variants<F>(
     vary(&mut head, site, path, variants.vary);
     custom(&mut head, site, path, site.cors_origin(path, request));
     let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Text(page) };
-    (ReplyHead::PreparedResponse(Box::new(head)), body)
+    (ReplyHead::Owned(Box::new(head)), body)
 }
 
 /// The default error page: small, with light and dark colours.

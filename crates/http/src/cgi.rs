@@ -330,7 +330,7 @@ mod tests {
             let (head, _) = parse(text.as_bytes()).expect("good").expect("whole");
             assert_eq!(head.reason, expected.as_bytes(), "{status}");
         };
-        check("201 PreparedResponse", "PreparedResponse");
+        check("201 Made", "Made");
         check("404  Not there at all ", "Not there at all");
         check("200", "");
         check("200 ", "");

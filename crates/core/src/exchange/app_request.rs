@@ -319,7 +319,7 @@ impl AppRequest {
         }
         let site = cx.shared.sites.of(self.handler.site);
         let head = reply::script(site, request, self.handler.path(), status, said, framing);
-        let head = ReplyHead::PreparedResponse(Box::new(head));
+        let head = ReplyHead::Owned(Box::new(head));
         let body = if framing == ScriptFraming::None { Body::Empty } else { Body::Open };
         (PreparedResponse { head, body, outcome: Outcome::App }, framing)
     }
