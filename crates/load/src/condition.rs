@@ -109,7 +109,7 @@ impl Condition {
             Figure::Backlog => (outcome.window.backlog as f64, ""),
         };
         let holds = if self.above { found > self.bound } else { found < self.bound };
-        holds.then(|| format!("--fail-if {}: it is {found}{unit}", self.text))
+        holds.then(|| format!("--fail-if {}: {found}{unit}", self.text))
     }
 }
 

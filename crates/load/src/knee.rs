@@ -68,7 +68,7 @@ impl fmt::Display for Capacity {
             write!(f, "; {why}")?;
         }
         if self.surely < self.borne {
-            write!(f, "; single runs failed from above {}/s on", self.surely)?;
+            write!(f, "; single runs failed above {}/s", self.surely)?;
         }
         Ok(())
     }

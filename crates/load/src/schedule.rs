@@ -96,14 +96,14 @@ impl FromStr for Arrivals {
                     ));
                 }
                 if period < Duration::from_millis(10) {
-                    return Err("a period of bursts is 10ms at least".to_owned());
+                    return Err("the period of bursts must be at least 10ms".to_owned());
                 }
                 Arrivals::Bursty { ratio, share, period }
             }
             "self-similar" => {
                 let hurst = number(parts.next(), "the Hurst parameter")?;
                 if !(0.5..1.0).contains(&hurst) {
-                    return Err(format!("a Hurst parameter is from 0.5 to below 1, not {hurst}"));
+                    return Err(format!("the Hurst parameter must be at least 0.5 and below 1, not {hurst}"));
                 }
                 let model = match parts.next() {
                     None | Some("gaussian") => Model::Gaussian(0.3),

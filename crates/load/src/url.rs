@@ -72,7 +72,10 @@ impl Url {
     pub fn resolve(&self) -> Result<SocketAddr, Failure> {
         let found = (self.host.as_str(), self.port).to_socket_addrs();
         let found = found.map_err(|error| {
-            Failure::failed(format!("{} does not resolve: {error}; try an address, or `getent hosts`", self.host))
+            Failure::failed(format!(
+                "{} does not resolve: {error}; use an address, or check with `getent hosts`",
+                self.host
+            ))
         })?;
         found.into_iter().next().ok_or_else(|| Failure::failed(format!("{} has no address", self.host)))
     }

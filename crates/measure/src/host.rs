@@ -64,7 +64,7 @@ pub fn stolen_ns() -> Result<u64, Failure> {
 const TICK_NS: u64 = 10_000_000;
 
 fn times() -> Result<Cpu, Failure> {
-    all_cores(&read("/proc/stat")?).ok_or_else(|| Failure::failed("/proc/stat does not begin as in proc_stat(5)"))
+    all_cores(&read("/proc/stat")?).ok_or_else(|| Failure::failed("/proc/stat does not begin as proc_stat(5) says"))
 }
 
 fn all_cores(stat: &str) -> Option<Cpu> {

@@ -78,7 +78,7 @@ impl fmt::Display for Verdict {
         for (at, line) in self.evidence.iter().enumerate() {
             write!(f, "{}{line}", if at == 0 { ": " } else { "; " })?;
         }
-        self.broken.iter().try_for_each(|line| write!(f, "\nnot as it must be: {line}"))
+        self.broken.iter().try_for_each(|line| write!(f, "\ncheck failed: {line}"))
     }
 }
 
@@ -96,6 +96,6 @@ mod tests {
         verdict.weaken(Validity::AtLeast, "c");
         assert_eq!((verdict.exit_status(), verdict.to_string()), (1, "client-bound: a; b; c".to_owned()));
         let broken = Verdict { broken: vec!["p99>1ms".to_owned()], ..Verdict::valid() };
-        assert_eq!((broken.exit_status(), broken.to_string()), (1, "valid\nnot as it must be: p99>1ms".to_owned()));
+        assert_eq!((broken.exit_status(), broken.to_string()), (1, "valid\ncheck failed: p99>1ms".to_owned()));
     }
 }

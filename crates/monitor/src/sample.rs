@@ -667,7 +667,7 @@ impl Files {
     fn read(&mut self, sample: &mut Sample) -> Result<(), Failure> {
         let text = self.stat.read().map_err(Failure::io("read /proc/stat"))?;
         sample.host = Host::parse(&text).ok_or_else(|| {
-            Failure::failed("/proc/stat has another form than proc_stat(5) says; is it a container's?")
+            Failure::failed("/proc/stat has another format than proc_stat(5) says; is it a container's?")
         })?;
         self.others.iter_mut().for_each(|(file, take)| take(sample, &text_of(file)));
         if let Some(names) = &self.whole_disks {

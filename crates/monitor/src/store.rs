@@ -180,7 +180,7 @@ impl<'a> Replay<'a> {
                 serde_json::from_slice(&self.line).map(Some).map_err(|error| format!("line {}: {error}", self.number))
             }
             Ok(count) if count as u64 == LINE_MAX => Err(format!("line {} is longer than any sample", self.number)),
-            Ok(_) => Err("it ends in the midst of a line".to_owned()),
+            Ok(_) => Err("it ends in the middle of a line".to_owned()),
             Err(error) => Err(error.to_string()),
         }
     }

@@ -75,7 +75,7 @@ pub const HELD_MAX: Bytes = Bytes::mib(512);
 /// When permission is missing, `ip` is missing, all addresses are in use, the command cannot be started, or the router
 /// ends first. Nothing is left behind then either.
 pub fn run(settings: Settings) -> Result<Outcome, Failure> {
-    let signals = Signals::block().map_err(Failure::io("take signals"))?;
+    let signals = Signals::block().map_err(Failure::io("block signals"))?;
     Mark::end_orphans();
     let mark = Mark::own()?;
     check_congestion_control(&settings.congestion_control)?;

@@ -81,7 +81,7 @@ pub const PROFILES: &[Profile] = &[
     },
     Profile {
         name: "wifi-lossy",
-        source: "our choice: 20 Mbit/s, 3 ms with a Pareto jitter of 2 ms, 2 % loss in bursts of 4 packets (Gilbert 1960)",
+        source: "chosen for this table: 20 Mbit/s, 3 ms with a Pareto jitter of 2 ms, 2 % loss in bursts of 4 packets (Gilbert 1960)",
         up_bits: 20_000_000,
         down_bits: 20_000_000,
         latency_us: 3_000,
@@ -99,7 +99,7 @@ pub const PROFILES: &[Profile] = &[
     },
     Profile {
         name: "satellite",
-        source: "geostationary, 239.6 to 279 ms one way (RFC 2488, section 2): 260 ms; 20 and 3 Mbit/s are our choice",
+        source: "geostationary, 239.6 to 279 ms one way (RFC 2488, section 2): 260 ms; 20 and 3 Mbit/s are chosen for this table",
         up_bits: 3_000_000,
         down_bits: 20_000_000,
         latency_us: 260_000,

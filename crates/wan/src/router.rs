@@ -510,7 +510,7 @@ impl State {
         };
         let scheduling = match accuracy.spin {
             Duration::ZERO => policy,
-            spin => format!("{policy}; looks at the clock for the last {} us", spin.as_micros()),
+            spin => format!("{policy}; polls the clock for the last {} us", spin.as_micros()),
         };
 
         // Up to a minute, with three digits.

@@ -128,7 +128,7 @@ fn latency_trace(text: &str) -> Result<Latency, String> {
         let at = figures.next().expect("the line is not empty")?;
         let is_next = steps.last().map_or(at.is_zero(), |(last, _)| *last < at);
         if !is_next {
-            return Err(wrong("moments begin at 0 and ascend"));
+            return Err(wrong("times must begin at 0 and ascend"));
         }
         match figures.next() {
             Some(latency) => steps.push((at, latency?)),
@@ -165,7 +165,7 @@ fn bandwidth_trace(text: &str) -> Result<Bandwidth, String> {
     for (number, line) in lines(text) {
         let ms = line.trim().parse().map_err(|_| format!("line {number}: {line:?} is not a whole number of ms"))?;
         if opportunities.last().is_some_and(|last| *last > ms) {
-            return Err(format!("line {number}: moments ascend"));
+            return Err(format!("line {number}: times must ascend"));
         }
         opportunities.push(ms);
     }

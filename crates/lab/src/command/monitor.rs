@@ -268,7 +268,7 @@ fn watch(args: &Args) -> Result<Verdict, Failure> {
     }
     let end = ended?;
     say::plain(&format!(
-        "the monitor used {:.2} % of a processor, of {} % that it may",
+        "the monitor used {:.2} % of a processor, of {} % allowed",
         end.own * 100.0,
         (args.budget * 1e4).round() / 1e2
     ));

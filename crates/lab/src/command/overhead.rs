@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let (unit, counted) = match found.unit {
         Unit::Requests => ("request", "as the server counts them"),
         Unit::Segments => (
-            "segment of data",
+            "data segment",
             "all in its network namespace; of requests where a server publishes its own: amped --metrics-file",
         ),
     };

@@ -270,7 +270,7 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
 /// Runs a command behind a path.
 fn behind_path(args: &Args) -> Result<u8, Failure> {
     if args.command.is_empty() {
-        return Err(Failure::usage("no command; write it behind two dashes: ammeter wan --latency 50ms -- curl ..."));
+        return Err(Failure::usage("no command; write it after two dashes: ammeter wan --latency 50ms -- curl ..."));
     }
     let RouterFlags { seed, congestion_control, mtu, small_packets, late_max, .. } = &args.router;
     let late_max = late_max.unwrap_or(LATE_MAX);
@@ -351,7 +351,7 @@ fn up_in_background() -> Result<Verdict, Failure> {
     command.args(std::env::args_os().skip(1)).arg("--foreground");
     // Ctrl-C only concerns the foreground.
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(Failure::io("start the test-bed"))?;
+    let mut child = command.spawn().map_err(Failure::io("start the test bed"))?;
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
         BufReader::new(stdout).read_line(&mut line).map_err(Failure::io("wait for the test-bed"))?;
@@ -550,8 +550,8 @@ fn summary(report: &Report) -> String {
         (report.overflow, "packets found no room in the router"),
         (report.kernel_dropped, "packets were dropped by the kernel before the router read them"),
         (report.refused, "packets were refused by a device that was down"),
-        (report.no_path, "packets were from or to addresses that have no path"),
-        (report.not_ip, "packets were none of IP"),
+        (report.no_path, "packets were from or to addresses without a path"),
+        (report.not_ip, "packets were not IP"),
         (report.capture_left_out, "blocks of 1 MiB are not in the capture, as the disk was too slow"),
     ] {
         if count > 0 {

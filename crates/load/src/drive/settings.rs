@@ -64,7 +64,7 @@ impl Stop {
     /// # Errors
     /// When no thread can be started.
     pub fn on_signals(clean_up: fn()) -> Result<Stop, Failure> {
-        let signals = Signals::block().map_err(Failure::io("take signals"))?;
+        let signals = Signals::block().map_err(Failure::io("block signals"))?;
         let stop = Stop::default();
         let said = stop.clone();
         let wait = thread::Builder::new().name("signals".to_owned()).spawn(move || said.obey(signals, clean_up));

@@ -321,7 +321,7 @@ pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) 
 /// Sizes by name of the files of this set in the folder; `None` if it is empty, without even a manifest.
 fn found(manifest: &Manifest, folder: &Path, names: &[PathBuf]) -> Result<Option<HashMap<PathBuf, u64>>, Failure> {
     let place = folder.display();
-    let io = |error: io::Error| Failure::failed(format!("cannot look into {place}: {error}"));
+    let io = |error: io::Error| Failure::failed(format!("cannot list {place}: {error}"));
     let mut found = HashMap::new();
     if !folder.try_exists().map_err(io)? {
         return Ok(None);

@@ -162,7 +162,7 @@ impl Manifest {
                 at(number, format!("invalid path `{}`: write `/name`, encoded as in a URL", file.path))
             })?;
             if !(file.weight.is_finite() && file.weight >= 0.0) {
-                return Err(at(number, format!("a weight of {}: it is 0 or more", file.weight)));
+                return Err(at(number, format!("a weight of {}: it must be 0 or more", file.weight)));
             }
             if !names.insert(name) {
                 return Err(at(number, format!("`{}` is there a second time", file.path)));

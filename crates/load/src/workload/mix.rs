@@ -77,7 +77,7 @@ pub fn parse(text: &str, seed: u64) -> Result<Requests, String> {
             Ok(Requests::new(table, Order::Drawn { seed, sums }).with_classes(names))
         }
         Some(_) => Err("the sum of the weights is zero or too large".to_owned()),
-        None => Err("no targets: write one a line, with its weight before it, as `35 /index.html`".to_owned()),
+        None => Err("no targets: write one per line, with its weight before it, as `35 /index.html`".to_owned()),
     }
 }
 

@@ -39,7 +39,7 @@ pub fn text(profile: &Profile) -> String {
     }
     let _ = writeln!(
         text,
-        "\nin functions of the kernel that are not known: {:.1} %; the sampler itself used {:.2} % of a processor, of \
+        "\nin unknown kernel functions: {:.1} %; the sampler itself used {:.2} % of a processor, of \
          {} % that it may",
         profile.unknown.share * 100.0,
         profile.own_cpu * 100.0,
@@ -81,10 +81,10 @@ pub fn chosen(profile: &Profile) -> u64 {
 /// The views with their titles; of the functions those with the largest shares.
 pub fn views(profile: &Profile) -> [(&'static str, Cow<'_, [Row]>); 4] {
     [
-        ("who ran, of all", Cow::Borrowed(&profile.who)),
-        ("in which function of the program", first_functions(profile)),
-        ("what for, by innermost context", Cow::Borrowed(&profile.contexts)),
-        ("doing what, by category", Cow::Borrowed(&profile.categories)),
+        ("share of all samples", Cow::Borrowed(&profile.who)),
+        ("by function of the program", first_functions(profile)),
+        ("by innermost context", Cow::Borrowed(&profile.contexts)),
+        ("by category", Cow::Borrowed(&profile.categories)),
     ]
 }
 

@@ -44,13 +44,13 @@ pub fn openmetrics(totals: &Totals, sample: Option<&Sample>) -> String {
     let version = env!("CARGO_PKG_VERSION");
     page.family("build", Kind::Info, Unit::Things, "The program.", [(Page::labels(&[("version", &version)]), 1)]);
     let target = Page::labels(&[("target", &totals.target)]);
-    page.family("watch", Kind::Info, Unit::Things, "Whom all of this is about.", [(target, 1)]);
-    page.gauge("own_budget", Unit::Ratio, "What the monitor may use of one processor.", totals.budget);
+    page.family("watch", Kind::Info, Unit::Things, "The monitored server.", [(target, 1)]);
+    page.gauge("own_budget", Unit::Ratio, "The monitor's budget, as a share of one processor.", totals.budget);
     let ticks = [(String::new(), totals.ticks)];
-    page.family("ticks", Kind::Counter, Unit::Things, "Times that the monitor has looked, after the first.", ticks);
+    page.family("ticks", Kind::Counter, Unit::Things, "Samples since the first.", ticks);
     if let Some(sample) = sample {
         let now = sample.wall_ms as f64 / 1e3;
-        page.gauge("sample_timestamp", Unit::Seconds, "When all of this was read, since 1970.", now);
+        page.gauge("sample_timestamp", Unit::Seconds, "Time of this sample, since 1970.", now);
         page.one(&sample.own);
         page.processors(sample);
         page.one(&sample.host.system);
@@ -118,7 +118,7 @@ impl Families {
         let times = CpuShare { user, system, interrupt, softirq, steal, iowait, idle };
         let modes = <CpuShare as Figures<u64>>::FIGURES.iter().zip(times.values().flatten());
         let modes = modes.map(|(mode, ticks)| (Page::labels(&[("mode", &mode.name)]), seconds(ns(ticks))));
-        let help = "Time of all processors together, by what they did.";
+        let help = "Time of all processors together, by mode.";
         self.family("cpu", Kind::Counter, Unit::Seconds, help, modes);
         self.gauge("cpus", Unit::Things, "Processors.", sample.host.cores.len() as f64);
         let softirqs = SOFTIRQS.iter().zip(&sample.host.softirqs);
@@ -128,12 +128,12 @@ impl Families {
 
     fn census(&mut self, sample: &Sample, census: &Census) {
         let ago_s = sample.at_us.saturating_sub(census.at_us) as f64 / 1e6;
-        let help = "When connections were counted last, since 1970.";
+        let help = "Time of the last census of connections, since 1970.";
         self.gauge("census_timestamp", Unit::Seconds, help, sample.wall_ms as f64 / 1e3 - ago_s);
         // All states, including empty ones: a collector cannot distinguish a missing state from an unknown one.
         let count = |state: &str| census.states.get(state).copied().unwrap_or(0);
         let states = connection_states().map(|state| (Page::labels(&[("state", &state.name())]), count(state.name())));
-        let help = "Connections at the server's ports, by state of TCP.";
+        let help = "Connections at the server's ports, by TCP state.";
         self.family("connections", Kind::Gauge, Unit::Things, help, states);
         self.one(&census.limits);
     }

@@ -97,7 +97,7 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
     let body = html! {
         (verdict(&outcome.verdict, &format!("{}.", headline(outcome))))
         @if outcome.interrupted {
-            p.bad { "The run was interrupted: these are the figures until then." }
+            p.bad { "The run was interrupted: the figures end there." }
         }
         h2 { "Rate" }
         (plot("rates", match asked {
@@ -111,14 +111,14 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
             p { "None." }
         } @else {
             p { (outcome.failed()) " failed: " (failures(outcome)) "." }
-            (plot("failures", "Connections and requests that came to nothing, each second."))
+            (plot("failures", "Failed connections and requests, per second."))
         }
         @if asked.is_some() {
             h2 { "Lateness of the generator" }
             (plot("lateness", "From the planned instant of a connection to its SYN. Above the dashed line for the whole run, it is the client that is measured."))
         }
         h2 { "Distribution" }
-        (plot("distribution", "Each clock of the whole run: how many requests took no longer."))
+        (plot("distribution", "Distribution of each clock over the whole run."))
         h2 { "Clocks" }
         div.scroll { (clocks(outcome)) }
         @if !outcome.parked.is_empty() {
@@ -193,12 +193,10 @@ fn point(runs: &[&Outcome]) -> Value {
 
 fn verdict(verdict: &Verdict, sentence: &str) -> Markup {
     let means = match verdict.validity {
-        Validity::Valid => "The generator did what was asked of it: the figures are the server's.",
-        Validity::AtLeast => "The load came to its end before the server did: a rate is a lower bound.",
-        Validity::Disturbed => "Others used the machine meanwhile: the figures may be theirs.",
-        Validity::ClientBound => {
-            "The generator did not do what was asked of it: the figures are its own, not the server's."
-        }
+        Validity::Valid => "The load generator kept up: the figures are the server's.",
+        Validity::AtLeast => "The load generator saturated before the server: a rate is a lower bound.",
+        Validity::Disturbed => "Other processes used the machine meanwhile, and may have affected the figures.",
+        Validity::ClientBound => "The load generator did not keep up: the figures are its own, not the server's.",
         Validity::PathBound => "The network path was not as requested: the figures are not those of the server.",
     };
     let class = if verdict.broken.is_empty() { verdict.validity.to_string() } else { "broken".to_owned() };
@@ -207,7 +205,7 @@ fn verdict(verdict: &Verdict, sentence: &str) -> Markup {
             p { strong { (verdict.validity) ": " } (sentence) }
             p { (means) }
             @for line in &verdict.evidence { p { (line) } }
-            @for line in &verdict.broken { p.bad { "Not as it must be: " (line) } }
+            @for line in &verdict.broken { p.bad { "Check failed: " (line) } }
         }
     }
 }
@@ -220,7 +218,7 @@ fn clocks(outcome: &Outcome) -> Markup {
     let rows = [
         ("latency", "last byte of a correct response", &outcome.latency),
         ("first byte", "its first byte", &outcome.first_byte),
-        ("secured", "TLS handshake over", &outcome.secured),
+        ("secured", "TLS handshake complete", &outcome.secured),
         ("connected", "connection established", &outcome.connected),
         ("lateness", "SYN sent: the generator's own", &outcome.lateness),
     ];

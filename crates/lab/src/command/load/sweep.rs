@@ -102,7 +102,7 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
         let why = format!("no rate was sustained in {} valid runs; start --sweep at a lower rate", knee::Runs::MIN);
         verdict.weaken(Validity::ClientBound, why);
     } else if !runs.is_empty() && runs.iter().all(|run| run.verdict.validity == Validity::ClientBound) {
-        verdict.weaken(Validity::ClientBound, "in no run did the client keep its schedule");
+        verdict.weaken(Validity::ClientBound, "the client kept its schedule in no run");
     }
     let swept = Swept { runs, capacity, verdict };
     let page = html::write(args, asked, |head| html::sweep(head, &swept));

@@ -46,7 +46,7 @@ pub(super) fn html(profile: &Profile) -> String {
     );
     let body = html! {
         p {
-            "In functions of the kernel that are not known: " (percent(profile.unknown.share)) ". The sampler used "
+            "In unknown kernel functions: " (percent(profile.unknown.share)) ". The sampler used "
             (format!("{:.2}", profile.own_cpu * 100.0)) " % of a processor, of " ((profile.budget * 1e4).round() / 1e2)
             " % that it may. Lines are intervals of 95 %; a pale bar is all that ran inside; " (told_by(profile)) "."
         }
@@ -54,7 +54,7 @@ pub(super) fn html(profile: &Profile) -> String {
         figure { (maud::PreEscaped(drawn(profile))) }
         h2 { "Flame graph" }
         (flame(profile))
-        h2 { "The most frequent chains" }
+        h2 { "Most frequent call chains" }
         table.chains {
             thead { tr { th { "samples" } th.text { "chain" } } }
             tbody {
@@ -102,7 +102,7 @@ fn flame(profile: &Profile) -> Markup {
     let lines = frames.iter().map(|frame| frame.depth).max().unwrap_or(0) + 1;
     html! {
         p {
-            "A frame is as wide as its share of the samples; its callers are below, the program's functions below those of the kernel. \
+            "The width of a frame is its share of the samples; its callers are below it, the program's functions below those of the kernel. \
              Click a frame to zoom, the lowest one for all. A program without frame pointers has chains that are cut; code without names \
              is its file in brackets."
         }
