@@ -527,10 +527,7 @@ pub fn kept<F>(
     }
     add_to_script(&mut head, site, request, path, |name| said(name).is_some());
     let has_body = !is_known && request.method != Some(Method::Head) && !page.body.is_empty();
-    (
-        ReplyHead::Owned(Box::new(head)),
-        if has_body { Body::Shared(Arc::clone(&page.body)) } else { Body::Empty },
-    )
+    (ReplyHead::Owned(Box::new(head)), if has_body { Body::Shared(Arc::clone(&page.body)) } else { Body::Empty })
 }
 
 /// The fields of a 304 about the client's copy (RFC 9110, 15.4.5), and its modification time.

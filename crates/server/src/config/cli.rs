@@ -166,7 +166,7 @@ fn number(key: &str) -> RangedU64ValueParser<usize> {
     let schema = schema::of(&way);
     let (least, most) = (schema["minimum"].as_u64().unwrap_or(0), schema["maximum"].as_u64());
     let parser = RangedU64ValueParser::new().range(least..);
-    most.map_or(parser.clone(), |most| parser.range(..=most))
+    most.map_or(parser, |most| parser.range(..=most))
 }
 
 /// The names of the switches in `[optimise]`, as flags have them.
