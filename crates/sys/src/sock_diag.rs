@@ -508,7 +508,7 @@ mod tests {
         let inode = |fd: i32| {
             let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).expect("a link");
             link.to_str()
-                .and_then(|text| text.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok())
+                .and_then(|text| text.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u32>().ok())
                 .expect("an inode")
         };
         let (accepted, waiting) =
