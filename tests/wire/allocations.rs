@@ -1,9 +1,9 @@
-//! A whole loop answers cached requests without allocating: sockets, caches, sending and log included. Counted, not believed.
+//! A complete loop answers cached requests without allocating: sockets, caches, sending and log included.
 //!
-//! The loop runs in the thread of the test, where allocations are counted from its start to its end; a client in another asks
-//! five hundred times in one run and ten times as often in the next. What the start, the first request and the end allocate
-//! is the same in both, so the difference is the requests'. A test program of its own, since the counter takes the place of the
-//! allocator in all of it. (`tests/sim/allocations.rs` is the same without a kernel: a core that allocates is found there.)
+//! The loop runs in the thread of the test, which counts its allocations from start to end. A client in another thread
+//! sends 500 requests in one run and ten times as many in the next. Start, first request and end allocate the same in
+//! both runs, so the difference belongs to the requests. This is a test program of its own, because the counter
+//! replaces the allocator of the whole program. (`tests/sim/allocations.rs` tests the core without a kernel.)
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::fs;
@@ -26,7 +26,7 @@ use amped::mailbox::Mailbox;
 use amped::message::Message;
 use amped_units::Time;
 
-/// Allocations of a loop that is asked `count` times, after a first time.
+/// Counts the allocations of a loop that answers `count` calls of `ask` after a first one.
 fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Client) + Sync)) -> u64 {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
@@ -34,7 +34,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     for (name, bytes) in [("small.txt", 1 << 10), ("large.txt", 100 << 10)] {
         fs::write(path("site").join(name), vec![b'x'; bytes]).unwrap();
     }
-    // What comes with time, as a second look at a file, is not the request's.
+    // Work that depends on time, such as revalidating a file, does not belong to the request.
     let text = format!(
         "root = {:?}\nlisten = ['127.0.0.1:0']\ncache.revalidate = '1h'\nsend.sendfile_min_age = '0s'\nlog.access = {:?}\n",
         path("site"),
@@ -86,12 +86,12 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     counted.count_total
 }
 
-/// One that reads as many bytes as it knows that there are.
+/// A client that reads a known number of bytes.
 struct Client {
     stream: TcpStream,
-    /// Of the reply under way; it becomes as long as the longest.
+    /// Buffer for the current response; grows to the longest.
     reply: Vec<u8>,
-    /// A request that says what it has.
+    /// A request with a condition that the current version of the file meets.
     condition: String,
 }
 
@@ -102,7 +102,7 @@ impl Client {
         Client { stream, reply: Vec::new(), condition: String::new() }
     }
 
-    /// Sends requests and reads so many replies; returns the head of the first.
+    /// Sends requests and reads this many responses; returns the head of the first.
     fn ask(&mut self, requests: &str, replies: usize, status: &str) -> String {
         self.stream.write_all(requests.as_bytes()).unwrap();
         self.reply.clear();
@@ -139,14 +139,15 @@ impl Client {
     }
 }
 
-/// `ask` asks so many requests each time.
+/// Compares two runs; each call of `ask` sends `requests` requests.
 fn check(requests: u64, ask: &(dyn Fn(&mut Client) + Sync)) {
     const TIMES: usize = 5000;
     for architecture in [Architecture::Amped, Architecture::Sped] {
         let few = allocations(architecture, 500, ask);
         let many = allocations(architecture, 500 + TIMES, ask);
         println!("{architecture:?}: {few} allocations at first, {many} with {} requests more", requests * TIMES as u64);
-        // What comes once a second, or with a full buffer of the log, is a few; were it one a request, it would be all.
+        // Work that happens once a second, or once per full log buffer, is a few allocations. One allocation per
+        // request would be as many as there are requests.
         assert!(many.saturating_sub(few) < requests * TIMES as u64 / 100, "{architecture:?}: {few}, then {many}");
     }
 }

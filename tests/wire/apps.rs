@@ -1,7 +1,7 @@
-//! Applications: a process for each request (CGI), in every architecture.
+//! CGI applications, with one process per request, in every architecture.
 //!
-//! Scripts are the shell's, since that is everywhere and starts within a millisecond. What one does, it tells in its answer or
-//! by files in the site's folder; nobody here waits for a time but for what happens.
+//! The scripts are shell scripts: a shell is present everywhere and starts within a millisecond. A script reports what
+//! it does in its response or by files in the site's folder, and the tests wait for these events, not for durations.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,25 +12,25 @@ use std::thread;
 
 use super::harness::*;
 
-/// Puts an executable script into the folder of scripts.
+/// Writes an executable script to the scripts' folder.
 fn script(site: &Site, name: &str, text: &str) -> PathBuf {
     let path = site.file(&format!("cgi-bin/{name}"), format!("#!/bin/sh\n{text}"));
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     path
 }
 
-/// Serves a site whose `/cgi-bin` has scripts, with these keys for them.
+/// Serves a site with scripts in `/cgi-bin` and these keys for them.
 fn serve(site: &Site, keys: &str) -> Server {
     Server::with_site(site, &format!("[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\n{keys}"))
 }
 
-/// Processes of this server's scripts: in MP those of its workers.
+/// Processes of this server's scripts; in MP they are children of its workers.
 fn scripts_of(server: &Server) -> Vec<u32> {
     let parents = if has_processes() { children_of(server.pid()) } else { vec![server.pid()] };
     parents.into_iter().flat_map(children_of).collect()
 }
 
-/// How many descriptors the server has open, once all its loops run.
+/// Counts the server's open file descriptors after all its loops have started.
 pub(super) fn descriptors(server: &Server) -> usize {
     wait_until("all loops", || {
         let before = server.said().len();
@@ -56,7 +56,7 @@ fn script_response_is_served() {
     let site = Site::new();
     site.file("a.txt", "static");
     script(&site, "hello", "printf 'Content-Type: text/x-test\\nX-Own: a\\n\\nhello'");
-    // No shell reads its name.
+    // No shell interprets its name.
     script(&site, "odd;name `touch x` $(touch x)", "printf 'Content-Type: a/b\\n\\n'; ls");
     site.file("cgi-bin/data", "no script");
     site.file("cgi-bin/folder/inner", "#!/bin/sh\necho");
@@ -85,7 +85,7 @@ fn script_response_is_served() {
     ] {
         assert_eq!(client.get(target).status, status, "{target}");
     }
-    // HTTP/1.0 knows no chunks: the end of the connection is the end of the answer.
+    // HTTP/1.0 has no chunks: the response ends with the connection.
     let mut old = server.connect();
     old.send("GET /cgi-bin/hello HTTP/1.0\r\n\r\n");
     let text = String::from_utf8(old.read_to_end()).unwrap();
@@ -111,7 +111,7 @@ fn script_receives_cgi_variables() {
     let response = client.request("GET", "/cgi-bin/env/more%20of/it?a=b%20c&d", &fields);
     let text = response.text();
     let mut lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("UNIQUE_ID=")).collect();
-    // The shell's own.
+    // Variables that the shell sets itself.
     lines.retain(|line| !["PWD=", "_=", "OLDPWD=", "SHLVL="].iter().any(|own| line.starts_with(own)));
     lines.sort_unstable();
     let root = site.path().canonicalize().unwrap();
@@ -154,12 +154,12 @@ fn script_inherits_no_other_descriptors() {
     script(&site, "fds", "printf 'Content-Type: text/plain\\n\\n'; exec ls /proc/self/fd");
     script(&site, "signals", "printf 'Content-Type: text/plain\\n\\n'; exec cat /proc/self/status");
     let server = serve(&site, "");
-    // The last is the folder that is listed.
+    // Descriptor 3 is the folder that `ls` reads.
     assert_eq!(server.get("/cgi-bin/fds").text(), "0\n1\n2\n3\n");
     let text = server.get("/cgi-bin/signals").text();
     for mask in ["SigBlk:", "SigIgn:"] {
         let line = text.lines().find_map(|line| line.strip_prefix(mask)).expect(mask);
-        // Of those beyond 31 whoever started the server may have his own opinion.
+        // The parent of the server may ignore signals above 31.
         let signals = u64::from_str_radix(line.trim(), 16).unwrap() & 0x7fff_ffff;
         assert_eq!(signals, 0, "{mask} {line}");
     }
@@ -218,7 +218,7 @@ fn script_status_and_location_are_obeyed() {
     for target in ["/cgi-bin/round", "/cgi-bin/bad"] {
         assert_eq!(client.get(target).status, 502, "{target}");
     }
-    // Without a body, and as GET, whatever was asked first.
+    // Without a body and as GET, whatever the method of the first request.
     let response = client.request("POST", "/cgi-bin/other", &[("Content-Length", "0")]);
     assert_eq!(response.text(), "GET a=b");
     assert_eq!(client.request("HEAD", "/cgi-bin/here", &[]).field("Content-Length"), Some("6"));
@@ -252,7 +252,7 @@ fn request_and_response_bodies_pass_through_script() {
     assert_eq!(client.response("PUT").status, 100);
     client.send("hello");
     assert_eq!(client.response("PUT").text(), "hello");
-    // Whoever takes none of it answers all the same.
+    // A script that reads none of its body still responds.
     client.send_request("POST", "/cgi-bin/deaf", &[("Content-Length", "2000000")]);
     client.send(pattern(2_000_000));
     assert_eq!(client.response("POST").text(), "deaf");
@@ -261,7 +261,7 @@ fn request_and_response_bodies_pass_through_script() {
     client.send_request("POST", "/cgi-bin/echo", &[("Content-Length", "3145729")]);
     assert_eq!(client.response("POST").status, 413);
     let mut client = server.connect();
-    // At once: as soon as the script has begun to answer the connection could only be cut.
+    // Before the script responds: after that the server could only close the connection.
     client.send("POST /cgi-bin/echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n");
     assert_eq!(client.response("POST").status, 400);
 }
@@ -301,11 +301,11 @@ fn failing_script_returns_error() {
             assert_eq!(client.get(&format!("/cgi-bin/{name}")).status, status, "{name}");
         }
     }
-    // A body that was promised and does not come to its end shows as what it is.
+    // A response whose promised body is incomplete reaches the client as incomplete.
     for name in ["cut", "short", "stops", "much"] {
         assert!(server.connect().try_get(&format!("/cgi-bin/{name}")).is_none(), "{name}");
     }
-    // Each line has the number that the script was told.
+    // Each line contains the number that the script received.
     for _ in 0..2 {
         let id = server.get("/cgi-bin/complains").text();
         server.wait_for(&format!("[{id}] /cgi-bin/complains: a \\u{{1b}}[31mred line\n"));
@@ -313,7 +313,7 @@ fn failing_script_returns_error() {
     }
     server.wait_for("/cgi-bin/dies: the application ended with status 3");
     server.wait_for("the interpreter in its first line does not exist");
-    // Whatever makes an answer none is told to who looks after the script.
+    // The error log states the reason of each invalid response, for the operator of the script.
     for (name, why) in [
         ("half", "the application ended without a response"),
         ("silent", "the application ended without a response"),
@@ -350,7 +350,7 @@ fn client_disconnect_kills_process_group() {
     wait_until("its descriptors to be closed", || server.descriptors().len() <= before);
 }
 
-/// Whatever ends a script, what it has started does not outlive it.
+/// When a script ends, for whatever reason, the processes that it started end too.
 #[test]
 fn script_limit_or_exit_kills_process_group() {
     let site = Site::new();
@@ -367,7 +367,7 @@ fn script_limit_or_exit_kills_process_group() {
     ] {
         script(&site, name, &format!("{starts}{text}"));
     }
-    // With nothing open to the server, or it would wait for that.
+    // It holds nothing open to the server, which would otherwise wait for it.
     script(
         &site,
         "ends",
@@ -381,7 +381,7 @@ fn script_limit_or_exit_kills_process_group() {
         let response = server.connect().try_get(&format!("/cgi-bin/{name}"));
         assert_eq!(response.map(|response| response.status), status, "{name}");
     }
-    // What it leaves holds its answer open, so that this is not known to be over before `time`.
+    // Its child process holds the response open, so the server cannot know before `time` that it is complete.
     assert!(server.connect().try_get("/cgi-bin/dies").is_none_or(|response| response.status >= 502));
     let files: Vec<_> = fs::read_dir(&told).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 6);
@@ -405,7 +405,7 @@ fn scripts_killed_under_load_do_not_affect_others() {
         for _ in 0..6 {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    // One that is killed behind its head is seen to be cut off.
+                    // When a script is killed after its head, the client sees a truncated response.
                     let response = server.connect().try_get("/cgi-bin/works");
                     if let Some(response) = response.filter(|response| response.status != 502) {
                         assert_eq!((response.status, response.text().as_str()), (200, "hello you"));
@@ -418,7 +418,7 @@ fn scripts_killed_under_load_do_not_affect_others() {
             let so_far = answers.load(Ordering::Relaxed);
             wait_until("scripts", || !scripts_of(&server).is_empty());
             for pid in scripts_of(&server) {
-                // It may have ended meanwhile; its number is not another's so soon.
+                // It may have exited since then; the kernel does not reuse its number so soon.
                 let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
             }
             wait_until("more answers", || answers.load(Ordering::Relaxed) > so_far + 6);
@@ -436,7 +436,7 @@ fn max_processes_bounds_running_scripts() {
     let site = Site::new();
     let count = site.path().join("running");
     fs::create_dir(&count).unwrap();
-    // Each says how many there were beside it.
+    // Each script reports how many others ran at the same time.
     let text = format!(
         "mkdir {0}/$$; n=$(ls {0} | wc -l); sleep 0.02; rmdir {0}/$$; printf 'Content-Type: a/b\\n\\n%s' $n",
         count.display()
@@ -488,9 +488,9 @@ fn slow_client_does_not_delay_other_scripts() {
     assert_eq!(server.get("/a.txt").text(), "static");
 }
 
-/// Two clients that read nothing of what an application says, if it says anything, one that sends a byte now and then to the
-/// third, and one whose application, the last, takes nothing: while all of them are at it `/a.txt` is served, and when they
-/// leave nothing stays of them.
+/// Four slow clients: two read nothing of an application's response, if there is one, the third sends a byte now and
+/// then, and the application of the fourth reads nothing. The server serves `/a.txt` meanwhile, and frees everything
+/// when the clients disconnect.
 pub(crate) fn slow_ones(
     server: &Server,
     [silent, floods, reads, deaf]: [&'static str; 4],
@@ -509,8 +509,8 @@ pub(crate) fn slow_ones(
     let unheard = server.connect();
     let mut sender = Client::on(unheard.stream());
     let flood = thread::spawn(move || {
-        // More than an application is given ahead: the rest, and the end behind it, waits in the server's socket. With more than
-        // that holds, the end would wait in the client's.
+        // More than the server reads ahead for an application: the rest, and the FIN after it, stay in the server's
+        // socket. If the socket could not hold the rest, the FIN would stay in the client's socket.
         sender.send_request("POST", deaf, &[("Content-Length", "50000000")]);
         sender.send(vec![0; 100_000]);
     });
@@ -537,7 +537,7 @@ fn index_script_is_executed_and_source_is_hidden() {
     for target in ["/app/", "/app/index.cgi", "/app/"] {
         assert_eq!(client.get(target).text(), "/app/index.cgi", "{target}");
     }
-    // A body that no file takes is thrown away before the index is looked for, and is not taken for a request.
+    // The body of a request for a file is discarded before the lookup of the index, and is not parsed as a request.
     client.send_request("GET", "/app/", &[("Content-Length", "5")]);
     client.send("GET /");
     assert_eq!(client.response("GET").text(), "/app/index.cgi");
@@ -569,12 +569,12 @@ fn log_counts_body_without_framing() {
         assert_eq!(line["cache"].as_str(), Some("app"), "{line}");
         counted.push((line["status"].as_u64(), line["body_bytes"].as_u64()));
     }
-    // Workers of a pool gather lines each for itself.
+    // Each worker of a pool buffers log lines separately.
     counted.sort_unstable();
     assert_eq!(counted, [0, 5, 9].map(|bytes| (Some(200), Some(bytes))));
 }
 
-/// X-Accel-Redirect and X-Sendfile: the server sends a file of the site's, which clients may not get themselves.
+/// X-Accel-Redirect and X-Sendfile: the server sends a file of the site that clients cannot request themselves.
 #[test]
 fn script_delegates_file_to_server() {
     let site = Site::new();
@@ -636,14 +636,14 @@ fn script_delegates_file_to_server() {
         assert_eq!((unchanged.status, unchanged.field("Content-Type")), (304, None));
         let head = client.request("HEAD", &target, &[]);
         assert_eq!((head.status, head.field("Content-Length")), (200, Some("100000")));
-        // Also in answer to a form, whose body it has read or not.
+        // Also in response to a form, whether or not the script read its body.
         client.send_request("POST", &target, &[("Content-Length", "5")]);
         client.send("hello");
         let form = client.response("POST");
         assert_eq!((form.status, form.text() == text), (200, true), "{name}");
         client = server.connect();
     }
-    // What was said beside one file stays with that.
+    // Fields that accompanied one file do not appear with another.
     assert_eq!(client.get("/public.txt").field("Set-Cookie"), None);
     for (name, status, text) in [
         ("odd", 200, "odd"),

@@ -1,4 +1,4 @@
-//! What is one architecture's alone: several loops, pools, and processes.
+//! Behaviour specific to one architecture: several loops, pools, and processes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::harness::*;
 
 const HUGE: u64 = 16 << 20;
 
-/// A small file, and one that fits in no socket's buffer and takes no room on the disk.
+/// A small file, and a sparse one that is larger than any socket buffer.
 fn site() -> Site {
     let site = Site::new();
     site.file("a.txt", "hello");
@@ -27,7 +27,7 @@ fn start(site: &Site, architecture: &str, workers: usize) -> Server {
     Server::configured(site, &format!("architecture = {architecture:?}\nworkers = {workers}"))
 }
 
-/// A download that has begun and cannot go on before its client reads.
+/// Begins a download that cannot continue before its client reads.
 fn begin_download(server: &Server) -> Client {
     let mut client = Client::connect_narrow(server.address, 64 * 1024);
     client.send_request("GET", "/huge.bin", &[]);
@@ -41,7 +41,7 @@ fn end_download(client: &mut Client) {
     client.read_body(HUGE as usize).unwrap();
 }
 
-/// Whether a process is there and has not ended; one that has may wait for whoever is to take note of it.
+/// Returns whether a process runs; a zombie does not.
 fn lives(pid: u32) -> bool {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     text.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
@@ -61,7 +61,7 @@ fn both_loops_of_two_workers_serve() {
 fn both_loops_serve(architecture: &str) {
     let site = site();
     let server = start(&site, architecture, 2);
-    // How often each loop has waited: it waits after each event.
+    // Waits of each loop so far: a loop waits after each batch of events.
     let waits = || -> Vec<u64> {
         let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
         let mut found = Vec::new();
@@ -75,16 +75,16 @@ fn both_loops_serve(architecture: &str) {
         }
         found
     };
-    // A thread gives itself its name.
+    // A thread sets its own name after it starts.
     wait_until("two loops", || waits().len() == 2);
     let before = waits();
-    // Kept open, so that a loop has work of its own for each.
+    // Kept open, so that the number of connections of each loop stays.
     let mut clients: Vec<Client> = (0..100).map(|_| server.connect()).collect();
     for client in &mut clients {
         assert_eq!(client.get("/a.txt").text(), "hello");
     }
     for (before, after) in before.iter().zip(waits()) {
-        // A hundred connections spread by a hash: that one of two has fewer than ten is a matter of 10^-17.
+        // A hash spreads 100 connections over two loops; fewer than ten at one of them has a probability of 10^-17.
         assert!(after >= before + 10, "{before} {after}");
     }
     assert_eq!(server.report("connections", "open"), 100);
@@ -102,7 +102,7 @@ fn pool_serves_one_connection_per_worker_and_queues_rest() {
         assert!(waiting.is_quiet(Duration::from_millis(300)), "{architecture}");
         end_download(&mut busy[0]);
         assert_eq!(waiting.response("GET").text(), "hello");
-        // All are taken, and now one is idle: it has to go for who waits.
+        // All workers have a connection, and one connection is idle: it is closed for the new one.
         let mut another = server.connect();
         assert_eq!(another.get("/a.txt").text(), "hello");
         end_download(&mut busy[1]);
@@ -114,7 +114,8 @@ fn pool_serves_one_connection_per_worker_and_queues_rest() {
 fn pool_with_free_workers_keeps_idle_connections() {
     for architecture in ["mt", "mp"] {
         let site = site();
-        // Room also for workers that have closed a connection, and on a busy machine do not come to take the next one.
+        // Enough workers for those that have closed a connection and, on a busy machine, have not yet accepted the next
+        // one.
         let server = start(&site, architecture, 24);
         let mut idle: Vec<Client> = (0..4).map(|_| server.connect()).collect();
         idle.iter_mut().for_each(|client| assert_eq!(client.get("/a.txt").text(), "hello"));
@@ -151,7 +152,7 @@ fn crashed_process_is_replaced_and_logged() {
     let server = start(&site, "mp", 6);
     let before: BTreeSet<u32> = server.children().into_iter().collect();
     assert_eq!(before.len(), 6);
-    // A process that has not lived a second is replaced later.
+    // A process that ran for less than a second is replaced after a delay.
     let victim = *before.first().unwrap();
     let (done, served, lost) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -170,7 +171,7 @@ fn crashed_process_is_replaced_and_logged() {
         wait_until("requests", || served.load(Ordering::Relaxed) > 100);
         kill("KILL", &victim.to_string());
         server.wait_for(&format!("process {victim} was killed by signal 9 (Killed); replacing it"));
-        // The one that died is taken note of, so that nothing is left of it, and there are as many as before.
+        // The server reaps the process that died and restores the number of workers.
         wait_until("the pool to be whole", || {
             server.children().len() == 6 && server.children().iter().all(|&pid| lives(pid))
         });
@@ -215,16 +216,16 @@ fn twenty_reloads_leak_no_descriptor() {
     let reload = |n: usize| {
         server.signal("HUP");
         wait_until("the new configuration", || server.said().matches("the new configuration is in force").count() == n);
-        // The old ones have nothing to finish.
+        // The old processes have no requests to finish.
         wait_until("the old ones to end", || server.children().len() == 4);
         let of = |pid: u32| {
             let name = |target: &std::path::PathBuf| {
-                // Sockets and pipes are numbered.
+                // The names of sockets and pipes contain a number.
                 target.to_string_lossy().split('[').next().unwrap().to_owned()
             };
             descriptors_of(pid).iter().map(name).collect::<Vec<_>>()
         };
-        // A thread of a child may not have begun.
+        // A thread of a child process may not have started yet.
         wait_until("an answer of all", || server.report("loops", "answered") == 4);
         (of(server.pid()), server.children().into_iter().map(of).collect::<BTreeSet<_>>())
     };
@@ -248,7 +249,7 @@ fn counters_include_exited_processes() {
         assert_eq!(server.report("connections", "open"), 2);
         let old = server.children();
         server.signal("HUP");
-        // Taken note of, and so among the sums.
+        // Reaped, and therefore included in the sums.
         wait_until("the old ones to end", || server.children().iter().all(|pid| !old.contains(pid)));
         wait_until("their counts", || server.report("requests", "total") == requests);
         assert_eq!(server.report("connections", "open"), 0);

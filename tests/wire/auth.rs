@@ -1,4 +1,4 @@
-//! Folders that want a password: who comes in, what the others are told, and that there is no way round.
+//! Password protection: who is admitted, what other clients receive, and that nothing bypasses it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +16,7 @@ use super::harness::{Client, Response, Server, Site, is_pool, let_files_settle, 
 /// `ann` has the password `open sesame`, `bob` has `geheim`, by argon2id.
 fn accounts(site: &Site) -> PathBuf {
     let ann = bcrypt::hash("open sesame", 4).unwrap();
-    // With as little work as can be: nobody attacks these.
+    // The cheapest parameters: these hashes protect nothing.
     let params = argon2::Params::new(64, 1, 1, None).unwrap();
     let argon = argon2::Argon2::new(argon2::Algorithm::Argon2id, argon2::Version::V0x13, params);
     let bob: PasswordHash = argon.hash_password_with_salt(b"geheim", b"some salt of ours").unwrap();
@@ -28,11 +28,11 @@ fn accounts(site: &Site) -> PathBuf {
 fn serve(site: &Site, keys: &str, tables: &str) -> Server {
     accounts(site);
     let_files_settle();
-    // A test may try as many wrong passwords as it likes.
+    // Unlimited password attempts.
     serve_limited(site, 0, keys, tables)
 }
 
-/// With the accounts as they are, and so many attempts a minute.
+/// Serves the site with the existing accounts and this many attempts a minute.
 fn serve_limited(site: &Site, attempts: u32, keys: &str, tables: &str) -> Server {
     let accounts = site.path().with_extension("users");
     let guard = format!("[[site.auth]]\nfolder = '/private/'\nrealm = 'Staff'\naccounts = {accounts:?}\n");
@@ -46,7 +46,7 @@ fn serve_limited(site: &Site, attempts: u32, keys: &str, tables: &str) -> Server
     Server::start(&["--config", config.to_str().unwrap()])
 }
 
-/// `Basic` and the base64 of these.
+/// Returns `Basic` and the base64 of these credentials.
 fn basic(name: &str, password: &str) -> String {
     format!("Basic {}", STANDARD.encode(format!("{name}:{password}")))
 }
@@ -99,7 +99,7 @@ fn valid_password_is_accepted_and_others_get_401() {
             assert_eq!(response.field("ETag"), None);
         }
     }
-    // However a path is written, it is the same.
+    // Every spelling of the path is protected.
     for target in ["/a/../private/page.html", "//private//page.html", "/%70rivate/page.html", "/private/./page.html"] {
         assert_eq!(server.get(target).status, 401, "{target}");
         assert_eq!(get_as(&server, target, "ann", "open sesame").text(), "for some", "{target}");
@@ -111,7 +111,7 @@ fn valid_password_is_accepted_and_others_get_401() {
     let head = server.connect().request("HEAD", "/private/page.html", &[]);
     assert_eq!((head.status, head.body.len()), (401, 0));
     assert_eq!(server.connect().request("OPTIONS", "/private/page.html", &[]).status, 401);
-    // Everything else as ever: codings, conditions, ranges, listings.
+    // Everything else works as usual: codings, conditions, ranges, listings.
     let mut client = server.connect();
     let pass = basic("ann", "open sesame");
     let coded = client.request("GET", "/private/page.html", &[("Authorization", &pass), ("Accept-Encoding", "gzip")]);
@@ -148,7 +148,7 @@ fn accounts_file_change_takes_effect() {
     fs::write(&users, format!("ann:{}\n", bcrypt::hash("another", 4).unwrap())).unwrap();
     wait_until("the old password to be none", || status("open sesame") == 401);
     assert_eq!(status("another"), 200);
-    // Nobody comes in while nobody knows who may, and the reason is said.
+    // Without the accounts file nobody is admitted, and the error log states the reason.
     fs::remove_file(&users).unwrap();
     wait_until("an error", || status("another") == 500);
     server.wait_for("cannot read password file ");
@@ -157,8 +157,8 @@ fn accounts_file_change_takes_effect() {
     server.wait_for("1 invalid entry, first on line 1");
 }
 
-/// Strangers who try passwords take neither helpers nor workers from anybody else, nor the place of those whose password
-/// was verified before.
+/// Clients that guess passwords take no helpers or workers from other requests, and do not evict verified passwords
+/// from the cache.
 #[test]
 fn wrong_passwords_do_not_delay_other_requests() {
     let site = tree();
@@ -188,7 +188,7 @@ fn wrong_passwords_do_not_delay_other_requests() {
     assert_eq!(get_as(&server, "/private/page.html", "bob", "geheim").status, 200);
     let last_waits = strangers.iter_mut().any(|client| client.is_quiet(Duration::from_millis(1)));
     assert!(last_waits, "all passwords were verified before the files were served");
-    // In a pool most are told at once that too many wait.
+    // In a pool most clients receive 503 at once, because too many requests wait.
     let allowed: &[u16] = if is_pool() { &[401, 503] } else { &[401] };
     for client in &mut strangers {
         let response = client.response("GET");
@@ -206,7 +206,7 @@ fn address_with_too_many_wrong_passwords_is_refused() {
     let _gone = Users(&users);
     let server = serve_limited(&site, 3, "", "");
     let status = |name: &str, password: &str| get_as(&server, "/private/page.html", name, password).status;
-    // Right ones do not count.
+    // Correct passwords do not count as attempts.
     assert!((0..5).all(|_| status("ann", "open sesame") == 200));
     assert_eq!([0; 3].map(|_| status("ann", "wrong")), [401; 3]);
     let refused = get_as(&server, "/private/page.html", "ann", "wrong");
@@ -216,7 +216,7 @@ fn address_with_too_many_wrong_passwords_is_refused() {
     assert_eq!(server.get("/private/page.html").status, 401, "without a password there is nothing to refuse");
 }
 
-/// Whatever name leads to it, and in whatever way it came there.
+/// Under any name, and however the accounts file came there.
 #[test]
 fn accounts_file_is_never_served() {
     let site = tree();
@@ -249,7 +249,7 @@ fn log_contains_user_name() {
         let text = lines();
         let with = |what: &str| text.lines().filter(|line| line.contains(what)).count();
         assert_eq!((with(good), with(bad)), (1, 1), "{text}");
-        // Where no password is wanted, or none is given, there is no name.
+        // Without a required password, or without credentials, the log line has no name.
         let nobody = if format == "json" { 4 - with("\"user\"") } else { with(" - - [") };
         assert_eq!(nobody, 2, "{text}");
         drop(server);
@@ -270,7 +270,7 @@ fn error_page_for_401_has_www_authenticate() {
     assert_eq!(response.field("WWW-Authenticate"), Some("Basic realm=\"Staff\", charset=\"UTF-8\""));
 }
 
-/// A body goes to an application once it is known who sends it, and not before.
+/// The server passes a body to an application only after it has authenticated the client.
 #[test]
 fn body_waits_for_authentication() {
     let site = tree();
@@ -291,7 +291,7 @@ fn body_waits_for_authentication() {
     let chunks = ("Transfer-Encoding", "chunked");
     let (expect, other) = (("Expect", "100-continue"), ("X-Other", "a"));
     for pass in [bad, other] {
-        // What is short is thrown away, and the connection goes on behind it.
+        // A short body is discarded, and the connection continues after it.
         let mut client = server.connect();
         for _ in 0..2 {
             client.send_request("POST", "/private/echo.cgi", &[pass, short]);
@@ -302,7 +302,7 @@ fn body_waits_for_authentication() {
             refused(&client.response("PUT"));
         }
         assert_eq!(client.get("/index.html").text(), "for all");
-        // Whoever waits to be asked for it is not asked, and what is long is not waited for.
+        // A client that expects 100 Continue does not receive it, and the server does not read a long body.
         for length in [short, long, chunks] {
             let mut client = server.connect();
             client.send_request("POST", "/private/echo.cgi", &[pass, length, expect]);
@@ -325,7 +325,8 @@ fn body_waits_for_authentication() {
     }
     assert!(!site.path().join("private/ran").exists(), "it ran for somebody without a password");
 
-    // Who has one is asked for his body, and the application has all of it, and his name instead of his password.
+    // A client with valid credentials receives 100 Continue. The application receives the complete body, and the
+    // client's name in place of its password.
     let mut client = server.connect();
     for size in [0, 5, 70_000, 3_000_000] {
         for expects in [false, true] {

@@ -1,5 +1,5 @@
-//! Bodies of requests for applications, and of their responses, while clients are slow: who waits for whom, what is stored,
-//! and what happens when it cannot be.
+//! Bodies of requests and responses of applications with slow clients: which side waits, what is stored in files, and
+//! what happens when storing fails.
 
 use std::fs;
 use std::io::Read;
@@ -11,10 +11,10 @@ use std::thread;
 
 use super::harness::*;
 
-/// The application that tells what it has seen.
+/// An application that reports what it received.
 const APP: &str = include_str!("fastcgi_app.py");
 
-/// Puts an executable script into the folder of scripts.
+/// Writes an executable script to the scripts' folder.
 fn script(site: &Site, name: &str, text: &str) -> PathBuf {
     let path = site.file(&format!("cgi-bin/{name}"), format!("#!/bin/sh\n{text}"));
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -32,12 +32,12 @@ fn serve(site: &Site, keys: &str, tables: &str) -> Server {
     Server::with_site(site, &toml)
 }
 
-/// Whether the server has files without names (proc(5)).
+/// Returns whether the server has unnamed files open (proc(5)).
 fn has_files(server: &Server) -> bool {
     server.descriptors().iter().any(|path| path.to_string_lossy().contains("/#"))
 }
 
-/// A body in chunks of several sizes.
+/// Encodes a body in chunks of several sizes.
 fn chunked(data: &[u8]) -> Vec<u8> {
     let (mut chunks, mut at) = (Vec::new(), 0);
     for size in [1, 7, 4096, 100_000].into_iter().cycle() {
@@ -55,7 +55,7 @@ fn chunked(data: &[u8]) -> Vec<u8> {
 
 const CHUNKED: (&str, &str) = ("Transfer-Encoding", "chunked");
 
-/// A script that says how long it was told its body is, and the body.
+/// A script that returns its CONTENT_LENGTH and its body.
 const ECHO: &str = "printf 'Content-Type: text/plain\\nX-Length: %s\\n\\n' \"$CONTENT_LENGTH\"; cat";
 
 #[test]
@@ -129,7 +129,7 @@ fn body_over_limit_returns_413_and_is_logged() {
         for target in ["/cgi-bin/notes", "/app?body"] {
             let mut client = server.connect();
             client.send_request("POST", target, &[field]);
-            // Not a word is read before all of it is sent.
+            // The client reads nothing before it has sent the complete body.
             client.send(&body);
             let response = client.response("POST");
             assert_eq!((response.status, response.field("Connection")), (413, Some("close")), "{target} {field:?}");
@@ -191,22 +191,22 @@ fn upload_below_minimum_rate_times_out() {
         let is_over = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&is_over);
         let drips = thread::spawn(move || {
-            // A byte in 20 ms: a tenth of the rate. It would take hours.
+            // One byte in 20 ms, a tenth of the rate: the upload would take hours.
             let drip = || rustix::net::send(sender.stream(), b"x", rustix::net::SendFlags::NOSIGNAL);
             while !told.load(Ordering::Relaxed) && drip().is_ok() {
                 thread::sleep(std::time::Duration::from_millis(20));
             }
         });
-        // Of one that has its head already the connection is cut.
+        // After the head was sent, the server can only close the connection.
         let status = client.try_response("POST").map(|response| response.status).ok();
         assert!(status == Some(408) || (!keys.is_empty() && status.is_none()), "{status:?}");
-        // The server still takes what comes, for seconds, so that the client can read why (lingering close).
+        // The server continues to read for seconds, so that the client can read the reason (lingering close).
         is_over.store(true, Ordering::Relaxed);
         drips.join().unwrap();
     }
 }
 
-/// A script that says much, and a client that takes nothing of it.
+/// Requests a script with a long response and reads none of it.
 fn download(server: &Server, target: &str) -> Client {
     let mut client = Client::connect_narrow(server.address, 4096);
     client.send_request("GET", target, &[]);
@@ -222,7 +222,7 @@ fn slow_downloads_hold_no_application_process() {
     (1..=2_000_000).for_each(|n| expected += &format!("{n}\n"));
     let mut clients = Vec::new();
     for _ in 0..3 {
-        // There is one place, and no queue: it is free again although nobody has read anything.
+        // There is one place and no queue: the place is free again although no client has read anything.
         wait_until("the place", || {
             let mut client = download(&server, "/cgi-bin/much");
             let is_begun = client.read_head().starts_with("HTTP/1.1 200");
@@ -282,7 +282,7 @@ fn body_without_spool_space_returns_503_and_is_logged() {
     let site = Site::new();
     script(&site, "echo", ECHO);
     script(&site, "much", "printf 'Content-Type: a/b\\n\\n'; seq 1 2000000");
-    // The kernel makes no files there.
+    // This file system does not support unnamed files.
     for (table, why) in [
         ("[spool]\nmax_bytes = \"200KB\"", "stored bodies already use 200000B (spool.max_bytes)"),
         ("[spool]\ndirectory = \"/proc\"", "cannot store the request body: /proc: "),
@@ -293,7 +293,7 @@ fn body_without_spool_space_returns_503_and_is_logged() {
         client.send(pattern(8_000_000));
         assert_eq!(client.response("POST").status, 503);
         server.wait_for(why);
-        // What fits in memory needs none, and a response waits for its client.
+        // A body that fits in memory needs no file, and a response waits for its client.
         let mut client = server.connect();
         client.send_request("POST", "/cgi-bin/echo", &[CHUNKED]);
         client.send(chunked(b"hello"));

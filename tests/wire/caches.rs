@@ -1,8 +1,8 @@
-//! What is remembered, and when it is forgotten.
+//! What the caches keep, and when entries expire.
 //!
-//! The promise: a cache changes how long a reply takes and nothing else. A change is seen once the time to revalidate is
-//! over (20 ms here, so that nobody waits), and at every moment a reply is all of one version of its file, or visibly cut
-//! short.
+//! The promise: a cache changes the latency of a response and nothing else. A change becomes visible when the
+//! revalidation interval is over (20 ms here, to keep the tests short). At every moment a response contains one version
+//! of its file, or is visibly truncated.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -18,17 +18,18 @@ use super::harness::{Client, Response, Server, Site, find, let_files_settle, one
 const EAGER: &str = "[cache]\nrevalidate = \"20ms\"";
 const NEVER: &str = "[cache]\nrevalidate = \"1h\"\nmax_stale = \"1h\"";
 
-/// A size that is kept in memory, and one of which a descriptor is kept.
+/// A size that is cached in memory, and a size for which the server caches a file descriptor.
 const SIZES: [usize; 2] = [5_000, 300_000];
 
-/// Puts a file in the place of another one, as deployments do.
+/// Replaces a file by rename, as deployments do.
 fn put_over(path: &Path, content: &[u8]) {
     let next = path.with_extension("next");
     fs::write(&next, content).unwrap();
     fs::rename(next, path).unwrap();
 }
 
-/// Asks until the answer is this one. Whatever comes before must be one of those that went before.
+/// Repeats a request until the response has this status and body. Each earlier response must have one of the bodies in
+/// `before`.
 fn wait_for(client: &mut Client, target: &str, status: u16, body: &[u8], before: &[&[u8]]) -> Response {
     let mut found = None;
     wait_until(&format!("{status} for {target}"), || {
@@ -55,14 +56,14 @@ fn change_is_visible_after_revalidation() {
         let mut etags = Vec::new();
         let mut check = |status: u16, body: &[u8], before: &[u8]| {
             let response = wait_for(&mut client, "/file.bin", status, body, &[before]);
-            // What was true of the version before is true no more, and a tag never comes back.
+            // Validators of the earlier version do not match, and no tag is reused.
             if let Some(etag) = response.field("ETag") {
                 assert!(!etags.contains(&etag.to_owned()), "{etag} again");
                 etags.push(etag.to_owned());
             }
         };
         check(200, &first, b"");
-        // Another file in its place, of another size and of the same.
+        // A replacement of another size, and one of the same size.
         let second = [&first[..], b"longer"].concat();
         put_over(&path, &second);
         check(200, &second, &first);
@@ -78,14 +79,14 @@ fn change_is_visible_after_revalidation() {
         File::options().append(true).open(&path).unwrap().write_all(b"grown").unwrap();
         let fifth = [&fourth[..size / 2], b"grown"].concat();
         check(200, &fifth, &fourth[..size / 2]);
-        // With size and time of modification as they were.
+        // With unchanged size and modification time.
         let modified = fs::metadata(&path).unwrap().modified().unwrap();
         let file = File::options().write(true).open(&path).unwrap();
         file.write_all_at(b"?", 9).unwrap();
         file.set_modified(modified).unwrap();
         let sixth = fs::read(&path).unwrap();
         check(200, &sixth, &fifth);
-        // Gone, back, empty, a folder.
+        // Deleted, restored, empty, replaced by a folder.
         fs::remove_file(&path).unwrap();
         check(404, b"", &sixth);
         fs::write(&path, &first).unwrap();
@@ -118,7 +119,7 @@ fn created_file_replaces_cached_404() {
     wait_for(&mut client, "/folder/", 200, b"html", &[b"htm"]);
     fs::remove_file(site.path().join("folder/index.html")).unwrap();
     wait_for(&mut client, "/folder/", 200, b"htm", &[b"html"]);
-    // An error's page is a file as well.
+    // The page of an error is a file as well.
     assert_eq!(client.get("/missing").text(), "first");
     site.file("404.html", "second");
     wait_until("the second page", || client.get("/missing").text() == "second");
@@ -148,7 +149,7 @@ fn changed_sibling_is_detected() {
     wait_for("plain", false);
     fs::write(&sibling, "coded").unwrap();
     wait_for("coded", true);
-    // Edited, and not compressed again: the sibling tells of a page that is no more.
+    // Edited and not compressed again: the sibling is stale.
     fs::write(&original, "edited").unwrap();
     let later = SystemTime::now() + Duration::from_secs(5);
     File::options().write(true).open(&original).unwrap().set_modified(later).unwrap();
@@ -177,7 +178,7 @@ fn switched_root_link_is_detected() {
     wait_for(&mut client, "/small", 200, b"two", &[b"one"]);
     wait_for(&mut client, "/new", 200, b"new", &[]);
     wait_for(&mut client, "/large", 200, "two".repeat(50_000).as_bytes(), &["one".repeat(50_000).as_bytes()]);
-    // A root that is gone for a moment takes nothing with it.
+    // A root that is missing for a moment does not affect the rest.
     fs::remove_file(&current).unwrap();
     thread::sleep(Duration::from_millis(30));
     assert_eq!(client.get("/small").text(), "two");
@@ -185,7 +186,7 @@ fn switched_root_link_is_detected() {
     wait_for(&mut client, "/small", 200, b"one", &[b"two"]);
 }
 
-/// A version of a file: a letter, over and over.
+/// A version of a file: one letter, repeated.
 fn version(n: usize, size: usize) -> Vec<u8> {
     vec![b'a' + (n % 26) as u8; size]
 }
@@ -198,9 +199,9 @@ fn repeatedly_replaced_file_is_never_torn() {
         let server = Server::configured(&site, "[cache]\nrevalidate = \"1ms\"");
         let writer = thread::spawn(move || {
             for n in 1..40 {
-                // Its size tells its letter, so that a length and a body of two versions show.
+                // The size determines the letter, so a length and a body of two versions are detected.
                 put_over(&path, &version(n, size + n % 26));
-                // At once, or when the last one has been looked at more than once.
+                // Either at once, or after several revalidations of the last version.
                 thread::sleep(Duration::from_millis(n as u64 % 7 * 10));
             }
         });
@@ -215,23 +216,23 @@ fn repeatedly_replaced_file_is_never_torn() {
     }
 }
 
-/// Starts a download of a new file, of which nothing like all fits into the buffers on the way.
+/// Starts a download of a new file that is much larger than the buffers between server and client.
 fn begin_download(server: &Server, path: &Path) -> Client {
     fs::write(path, &*WHOLE).unwrap();
     let mut client = server.connect();
     client.send_request("GET", &format!("/{}", path.file_name().unwrap().to_str().unwrap()), &[]);
-    // The first bytes have come, so the file is open and its length promised.
+    // The first bytes have arrived, so the file is open and its length was sent.
     client.wait_for_bytes();
     client
 }
 
-/// What happens to a file.
+/// A change to a file.
 type Change<T> = fn(&T);
 
 /// More than the kernel buffers for one connection.
 const DOWNLOAD: usize = 32 << 20;
 
-/// All of it, made once.
+/// The complete download, created once.
 static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(DOWNLOAD));
 
 #[test]
@@ -281,7 +282,7 @@ fn download_of_edited_file_is_cut_and_never_mixed() {
         assert!(WHOLE.starts_with(body), "{what}: {} bytes that are not the old version's", body.len());
         assert_eq!(server.report("connections", "broken"), n as u64 + 1, "{what}");
     }
-    // Whoever comes next is served the file as it is now.
+    // The next request receives the current version.
     let now = fs::read(site.path().join("edited")).unwrap();
     wait_until("the file as it is", || {
         server.connect().try_get("/edited").is_some_and(|response| response.body == now)
@@ -302,19 +303,19 @@ fn edited_file_is_served_whole_before_revalidation() {
             file.set_len(length as u64).unwrap();
             file.write_all_at(&version(n, length), 0).unwrap();
             for _ in 0..2 {
-                // From memory as it was; from a descriptor, which shows the edit, as it is.
+                // The memory cache keeps the old content; a file descriptor shows the edit.
                 let expected = if size == SIZES[0] { version(0, size) } else { version(n, length) };
                 assert!(client.get("/file.bin").body == expected, "{size} to {length}");
             }
         }
-        // And with its old time of modification put back.
+        // And with its old modification time restored.
         let modified = fs::metadata(&path).unwrap().modified().unwrap();
         let before = client.get("/file.bin");
         let file = File::options().write(true).open(&path).unwrap();
         file.write_all_at(&version(5, 70_000), 0).unwrap();
         file.set_modified(modified).unwrap();
         let after = client.get("/file.bin");
-        // The old bytes with the old tag, or the new ones with another.
+        // Either the old bytes with the old tag, or the new ones with another tag.
         let is_old = after.body == before.body && after.field("ETag") == before.field("ETag");
         let is_new = after.body == version(5, 70_000) && after.field("ETag") != before.field("ETag");
         assert!(is_old || is_new, "{size}");
@@ -326,7 +327,7 @@ fn constantly_changing_file_has_weak_etag_and_is_not_cached() {
     thread::scope(|scope| SIZES.iter().for_each(|size| drop(scope.spawn(|| rests_after_all(*size)))));
 }
 
-/// A file of this size is written to all the time, and then no more.
+/// Writes to a file of this size continuously, then stops.
 fn rests_after_all(size: usize) {
     let site = Site::new();
     let path = site.file("file.bin", version(0, size));
@@ -347,7 +348,7 @@ fn rests_after_all(size: usize) {
                 thread::sleep(Duration::from_millis(2));
             }
         });
-        // One that is cut short has changed while it was sent.
+        // A truncated response means that the file changed while it was sent.
         wait_until("a weak tag", || match server.connect().try_get("/file.bin") {
             Some(response) => {
                 assert_eq!(response.status, 200);
@@ -363,7 +364,7 @@ fn rests_after_all(size: usize) {
     });
 }
 
-/// What is asked of servers whose caches differ, so that their answers can be compared.
+/// Requests for servers with different caches, to compare their responses.
 fn tour(server: &Server) -> Vec<Response> {
     let mut client = server.connect();
     let mut responses = Vec::new();
@@ -447,7 +448,7 @@ fn each_cache_counts_hits() {
     ];
     let counts = || figures.map(|(subject, key)| server.report(subject, key));
     let mut check = |method: &str, target: &str, fields: &[(&str, &str)], expected: [u64; 6]| {
-        // The first one fills the caches.
+        // The first request fills the caches.
         client.request(method, target, fields);
         let before = counts();
         for _ in 0..10 {
@@ -460,17 +461,17 @@ fn each_cache_counts_hits() {
     check("GET", "/small.txt", &[], [10, 0, 10, 10, 10, 0]);
     check("HEAD", "/small.txt", &[], [10, 0, 10, 10, 0, 0]);
     check("GET", "/small.txt", &[("If-None-Match", "*")], [10, 0, 10, 10, 0, 0]);
-    // The head of a part is its own.
+    // A partial response has a head of its own.
     check("GET", "/small.txt", &[("Range", "bytes=0-1")], [10, 0, 10, 0, 10, 0]);
     check("GET", "/large.bin", &[], [10, 0, 10, 10, 0, 10]);
     check("GET", "/large.bin", &[("Range", "bytes=0-1")], [10, 0, 10, 0, 0, 10]);
-    // That there is nothing is known as well.
+    // The absence of a file is cached too.
     check("GET", "/missing", &[], [10, 0, 10, 0, 0, 0]);
     assert_eq!(server.report("path cache", "entries"), 3);
     assert_eq!(server.report("requests", "total"), 77);
 }
 
-/// Descriptors of this file that the server has open.
+/// File descriptors of this file that the server has open.
 fn descriptors(server: &Server, path: &Path) -> usize {
     server.descriptors().iter().filter(|target| *target == path).count()
 }
@@ -522,7 +523,7 @@ fn cache_budgets_hold_for_many_files() {
             ("content cache, files", "descriptors", 8),
         ] {
             let held = server.report(subject, amount);
-            // Full, or nearly: room that is there is used.
+            // Full, or nearly full: the cache uses its budget.
             assert!((budget * 3 / 4..=budget).contains(&held), "{subject}: {held} of {budget}");
             assert!(server.report(subject, "evictions") > 0, "{subject}");
         }

@@ -1,17 +1,17 @@
-//! Conditions (RFC 9110, 13): who is sent the file again, who is told to keep what he has, and who is refused.
+//! Conditional requests (RFC 9110, 13): 200, 304 or 412.
 
 use std::fs::File;
 use std::time::{Duration, SystemTime};
 
 use super::harness::{Client, Response, Server, Site, pattern};
 
-/// When the files were last modified, and the second before and after.
+/// Modification time of the files, and the seconds before and after it.
 const THEN: &str = "Sun, 13 Sep 2020 12:26:40 GMT";
 const BEFORE: &str = "Sun, 13 Sep 2020 12:26:39 GMT";
 const AFTER: &str = "Sun, 13 Sep 2020 12:26:41 GMT";
 const LONG_AFTER: &str = "Fri, 01 Jan 2100 00:00:00 GMT";
 
-/// A file in memory, one that is sent from its descriptor, and both again with siblings.
+/// A file served from memory, a file served from its descriptor, and both with compressed siblings.
 fn site() -> Site {
     let site = Site::new();
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_600_000_000);
@@ -31,7 +31,7 @@ fn conditions_are_evaluated_in_rfc_order() {
     for target in ["/small.txt", "/page.html", "/large.bin"] {
         let etag = client.get(target).field("ETag").unwrap().to_owned();
         let (other, weak) = ("\"other\"", format!("W/{etag}"));
-        // RFC 9110, 13.2.2: each step's condition true, false and absent; an earlier step decides before a later one.
+        // RFC 9110, 13.2.2: each step's condition true, false and absent; an earlier step takes precedence.
         let table: &[(&[(&str, &str)], u16)] = &[
             (&[], 200),
             // Step 1.
@@ -40,7 +40,7 @@ fn conditions_are_evaluated_in_rfc_order() {
             (&[("If-Match", &weak)], 412),
             (&[("If-Match", "*")], 200),
             (&[("If-Match", "")], 412),
-            // Step 2, and only without step 1.
+            // Step 2, only without step 1.
             (&[("If-Unmodified-Since", THEN)], 200),
             (&[("If-Unmodified-Since", AFTER)], 200),
             (&[("If-Unmodified-Since", BEFORE)], 412),
@@ -57,7 +57,7 @@ fn conditions_are_evaluated_in_rfc_order() {
             (&[("If-Match", other), ("If-None-Match", other)], 412),
             (&[("If-Unmodified-Since", THEN), ("If-None-Match", &etag)], 304),
             (&[("If-Unmodified-Since", BEFORE), ("If-None-Match", &etag)], 412),
-            // Step 4, and only without step 3.
+            // Step 4, only without step 3.
             (&[("If-Modified-Since", THEN)], 304),
             (&[("If-Modified-Since", AFTER)], 304),
             (&[("If-Modified-Since", LONG_AFTER)], 304),
@@ -69,7 +69,7 @@ fn conditions_are_evaluated_in_rfc_order() {
             (&[("If-Match", "*"), ("If-Modified-Since", THEN)], 304),
             (&[("If-Unmodified-Since", BEFORE), ("If-Modified-Since", THEN)], 412),
             (&[("If-Unmodified-Since", THEN), ("If-Modified-Since", THEN)], 304),
-            // Step 5, and only for GET.
+            // Step 5, only for GET.
             (&[("Range", "bytes=0-0")], 206),
             (&[("Range", "bytes=0-0"), ("If-Range", &etag)], 206),
             (&[("Range", "bytes=0-0"), ("If-Range", other)], 200),
@@ -94,7 +94,7 @@ fn etag_lists_are_searched_to_the_end() {
     let server = Server::serve(&site);
     let mut client = server.connect();
     let etag = client.get("/small.txt").field("ETag").unwrap().to_owned();
-    // What If-None-Match and If-Match come to.
+    // Checks the status with these values of If-None-Match and of If-Match.
     let mut check = |lines: &[&str], none_match: u16, matches: u16| {
         for (name, status) in [("If-None-Match", none_match), ("If-Match", matches)] {
             let fields: Vec<_> = lines.iter().map(|line| (name, *line)).collect();
@@ -109,7 +109,7 @@ fn etag_lists_are_searched_to_the_end() {
     check(&["\"a\"", &etag], 304, 200);
     check(&["\"a\"", "\"b\""], 200, 412);
     check(&["\"a\", \"b\", W/\"c\""], 200, 412);
-    // A tag in another tag's text is none; tags are compared as they are.
+    // A tag within another tag does not match; comparison is exact.
     check(&[&format!("\"{}x\"", etag.trim_matches('"'))], 200, 412);
     check(&[&etag.to_ascii_uppercase().replace("\"", "\"X")], 200, 412);
     check(&[etag.trim_matches('"')], 200, 412);
@@ -135,9 +135,9 @@ fn three_date_formats_are_accepted() {
     check("Sun Sep 13 12:26:39 2020", 200);
     check("Sat Sep  5 12:26:39 2020", 200);
     check("Mon Oct  5 12:26:39 2020", 304);
-    // Two digits of a year that lie more than 50 years ahead are of the century before: 1994.
+    // A two-digit year more than 50 years ahead belongs to the previous century: 1994.
     check("Sunday, 06-Nov-94 08:49:37 GMT", 200);
-    // What is none of them is ignored.
+    // Invalid dates are ignored.
     for date in ["2100-01-01T00:00:00Z", "Fri, 01 Jan 2100 00:00:00", "Fri, 01 Jan 2100 00:00:00 CET", "4102444800", ""]
     {
         check(date, 200);
@@ -147,7 +147,7 @@ fn three_date_formats_are_accepted() {
     }
 }
 
-/// The fields of a response that RFC 9110, 15.4.5 wants in a 304 as in a 200.
+/// The fields of a 200 response that RFC 9110, 15.4.5 requires in a 304.
 fn told_again(response: &Response) -> Vec<(String, String)> {
     let names = ["Cache-Control", "Content-Location", "ETag", "Expires", "Last-Modified", "Vary", "X-Kept"];
     let mut fields = response.fields.clone();
@@ -168,12 +168,12 @@ fn not_modified_has_fields_of_200_and_no_body() {
         let accept = ("Accept-Encoding", coding);
         let whole = client.request("GET", target, &[accept]);
         let etag = whole.field("ETag").unwrap().to_owned();
-        // Once from the disk and once from the caches; the connection stays in step, so there was no body.
+        // Once from the disk and once from the caches. The connection stays synchronised, so there was no body.
         for method in ["GET", "HEAD", "GET", "HEAD"] {
             let same = client.request(method, target, &[accept, ("If-None-Match", &etag)]);
             assert_eq!((same.status, told_again(&same)), (304, told_again(&whole)), "{method} {target} {coding}");
             assert!(same.field("Date").is_some());
-            // RFC 9110, 15.4.5: nothing else about the representation, for a cache might believe it.
+            // RFC 9110, 15.4.5: no other representation metadata, because a cache might store it.
             for name in ["Content-Type", "Content-Encoding", "Content-Range", "Transfer-Encoding"] {
                 assert_eq!(same.field(name), None, "{name}");
             }
@@ -185,7 +185,7 @@ fn not_modified_has_fields_of_200_and_no_body() {
     check(&mut client, "/page.html", "identity");
     check(&mut client, "/page.html", "gzip");
 
-    // Each coding has a tag of its own, and only its own confirms it.
+    // Each coding has a tag of its own, which matches no other coding.
     let plain = client.get("/page.html").field("ETag").unwrap().to_owned();
     let fields = [("Accept-Encoding", "gzip"), ("If-None-Match", plain.as_str())];
     assert_eq!(client.request("GET", "/page.html", &fields).status, 200);
@@ -198,7 +198,7 @@ fn conditions_apply_only_to_existing_files() {
     let server = Server::serve(&site);
     let mut client = server.connect();
     let mut check = |method: &str, target: &str, status: u16| {
-        // RFC 9110, 13.2.1: ignored where the reply without them would be neither a success nor a 412.
+        // RFC 9110, 13.2.1: ignored if the response without them would be neither a success nor a 412.
         for field in [("If-Match", "\"x\""), ("If-None-Match", "*"), ("If-Modified-Since", LONG_AFTER)] {
             assert_eq!(client.request(method, target, &[field]).status, status, "{method} {target} {field:?}");
         }

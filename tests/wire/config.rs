@@ -1,4 +1,4 @@
-//! The command line and the configuration file: one meaning, and an error that leads to its place.
+//! The command line and the configuration file: both have the same meaning, and errors name their place.
 
 use std::fs;
 use std::path::Path;
@@ -10,14 +10,14 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// What `amped serve --print-config` prints with these arguments.
+/// Returns what `amped serve --print-config` prints with these arguments.
 fn printed(args: &[&str]) -> String {
     let ended = run(&[&["serve", "--print-config"], args].concat());
     assert_eq!((ended.status, ended.stderr.as_str()), (0, ""), "{args:?}");
     ended.stdout
 }
 
-/// `FILE:LINE:COLUMN: message` for each problem that was reported about `file`.
+/// Parses `FILE:LINE:COLUMN: message` for each problem reported about `file`.
 fn places(stderr: &str, file: &Path) -> Vec<(usize, usize, String)> {
     let of_file = format!("{}:", file.display());
     let place = |line: &str| {
@@ -94,7 +94,7 @@ fn flag_overrides_file() {
         "format = \"json\"",
         "listing = true",
         &root,
-        // What no flag says stays.
+        // Values without a flag stay.
         "max_header_fields = 7",
     ] {
         assert!(page.lines().any(|found| found.split("  #").next().unwrap().trim_end() == line), "{line}:\n{page}");
@@ -148,7 +148,7 @@ fn check_warns_about_entries_and_rejects_costly_hash() {
     let ended = run(&["check", "--config", text(&file)]);
     assert_eq!((ended.status, ended.stdout.as_str()), (1, ""));
     assert!(ended.stderr.contains(&format!("{}:2: this entry lets nobody in", users.display())), "{}", ended.stderr);
-    // Within the root anybody could ask for it, by a link as well.
+    // An accounts file within the root could be downloaded, also through a link.
     let inside = site.file("private/users", "");
     let linked = site.path().join("linked");
     std::os::unix::fs::symlink(&users, &linked).unwrap();
@@ -190,7 +190,7 @@ fn empty_values_and_too_many_workers_are_rejected_with_hint() {
 
 #[test]
 fn check_reports_each_error_with_line_and_column() {
-    // The reports themselves are held by the tests of the configuration; here, that the program has them.
+    // The tests of the configuration check the reports themselves; this one checks that the program prints them.
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/config");
     let mut kinds = 0;
     for entry in fs::read_dir(&folder).unwrap() {
@@ -210,7 +210,7 @@ fn check_reports_each_error_with_line_and_column() {
                 "{line}:{column}: {message}"
             );
         }
-        // Nor does it start.
+        // The server does not start either.
         let served = run(&["serve", "--config", text(&file)]);
         assert_eq!((served.status, served.stderr), (1, ended.stderr));
     }
@@ -245,7 +245,7 @@ fn each_error_has_position_and_hint() {
     check("listen = [\"127.0.0.1:81\"]\n", 1, 1, &["there is no folder to serve", "root = "]);
     // Columns count characters, not bytes.
     check("[[site]]\nroot = \".\"\nindex = [\"é\", \"a/b\"]\n", 3, 15, &["a/b"]);
-    // All that is wrong is told at once.
+    // All errors are reported at once.
     let file = site.file("amped.toml", "root = \"none\"\nworkers = 0\n[log]\nformat = \"x\"\n");
     let ended = run(&["check", "--config", text(&file)]);
     assert_eq!(places(&ended.stderr, &file).len(), 3, "{}", ended.stderr);
@@ -302,7 +302,7 @@ fn closed_output_pipe_is_no_error() {
         assert_eq!(output.status.code(), Some(0), "{args:?}");
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{args:?}");
     }
-    // As it is met in a shell.
+    // Through a shell, as users run it.
     let output = Command::new("sh")
         .args([
             "-c",

@@ -1,4 +1,4 @@
-//! Several connections at once: none starves another, and none gets what is another's.
+//! Concurrent connections: none starves another, and none receives another's bytes.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::harness::*;
 
-/// Lets `greedy` run until others have been answered 50 times, each on a connection of its own and on one that stays.
+/// Runs `greedy` until other clients have received 50 responses each, on new connections and on a persistent one.
 fn assert_others_are_answered_while(server: &Server, greedy: impl Fn(&AtomicBool, &AtomicU64) + Send + Sync) {
     let (done, progress) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -23,7 +23,7 @@ fn assert_others_are_answered_while(server: &Server, greedy: impl Fn(&AtomicBool
             assert_eq!(server.get("/a.txt").text(), "hello");
             worst = worst.max(begin.elapsed());
         }
-        // It went on meanwhile; perhaps not in so short a time.
+        // The greedy client makes progress too, though perhaps not in so short a time.
         wait_until("the greedy one to go on", || progress.load(Ordering::Relaxed) > before);
         done.store(true, Ordering::Relaxed);
         println!("50 pairs of requests took {:?}, the longest {worst:?}", begin.elapsed());
@@ -67,7 +67,7 @@ fn fast_download_of_huge_file_starves_no_other_client() {
             let count = client.stream().read(&mut buffer).unwrap() as u64;
             assert!(count > 0);
             progress.fetch_add(count, Ordering::Relaxed);
-            // There is always one more behind the one that is under way.
+            // At least one more request follows the current one.
             if left <= count {
                 client.send_request("GET", "/huge.bin", &[]);
                 left += 32 << 20;

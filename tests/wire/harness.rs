@@ -1,4 +1,4 @@
-//! A server to test, and a client that is strict in what it reads and free in what it writes.
+//! A server under test, and a client that reads strictly and writes any bytes.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// How long anything may take before a test gives up on it. Nothing is asserted about less.
+/// Timeout of every wait in a test. No test asserts that anything takes less.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Values of `send.content`.
@@ -24,36 +24,38 @@ pub fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_amped"))
 }
 
-/// The architecture under test, in a harness that is part of the suite (`wire::mt::harness`); `None` elsewhere: the default.
+/// The architecture under test, in a harness that is part of the suite (`wire::mt::harness`); elsewhere `None`, the
+/// default.
 pub fn architecture() -> Option<&'static str> {
     module_path!().split("::").nth(1).filter(|&module| module != "harness")
 }
 
-/// Whether the workers are a pool, each with one connection at a time.
+/// Returns whether the workers are a pool, each with one connection at a time.
 pub fn is_pool() -> bool {
     matches!(architecture(), Some("mt" | "mp"))
 }
 
-/// Whether the workers are processes.
+/// Returns whether the workers are processes.
 pub fn has_processes() -> bool {
     architecture() == Some("mp")
 }
 
-/// Workers of a pool, unless a test says how many: more than any test has connections, and few enough to start at once.
+/// Workers of a pool unless the test sets a number: more than any test has connections, and few enough to start
+/// quickly.
 const POOL: usize = 32;
 
-/// Numbers of workers to try: one loop and two, or pools that have room for all clients of a test.
+/// Numbers of workers to try: one loop and two loops, or pools large enough for all clients of a test.
 pub fn crews() -> [usize; 2] {
     if is_pool() { [24, 32] } else { [1, 2] }
 }
 
-/// Put in front of a configuration for a test about what is in the caches: where each process has its own, there is only
-/// one process. All that the test asks for goes over one connection at a time.
+/// Configuration prefix for tests of cache contents: limits an architecture with caches per process to one process.
+/// Such a test sends all its requests over one connection at a time.
 pub fn one_set_of_caches() -> &'static str {
     if has_processes() { "workers = 1\n" } else { "" }
 }
 
-/// A folder with files, gone at the end.
+/// A folder with files, removed when dropped.
 pub struct Site {
     pub folder: TempDir,
 }
@@ -63,7 +65,7 @@ impl Site {
         Site { folder: tempfile::tempdir().unwrap() }
     }
 
-    /// One that lies on the disk of the build folder, for tests about disks (`/tmp` may be memory).
+    /// Creates a site on the disk of the build folder, for tests about disks (`/tmp` may be memory).
     pub fn on_disk() -> Site {
         Site { folder: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() }
     }
@@ -72,7 +74,7 @@ impl Site {
         self.folder.path()
     }
 
-    /// Writes a file, making its folders.
+    /// Writes a file and creates its parent folders.
     pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -83,41 +85,41 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // The configuration that lies beside it, if one was written.
+        // The configuration beside it, if a test wrote one.
         let _ = fs::remove_file(self.path().with_extension("toml"));
     }
 }
 
-/// Lets files become old enough to be read at once: one that changed within the last 50 ms may be in the middle of being
-/// written, and a helper waits for it.
+/// Waits until files are old enough to be read without a delay: a file that changed within the last 50 ms may still be
+/// written to, and a helper waits for it.
 pub fn let_files_settle() {
     thread::sleep(Duration::from_millis(50));
 }
 
-/// A running server. Ended when dropped.
+/// A running server. Stopped when dropped.
 pub struct Server {
     child: Child,
-    /// The first address it said it serves on.
+    /// The first address that the server reported.
     pub address: SocketAddr,
     said: Arc<Mutex<String>>,
-    /// Hears what it says, until nobody can say anything any more.
+    /// Reads its standard error until every writer has closed it.
     listener: JoinHandle<()>,
 }
 
 impl Server {
-    /// Serves a site with defaults.
+    /// Serves a site with the default configuration.
     pub fn serve(site: &Site) -> Server {
         Server::start(&[site.path().to_str().unwrap()])
     }
 
-    /// Serves a site with a configuration: `root` and `listen` are put in front of the text.
+    /// Serves a site with a configuration: `root` and `listen` are put before the text.
     pub fn configured(site: &Site, toml: &str) -> Server {
         let config = site.folder.path().with_extension("toml");
         fs::write(&config, configuration(site.path(), toml)).unwrap();
         Server::start(&["--config", config.to_str().unwrap()])
     }
 
-    /// Serves a site with these keys in its own table; other tables may follow them in the text.
+    /// Serves a site with these keys in its own table; the text may continue with other tables.
     pub fn with_site(site: &Site, toml: &str) -> Server {
         let config = site.folder.path().with_extension("toml");
         let root = site.path();
@@ -125,7 +127,7 @@ impl Server {
         Server::start(&["--config", config.to_str().unwrap()])
     }
 
-    /// Starts `amped serve` with these arguments; a `--listen` on a free port is added if they have none.
+    /// Starts `amped serve` with these arguments; adds `--listen` with a free port if they have none.
     pub fn start(args: &[&str]) -> Server {
         let mut command = program();
         command.arg("serve").args(args);
@@ -135,7 +137,7 @@ impl Server {
         Server::spawn(command)
     }
 
-    /// Starts a command that is, or becomes, the server, in the architecture under test.
+    /// Starts a command that is the server, or becomes it, in the architecture under test.
     pub fn spawn(mut command: Command) -> Server {
         if let Some(architecture) = architecture() {
             command.args(["--architecture", architecture]);
@@ -170,7 +172,7 @@ impl Server {
         Client::connect(self.address)
     }
 
-    /// One request on a connection of its own.
+    /// Sends one request on a connection of its own.
     pub fn get(&self, target: &str) -> Response {
         self.connect().request("GET", target, &[])
     }
@@ -179,32 +181,32 @@ impl Server {
         self.child.id()
     }
 
-    /// The processes under it (proc_pid_task_children(5)).
+    /// Child processes of the server (proc_pid_task_children(5)).
     pub fn children(&self) -> Vec<u32> {
         let text = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid())).unwrap_or_default();
         text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
     }
 
-    /// All its processes.
+    /// All processes of the server.
     pub fn pids(&self) -> Vec<u32> {
         [&[self.pid()], &*self.children()].concat()
     }
 
-    /// Processor time of all its processes (proc_pid_stat(5), fields 14 and 15).
+    /// CPU time of all its processes (proc_pid_stat(5), fields 14 and 15).
     pub fn cpu_time(&self) -> Duration {
         let of = |pid: u32| {
-            // One that has ended meanwhile uses none.
+            // A process that has ended since then counts as zero.
             let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            // The name, in parentheses, may hold anything; the third field follows it.
+            // The name, in parentheses, may contain anything; the third field follows it.
             let fields = text.rsplit(") ").next().unwrap().split(' ');
             let ticks: u64 = fields.skip(14 - 3).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum();
-            // USER_HZ is 100 on every Linux that we run on.
+            // USER_HZ is 100 on every supported Linux.
             Duration::from_millis(ticks * 10)
         };
         self.pids().into_iter().map(of).sum()
     }
 
-    /// What the descriptors of all its processes are open on.
+    /// Targets of the open file descriptors of all its processes.
     pub fn descriptors(&self) -> Vec<PathBuf> {
         self.pids().into_iter().flat_map(descriptors_of).collect()
     }
@@ -215,22 +217,22 @@ impl Server {
         assert!(status.success());
     }
 
-    /// What it has written to standard error so far.
+    /// Everything that the server has written to standard error so far.
     pub fn said(&self) -> String {
         self.said.lock().unwrap().clone()
     }
 
-    /// Waits until it has said something that contains `text`.
+    /// Waits until standard error contains `text`.
     pub fn wait_for(&self, text: &str) {
         wait_until(&format!("the server to say {text:?}; it said {}", self.said()), || self.said().contains(text));
     }
 
-    /// Waits for the end of the process.
+    /// Waits until the process exits.
     pub fn wait(&mut self) -> ExitStatus {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                // Its last words may still be on their way. A program that it has started may hold the other end open.
+                // Its last lines may still be in the pipe, and a program that it started may hold the other end open.
                 for _ in 0..400 {
                     if !self.listener.is_finished() {
                         thread::sleep(Duration::from_millis(5));
@@ -243,12 +245,12 @@ impl Server {
         }
     }
 
-    /// Standard output, for a log that goes there. Ends with the process.
+    /// Takes standard output, for a log that goes there. It ends with the process.
     pub fn take_stdout(&mut self) -> impl Read + use<> {
         self.child.stdout.take().unwrap()
     }
 
-    /// A figure from the report that SIGUSR2 asks for, as `report("path cache", "hits")`.
+    /// Reads a figure from the report that SIGUSR2 requests, as `report("path cache", "hits")`.
     pub fn report(&self, subject: &str, key: &str) -> u64 {
         let before = self.said().len();
         self.signal("USR2");
@@ -260,7 +262,7 @@ impl Server {
     }
 }
 
-/// What the descriptors of a process are open on, in order.
+/// Targets of the open file descriptors of a process, in order.
 pub fn descriptors_of(pid: u32) -> Vec<PathBuf> {
     let folder = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let mut all: Vec<PathBuf> = folder.filter_map(|entry| fs::read_link(entry.path()).ok()).collect();
@@ -275,7 +277,7 @@ impl Drop for Server {
     }
 }
 
-/// Whether the arguments of a server, or the configuration that they name, do.
+/// Returns whether the arguments of a server, or the configuration that they name, set the number of workers.
 fn says_how_many_workers(command: &Command) -> bool {
     let arguments: Vec<_> = command.get_args().collect();
     let config = arguments.iter().skip_while(|argument| **argument != "--config").nth(1);
@@ -283,12 +285,12 @@ fn says_how_many_workers(command: &Command) -> bool {
     arguments.iter().any(|argument| *argument == "--workers") || config.lines().any(|line| line.starts_with("workers"))
 }
 
-/// A configuration for this root on a free port.
+/// Returns a configuration for this root on a free port.
 pub fn configuration(root: &Path, toml: &str) -> String {
     format!("root = {:?}\nlisten = [\"127.0.0.1:0\"]\n{toml}\n", root.to_str().unwrap())
 }
 
-/// What a program that has ended left behind.
+/// Exit status and output of a finished program.
 #[derive(Debug)]
 pub struct Ended {
     pub status: i32,
@@ -296,14 +298,14 @@ pub struct Ended {
     pub stderr: String,
 }
 
-/// Runs `amped` with these arguments to its end.
+/// Runs `amped` with these arguments until it exits.
 pub fn run(args: &[&str]) -> Ended {
     let mut command = program();
     command.args(args);
     run_command(command)
 }
 
-/// Runs a command that is expected to end by itself, having said little.
+/// Runs a command that exits by itself and writes little.
 pub fn run_command(mut command: Command) -> Ended {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
@@ -320,7 +322,7 @@ pub fn run_command(mut command: Command) -> Ended {
     Ended { status, stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// For a test that only root can do.
+/// Panics unless the test runs as root.
 pub fn need_root(what_for: &str) {
     assert!(
         rustix::process::geteuid().is_root(),
@@ -328,7 +330,7 @@ pub fn need_root(what_for: &str) {
     );
 }
 
-/// Waits until something holds, looking often.
+/// Polls a condition until it holds.
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -337,7 +339,8 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// State and parent of a process (proc_pid_stat(5), fields 3 and 4); `None` if it has ended, waited for or not.
+/// Returns the state and the parent of a process (proc_pid_stat(5), fields 3 and 4), or `None` if it has exited, reaped
+/// or not.
 pub fn parent_of(pid: u32) -> Option<(char, u32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
@@ -346,16 +349,16 @@ pub fn parent_of(pid: u32) -> Option<(char, u32)> {
     (!matches!(state, 'Z' | 'X')).then_some((state, parent))
 }
 
-/// Processes that this one has started, and that have not ended.
+/// Child processes that have not exited.
 pub fn children_of(pid: u32) -> Vec<u32> {
     let all = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     all.filter(|child| parent_of(*child).is_some_and(|(_, parent)| parent == pid)).collect()
 }
 
-/// A connection from the client's side.
+/// The client's side of a connection.
 pub struct Client {
     stream: TcpStream,
-    /// Received and not yet read.
+    /// Received bytes that no call has returned yet.
     buffer: Vec<u8>,
 }
 
@@ -368,12 +371,13 @@ impl Client {
         Client { stream, buffer: Vec::new() }
     }
 
-    /// One whose kernel takes in no more than about twice this until it is read, so that the server notices a slow reader.
+    /// Connects with a small receive buffer: the kernel takes in about twice this size until the client reads, so the
+    /// server notices a slow reader.
     pub fn connect_narrow(address: SocketAddr, receive_buffer: usize) -> Client {
         use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
-        // CLOEXEC: the servers of other tests would hold it open.
+        // CLOEXEC: otherwise the servers of other tests would hold it open.
         let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        // Before the connection is made, for its window is scaled then.
+        // Before connect(2), which negotiates the window scale.
         sockopt::set_socket_recv_buffer_size(&socket, receive_buffer).unwrap();
         net::connect(&socket, &address).unwrap();
         let stream = TcpStream::from(socket);
@@ -383,17 +387,17 @@ impl Client {
         Client { stream, buffer: Vec::new() }
     }
 
-    /// The same connection once more, to do something else on it at the same time.
+    /// Opens a second handle on the same connection, for concurrent use.
     pub fn on(stream: &TcpStream) -> Client {
         Client { stream: stream.try_clone().unwrap(), buffer: Vec::new() }
     }
 
-    /// Sends bytes as they are. That the server has closed already is no error here: what it said before counts.
+    /// Sends bytes unchanged. Ignores that the server has already closed, because its earlier response counts.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
         let _ = self.stream.write_all(bytes.as_ref());
     }
 
-    /// Sends a request with a Host field and these.
+    /// Sends a request with a Host field and these fields.
     pub fn send_request(&mut self, method: &str, target: &str, fields: &[(&str, &str)]) {
         let mut text = format!("{method} {target} HTTP/1.1\r\n");
         if !fields.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
@@ -414,7 +418,7 @@ impl Client {
         self.request("GET", target, &[])
     }
 
-    /// The same where the connection may break before the response is whole.
+    /// Like `get`, but returns `None` if the connection breaks before the response is complete.
     pub fn try_get(&mut self, target: &str) -> Option<Response> {
         self.send_request("GET", target, &[]);
         self.try_response("GET").ok()
@@ -428,12 +432,12 @@ impl Client {
         self.stream.shutdown(Shutdown::Write).unwrap();
     }
 
-    /// Waits until something has come, which the next read will find.
+    /// Waits until bytes have arrived for the next read.
     pub fn wait_for_bytes(&mut self) {
         assert!(self.fill().unwrap() > 0, "the connection ended");
     }
 
-    /// Likewise until so many bytes have come.
+    /// Waits until at least `count` bytes have arrived.
     pub fn wait_for_many_bytes(&mut self, count: usize) {
         while self.buffer.len() < count {
             self.wait_for_bytes();
@@ -442,7 +446,8 @@ impl Client {
 
     fn fill(&mut self) -> io::Result<usize> {
         let mut piece = [0; 64 * 1024];
-        // A read with a time-out is not restarted where a process was stopped and goes on (signal(7)), as on a busy machine.
+        // A read with a timeout is not restarted after a process was stopped and continued (signal(7)), as on a busy
+        // machine.
         let count = loop {
             match self.stream.read(&mut piece) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -453,12 +458,12 @@ impl Client {
         Ok(count)
     }
 
-    /// Reads one response to a request with this method, and nothing beyond it.
+    /// Reads one response to a request with this method, and no byte after it.
     pub fn response(&mut self, method: &str) -> Response {
         self.try_response(method).unwrap_or_else(|error| panic!("no whole response: {error}"))
     }
 
-    /// The same where the connection may break: what came until then is in the error's text.
+    /// Like `response`, but returns an error if the connection breaks; its text contains the bytes received until then.
     pub fn try_response(&mut self, method: &str) -> io::Result<Response> {
         let cut = |what: &str| io::Error::new(io::ErrorKind::UnexpectedEof, format!("the connection ended in {what}"));
         let end = loop {
@@ -485,7 +490,7 @@ impl Client {
             })
             .collect();
         let mut response = Response { status, fields, body: Vec::new() };
-        // RFC 9112, 6.3: none of these has a body, whatever its fields say.
+        // RFC 9112, 6.3: these responses have no body, whatever their fields say.
         if method == "HEAD" || status < 200 || status == 204 || status == 304 {
             return Ok(response);
         }
@@ -504,7 +509,7 @@ impl Client {
         Ok(response)
     }
 
-    /// Reads a body in chunks to its end (RFC 9112, 7.1).
+    /// Reads a chunked body to its end (RFC 9112, 7.1).
     pub fn read_chunks(&mut self) -> io::Result<Vec<u8>> {
         let mut body = Vec::new();
         loop {
@@ -531,7 +536,7 @@ impl Client {
         }
     }
 
-    /// Reads up to the end of a head, for what is too large to be kept as a [`Response`].
+    /// Reads up to the end of a head, for a response too large for a [`Response`].
     pub fn read_head(&mut self) -> String {
         let end = loop {
             match find(&self.buffer, b"\r\n\r\n") {
@@ -542,7 +547,7 @@ impl Client {
         String::from_utf8(self.buffer.drain(..end).collect()).unwrap()
     }
 
-    /// Reads so many bytes and forgets them; an error if they do not all come.
+    /// Reads and discards `length` bytes; fails if fewer arrive.
     pub fn read_body(&mut self, length: usize) -> io::Result<usize> {
         let mut received = self.buffer.len();
         self.buffer.clear();
@@ -561,7 +566,7 @@ impl Client {
         Ok(received)
     }
 
-    /// Whether the server closes without another byte. Panics if it does nothing.
+    /// Returns whether the server closes without sending another byte. Panics if it does neither.
     pub fn is_closed(&mut self) -> bool {
         self.buffer.is_empty()
             && match self.fill() {
@@ -573,7 +578,7 @@ impl Client {
             }
     }
 
-    /// Whether the server says nothing for this long, and stays.
+    /// Returns whether the server sends nothing for this long and keeps the connection open.
     pub fn is_quiet(&mut self, time: Duration) -> bool {
         self.stream.set_read_timeout(Some(time)).unwrap();
         let filled = self.fill();
@@ -581,13 +586,13 @@ impl Client {
         self.buffer.is_empty() && matches!(filled, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Whether the server ends its side without another byte: by a FIN, and neither by a reset nor by our running out of
-    /// patience, which [`Client::is_closed`] would not tell from it.
+    /// Returns whether the server ends its side by a FIN without another byte. A reset or a timeout is `false`;
+    /// [`Client::is_closed`] does not tell these apart.
     pub fn ends(&mut self) -> bool {
         self.buffer.is_empty() && matches!(self.fill(), Ok(0))
     }
 
-    /// Everything up to the end.
+    /// Reads until the end of the connection.
     pub fn read_to_end(&mut self) -> Vec<u8> {
         while matches!(self.fill(), Ok(count) if count > 0) {}
         std::mem::take(&mut self.buffer)
@@ -598,7 +603,6 @@ pub fn find(text: &[u8], what: &[u8]) -> Option<usize> {
     text.windows(what.len()).position(|window| window == what)
 }
 
-/// A response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
@@ -607,7 +611,7 @@ pub struct Response {
 }
 
 impl Response {
-    /// The value of a field that stands once; panics if it stands twice.
+    /// The value of a field that occurs once; panics if it occurs twice.
     pub fn field(&self, name: &str) -> Option<&str> {
         let mut found = self.fields.iter().filter(|(known, _)| known.eq_ignore_ascii_case(name));
         let value = found.next().map(|(_, value)| value.as_str());
@@ -619,14 +623,14 @@ impl Response {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// All fields but Date, which goes with the clock: what two replies must have in common.
+    /// All fields but Date, which follows the clock: the fields that two equal responses share.
     pub fn lasting_fields(&self) -> Vec<(String, String)> {
         self.fields.iter().filter(|(name, _)| name != "Date").cloned().collect()
     }
 }
 
-/// An application at this socket that answers each request by FastCGI with these bytes, in one piece with their end, and
-/// closes its connection then.
+/// Starts a FastCGI application at this socket. It answers each request with these bytes and their end in one write,
+/// then closes the connection.
 #[allow(dead_code, reason = "not every suite that shares this file has need of it")]
 pub fn answer_by_fastcgi(socket: &Path, answer: &str) {
     let listener = UnixListener::bind(socket).unwrap();
@@ -636,7 +640,7 @@ pub fn answer_by_fastcgi(socket: &Path, answer: &str) {
     thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {
             let mut request = Vec::new();
-            // Its last record is an empty one of the body.
+            // The last record of a request is an empty one of its body.
             while !request.ends_with(&[1, 5, 0, 1, 0, 0, 0, 0]) {
                 let mut buffer = [0; 4096];
                 match stream.read(&mut buffer) {
@@ -649,7 +653,7 @@ pub fn answer_by_fastcgi(socket: &Path, answer: &str) {
     });
 }
 
-/// Bytes that tell their place: a shifted, repeated or missing piece shows.
+/// Returns bytes that depend on their position, so that a shifted, repeated or missing piece is visible.
 pub fn pattern(size: usize) -> Vec<u8> {
     (0..size).map(|at| (at ^ (at >> 8) ^ (at >> 16).wrapping_mul(37)) as u8).collect()
 }

@@ -1,27 +1,28 @@
-//! The real server over real sockets: each promise of SPECIFICATION.md that shows on the wire.
+//! End-to-end tests of the real server over real sockets: every promise of SPECIFICATION.md that is visible on the
+//! wire.
 //!
-//! A test starts a server of its own on a port that the kernel chooses, in a folder of its own, and ends it. `harness` has
-//! the server and a client that reads strictly and writes whatever a test wants, right or wrong.
+//! Each test starts its own server, on a port that the kernel chooses and in its own folder, and stops it at the end.
+//! `harness` provides the server, and a client that reads strictly and writes any bytes, valid or not.
 //!
-//! What the architectures must do alike is in `suite`, and runs over each of them: `mt::messages::small_things_first`. The
-//! rest runs once.
+//! `suite` holds the tests of behaviour common to all architectures and runs once for each of them:
+//! `mt::messages::small_things_first`. The other tests run once.
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
 #![allow(clippy::duplicate_mod, reason = "the suite is there once for each architecture")]
 #![allow(dead_code, reason = "neither the suite nor the rest uses all of the harness")]
 
-/// A new architecture is one more word here.
+/// Runs the suite for each named architecture. A new architecture is one more word here.
 macro_rules! architectures {
     ($($name:ident)*) => {
         $(#[path = "suite.rs"] mod $name;)*
 
-        /// All of them.
+        /// Every architecture, by name.
         const ARCHITECTURES: &[&str] = &[$(stringify!($name)),*];
     };
 }
 
 architectures!(amped sped mt mp);
 
-// `cargo fmt` does not look into a macro.
+// `cargo fmt` does not format inside a macro.
 #[cfg(any())]
 mod suite;
 

@@ -1,6 +1,7 @@
-//! What all architectures must do alike. `main` makes a module of this for each, and `harness` starts that one.
+//! Tests of the behaviour common to all architectures. `main` instantiates this module for each, and `harness` starts
+//! it.
 //!
-//! Where an architecture must differ, the test says so and why: there only, so that what is not said is the same.
+//! A test that allows an architecture to differ states where and why; everywhere else the behaviour must be the same.
 
 mod harness;
 
