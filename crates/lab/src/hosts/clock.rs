@@ -1,37 +1,38 @@
-//! How far a host's clock is ahead of this machine's, and how well that is known.
+//! The offset between a host's clock and this machine's, with a bound on its error.
 //!
-//! A question goes there and an answer with the host's time comes back. Whatever part of the way there took, the answer was
-//! written between the two moments at which this machine sent and received: with the host's time taken for that of their middle,
-//! the error is half of the round trip at most. Of several exchanges the one with the shortest round trip is taken, as the clock
-//! filter of NTP does (RFC 5905, section 10). It is done before a run and after it; what is stated holds both, so that a clock
-//! that drifts or is set meanwhile makes the bound wide, and no figure wrong.
+//! A request goes to the host, and a response with the host's time comes back. The host wrote the response
+//! between the two instants at which this machine sent and received. Taking the host's time for the midpoint of
+//! these gives an error of at most half of the round trip, however asymmetric the path is. Of several exchanges
+//! the one with the shortest round trip counts, as in the clock filter of NTP (RFC 5905, section 10). The
+//! offset is measured before and after a run, and the stated interval covers both: a clock that drifts or is
+//! set meanwhile widens the bound, but makes no figure wrong.
 //!
-//! Pure: the moments are arguments.
+//! Pure: times are arguments.
 
 use crate::archive::Offset;
 
-/// A question and its answer, in seconds since 1970.
+/// A request and its response, in seconds since the Unix epoch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exchange {
-    /// When it was sent, by this machine's clock.
+    /// Send time, by this machine's clock.
     pub(crate) sent_s: f64,
-    /// When it was answered, by the host's.
+    /// Response time, by the host's clock.
     pub(crate) answered_s: f64,
-    /// When the answer came, by this machine's.
+    /// Receive time, by this machine's clock.
     pub(crate) received_s: f64,
 }
 
 impl Offset {
-    /// By the shortest of these exchanges; `None` if there is none.
+    /// The offset by the exchange with the shortest round trip; `None` without exchanges.
     pub(crate) fn of(exchanges: &[Exchange]) -> Option<Offset> {
         let trip_s = |exchange: &Exchange| exchange.received_s - exchange.sent_s;
         let shortest = exchanges.iter().min_by(|a, b| trip_s(a).total_cmp(&trip_s(b)))?;
         let middle_s = f64::midpoint(shortest.sent_s, shortest.received_s);
-        // A clock that was set back within an exchange says nothing.
+        // If the clock was set back during the exchange, the round trip is negative; the bound stays positive.
         Some(Offset { offset_s: shortest.answered_s - middle_s, bound_s: trip_s(shortest).abs() / 2.0 })
     }
 
-    /// What holds both: of the same clock at two times.
+    /// The smallest offset interval that covers both, of the same clock at two times.
     pub(crate) fn and(self, other: Offset) -> Offset {
         let low = (self.offset_s - self.bound_s).min(other.offset_s - other.bound_s);
         let high = (self.offset_s + self.bound_s).max(other.offset_s + other.bound_s);
@@ -60,7 +61,7 @@ mod tests {
                 }).collect();
                 Offset::of(&exchanges)
             };
-            // Numbers near 1.7e9 have steps of a quarter of a microsecond.
+            // An f64 near 1.7e9 has a resolution of about a quarter of a microsecond.
             let holds = |offset: Offset, ahead_s: f64| (offset.offset_s - ahead_s).abs() <= offset.bound_s + 1e-6;
             let before = measured(0, ahead_s).expect("there is one at least");
             prop_assert!(holds(before, ahead_s), "{before} of {ahead_s}");

@@ -1,13 +1,13 @@
-//! Several hosts in place of one machine: the server on one, load from others, each reached by the user's own ssh.
+//! An experiment on several hosts: the server on one, load from others, each reached through the user's own ssh.
 //!
 //! ```text
 //!   ammeter run --- ssh --- the server's host: ammeter session, ammeter subject (server, monitor, profile)
 //!              \--- ssh --- each client: ammeter session, ammeter load --slice
 //! ```
 //!
-//! [`Fleet`] is what `runner.rs` measures on, as it measures on this machine alone. Nothing stays on a host: a session ends with its
-//! connection, and the other commands with their standard input. A host that is gone makes its run invalid; before the next it is
-//! reached anew, or the experiment ends there.
+//! [`Fleet`] is the counterpart of the local machine in `runner.rs`. Nothing stays on a host: a session ends with its
+//! connection, other commands end with their standard input. A run that loses a host is invalid. The fleet reconnects
+//! before the next run; if that fails, the experiment ends there.
 
 pub(crate) mod clock;
 pub(crate) mod server;
@@ -32,25 +32,26 @@ use crate::generate::{Clock, Generator};
 use crate::run::{Watched, pinned};
 use crate::subject::{self, Subject};
 
-/// The hosts of an experiment, all of them reached.
+/// The hosts of an experiment, all connected.
 pub(crate) struct Fleet {
     spec: Hosts,
     own: Program,
     address: IpAddr,
-    /// The server's first, then the clients' in their order.
+    /// The server's connection first, then the clients' in order.
     connections: Vec<Connection>,
     server: Option<RemoteServer>,
-    /// Where control sockets are.
+    /// Folder for the control sockets.
     folder: PathBuf,
-    /// How many connections were opened.
+    /// Number of connections opened so far.
     opened: usize,
 }
 
 impl Fleet {
-    /// Reaches all hosts, brings them this program where they have not got it, and looks whether they allow what these settings ask.
+    /// Connects to all hosts, installs this program where it is missing,
+    /// and checks that the hosts permit these settings.
     ///
     /// # Errors
-    /// The first host that cannot be reached or has not what it takes, with the way out; an interrupt.
+    /// The first host that is unreachable or lacks a requirement, with the remedy; an interrupt.
     pub(crate) fn reach(
         spec: &Hosts,
         environment: &TestEnvironment,
@@ -66,7 +67,7 @@ impl Fleet {
             folder: environment.scratch.clone(),
             opened: 0,
         };
-        // All at once: it takes ten seconds to know that a host is not there.
+        // Connects in parallel: an unreachable host takes ten seconds to time out.
         for name in [&spec.server].into_iter().chain(&spec.clients) {
             let connection = fleet.open(name)?;
             fleet.connections.push(connection);
@@ -95,7 +96,7 @@ impl Fleet {
         Connection::open(name, &self.spec.ssh, &self.folder.join(format!("ssh-{}", self.opened)))
     }
 
-    /// Reaches again the hosts that were lost.
+    /// Reconnects to the hosts that were lost.
     ///
     /// # Errors
     /// As [`reach`](Fleet::reach).
@@ -110,25 +111,25 @@ impl Fleet {
         Ok(())
     }
 
-    /// Whether a host was lost.
+    /// Whether any host was lost.
     pub(crate) fn has_lost(&self) -> bool {
         self.connections.iter().any(Connection::is_gone)
     }
 
-    /// The machines, for the archive.
+    /// Descriptions of the machines, for the archive.
     ///
     /// # Errors
-    /// When a host is gone.
+    /// If a host is lost.
     pub(crate) fn host(&self) -> Result<Host, Failure> {
         let of = |connection: &Connection| Ok::<_, Failure>(connection.facts()?.host.clone());
         let clients = self.connections[1..].iter().map(|client| Ok((client.name.clone(), of(client)?)));
         Ok(Host { clients: clients.collect::<Result<_, Failure>>()?, ..of(&self.connections[0])? })
     }
 
-    /// The programs of the subjects, as they are on the server's host, and the `ammeter` of each host.
+    /// The subjects' programs on the server's host, and the `ammeter` of each host.
     ///
     /// # Errors
-    /// When one is not there.
+    /// If a program is missing.
     pub(crate) fn programs(&self, settings: &[Settings], stop: &Stop) -> Result<BTreeMap<String, Program>, Failure> {
         let mut subjects: Vec<&Subject> = Vec::new();
         for Settings { subject, .. } in settings {
@@ -141,17 +142,17 @@ impl Fleet {
         let printed = command.ask(&encoded(&subjects)?, SOON, stop)?;
         let mut programs: BTreeMap<String, Program> = decoded(&printed)?;
         for connection in &self.connections {
-            // A copy lies somewhere else each time, and is the same.
+            // The path of a copy differs each time; the program is the same.
             let own = Program { path: PathBuf::from("ammeter"), ..connection.facts()?.program.clone() };
             programs.insert(format!("ammeter on {}", connection.name), own);
         }
         Ok(programs)
     }
 
-    /// Looks at all hosts while nothing is asked of any of them.
+    /// Measures all hosts at rest, without load.
     ///
     /// # Errors
-    /// A host that is gone; an interrupt.
+    /// A lost host; an interrupt.
     pub(crate) fn look_at_rest(&mut self, stop: &Stop) -> Result<Block, Failure> {
         self.revive(stop)?;
         let looks =
@@ -171,10 +172,10 @@ impl Fleet {
         Ok(Block { hosts, ..block })
     }
 
-    /// Starts the server until it answers; the reason, if it cannot be run.
+    /// Starts the server and waits until it answers; returns the reason if it cannot run.
     ///
     /// # Errors
-    /// A host that is gone; an interrupt.
+    /// A lost host; an interrupt.
     pub(crate) fn start(
         &mut self,
         settings: &Settings,
@@ -205,10 +206,10 @@ impl Fleet {
         Ok(Ok((address, site)))
     }
 
-    /// Where the load of this step comes from: in a closed loop from no more hosts than it has clients.
+    /// The load generators of a step; a closed loop uses at most as many hosts as it has clients.
     ///
     /// # Errors
-    /// A host that is gone.
+    /// A lost host.
     pub(crate) fn generators(&self, settings: &Settings, step: Step) -> Result<Vec<Generator>, Failure> {
         let count = match step {
             Step::Rate(_) => self.spec.clients.len(),
@@ -228,32 +229,32 @@ impl Fleet {
         self.connections[1..=count].iter().map(of).collect()
     }
 
-    /// Begins to count.
+    /// Starts the measurement.
     ///
     /// # Errors
-    /// A host that is gone; an interrupt.
+    /// A lost host; an interrupt.
     pub(crate) fn measure(&mut self, stop: &Stop) -> Result<(), Failure> {
         self.server.as_mut().map_or(Ok(()), |server| server.measure(stop))
     }
 
-    /// The load has ended: ends the server, and brings its files here.
+    /// Stops the server after the load, and copies its files here.
     ///
     /// # Errors
-    /// A host that is gone; an interrupt.
+    /// A lost host; an interrupt.
     pub(crate) fn end(&mut self, settings: &Settings, into: &Path, stop: &Stop) -> Result<Watched, Failure> {
         let server = self.server.take().ok_or_else(|| Failure::failed("there is no server"))?;
         server.end(&self.connections[0], settings, into, stop)
     }
 
-    /// Ends the server, if there is one.
+    /// Stops the server, if it runs.
     pub(crate) fn give_up(&mut self) {
         self.server = None;
     }
 
-    /// The clocks of the server's host and of so many clients.
+    /// Reads the clocks of the server's host and of the first `clients` clients.
     ///
     /// # Errors
-    /// A host that is gone.
+    /// A lost host.
     pub(crate) fn clocks(&mut self, clients: usize) -> Result<Vec<Clock>, Failure> {
         let of = |connection: &mut Connection| {
             let (offset, trip, busy_ns) = connection.clock()?;
@@ -263,10 +264,10 @@ impl Fleet {
         self.connections[..=clients].iter_mut().map(of).collect()
     }
 
-    /// Fails where a host is gone.
+    /// Fails if a host is lost.
     ///
     /// # Errors
-    /// See there.
+    /// A lost host.
     pub(crate) fn check(&mut self) -> Result<(), Failure> {
         self.connections.iter_mut().try_for_each(Connection::check)
     }
@@ -275,17 +276,17 @@ impl Fleet {
 impl Drop for Fleet {
     fn drop(&mut self) {
         self.server = None;
-        // All are told before any is waited for.
+        // Close all sessions before waiting for any, so that they end in parallel.
         self.connections.iter().for_each(Connection::end);
     }
 }
 
-/// Where a client has the manifest of what is asked for.
+/// The path of the request manifest on a client.
 fn manifest_of(client: &Connection) -> Result<String, Failure> {
     Ok(client.facts()?.scratch.join("manifest.jsonl").display().to_string())
 }
 
-/// Whether limits take root.
+/// Whether these limits require root.
 fn takes_root(limits: &Limits) -> bool {
     limits.memory.is_some() || limits.disk.is_some() || limits.cpu.is_some()
 }

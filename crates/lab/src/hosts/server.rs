@@ -1,8 +1,8 @@
-//! The server of a run on another host: `ammeter subject` there, and [`RemoteServer`], which has it started from here.
+//! The server of a run on another host: `ammeter subject` there, and [`RemoteServer`], which controls it from here.
 //!
-//! `ammeter subject` reads what to start as a line of JSON, starts it, and prints where it answers. At the line `measure` it begins
-//! to count, at the line `end` it ends everything and prints what it counted; its files stay until standard input ends, which
-//! ends it at any time.
+//! `ammeter subject` reads an order as a line of JSON, starts the server, and prints its address. The line `measure`
+//! starts the measurement; the line `end` stops everything and prints the results. Its files remain until standard
+//! input ends; the end of standard input stops it at any time.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -27,27 +27,27 @@ use crate::run::{Side, Watched, patience};
 use crate::say;
 use crate::subject::Subject;
 
-/// How long a server may take to start, with what it serves being made before.
+/// Timeout for a server to start, including the generation of its content.
 const START: Duration = Duration::from_secs(600);
 
-/// The files that it leaves.
+/// The files that a run leaves.
 const FILES: [&str; 7] =
     [name::SERVER_CONFIG, name::SERVER_LOG, "server.err", name::MONITOR, "monitor.log", name::PROFILE, "profile.log"];
 
-/// A server to start.
+/// An order to start a server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Order {
-    /// What it is, what it serves, and what it may have.
+    /// The server, its content and its limits.
     pub(super) settings: Settings,
-    /// From what contents are drawn.
+    /// Seed for the generated content.
     pub(super) seed: u64,
-    /// How often the monitor looks; 0: not at all.
+    /// Sampling interval of the monitor; 0 disables it.
     pub(super) interval: Duration,
-    /// The address that clients reach it by.
+    /// The address at which clients reach the server.
     pub(super) address: IpAddr,
 }
 
-/// Whether it was started.
+/// The answer to an order.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Started {
@@ -55,25 +55,25 @@ enum Started {
     Refused(String),
 }
 
-/// A server that answers.
+/// A server that answers requests.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Ready {
-    /// Where.
+    /// The address that it listens on.
     pub(super) address: SocketAddr,
-    /// What can be asked for.
+    /// The request target.
     pub(super) target: String,
-    /// The manifest of what is asked for, if it is a set: a file of that host.
+    /// The manifest of a set of targets, if there is one: a path on that host.
     pub(super) manifest: Option<PathBuf>,
-    /// The folder of its files.
+    /// The folder of the run's files.
     folder: PathBuf,
 }
 
-/// Runs `ammeter subject`, in the folder of the session with this process.
+/// Runs `ammeter subject` in the scratch folder of the session with this process id.
 ///
 /// # Errors
-/// When it is no fault of the server's.
+/// Any failure that is not the server's fault.
 pub(crate) fn serve(scratch: &Path, session: u32) -> Result<(), Failure> {
-    // Before the first thread.
+    // Handle signals before any thread starts.
     let stop = Stop::on_signals(|| ())?;
     let mut environment = TestEnvironment::within(scratch)?;
     environment.is_shared = false;
@@ -113,7 +113,7 @@ pub(crate) fn serve(scratch: &Path, session: u32) -> Result<(), Failure> {
             }
             _ => {
                 say::json(&side.end(&stop)?)?;
-                // Until the files were fetched.
+                // Keep the files until the other side has fetched them.
                 let _ = lines.recv();
                 break;
             }
@@ -122,10 +122,10 @@ pub(crate) fn serve(scratch: &Path, session: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints which programs these subjects are, which come as a line of JSON: `ammeter subject --programs`.
+/// Runs `ammeter subject --programs`: reads subjects as a line of JSON, and prints their programs.
 ///
 /// # Errors
-/// When one is not there.
+/// If a program is missing.
 pub(crate) fn print_programs() -> Result<(), Failure> {
     let mut line = String::new();
     io::stdin().read_line(&mut line).map_err(Failure::io("read the subjects"))?;
@@ -134,17 +134,17 @@ pub(crate) fn print_programs() -> Result<(), Failure> {
     say::json(&programs.collect::<Result<BTreeMap<String, Program>, Failure>>()?)
 }
 
-/// `ammeter subject` on another host. Dropped, it ends, and the server with it.
+/// `ammeter subject` on another host. Dropping it stops it and the server.
 pub(super) struct RemoteServer {
     command: Command,
     pub(super) ready: Ready,
 }
 
 impl RemoteServer {
-    /// Starts it; a server that cannot be run is no error, but the reason is returned.
+    /// Starts `ammeter subject`; returns the reason, not an error, if the server cannot run.
     ///
     /// # Errors
-    /// When the host is gone, or it is no fault of the server's; an interrupt.
+    /// If the host is lost, or on a failure that is not the server's fault; an interrupt.
     pub(super) fn start(
         connection: &Connection,
         order: &Order,
@@ -160,18 +160,18 @@ impl RemoteServer {
         })
     }
 
-    /// Begins to count.
+    /// Starts the measurement.
     ///
     /// # Errors
-    /// When the host is gone; an interrupt.
+    /// If the host is lost; an interrupt.
     pub(super) fn measure(&mut self, stop: &Stop) -> Result<(), Failure> {
         self.command.ask("measure", SOON, stop).map(drop)
     }
 
-    /// Ends the server, and brings its files here.
+    /// Stops the server and copies its files here.
     ///
     /// # Errors
-    /// When the host is gone, or a file cannot be written; an interrupt.
+    /// If the host is lost or a file cannot be written; an interrupt.
     pub(super) fn end(
         mut self,
         connection: &Connection,
@@ -185,7 +185,7 @@ impl RemoteServer {
             let words = connection.shell(&["cat", &self.ready.folder.join(name).display().to_string()]);
             let file = File::create(&path).map_err(Failure::io(format_args!("write {}", path.display())))?;
             let streams = Streams { out: file.into(), err: Stdio::null() };
-            // It need not be there: a server without a configuration has none.
+            // A file may be missing: a server without a configuration has none.
             if !Running::start("ssh", &words, streams)?.wait(SOON * 10, stop)?.success() {
                 let _ = fs::remove_file(&path);
             }
@@ -221,7 +221,7 @@ mod tests {
         let sent = serde_json::to_string(&Started::Ready(ready.clone())).unwrap();
         let Started::Ready(found) = decoded(&sent).unwrap() else { panic!("{sent}") };
         assert_eq!((found.address, found.target, found.manifest), (ready.address, ready.target, ready.manifest));
-        // No name of a file comes from there.
+        // The remote host supplies no file names.
         assert!(FILES.iter().all(|name| Path::new(name).components().count() == 1 && !name.starts_with('.')));
     }
 }

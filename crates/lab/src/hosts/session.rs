@@ -1,8 +1,8 @@
-//! `ammeter session`: keeps a host ready for the runs of an experiment, for as long as the connection lasts.
+//! `ammeter session`: keeps a host ready for the runs of an experiment while the connection lasts.
 //!
-//! It prints one line that describes the host ([`Facts`]), and then answers each line of standard input, a number, with that number,
-//! the time and the CPU time used so far ([`Moment`]). At the end of standard input, at a signal, or after a minute of silence it
-//! removes its folder and ends.
+//! It first prints one line that describes the host ([`Facts`]). It then answers each number on standard input with a
+//! line that holds the number, the time and the CPU time used so far ([`Moment`]). At the end of standard input, at a
+//! signal, or after a minute of silence it removes its folder and ends.
 
 use std::fs;
 use std::io;
@@ -23,35 +23,35 @@ use crate::experiment::Cores;
 use crate::run::now_s;
 use crate::{say, subject};
 
-/// The other side asks for the time every two seconds; it is gone after so much silence.
+/// Silence after which the other side counts as lost; it asks for the time every two seconds.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// How long the commands of a session may take to remove their folders once their input has ended.
+/// Timeout for the session's commands to remove their folders once their input has ended.
 const REMOVED_WITHIN: Duration = Duration::from_secs(10);
 
-/// A host, as it describes itself.
+/// A host's description of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Facts {
     /// The machine and its kernel.
     pub(super) host: Host,
-    /// Whether the session is root's.
+    /// Whether the session runs as root.
     pub(super) is_root: bool,
-    /// The address by which ssh reached it (ssh(1), SSH_CONNECTION); `None` where that is not known.
+    /// The address at which ssh reached the host (ssh(1), SSH_CONNECTION); `None` if unknown.
     pub(super) address: Option<IpAddr>,
-    /// The `ammeter` that runs there.
+    /// The `ammeter` on the host.
     pub(super) program: Program,
-    /// The folder for everything that the session's commands write.
+    /// The folder for all files of the session's commands.
     pub(super) scratch: PathBuf,
-    /// The process of the session.
+    /// The process id of the session.
     pub(super) pid: u32,
 }
 
-/// A moment, by a host's clock.
+/// A time by the host's clock.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Moment {
-    /// The number that was asked with.
+    /// The number of the request.
     pub(super) number: u64,
-    /// Seconds since 1970.
+    /// Seconds since the Unix epoch.
     pub(super) at_s: f64,
     /// CPU time that the machine has used so far, in nanoseconds.
     pub(super) busy_ns: u64,
@@ -60,9 +60,9 @@ pub(super) struct Moment {
 /// Runs a session until its connection ends.
 ///
 /// # Errors
-/// When the host allows no folder, or `/proc` is not mounted.
+/// If no folder can be created, or `/proc` is not mounted.
 pub(crate) fn run() -> Result<(), Failure> {
-    // Before the first thread.
+    // Handle signals before any thread starts.
     let stop = Stop::on_signals(|| ())?;
     let mut environment = TestEnvironment::new()?;
     environment.is_shared = false;
@@ -89,7 +89,7 @@ pub(crate) fn run() -> Result<(), Failure> {
 }
 
 fn facts(environment: &TestEnvironment) -> Result<Facts, Failure> {
-    // ssh(1): the client's address and port, the server's address and port.
+    // SSH_CONNECTION holds the client's address and port, then the server's address and port (ssh(1)).
     let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
     Ok(Facts {
         host: environment::host(environment.words(&Cores::default()))?,
@@ -101,7 +101,7 @@ fn facts(environment: &TestEnvironment) -> Result<Facts, Failure> {
     })
 }
 
-/// The other commands of the connection end with it too, and still use the folder until then.
+/// Waits for the connection's other commands: they end with it too, and use the folder until then.
 fn await_removal(scratch: &Path) {
     let begin = Instant::now();
     let is_used = || {
@@ -113,7 +113,7 @@ fn await_removal(scratch: &Path) {
     }
 }
 
-/// A line as what it should be.
+/// Decodes a line of JSON.
 pub(super) fn decoded<T: DeserializeOwned>(line: &str) -> Result<T, Failure> {
     serde_json::from_str(line).map_err(|error| {
         let begin: String = line.trim().chars().take(200).collect();
@@ -121,7 +121,7 @@ pub(super) fn decoded<T: DeserializeOwned>(line: &str) -> Result<T, Failure> {
     })
 }
 
-/// The line of such a thing.
+/// Encodes a value as a line of JSON.
 pub(super) fn encoded(value: &impl Serialize) -> Result<String, Failure> {
     serde_json::to_string(value).map_err(|error| Failure::failed(format!("cannot encode a line: {error}")))
 }

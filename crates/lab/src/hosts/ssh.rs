@@ -1,12 +1,12 @@
-//! A connection to a host: one ssh, over which each command there gets a session of its own.
+//! A connection to a host: one ssh master, over which each remote command has a session of its own.
 //!
-//! The first ssh is a master (ssh_config(5), ControlMaster) that this program starts and ends; the user's own is not used, as it
-//! would outlive us. The shell of the first session says what there is, and is then told to start `ammeter session`, or to
-//! take a copy of this program into a folder that it removes when that has ended. Everything else is an ordinary command:
-//! `ammeter load --slice`, `ammeter host --rest`, cat(1). A command there ends when its standard input does, which ssh closes
-//! however this side ends.
+//! This program starts and stops the master (ssh_config(5), ControlMaster). It does not use the user's own master,
+//! which would outlive it. The shell of the first session reports the installed `ammeter`. It then starts
+//! `ammeter session`, or receives a copy of this program into a folder that it removes when the copy has ended. All
+//! else are ordinary commands: `ammeter load --slice`, `ammeter host --rest`, cat(1). A remote command ends at the end
+//! of its standard input, which ssh closes however the local side ends.
 //!
-//! A host that is gone is known by the end of its session, or by its silence: it is asked for the time every two seconds.
+//! A host counts as lost when its session ends, or when it stays silent: it is asked for the time every two seconds.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -26,22 +26,23 @@ use crate::archive::{Offset, Program};
 use crate::environment::{Running, Said, Streams, interrupted, quoted};
 use crate::run::now_s;
 
-/// How long a host may take for what takes a moment.
+/// Timeout for quick answers from a host.
 pub(super) const SOON: Duration = Duration::from_secs(60);
 
-/// How long it may be silent.
+/// Maximum silence before a host counts as lost.
 const SILENCE: Duration = Duration::from_secs(20);
 
-/// How often it is asked for the time, so that both sides know of each other.
+/// Interval between requests for the time, by which each side knows that the other is alive.
 const BEAT: Duration = Duration::from_secs(2);
 
-/// How long it may take to end and remove everything.
+/// Timeout for a session to end and remove its files.
 const END: Duration = Duration::from_secs(15);
 
-/// What the first line begins with that is no greeting of the machine's.
+/// Prefix of the line that the remote shell prints first. Lines before it are the machine's own greeting.
 const GREETING: &str = "ammeter-host";
 
-/// What the shell there does, whatever shell it is: sh(1) of POSIX in quotes, so without any in it.
+/// The remote bootstrap script. It works in any login shell: it is for
+/// sh(1) of POSIX in single quotes, and so contains none.
 const SHELL: &str = "exec sh -c 'PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH; \
     own=$(command -v ammeter); hash=$(sha256sum ${own:-/dev/null} | cut -d\" \" -f1); \
     version=$(${own:-false} --version 2>/dev/null | tr \" \" _); \
@@ -51,32 +52,32 @@ const SHELL: &str = "exec sh -c 'PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/
     trap \"rm -rf $dir\" EXIT; trap \"exit 1\" HUP INT TERM PIPE; umask 077; \
     mkdir $dir && head -c $bytes > $dir/ammeter && chmod 700 $dir/ammeter && $dir/ammeter session'";
 
-/// The options of every ssh.
+/// Options of every ssh command.
 const OPTIONS: [&str; 5] =
     ["BatchMode=yes", "RemoteCommand=none", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3"];
 
-/// A connection. Dropped, it ends, and with it all that was started over it.
+/// A connection to a host. Dropping it ends it and everything started over it.
 pub(super) struct Connection {
-    /// As the user's ssh knows the host.
+    /// The host's name, as the user's ssh knows it.
     pub(super) name: String,
-    /// ssh and its flags, with which commands use the master.
+    /// ssh and the flags that make commands use the master.
     ssh: Vec<String>,
     session: Option<Command>,
     heard: Instant,
     facts: Option<Facts>,
     gone: Option<String>,
     control: PathBuf,
-    /// The last to end.
+    /// The master process, which ends last.
     master: Option<Running>,
-    /// What the master prints.
+    /// The output of the master.
     said: Said,
 }
 
 impl Connection {
-    /// Starts ssh, with its control socket at this path; it ends with the calling thread.
+    /// Starts the ssh master with its control socket at this path. The master ends with the calling thread.
     ///
     /// # Errors
-    /// When there is no such program.
+    /// If ssh is not installed.
     pub(super) fn open(name: &str, ssh: &[String], control: &Path) -> Result<Connection, Failure> {
         let mut ssh = ssh.to_vec();
         ssh.extend(["-T", "-S"].map(str::to_owned));
@@ -104,10 +105,10 @@ impl Connection {
         })
     }
 
-    /// Starts the session there, with the same program as `own` here.
+    /// Starts the session on the host, with the same program as the local `own`.
     ///
     /// # Errors
-    /// When the host cannot be reached, or has no such program and cannot be given it: with the way out.
+    /// If the host cannot be reached, or has no such program and cannot run a copy; with the remedy.
     pub(super) fn greet(&mut self, own: &Program, stop: &Stop) -> Result<(), Failure> {
         let begin = Instant::now();
         while !self.control.exists() {
@@ -121,7 +122,7 @@ impl Connection {
         let greeting = loop {
             match session.next(SOON, stop)? {
                 Some((line, _)) if line.starts_with(GREETING) => break line,
-                // Some machines greet before.
+                // Some machines print a greeting first.
                 Some(_) => {}
                 None => return Err(self.unreachable()),
             }
@@ -145,7 +146,7 @@ impl Connection {
         Ok(())
     }
 
-    /// How ssh ended, in its own words.
+    /// How ssh ended, with its own message.
     fn ending(&mut self) -> String {
         match (&mut self.session, &mut self.master) {
             (Some(session), _) => ending(&mut session.running, &session.said),
@@ -163,7 +164,7 @@ impl Connection {
         ))
     }
 
-    /// Whether it is gone.
+    /// Whether the host is lost.
     pub(super) fn is_gone(&self) -> bool {
         self.gone.is_some()
     }
@@ -176,10 +177,10 @@ impl Connection {
         Failure::failed(self.gone.clone().unwrap_or_default())
     }
 
-    /// Fails where the host is gone. Does not wait.
+    /// Fails if the host is lost. Does not block.
     ///
     /// # Errors
-    /// See there.
+    /// The reason why the host is lost.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
         if let Some(why) = &self.gone {
             return Err(Failure::failed(why.clone()));
@@ -196,18 +197,18 @@ impl Connection {
         }
     }
 
-    /// How the host described itself.
+    /// The host's description of itself.
     ///
     /// # Errors
-    /// When it has not: it is gone.
+    /// If there is none, because the host is lost.
     pub(super) fn facts(&self) -> Result<&Facts, Failure> {
         self.facts.as_ref().ok_or_else(|| Failure::failed(format!("{} was not reached", self.name)))
     }
 
-    /// How far its clock is ahead, the longest round trip seen, and the CPU time that it has used.
+    /// The offset of the host's clock, the longest round trip, and the CPU time used so far, in nanoseconds.
     ///
     /// # Errors
-    /// When the host is gone.
+    /// If the host is lost.
     pub(super) fn clock(&mut self) -> Result<(Offset, Duration, u64), Failure> {
         const EXCHANGES: u64 = 20;
         const LONG_ENOUGH: Duration = Duration::from_secs(1);
@@ -218,7 +219,7 @@ impl Connection {
             let sent_s = now_s();
             session.write(format!("{number}\n").as_bytes());
             let (moment, received_s) = loop {
-                // An interrupt is seen by whoever asks for the time.
+                // The caller, not this loop, handles an interrupt.
                 let Some((line, received_s)) = session.next(SILENCE, &Stop::default())? else {
                     return Err(self.lost(None));
                 };
@@ -239,26 +240,26 @@ impl Connection {
         Ok((offset, Duration::from_secs_f64(longest_s.clamp(0.0, 60.0)), busy_ns))
     }
 
-    /// Words before those of a command there, which is one word.
+    /// The ssh words that precede a remote command, which is a single word.
     pub(super) fn ssh(&self) -> &[String] {
         &self.ssh
     }
 
-    /// Words that run a command there.
+    /// The words that run a remote command.
     pub(super) fn shell(&self, words: &[&str]) -> Vec<String> {
         self.ssh.iter().cloned().chain([quoted(words.iter().copied())]).collect()
     }
 
-    /// Words that run this program there.
+    /// The words that run this program on the host.
     ///
     /// # Errors
-    /// When the host is gone.
+    /// If the host is lost.
     pub(super) fn own(&self, words: &[&str]) -> Result<Vec<String>, Failure> {
         let own = self.facts()?.program.path.display().to_string();
         Ok(self.shell(&[&[own.as_str()], words].concat()))
     }
 
-    /// Begins to end; several connections are told so before any is waited for.
+    /// Starts to close the session, without waiting, so that several connections close in parallel.
     pub(super) fn end(&self) {
         if let Some(session) = &self.session {
             session.close();
@@ -268,7 +269,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The session removes what there is before it ends.
+        // The session removes its files before it ends.
         self.session = None;
         if let Some(master) = self.master.take() {
             master.end(Duration::from_secs(2));
@@ -276,21 +277,21 @@ impl Drop for Connection {
     }
 }
 
-/// A command on another host, which is written to and answers in lines. Dropped, it ends.
+/// A command on another host, with its input and its lines of output. Dropping it ends it.
 pub(super) struct Command {
     name: String,
     running: Running,
     input: Arc<Mutex<Option<ChildStdin>>>,
-    /// With the times at which they came.
+    /// Output lines with their arrival times.
     lines: Receiver<(String, f64)>,
     said: Said,
 }
 
 impl Command {
-    /// Starts the ssh of a command on this host.
+    /// Starts ssh with a command on this host.
     ///
     /// # Errors
-    /// When there is no ssh.
+    /// If ssh is not installed.
     pub(super) fn start(name: &str, words: &[String]) -> Result<Command, Failure> {
         let streams = Streams { out: Stdio::piped(), err: Stdio::piped() };
         let mut running = Running::start_with("ssh", words, streams, Stdio::piped())?;
@@ -305,22 +306,22 @@ impl Command {
         Ok(Command { name: name.to_owned(), running, input, lines, said })
     }
 
-    /// Writes to its standard input; if it has ended, its output tells.
+    /// Writes to the command's standard input. Ignores errors: if the command has ended, its output shows it.
     pub(super) fn write(&self, bytes: &[u8]) {
         if let Some(input) = &mut *lock(&self.input) {
             let _ = input.write_all(bytes).and_then(|()| input.flush());
         }
     }
 
-    /// Ends its standard input.
+    /// Closes the command's standard input.
     pub(super) fn close(&self) {
         lock(&self.input).take();
     }
 
-    /// The next line that it prints, and when that came; `None` when it has ended.
+    /// The next line of output with its arrival time; `None` when the command has ended.
     ///
     /// # Errors
-    /// When none comes in this time; an interrupt.
+    /// A timeout after `patience`; an interrupt.
     pub(super) fn next(&self, patience: Duration, stop: &Stop) -> Result<Option<(String, f64)>, Failure> {
         let begin = Instant::now();
         loop {
@@ -332,10 +333,10 @@ impl Command {
         }
     }
 
-    /// Writes a line, and waits for the one that answers it.
+    /// Writes a line and returns the line that answers it.
     ///
     /// # Errors
-    /// When the command failed, in its own words; an interrupt.
+    /// If the command failed, with its own message; an interrupt.
     pub(super) fn ask(&mut self, line: &str, patience: Duration, stop: &Stop) -> Result<String, Failure> {
         self.write(format!("{line}\n").as_bytes());
         match self.next(patience, stop)? {
@@ -344,7 +345,7 @@ impl Command {
         }
     }
 
-    /// Ends its standard input, and waits for its end; what it printed.
+    /// Closes standard input, waits for the command to end, and returns its output.
     ///
     /// # Errors
     /// As [`ask`](Command::ask).
@@ -368,12 +369,12 @@ impl Drop for Command {
     }
 }
 
-/// A thread that panicked with the lock has left plain data.
+/// Locks a mutex, even a poisoned one: it holds plain data, which a panic cannot leave inconsistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How a program ended, in its own words.
+/// How a program ended, with its own message.
 fn ending(running: &mut Running, said: &Said) -> String {
     match running.await_end(Duration::from_secs(2)) {
         None => "it was closed".to_owned(),
@@ -384,7 +385,7 @@ fn ending(running: &mut Running, said: &Said) -> String {
     }
 }
 
-/// A moment of waiting for a host.
+/// One short sleep of a wait for a host; fails after `patience` or at an interrupt.
 fn waited(name: &str, begin: Instant, patience: Duration, stop: &Stop) -> Result<(), Failure> {
     if stop.is_stopped() {
         return Err(interrupted());
@@ -396,10 +397,10 @@ fn waited(name: &str, begin: Instant, patience: Duration, stop: &Stop) -> Result
     Ok(())
 }
 
-/// Whether a host that greets so must be given a copy of this program.
+/// Whether the host with this greeting needs a copy of this program.
 ///
 /// # Errors
-/// When it has not got it and cannot be given it.
+/// If the host lacks the program and cannot run a copy.
 fn is_copied(name: &str, greeting: &str, own: &Program) -> Result<bool, Failure> {
     let fields: Vec<&str> = greeting.trim().split(' ').collect();
     let [_, system, machine, hash, version] = fields[..] else {

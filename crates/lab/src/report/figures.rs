@@ -1,8 +1,8 @@
-//! The figures of an archive: which points there are, and what each of them is worth.
+//! The figures of an archive: which points each one has, and how they are marked.
 //!
-//! A point is the median over the runs of one arm at one step, with its interval. Runs that are valid make one point, runs
-//! that are lower bounds another, which is open; and each run that is worth nothing is a point of its own, crossed out: no
-//! run that came to a figure is left out of the picture, and none is counted for more than it is.
+//! A point is the median over the runs of one arm at one step, with its interval. Valid runs make one point; runs that
+//! are lower bounds make another, drawn open. Each invalid run is a point of its own, crossed out. So the figure omits
+//! no run that has a value, and gives none more weight than it deserves.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,18 +12,18 @@ use amped_measure::stats::Summary;
 use crate::archive::{self, Archive, Arm, At, Run, RunStatus, Step};
 use crate::figure::{Bars, Curve, Mark, Plot, Point, Scale, number};
 
-/// Of a figure's values, the name, the unit and the meaning of the metric.
+/// Returns the unit and the meaning of a metric.
 fn metric(name: &str) -> (&'static str, Cow<'static, str>) {
     archive::Summary::described(name).unwrap_or(("", Cow::Borrowed("a metric that this program does not know")))
 }
 
-/// A metric as the name of an axis or a curve.
+/// The title of a metric for an axis or a curve.
 pub(super) fn titled(name: &str) -> String {
     let (unit, meaning) = metric(name);
     if unit.is_empty() { meaning.into_owned() } else { format!("{meaning}, {unit}") }
 }
 
-/// The arms that are drawn: all but the repetition of the baseline, which is there for the noise.
+/// The arms drawn: all but the repetition of the baseline, which only measures the noise.
 pub(super) fn drawn(archive: &Archive) -> impl Iterator<Item = &Arm> {
     archive.resolved.arms.iter().filter(|arm| !arm.is_again)
 }
@@ -33,12 +33,12 @@ pub(super) fn cell<'a>(archive: &'a Archive, arm: &'a str, step: Step) -> impl I
     archive.runs.iter().filter(move |run| run.plan.arm == arm && run.plan.step == step)
 }
 
-/// What a run comes to in a metric.
+/// The value of a metric in a run.
 pub(super) fn value(run: &Run, metric: &str) -> Option<f64> {
     run.summary.as_ref()?.metric(metric).filter(|value| value.is_finite())
 }
 
-/// The median of what the valid runs come to, else of the lower bounds; of neither there is none.
+/// The median over the valid runs, else over the lower bounds; `None` without either.
 pub(super) fn median(archive: &Archive, arm: &str, step: Step, metric: &str) -> Option<Summary> {
     let of = |status| {
         let runs = cell(archive, arm, step).filter(move |run| run.status == status);
@@ -70,13 +70,13 @@ fn points<'a>(runs: impl Iterator<Item = &'a Run>, x: f64, metric: &str) -> Vec<
     points
 }
 
-/// A metric of an arm over its steps.
+/// The points of an arm's metric over the steps.
 fn over_steps(archive: &Archive, arm: &Arm, metric: &str) -> Vec<Point> {
     let steps = archive.resolved.steps.iter();
     steps.flat_map(|step| points(cell(archive, &arm.id, *step), step.value(), metric)).collect()
 }
 
-/// The name of the axis of steps.
+/// The title of the axis of steps.
 fn steps_title(archive: &Archive) -> String {
     match archive.resolved.steps.first() {
         Some(Step::Clients(_)) => "concurrent clients".to_owned(),
@@ -84,16 +84,18 @@ fn steps_title(archive: &Archive) -> String {
     }
 }
 
-/// What is as much as was asked for, where all goes well: other rates, as of a disk, have nothing to do with that.
+/// Metrics that equal the offered load as long as nothing is lost. Other
+/// rates, such as a disk's, have no relation to it.
 const ASKED: [&str; 5] = ["asked-rate", "offered-rate", "established-rate", "request-rate", "rate"];
 
-/// Whether a step asks for as many replies as connections, so that what was asked for can be drawn beside what came.
+/// Whether a step offers as many requests as connections, so that the
+/// offered load can be drawn beside the completed responses.
 fn is_asked(archive: &Archive) -> bool {
     archive.resolved.requests_per_connection == 1 && matches!(archive.resolved.steps.first(), Some(Step::Rate(_)))
 }
 
-/// A figure for each metric over the load, with a curve for each arm: all have one axis of the load, and those of latency one
-/// axis of time. None with fewer than two steps. `band`: where the capacity of the only arm lies.
+/// A figure for each metric over the load, with a curve for each arm. All share one load axis; latency figures share
+/// one time axis. Empty with fewer than two steps. `band`: the range of the capacity if there is only one arm.
 pub(super) fn overlay(archive: &Archive, band: Option<(f64, f64)>) -> Vec<(&'static str, Plot)> {
     const LATENCY: [&str; 3] = ["p50", "p95", "p99"];
     if archive.resolved.steps.len() < 2 {
@@ -145,8 +147,8 @@ pub(super) fn arm_label(arm: &Arm) -> String {
     if arm.label.is_empty() { arm.subject.clone() } else { arm.label.clone() }
 }
 
-/// A figure that the experiment asks for: one; or one for each metric, with a curve for each arm, where several metrics of
-/// several arms would be in one.
+/// The plots of a figure that the experiment defines: one, or one for
+/// each metric if several metrics of several arms would share a plot.
 pub(super) fn asked(archive: &Archive, figure: &archive::Figure) -> Vec<Plot> {
     if figure.x != "rate" && figure.x != "clients" {
         return vec![over_levels(archive, figure)];
@@ -175,7 +177,7 @@ pub(super) fn asked(archive: &Archive, figure: &archive::Figure) -> Vec<Plot> {
     if is_split { figure.y.chunks(1).map(plot).collect() } else { vec![plot(&figure.y)] }
 }
 
-/// The levels of the factor on a figure's axis of x, and what they are as numbers where all of them are such.
+/// The levels of the factor on a figure's x axis, and their values if all are numbers.
 fn levels(archive: &Archive, figure: &archive::Figure) -> (Vec<String>, Option<Vec<f64>>) {
     let factor = archive.resolved.factors.iter().find(|factor| factor.name == figure.x);
     let levels: Vec<String> = factor.map(|factor| factor.levels.clone()).unwrap_or_default();
@@ -184,7 +186,7 @@ fn levels(archive: &Archive, figure: &archive::Figure) -> (Vec<String>, Option<V
     (levels, numbers)
 }
 
-/// The level that stands at an x by its number; `None` where the axis has numbers of its own.
+/// The level at an x position; `None` if the axis is numeric.
 pub(super) fn level(archive: &Archive, figure: &archive::Figure, x: f64) -> Option<String> {
     match levels(archive, figure) {
         (levels, None) => levels.get(x.round().max(0.0) as usize).cloned(),
@@ -192,7 +194,7 @@ pub(super) fn level(archive: &Archive, figure: &archive::Figure, x: f64) -> Opti
     }
 }
 
-/// A figure whose axis of x is a factor: of numbers where all levels are such, else of names.
+/// A figure whose x axis is a factor: numeric if all levels are numbers, else one position for each name.
 fn over_levels(archive: &Archive, figure: &archive::Figure) -> Plot {
     let (levels, numbers) = levels(archive, figure);
     let x = |arm: &Arm| {
@@ -216,7 +218,7 @@ fn over_levels(archive: &Archive, figure: &archive::Figure) -> Plot {
     }
 }
 
-/// What the paper drew.
+/// The curves that the paper printed.
 fn printed(figure: &archive::Figure) -> impl Iterator<Item = Curve> {
     figure.paper.iter().map(|paper| {
         let point = |[x, y]: &[f64; 2]| Some(Point { x: *x, y: Summary::of([*y])?, mark: Mark::Kept });
@@ -225,7 +227,7 @@ fn printed(figure: &archive::Figure) -> impl Iterator<Item = Curve> {
     })
 }
 
-/// One metric has a name; several of one unit have that.
+/// The title of the y axis: a single metric's title, or the unit that several metrics share.
 fn axis_title(names: &[String]) -> String {
     let units: Vec<&str> = names.iter().map(|name| metric(name).0).collect();
     match names {
@@ -236,14 +238,15 @@ fn axis_title(names: &[String]) -> String {
     }
 }
 
-/// A metric over the levels of a factor: a curve for each combination of the others' levels that has several of them.
+/// A metric over the levels of a factor: a curve for each combination of
+/// the other factors' levels that has several arms.
 fn over_factor(archive: &Archive, figure: &archive::Figure, x: impl Fn(&Arm) -> Option<f64>) -> Vec<Curve> {
     let mut groups: BTreeMap<Vec<(&str, &str)>, Vec<&Arm>> = BTreeMap::new();
     for arm in drawn(archive) {
         let others = arm.levels.iter().filter(|(factor, _)| **factor != figure.x);
         groups.entry(others.map(|(factor, level)| (&factor[..], &level[..])).collect()).or_default().push(arm);
     }
-    // One at a time, an arm in which another factor is moved has only the baseline's level of this one.
+    // In a one-at-a-time design, an arm that varies another factor has only the baseline's level of this one.
     if groups.values().any(|arms| arms.len() > 1) {
         groups.retain(|_, arms| arms.len() > 1);
     }
@@ -268,7 +271,8 @@ fn over_factor(archive: &Archive, figure: &archive::Figure, x: impl Fn(&Arm) -> 
     curves
 }
 
-/// The step that speaks for an arm; `None` if no run of it there counts. Another step never speaks for the one asked for.
+/// The step that represents an arm; `None` if it has no valid or censored
+/// run there. No other step is substituted for it.
 pub(super) fn step_at(archive: &Archive, arm: &Arm, metric: &str, at: At) -> Option<Step> {
     let known = |step: &&Step| median(archive, &arm.id, **step, metric).is_some();
     let mut steps = archive.resolved.steps.iter();
@@ -284,7 +288,7 @@ pub(super) fn step_at(archive: &Archive, arm: &Arm, metric: &str, at: At) -> Opt
     }
 }
 
-/// The bars of a figure: arm, step, and a name that has what differs. Arms are side by side at each step.
+/// The bars of a figure: arm, step, and a name made of what differs. At each step the arms are side by side.
 fn bars_of<'a>(archive: &'a Archive, arms: &'a [&'a Arm]) -> impl Iterator<Item = (&'a Arm, Step, String)> {
     let steps = &archive.resolved.steps;
     let name = move |arm: &Arm, step| match (arms.len() > 1, steps.len() > 1) {
@@ -295,7 +299,7 @@ fn bars_of<'a>(archive: &'a Archive, arms: &'a [&'a Arm]) -> impl Iterator<Item 
     steps.iter().flat_map(move |step| arms.iter().map(move |arm| (*arm, *step, name(arm, *step))))
 }
 
-/// Where the machine's CPU time went, in cores; `None` if that is not known.
+/// The machine's CPU time by consumer, in cores; `None` if unknown.
 pub(super) fn cpu(archive: &Archive, arms: &[&Arm]) -> Option<Bars> {
     let cores = archive.host.machine.cores as f64;
     let parts = ["server, user code", "server, kernel", "clients", "others", "not told apart", "idle"];
@@ -319,16 +323,16 @@ pub(super) fn cpu(archive: &Archive, arms: &[&Arm]) -> Option<Bars> {
     })
 }
 
-/// A breakdown of a profile.
+/// The breakdowns of a profile.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Breakdown {
     Context,
     Category,
 }
 
-/// Where the server's CPU time went, by profiles; `None` where none was made.
+/// The server's CPU time by profiles; `None` if there is no profile.
 pub(super) fn profile(archive: &Archive, arms: &[&Arm], by: Breakdown, missing: &mut Vec<String>) -> Option<Bars> {
-    /// More have no colours that can be told apart.
+    /// More parts would need colours too similar to distinguish.
     const PARTS: usize = 7;
     let mut bars: Vec<(String, BTreeMap<String, f64>)> = Vec::new();
     for (arm, step, name) in bars_of(archive, arms) {
@@ -385,7 +389,7 @@ pub(super) fn profile(archive: &Archive, arms: &[&Arm], by: Breakdown, missing: 
     })
 }
 
-/// A step, as it is told.
+/// Formats a step.
 pub(super) fn step_name(step: Step) -> String {
     match step {
         Step::Rate(rate) => format!("{rate}/s"),
@@ -393,7 +397,7 @@ pub(super) fn step_name(step: Step) -> String {
     }
 }
 
-/// A share, as it is told.
+/// Formats a share as a percentage.
 pub(super) fn percent(share: f64) -> String {
     format!("{} %", number(share * 100.0))
 }

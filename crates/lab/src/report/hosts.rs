@@ -1,4 +1,4 @@
-//! Several hosts: what each did in each run, and how well its clock is known.
+//! The hosts of an experiment: what each did in each run, and how precisely its clock is known.
 
 use maud::{Markup, html};
 
@@ -6,7 +6,8 @@ use super::figures::percent;
 use crate::archive::{Archive, HostRun};
 use crate::figure::number;
 
-/// A table of all runs; `None` where everything was on one machine. What cannot be read goes into `missing`.
+/// A table of all runs; `None` if everything ran on one machine. Appends
+/// a line to `missing` for each file that it cannot read.
 pub(super) fn hosts(archive: &Archive, missing: &mut Vec<String>) -> Option<Markup> {
     archive.resolved.hosts.as_ref()?;
     let mut rows: Vec<(&str, HostRun)> = Vec::new();

@@ -1,4 +1,4 @@
-//! `ammeter report`: an archive as one page that opens from a disk without a network, and its figures as SVG.
+//! `ammeter report`: renders an archive as one page that opens from disk without a network, and its figures as SVG.
 //!
 //! A pure function of the archive: the same directory gives the same bytes, years later and on another machine.
 //!
@@ -10,9 +10,10 @@
 //! series     a run on its time axis: clients, server, network; drawn by assets/report.js when it is opened
 //! ```
 //!
-//! The order of the page: the verdict, the table, a figure for each metric with a curve for each arm, the figures that a paper
-//! printed, the claims. Behind these, folded: what limits each arm, comparison, the experiment's other figures, CPU time,
-//! validation, each run over time, tables, and settings. A run that was not made, or a missing file, is named.
+//! The page shows, in order: the verdict, the overview table, a figure for each metric with a curve for each arm, the
+//! figures that a paper printed, the claims. Folded sections follow: what limits each arm, the comparison, the
+//! experiment's other figures, CPU time, validation, each run over time, tables, and settings. The page names runs that
+//! are missing, and missing files.
 
 mod figures;
 mod hosts;
@@ -43,46 +44,46 @@ use crate::{diagnose, figure, page};
 
 pub(crate) use self::overview::text as overview_text;
 
-/// What a report came to.
+/// A rendered report.
 #[derive(Debug)]
 pub(crate) struct Report {
-    /// The page.
+    /// The HTML page.
     pub(crate) html: String,
-    /// Each figure's name, and the SVG of it.
+    /// The name and the SVG of each figure.
     pub(crate) figures: Vec<(String, String)>,
-    /// What it says.
+    /// The content of the report without its figures.
     pub(crate) told: ReportSummary,
 }
 
-/// What a report says, without its pictures.
+/// The content of a report without its figures.
 #[derive(Debug, Serialize)]
 pub(crate) struct ReportSummary {
     /// The experiment's name.
     pub(crate) experiment: String,
-    /// What stands first.
+    /// The sentences at the top of the page.
     pub(crate) verdict: Vec<String>,
-    /// The arms in figures.
+    /// The overview table.
     pub(crate) overview: Overview,
-    /// What limits each arm, as far as it is known.
+    /// The limit of each arm, as far as it is known.
     pub(crate) limits: Vec<String>,
-    /// How the runs stand.
+    /// Run counts by status.
     pub(crate) runs: Counts,
-    /// What became of what the experiment claims.
+    /// The experiment's claims, each with its status.
     pub(crate) claims: Vec<Judged>,
-    /// The arms, each against the one that it is compared with.
+    /// Each arm compared with its counterpart.
     pub(crate) against_baseline: Vec<Comparison>,
-    /// What is missing, a line each.
+    /// Missing runs and files, a line each.
     pub(crate) missing: Vec<String>,
-    /// The figures that the experiment asks for, as their files are called, without `.svg`.
+    /// The names of the figures that the experiment defines: their file names without `.svg`.
     pub(crate) figures: Vec<String>,
-    /// The files that were written.
+    /// The files written.
     pub(crate) files: Vec<PathBuf>,
 }
 
-/// Writes the page, and if it is asked for each figure into a folder, which is made.
+/// Writes the page and, on request, each figure into a folder, which it creates.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// If a file cannot be written.
 pub(crate) fn write(archive: &Archive, page: &Path, svg: Option<&Path>) -> Result<ReportSummary, Failure> {
     let Report { html, figures, mut told } = report(archive);
     let mut write = |path: PathBuf, text: &str| {
@@ -98,13 +99,13 @@ pub(crate) fn write(archive: &Archive, page: &Path, svg: Option<&Path>) -> Resul
     Ok(told)
 }
 
-/// Makes a report of an archive.
+/// Renders the report of an archive.
 pub(crate) fn report(archive: &Archive) -> Report {
     let mut missing = missing(archive);
     let resolved = &archive.resolved;
     let arms: Vec<&Arm> = figures::drawn(archive).collect();
     let overview = overview::overview(archive, &arms);
-    // Bands of several arms would hide each other.
+    // The bands of several arms would hide each other.
     let band = match arms[..] {
         [only] => {
             let knee = verdict::knee(archive, only);
@@ -126,7 +127,8 @@ pub(crate) fn report(archive: &Archive) -> Report {
             (plots.iter().map(|plot| drawn.plot(&plot.title, plot, Legend::Own)).collect(), figure)
         })
         .collect();
-    // A paper's figure, or one over a factor, is what the experiment is about; the others are over the load, as those above.
+    // Figures from a paper, or over a factor, are the subject of the
+    // experiment; the others are over the load, as those above.
     let is_first = |(_, figure): &&(Vec<Markup>, &crate::archive::Figure)| {
         !figure.paper.is_empty() || resolved.factors.iter().any(|factor| factor.name == figure.x)
     };
@@ -137,7 +139,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
         let bars = figures::profile(archive, &arms, by, &mut missing);
         profiles.extend(bars.map(|bars| drawn.bars(&bars.title, &bars)));
     }
-    // Of windows of less than a second there is nothing to be seen over time.
+    // Windows shorter than a second show nothing over time.
     let long_runs = archive.runs.iter().filter(|_| !resolved.is_interleaved);
     let timelines: Vec<series::Timeline> = long_runs.map(|run| series::timeline(archive, run, &mut missing)).collect();
     let claims = claims(archive);
@@ -149,7 +151,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
     let mut verdict = verdict::sentences(archive, &arms);
     verdict.extend(claim_summaries(&claims));
 
-    // What is worth nothing is no evidence either.
+    // Invalid runs are not evidence.
     let is_sound = |run: &&Run| run.status != RunStatus::Invalid;
     let sound = Archive { runs: archive.runs.iter().filter(is_sound).cloned().collect(), ..archive.clone() };
     let (diagnoses, unknown) = match diagnose::diagnose(&sound) {
@@ -244,7 +246,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
 
 const SCRIPT: &str = include_str!("../../assets/report.js");
 
-/// Figures as they come: for the page, and as files with names of their own.
+/// The figures rendered so far, for the page and as files under unique names.
 #[derive(Default)]
 struct Drawn {
     files: Vec<(String, String)>,
@@ -254,7 +256,7 @@ impl Drawn {
     fn plot(&mut self, name: &str, plot: &figure::Plot, legend: Legend) -> Markup {
         let id = self.id(name);
         let svg = figure::plot(&id, plot, legend);
-        // A file has no page around it that could name the curves.
+        // A file has no page around it to name the curves.
         let alone = if legend == Legend::Own { svg.clone() } else { figure::plot(&id, plot, Legend::Own) };
         self.add(id, &svg, &alone)
     }
@@ -265,7 +267,8 @@ impl Drawn {
         self.add(id, &svg, &svg)
     }
 
-    /// A word that no other figure has: letters and digits of the name, and a number where they are not enough.
+    /// Returns a unique id for a figure: the letters and digits of its
+    /// name, and a number if another figure has the same.
     fn id(&self, name: &str) -> String {
         const LONGEST: usize = 60;
         let mut word = String::new();
@@ -288,12 +291,12 @@ impl Drawn {
     }
 }
 
-/// A part of the page that is opened by its heading.
+/// A folded section of the page, which its heading opens.
 fn folded(heading: &str, inside: Markup) -> Markup {
     html! { details.part { summary { h3 { (heading) } } (inside) } }
 }
 
-/// What the directory lacks.
+/// Lists the runs and files missing from the directory.
 fn missing(archive: &Archive) -> Vec<String> {
     let mut missing = Vec::new();
     let Counts { planned, there, .. } = verdict::counts(archive);
@@ -310,7 +313,7 @@ fn missing(archive: &Archive) -> Vec<String> {
     if archive.blocks.len() < blocks {
         missing.push(format!("of {blocks} blocks {} say how the idle machine was", archive.blocks.len()));
     }
-    // Of a run without load there is nothing that could be missing.
+    // A run without load lacks no files.
     let ran: Vec<&str> = archive.runs.iter().filter(|run| run.summary.is_some()).map(|run| &run.plan.id[..]).collect();
     let files = if archive.resolved.interval_ms > 0.0 { &[name::LOAD, name::MONITOR][..] } else { &[name::LOAD] };
     for file in files {
@@ -328,7 +331,7 @@ fn missing(archive: &Archive) -> Vec<String> {
     missing
 }
 
-/// The arm that another is compared with: the first subject at the same levels if there is one, else the first arm.
+/// The counterpart that an arm is compared with: the first subject at the same levels if it exists, else the first arm.
 fn counterpart<'a>(arms: &[&'a Arm], arm: &'a Arm) -> &'a Arm {
     let first = arms.first().copied().unwrap_or(arm);
     let mut levels = arm.levels.clone();
@@ -338,7 +341,7 @@ fn counterpart<'a>(arms: &[&'a Arm], arm: &'a Arm) -> &'a Arm {
     arms.iter().copied().find(|other| other.id != arm.id && other.levels == levels).unwrap_or(first)
 }
 
-/// The run that is open at first: of the first arm at its highest rate.
+/// The run that the page shows open at first: the first arm at its highest rate.
 fn shown_first(archive: &Archive, arms: &[&Arm]) -> Option<String> {
     let peak = arms.first().and_then(|arm| {
         let step = figures::step_at(archive, arm, "rate", crate::archive::At::Peak)?;
@@ -347,7 +350,7 @@ fn shown_first(archive: &Archive, arms: &[&Arm]) -> Option<String> {
     peak.or(archive.runs.first()).map(|run| run.plan.id.clone())
 }
 
-/// The bottleneck, with what speaks for it and what would speak against it: of several arms to be opened.
+/// The bottleneck with the evidence for it and what would refute it; folded if there are several arms.
 fn limits(diagnosis: &Diagnosis, has_others: bool) -> Markup {
     let Diagnosis { arm, sentence, confidence, evidence, follows, refuted_by, .. } = diagnosis;
     let last = if diagnosis.answer == Answer::Bottleneck { "What would refute it" } else { "What to try" };
@@ -373,7 +376,7 @@ fn limits(diagnosis: &Diagnosis, has_others: bool) -> Markup {
 }
 
 fn said(archive: &Archive, sentences: &[String], diagnoses: &[Diagnosis], counts: &Counts) -> Markup {
-    /// More sentences are no summary.
+    /// Maximum number of diagnosis sentences in the summary.
     const SENTENCES: usize = 3;
     let resolved = &archive.resolved;
     let Counts { planned, there, again, valid, censored, invalid } = counts;
@@ -396,7 +399,7 @@ fn said(archive: &Archive, sentences: &[String], diagnoses: &[Diagnosis], counts
             if *again == 1 { " was" } else { "s were" }
         );
     }
-    // Of one that bears all that was asked nothing limits what is said of it; what is near its end is below.
+    // Nothing limits an arm that sustains every step; its fullest resources appear further below.
     let is_said = |one: &&Diagnosis| match one.answer {
         Answer::Borne => false,
         Answer::Bottleneck => !verdict::bears_all(archive, &one.arm),
@@ -415,7 +418,7 @@ fn said(archive: &Archive, sentences: &[String], diagnoses: &[Diagnosis], counts
     }
 }
 
-/// Which checks invalid runs did not pass, and how many of them.
+/// Counts the invalid runs by the check that they failed.
 fn reasons(archive: &Archive) -> String {
     let mut reasons: Vec<(&str, usize)> = Vec::new();
     let invalid = archive.last_attempts().filter(|run| run.status == RunStatus::Invalid);
@@ -430,7 +433,7 @@ fn reasons(archive: &Archive) -> String {
     if told.is_empty() { "for reasons below".to_owned() } else { told.join(", ") }
 }
 
-/// The paper's values in numbers: a curve shows where they are, not what they are.
+/// The paper's values as numbers, which a curve cannot be read for.
 fn values(archive: &Archive, figure: &crate::archive::Figure) -> Markup {
     let x = |x: f64| figures::level(archive, figure, x).unwrap_or_else(|| number(x));
     html! {
@@ -449,7 +452,7 @@ fn values(archive: &Archive, figure: &crate::archive::Figure) -> Markup {
     }
 }
 
-/// What became of the claims of an experiment.
+/// Judges the claims of an experiment.
 pub(crate) fn claims(archive: &Archive) -> Vec<Judged> {
     archive.resolved.claims.iter().map(|claim| verdict::judged(archive, claim)).collect()
 }
@@ -504,7 +507,7 @@ fn compared(comparison: &Comparison) -> Markup {
     }
 }
 
-/// Several arms in a table: the ratio of each figure, and whether it is one.
+/// Several comparisons in one table: the ratio of each figure, and whether it is a difference.
 fn compared_all(comparisons: &[Comparison]) -> Markup {
     let mut figures: Vec<String> = Vec::new();
     let mut cautions: Vec<&String> = Vec::new();
@@ -544,7 +547,7 @@ fn compared_all(comparisons: &[Comparison]) -> Markup {
     }
 }
 
-/// What was checked before, during and after.
+/// The checks made before, during and after the runs.
 fn validation(archive: &Archive) -> Markup {
     let bad: Vec<&Run> = archive.runs.iter().filter(|run| run.status != RunStatus::Valid).collect();
     let is_last = |run: &Run| archive.last_attempts().any(|last| last.plan.id == run.plan.id);
@@ -642,7 +645,7 @@ fn status_name(status: RunStatus) -> &'static str {
     }
 }
 
-/// The columns of the tables: a metric, and how it is headed.
+/// The columns of the tables: metric and heading.
 const COLUMNS: [(&str, &str); 9] = [
     ("offered-rate", "begun/s"),
     ("request-rate", "requests/s"),

@@ -1,7 +1,7 @@
 //! The table at the top of a report: a row for each arm, with its subject and version, capacity, latency and cost.
 //!
-//! Capacity lies between the highest step of the ladder that is borne and the next one (`verdict::knee`). Latencies of several
-//! arms are compared at one load: the highest that all of them bear.
+//! The capacity lies between the highest sustained step of the ladder and the next one (`verdict::knee`). Latencies of
+//! several arms are compared at a common load: the highest that all of them sustain.
 
 use amped_measure::stats::Summary;
 use maud::{Markup, html};
@@ -15,9 +15,9 @@ use crate::figure::{number, sign};
 /// The table.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Overview {
-    /// The load of latency, failures and cost, in connections a second or clients.
+    /// The common load for latency, failures and cost, in connections per second or clients.
     pub(crate) at: Option<f64>,
-    /// Whether every arm bears that load.
+    /// Whether every arm sustains that load.
     pub(crate) is_borne_by_all: bool,
     /// The arms, without the repetition of the first.
     pub(crate) arms: Vec<Row>,
@@ -26,42 +26,42 @@ pub(crate) struct Overview {
     at_text: String,
 }
 
-/// An arm.
+/// A row of the table: one arm.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
     /// Its label.
     pub(crate) arm: String,
     /// The server.
     pub(crate) subject: String,
-    /// As the program calls its version; empty if it is not known.
+    /// The version that the program reports; empty if unknown.
     pub(crate) version: String,
-    /// Its levels of the factors that are no subjects.
+    /// Levels of the factors other than the subject.
     pub(crate) levels: Vec<String>,
-    /// The highest load of the ladder that is borne; `None` if not the lowest one is, or in a closed loop.
+    /// The highest sustained load of the ladder; `None` if the lowest is not sustained, or in a closed loop.
     pub(crate) capacity_from: Option<f64>,
-    /// The lowest load that is not borne; `None` where the ladder or the client ended first.
+    /// The lowest load that is not sustained; `None` if the ladder or the client ended first.
     pub(crate) capacity_to: Option<f64>,
-    /// Completed responses a second at the step with the most.
+    /// Completed responses per second at the step with the highest rate.
     pub(crate) peak: Option<Interval>,
-    /// Latencies at the common load, in ms.
+    /// Median latency at the common load, in ms.
     pub(crate) p50_ms: Option<Interval>,
-    /// See there.
+    /// 95th percentile of latency at the common load, in ms.
     pub(crate) p95_ms: Option<Interval>,
-    /// See there.
+    /// 99th percentile of latency at the common load, in ms.
     pub(crate) p99_ms: Option<Interval>,
     /// The share of connections and requests that failed at the common load.
     pub(crate) failed_share: Option<f64>,
-    /// CPU time of the server for a response at the common load, in microseconds.
+    /// The server's CPU time per response at the common load, in microseconds.
     pub(crate) cpu_us: Option<Interval>,
-    /// Runs that count without a limit, and all runs, without attempts that were made again.
+    /// Valid runs, without attempts that were repeated.
     pub(crate) valid: usize,
-    /// See there.
+    /// All runs, without attempts that were repeated.
     pub(crate) runs: usize,
     /// Whether the peak is a lower bound.
     pub(crate) is_at_least: bool,
 }
 
-/// A median over runs with its interval; of one run both ends are the median.
+/// A median over runs with its interval; with one run, both ends equal the median.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Interval {
     pub(crate) low: f64,
@@ -76,7 +76,7 @@ impl Interval {
     }
 }
 
-/// Makes the table of these arms.
+/// Builds the table of these arms.
 pub(super) fn overview(archive: &Archive, arms: &[&Arm]) -> Overview {
     let (at, is_borne_by_all) = common_step(archive, arms).map_or((None, false), |(step, all)| (Some(step), all));
     Overview {
@@ -87,7 +87,8 @@ pub(super) fn overview(archive: &Archive, arms: &[&Arm]) -> Overview {
     }
 }
 
-/// The highest step that every arm bears; else the lowest at which all have a figure. In a closed loop the highest of these.
+/// The highest step that every arm sustains, else the lowest at which all
+/// have a figure; in a closed loop the highest at which all have one.
 fn common_step(archive: &Archive, arms: &[&Arm]) -> Option<(Step, bool)> {
     let has_all = |step: &&Step| arms.iter().all(|arm| median(archive, &arm.id, **step, "p50").is_some());
     let mut known = archive.resolved.steps.iter().filter(has_all);
@@ -128,7 +129,7 @@ fn row(archive: &Archive, arm: &Arm, at: Option<Step>) -> Row {
 }
 
 impl Row {
-    /// The capacity as text; empty in a closed loop and without runs that count.
+    /// The capacity as text; empty in a closed loop and without valid or censored runs.
     fn capacity(&self) -> String {
         match (self.capacity_from, self.capacity_to) {
             (Some(from), Some(to)) => format!("{} to {}", number(from), number(to)),
@@ -138,7 +139,7 @@ impl Row {
         }
     }
 
-    /// The name without its levels, which have columns of their own.
+    /// The subject's name without its levels, which have their own columns.
     fn server(&self) -> String {
         match release(&self.version) {
             Some(release) => format!("{} {release}", self.subject),
@@ -147,7 +148,7 @@ impl Row {
     }
 }
 
-/// The number of a release in what a program says of its version: `1.22.1` of `nginx version: nginx/1.22.1`.
+/// Extracts the release number from a program's version line: `1.22.1` of `nginx version: nginx/1.22.1`.
 fn release(version: &str) -> Option<&str> {
     let is_number = |word: &&str| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.');
     version.split(['/', ' ', '(', ')', ',']).map(|word| word.strip_prefix('v').unwrap_or(word)).find(is_number)
@@ -210,7 +211,7 @@ pub(super) fn table(archive: &Archive, overview: &Overview) -> Markup {
     }
 }
 
-/// What the columns mean.
+/// The note that explains the columns.
 fn note(archive: &Archive, overview: &Overview, has_capacity: bool) -> String {
     let mut text = String::new();
     if has_capacity {
@@ -233,7 +234,7 @@ fn note(archive: &Archive, overview: &Overview, has_capacity: bool) -> String {
     text
 }
 
-/// The table as text: a line for each arm.
+/// The table as text, a line for each arm.
 pub(crate) fn text(overview: &Overview) -> String {
     let shown = |value: Option<Interval>| value.map_or_else(|| "-".to_owned(), |value| number(value.median));
     let mut rows =
@@ -267,7 +268,7 @@ pub(crate) fn text(overview: &Overview) -> String {
     lines.join("\n")
 }
 
-/// The names of the curves, each a button that hides and shows it in all figures.
+/// The legend: a button for each curve, which hides or shows it in all figures.
 pub(super) fn legend(arms: &[&Arm]) -> Markup {
     html! {
         @if arms.len() > 1 {
@@ -321,10 +322,10 @@ mod tests {
             ("1000 to 1500".to_owned(), "nginx 1.22".to_owned(), 11, 12)
         );
         assert!(first.peak.unwrap().low < first.peak.unwrap().high && !first.is_at_least, "{first:?}");
-        // The log costs a tenth more of CPU.
+        // Logging costs a tenth more CPU.
         let ratio = second.cpu_us.unwrap().median / first.cpu_us.unwrap().median;
         assert!((1.05..1.15).contains(&ratio), "{ratio}");
-        // An arm that does not bear even the lowest load: then they are compared there.
+        // If an arm does not sustain even the lowest load, the arms are compared there.
         let bad = archive.runs.iter_mut().filter(|run| run.plan.arm == "a1" && run.plan.step.value() == 500.0);
         bad.for_each(|run| {
             let summary = run.summary.as_mut().unwrap();
@@ -353,7 +354,7 @@ mod tests {
         assert_eq!(peak.low, peak.high);
         let page = table(&archive, &found).into_string();
         assert!(!page.contains("capacity") && page.contains("One repetition: no intervals"), "{page}");
-        // Without runs nothing is known, and that is said by dashes.
+        // Without runs, dashes stand for the unknown figures.
         archive.runs.clear();
         let found = of(&archive);
         assert_eq!((found.at, found.arms.len(), found.arms[0].peak), (None, 2, None));

@@ -1,7 +1,7 @@
-//! A run on its time axis: what the clients saw, second by second, and below it what the monitor saw of the server and its
-//! network, all counted from the moment at which the measured load began.
+//! A run over time: what the clients measured, second by second, and below it what the monitor measured of the server
+//! and its network. All times count from the start of the measured load.
 //!
-//! What is not there is told, a line for each file; what is there is drawn.
+//! Missing files are reported, a line each; the others are drawn.
 
 use std::path::Path;
 
@@ -16,21 +16,21 @@ const MIB: f64 = 1024.0 * 1024.0;
 /// The plots of a run.
 #[derive(Debug, Serialize)]
 pub(super) struct Timeline {
-    /// From when to when, in seconds since the measured load began.
+    /// Start and end, in seconds since the measured load began.
     pub(super) range: [f64; 2],
-    /// From above to below.
+    /// The charts, top to bottom.
     pub(super) charts: Vec<Chart>,
 }
 
-/// One of them.
+/// A chart of a timeline.
 #[derive(Debug, Serialize)]
 pub(super) struct Chart {
-    /// What it shows, for its caption.
+    /// The caption.
     #[serde(skip)]
     pub(super) caption: &'static str,
-    /// The name of its axis.
+    /// The title of the y axis.
     pub(super) title: &'static str,
-    /// Whether that is logarithmic.
+    /// Whether the y axis is logarithmic.
     pub(super) logarithmic: bool,
     /// Seconds since the measured load began.
     pub(super) x: Vec<f64>,
@@ -38,18 +38,18 @@ pub(super) struct Chart {
     pub(super) series: Vec<Series>,
 }
 
-/// A curve.
+/// A curve of a chart.
 #[derive(Debug, Serialize)]
 pub(super) struct Series {
     pub(super) label: &'static str,
-    /// A colour of `plot.js`.
+    /// A colour name of `plot.js`.
     pub(super) hue: &'static str,
     pub(super) unit: &'static str,
-    /// A value for each x; `None` where there is none.
+    /// A value for each x; `None` if there is none.
     pub(super) values: Vec<Option<f64>>,
 }
 
-/// Reads what there is of a run. What cannot be read goes into `missing`, a line each.
+/// Reads the files of a run. Appends a line to `missing` for each file that it cannot read.
 pub(super) fn timeline(archive: &Archive, run: &Run, missing: &mut Vec<String>) -> Timeline {
     let mut charts = Vec::new();
     let id = &run.plan.id;
@@ -66,10 +66,10 @@ pub(super) fn timeline(archive: &Archive, run: &Run, missing: &mut Vec<String>) 
     Timeline { range: [to_ms(from), to_ms(to)], charts }
 }
 
-/// How a figure is made of a moment; `None` where it is not known.
+/// Extracts a figure from a moment; `None` if unknown.
 type Of<T> = fn(&T) -> Option<f64>;
 
-/// A chart of the same moments in several figures; `None` if none of these is known.
+/// A chart of several figures at the same moments; `None` if none of them is known.
 fn chart<T>(
     (title, caption, logarithmic): (&'static str, &'static str, bool),
     x: &[f64],
@@ -90,7 +90,7 @@ fn chart<T>(
 
 fn clients(archive: &Archive, run: &Run, charts: &mut Vec<Chart>) -> Result<(), String> {
     let record = archive.load(&run.plan.id)?;
-    // The last second is cut short: where there are others, a rate of a few milliseconds says nothing.
+    // The last second may be partial: a rate over a few milliseconds says nothing if there are whole seconds.
     let is_whole = |second: &&Second| second.length_s >= 0.5 || record.series.len() == 1;
     let seconds: Vec<Second> = record.series.iter().filter(is_whole).copied().collect();
     let late = record.began_s - run.load_began_s;
@@ -113,7 +113,7 @@ fn clients(archive: &Archive, run: &Run, charts: &mut Vec<Chart>) -> Result<(), 
     Ok(())
 }
 
-/// What was not seen has no time, and what is no time has no logarithm.
+/// A latency to draw; `None` without correct responses, or if it has no logarithm.
 fn known(second: &Second, ms: f64) -> Option<f64> {
     (second.ok > 0 && ms > 0.0).then_some(ms)
 }
@@ -129,10 +129,10 @@ fn server(archive: &Archive, run: &Run, charts: &mut Vec<Chart>, missing: &mut V
         let path = archive.file(&run.plan.id, name::MONITOR);
         missing.push(format!("{} is cut: {why}", shown(&path)));
     }
-    // By the clock of the server's host, where that is another machine.
+    // Times are by the clock of the server's host, if that is another machine.
     let hosts = archive.hosts(&run.plan.id)?;
     let began_s = run.load_began_s + hosts.first().map_or(0.0, |server| server.clock.offset_s);
-    // A tick stands in its middle, as a second of the clients does.
+    // A tick is drawn at its middle, as is a second of the clients.
     let x: Vec<f64> = ticks.iter().map(|tick| tick.wall_ms as f64 / 1e3 - began_s - tick.interval_s / 2.0).collect();
     let processors: [(_, _, _, Of<Tick>); 5] = [
         ("user", "blue", "", |tick| Some(tick.server.user)),
@@ -145,7 +145,7 @@ fn server(archive: &Archive, run: &Run, charts: &mut Vec<Chart>, missing: &mut V
     charts.extend(chart(("cores", caption, false), &x, &ticks, &processors));
     let queue: [(_, _, _, Of<Tick>); 3] = [
         ("waiting to be accepted", "blue", "", |tick| sum(&tick.listeners, |one| Some(one.depth))),
-        // Where it is near: else it would press the rest to the ground.
+        // Drawn only when the depth is near it: otherwise it would flatten the other curves.
         ("how many may wait", "grey", "", |tick| {
             sum(&tick.listeners, |one| Some(one.limit).filter(|limit| one.depth * 4.0 >= *limit))
         }),
@@ -175,12 +175,12 @@ fn server(archive: &Archive, run: &Run, charts: &mut Vec<Chart>, missing: &mut V
     Ok(())
 }
 
-/// Of those of which it is known; `None` if it is of none.
+/// The sum of the known values; `None` if none is known.
 fn sum<T>(all: &[T], of: impl Fn(&T) -> Option<f64>) -> Option<f64> {
     all.iter().filter_map(of).reduce(|sum, one| sum + one)
 }
 
-/// Four digits are more than a plot shows, and half of the page.
+/// Rounds to four digits: a plot shows no more, and the digits would double the size of the page.
 fn rounded(value: f64) -> Option<f64> {
     if !value.is_finite() {
         return None;
@@ -193,12 +193,12 @@ fn rounded(value: f64) -> Option<f64> {
     Some(if rounded.is_finite() { rounded } else { value })
 }
 
-/// Seconds, to a millisecond.
+/// Seconds, rounded to a millisecond.
 fn to_ms(seconds: f64) -> f64 {
     if seconds.is_finite() { (seconds * 1e3).round() / 1e3 } else { 0.0 }
 }
 
-/// The last two parts of a path: which run, which file.
+/// The last two components of a path: the run and the file.
 fn shown(path: &Path) -> String {
     let parts: Vec<_> = path.iter().rev().take(2).map(|part| part.to_string_lossy()).collect();
     parts.into_iter().rev().collect::<Vec<_>>().join("/")

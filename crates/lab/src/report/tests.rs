@@ -1,4 +1,4 @@
-//! Reports of archives that are made here, and what Chromium makes of the page.
+//! Reports of synthetic archives, also as Chromium renders them.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,9 @@ use crate::archive::{
 };
 use crate::page::chromium::{self, Seen};
 
-/// An experiment in two arms and the baseline again, at three rates in `blocks` blocks. The server bears up to 1100/s, and
-/// needs a tenth more with the log; clients are at their end at the highest rate, and one run is invalid.
+/// An experiment with two arms and the repeated baseline, at three rates in `blocks` blocks.
+/// The server sustains up to 1100/s, and needs a tenth more CPU with the log on. At the highest
+/// rate the clients reach their limit, and one run is invalid.
 pub(crate) fn archive(dir: &Path, blocks: u32) -> Archive {
     let word = str::to_owned;
     let arm = |id: &str, label: &str, level: &str| Arm {
@@ -113,13 +114,13 @@ pub(crate) fn archive(dir: &Path, blocks: u32) -> Archive {
     }
 }
 
-/// Has a run of the made archive complete so many responses a second.
+/// Sets the completed responses per second of a synthetic run.
 pub(crate) fn set_rate(run: &mut Run, rate: f64) {
     run.summary.as_mut().unwrap().window.completed_rate = rate;
 }
 
 fn run(at: usize, planned: &Planned) -> Run {
-    // As good as random, and the same always.
+    // Pseudo-random, and the same in every run.
     let noise = 1.0 + ((at * 7919) % 100) as f64 / 10_000.0;
     let asked = planned.step.value();
     let rate = asked.min(1100.0 * noise);
@@ -189,7 +190,7 @@ fn run(at: usize, planned: &Planned) -> Run {
     }
 }
 
-/// Puts an archive on the disk, with the series of its runs.
+/// Writes an archive to disk, with the series of its runs.
 fn store(archive: &Archive) {
     let dir = &archive.dir;
     for folder in [name::BLOCKS, name::RUNS] {
@@ -278,15 +279,16 @@ fn repeated_run_is_marked_and_last_attempt_counts() {
     ] {
         assert!(made.html.contains(part), "{part} is not in the page");
     }
-    // Each is over time and among all runs; one counts, and the others are crossed out where they are drawn.
+    // The page draws each attempt over time and lists it among all runs.
+    // One counts; the others are crossed out where drawn.
     assert_eq!(data(&made.html)["runs"].as_array().unwrap().len(), 20);
     let (_, knee) = &made.figures[0];
-    // Two, and the legend's.
+    // Two points and the legend's.
     assert_eq!(knee.matches("class=\"bad\" d=").count(), 3, "{knee}");
     assert!(made.told.against_baseline.iter().all(|one| one.left_out.iter().all(|line| !line.contains("a1-1000"))));
 }
 
-/// The data that stand in a page.
+/// The data embedded in a page.
 fn data(page: &str) -> Value {
     let (_, rest) = page.split_once("id=\"data\">").unwrap();
     serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
@@ -323,10 +325,10 @@ fn report_is_deterministic_and_starts_with_verdict() {
         "<h3>Settings",
     ];
     assert!(order.windows(2).all(|pair| place(pair[0]) < place(pair[1])));
-    // The paper's values stand at the levels' names.
+    // The paper's values are named by the levels.
     place("Apache 1.3: 5700 at off, 5200 at on.");
     place("Apache 1.3: 1000 at 1000, 1250 at 1500.");
-    // What is not valid is there all the same: crossed out, open, and with its reason.
+    // The page shows runs that are not valid: crossed out or open, and with the reason.
     for part in [
         "1-a1-1000: invalid: 1 % of connections began late",
         "1-a0-1500: at least",
@@ -335,7 +337,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
     ] {
         place(part);
     }
-    // Clients, listen queue and processors of each run, on the same axis.
+    // Clients, listen queue and processors of each run share one x axis.
     let data = data(&one.html);
     let runs = data["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 36);
@@ -370,7 +372,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
             "cpu-time-of-the-server-by-category",
         ]
     );
-    // One legend for the figures of the page; in a file the figure names its curves itself.
+    // One legend serves all figures of the page; in a file, the figure names its curves itself.
     assert_eq!(one.html.matches("data-toggles=").count(), 2);
     assert!(!one.html.contains("baseline"), "an arm is called by its name");
     assert!(one.figures.iter().all(|(_, svg)| svg.contains("<style>") && svg.contains("xmlns=")));
@@ -405,7 +407,7 @@ fn missing_runs_are_named_and_rest_is_drawn() {
         assert!(missing.contains(part), "{part} is not in {missing}");
         assert!(made.html.contains("What is missing"));
     }
-    // Nothing but the plan.
+    // An archive that holds nothing but the plan.
     fs::remove_dir_all(dir.join(name::RUNS)).unwrap();
     let made = report(&Archive::open(dir).unwrap());
     assert!(made.told.missing[0].starts_with("18 of 18 runs are not there"), "{:?}", made.told.missing);
@@ -461,7 +463,7 @@ fn many_arms_name_baseline_and_best_in_one_table() {
     assert!(verdict[1].starts_with("Of 4 arms the one with the most: log third"), "{verdict:?}");
     assert_eq!(made.told.against_baseline.len(), 3);
     assert_eq!(made.html.matches("Bold: a difference").count(), 1);
-    // The names of the levels do not stand in each other's way.
+    // The level names do not overlap.
     let (_, peak) = made.figures.iter().find(|(name, _)| name == "peak").unwrap();
     assert!(peak.contains("rotate(-30") && peak.contains("a cache of names that i…"), "{peak}");
 }
@@ -481,7 +483,7 @@ fn arm_is_compared_with_first_subject_at_same_levels() {
     for (at, expected) in [(1, "a0"), (2, "a0"), (3, "a2")] {
         assert_eq!(counterpart(&arms, arms[at]).id, expected);
     }
-    // One at a time, the first subject may not be there at a level.
+    // In a one-at-a-time design, the first subject may be missing at a level.
     assert_eq!(counterpart(&[&all[0], &all[3]], &all[3]).id, "a0");
 }
 
@@ -507,7 +509,7 @@ fn corrupt_archive_is_reported() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
-    /// Whatever an archive calls its things, they are text in the page: no element and no script comes from a name.
+    /// Names from an archive appear as text in the page: no name creates an element or a script.
     #[test]
     fn names_are_escaped(
         word in "\\PC{0,20}",
@@ -547,7 +549,7 @@ proptest! {
         let made = report(&archive);
         for element in ["<script", "</script", "<img", "<b>", "<!--", "<title", "</title", "<svg"] {
             let (found, expected) = (made.html.matches(element).count(), plain.matches(element).count());
-            // A run that says why has one more paragraph, but none of these.
+            // A run with a reason adds a paragraph, but none of these elements.
             prop_assert_eq!(found, expected, "{}", element);
         }
         for (file, svg) in &made.figures {
@@ -559,7 +561,7 @@ proptest! {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 30, ..ProptestConfig::default() })]
-    /// Wherever a file of an archive is cut, or a byte of it is another, there is a report or an error that names a file.
+    /// A truncated file or a corrupt byte gives a report, or an error that names a file.
     #[test]
     fn corrupt_file_is_reported_or_harmless(file: prop::sample::Index, place: prop::sample::Index, byte: Option<u8>) {
         let folder = tempfile::tempdir().unwrap();
@@ -591,7 +593,7 @@ proptest! {
     }
 }
 
-/// All places in a document, as JSON pointers (RFC 6901).
+/// All locations in a document, as JSON pointers (RFC 6901).
 fn places(value: &Value, at: &str, into: &mut Vec<String>) {
     into.push(at.to_owned());
     match value {
@@ -607,8 +609,8 @@ fn places(value: &Value, at: &str, into: &mut Vec<String>) {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
-    /// Whatever else stands in a place of an archive, or in a few: it is no such archive, or there is a report of it, in whose figures
-    /// everything has a place.
+    /// Arbitrary values in a few locations of an archive make it either
+    /// unreadable or reportable, with finite coordinates in every figure.
     #[test]
     fn random_archive_values_do_not_panic(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..4),
@@ -674,7 +676,7 @@ fn chromium_draws_every_plot_without_network() {
     });</script></body>";
     let (seen, _) = chromium::seen(&made.html.replacen("</body>", click, 1), dir, &[]);
     assert_eq!(seen["troubles"], json!(["warn: false", "warn: 0"]), "aria-pressed is false while it is hidden");
-    // What is watched for is seen: a page in which it happens.
+    // The harness detects failures: a page that has them.
     let wrong = "<script>undefined.x;</script><img src=\"http://127.0.0.1:9/\"><svg width=\"90\" height=\"60\"><text y=\"30\">one</text>\
                  <text y=\"30\" x=\"4\">other</text><text y=\"30\" x=\"80\">outside</text></svg></body>";
     let (seen, _) = chromium::seen(&made.html.replacen("</body>", wrong, 1), dir, &[]);

@@ -1,8 +1,9 @@
-//! What a report says first: how much load each arm bears, what of the paper still holds, and how much of it can be
-//! believed.
+//! The verdict of a report: the load that each arm sustains, the status
+//! of the paper's claims, and how far to trust them.
 //!
-//! Pure. An arm bears a step if its valid runs answer nearly all that was asked for; its knee lies between the highest step
-//! up to which it bears all, and the next one. Where the load came to its end first, only the lower end is known.
+//! Pure. An arm sustains a step if its valid runs answer at least 98 % of the offered load. The knee of an arm lies
+//! between the highest step up to which it sustains every step, and the next one. If the load generator reached its
+//! limit first, only the lower end is known.
 
 use std::collections::BTreeSet;
 
@@ -16,25 +17,25 @@ use crate::archive::{Archive, Arm, At, Claim, Run, RunStatus, Step, Summary as R
 use crate::compare::{Band, LOWER_BOUNDS, noise};
 use crate::figure::number;
 
-/// How much of what was asked for must be answered for the load to be borne.
+/// Minimum share of the offered load that must be answered for a step to count as sustained.
 const BORNE_MIN: f64 = 0.98;
-/// The monitor's figure that a path which loses packets moves.
+/// The monitor's metric that rises on a path with packet loss.
 const RETRANSMITS: &str = "tcp_retransmits_per_s";
 
-/// How the runs stand.
+/// Run counts by status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Counts {
-    /// Runs of the plan.
+    /// Runs in the plan.
     pub(crate) planned: usize,
-    /// Those that are there.
+    /// Runs in the archive.
     pub(crate) there: usize,
-    /// Attempts before these, which were invalid and were made again.
+    /// Earlier attempts that were invalid and were repeated.
     pub(crate) again: usize,
-    /// Of those that are there, how many have each status.
+    /// Valid runs among those in the archive.
     pub(crate) valid: usize,
-    /// See there.
+    /// Censored runs among those in the archive.
     pub(crate) censored: usize,
-    /// See there.
+    /// Invalid runs among those in the archive.
     pub(crate) invalid: usize,
 }
 
@@ -51,18 +52,18 @@ pub(super) fn counts(archive: &Archive) -> Counts {
     }
 }
 
-/// Where the knee of an arm is.
+/// The knee of an arm.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Knee {
-    /// The highest step up to which all are borne.
+    /// The highest step up to which the arm sustains every step.
     pub(super) borne: Option<Step>,
-    /// The next one, if it is known not to be borne.
+    /// The next step, if the arm is known not to sustain it.
     pub(super) not_borne: Option<Step>,
-    /// Whether the load came to its end there.
+    /// Whether the load generator reached its limit there.
     pub(super) is_open: bool,
 }
 
-/// Of a ladder of rates; in a closed loop nothing is asked for, and there is no such knee.
+/// Finds the knee of an arm on a ladder of rates. A closed loop offers no rate, and so has no such knee.
 pub(super) fn knee(archive: &Archive, arm: &Arm) -> Knee {
     let mut knee = Knee::default();
     for step in &archive.resolved.steps {
@@ -77,7 +78,7 @@ pub(super) fn knee(archive: &Archive, arm: &Arm) -> Knee {
                 knee.not_borne = Some(*step);
                 return knee;
             }
-            // A lower bound that is high enough is enough.
+            // A lower bound above the threshold suffices.
             (None, Some(share)) if share >= BORNE_MIN => knee.borne = Some(*step),
             (None, Some(_)) => {
                 knee.is_open = true;
@@ -89,7 +90,7 @@ pub(super) fn knee(archive: &Archive, arm: &Arm) -> Knee {
     knee
 }
 
-/// Whether the arm of this label bears every step.
+/// Whether the arm with this label sustains every step.
 pub(super) fn bears_all(archive: &Archive, label: &str) -> bool {
     let highest = archive.resolved.steps.last();
     drawn(archive)
@@ -97,7 +98,7 @@ pub(super) fn bears_all(archive: &Archive, label: &str) -> bool {
         .is_some_and(|arm| highest.is_some() && knee(archive, arm).borne.as_ref() == highest)
 }
 
-/// The share of what was offered that was answered rightly; where the server fell behind, within the window.
+/// The share of the offered load that was answered correctly; within the window if the server fell behind.
 fn answered(run: &Run) -> Option<f64> {
     let summary = run.summary.as_ref()?;
     let window = summary.window;
@@ -108,7 +109,7 @@ fn answered(run: &Run) -> Option<f64> {
     })
 }
 
-/// What is said of the arms: of few each, else of the baseline and of the one with the highest rate.
+/// Summarises each arm if there are few; otherwise only the baseline and the arm with the highest rate.
 pub(super) fn sentences(archive: &Archive, arms: &[&Arm]) -> Vec<String> {
     const FEW: usize = 3;
     let highest = |arm: &Arm| {
@@ -132,7 +133,7 @@ pub(super) fn sentences(archive: &Archive, arms: &[&Arm]) -> Vec<String> {
     sentences
 }
 
-/// An arm in a sentence, without its end.
+/// Describes an arm in a sentence, without the full stop.
 fn told(archive: &Archive, arm: &Arm) -> String {
     let label = if arm.label.is_empty() { &arm.subject } else { &arm.label };
     let steps = &archive.resolved.steps;
@@ -166,24 +167,24 @@ fn told(archive: &Archive, arm: &Arm) -> String {
     }
 }
 
-/// What becomes of a claim.
+/// The status of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ClaimStatus {
     /// The whole interval is within the bound.
     StillHolds,
-    /// It is outside of it.
+    /// The whole interval is outside the bound.
     NoLonger,
-    /// What the claim is about did not happen here: the manipulation check failed.
+    /// The treatment did not act: the manipulation check failed.
     NotApplied,
-    /// The interval covers less than 95 %, contains the bound, or is no further from it than the noise.
+    /// The interval covers less than 95 %, contains the bound, or is no further from it than the noise band is wide.
     Undecided,
     /// Figures are missing.
     CannotBeTold,
 }
 
 impl ClaimStatus {
-    /// As it begins a sentence.
+    /// The status as the start of a sentence.
     fn told(self) -> &'static str {
         match self {
             ClaimStatus::StillHolds => "Still holds",
@@ -194,7 +195,7 @@ impl ClaimStatus {
         }
     }
 
-    /// As it ends one that begins with the claim.
+    /// The status as the end of a sentence that starts with the claim.
     pub(super) fn ends(self) -> &'static str {
         match self {
             ClaimStatus::StillHolds => "still holds",
@@ -206,33 +207,35 @@ impl ClaimStatus {
     }
 }
 
-/// A claim, and what became of it.
+/// A claim with its status.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Judged {
-    /// What is claimed.
+    /// The text of the claim.
     pub(crate) says: String,
-    /// What was compared, in words.
+    /// Description of the compared figures.
     pub(crate) compared: String,
-    /// Within what it holds, in words.
+    /// Description of the bounds within which the claim holds.
     pub(crate) holds: String,
     /// The paper's figure or ratio.
     pub(crate) paper: Option<f64>,
-    /// The one here, over the blocks: where its interval begins, the median, where it ends; `None` without runs that count.
+    /// The figure or ratio measured here, over the blocks: lower end, median,
+    /// upper end of its interval; `None` without valid or censored runs.
     pub(crate) here: Option<[f64; 3]>,
-    /// Its unit; empty for a ratio.
+    /// The unit of the figure; empty for a ratio.
     pub(crate) unit: &'static str,
-    /// Of how many blocks that is.
+    /// Number of blocks behind the interval.
     pub(crate) blocks: usize,
-    /// With which probability such an interval contains the true median.
+    /// Probability that such an interval contains the true median.
     pub(crate) coverage: f64,
-    /// What follows.
+    /// The resulting status.
     pub(crate) status: ClaimStatus,
-    /// Why it is not decided; empty where it is.
+    /// Why the claim is undecided; empty if it is decided.
     pub(crate) why: String,
 }
 
 impl Judged {
-    /// The figure with its interval, the paper's, and why nothing follows from them, in brackets.
+    /// Formats the figure with its interval, the paper's figure, and the
+    /// reason why the claim is undecided, in brackets.
     pub(crate) fn figures(&self) -> String {
         let Judged { here, unit, blocks, paper, why, .. } = self;
         let here = here.map_or("no runs that count".to_owned(), |[low, median, high]| {
@@ -246,12 +249,12 @@ impl Judged {
     }
 }
 
-/// The claims that are decided, a sentence for each status, as far as there is something to say.
+/// Summarises the decided claims, one sentence for each status that occurs.
 pub(crate) fn claim_summaries(claims: &[Judged]) -> Vec<String> {
     sentences_of(claims, &[ClaimStatus::StillHolds, ClaimStatus::NoLonger])
 }
 
-/// The claims that are not decided, likewise, with the reasons.
+/// Summarises the undecided claims, one sentence for each status that occurs, with the reasons.
 pub(crate) fn open_claims(claims: &[Judged]) -> Vec<String> {
     sentences_of(claims, &[ClaimStatus::NotApplied, ClaimStatus::Undecided, ClaimStatus::CannotBeTold])
 }
@@ -266,7 +269,7 @@ fn sentences_of(claims: &[Judged], statuses: &[ClaimStatus]) -> Vec<String> {
     statuses.iter().filter_map(of).collect()
 }
 
-/// What is known of a figure: itself, or one of its ends.
+/// Whether a figure is exact, a lower bound or an upper bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Exactly,
@@ -274,7 +277,7 @@ enum Known {
     AtMost,
 }
 
-/// Compares a claim with the runs of an archive: within each block, so that what changed from block to block cancels.
+/// Judges a claim by the runs of an archive. Compares within each block, so that drift between blocks cancels.
 pub(super) fn judged(archive: &Archive, claim: &Claim) -> Judged {
     let measured = measure(archive, claim);
     let (values, missing) = match &measured {
@@ -308,7 +311,7 @@ fn unit(claim: &Claim) -> &'static str {
     if claim.against.is_some() { "" } else { RunSummary::described(&claim.of.metric).map_or("", |(unit, _)| unit) }
 }
 
-/// What is compared, in words.
+/// Describes the compared figures.
 fn compared(archive: &Archive, claim: &Claim) -> String {
     let words = |term: &Term| {
         format!("{}{}", arm_of(archive, term).map_or("no arm", |arm| &arm.label), at_words(archive, term))
@@ -327,7 +330,7 @@ fn compared(archive: &Archive, claim: &Claim) -> String {
     }
 }
 
-/// Within what a claim holds, in words.
+/// Describes the bounds within which a claim holds.
 fn holds(claim: &Claim) -> String {
     let unit = unit(claim);
     let bound = |bound: f64| if unit.is_empty() { number(bound) } else { format!("{} {unit}", number(bound)) };
@@ -339,9 +342,9 @@ fn holds(claim: &Claim) -> String {
     }
 }
 
-/// Why a claim cannot be judged although its figures are there: the treatment did not act, or nobody knows; `None` if it acted
-/// or if nothing shows whether it did. All blocks must agree, but they may be few: a treatment that acted in one of two blocks
-/// is no treatment.
+/// Returns why a claim cannot be judged although its figures exist: the treatment did not act, or it is unknown whether
+/// it did. `None` if the treatment acted, or if the claim has no condition to check. All blocks must agree, but a few
+/// are enough: a treatment that acted in one of two blocks is no treatment.
 fn manipulation(archive: &Archive, claim: &Claim) -> Option<(ClaimStatus, String)> {
     if let Some((one, other)) = claim.against.as_ref().and_then(|against| arms_of(archive, &claim.of, against))
         && one.subject == other.subject
@@ -373,20 +376,20 @@ fn manipulation(archive: &Archive, claim: &Claim) -> Option<(ClaimStatus, String
     })
 }
 
-/// The arms of two terms, if these are different ones.
+/// The arms of two terms, if the arms differ.
 fn arms_of<'a>(archive: &'a Archive, one: &Term, other: &Term) -> Option<(&'a Arm, &'a Arm)> {
     let arms = (arm_of(archive, one)?, arm_of(archive, other)?);
     (arms.0.levels != arms.1.levels).then_some(arms)
 }
 
-/// What an arm sets, without titles and texts.
+/// The settings of an arm, without titles and texts.
 fn settings(arm: &Arm) -> Option<toml::Table> {
     let table = arm.settings.parse::<toml::Table>().ok().filter(|table| !table.is_empty())?;
     Some(without_words(table))
 }
 
-/// Conditions that need not be written: on a path that loses packets segments are retransmitted, and on one with latency it takes
-/// a round trip to connect. They hold for arms that differ in just that.
+/// Conditions that a claim need not state: a path with packet loss causes retransmissions, and on a path with latency a
+/// connect takes about a round trip. They apply to arms that differ in just that setting.
 fn implied(archive: &Archive, claim: &Claim) -> Vec<Claim> {
     let Some((one, other)) = claim.against.as_ref().and_then(|against| arms_of(archive, &claim.of, against)) else {
         return Vec::new();
@@ -422,7 +425,7 @@ fn is_measured(archive: &Archive, arm: &Arm, metric: &str) -> bool {
     archive.runs.iter().any(|run| run.plan.arm == arm.id && value(run, metric).is_some())
 }
 
-/// Where an interval lies, as seen from a bound.
+/// The position of an interval relative to a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Position {
     Within,
@@ -431,7 +434,7 @@ enum Position {
 }
 
 fn position(here: &Summary, known: Known, above: Option<f64>, below: Option<f64>) -> Position {
-    // Of a lower bound nobody knows where it ends, and of an upper one not where it begins.
+    // The upper end of a lower bound is unknown, and so is the lower end of an upper bound.
     let low = if known == Known::AtMost { f64::NEG_INFINITY } else { here.low };
     let high = if known == Known::AtLeast { f64::INFINITY } else { here.high };
     let is_within = above.is_none_or(|above| low > above) && below.is_none_or(|below| high < below);
@@ -443,8 +446,8 @@ fn position(here: &Summary, known: Known, above: Option<f64>, below: Option<f64>
     }
 }
 
-/// What follows for a claim from its interval, and why nothing does. The rules are those of `compare`: the interval covers 95 %
-/// at least, and a ratio of two arms is further from the bound than the noise is wide.
+/// The status of a claim by its interval, and the reason if it is undecided. The rules are those of `compare`: the
+/// interval covers at least 95 %, and a ratio of two arms is further from the bound than the noise band is wide.
 fn claim_status(
     archive: &Archive,
     claim: &Claim,
@@ -483,7 +486,7 @@ fn claim_status(
     }
 }
 
-/// So many blocks an interval of 95 % takes.
+/// Number of blocks that an interval of 95 % needs.
 const BLOCKS_MIN: usize = 6;
 
 /// The arm of a term.
@@ -493,7 +496,7 @@ fn arm_of<'a>(archive: &'a Archive, term: &Term) -> Option<&'a Arm> {
     drawn(archive).find(|arm| arm.levels == levels)
 }
 
-/// At which step a term is taken, where there are several.
+/// Names the step of a term, if there are several steps.
 fn at_words(archive: &Archive, term: &Term) -> String {
     if archive.resolved.steps.len() == 1 {
         return String::new();
@@ -506,10 +509,10 @@ fn at_words(archive: &Archive, term: &Term) -> String {
     }
 }
 
-/// The step at which a term is taken, with its arm.
+/// The arm of a term, and the step at which the term is evaluated.
 ///
 /// # Errors
-/// Why there is none: its own step has no run that counts, or of a peak a neighbour has none, which may have been higher.
+/// The step has no valid or censored run, or a neighbour of the peak has none: that neighbour may have been higher.
 fn place_of<'a>(archive: &'a Archive, term: &Term) -> Result<(&'a Arm, Step), String> {
     let arm = arm_of(archive, term).ok_or("no arm has these levels")?;
     let steps = &archive.resolved.steps;
@@ -536,11 +539,11 @@ fn place_of<'a>(archive: &'a Archive, term: &Term) -> Result<(&'a Arm, Step), St
     Ok((arm, step))
 }
 
-/// The figure of a claim in each block that has it, and what is known of these; `None` where some are lower bounds and others
-/// upper ones.
+/// The figure of a claim in each block that has it, and whether the figures are
+/// exact or bounds; `None` if some are lower bounds and others upper bounds.
 ///
 /// # Errors
-/// Why there is no block that has it.
+/// The reason why no block has the figure.
 fn measure(archive: &Archive, claim: &Claim) -> Result<(Vec<f64>, Option<Known>), String> {
     let of_block = |(term, (arm, step)): &(&Term, (&Arm, Step)), block: u32| {
         let mut runs =
@@ -586,7 +589,7 @@ mod tests {
     use crate::report::tests::{archive, set_rate};
     use ammeter_load::tally::Spread;
 
-    /// The made archive, in which the values of `rate` of the arms `a0` and `a1` at the highest step are these, block by block.
+    /// A synthetic archive whose arms `a0` and `a1` have these values of `rate` at the highest step, block by block.
     fn made(a0: &[f64], a1: &[f64]) -> Archive {
         let mut archive = archive(Path::new("dir"), a0.len().max(a1.len()) as u32);
         archive.runs.retain(|run| run.plan.step.value() == 1500.0 && run.plan.arm != "aa");
@@ -611,7 +614,7 @@ mod tests {
         Term { metric: metric.to_owned(), levels: BTreeMap::from([("log".to_owned(), level.to_owned())]), at }
     }
 
-    /// Rates of the two arms in as many blocks as 95 % take, which differ by a tenth.
+    /// Rates of the two arms, a tenth apart, in as many blocks as a coverage of 95 % needs.
     const OFF: [f64; 6] = [1000.0, 1010.0, 990.0, 1005.0, 995.0, 1000.0];
     const ON: [f64; 6] = [900.0, 899.0, 901.0, 900.0, 900.0, 900.0];
 
@@ -635,7 +638,7 @@ mod tests {
             ClaimStatus::Undecided,
             &told("; the bound, below 0.9, is within the interval"),
         );
-        // Five blocks cover 93.75 %, two 50 %, and one nothing.
+        // Five blocks cover 93.75 %, two 50 %, one 0 %.
         let few = |count: usize, rest: &str| {
             let (found, bound) = (judged(&made(&OFF[..count], &ON), &claim(None, Some(0.98))), "95 % take 6");
             assert_eq!((found.status, &found.why[..]), (ClaimStatus::Undecided, &format!("{rest}, {bound}")[..]));
@@ -643,7 +646,7 @@ mod tests {
         few(5, "5 blocks cover 94 %");
         few(2, "2 blocks cover 50 %");
         few(1, "1 block covers 0 %");
-        // Pairs are those of a block: what moves both does not count.
+        // Values are paired within a block, so drift that affects both arms cancels.
         let (fast, slow) = ([1000.0, 100.0].repeat(3), [900.0, 90.0].repeat(3));
         let told = "(0.9 [0.9, 0.9], 6 blocks; the paper 0.9)";
         check(&fast, &slow, (None, Some(0.95)), ClaimStatus::StillHolds, told);
@@ -668,7 +671,7 @@ mod tests {
         assert_eq!(why(&archive, &at(At::Last, At::Last)), "step 1500/s of log on has no valid run");
         assert_eq!(why(&archive, &at(At::First, At::Last)), "step 1500/s of log off has no valid run");
         assert_eq!(why(&archive, &at(At::Step(1500.0), At::First)), "step 1500/s of log on has no valid run");
-        // The peak of what is left may be no peak.
+        // The peak among the remaining steps may not be the true peak.
         assert_eq!(why(&archive, &at(At::Peak, At::First)), "step 1500/s of log on, beside its peak, has no valid run");
         assert_ne!(judged(&archive, &at(At::First, At::First)).status, ClaimStatus::CannotBeTold);
         // Both steps have runs, but no block has both.
@@ -703,7 +706,7 @@ mod tests {
         let unknown = Claim { of: term("parsing", "on", At::Last), above: Some(1.0), ..Claim::default() };
         let found = with(vec![unknown]);
         assert!(found.status == ClaimStatus::CannotBeTold && found.why.contains("and was not measured"), "{found:?}");
-        // A few blocks are enough to see that nothing happened.
+        // A few blocks are enough to show that the treatment did not act.
         let few = counted(made(&OFF[..2], &ON[..2]));
         let found = judged(&few, &Claim { acted: vec![processes(149.0)], ..claim(None, Some(0.98)) });
         assert_eq!(found.status, ClaimStatus::NotApplied);
@@ -720,7 +723,7 @@ mod tests {
             (found.status, &found.why[..]),
             (ClaimStatus::NotApplied, "log on and log off have the same settings")
         );
-        // Two servers with the same settings are still two servers.
+        // Two servers with equal settings are still two servers.
         archive.resolved.arms[1].subject = "apache".to_owned();
         assert_eq!(judged(&archive, &claim(None, Some(0.98))).status, ClaimStatus::StillHolds);
     }
@@ -779,16 +782,16 @@ mod tests {
             bounds.for_each(|run| run.status = RunStatus::Censored);
             assert_eq!(judged(&archive, &claim(above, below)).status, expected, "{bound_of} {above:?} {below:?}");
         };
-        // What it is more than, it is more than all the more; what it is less than is not known.
+        // A lower bound above a threshold proves "more than"; it never proves "less than".
         check("a1", (Some(0.8), None), ClaimStatus::StillHolds);
         check("a1", (None, Some(0.98)), ClaimStatus::Undecided);
         check("a1", (None, Some(0.8)), ClaimStatus::NoLonger);
-        // Divided by a lower bound it is an upper one.
+        // A ratio whose divisor is a lower bound is an upper bound.
         check("a0", (None, Some(0.98)), ClaimStatus::StillHolds);
         check("a0", (Some(0.8), None), ClaimStatus::Undecided);
         check("a0", (Some(0.95), None), ClaimStatus::NoLonger);
         check("a0 a1", (Some(0.8), None), ClaimStatus::CannotBeTold);
-        // A run that is worth nothing tells nothing, and with it no six blocks are left.
+        // An invalid run is not evidence: fewer than six blocks remain.
         let mut archive = made(&[1000.0; 6], &[900.0; 6]);
         archive.runs[0].status = RunStatus::Invalid;
         assert_eq!(judged(&archive, &claim(Some(0.8), None)).status, ClaimStatus::Undecided);
