@@ -1,22 +1,22 @@
-//! The archive of an experiment: one directory that holds all that is needed to draw its figures again years later.
+//! The archive of an experiment: one directory that holds everything needed to draw its figures again years later.
 //!
 //! ```text
-//! DIR/experiment.toml    the file as it was given
-//! DIR/resolved.json      what it came to: arms, steps, rules, figures, programs with their hashes     Resolved
+//! DIR/experiment.toml    the experiment file, unchanged
+//! DIR/resolved.json      arms, steps, rules, figures, programs with their hashes                      Resolved
 //! DIR/host.json          the machine and its kernel's settings                                        Host
-//! DIR/plan.json          all runs, in the order in which they are made                                Plan
-//! DIR/clients.json       what the clients can do, against a server that does nothing                  Clients
-//! DIR/blocks/N.json      the machine at rest, before block N                                          Block
-//! DIR/runs/ID/run.json   a run: what was asked, what came of it, what it is worth                     Run
-//! DIR/runs/ID-2/...      another attempt at it, where the one before was invalid for no fault of the server; the last counts
-//! DIR/runs/ID/hosts.json with several hosts: their clocks, and what each did                          Vec<HostRun>
-//! DIR/runs/ID/...        load.json load.hlog monitor.zst profile.json server.conf server.log, and what the programs printed
+//! DIR/plan.json          all runs, in execution order                                                 Plan
+//! DIR/clients.json       capacity of the clients, against a null server                               Clients
+//! DIR/blocks/N.json      the idle machine, before block N                                             Block
+//! DIR/runs/ID/run.json   a run: its plan, figures, checks and status                                  Run
+//! DIR/runs/ID-2/...      a retry of an attempt that was invalid through no fault of the server; the last one counts
+//! DIR/runs/ID/hosts.json with several hosts: clock offset and role of each                            Vec<HostRun>
+//! DIR/runs/ID/...        load.json load.hlog monitor.zst profile.json server.conf server.log, and the programs' output
 //! ```
 //!
-//! A directory of a run is made under another name and gets its own when it is whole, so that who is killed loses the run under
-//! way and nothing else. Nothing is changed afterwards: a report is a function of this directory.
+//! A run's directory is written under a temporary name and renamed when it is complete, so an interrupted
+//! experiment loses only the current run. Files never change afterwards: a report is a function of this directory.
 //!
-//! Times of day are seconds since 1970 (UTC); names of fields carry the unit. What is not known is absent (`None`), never 0.
+//! Times of day are seconds since 1970 (UTC). Field names carry the unit. Unknown values are absent (`None`), never 0.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,7 @@ use serde::{Deserialize, Serialize};
 /// The format version of the archives that this program writes and reads.
 pub(crate) const FORM: u32 = 2;
 
-/// The names of the files.
+/// File names within an archive.
 pub(crate) mod name {
     pub(crate) const EXPERIMENT: &str = "experiment.toml";
     pub(crate) const RESOLVED: &str = "resolved.json";
@@ -46,79 +46,79 @@ pub(crate) mod name {
     pub(crate) const CLIENTS: &str = "clients.json";
     pub(crate) const BLOCKS: &str = "blocks";
     pub(crate) const RUNS: &str = "runs";
-    /// Within a run's directory.
+    /// In a run's directory.
     pub(crate) const RUN: &str = "run.json";
-    /// What each of several hosts did.
+    /// Clock, role and load of each host, with several hosts.
     pub(crate) const HOSTS: &str = "hosts.json";
-    /// What `ammeter load --json` printed.
+    /// Output of `ammeter load --json`.
     pub(crate) const LOAD: &str = "load.json";
-    /// Likewise of the load before, which is not counted.
+    /// The same for the warm-up load, which is not counted.
     pub(crate) const WARM_UP: &str = "warm-up.json";
-    /// Likewise of the clients beside the load.
+    /// The same for the clients beside the load.
     pub(crate) const BESIDE: &str = "beside.json";
-    /// What `ammeter load --hlog` wrote.
+    /// Output of `ammeter load --hlog`.
     pub(crate) const HLOG: &str = "load.hlog";
-    /// What `ammeter monitor --record` wrote.
+    /// Output of `ammeter monitor --record`.
     pub(crate) const MONITOR: &str = "monitor.zst";
-    /// What `ammeter profile --json` printed, where a profile was asked for.
+    /// Output of `ammeter profile --json`, if a profile was requested.
     pub(crate) const PROFILE: &str = "profile.json";
     pub(crate) const SERVER_CONFIG: &str = "server.conf";
     pub(crate) const SERVER_LOG: &str = "server.log";
     pub(crate) const REPORT: &str = "report.html";
 }
 
-/// What an experiment's file came to.
+/// An experiment file, resolved: defaults applied, levels combined into arms, programs found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Resolved {
     /// [`FORM`].
     pub(crate) form: u32,
-    /// The experiment's name, a word such as `arlitt-figure-5`.
+    /// Name of the experiment, such as `arlitt-figure-5`.
     pub(crate) name: String,
-    /// What it is about, in a line.
+    /// Title, one line.
     pub(crate) title: String,
-    /// What the paper says and found, in a few sentences; empty for an experiment of its own.
+    /// Description: the paper's statement and findings, in a few sentences. Empty for an experiment without a paper.
     pub(crate) about: String,
-    /// Whether it is the short version.
+    /// Whether this is the short version (`--quick`).
     pub(crate) quick: bool,
-    /// From which orders, arrivals and workloads are drawn.
+    /// Seed of the run order, arrivals and workloads.
     pub(crate) seed: u64,
-    /// How often each point is measured: the number of blocks.
+    /// Repetitions of each point: the number of blocks.
     pub(crate) repetitions: u32,
-    /// How long load is measured in a run, in seconds.
+    /// Measured time of each run, in seconds.
     pub(crate) duration_s: f64,
-    /// How long there is load before that, in seconds.
+    /// Warm-up load before the measured time, in seconds.
     pub(crate) warm_up_s: f64,
-    /// How often the monitor looks, in milliseconds; 0: there is none.
+    /// Sampling interval of the monitor, in milliseconds; 0 disables it.
     pub(crate) interval_ms: f64,
-    /// Whether all servers of one load are alive at once and measured in turns.
+    /// Whether all servers of one load run at the same time and are measured in turns.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) is_interleaved: bool,
-    /// Requests on a connection; 0: without end.
+    /// Requests per connection; 0 is unlimited.
     pub(crate) requests_per_connection: u64,
-    /// What is varied, in the order of the file.
+    /// Factors, in the order of the file.
     pub(crate) factors: Vec<Factor>,
-    /// What is compared. The first is the baseline; one that is a repetition of the baseline says so.
+    /// Arms. The first is the baseline; a repetition of the baseline has `is_again`.
     pub(crate) arms: Vec<Arm>,
-    /// The ladder of load, in rising order.
+    /// Load steps, ascending.
     pub(crate) steps: Vec<Step>,
-    /// When a run counts as valid.
+    /// Limits for a valid run.
     pub(crate) rules: Rules,
-    /// What is to be drawn; never empty.
+    /// Figures to draw; never empty.
     pub(crate) figures: Vec<Figure>,
-    /// What a paper found, or its user expects, to be held against what is found here.
+    /// Findings of a paper, or expectations of the user, to check against the measurement.
     pub(crate) claims: Vec<Claim>,
-    /// The hosts, where it is several.
+    /// The hosts, if there are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) hosts: Option<Hosts>,
-    /// The programs that took part, by their names: `ammeter`, and the subjects'.
+    /// Programs used, by name: `ammeter`, and those of the subjects.
     pub(crate) programs: BTreeMap<String, Program>,
-    /// When it was begun.
+    /// Start of the experiment.
     pub(crate) began_s: f64,
 }
 
 impl Resolved {
-    /// Whether the other measures the same: all is alike but title, description, labels, figures, claims, start time and
-    /// programs.
+    /// Whether `other` measures the same: everything is equal except title, description, labels,
+    /// figures, claims, start time and programs.
     pub(crate) fn measures_as(&self, other: &Resolved) -> bool {
         let unlabelled = |arm: &Arm| Arm { label: String::new(), ..arm.clone() };
         let measured = |resolved: &Resolved| Resolved {
@@ -137,7 +137,7 @@ impl Resolved {
             arms.collect::<Result<Vec<_>, _>>()
         };
         let (mut one, mut two) = (measured(self), measured(other));
-        // A settings text holds the title too.
+        // The settings text contains the title too.
         let alike = settings(&one).is_ok() && settings(&one) == settings(&two);
         if alike {
             [&mut one, &mut two]
@@ -148,8 +148,8 @@ impl Resolved {
         one == two
     }
 
-    /// Labels each arm by its subject and levels, the baseline as well: a reader must not look up which server it was.
-    /// Archives of older programs are labelled anew.
+    /// Labels each arm by its subject and levels, including the baseline, so that a reader sees which
+    /// server it was. Relabels archives of older versions.
     pub(crate) fn label_arms(&mut self) {
         let Resolved { factors, arms, .. } = self;
         for arm in arms {
@@ -161,7 +161,8 @@ impl Resolved {
 /// The factor whose levels are the subjects.
 pub(crate) const SUBJECT: &str = "subject";
 
-/// The name of an arm: every level of up to two factors; of more, the subject and the levels that are not the baseline's.
+/// Label of an arm: every level of up to two factors; with more factors, the subject and the levels
+/// that differ from the baseline.
 fn label(factors: &[Factor], arm: &Arm) -> String {
     const FEW: usize = 2;
     let mut parts = Vec::new();
@@ -182,7 +183,7 @@ fn label(factors: &[Factor], arm: &Arm) -> String {
     parts.join(", ")
 }
 
-/// The settings of an arm without what says nothing of what is measured; how often has a field of its own.
+/// Removes settings that do not affect the measurement from an arm's settings. Repetitions have a field of their own.
 pub(crate) fn without_words(mut settings: toml::Table) -> toml::Table {
     ["title", "about", "claim", "figure", "exhibits", "repetitions"]
         .into_iter()
@@ -190,68 +191,67 @@ pub(crate) fn without_words(mut settings: toml::Table) -> toml::Table {
     settings
 }
 
-/// The hosts of an experiment, each as the user's ssh knows it.
+/// The hosts of an experiment, by their ssh names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hosts {
-    /// Where the server runs.
+    /// Host of the server.
     pub(crate) server: String,
-    /// Where load is made: a slice of it on each.
+    /// Hosts of the load generators; each generates one slice of the load.
     pub(crate) clients: Vec<String>,
-    /// Under which address clients reach the server; `None`: the one by which ssh does.
+    /// Address at which clients reach the server; `None` uses the address that ssh connects to.
     pub(crate) address: Option<IpAddr>,
-    /// The ssh program and its flags, a word each.
+    /// The ssh program and its arguments.
     pub(crate) ssh: Vec<String>,
 }
 
-/// A program.
+/// An executable that took part in an experiment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Program {
-    /// Where it lies.
     pub(crate) path: PathBuf,
-    /// What it says of its version, the first line of it; empty if it says nothing.
+    /// First line of its version output; empty if it prints none.
     pub(crate) version: String,
-    /// SHA-256 of the file, in hexadecimal digits; empty if it could not be had.
+    /// SHA-256 of the file, in hexadecimal; empty if the file could not be read.
     pub(crate) sha256: String,
 }
 
-/// Something that is varied.
+/// A factor of the experiment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Factor {
-    /// Its name.
     pub(crate) name: String,
-    /// The labels of its levels; the first is that of the baseline.
+    /// Labels of its levels; the first is the baseline's.
     pub(crate) levels: Vec<String>,
 }
 
-/// A combination of levels.
+/// A combination of factor levels.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Arm {
-    /// A short word that is in the ids of runs, such as `a0`.
+    /// Short identifier used in run ids, such as `a0`.
     pub(crate) id: String,
-    /// As it is shown, such as `log on`.
+    /// Display name, such as `log on`.
     pub(crate) label: String,
-    /// The level's label of each factor.
+    /// Level label, by factor.
     pub(crate) levels: BTreeMap<String, String>,
-    /// Whether it is the baseline once more, for the noise between what is the same (A/A).
+    /// Whether this arm repeats the baseline, to measure the noise between identical arms (A/A).
     pub(crate) is_again: bool,
-    /// The subject's name.
+    /// Name of the subject.
     pub(crate) subject: String,
-    /// The base configuration with the levels of this arm in it, as TOML: what is done again years later.
+    /// Base configuration with this arm's levels applied, as TOML: the text from which the arm can be
+    /// run again years later.
     pub(crate) settings: String,
 }
 
-/// How much load.
+/// One load step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Step {
-    /// An open loop: connections to begin a second.
+    /// Open loop: new connections per second.
     Rate(f64),
-    /// A closed loop: clients that each wait for their reply.
+    /// Closed loop: number of clients, each of which waits for its response.
     Clients(u32),
 }
 
 impl Step {
-    /// Where it stands on the axis.
+    /// Position on the load axis.
     pub(crate) fn value(self) -> f64 {
         match self {
             Step::Rate(rate) => rate,
@@ -259,7 +259,7 @@ impl Step {
         }
     }
 
-    /// What the axis is called.
+    /// Name of the load axis.
     pub(crate) fn axis(self) -> &'static str {
         match self {
             Step::Rate(_) => "rate",
@@ -268,23 +268,24 @@ impl Step {
     }
 }
 
-/// When a run is valid.
+/// Limits within which a run is valid.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Rules {
-    /// The share of the machine's CPU time that others may use in a run.
+    /// Maximum share of the machine's CPU time that other processes may use during a run.
     pub(crate) others_max: f64,
-    /// The share of the machine's CPU time that may be used while nothing is asked of it.
+    /// Maximum share of the machine's CPU time in use while there is no load.
     pub(crate) idle_max: f64,
-    /// How far the rate may drift over a run, as a share of it, when the drift is more than chance.
+    /// Maximum drift of the rate over a run, as a share of the rate. Applies only if the drift is
+    /// statistically significant.
     pub(crate) drift_max: f64,
-    /// How far counts of client, server and network may differ, as a share.
+    /// Maximum difference between the counts of client, server and network, as a share.
     pub(crate) counts_max: f64,
-    /// How far Little's law may be missed, as a share.
+    /// Maximum deviation from Little's law, as a share.
     pub(crate) little_max: f64,
 }
 
 impl Rules {
-    /// What holds where an experiment says nothing else.
+    /// Defaults for experiments that set no rules.
     pub(crate) const USUAL: Rules = Rules {
         others_max: amped_measure::others::MAX,
         idle_max: 0.1,
@@ -297,63 +298,63 @@ impl Rules {
 /// A figure to draw.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Figure {
-    /// What it is called, such as `Figure 5(a)`.
+    /// Title, such as `Figure 5(a)`.
     pub(crate) title: String,
-    /// `rate` or `clients` (the step), or the name of a factor, whose levels are the values.
+    /// x axis: `rate` or `clients` (the step), or the name of a factor, whose levels are the values.
     pub(crate) x: String,
-    /// What is drawn: names of [`Summary::metric`]. With several there is one curve for each in each arm.
+    /// Metrics to draw, by the names of [`Summary::metric`]. With several, each arm has one curve per metric.
     pub(crate) y: Vec<String>,
-    /// Where x is a factor: of the steps, which one counts.
+    /// If x is a factor: the step at which each arm is read.
     pub(crate) at: At,
-    /// Whether the axes are logarithmic.
+    /// Whether the x axis is logarithmic.
     pub(crate) log_x: bool,
-    /// See there.
+    /// Whether the y axis is logarithmic.
     pub(crate) log_y: bool,
-    /// What the paper drew.
+    /// The paper's curves.
     pub(crate) paper: Vec<PaperCurve>,
 }
 
-/// A curve of a paper, as far as its text prints it.
+/// A curve of a paper, to the extent that the paper's text prints it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PaperCurve {
-    /// What it is called.
     pub(crate) name: String,
-    /// Points: x and y, in the units of the figure. Of a factor whose levels are words x is the level's number, from 0.
+    /// Points (x, y) in the units of the figure. For a factor whose levels are words, x is the index of
+    /// the level, from 0.
     pub(crate) points: Vec<[f64; 2]>,
 }
 
-/// Which step of an arm's ladder speaks for it.
+/// The step at which an arm is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum At {
-    /// The one at which the metric is largest.
+    /// The step with the largest value of the metric.
     #[default]
     Peak,
-    /// The lowest.
+    /// The lowest step.
     First,
-    /// The highest.
+    /// The highest step.
     Last,
-    /// The one with this value.
+    /// The step with this value.
     Step(f64),
 }
 
-/// What a paper says, as a figure that can be measured again, and the bound within which it still holds.
+/// A paper's finding, as a figure that can be measured again, with the bounds within which it holds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Claim {
-    /// What it says, and where.
+    /// The statement, with its place in the paper.
     pub(crate) says: String,
-    /// What is measured.
+    /// The measured figure.
     pub(crate) of: Term,
-    /// What it is divided by, within a block; `None`: nothing, the figure itself is meant.
+    /// The divisor, taken from the same block; `None` uses the figure itself.
     pub(crate) against: Option<Term>,
-    /// It holds where the figure, or the ratio, is above this.
+    /// The claim holds if the figure or ratio is above this bound ...
     pub(crate) above: Option<f64>,
-    /// And below this.
+    /// ... and below this one.
     pub(crate) below: Option<f64>,
-    /// The paper's own figure or ratio, where it prints one.
+    /// The paper's own figure or ratio, if it prints one.
     pub(crate) paper: Option<f64>,
-    /// Manipulation checks: conditions that show that what the claim is about happened, such as that packets were lost. The
-    /// claim is judged only where all of them hold.
+    /// Manipulation checks: conditions which show that the effect under study occurred, such as packet
+    /// loss. The claim is judged only if all of them hold.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) acted: Vec<Claim>,
 }
@@ -361,59 +362,58 @@ pub(crate) struct Claim {
 /// A figure of one arm at one step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Term {
-    /// Its name, one of those that [`Summary::metric`] knows.
+    /// Name of the metric, as [`Summary::metric`] takes it.
     pub(crate) metric: String,
-    /// The arm: factor and label. Factors that are not named are at their baseline.
+    /// The arm: level label, by factor. Factors not listed are at their baseline.
     pub(crate) levels: BTreeMap<String, String>,
-    /// At which step.
+    /// The step.
     pub(crate) at: At,
 }
 
-/// The machine.
+/// The machine under test.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Host {
     /// Processor, cores, kernel, congestion control.
     pub(crate) machine: Machine,
     /// Memory, in bytes.
     pub(crate) memory_bytes: u64,
-    /// Settings of the kernel that matter to servers, by their names in `/proc/sys` (`net.core.somaxconn`), and others:
-    /// `clocksource`, `mitigations`, `loopback.mtu`.
+    /// Kernel settings that matter to servers, by their names in `/proc/sys` (`net.core.somaxconn`),
+    /// and others: `clocksource`, `mitigations`, `loopback.mtu`.
     pub(crate) kernel: BTreeMap<String, String>,
-    /// Load averages of 1, 5 and 15 minutes when it was begun.
+    /// Load averages of 1, 5 and 15 minutes at the start of the experiment.
     pub(crate) load_average: String,
-    /// How client and server were kept apart, in words: cores, namespace, group.
+    /// Isolation of client and server, as text: cores, namespace, control group.
     pub(crate) test_bed: Vec<String>,
-    /// The clients, by their names, where they are other machines.
+    /// The client machines, by name, if they are separate hosts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) clients: BTreeMap<String, Host>,
 }
 
-/// All runs, in their order.
+/// All runs, in execution order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Plan {
-    /// The runs.
     pub(crate) runs: Vec<Planned>,
-    /// How long all of them are expected to take, in seconds.
+    /// Expected duration of all runs, in seconds.
     pub(crate) expected_s: f64,
 }
 
-/// A run that is to be made.
+/// A planned run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Planned {
-    /// Its name, `BLOCK-ARM-LOAD`, such as `1-a0-500`.
+    /// Run id, `BLOCK-ARM-LOAD`, such as `1-a0-500`.
     pub(crate) id: String,
-    /// The block, from 1: each has all points, in an order of its own.
+    /// Block number, from 1. Each block contains all points, in its own order.
     pub(crate) block: u32,
     /// The arm's id.
     pub(crate) arm: String,
-    /// The load.
     pub(crate) step: Step,
-    /// What its arrivals and its workload are drawn from.
+    /// Seed of its arrivals and workload.
     pub(crate) seed: u64,
 }
 
 impl Planned {
-    /// An attempt at it, from 1. The first has its name, and those after it a number behind that; all have the same arrivals.
+    /// Returns attempt `number` (from 1) of this run. Attempts after the first have the number appended
+    /// to their id; all have the same arrivals.
     pub(crate) fn attempt(&self, number: usize) -> Planned {
         match number {
             0 | 1 => self.clone(),
@@ -421,43 +421,42 @@ impl Planned {
         }
     }
 
-    /// Whether both are attempts at the same.
+    /// Whether both are attempts of the same run.
     pub(crate) fn is_same(&self, other: &Planned) -> bool {
         (self.block, &self.arm, self.step) == (other.block, &other.arm, other.step)
     }
 }
 
-/// What the clients did against a server that does nothing (Arlitt and Williamson, 4.4.2).
+/// Results of the clients against a null server (Arlitt and Williamson, 4.4.2).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Clients {
-    /// At each step, and at one of 1.5 times the highest.
+    /// One entry per step, and one at 1.5 times the highest step.
     pub(crate) steps: Vec<ClientStep>,
-    /// Why there are none, if there are none.
+    /// Reason for skipping the measurement, if it was skipped.
     pub(crate) skipped: Option<String>,
 }
 
-/// One of them.
+/// Result of the clients at one step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ClientStep {
-    /// The load.
     pub(crate) step: Step,
-    /// Connections begun a second.
+    /// Connections begun per second.
     pub(crate) offered_rate: f64,
-    /// Right replies a second.
+    /// Valid responses per second.
     pub(crate) rate: f64,
-    /// How late 1 % of connections or more began, in milliseconds.
+    /// 99th percentile of connection start lateness, in milliseconds.
     pub(crate) lateness_p99_ms: f64,
-    /// From established to the last byte, in milliseconds, in the mean: what the clients take for themselves, since such a server
-    /// takes nothing.
+    /// Mean time from connection established to last byte, in milliseconds. This is the clients' own
+    /// time, since the null server takes none.
     pub(crate) own_ms: f64,
-    /// Whether the schedule was kept.
+    /// Whether the clients kept the schedule.
     pub(crate) is_kept: bool,
-    /// Why not.
+    /// Reasons if they did not.
     pub(crate) why: Vec<String>,
 }
 
 impl ClientStep {
-    /// What the clients did at this step, against a server that does nothing.
+    /// Converts the outcome of a load against the null server.
     pub(crate) fn measured(step: Step, outcome: &Outcome) -> ClientStep {
         let mut why = outcome.verdict.evidence.clone();
         let (ok, failed) = (outcome.ok, outcome.failed());
@@ -476,80 +475,80 @@ impl ClientStep {
         }
     }
 
-    /// One at which nothing came of it.
+    /// An entry for a step without a result.
     pub(crate) fn of(step: Step) -> ClientStep {
         let (offered_rate, rate, lateness_p99_ms, own_ms) = (0.0, 0.0, 0.0, 0.0);
         ClientStep { step, offered_rate, rate, lateness_p99_ms, own_ms, is_kept: false, why: Vec::new() }
     }
 }
 
-/// The machine at rest before a block (Arlitt and Williamson, 4.4.1).
+/// Activity of the idle machine before a block (Arlitt and Williamson, 4.4.1).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Block {
-    /// Its number, from 1.
+    /// Block number, from 1.
     pub(crate) block: u32,
-    /// When it was begun.
+    /// Start of the observation.
     pub(crate) began_s: f64,
-    /// How long was looked, in seconds.
+    /// Duration of the observation, in seconds.
     pub(crate) looked_s: f64,
-    /// The share of all CPU time that was used, by anybody.
+    /// Share of all CPU time in use, by any process.
     pub(crate) busy: f64,
-    /// The share that a hypervisor took.
+    /// Share of CPU time stolen by a hypervisor.
     pub(crate) stolen: f64,
-    /// Packets received a second, all interfaces.
+    /// Packets received per second, on all interfaces.
     pub(crate) packets_per_s: f64,
-    /// Bytes a second from and to disks.
+    /// Disk bytes read and written per second.
     pub(crate) disk_bytes_per_s: f64,
-    /// Programs that used the most CPU time: name, and cores' worth.
+    /// Programs that used the most CPU time: name, and number of cores.
     pub(crate) busiest: Vec<(String, f64)>,
-    /// Whether that is within the rules.
+    /// Whether the activity is within the rules.
     pub(crate) is_clean: bool,
-    /// With several hosts, the share that was used on each: the other figures are those of the busiest.
+    /// With several hosts, the busy share of each. The other figures are those of the busiest host.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) hosts: BTreeMap<String, f64>,
 }
 
-/// How far a run can be believed.
+/// Whether and how a run counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RunStatus {
-    /// Nothing speaks against it.
+    /// Every check held.
     #[default]
     Valid,
-    /// A rate of it is a lower bound ("at least"): the client reached its own end first. Drawn open, never dropped.
+    /// A rate is a lower bound ("at least"): the client reached its limit first. Drawn as an open
+    /// marker, never dropped.
     Censored,
-    /// It says nothing of the server. Shown, and not counted.
+    /// The run says nothing about the server. Shown, but not counted.
     Invalid,
 }
 
-/// A run.
+/// A run and its result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Run {
     /// [`FORM`].
     pub(crate) form: u32,
-    /// What was planned.
+    /// The plan of this run.
     #[serde(rename = "planned")]
     pub(crate) plan: Planned,
-    /// When the server was started.
+    /// Start of the server.
     pub(crate) began_s: f64,
-    /// When the measured load began: what the monitor recorded before is start and warm-up.
+    /// Start of the measured load. Monitor samples before it belong to startup and warm-up.
     pub(crate) load_began_s: f64,
-    /// When the measured load had ended.
+    /// End of the measured load.
     pub(crate) load_ended_s: f64,
-    /// When all was over.
+    /// End of the run.
     pub(crate) ended_s: f64,
-    /// What it is worth.
     pub(crate) status: RunStatus,
-    /// Why it is no better; empty for a valid one.
+    /// Reasons for a status other than valid; empty for a valid run.
     pub(crate) why: Vec<String>,
-    /// Each check, whether it held or not.
+    /// All checks, passed or failed.
     pub(crate) checks: Vec<Check>,
-    /// What came of it; absent if there was no load, as the server did not start or ended.
+    /// Figures of the run; `None` if no load was generated because the server did not start or exited.
     pub(crate) summary: Option<Summary>,
 }
 
 impl Run {
-    /// One that began now and has come to nothing yet.
+    /// A run that has just started, without a result.
     pub(crate) fn begun(plan: Planned, began_s: f64) -> Run {
         Run {
             form: FORM,
@@ -566,12 +565,12 @@ impl Run {
     }
 }
 
-/// How far a clock is ahead.
+/// Offset of a remote clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Offset {
-    /// The host's clock less this machine's, in seconds.
+    /// The host's clock minus this machine's, in seconds.
     pub(crate) offset_s: f64,
-    /// The true value is no farther away than this.
+    /// Maximum error of the offset, in seconds.
     pub(crate) bound_s: f64,
 }
 
@@ -581,99 +580,100 @@ impl std::fmt::Display for Offset {
     }
 }
 
-/// What a host did in a run.
+/// One host's part in a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HostRun {
-    /// As the user's ssh knows it.
+    /// Host name, as the user's ssh knows it.
     pub(crate) host: String,
-    /// What it was for: `server`, or `load 1/2`.
+    /// Role: `server`, or `load 1/2`.
     pub(crate) role: String,
-    /// How far its clock was ahead of that of the machine that had it all done, whose clock the archive's times are by. Only what
-    /// the monitor recorded is by the host's own.
+    /// Offset of its clock from the controlling machine's, which stamps all times of the archive except
+    /// the monitor's samples: these carry the host's own time.
     pub(crate) clock: Offset,
-    /// The share of its CPU time that was used while load was measured.
+    /// Share of its CPU time in use during the measured load.
     pub(crate) busy: f64,
-    /// The share that others used than the load; `None` where it is not known, and of the server's host, of which the run tells.
+    /// Share used by processes other than the load; `None` if unknown, and for the server's host, for
+    /// which the run reports it.
     pub(crate) others: Option<f64>,
-    /// Of a client, what its slice came to.
+    /// For a client host, the result of its slice.
     pub(crate) load: Option<SliceRun>,
 }
 
-/// What a slice came to.
+/// Result of one slice of the load.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SliceRun {
-    /// Connections begun a second.
+    /// Connections begun per second.
     pub(crate) offered_rate: f64,
-    /// Right replies a second.
+    /// Valid responses per second.
     pub(crate) rate: f64,
-    /// How late 1 % of its connections or more began, in milliseconds.
+    /// 99th percentile of connection start lateness, in milliseconds.
     pub(crate) lateness_p99_ms: f64,
-    /// What its generator says of itself.
+    /// The load generator's verdict on itself.
     pub(crate) verdict: Verdict,
 }
 
 /// One check of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Check {
-    /// What is checked, one of `clients`, `client`, `idle`, `others`, `stationary`, `little`, `counts`, `bytes`, `path`, `server`,
-    /// and with several hosts `clocks`; of a run that could not be made `server`, `client` or `hosts`.
+    /// Name: one of `clients`, `client`, `idle`, `others`, `stationary`, `little`, `counts`, `bytes`, `path`,
+    /// `server`; with several hosts also `clocks`; for a run that could not be made `server`, `client` or `hosts`.
     pub(crate) name: String,
-    /// Whether it held; `None`: it could not be made, and `says` why.
+    /// Whether the check held; `None` if it could not be made, in which case `says` gives the reason.
     pub(crate) holds: Option<bool>,
-    /// The figures that were compared, in words.
+    /// The compared figures, as text.
     pub(crate) says: String,
 }
 
 /// The figures of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
-    /// What was offered and completed within the measured window, and what was left behind.
+    /// Offered and completed load in the measured window, and the backlog.
     pub(crate) window: Window,
-    /// The length of the window, in seconds.
+    /// Length of the window, in seconds.
     pub(crate) seconds: f64,
-    /// Connections that were to begin a second; `None` in a closed loop.
+    /// Connections scheduled per second; `None` in a closed loop.
     pub(crate) asked_rate: Option<f64>,
-    /// Connections begun a second.
+    /// Connections begun per second.
     pub(crate) offered_rate: f64,
-    /// Connections established a second.
+    /// Connections established per second.
     pub(crate) established_rate: f64,
-    /// Requests sent a second.
+    /// Requests sent per second.
     pub(crate) request_rate: f64,
-    /// Right replies, also those of the drain.
+    /// Valid responses, including those of the drain.
     pub(crate) ok: u64,
-    /// Connections and requests that came to nothing.
+    /// Failed connections and requests.
     pub(crate) failed: u64,
-    /// The same by kind, as `ammeter load` names them.
+    /// Failures by kind, as `ammeter load` names them.
     pub(crate) failures: BTreeMap<String, u64>,
-    /// Bytes received by the clients, heads and all.
+    /// Bytes received by the clients, including response headers.
     pub(crate) received_bytes: u64,
-    /// Last byte of right replies since the planned instant, in milliseconds.
+    /// Time from the scheduled start to the last byte of a valid response, in milliseconds.
     pub(crate) latency: Spread,
-    /// Connection established, since the planned instant, in milliseconds.
+    /// Time from the scheduled start to the established connection, in milliseconds.
     pub(crate) connected: Spread,
-    /// SYN sent, since the planned instant, in milliseconds.
+    /// Time from the scheduled start to the SYN, in milliseconds.
     pub(crate) lateness: Spread,
-    /// What clients beside the load had, where there were some.
+    /// Results of the clients beside the load, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) beside: Option<Beside>,
-    /// Connections held open beside the load, each of which asked once.
+    /// Idle connections held open beside the load; each sent one request.
     #[serde(default, skip_serializing_if = "is_none")]
     pub(crate) parked: u64,
-    /// CPU time of the clients, in seconds, without what they spent looking at the clock.
+    /// CPU time of the clients, in seconds, without time spent polling the clock.
     pub(crate) client_cpu_s: f64,
-    /// What the server used.
+    /// Resources used by the server.
     pub(crate) server: ServerUse,
-    /// What the machine did.
+    /// CPU use of the machine.
     pub(crate) host: HostUse,
-    /// What its kernel counted in the server's network namespace.
+    /// Kernel counters of the server's network namespace.
     pub(crate) network: NetworkUse,
-    /// What the monitor saw while load was measured, by the names of its columns: rates are means, the rest is as it was at the end.
+    /// Monitor columns during the measured load, by column name: means for rates, final values for all others.
     pub(crate) monitor: BTreeMap<String, f64>,
-    /// Bytes of all files that could be asked for, where they are a set.
+    /// Total bytes of the file set that may be requested, if there is one.
     pub(crate) set_bytes: Option<u64>,
-    /// Parts of wholes: where the server's CPU time went, by [`name::PROFILE`] (`category NAME` and `context NAME`, of its
-    /// samples), and what was asked for, by [`name::LOAD`] (`asked CLASS`, of all requests that were answered or failed). They are
-    /// read with these files, and stand in no other.
+    /// Shares of totals: the server's CPU time, from [`name::PROFILE`] (`category NAME` and `context
+    /// NAME`, of its samples), and the requests, from [`name::LOAD`] (`asked CLASS`, of all requests
+    /// that were answered or failed). Read from these two files and stored in no other.
     #[serde(skip)]
     pub(crate) shares: BTreeMap<String, f64>,
 }
@@ -682,98 +682,98 @@ fn is_none(count: &u64) -> bool {
     *count == 0
 }
 
-/// What clients had that asked for one small file beside the load.
+/// Results of the clients that request one small file beside the load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Beside {
-    /// Right replies.
+    /// Valid responses.
     pub(crate) ok: u64,
-    /// Of them in a second.
+    /// Valid responses per second.
     pub(crate) rate: f64,
-    /// Heads and all.
+    /// Bytes received, including response headers.
     pub(crate) received_bytes: u64,
-    /// How long they took, in milliseconds.
+    /// Latency, in milliseconds.
     pub(crate) latency: Spread,
 }
 
-/// What a server used while load was measured, with all its processes, also those that ended.
+/// Resources used by a server during the measured load, over all its processes, including those that exited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ServerUse {
     /// CPU time, in seconds.
     pub(crate) cpu_s: Option<f64>,
-    /// Of it in user code.
+    /// CPU time in user code, in seconds.
     pub(crate) user_s: Option<f64>,
-    /// Of it in the kernel.
+    /// CPU time in the kernel, in seconds.
     pub(crate) system_s: Option<f64>,
-    /// The most processes that it had at once.
+    /// Maximum number of processes.
     pub(crate) processes_max: Option<u32>,
-    /// The most threads.
+    /// Maximum number of threads.
     pub(crate) threads_max: Option<u32>,
-    /// The most memory, in bytes: of the group, page cache included; without one, resident memory.
+    /// Maximum memory, in bytes: of the control group, including page cache; without a group, resident memory.
     pub(crate) memory_max_bytes: Option<u64>,
-    /// The longest queue of connections that wait to be accepted.
+    /// Maximum length of the accept queue.
     pub(crate) listen_depth_max: Option<u64>,
-    /// Replies that it counted itself.
+    /// Responses counted by the server itself.
     pub(crate) replies: Option<u64>,
-    /// Bytes that it counted as sent.
+    /// Bytes sent, counted by the server itself.
     pub(crate) sent_bytes: Option<u64>,
-    /// What a request took in the server by its own clock, the mean of those that it timed: to read and to understand it, in
-    /// milliseconds.
+    /// Mean time to read and parse a request by the server's own clock, over the requests that it
+    /// timed, in milliseconds.
     pub(crate) parsing_ms: Option<f64>,
-    /// Likewise to find the file and to send it.
+    /// Mean time to find and send the file, likewise.
     pub(crate) processing_ms: Option<f64>,
-    /// Likewise to log it.
+    /// Mean time to log the request, likewise.
     pub(crate) logging_ms: Option<f64>,
-    /// From its start to its first answer, in milliseconds.
+    /// Time from server start to its first response, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) start_ms: Option<f64>,
-    /// Its memory before there was load, in bytes, resident.
+    /// Resident memory before the load, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rest_bytes: Option<u64>,
-    /// The most resident memory while there was load, in bytes.
+    /// Maximum resident memory during the load, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) resident_max_bytes: Option<u64>,
 }
 
-/// What the machine did while load was measured.
+/// CPU use of the machine during the measured load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HostUse {
-    /// The share of all CPU time that was used.
+    /// Share of all CPU time in use.
     pub(crate) busy: f64,
-    /// The share that others used than server, clients and instruments.
+    /// Share used by processes other than server, clients and instruments.
     pub(crate) others: Option<f64>,
-    /// The share that a hypervisor took.
+    /// Share of CPU time stolen by a hypervisor.
     pub(crate) stolen: f64,
 }
 
-/// What the kernel counted in the server's network namespace while load was measured. Over loopback both ends are in it.
+/// Kernel counters of the server's network namespace during the measured load. Over loopback, both ends are in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct NetworkUse {
-    /// Whether nobody else was in it, or it is that of a host of its own: then counts must agree.
+    /// Whether the namespace has no other users, or belongs to a separate host. Only then must the counts agree.
     pub(crate) is_private: bool,
-    /// Connections that the server's side took.
+    /// Connections accepted on the server's side.
     pub(crate) passive_opens: Option<u64>,
     /// Segments sent.
     pub(crate) segments_out: Option<u64>,
-    /// Bytes that left by its devices, with the heads of IP and TCP (over loopback without those of Ethernet).
+    /// Bytes sent by its devices, including IP and TCP headers (over loopback without Ethernet headers).
     pub(crate) out_bytes: Option<u64>,
-    /// Connections that were established at the server's port, the mean of all counts.
+    /// Established connections at the server's port: the mean of all samples.
     pub(crate) established: Option<f64>,
 }
 
-/// A figure of a run: name, unit, what it is, and how it is made.
+/// A metric of a run: name, unit, description, and function.
 type Metric = (&'static str, &'static str, &'static str, fn(&Summary) -> Option<f64>);
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// `None` where nothing was timed.
+/// `None` if nothing was timed.
 fn known(spread: &Spread) -> Option<&Spread> {
     (spread.count > 0).then_some(spread)
 }
 
 impl Summary {
-    /// The clients' figures of a run; those of server, host and network are still missing.
+    /// Takes the clients' figures from `outcome`. Server, host and network figures are still missing.
     pub(crate) fn of(outcome: &Outcome) -> Summary {
-        // These failed before a request could be sent.
+        // These fail before a request is sent.
         const BEFORE: [Fault; 5] = [Fault::Abandoned, Fault::Refused, Fault::Tls, Fault::Local, Fault::Unsent];
         let failed_before: u64 = BEFORE.iter().map(|fault| outcome.failed_by(*fault)).sum();
         let seconds = outcome.window.seconds.max(1e-9);
@@ -800,7 +800,7 @@ impl Summary {
         }
     }
 
-    /// What can be drawn: name, unit, what it is, and how it is made of a run, where it is known.
+    /// All metrics: name, unit, description, and the function that computes the value from a run, if it is known.
     pub(crate) const METRICS: &'static [Metric] = &[
         ("asked-rate", "1/s", "connections to begin", |run| run.asked_rate),
         ("offered-rate", "1/s", "connections begun", |run| Some(run.offered_rate)),
@@ -859,8 +859,8 @@ impl Summary {
             Some(run.server.listen_depth_max? as f64)
         }),
         ("listen-drops", "1/s", "connections dropped by the listen queue", |run| {
-            // A listener with TCP_DEFER_ACCEPT, as Apache's, counts every connection among its drops: the bare ACK is one. What a
-            // namespace of its own counts is exact.
+            // A listener with TCP_DEFER_ACCEPT, such as Apache's, counts every connection as a drop, because
+            // of the bare ACK. The counter of a private namespace is exact.
             run.seen(if run.network.is_private { "tcp_listen_drops_per_s" } else { "listen_queue_drops_per_s" })
         }),
         ("established", "", "connections established, mean", |run| run.network.established),
@@ -877,8 +877,8 @@ impl Summary {
         ("set-size", "MiB", "files that are asked for", |run| Some(run.set_bytes? as f64 / MIB)),
     ];
 
-    /// Wholes whose parts are metrics as well, such as `category:timers`, or `category:timers+locking` for two of them together:
-    /// the word before the colon, what the whole is, and whether it is a profile's.
+    /// Totals whose shares are metrics as well, such as `category:timers`, or `category:timers+locking` for the
+    /// sum of two: the word before the colon, the description of the total, and whether it needs a profile.
     pub(crate) const SHARES: &'static [(&'static str, &'static str, bool)] = &[
         ("category", "the server's CPU time", true),
         ("context", "the server's CPU time", true),
@@ -886,8 +886,8 @@ impl Summary {
         ("asked", "all requests", false),
     ];
 
-    /// Unit and meaning of a metric of [`METRICS`](Summary::METRICS) or [`SHARES`](Summary::SHARES), or of a column of the monitor;
-    /// `None` if it is none.
+    /// Returns unit and description of a metric of [`METRICS`](Summary::METRICS) or
+    /// [`SHARES`](Summary::SHARES), or of a monitor column; `None` for an unknown name.
     pub(crate) fn described(name: &str) -> Option<(&'static str, Cow<'static, str>)> {
         if let Some((_, unit, meaning, _)) = Summary::METRICS.iter().find(|(known, ..)| *known == name) {
             return Some((unit, Cow::Borrowed(meaning)));
@@ -897,17 +897,17 @@ impl Summary {
         }
         let (whole, parts) = name.split_once(':').filter(|(_, parts)| !parts.is_empty())?;
         let (_, whole, _) = Summary::SHARES.iter().find(|(known, ..)| *known == whole)?;
-        // What tells them apart comes first: a legend has no room for more.
+        // The distinguishing part comes first: legends cut off the rest.
         Some(("%", Cow::Owned(format!("{}, of {whole}", parts.replace('+', " and ")))))
     }
 
-    /// Whether a metric is a part of a profile.
+    /// Whether a metric is a share of a profile.
     pub(crate) fn is_of_profile(name: &str) -> bool {
         let whole = name.split_once(':').map(|(whole, _)| whole);
         Summary::SHARES.iter().any(|(known, _, is_of_profile)| Some(*known) == whole && *is_of_profile)
     }
 
-    /// The value of what is [`described`](Summary::described), in its unit; `None` where it is not known, or no metric.
+    /// Returns the value of a [`described`](Summary::described) metric, in its unit; `None` if it is unknown.
     pub(crate) fn metric(&self, name: &str) -> Option<f64> {
         match Summary::METRICS.iter().find(|(known, ..)| *known == name) {
             Some((.., of)) => of(self),
@@ -915,18 +915,18 @@ impl Summary {
         }
     }
 
-    /// What the monitor saw, by the name of its column.
+    /// Returns a monitor column, by name.
     fn seen(&self, name: &str) -> Option<f64> {
         self.monitor.get(name).copied()
     }
 
-    /// For how long server, machine and network counted: until the drain was over, in seconds.
+    /// Time during which server, machine and network were counted: until the end of the drain, in seconds.
     fn counted_s(&self) -> f64 {
         (self.seconds + self.window.drain_s.clamp(0.0, 1e6)).max(1e-9)
     }
 
-    /// The value of a metric of [`SHARES`](Summary::SHARES), in percent; `None` where its whole is not known. A part that was
-    /// never seen is 0.
+    /// Returns a metric of [`SHARES`](Summary::SHARES), in percent; `None` if its total is unknown. A
+    /// part without samples is 0.
     fn share(&self, name: &str) -> Option<f64> {
         let (whole, parts) = name.split_once(':')?;
         let view = if whole == "kernel" { "category" } else { whole };
@@ -941,30 +941,26 @@ impl Summary {
     }
 }
 
-/// An archive that is there.
+/// An existing archive.
 #[derive(Clone, Debug)]
 pub(crate) struct Archive {
-    /// Its directory.
     pub(crate) dir: PathBuf,
-    /// What was to be done.
     pub(crate) resolved: Resolved,
-    /// On what.
     pub(crate) host: Host,
-    /// In which order.
     pub(crate) plan: Plan,
-    /// What the clients can do; `None` until that is known.
+    /// Results of the clients against the null server; `None` until they are measured.
     pub(crate) clients: Option<Clients>,
-    /// The machine at rest, for each block that was begun.
+    /// Activity of the idle machine, for each block that has started.
     pub(crate) blocks: Vec<Block>,
-    /// The runs that are there, in the order of the plan, with all attempts at each in theirs.
+    /// Existing runs in plan order, with all attempts of each in order.
     pub(crate) runs: Vec<Run>,
 }
 
 impl Archive {
-    /// Reads one.
+    /// Reads the archive in `dir`.
     ///
     /// # Errors
-    /// When there is none, one of another form, or one that was damaged.
+    /// If there is no archive, it has another format version, or it is damaged.
     pub(crate) fn open(dir: &Path) -> Result<Archive, Failure> {
         if !dir.join(name::RESOLVED).exists() {
             return Err(Failure::usage(format!(
@@ -1009,57 +1005,58 @@ impl Archive {
         })
     }
 
-    /// The attempts that count: the last of each run. Those before it are invalid, and are drawn and told as such.
+    /// Returns the attempts that count: the last of each run. Earlier attempts are invalid, and are
+    /// drawn and reported as such.
     pub(crate) fn last_attempts(&self) -> impl Iterator<Item = &Run> {
         let next = |at: usize| self.runs.get(at + 1);
         let all = self.runs.iter().enumerate();
         all.filter(move |(at, run)| next(*at).is_none_or(|next| !next.plan.is_same(&run.plan))).map(|(_, run)| run)
     }
 
-    /// A file of a run, by its [`name`]; it need not be there.
+    /// Path of a file of a run, by its [`name`]. The file may not exist.
     pub(crate) fn file(&self, run: &str, name: &str) -> PathBuf {
         self.dir.join(name::RUNS).join(run).join(name)
     }
 
-    /// What each host did in a run; empty where it was all on one machine.
+    /// Returns each host's part in a run; empty if one machine did everything.
     ///
     /// # Errors
-    /// When the file is damaged.
+    /// If the file is damaged.
     pub(crate) fn hosts(&self, run: &str) -> Result<Vec<HostRun>, Failure> {
         read_optional(&self.file(run, name::HOSTS)).map(Option::unwrap_or_default)
     }
 
-    /// The arm of a run.
+    /// Returns the arm with this id.
     pub(crate) fn arm(&self, id: &str) -> Option<&Arm> {
         self.resolved.arms.iter().find(|arm| arm.id == id)
     }
 
-    /// The clients' view of a run.
+    /// Reads the clients' results of a run.
     ///
     /// # Errors
-    /// When the file is not there or damaged.
+    /// If the file is missing or damaged.
     pub(crate) fn load(&self, run: &str) -> Result<Outcome, Failure> {
         read(&self.file(run, name::LOAD))
     }
 
-    /// The server's and the machine's view of a run: samples, of which `ammeter_monitor::Tick::between` makes rates.
+    /// Reads the monitor's samples of server and machine; `ammeter_monitor::Tick::between` computes rates from them.
     ///
     /// # Errors
-    /// When the file is not there or damaged.
+    /// If the file is missing or damaged.
     pub(crate) fn samples(&self, run: &str) -> Result<Replay<'static>, Failure> {
         ammeter_monitor::replay(&self.file(run, name::MONITOR))
     }
 
-    /// Where CPU time went in a run, as `ammeter profile --json` tells it; `None` where no profile was asked for.
+    /// Reads the CPU profile of a run, as `ammeter profile --json` prints it; `None` if no profile was requested.
     ///
     /// # Errors
-    /// When the file is damaged.
+    /// If the file is damaged.
     pub(crate) fn profile(&self, run: &str) -> Result<Option<Profile>, Failure> {
         read_optional(&self.file(run, name::PROFILE))
     }
 }
 
-/// The parts of wholes in the files of a run; nothing of a file that is missing or damaged, which its own reader reports.
+/// Reads the shares in the files of a run. Skips a missing or damaged file; its own reader reports it.
 fn shares(run: &Path) -> BTreeMap<String, f64> {
     let profile: Option<Profile> = read_optional(&run.join(name::PROFILE)).ok().flatten();
     let load: Option<Outcome> = read_optional(&run.join(name::LOAD)).ok().flatten();
@@ -1083,7 +1080,7 @@ struct Form {
     form: u32,
 }
 
-/// Where a block is described.
+/// Path of a block's file.
 pub(crate) fn block_path(dir: &Path, block: u32) -> PathBuf {
     dir.join(name::BLOCKS).join(format!("{block}.json"))
 }
@@ -1091,7 +1088,7 @@ pub(crate) fn block_path(dir: &Path, block: u32) -> PathBuf {
 /// Reads a file of an archive.
 ///
 /// # Errors
-/// When it is not there, or not as it was written: with its name, line and column.
+/// If it is missing or malformed. The message has its name, line and column.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
     let text = fs::read(path).map_err(Failure::io(format_args!("read {}", path.display())))?;
     serde_json::from_slice(&text).map_err(|error| {
@@ -1102,15 +1099,15 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
     })
 }
 
-/// As [`read`]; `None` where there is no such file.
+/// As [`read`]; `None` if the file does not exist.
 fn read_optional<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Failure> {
     if path.exists() { read(path).map(Some) } else { Ok(None) }
 }
 
-/// Writes a file of an archive: whole, or not at all.
+/// Writes a file of an archive atomically.
 ///
 /// # Errors
-/// When the disk is full, for one.
+/// If it cannot be written, for example because the disk is full.
 pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
     let mut text = serde_json::to_vec_pretty(value)
         .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
@@ -1118,7 +1115,7 @@ pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), Failure> 
     write_bytes(path, &text)
 }
 
-/// As [`write`], of bytes.
+/// As [`write`], for raw bytes.
 ///
 /// # Errors
 /// As [`write`].
@@ -1190,7 +1187,7 @@ mod tests {
         };
         check("category:timers", Some(40.0));
         check("category:timers+high-level file system", Some(50.0));
-        // Of what is left when user code is taken out.
+        // Relative to the rest, without user code.
         check("kernel:timers", Some(50.0));
         check("context:accept4", Some(5.0));
         check("context:never seen", Some(0.0));
@@ -1205,7 +1202,7 @@ mod tests {
         assert!(Summary::described("asked:").is_none() && Summary::described("rates").is_none());
     }
 
-    /// What is read by the name of a column of the monitor has that name there.
+    /// Every monitor column that a metric reads exists in the monitor under that name.
     #[test]
     fn monitor_columns_are_metrics() {
         let mut seen = Tick { disks: vec![Disk::default()], listeners: vec![Listener::default()], ..Tick::default() };

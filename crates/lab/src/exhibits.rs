@@ -1,5 +1,6 @@
-//! The experiments that are built in, each a folder of `experiments/` with the file that makes it. Where one makes several
-//! exhibits of a paper, its table `[exhibits]` names each of them with what it shows, and it is found by these names too.
+//! The built-in experiments: each is a folder of `experiments/` with its file. An experiment that
+//! reproduces several exhibits of a paper lists each of them with a description in its table
+//! `[exhibits]`, and is found by these names too.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,22 +9,23 @@ use std::path::Path;
 use amped_measure::Failure;
 use serde::Deserialize;
 
-/// One of them.
+/// A built-in experiment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exhibit {
-    /// Its name, that of its folder.
+    /// Name of the experiment and of its folder.
     pub(crate) name: &'static str,
-    /// The file.
+    /// Text of the experiment file.
     pub(crate) text: &'static str,
 }
 
 impl Exhibit {
-    /// What the file is called, for errors.
+    /// Path of the file, for error messages.
     pub(crate) fn file(&self) -> String {
         format!("experiments/{}/experiment.toml", self.name)
     }
 
-    /// The exhibits that it makes, each with what it shows, in the order of their numbers; none where it is one itself.
+    /// Returns the exhibits it reproduces, with descriptions, in numerical order; empty if the
+    /// experiment is itself one exhibit.
     pub(crate) fn makes(&self) -> Vec<(String, String)> {
         #[derive(Deserialize)]
         struct File {
@@ -37,7 +39,7 @@ impl Exhibit {
         exhibits
     }
 
-    /// The names by which it is found, each once.
+    /// Returns all names by which it is found, without duplicates.
     fn names(&self) -> Vec<String> {
         let mut names = vec![self.name.to_owned()];
         names.extend(self.makes().into_iter().map(|(name, _)| name).filter(|name| name != self.name));
@@ -47,7 +49,7 @@ impl Exhibit {
 
 macro_rules! exhibits {
     ($($name:literal),* $(,)?) => {
-        /// All of them, in the order of the papers.
+        /// All built-in experiments, in the order of the papers.
         pub(crate) const ALL: &[Exhibit] = &[$(Exhibit {
             name: $name,
             text: include_str!(concat!("../../../experiments/", $name, "/experiment.toml")),
@@ -96,27 +98,27 @@ exhibits![
     "server-overload",
 ];
 
-/// The one of this name, or that makes the exhibit of this name.
+/// Finds the experiment with this name, or the one that reproduces the exhibit with this name.
 ///
 /// # Errors
-/// There is none; the name that comes nearest, or all that there are.
+/// If there is none; the message suggests the closest name, or lists all.
 pub(crate) fn find(name: &str) -> Result<Exhibit, Failure> {
     if let Some(exhibit) = ALL.iter().find(|exhibit| exhibit.names().iter().any(|known| known == name)) {
         return Ok(*exhibit);
     }
     let names: Vec<String> = ALL.iter().flat_map(Exhibit::names).collect();
     let nearest = names.iter().min_by_key(|known| strsim::osa_distance(name, known));
-    // A name of which more than a third is wrong was meant for nothing here.
+    // With more than a third of the name wrong, a suggestion would be a guess.
     let nearest = nearest.filter(|known| strsim::osa_distance(name, known) * 3 <= name.len());
     let way_out =
         nearest.map_or_else(|| format!("there are: {}", names.join(", ")), |known| format!("did you mean {known}?"));
     Err(Failure::usage(format!("there is no file {name}, and no experiment of that name is built in; {way_out}")))
 }
 
-/// The file of this name, or the experiment that is built in: its name and its text.
+/// Reads the experiment file at this path, or the built-in experiment of this name: file name and text.
 ///
 /// # Errors
-/// There is neither.
+/// If neither exists.
 pub(crate) fn read(experiment: &str) -> Result<(String, String), Failure> {
     let path = Path::new(experiment);
     if path.is_file() {
@@ -147,7 +149,7 @@ mod tests {
                 );
                 let expected_s = plan::plan(&resolved).expected_s;
                 assert!(!quick || expected_s < 600.0, "{} takes {expected_s} s", exhibit.name);
-                // What it names was checked with the rest of it: arms, loads, and what is measured.
+                // Parsing has checked all references: arms, loads and metrics.
                 assert!(!resolved.claims.is_empty(), "{} claims nothing", exhibit.name);
                 assert!(!quick || resolved.repetitions > 1, "{}: nothing can be told from one block", exhibit.name);
             }
@@ -166,7 +168,7 @@ mod tests {
             }
             assert!(!made.is_empty() || names.insert(exhibit.name.to_owned()), "{}", exhibit.name);
         }
-        // The exhibits of the papers that are to be there.
+        // The exhibits that each paper must have.
         for (paper, figures) in
             [("hu", 1..=10), ("hu", 12..=13), ("yates", 1..=6), ("arlitt", 2..=11), ("banga", 5..=10)]
         {

@@ -1,11 +1,13 @@
-//! Makes the runs of servers that are alive at once and measured in turns: what is compared was measured within seconds.
+//! Runs several servers at the same time and measures them in turns, so that compared measurements are seconds apart.
 //!
-//! All servers of one load stand on the same cores, each in a control group of its own. In each block every one of them has its
-//! turn, a window of load, in an order of the plan's; its CPU time for a response is that of its group within the window. There is
-//! no monitor, and no network namespace for each: what is asked of one is nothing to the others, which sleep.
+//! All servers of one load share the same cores, each in its own control group. In each block every
+//! server has one turn, a window of load, in the order of the plan. CPU time per response is that
+//! of the server's group within the window. There is no monitor and no network namespace per
+//! server: load on one server does not affect the others, which sleep.
 //!
-//! Before the first window all are asked for everything once. A server that answers otherwise than the first is not measured. The
-//! floor (`command/floor_server`) is started after that, with what the first has answered.
+//! Before the first window, each server is sent every request once. A server whose responses differ
+//! from the first server's is not measured. The floor server (`command/floor_server`) starts last
+//! and replays the first server's responses.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,17 +22,17 @@ use crate::experiment::Settings;
 use crate::run::{self, Order, Side};
 use crate::subject::{Answer, Kind};
 
-/// A server that waits for its turn, or why it cannot have one.
+/// A server waiting for its turn, or the reason why it cannot run.
 struct Server {
     arm: String,
     site: Site,
     side: Result<Side, String>,
 }
 
-/// Makes these runs in their order; `done` gets each with its number as soon as it is over.
+/// Makes these runs in order, and passes each with its index to `done` as soon as it ends.
 ///
 /// # Errors
-/// When nothing could be measured at all: no program, no disk, an interrupt; what `done` says.
+/// If nothing can be measured at all: no program, no disk space, an interrupt; and errors of `done`.
 pub(crate) fn work(
     environment: &TestEnvironment,
     orders: &[Order],
@@ -45,7 +47,7 @@ pub(crate) fn work(
             let Some(Server { site, side, .. }) = server else { continue };
             let run = match side {
                 Ok(side) => side.window(environment, site, order, stop)?,
-                // That is a result: this server cannot be run so.
+                // This is a result too: the server cannot run in this setup.
                 Err(why) => run::refused(Run::begun(order.planned.clone(), run::now_s()), "server", why),
             };
             done(at, run)?;
@@ -57,8 +59,8 @@ pub(crate) fn work(
     })
 }
 
-/// Starts the servers of these runs, looks at what they answer and puts a load on each that is not counted. The floor comes last,
-/// since it answers what another has answered.
+/// Starts the servers of these runs, checks their responses and warms each up without counting. The
+/// floor server comes last, since it replays another server's responses.
 fn start(environment: &TestEnvironment, orders: &[Order], folder: &Path, stop: &Stop) -> Result<Vec<Server>, Failure> {
     let mut firsts: Vec<&Order> = Vec::new();
     for order in orders {
@@ -66,7 +68,7 @@ fn start(environment: &TestEnvironment, orders: &[Order], folder: &Path, stop: &
             firsts.push(order);
         }
     }
-    // In the order of the arms, whatever that of the windows is: the first one is the one that others are held against.
+    // In arm order, regardless of the order of the windows: the first server is the reference for the others.
     let number = |order: &Order| order.planned.arm.trim_start_matches('a').parse::<usize>();
     firsts.sort_by_key(|order| (order.settings.subject.kind == Kind::Floor, number(order).unwrap_or(usize::MAX)));
     let (mut servers, mut reference) = (Vec::new(), None::<Reference>);
@@ -90,17 +92,17 @@ fn start(environment: &TestEnvironment, orders: &[Order], folder: &Path, stop: &
     Ok(servers)
 }
 
-/// What the first server has answered.
+/// Responses of the first server.
 struct Reference {
     answers: Vec<Answer>,
-    /// The same as the file that the floor reads.
+    /// The same responses, in the file that the floor server reads.
     replies: PathBuf,
 }
 
-/// Asks a server for everything once.
+/// Sends every request to a server once.
 ///
 /// # Errors
-/// What it does not answer, or otherwise than the first server did.
+/// The request without a response, or with a response that differs from the first server's.
 fn look(
     order: &Order,
     site: &Site,
@@ -117,7 +119,7 @@ fn look(
     for (at, target) in targets.iter().enumerate() {
         let answer = Answer::fetch(side.address(), target, &fields).ok_or_else(|| format!("{target} has no answer"))?;
         if let Some(first) = reference.and_then(|reference| reference.answers.get(at)) {
-            // The page of an error is each server's own.
+            // Error pages may differ between servers.
             let is_alike = answer.status >= 400 || answer.body == first.body;
             if answer.status != first.status || !is_alike {
                 let (status, length, as_status, as_length) =
@@ -136,7 +138,7 @@ fn look(
     Ok(Reference { answers, replies: replies.to_owned() })
 }
 
-/// All that is asked for.
+/// Returns all request targets.
 fn targets(settings: &Settings, site: &Site) -> Result<Vec<String>, String> {
     match (&settings.load.path, &site.manifest) {
         (Some(path), _) => Ok(vec![path.clone()]),
@@ -148,9 +150,9 @@ fn targets(settings: &Settings, site: &Site) -> Result<Vec<String>, String> {
     }
 }
 
-/// Answers as the floor reads them; large bodies are sent from their files.
+/// Encodes responses in the floor server's format; large bodies are sent from their files.
 fn recorded(targets: &[String], answers: &[Answer], site: &Site) -> Vec<u8> {
-    /// From this length on that is cheaper than from memory (4 to 8 % at 64 to 1024 KiB).
+    /// From this size on, sending from a file is cheaper than from memory (4 to 8 % at 64 to 1024 KiB).
     const FROM_FILE: usize = 64 << 10;
     let mut text = Vec::new();
     for (target, Answer { status, head, body }) in targets.iter().zip(answers) {

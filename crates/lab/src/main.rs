@@ -1,8 +1,8 @@
-//! `ammeter`, the laboratory: measures any web server from outside, this project's or another's.
+//! `ammeter`, the laboratory: measures any web server from outside, this project's or another.
 //!
-//! Here the command line is read and the exit status given: 0 good, 1 a run failed or a check did not hold, 2 wrong usage.
-//! `compare` and `wan` have further ones (see their help).
-//! Each command is a file in `command`; what it does is in a library below, which knows no command line and prints nothing.
+//! This file parses the command line and sets the exit status: 0 success, 1 a run failed or a check did
+//! not hold, 2 usage error. `compare` and `wan` have further statuses (see their help). Each command is a
+//! file in `command`; the work is done by the modules below, which know no command line and print nothing.
 #![forbid(unsafe_code)]
 
 mod analyse;
@@ -42,7 +42,6 @@ struct Ammeter {
     command: Command,
 }
 
-/// One line a command.
 #[derive(Subcommand)]
 enum Command {
     /// Compare two experiments, or two subjects of one, against the noise of the machine
@@ -92,12 +91,12 @@ enum Command {
 }
 
 impl Command {
-    /// The exit status, or why there is no result.
+    /// Runs the command and returns its exit status.
     fn run(&self) -> Result<u8, Failure> {
         let verdict = match self {
-            // Its status is the one of the command that it runs.
+            // The exit status is that of the command that it runs.
             Command::Wan(args) => return command::wan::run(args),
-            // It has one more, for a comparison that is undecided.
+            // One more exit status: undecided.
             Command::Compare(args) => return command::compare::run(args),
             Command::Diagnose(args) => command::diagnose::run(args),
             Command::Exhibits(args) => command::exhibits::run(args),
@@ -131,11 +130,11 @@ Examples:
   ammeter host --json                             a record of this machine, to keep with results";
 
 fn main() -> ExitCode {
-    // clap ends with status 2 where the command line is wrong, and with 0 after help. Bare, the answer is the help.
+    // clap exits with status 2 on a usage error, and with 0 after help. Without arguments, print the help.
     let ended = match Ammeter::try_parse() {
         Ok(ammeter) => ammeter.command.run(),
         Err(error) if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // To standard output and with status 0: nothing was wrong.
+            // To standard output with status 0: this is not an error.
             say::out(&error.to_string()).map(|()| 0)
         }
         Err(error) => error.exit(),

@@ -1,8 +1,9 @@
-//! A page that needs nothing else: its tables are in it, its plots are drawn by what it carries along (uPlot, see
-//! `assets/uplot`), and its policy forbids it to load anything. It opens from a disk, years later, without a network.
+//! A self-contained HTML page: it includes its tables, its data and the library that draws its
+//! plots (uPlot, see `assets/uplot`), and its content security policy forbids loading anything. It
+//! opens from disk, years later, without a network.
 //!
-//! `ammeter load --html`, `ammeter profile --html` and `ammeter report` write such pages; what differs are the body, the data that
-//! stand in it, and the script that has `assets/plot.js` draw them.
+//! `ammeter load --html`, `ammeter profile --html` and `ammeter report` write such pages. They
+//! differ in the body, the embedded data, and the script that draws them with `assets/plot.js`.
 
 #[cfg(test)]
 pub(crate) mod chromium;
@@ -18,12 +19,12 @@ const UPLOT_LICENCE: &str = include_str!("../assets/uplot/LICENSE");
 const CSS: &str = include_str!("../assets/page.css");
 const PLOT: &str = include_str!("../assets/plot.js");
 
-/// What the page may do: use what is in it, and nothing else.
+/// Content security policy: inline styles and scripts only, nothing loaded.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
 
-/// Writes one with plots. `data` is what `drawing.data` is to `script`, and `below` stands under the heading.
+/// Writes a page with plots. `script` reads `data` as `drawing.data`; `below` is the line under the heading.
 pub(crate) fn page(title: &str, heading: &str, below: &str, body: &Markup, data: &Value, script: &str) -> String {
-    // Within a script nothing but its end has a meaning to the reader of HTML.
+    // Within a script element, HTML parsers interpret only `<`, as the start of the end tag.
     let data = data.to_string().replace('<', "\\u003c");
     let licence = format!("\n/*\nuPlot 1.6.32\n\n{UPLOT_LICENCE}*/\n{UPLOT}");
     let body = html! {
@@ -40,7 +41,7 @@ pub(crate) fn page(title: &str, heading: &str, below: &str, body: &Markup, data:
     document(title, heading, below, &format!("{UPLOT_CSS}{CSS}{FIGURE_CSS}"), &html! { (body) (end) })
 }
 
-/// Writes one without plots over time; `style` and `script` are of what is in `body`.
+/// Writes a page without time plots; `style` and `script` belong to `body`.
 pub(crate) fn plain(title: &str, below: &str, body: &Markup, style: &str, script: &str) -> String {
     let end = html! {
         footer { (PROGRAM) }

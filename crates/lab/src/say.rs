@@ -1,19 +1,19 @@
-//! What the program prints: results to standard output, everything else to standard error.
+//! Output of the program: results to standard output, everything else to standard error.
 
 use std::io::{self, Write};
 
 use amped_measure::Failure;
 use serde::Serialize;
 
-/// Prints a result, with a line end behind it if it has none.
+/// Prints a result, with a newline appended if it has none.
 ///
 /// # Errors
-/// When standard output cannot take it. A reader that has closed the pipe has seen what it wanted to see: no error.
+/// If standard output cannot be written. A closed pipe is not an error: the reader has read enough.
 pub(crate) fn out(text: &str) -> Result<(), Failure> {
     read(text).map(drop)
 }
 
-/// As [`out`], for whoever has more to say: `false`, the reader has closed the pipe.
+/// As [`out`], for callers with more to print: returns `false` if the reader has closed the pipe.
 ///
 /// # Errors
 /// As [`out`].
@@ -27,7 +27,7 @@ pub(crate) fn read(text: &str) -> Result<bool, Failure> {
     }
 }
 
-/// Prints a result as JSON, in one line.
+/// Prints a result as JSON, on one line.
 ///
 /// # Errors
 /// As [`out`].
@@ -35,15 +35,15 @@ pub(crate) fn json(result: &impl Serialize) -> Result<(), Failure> {
     out(&as_json(result)?)
 }
 
-/// A result as JSON, in one line.
+/// Formats a result as JSON, on one line.
 ///
 /// # Errors
-/// None of results that are numbers, words and lists.
+/// None for results made of numbers, strings and lists.
 pub(crate) fn as_json(result: &impl Serialize) -> Result<String, Failure> {
     serde_json::to_string(result).map_err(|error| Failure::failed(format!("cannot write the result as JSON: {error}")))
 }
 
-/// Prints a line to standard error. If nobody takes it, there is nobody to tell.
+/// Prints a line to standard error. Write errors are ignored: there is no other place to report them.
 pub(crate) fn plain(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }

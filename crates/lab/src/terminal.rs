@@ -1,5 +1,5 @@
-//! The terminal as a screen: taken over, drawn on, and given back as it was, also after a panic and before an end that runs
-//! no destructors.
+//! Full-screen terminal mode: entered, drawn on, and restored, also after a panic and before an
+//! exit that runs no destructors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -8,14 +8,14 @@ use amped_measure::Failure;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 
-/// Whether the terminal is ours.
+/// Whether full-screen mode is active.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// The terminal, which is as it was when this is dropped. One at a time.
+/// The terminal in full-screen mode; dropping it restores the terminal. Only one may exist at a time.
 pub(crate) struct Terminal(ratatui::DefaultTerminal);
 
 impl Terminal {
-    /// Takes it over: the alternate screen, and keys without echo. A panic gives it back before it is told.
+    /// Enters the alternate screen and raw mode. A panic restores the terminal before its message is printed.
     pub(crate) fn take() -> Result<Terminal, Failure> {
         TAKEN.store(true, Ordering::Relaxed);
         ratatui::try_init().map(Terminal).map_err(|error| {
@@ -24,7 +24,7 @@ impl Terminal {
         })
     }
 
-    /// Draws a picture.
+    /// Draws one frame.
     pub(crate) fn draw(&mut self, picture: impl FnOnce(&mut Frame<'_>)) -> Result<(), Failure> {
         self.0.draw(picture).map(drop).map_err(Failure::io("draw the screen"))
     }
@@ -36,40 +36,40 @@ impl Drop for Terminal {
     }
 }
 
-/// Gives the terminal back, if it is taken: for who ends the program without coming back.
+/// Restores the terminal if full-screen mode is active. For code that exits the process directly.
 pub(crate) fn restore() {
     if TAKEN.swap(false, Ordering::Relaxed) {
         ratatui::restore();
     }
 }
 
-/// What somebody at the keyboard wants.
+/// A user's keyboard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
-    /// Nothing, or nothing that means something here.
+    /// No input, or a key without a function.
     Nothing,
-    /// The screen has another size.
+    /// The terminal was resized.
     Redraw,
-    /// To see another moment of a record.
+    /// Seek in a recording.
     Go(Go),
-    /// `q`, Escape or Ctrl-C, which is no signal while the terminal is taken.
+    /// Quit: `q`, Escape or Ctrl-C, which raises no signal in raw mode.
     End,
 }
 
-/// Where in a record.
+/// A seek in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Go {
-    /// So many ticks on, or back.
+    /// By this many ticks, forward or back.
     By(isize),
-    /// To the first.
+    /// To the first tick.
     First,
-    /// To the last.
+    /// To the last tick.
     Last,
-    /// On by itself, as fast as it was recorded; or no more.
+    /// Start or stop playback at recorded speed.
     Play,
 }
 
-/// The keys of `below` and of pagers.
+/// Key bindings, as in `below` and in pagers.
 fn go(code: KeyCode) -> Option<Go> {
     const PAGE: isize = 10;
     match code {
@@ -84,7 +84,7 @@ fn go(code: KeyCode) -> Option<Go> {
     }
 }
 
-/// Waits so long for a wish. All that is there is read; an end outweighs the rest.
+/// Waits up to `timeout` for input. Reads all pending events; quit takes precedence over a resize.
 pub(crate) fn wish(timeout: Duration) -> Result<Wish, Failure> {
     let (mut wish, mut timeout) = (Wish::Nothing, timeout);
     while event::poll(timeout).map_err(Failure::io("read the keyboard"))? {
@@ -95,7 +95,7 @@ pub(crate) fn wish(timeout: Duration) -> Result<Wish, Failure> {
                 if is_control_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) {
                     return Ok(Wish::End);
                 }
-                // One after the other: two keys are two steps.
+                // Return each key on its own: two key presses are two steps.
                 if let Some(go) = go(key.code) {
                     return Ok(Wish::Go(go));
                 }
