@@ -1,34 +1,34 @@
-//! What a request demands of a resource, and how many a second the resource can serve.
+//! The demand of a request on a resource, and the throughput at which the resource saturates.
 //!
-//! Below its end a resource is in use in proportion to throughput: U = a + D X, where D is its demand for each request (the
-//! utilisation law; Denning and Buzen 1978) and a what it does without any. Where the line reaches 1 the resource is at its end:
-//! X = (1 - a) / D, the predicted ceiling, known before anybody has been there. Its interval is that of inverse prediction
-//! (Fieller 1954), which has no end where the slope may be 0.
+//! Below saturation, the utilisation of a resource is linear in throughput: U = a + D X, where D is its demand per
+//! request (the utilisation law; Denning and Buzen 1978) and a its use without requests. The resource saturates where
+//! the line reaches 1, at X = (1 - a) / D: the predicted ceiling, known before any run has reached it. Its interval is
+//! that of inverse prediction (Fieller 1954), which is unbounded if the slope may be 0.
 
 use amped_measure::stats::student;
 use serde::Serialize;
 
-/// A demand and the ceiling that follows from it.
+/// A demand and the ceiling predicted from it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Demand {
-    /// For each request, in seconds of the resource.
+    /// Demand per request, in seconds of the resource.
     pub(crate) per_request_s: f64,
-    /// Where its interval of 95 % begins.
+    /// Lower end of its 95 % interval.
     pub(crate) low_s: f64,
-    /// Where it ends.
+    /// Upper end of its 95 % interval.
     pub(crate) high_s: f64,
-    /// The share in use without any request.
+    /// Utilisation without requests.
     pub(crate) idle: f64,
-    /// Requests a second at which the resource is in use all the time; `None`: more do not use more of it.
+    /// Requests per second at which the resource saturates; `None` if its use does not rise with requests.
     pub(crate) ceiling: Option<f64>,
-    /// Where its interval of 95 % begins; `None` as for `ceiling`.
+    /// Lower end of its 95 % interval; `None` as for `ceiling`.
     pub(crate) ceiling_low: Option<f64>,
-    /// Where it ends; `None`: no end is known.
+    /// Upper end of its 95 % interval; `None` if unbounded.
     pub(crate) ceiling_high: Option<f64>,
 }
 
-/// The demand from runs as (throughput, share in use), which must not have been at their end; `None` with less than three runs
-/// or where all have the same throughput.
+/// Estimates the demand from runs below saturation, given as (throughput, utilisation).
+/// `None` with fewer than three runs, or if all have the same throughput.
 pub(crate) fn demand(runs: &[(f64, f64)]) -> Option<Demand> {
     let n = runs.len() as f64;
     let degrees = runs.len().checked_sub(2).filter(|degrees| *degrees > 0)?;
@@ -42,8 +42,8 @@ pub(crate) fn demand(runs: &[(f64, f64)]) -> Option<Demand> {
     let noise = runs.iter().map(|(x, u)| (u - idle - slope * x).powi(2)).sum::<f64>() / degrees as f64;
     let t = student(degrees);
     let margin = t * (noise / spread).sqrt();
-    // Where a + D X +- t s sqrt(1/n + (X - mean)^2 / spread) is 1: with z = X - mean and c = 1 - mean of U, the roots of
-    // (D^2 - t^2 s^2 / spread) z^2 - 2 D c z + c^2 - t^2 s^2 / n.
+    // Solves a + D X +- t s sqrt(1/n + (X - mean)^2 / spread) = 1. With z = X - mean and c = 1 - mean of U, the
+    // solutions are the roots of (D^2 - t^2 s^2 / spread) z^2 - 2 D c z + c^2 - t^2 s^2 / n.
     let (full, error) = (1.0 - u_mean, t * t * noise);
     let square = slope.powi(2) - error / spread;
     let constant = full.powi(2) - error / n;
@@ -57,14 +57,14 @@ pub(crate) fn demand(runs: &[(f64, f64)]) -> Option<Demand> {
         high_s: slope + margin,
         idle,
         ceiling: rises.then(|| (1.0 - idle) / slope),
-        // Without an end above, the lower end is where the upper edge of the slope leads.
+        // Without an upper end, the upper bound of the slope gives the lower end.
         ceiling_low: rises.then(|| ends.map_or_else(|| x_mean + full / (slope + margin), |[low, _]| low)),
         ceiling_high: ends.filter(|_| rises).map(|[_, high]| high),
     })
 }
 
 impl Demand {
-    /// Whether the ceiling may be this throughput, give or take so much of it.
+    /// Whether the ceiling's interval admits this throughput, within a relative tolerance of `slack`.
     pub(crate) fn allows(&self, throughput: f64, slack: f64) -> bool {
         self.ceiling_low.is_some_and(|low| low <= throughput * (1.0 + slack))
             && self.ceiling_high.is_none_or(|high| high >= throughput * (1.0 - slack))
@@ -77,7 +77,7 @@ mod tests {
     use amped_measure::stats::Random;
     use proptest::prelude::*;
 
-    /// Runs of a resource with this demand, at throughputs up to 0.9 of its ceiling, with even noise of this width.
+    /// Runs of a resource with this demand, at throughputs up to 0.9 of its ceiling, with uniform noise of this width.
     fn runs(idle: f64, demand: f64, noise: f64, count: usize, random: &mut Random) -> Vec<(f64, f64)> {
         let ceiling = (1.0 - idle) / demand;
         let run = |at: usize| {
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!((flat.ceiling, flat.ceiling_low, flat.ceiling_high), (None, None, None));
         let falling = demand(&[(1.0, 0.3), (2.0, 0.2), (3.0, 0.1)]).unwrap();
         assert!(falling.ceiling.is_none() && !falling.allows(2.0, 1.0));
-        // It rises, and it may as well not: there is a ceiling, and no end of it.
+        // The slope is positive, but may as well be 0: there is a ceiling without an upper end.
         let vague = demand(&[(1.0, 0.1), (2.0, 0.3), (3.0, 0.1), (4.0, 0.3)]).unwrap();
         assert!(vague.ceiling.is_some() && vague.ceiling_high.is_none() && vague.allows(1e9, 0.0));
         for few in [&[][..], &[(1.0, 0.1), (2.0, 0.2)], &[(1.0, 0.1), (1.0, 0.2), (1.0, 0.3)]] {

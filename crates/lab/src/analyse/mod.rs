@@ -1,13 +1,14 @@
-//! What runs at several loads say of a server's resources. Pure: figures in, figures out; no file, no clock, no text.
+//! Derives the use of a server's resources from runs at several loads.
+//! Pure: figures in, figures out; no file, no clock, no text.
 //!
 //! ```text
-//! knee     where throughput stops to follow what is offered          ammeter_load::knee::bend, shared with sweeps
-//! use_of   what each resource did in each window
-//! demand   what a request demands of it below the knee, and the ceiling that follows
+//! knee     where throughput stops following the offered load         ammeter_load::knee::bend, shared with sweeps
+//! use_of   the use of each resource in each window
+//! demand   the demand of a request on a resource below the knee, and the predicted ceiling
 //! ```
 //!
-//! [`analyse`] puts them together: for each resource the demand, the ceiling, and the part of the windows in which it was at
-//! its end below the knee and above it. Which of them is the bottleneck is said by `diagnose`.
+//! [`analyse`] combines them: for each resource the demand, the ceiling, and the share of the windows in which it was
+//! saturated below the knee and above it. `diagnose` decides which one is the bottleneck.
 
 pub(crate) mod demand;
 pub(crate) mod use_of;
@@ -22,159 +23,160 @@ use demand::{Demand, demand};
 use serde::Serialize;
 use use_of::{Doing, Kind, Labels, Resource, Rest, Use, doing, group_name, labels, pool_of, rest, uses};
 
-/// A run at one load, as it was seen from both sides.
+/// A run at one load, with the figures of clients and monitor.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Observed {
-    /// Connections that were to begin a second, or clients of a closed loop.
+    /// The requested load: connections per second, or clients of a closed loop.
     pub(crate) asked: f64,
-    /// What was offered: connections begun a second, or clients.
+    /// The offered load: connections opened per second, or clients.
     pub(crate) offered: f64,
-    /// Whether clients each waited for their reply: then there is no more to do than there are clients.
+    /// Whether the loop was closed: at most one request in progress per client.
     pub(crate) is_closed: bool,
-    /// Right replies a second, while connections were begun.
+    /// Correct responses per second while connections were being opened.
     pub(crate) throughput: f64,
-    /// Bytes a second that clients received with them.
+    /// Bytes per second that clients received in those responses.
     pub(crate) received_bytes_per_s: f64,
-    /// Connections that were not over at the end of the window, where the server fell behind.
+    /// Connections still open at the end of the window, if the server fell behind.
     pub(crate) backlog: Option<u64>,
-    /// How long a right reply took, the median.
+    /// Median latency of correct responses.
     pub(crate) latency_s: Option<f64>,
-    /// Why the figures are the client's own, if they are.
+    /// Why the run is client-bound, if it is.
     pub(crate) client: Option<Bound>,
-    /// Windows before the load, in which nothing was asked.
+    /// Windows before the load, without requests.
     pub(crate) before: Vec<Tick>,
     /// Windows under load.
     pub(crate) under: Vec<Tick>,
 }
 
-/// What speaks against the client of a run.
+/// Evidence that a run was client-bound.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Bound {
-    /// In words.
+    /// The reason.
     pub(crate) why: String,
-    /// Whether load was lacking for it; else it was late, which may be the doing of a server on the same machine.
+    /// Whether the client failed to offer the load. Otherwise it was late,
+    /// which a server on the same machine may cause.
     pub(crate) is_certain: bool,
 }
 
-/// What is known of a resource.
+/// The use of a resource.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Found {
-    /// What it is.
+    /// Its kind.
     pub(crate) kind: Kind,
-    /// Which one.
+    /// Its name.
     pub(crate) name: String,
-    /// What a request demands of it; `None` where it is not known what there is, or too little was seen.
+    /// The demand of a request; `None` if the resource's capacity is unknown, or there are too few runs.
     pub(crate) demand: Option<Demand>,
-    /// The mean share in use at the lowest load.
+    /// Mean utilisation at the lowest load.
     pub(crate) share_below: Option<f64>,
-    /// Likewise above the knee, or at the highest load where there is none.
+    /// Mean utilisation above the knee, or at the highest load if there is no knee.
     pub(crate) share_above: Option<f64>,
-    /// The part of all windows in which it was at its end, at the lowest load.
+    /// Share of all windows in which it was saturated, at the lowest load.
     pub(crate) full_below: f64,
-    /// Likewise above the knee.
+    /// Share of all windows in which it was saturated, above the knee.
     pub(crate) full_above: f64,
-    /// Of these, the part in which descriptors were not at their end as well: who waits for one cannot be told from who makes
-    /// others wait, but by what came first.
+    /// Share of the saturated windows in which descriptors were not exhausted as well. A thread that waits for a
+    /// descriptor looks like one that makes others wait; only the order of events tells them apart.
     pub(crate) full_without_descriptors: f64,
 }
 
-/// Where the threads of a pool were above the knee.
+/// The states of a pool's threads above the knee.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Pool {
-    /// Its threads' name.
+    /// The common name of its threads.
     pub(crate) name: String,
-    /// How many there were, in the mean.
+    /// Mean number of threads.
     pub(crate) threads: f64,
-    /// Whether they were the same ones all the time.
+    /// Whether the same threads existed throughout.
     pub(crate) is_fixed: bool,
-    /// Of them, how many rested.
+    /// Mean number of idle threads.
     pub(crate) resting: f64,
-    /// Ran or waited for a core.
+    /// Mean number of threads that ran or waited for a core.
     pub(crate) running: f64,
-    /// Waited for a disk.
+    /// Mean number of threads that waited for a disk.
     pub(crate) on_disk: f64,
-    /// Slept elsewhere: the kernel's function, and how many, the most first.
+    /// Threads that slept elsewhere: the kernel function and the mean number, largest first.
     pub(crate) asleep: Vec<(String, f64)>,
 }
 
-/// Where requests waited above the knee: how many in the mean, by the last censuses.
+/// Where requests waited above the knee: mean counts of the last censuses.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Waiting {
-    /// Connections that the server had not accepted.
+    /// Connections not yet accepted.
     pub(crate) in_queue: f64,
-    /// Connections with bytes that it had not read, those among them.
+    /// Connections with unread bytes, including those not yet accepted.
     pub(crate) unread: f64,
-    /// Connections with bytes on their way to the client.
+    /// Connections with bytes in flight to the client.
     pub(crate) sending: f64,
-    /// Connections that were established, all of them.
+    /// All established connections.
     pub(crate) established: f64,
-    /// The part of the time with something to send in which the client's window was closed.
+    /// Share of the sending time in which the client's window was closed.
     pub(crate) receive_window: f64,
-    /// Likewise in which the server's buffer was too small.
+    /// Share of the sending time in which the server's buffer was too small.
     pub(crate) send_buffer: f64,
-    /// Requests that the server had read and neither answered nor passed on.
+    /// Requests that the server had read, and neither answered nor passed on.
     pub(crate) inside: f64,
-    /// Connections to backends that waited for an answer, by name, the most first.
+    /// Connections to backends that waited for an answer, by name, largest first.
     pub(crate) backends: Vec<(String, f64)>,
-    /// Cores' worth of CPU time that the server used.
+    /// CPU time that the server used, in cores.
     pub(crate) server_cpu: f64,
-    /// Bytes a second that clients received; what the machine's network carried may be others' too, and loopback's.
+    /// Bytes per second that clients received. The machine's network counters may include other traffic, and loopback.
     pub(crate) received_bytes_per_s: f64,
 }
 
-/// What all runs say together.
+/// The analysis of all runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Analysis {
-    /// The knee, if there is one within the loads.
+    /// The knee, if it lies within the loads.
     pub(crate) knee: Option<Bend>,
-    /// Whether throughput stops to follow what is offered: there is a knee, or it is plainly behind at the highest load though
-    /// runs differ too much to tell where that begins.
+    /// Whether throughput stops following the offered load: there is a knee, or throughput is clearly behind at the
+    /// highest load although the runs differ too much to show where that starts.
     pub(crate) is_limited: bool,
-    /// Whether that is so for one reason alone: there is one load, of clients that each wait for their reply. They ask for as much as
-    /// they get.
+    /// Whether `is_limited` holds only because there is a single load, from
+    /// a closed loop: its clients request as much as they get.
     pub(crate) is_of_one_load: bool,
-    /// Loads at which the server fell behind, and the backlog that it left.
+    /// The loads at which the server fell behind, with the backlog left.
     pub(crate) fell_behind: Vec<(f64, u64)>,
-    /// Right replies a second above the knee, in the mean; the most at any load where there is none.
+    /// Mean correct responses per second above the knee; the highest at any load if there is no knee.
     pub(crate) plateau: f64,
-    /// The lowest and the highest of those.
+    /// The lowest and the highest of these.
     pub(crate) plateau_range: (f64, f64),
-    /// Runs above the knee; where there is none, those at the highest load.
+    /// Number of runs above the knee, or at the highest load if there is no knee.
     pub(crate) above: usize,
-    /// Of those, in which the client did not keep its schedule, and what was said of it.
+    /// The client-bound runs among these.
     pub(crate) client_bound: Vec<Bound>,
-    /// Each resource.
+    /// The resources.
     pub(crate) resources: Vec<Found>,
-    /// Each pool of threads.
+    /// The thread pools.
     pub(crate) pools: Vec<Pool>,
     /// Where requests waited.
     pub(crate) waiting: Waiting,
-    /// How many requests the server works on at a time: throughput above the knee times the latency at the lowest load, where
-    /// requests do not wait for each other (Little 1961). `None` with one load alone.
+    /// Number of requests that the server works on at a time: throughput above the knee times the latency at the lowest
+    /// load, where requests do not queue (Little 1961). `None` with a single load.
     pub(crate) at_a_time: Option<f64>,
-    /// Windows above the knee.
+    /// Number of windows above the knee.
     pub(crate) windows: usize,
-    /// Their length in the mean, in seconds.
+    /// Their mean length, in seconds.
     pub(crate) window_s: f64,
 }
 
-/// Of the part that is answered where it is easiest, what is plainly less.
+/// Without a knee, a run is behind if its answered share is below this fraction of the best run's.
 const BEHIND: f64 = 0.75;
-/// Threads that are looked at one by one.
+/// Maximum number of threads listed one by one.
 const THREADS_MAX: usize = 12;
 
-/// Looks at all runs of one server.
+/// Analyses all runs of one server.
 pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
     let points =
         |runs: &mut dyn Iterator<Item = &Observed>| runs.map(|run| (run.offered, run.throughput)).collect::<Vec<_>>();
-    // What the client did not keep says little of the server, but where nothing else is there, it is all there is.
+    // Client-bound runs say little about the server; use them only if the others show no knee.
     let kept = points(&mut runs.iter().filter(|run| run.client.is_none()));
     let knee = bend(&kept).or_else(|| bend(&points(&mut runs.iter())));
     let highest = runs.iter().map(|run| run.asked).fold(0.0, f64::max);
     let lowest = runs.iter().map(|run| run.asked).fold(f64::INFINITY, f64::min);
     let part = |run: &Observed| run.throughput / run.offered.max(1e-9);
     let best = runs.iter().map(part).fold(0.0, f64::max);
-    // A run at the knee is on neither side.
+    // A run at the knee belongs to neither side.
     let is_beyond = |run: &&Observed| match knee {
         Some(knee) => run.offered > 1.02 * knee.at,
         None => part(run) < BEHIND * best,
@@ -200,7 +202,7 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
     );
 
     let light_waits = Waits::of(light.iter().flat_map(|run| &run.under));
-    // Each run's resources, once.
+    // Computed once per run.
     let seen: Vec<BTreeMap<Resource, Mean>> =
         runs.iter().zip(&labels).map(|(run, labels)| means(run, &rest, labels, &light_waits)).collect();
     let of = |chosen: &dyn Fn(&Observed) -> bool, resource: &Resource| {
@@ -240,7 +242,7 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
             }
         })
         .collect();
-    // Of a dozen disks most do nothing.
+    // Drop idle resources, such as most of a dozen disks.
     let share = |share: Option<f64>| share.unwrap_or(0.0) > 0.001;
     resources.retain(|one| share(one.share_above) || share(one.share_below) || one.full_above + one.full_below > 0.0);
     let mut busiest: Vec<f64> =
@@ -273,10 +275,10 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
     }
 }
 
-/// Requests that wait for others than the server's threads: in the mean of some windows.
+/// Mean number of requests that wait outside the server's threads.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Waits {
-    /// For an answer of a backend, by its name.
+    /// Requests that wait for a backend's answer, by its name.
     backends: BTreeMap<String, f64>,
     /// See [`Kind::Inside`].
     inside: f64,
@@ -299,7 +301,7 @@ impl Waits {
     }
 }
 
-/// Connections of which the server has read all that came, has nothing on the way, and for which it asks nobody.
+/// Connections whose request the server has read, with no response in flight and no backend request in progress.
 fn inside(census: &Census<f64>) -> f64 {
     let asking: u32 = census.backends.iter().map(|backend| backend.in_flight).sum();
     let established = census.states.get("established").copied().unwrap_or(0);
@@ -311,12 +313,12 @@ fn is_in(these: &[&Observed], run: &Observed) -> bool {
     these.iter().any(|one| std::ptr::eq(*one, run))
 }
 
-/// Sums of a resource over windows.
+/// Sums of a resource's use over windows.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean {
     windows: f64,
     full: f64,
-    /// Of `full`, without descriptors being at their end.
+    /// The part of `full` in which descriptors were not exhausted.
     alone: f64,
     share: f64,
     shares: f64,
@@ -332,7 +334,7 @@ impl Mean {
     }
 }
 
-/// What each resource did in a run. A quota counts periods rather than windows, which may be shorter than one.
+/// The use of each resource in a run. A quota counts its own periods, as a window may be shorter than one.
 fn means(run: &Observed, rest: &Rest, labels: &Labels, light: &Waits) -> BTreeMap<Resource, Mean> {
     let mut means: BTreeMap<Resource, Mean> = BTreeMap::new();
     for tick in &run.under {
@@ -346,7 +348,8 @@ fn means(run: &Observed, rest: &Rest, labels: &Labels, light: &Waits) -> BTreeMa
             mean.shares += f64::from(u8::from(share.is_some()));
         }
     }
-    // A queue is at its end where it is longer than at the lowest load, and somebody waits behind another.
+    // A queue counts as saturated if it is longer than at the lowest load,
+    // and at least one request waits behind another.
     let is_long = |waiting: f64, light: f64| f64::from(u8::from(waiting >= 2.0 && waiting >= 2.0 * light));
     for tick in &run.under {
         let Some(census) = &tick.census else { continue };
@@ -378,13 +381,13 @@ fn means(run: &Observed, rest: &Rest, labels: &Labels, light: &Waits) -> BTreeMa
     means
 }
 
-/// Where the threads of each pool were, in these runs.
+/// The states of each pool's threads in these runs.
 fn pools<'a>(above: impl Iterator<Item = (&'a Observed, &'a Labels)> + Clone, rest: &Rest) -> Vec<Pool> {
     let mut pools: BTreeMap<String, Pool> = BTreeMap::new();
     let mut asleep: BTreeMap<(String, String), f64> = BTreeMap::new();
     let windows = above.clone().map(|(run, _)| run.under.len()).sum::<usize>().max(1) as f64;
     for (run, labels) in above {
-        // Threads of the first and the last window: who is in both was there all the time.
+        // A thread that is in both the first and the last window existed throughout.
         let ends = |tick: Option<&Tick>| -> BTreeSet<u32> {
             tick.map(|tick| tick.threads.iter().map(|thread| thread.tid).collect()).unwrap_or_default()
         };
@@ -462,7 +465,8 @@ pub(crate) mod tests {
     use amped_measure::stats::Random;
     use proptest::prelude::*;
 
-    /// A ladder of eight rates against a thread that computes for `busy_s` a request and sleeps for `asleep_s`, one at a time.
+    /// A ladder of eight rates against one thread that computes for `busy_s`
+    /// and sleeps for `asleep_s` per request, one request at a time.
     pub(crate) fn ladder(busy_s: f64, asleep_s: f64, noise: f64, seed: u64) -> Vec<Observed> {
         let mut random = Random(seed);
         let capacity = 1.0 / (busy_s + asleep_s);

@@ -1,12 +1,12 @@
-//! What each resource did in each window: how much of it was in use, and whether it was at its end.
+//! The use of each resource in each window: its utilisation, and whether it was saturated.
 //!
-//! A window is what lies between two looks of the monitor, 50 to 100 ms: means over seconds hide resources that are at their
-//! end by turns (Malkowski, Hedwig, Pu 2009). What is in use is a share of what there is; being at the end is a fact of its own
-//! where the kernel tells it (a quota that was used up, a queue that turned somebody away), else a share near 1.
+//! A window is the time between two samples of the monitor, 50 to 100 ms: means over seconds hide resources that
+//! saturate in turns (Malkowski, Hedwig, Pu 2009). Utilisation is the share of the capacity. Saturation is a fact of
+//! its own if the kernel reports it (a throttled quota, a queue that refused a connection), else a utilisation near 1.
 //!
-//! Hard resources are told by their counters. The soft ones, pools and locks, show only in where threads are: a thread runs,
-//! waits for a disk, rests where it does when nothing is asked, or sleeps somewhere else, which is to say that it waits in the
-//! midst of a request. `rest` says which place is which.
+//! Counters report hard resources. Soft ones, pools and locks, appear only in the states of threads: a thread runs,
+//! waits for a disk, sleeps where it is idle, or sleeps elsewhere, which means that it waits in the middle of a
+//! request. `rest` finds the idle place of each pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,73 +14,73 @@ use ammeter_monitor::Tick;
 use ammeter_monitor::source::Thread;
 use serde::Serialize;
 
-/// What may be at its end. The order is that of causes: what comes first, when it is at its end, fills up what comes later.
+/// Kinds of resources, in the order of causes: an earlier one, when saturated, fills up the later ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kind {
-    /// CPU time that a control group may use.
+    /// The CPU quota of a control group.
     Quota,
-    /// Bytes a second that a control group may have of a disk.
+    /// The disk bandwidth limit of a control group.
     DiskLimit,
     /// A disk.
     Disk,
     /// Memory.
     Memory,
-    /// A thread that has a core's worth to do.
+    /// A thread that can use a full core.
     Thread,
-    /// Whom the server asks: an application by FastCGI, another server, a database.
+    /// A service that the server calls: an application by FastCGI, another server, a database.
     Backend,
-    /// Something that one thread at a time can have.
+    /// A lock that one thread at a time can hold.
     Lock,
-    /// All threads of a kind.
+    /// A pool of threads.
     Pool,
-    /// What makes the load.
+    /// The load generator.
     Client,
     /// A core.
     Core,
-    /// A core's time for soft interrupts.
+    /// A core's time in soft interrupts.
     Softirq,
-    /// The network between server and clients, or the clients' own windows.
+    /// The network between server and clients, or the clients' receive windows.
     Network,
-    /// Descriptors.
+    /// File descriptors.
     Descriptors,
-    /// Connections that wait to be accepted.
+    /// The queue of connections that wait for accept.
     AcceptQueue,
-    /// Requests that the server has read and not answered, where nothing of the above says why: they wait in its own code, for a
-    /// lock or a place that the kernel does not know of.
+    /// Requests that the server has read and not answered, without any of the above as the reason: they wait in its own
+    /// code, for a lock or a pool that the kernel does not see.
     Inside,
 }
 
-/// A resource: its kind, and which one.
+/// A resource: its kind and its name.
 pub(crate) type Resource = (Kind, String);
 
-/// What a resource did in a window.
+/// The use of a resource in a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Use {
-    /// The share in use; `None` where it is not known what there is.
+    /// Utilisation; `None` if the capacity is unknown.
     pub(crate) share: Option<f64>,
-    /// The part of the window in which it was at its end, 0 or 1 for most.
+    /// Share of the window in which it was saturated, mostly 0 or 1.
     pub(crate) full: f64,
 }
 
-/// Of several processes or listeners of a server the fullest speaks for all.
+/// The name under which the fullest process or listener stands for all of the server's.
 const OF_SERVER: &str = "of the server";
 
-/// A share that is as good as all.
+/// Utilisation that counts as saturated.
 const FULL: f64 = 0.9;
 
-/// Threads that do the same, told by their name without its number.
+/// The pool of a thread: its name without the trailing number.
 pub(crate) fn pool_of(thread: &Thread<f64>) -> String {
     let name = thread.name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '-' | '_' | '#' | ':' | '/'));
     if name.is_empty() { thread.name.clone() } else { name.to_owned() }
 }
 
-/// Where the threads of each pool rest.
+/// The kernel function in which the idle threads of each pool sleep.
 pub(crate) type Rest = BTreeMap<String, String>;
 
-/// Where threads of each pool sleep most when nothing is asked (`idle` windows); of pools that are not there then, in the
-/// windows with the least load (`light`). Threads that are not among the `active` ones are left out: nginx's master has the name
-/// of its workers, and sleeps elsewhere.
+/// Finds where the threads of each pool mostly sleep without requests (`idle` windows); for pools that do not exist
+/// then, in the windows with the lowest load (`light`). Threads outside `active` are ignored: nginx's master has the
+/// name of its workers, and sleeps elsewhere.
 pub(crate) fn rest<'a>(
     idle: impl Iterator<Item = &'a Tick>,
     light: impl Iterator<Item = &'a Tick>,
@@ -103,20 +103,20 @@ pub(crate) fn rest<'a>(
     rest
 }
 
-/// What a thread is about at the end of a window.
+/// The state of a thread at the end of a window.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Doing {
-    /// It rests.
+    /// Idle.
     Nothing,
-    /// It runs, or could if it had a core.
+    /// Running or runnable.
     Running,
-    /// It waits for a disk.
+    /// Waiting for a disk.
     Disk,
-    /// It sleeps here.
+    /// Sleeping in this kernel function.
     Asleep(String),
 }
 
-/// What this thread is about.
+/// The state of this thread.
 pub(crate) fn doing(thread: &Thread<f64>, rest: &Rest) -> Doing {
     match (thread.state, &thread.sleeps_in) {
         ('R', _) => Doing::Running,
@@ -126,16 +126,16 @@ pub(crate) fn doing(thread: &Thread<f64>, rest: &Rest) -> Doing {
     }
 }
 
-/// A place in which threads wait for each other.
+/// Whether threads wait for each other in this kernel function.
 pub(crate) fn is_lock(place: &str) -> bool {
     ["futex", "semtimedop", "flock", "posix_lock"].iter().any(|lock| place.contains(lock))
 }
 
-/// Names of the threads of a run, by their numbers.
+/// Labels of a run's threads, by thread id.
 pub(crate) type Labels = BTreeMap<u32, String>;
 
-/// Names of the threads that did something in a run, by which they are known in the next one too, when the server was started
-/// anew: their own, and for those of one name their order.
+/// Labels the active threads of a run by name, and threads with the same name by number. The labels identify the
+/// threads across runs, even if the server was restarted in between.
 pub(crate) fn labels(under: &[Tick]) -> Labels {
     let threads = under.iter().flat_map(|tick| &tick.threads).filter(|thread| thread.run > 0.0);
     let active: BTreeMap<u32, &str> = threads.map(|thread| (thread.tid, &thread.name[..])).collect();
@@ -148,23 +148,23 @@ pub(crate) fn labels(under: &[Tick]) -> Labels {
     active.into_iter().map(|(tid, name)| (tid, label(name))).collect()
 }
 
-/// The name of a control group without the numbers at its end, which whoever makes one for each run counts up.
+/// The name of a control group without trailing digits, which often number one group per run.
 pub(crate) fn group_name(path: &str) -> &str {
     path.trim_end_matches(|c: char| c.is_ascii_digit() || c == '-')
 }
 
-/// What every resource did in this window, with the [`labels`] of the run's threads.
+/// The use of every resource in this window. `labels` are the [`labels`] of the run's threads.
 pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &Labels) -> BTreeMap<Resource, Use> {
     let mut uses: BTreeMap<Resource, Use> = BTreeMap::new();
     let mut add = |kind, name: &str, share: Option<f64>, full: f64| {
-        // Of several by one name the fullest counts.
+        // Among several resources with one name, the fullest counts.
         let known = uses.entry((kind, name.to_owned())).or_default();
         known.share = if known.share > share { known.share } else { share };
         known.full = known.full.max(full);
     };
     let is = |holds: bool| f64::from(u8::from(holds));
-    // One that could run all the time has no more to give, though others on the machine have its core for a part. With more of
-    // them than cores it is the cores.
+    // A thread that is always runnable is saturated, even if other programs take its core for a part of the time. If
+    // more such threads exist than cores, the cores are saturated instead.
     let wants_all = |thread: &Thread<f64>| thread.run + thread.wait >= 0.95 && thread.run >= 0.1;
     let wanting = tick.threads.iter().filter(|thread| wants_all(thread)).count();
     for thread in &tick.threads {
@@ -172,7 +172,7 @@ pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &Labels) -> BTreeMap<Resour
         let is_full = thread.run >= FULL || (wants_all(thread) && wanting <= tick.cores.len().max(1));
         add(Kind::Thread, name, Some(thread.run), is(is_full));
     }
-    // A core that others have filled is nothing to a server that wants little of it.
+    // A core that other programs saturate does not limit a server that needs little CPU.
     let wants = tick.server_cpu() + tick.server.wait;
     let waits = wants >= 0.8 && tick.server.wait >= 0.2 * wants;
     for (number, core) in tick.cores.iter().enumerate() {
@@ -189,7 +189,7 @@ pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &Labels) -> BTreeMap<Resour
         }
     }
     for disk in &tick.group_disks {
-        // What the group had is counted where it is throttled; the processes' own count is for kernels that do not.
+        // Prefer the group's count, which is taken at the throttle; the processes' own count is for kernels without it.
         let limits = [
             ("reads", disk.read_max, disk.read.or(Some(read))),
             ("writes", disk.written_max, disk.written.or(Some(written))),
@@ -200,8 +200,8 @@ pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &Labels) -> BTreeMap<Resour
             let (Some(limit), Some(had)) = (limit.filter(|limit| *limit > 0.0), had) else { continue };
             let share = had / limit;
             let name = format!("{what} of {} in {}", disk.device, group_name(&disk.path));
-            // A large read is let through once in several windows; meanwhile threads wait for it and nothing is read. That
-            // it is the limit and no slow disk is said by the mean share.
+            // The throttle releases a large read once in several windows; meanwhile threads wait and no bytes are read.
+            // The mean share shows that the limit is the cause, not a slow disk.
             add(Kind::DiskLimit, &name, Some(share), is(share >= FULL || on_disk > 0));
         }
     }
@@ -290,7 +290,7 @@ mod tests {
             threads: vec![
                 thread("a1", 1, 'S', Some(place), 0.0),
                 thread("b", 2, 'R', None, 1.0),
-                // One that never does anything.
+                // A thread that is never active.
                 thread("a", 3, 'S', Some("sigsuspend"), 0.0),
             ],
             ..Tick::default()

@@ -1,11 +1,13 @@
-//! What is suspected is moved, and it is looked whether throughput follows: a cause, not only something that goes along.
+//! Changes the capacity of the suspected resource and checks whether
+//! throughput follows: that shows a cause, not only a correlation.
 //!
-//! A trial is some pairs of runs at a load above the knee, one as it is and one with the suspect moved by a fifth, in turns
-//! that alternate. Its elasticity is the change of throughput for the change of capacity, both as logarithms: near 1 for what
-//! limits, near 0 for what does not. The load itself was moved by the ladder.
+//! A trial is several pairs of runs at a load above the knee: one run unchanged, one with the
+//! suspect's capacity changed by a fifth, in alternating order. Its elasticity is the change of
+//! throughput divided by the change of capacity, both as logarithms: near 1 for a bottleneck, near
+//! 0 otherwise. The ladder has already varied the load itself.
 //!
-//! What is moved is put back, also after a failure: quotas and limits of control groups to what they were, processes to the
-//! group that they came from. What cannot be moved is told, with the reason.
+//! Every change is reverted, also after a failure: quotas and limits of control groups to their former values,
+//! processes to their former group. A resource that cannot be changed is reported with the reason.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,33 +27,33 @@ use super::verdict::{Diagnosis, Trial};
 use crate::analyse::use_of::{Kind, group_name};
 use crate::archive::Step;
 
-/// By how much a capacity is raised; one that can only be lowered, is lowered by as much.
+/// Factor by which a capacity is raised.
 const MORE: f64 = 1.2;
-/// See there.
+/// Factor by which a capacity is lowered if it cannot be raised.
 const LESS: f64 = 0.8;
 
-/// What trials are made with.
+/// The resources for trials.
 pub(crate) struct Means<'a> {
-    /// As the ladder was.
+    /// The settings of the ladder.
     pub(crate) settings: &'a Settings,
-    /// Whom to move.
+    /// The server to intervene on.
     pub(crate) target: Target,
-    /// How to start the server with other settings, if it is known.
+    /// The server's command, to restart it with other settings, if known.
     pub(crate) subject: Option<&'a mut Subject>,
-    /// Settings of the server.
+    /// The server's settings.
     pub(crate) knobs: &'a [Knob],
-    /// Pairs of runs for each trial.
+    /// Number of pairs of runs per trial.
     pub(crate) pairs: u32,
-    /// When to stop.
+    /// Stops the trials.
     pub(crate) stop: &'a Stop,
-    /// Who hears of it.
+    /// Receives progress messages.
     pub(crate) tell: &'a dyn Fn(&str),
 }
 
-/// Moves what is suspected, and the server's settings that are known.
+/// Runs a trial for the suspected resource and for each known setting of the server.
 ///
 /// # Errors
-/// When a run fails; not when something cannot be moved.
+/// If a run fails. A resource that cannot be changed is not an error.
 pub(crate) fn intervene(diagnosis: &Diagnosis, mut means: Means<'_>) -> Result<Vec<Trial>, Failure> {
     let mut trials = Vec::new();
     let step = |capacity: f64| step_above(diagnosis, &means.settings.steps, capacity);
@@ -89,8 +91,8 @@ pub(crate) fn intervene(diagnosis: &Diagnosis, mut means: Means<'_>) -> Result<V
     Ok(trials)
 }
 
-/// A load that is well above the knee, also once the suspect has `capacity` times what it had: throughput cannot follow
-/// beyond the load. But not so much that the server only turns clients away.
+/// A step well above the knee, even if the suspect's capacity is multiplied by `capacity`: throughput cannot exceed the
+/// load. Among such steps the lowest, as at higher ones the server only refuses clients.
 fn step_above(diagnosis: &Diagnosis, steps: &[Step], capacity: f64) -> Step {
     let knee = diagnosis.analysis.knee.map_or(f64::INFINITY, |knee| knee.at);
     let mut above = steps.iter().filter(|step| step.value() > 1.2 * capacity.max(1.0) * knee);
@@ -98,8 +100,9 @@ fn step_above(diagnosis: &Diagnosis, steps: &[Step], capacity: f64) -> Step {
     above.next().copied().unwrap_or(highest)
 }
 
-/// Less CPU time for the server. How much it has is not ours to say where others use the machine as well: what it had in the
-/// first run of a pair is measured, a quota gives it a part of that in the second, and what it had then is measured again.
+/// A trial with less CPU time for the server. Other processes may use the machine too, so the server's share is
+/// measured, not assumed: the first run of a pair measures the CPU time used, a quota grants a part of it in the
+/// second, and the CPU time used then is measured again.
 fn less_cpu_time(means: &Means<'_>, step: Step) -> Result<Option<Trial>, Failure> {
     let server = || Server::find(means.target).map(|server| server.pids().iter().copied().collect::<Vec<u32>>());
     let run = |lever: Option<&Lever>, pids: &[u32], seed| {
@@ -156,7 +159,7 @@ fn heard(means: &Means<'_>, trial: Option<&Trial>) {
     }
 }
 
-/// Runs in pairs, of which the second is moved first in every other one.
+/// Runs pairs: every other pair starts with the changed run.
 fn pairs(
     means: &Means<'_>,
     what: String,
@@ -186,7 +189,7 @@ fn pairs(
     Ok(trial)
 }
 
-/// What pairs of runs come to, as parts of capacity and of throughput; `None` without one.
+/// The trial of these pairs, each the ratio of capacity and of throughput; `None` without pairs.
 fn trial(what: String, is_suspect: bool, made: Vec<(f64, f64)>) -> Option<Trial> {
     let capacity = Summary::of(made.iter().map(|(capacity, _)| *capacity))?.median;
     let elasticity = |(capacity, throughput): &(f64, f64)| throughput.ln() / capacity.ln();
@@ -195,17 +198,17 @@ fn trial(what: String, is_suspect: bool, made: Vec<(f64, f64)>) -> Option<Trial>
     Some(Trial { what, is_suspect, capacity, throughputs, elasticity: median, low, high })
 }
 
-/// How something is moved.
+/// A way to change a capacity.
 enum Lever {
-    /// Lines to files.
+    /// Write these lines to these files.
     Files(Vec<(PathBuf, String)>),
-    /// These processes, from one group into a new one with so many cores' worth of CPU time.
+    /// Move these processes from one group into a new one with a quota of this many cores.
     Slower { root: PathBuf, from: PathBuf, pids: Vec<u32>, cores: f64 },
-    /// Other words for the path or the load.
+    /// Use other arguments for the path or the load.
     Words(Box<Settings>),
 }
 
-/// Puts back what was moved, when dropped.
+/// Reverts a change when dropped.
 struct PutBack {
     files: Vec<(PathBuf, String)>,
     folder: Option<PathBuf>,
@@ -214,11 +217,11 @@ struct PutBack {
 impl Drop for PutBack {
     fn drop(&mut self) {
         for (path, text) in &self.files {
-            // A process that has ended meanwhile needs no way back.
+            // A failure means that the process has ended: it need not move back.
             let _ = fs::write(path, text);
         }
         let Some(folder) = &self.folder else { return };
-        // The last process of a group leaves it a moment after it was told to.
+        // The last process leaves its group a moment after the write returns.
         for _ in 0..400 {
             if fs::remove_dir(folder).is_ok() {
                 return;
@@ -247,7 +250,7 @@ impl Lever {
             Lever::Files(lines) => {
                 for (path, line) in lines {
                     let was = fs::read_to_string(path).map_err(Failure::io(format_args!("read {}", path.display())))?;
-                    // A file that lists devices is given the line of one.
+                    // A file that lists devices accepts the line of a single device.
                     let device = line.split_once(' ').map(|(device, _)| device).filter(|device| device.contains(':'));
                     let of_device = |device: &str| was.lines().find(|line| line.starts_with(&format!("{device} ")));
                     let was = device.and_then(of_device).unwrap_or(was.trim()).to_owned();
@@ -260,7 +263,7 @@ impl Lever {
                 let folder = from.join(format!("ammeter-{}", std::process::id()));
                 let is_second = root.join("cgroup.controllers").exists();
                 if is_second {
-                    // Refused where it is on already; what it is for would fail below.
+                    // Fails if the controller is already enabled. If it cannot be enabled, the writes below fail.
                     let _ = fs::write(from.join("cgroup.subtree_control"), "+cpu");
                 }
                 fs::create_dir(&folder)
@@ -283,8 +286,8 @@ impl Lever {
     }
 }
 
-/// How what is suspected can be moved: what it is in words, to which part of what there is, and how. `None`: only by settings
-/// of the server.
+/// How to change the suspect's capacity: description, factor and lever.
+/// `None` if only the server's settings can change it.
 fn suspect(kind: Kind, diagnosis: &Diagnosis, means: &Means<'_>) -> Result<Option<(String, f64, Lever)>, Failure> {
     let server = || Server::find(means.target).map(|server| server.pids().iter().copied().collect::<Vec<u32>>());
     let gone = || Failure::failed("the server's processes cannot be seen; run as root");
@@ -295,7 +298,7 @@ fn suspect(kind: Kind, diagnosis: &Diagnosis, means: &Means<'_>) -> Result<Optio
             let groups = limits()?.into_iter().map(|limits| limits.group);
             let mut groups = groups.filter(|group| group_name(&group.path) == name);
             let group = groups.find(|group| group.quota.is_some()).ok_or_else(gone)?;
-            // The files have microseconds.
+            // The files take microseconds.
             let quota = (group.quota.unwrap_or(0) as f64 / 1e3 * MORE).round();
             let period = group.period.unwrap_or(100_000_000) / 1000;
             let first = Path::new(&group.path).join("cpu.cfs_quota_us");
@@ -348,7 +351,7 @@ fn suspect(kind: Kind, diagnosis: &Diagnosis, means: &Means<'_>) -> Result<Optio
             settings.load.extend(["--generators".to_owned(), "2".to_owned()]);
             Some(("two generators in place of one".to_owned(), 2.0, Lever::Words(Box::new(settings))))
         }
-        // Threads and cores: see `less_cpu_time`.
+        // `less_cpu_time` covers threads and cores.
         Kind::Thread
         | Kind::Core
         | Kind::Disk

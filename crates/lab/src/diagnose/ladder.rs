@@ -1,8 +1,9 @@
-//! Load at rising rates with the monitor beside it, without an experiment's file: programs of our own as processes, so that
-//! what makes the load and what looks are as they are by hand, and an archive as an experiment has one.
+//! Load at rising rates beside the monitor, without an experiment's file. The load generator and the monitor run as
+//! processes of their own, as they do when started by hand, and the result is an archive like that of an experiment.
 //!
-//! A run is: the monitor is started and looks at the server at rest, then there is load, then both have ended. Rates rise in
-//! each repetition, so that what an overload leaves behind meets no lower rate, and between runs there is a pause.
+//! In a run the monitor starts and samples the server at rest, then the load runs, then
+//! both end. Rates rise within each repetition, so that the after-effects of an overload
+//! do not affect a lower rate, and a pause separates the runs.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -28,48 +29,48 @@ use crate::archive::{
 };
 use crate::run::{Seen, Snapshot, now_s};
 
-/// What is to be done.
+/// The settings of a ladder.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// What to ask for.
+    /// The URL to load.
     pub(crate) url: String,
-    /// Whom to watch, as words for the monitor.
+    /// The processes to watch, as arguments for the monitor.
     pub(crate) whom: Vec<String>,
-    /// The loads, rising.
+    /// The loads, in rising order.
     pub(crate) steps: Vec<Step>,
-    /// How long there is load.
+    /// Duration of the load in each run.
     pub(crate) duration: Duration,
-    /// Between runs.
+    /// Pause between runs.
     pub(crate) pause: Duration,
-    /// How often each load is made.
+    /// Number of runs at each load.
     pub(crate) repeat: u32,
-    /// How often the monitor looks.
+    /// Sampling interval of the monitor.
     pub(crate) interval: Duration,
-    /// From which arrivals are drawn.
+    /// Seed for the arrival times.
     pub(crate) seed: u64,
-    /// Further words for the load.
+    /// Further arguments for the load generator.
     pub(crate) load: Vec<String>,
-    /// Words for the path between clients and server; none: there is none.
+    /// Arguments for the emulated path between clients and server; empty for no path.
     pub(crate) path: Vec<String>,
-    /// Where the archive is to be: a folder that is not there.
+    /// The folder of the archive; it must not exist.
     pub(crate) dir: PathBuf,
 }
 
-/// How often the monitor looks at the server at rest before there is load.
+/// Number of monitor samples at rest before the load.
 const LOOKS_AT_REST: u32 = 5;
-/// How long the load looks who else is busy before it begins.
+/// Time for which the load generator measures other processes before it starts.
 const LOAD_AT_REST: Duration = Duration::from_millis(250);
-/// How long it may take to begin.
+/// Timeout for the monitor to start.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Of the periods of the clients' own quota, how many may be used up.
+/// Maximum share of throttled periods in the clients' own CPU quota.
 const THROTTLED_MAX: f64 = 0.1;
 
-/// Makes all runs and their archive; `tell` hears of each. If it is stopped, the runs that were whole are in it. Without a
-/// result there is no folder either, which would be in the way of the next attempt.
+/// Makes all runs and their archive; reports each to `tell`. If stopped, it keeps the complete runs. On failure it
+/// removes the folder, which would block the next attempt.
 ///
 /// # Errors
-/// When the folder cannot be made, a program cannot be started, the server cannot be watched, no right reply came at all, or
-/// it was stopped before the first run was whole.
+/// If the folder cannot be created, a program cannot be started, the server cannot be watched, no response was correct,
+/// or it was stopped before the first run was complete.
 pub(crate) fn climb(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Archive, Failure> {
     let dir = &settings.dir;
     fs::create_dir(dir).map_err(|error| {
@@ -80,7 +81,7 @@ pub(crate) fn climb(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Re
     })?;
     let climbed = climb_in(settings, stop, tell);
     if climbed.is_err() {
-        // It was made above, so that nothing of anybody else's is in it.
+        // `create_dir` above created the folder, so it holds no other files.
         let _ = fs::remove_dir_all(dir);
     }
     climbed
@@ -113,7 +114,7 @@ fn climb_in(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Arc
         }
         let made = make(settings, planned);
         if stop.is_stopped() {
-            // Ctrl-C reaches the programs of a run as well: this one is cut short, whatever they say.
+            // Ctrl-C also reaches the programs of a run: this run is incomplete, whatever they report.
             let folder = dir.join(name::RUNS).join(&planned.id);
             let _ = fs::remove_dir_all(&folder);
             let _ = fs::remove_dir_all(folder.with_extension("part"));
@@ -146,7 +147,7 @@ fn climb_in(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Arc
 /// The only arm.
 const ARM: &str = "a0";
 
-/// A run that was made, and what the load said of itself.
+/// A finished run and the load generator's verdict.
 struct Made {
     run: Run,
     verdict: Verdict,
@@ -154,11 +155,11 @@ struct Made {
 
 fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
     let folder = settings.dir.join(name::RUNS).join(&planned.id);
-    // Under another name until it is whole.
+    // The folder has another name until it is complete.
     let part = folder.with_extension("part");
     fs::create_dir(&part).map_err(Failure::io(format_args!("make {}", part.display())))?;
     let began_s = now_s();
-    // The load looks who is busy before it begins, too.
+    // The load generator, too, samples the machine at rest before it starts.
     let length = settings.interval * LOOKS_AT_REST + LOAD_AT_REST + settings.duration + settings.interval * 4;
     let mut monitor = Watch::begin(settings, &part, length)?;
     monitor.wait_for_record(&part.join(name::MONITOR))?;
@@ -179,7 +180,7 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
     let is_path = path.validity == Validity::Valid;
     let (periods, spent) = (quota_after.0.saturating_sub(quota_before.0), quota_after.1.saturating_sub(quota_before.1));
     let is_free = (spent as f64) <= THROTTLED_MAX * periods.max(1) as f64;
-    // That others used the machine is told of all runs together (`diagnose`).
+    // `diagnose` reports other processes' CPU use once for all runs.
     let is_kept = matches!(said.verdict.validity, Validity::Valid | Validity::Disturbed);
     let check = |name: &str, holds: bool, says: String| Check { name: name.to_owned(), holds: Some(holds), says };
     let run = Run {
@@ -219,11 +220,11 @@ fn make(settings: &Settings, planned: &Planned) -> Result<Made, Failure> {
     Ok(Made { run, verdict })
 }
 
-/// What came of a load.
+/// The result of a load.
 struct Loaded {
-    /// What it says, as JSON.
+    /// The load generator's output, as JSON.
     text: String,
-    /// What the path was worth, if there was one.
+    /// The verdict on the path, if there was one.
     path: Verdict,
 }
 
@@ -254,8 +255,8 @@ fn load(settings: &Settings, step: Step, seed: u64) -> Result<Loaded, Failure> {
     Ok(Loaded { text, path: verdict_of_path(&String::from_utf8_lossy(&output.stderr)) })
 }
 
-/// What `ammeter wan --json` says of the path: a line of its own among all that goes to standard error. Its exit status would
-/// not do, as that of the load comes first.
+/// Extracts the verdict on the path, which `ammeter wan --json` prints as a line of its own on standard error. Its exit
+/// status does not tell, as the load's takes precedence.
 fn verdict_of_path(errors: &str) -> Verdict {
     #[derive(Deserialize)]
     struct Said {
@@ -265,10 +266,10 @@ fn verdict_of_path(errors: &str) -> Verdict {
     said.map_or_else(Verdict::valid, |said| said.verdict)
 }
 
-/// Right replies a second within the window of a run that nobody watches.
+/// Correct responses per second within the window of a run without the monitor.
 ///
 /// # Errors
-/// When it cannot be made, or the path in between was not the one asked for.
+/// If the run fails, or the path did not behave as requested.
 pub(super) fn throughput(settings: &Settings, step: Step, seed: u64) -> Result<f64, Failure> {
     let Loaded { text, path } = load(settings, step, seed)?;
     if path.validity != Validity::Valid {
@@ -282,7 +283,7 @@ fn read_load(text: &str) -> Result<Outcome, Failure> {
         .map_err(|error| Failure::failed(format!("`ammeter load` said what it never does: {error}")))
 }
 
-/// The monitor beside a run. It ends by itself when the run should be over, also if nobody is left to wait for it.
+/// The monitor beside a run. It ends by itself after the length of the run, even if no caller waits for it.
 struct Watch {
     child: Child,
     log: PathBuf,
@@ -325,7 +326,7 @@ impl Watch {
         if ended.success() { Ok(()) } else { Err(self.failure()) }
     }
 
-    /// What it said.
+    /// The monitor's error output as a failure.
     fn failure(&self) -> Failure {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("ammeter: ")).unwrap_or("it said nothing");
@@ -340,7 +341,7 @@ impl Drop for Watch {
     }
 }
 
-/// Periods of the CPU quotas that this process is under, and those that were used up.
+/// The periods of the CPU quotas that apply to this process, and how many of them were throttled.
 fn throttled() -> (u64, u64) {
     let groups = groups_of(std::process::id());
     let groups = groups.iter().filter(|limits| limits.group.quota.is_some());

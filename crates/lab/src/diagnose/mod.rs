@@ -1,11 +1,12 @@
-//! `ammeter diagnose`: what limits a server, found by itself (Arlitt and Williamson, section 6, left it as future work).
+//! `ammeter diagnose`: finds the resource that limits a server (Arlitt
+//! and Williamson, section 6, left this as future work).
 //!
 //! ```text
-//! observe    an archive into what `analyse` looks at
-//! verdict    what is known of all resources into a sentence, with its evidence                      pure
-//! ladder     without an experiment: load at rising rates with the monitor beside it, as an archive
-//! intervene  what is suspected is moved, and it is looked whether throughput follows
-//! subject    the server, started by a command in which its settings have names
+//! observe    converts the runs of an archive into the input of `analyse`
+//! verdict    turns the analysis of all resources into a sentence, with its evidence                 pure
+//! ladder     without an experiment: load at rising rates beside the monitor, stored as an archive
+//! intervene  changes the capacity of the suspected resource and checks whether throughput follows
+//! subject    the server, started by a command with named settings
 //! ```
 //!
 //! The diagnosis of an archive is a function of its files alone.
@@ -22,19 +23,19 @@ use crate::analyse::analyse;
 use crate::archive::{self, Archive, Run, RunStatus};
 use verdict::{Diagnosis, Trial, judge};
 
-/// Runs that are needed to tell where throughput stops to follow what is offered.
+/// Minimum number of runs that shows where throughput stops following the offered load.
 const RUNS_MIN: usize = 4;
 
-/// What was moved and what came of it, in an archive.
+/// The archive's file of trials with their results.
 pub(crate) const TRIALS: &str = "trials.json";
 
-/// The name of the check that the path between clients and server was the one asked for.
+/// The name of the check that the path between clients and server behaved as requested.
 const PATH: &str = "path";
 
-/// What limits each server of an archive: each arm that has runs, the baseline and its repetitions together.
+/// Diagnoses each server of an archive: each arm with runs; the baseline includes its repetitions.
 ///
 /// # Errors
-/// When files of the archive are damaged, or there is no run in it that came to anything.
+/// If files of the archive are damaged, or no run in it has a result.
 pub(crate) fn diagnose(archive: &Archive) -> Result<Vec<Diagnosis>, Failure> {
     let mut found = Vec::new();
     for arm in archive.resolved.arms.iter().filter(|arm| !arm.is_again) {
@@ -43,7 +44,7 @@ pub(crate) fn diagnose(archive: &Archive) -> Result<Vec<Diagnosis>, Failure> {
         };
         let all = || archive.runs.iter().filter(|run| is_of(&run.plan.arm) && run.summary.is_some());
         let valid = || all().filter(|run| run.status != RunStatus::Invalid);
-        // Where too few are left, what was disturbed is looked at too, and that is told.
+        // With too few valid runs, use the invalid ones too, and say so.
         let has_enough = valid().count() >= RUNS_MIN;
         let observed: Result<Vec<_>, _> = all()
             .filter(|run| !has_enough || run.status != RunStatus::Invalid)
@@ -82,7 +83,7 @@ pub(crate) fn diagnose(archive: &Archive) -> Result<Vec<Diagnosis>, Failure> {
     Ok(found)
 }
 
-/// Why a path of our own speaks against what was found.
+/// Why a path that did not behave as requested casts doubt on the diagnosis.
 fn other_path(runs: &[&Run]) -> Option<String> {
     let checks = || runs.iter().flat_map(|run| &run.checks).filter(|check| check.name == PATH);
     let failed: Vec<&str> = checks().filter(|check| check.holds == Some(false)).map(|check| &check.says[..]).collect();

@@ -1,4 +1,5 @@
-//! A run of an archive as `analyse` looks at it: the clients' figures, and the monitor's windows before the load and under it.
+//! Converts a run of an archive into the input of `analyse`: the clients'
+//! figures, and the monitor's windows before and under load.
 
 use ammeter_load::outcome::Outcome;
 use ammeter_load::window::Pace;
@@ -8,17 +9,18 @@ use amped_measure::Failure;
 use crate::analyse::{Bound, Observed};
 use crate::archive::{self, Archive, Run, RunStatus, Summary, name};
 
-/// What is between the load and what came before: clocks of two programs, and a window that is cut by it.
+/// Margin between the load and the windows before it: the clocks of two
+/// programs differ, and a window may straddle the start.
 const MARGIN_S: f64 = 0.05;
 
 /// Reads a run.
 ///
 /// # Errors
-/// When its files are damaged. A run without the monitor's record has no windows.
+/// If its files are damaged. A run without a monitor record has no windows.
 pub(crate) fn observe(archive: &Archive, run: &Run) -> Result<Observed, Failure> {
     let summary = run.summary.clone().unwrap_or_default();
     let load = archive.load(&run.plan.id)?;
-    // A server that is overloaded has requests of the warm-up for a while after that has ended.
+    // An overloaded server still works on requests of the warm-up after its end.
     let warm_up = archive.file(&run.plan.id, name::WARM_UP);
     let asked_from_s = match warm_up.exists() {
         true => archive::read::<Outcome>(&warm_up)?.began_s,
@@ -36,12 +38,13 @@ pub(crate) fn observe(archive: &Archive, run: &Run) -> Result<Observed, Failure>
         latency_s: (summary.latency.count > 0).then_some(summary.latency.p50_ms / 1e3),
         ..Observed::default()
     };
-    // By the bytes of a reply: all that were received, over the schedule's time, hold those that came after it.
+    // Scaled by the bytes per response: the bytes received in all, over
+    // the schedule's time, would include those that came after it.
     observed.received_bytes_per_s = observed.throughput * summary.received_bytes as f64 / (summary.ok as f64).max(1.0);
     if !archive.file(&run.plan.id, name::MONITOR).exists() {
         return Ok(observed);
     }
-    // By the clock of the server's host, where that is another machine.
+    // Times are by the clock of the server's host, if that is another machine.
     let ahead_s = archive.hosts(&run.plan.id)?.first().map_or(0.0, |server| server.clock.offset_s);
     let wall_s = |sample: &Sample| sample.wall_ms as f64 / 1e3 - ahead_s;
     let mut last: Option<Sample> = None;
@@ -60,8 +63,8 @@ pub(crate) fn observe(archive: &Archive, run: &Run) -> Result<Observed, Failure>
     Ok(observed)
 }
 
-/// What speaks against the client of a run. `planned` and `started`: connections of the schedule, which chance makes more or
-/// fewer than the rate says, and those that were begun.
+/// Why a run is client-bound, if it is. `planned` and `started` count the connections of the schedule, which random
+/// arrivals make more or fewer than the rate implies, and the connections opened.
 fn client(run: &Run, summary: &Summary, (planned, started): (u64, u64)) -> Option<Bound> {
     const BEGUN_MIN: f64 = 0.95;
     let ended = (summary.ok as f64 + summary.failed as f64).max(1.0);
@@ -86,7 +89,7 @@ fn client(run: &Run, summary: &Summary, (planned, started): (u64, u64)) -> Optio
     late.map(|why| Bound { why, is_certain: false })
 }
 
-/// The name of the check that the clients were not held back by a quota of their own.
+/// The name of the check that the clients' own CPU quota did not throttle them.
 pub(crate) const CLIENT_LIMITS: &str = "client-limits";
 
 #[cfg(test)]
@@ -117,10 +120,10 @@ mod tests {
             assert_eq!(found, expected, "{checks:?} {summary:?} {counts:?}");
         };
         let check = |checks: &[(&str, bool)], summary, expected| begun(checks, summary, (100, 100), expected);
-        // Of a short schedule with random arrivals fewer are planned than the rate says.
+        // A short schedule with random arrivals may plan fewer connections than the rate implies.
         begun(&[], summary(92.0), (92, 92), None);
         begun(&[], summary(85.0), (92, 85), Some(true));
-        // In a closed loop nothing is planned.
+        // A closed loop plans no connections.
         begun(&[], summary(100.0), (0, 0), None);
         check(&[], summary(100.0), None);
         check(&[("client", true), ("server", false)], summary(100.0), None);

@@ -1,5 +1,5 @@
-//! A server that is started for a diagnosis, by a command in which settings have names: `amped serve SITE --helpers {helpers}`.
-//! Started again with another value it is another server, and what changes is that setting's doing.
+//! A server started for a diagnosis, by a command with named settings: `amped serve SITE --helpers {helpers}`.
+//! Restarting it with another value shows the effect of that setting.
 
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -14,9 +14,9 @@ use crate::analyse::use_of::Kind;
 /// A setting of a server.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Knob {
-    /// Its name in the command, where it stands in braces.
+    /// Its name, which the command has in braces.
     pub(crate) name: String,
-    /// What it is.
+    /// Its value.
     pub(crate) value: f64,
 }
 
@@ -34,14 +34,14 @@ impl std::str::FromStr for Knob {
 }
 
 impl Knob {
-    /// So many times as much, and in whole numbers where it is one.
+    /// The setting multiplied by `times`; a whole number is rounded up to a whole number.
     pub(crate) fn moved(&self, times: f64) -> Knob {
         let value = self.value * times;
         let is_whole = self.value.fract() == 0.0;
         Knob { name: self.name.clone(), value: if is_whole { value.ceil() } else { value } }
     }
 
-    /// What it is the size of, by its name.
+    /// The kind of resource that this setting sizes, by its name.
     pub(crate) fn kind(&self) -> Option<Kind> {
         let name = self.name.to_lowercase();
         let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
@@ -59,7 +59,7 @@ impl Knob {
     }
 }
 
-/// A server by its command. Ended when dropped.
+/// A server started by its command. Dropping it stops the server.
 #[derive(Debug)]
 pub(crate) struct Subject {
     command: String,
@@ -67,15 +67,15 @@ pub(crate) struct Subject {
     child: Option<Child>,
 }
 
-/// How long a server may take to listen, and to end.
+/// Timeout for a server to listen, and to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Subject {
-    /// Starts it. Returns once somebody listens.
+    /// Starts the server, and returns once a process listens on `address`.
     ///
     /// # Errors
-    /// A setting of `knobs` is not in the command, or the other way round; somebody listens there already; it ends, or does not
-    /// listen in time.
+    /// A setting of `knobs` is missing in the command, or the other way round; another process listens on the address;
+    /// the server exits, or does not listen in time.
     pub(crate) fn start(command: &str, address: SocketAddr, knobs: &[Knob]) -> Result<Subject, Failure> {
         if TcpStream::connect(address).is_ok() {
             return Err(Failure::failed(format!(
@@ -87,14 +87,14 @@ impl Subject {
         Ok(subject)
     }
 
-    /// Ends it and starts it with these settings.
+    /// Stops the server and starts it with these settings.
     ///
     /// # Errors
     /// As [`start`](Subject::start).
     pub(crate) fn restart(&mut self, knobs: &[Knob]) -> Result<(), Failure> {
         let command = filled(&self.command, knobs)?;
         self.end();
-        // The shell is replaced, so that the process is the server's.
+        // `exec` replaces the shell, so that the child process is the server.
         let mut words = Command::new("sh");
         words.args(["-c", &format!("exec {command}")]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         process::end_with_this_thread(&mut words);
@@ -139,7 +139,7 @@ impl Drop for Subject {
     }
 }
 
-/// A command with its settings in it.
+/// The command with the values of its settings filled in.
 fn filled(command: &str, knobs: &[Knob]) -> Result<String, Failure> {
     let mut text = command.to_owned();
     for Knob { name, value } in knobs {

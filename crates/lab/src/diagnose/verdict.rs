@@ -1,9 +1,9 @@
-//! From what is known of all resources to a sentence: what limits the server, why that is believed, and what would refute it.
+//! Turns the analysis of all resources into a diagnosis: the bottleneck, the evidence for it, and what would refute it.
 //!
-//! The order of `Kind` is that of causes: a server whose disk is at its end has helpers that all wait for it, descriptors that
-//! run out and a listen queue that overflows. The first resource that is at its end above the knee, and was not below, is the
-//! answer; those behind it are what follows from it. Where the client was at its end and nothing of the server was, that is the
-//! answer; and where nothing was, that.
+//! The order of `Kind` is that of causes: a server with a saturated disk also has helpers that all wait for it,
+//! exhausted descriptors and an overflowing listen queue. The answer is the first resource that is saturated above the
+//! knee and was not below; later ones are its consequences. If the client was saturated and nothing of the server was,
+//! the answer is the client. If nothing was, the answer says so.
 
 use std::fmt::{self, Write};
 
@@ -12,31 +12,32 @@ use serde::{Deserialize, Serialize};
 use crate::analyse::use_of::{Kind, is_lock};
 use crate::analyse::{Analysis, Found, Pool};
 
-/// What came of it.
+/// The outcome of a diagnosis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Answer {
     /// A resource of the server limits it.
     Bottleneck,
-    /// What makes the load was at its end first.
+    /// The load generator was saturated first.
     ClientBound,
-    /// The server bore all that was asked.
+    /// The server sustained the whole load.
     Borne,
-    /// Throughput stops, and nothing that is known of is at its end.
+    /// Throughput is limited, and no known resource is saturated.
     NotFound,
 }
 
-/// How far to believe it.
+/// How strong the evidence is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Confidence {
-    /// There is nothing to believe.
+    /// No evidence.
     None,
-    /// It was at its end, and there is more that might be.
+    /// The resource was saturated, but so may others be.
     Likely,
-    /// It was at its end nearly always, and what was predicted from below is what was reached, where it could be predicted.
+    /// The resource was saturated nearly always, and the plateau agrees with
+    /// the ceiling predicted from below the knee, if one could be predicted.
     Strong,
-    /// It was moved, and throughput moved with it.
+    /// An intervention changed the resource's capacity, and throughput followed.
     Confirmed,
 }
 
@@ -51,79 +52,79 @@ impl fmt::Display for Confidence {
     }
 }
 
-/// What came of moving something.
+/// The result of an intervention.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Trial {
-    /// What was moved, and how, in words.
+    /// Description of the change.
     pub(crate) what: String,
-    /// Whether it is what is suspected.
+    /// Whether it changed the suspected resource.
     pub(crate) is_suspect: bool,
-    /// There is so much of it, as a part of what there was.
+    /// Capacity after the change, as a ratio to that before.
     pub(crate) capacity: f64,
-    /// Throughput then, as a part of what it was: of each pair of runs.
+    /// Throughput after the change, as a ratio to that before, for each pair of runs.
     pub(crate) throughputs: Vec<f64>,
-    /// The change of throughput for a change of it, of their logarithms: 1 for what limits, 0 for what does not.
+    /// The logarithm of the throughput ratio over that of the capacity ratio: 1 for a bottleneck, 0 otherwise.
     pub(crate) elasticity: f64,
-    /// Where its interval begins.
+    /// Lower end of its interval.
     pub(crate) low: f64,
-    /// Where it ends.
+    /// Upper end of its interval.
     pub(crate) high: f64,
 }
 
-/// What is said of a server.
+/// The diagnosis of a server.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Diagnosis {
-    /// Which one, where an archive has several.
+    /// The label of the arm, if an archive has several.
     pub(crate) arm: String,
-    /// What came of it.
+    /// The outcome.
     pub(crate) answer: Answer,
     /// The kind of resource, if one was found.
     pub(crate) kind: Option<Kind>,
-    /// Which one.
+    /// The name of the resource.
     pub(crate) resource: Option<String>,
-    /// The answer, in a sentence.
+    /// The answer as a sentence.
     pub(crate) sentence: String,
-    /// How far to believe it.
+    /// How strong the evidence is.
     pub(crate) confidence: Confidence,
-    /// The share of the machine's CPU time that others used in every run at least, where that is known.
+    /// The minimum share of the machine's CPU time that other processes used in any run, if known.
     pub(crate) others: Option<f64>,
-    /// Why.
+    /// The evidence, a line each.
     pub(crate) evidence: Vec<String>,
-    /// What else was at its end, as a consequence.
+    /// Other saturated resources, which are consequences.
     pub(crate) follows: Vec<String>,
-    /// What would refute it, or what to try where nothing was found.
+    /// Observations that would refute the answer, or what to try if there is none.
     pub(crate) refuted_by: Vec<String>,
-    /// What was moved.
+    /// The interventions.
     pub(crate) trials: Vec<Trial>,
-    /// What it was all made of.
+    /// The analysis behind the answer.
     pub(crate) analysis: Analysis,
 }
 
-/// Whether a resource was at its end above the knee, and was not below.
+/// Whether a resource was saturated above the knee, and not below it.
 fn is_at_its_end(found: &Found, pools: &[Pool], is_client_bound: bool) -> bool {
-    // A queue overflows in bursts, and who is turned away is counted.
+    // A queue overflows in bursts, and refused connections are counted.
     let enough = if found.kind == Kind::AcceptQueue { 0.2 } else { 0.5 };
     let fits = match found.kind {
         Kind::DiskLimit => found.share_above.is_some_and(|share| share >= 0.5),
-        // One whose threads run, or are made as connections come, is no pool that is used up; one whose threads wait for other
-        // threads or for the network is not what they wait for.
+        // A pool is not exhausted if its threads run, or if it grows with the connections. A pool whose threads wait
+        // for other threads or for the network is not the cause of that wait.
         Kind::Pool => pools.iter().find(|pool| pool.name == found.name).is_some_and(|pool| {
             let place = pool.asleep.first().map_or("", |(place, _)| place);
             pool.is_fixed
                 && pool.running <= 0.5 * (pool.threads - pool.resting)
                 && !is_lock(place)
                 && !place.contains("sk_stream_wait")
-                // In receiving they wait for clients that do not come to ask.
+                // Threads that wait in receive wait for clients that send no request.
                 && !(is_client_bound && ["wait_woken", "sk_wait_data"].contains(&place))
         }),
         _ => true,
     };
-    // Who waits for a descriptor sleeps too.
+    // A thread that waits for a descriptor sleeps as well.
     let is_first = !matches!(found.kind, Kind::Lock | Kind::Pool) || found.full_without_descriptors >= 0.2;
     fits && is_first && found.full_above >= enough && found.full_below <= found.full_above / 2.0
 }
 
-/// Says what limits a server.
+/// Diagnoses a server.
 pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
     let bound = |is_certain: bool| {
         let said = analysis.client_bound.iter().filter(|bound| bound.is_certain || !is_certain);
@@ -134,8 +135,8 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
         resources.filter(|found| is_at_its_end(found, &analysis.pools, bound(true))).collect();
     at_end.sort_by(|a, b| a.kind.cmp(&b.kind).then(b.full_above.total_cmp(&a.full_above)));
     let first = at_end.first().copied().filter(|_| analysis.is_limited);
-    // Where load was lacking, before a core or the network. One that was only late is believed where throughput stops and
-    // nothing else says why.
+    // A lack of load outranks cores and the network. A generator that was only late
+    // is the answer if throughput is limited and nothing else explains it.
     let is_client = match first {
         Some(found) => bound(true) && found.kind > Kind::Client,
         None => bound(true) || (bound(false) && analysis.is_limited),
@@ -216,13 +217,13 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
     evidence.extend(analysis.pools.iter().filter(|pool| pool.threads - pool.resting >= 0.5).map(pool_line));
     let rivals = at_end.iter().skip(1).filter(|other| other.kind < Kind::Lock && other.kind != found.kind);
     let agrees = found.demand.is_none_or(|demand| demand.ceiling.is_none() || demand.allows(analysis.plateau, 0.2));
-    // What nothing else explains is believed less.
+    // An answer for lack of any other explanation is weaker.
     let is_strong = found.kind != Kind::Inside
         && analysis.knee.is_some()
         && found.full_above >= 0.8
         && agrees
         && rivals.count() == 0;
-    // Requests that wait for what was found are in the server meanwhile.
+    // Requests that wait for the bottleneck stay in the server meanwhile, so `Inside` is not listed.
     let follows = at_end.iter().skip(1).filter(|other| other.kind != Kind::Inside);
     Diagnosis {
         arm: arm.to_owned(),
@@ -246,14 +247,15 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
 }
 
 impl Diagnosis {
-    /// Believes it less, for this reason.
+    /// Lowers the confidence for this reason.
     pub(crate) fn doubt(&mut self, why: String) {
         self.confidence = self.confidence.min(Confidence::Likely);
         self.evidence.push(why);
     }
 
-    /// Takes in what others used of the machine's CPU time in each run, of which they may use `max`. Only what they used in every
-    /// run is held against the answer: a backend that still works off an overload is no other program.
+    /// Records the share of the machine's CPU time that other processes used in each run; up to
+    /// `max` is allowed. Only the share that they used in every run weakens the answer: a backend
+    /// that still works off an overload is not a foreign program.
     pub(crate) fn share_with(&mut self, others: &[f64], max: f64) {
         self.others = others.iter().copied().reduce(f64::min);
         if let Some(share) = self.others.filter(|share| *share > max) {
@@ -266,7 +268,7 @@ impl Diagnosis {
         }
     }
 
-    /// Takes what came of moving things in: the answer is confirmed, refuted, or left as it is.
+    /// Applies the results of the interventions: they confirm the answer, weaken it, or leave it as it is.
     pub(crate) fn try_it(&mut self, trials: Vec<Trial>) {
         for trial in &trials {
             self.evidence.push(format!(
@@ -300,7 +302,7 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// What it is, in words.
+/// Describes a resource.
 fn thing(found: &Found) -> String {
     let name = &found.name;
     match found.kind {
@@ -322,12 +324,12 @@ fn thing(found: &Found) -> String {
     }
 }
 
-/// How many requests a server without a name for it works on at a time, if that can be told.
+/// Number of requests that the server works on at a time, if known.
 fn at_a_time(analysis: &Analysis) -> Option<f64> {
     analysis.at_a_time.filter(|count| *count >= 0.5)
 }
 
-/// Whether that is one: then it is a lock, whatever the program calls it.
+/// Whether the server works on one request at a time, which makes it a lock, whatever the program calls it.
 fn is_one_at_a_time(analysis: &Analysis) -> bool {
     let is_a_core = (0.85..1.15).contains(&analysis.waiting.server_cpu);
     is_a_core || at_a_time(analysis).is_some_and(|count| count < 1.8)
@@ -404,7 +406,7 @@ fn sentence(found: &Found, analysis: &Analysis) -> String {
     format!("{} {limits} the server to {plateau}: {waits}", thing(found))
 }
 
-/// What is said of requests that wait in the server without a thread, a descriptor or a queue of the kernel's that is at its end.
+/// The sentence for requests that wait inside the server while no thread, descriptor or kernel queue is saturated.
 fn inside_sentence(analysis: &Analysis) -> String {
     let Analysis { plateau, waiting, .. } = analysis;
     let (inside, cpu) = (waiting.inside, waiting.server_cpu);
@@ -427,7 +429,7 @@ fn inside_sentence(analysis: &Analysis) -> String {
     )
 }
 
-/// Where whoever holds a lock sleeps.
+/// The place where the holder of a lock sleeps.
 fn sleeper(analysis: &Analysis) -> Option<&str> {
     let places = analysis.pools.iter().flat_map(|pool| &pool.asleep);
     let holders = places.filter(|(place, _)| !is_lock(place));
@@ -454,7 +456,7 @@ fn knee_line(analysis: &Analysis) -> String {
     }
 }
 
-/// At which loads the server fell behind, from the lowest on.
+/// The loads at which the server fell behind, from the lowest.
 fn behind_line(analysis: &Analysis) -> Option<String> {
     let mut behind = analysis.fell_behind.clone();
     behind.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -514,13 +516,13 @@ fn pool_line(pool: &Pool) -> String {
         pool.threads, pool.name, pool.resting, pool.running, pool.on_disk
     );
     for (place, count) in pool.asleep.iter().take(3).filter(|(_, count)| *count >= 0.05) {
-        // Writing to a string cannot fail.
+        // Writing to a String cannot fail.
         let _ = write!(text, ", {count:.1} sleep in {place}");
     }
     text
 }
 
-/// What comes nearest to its end, where nothing is at it.
+/// The fullest resource, for a server without a saturated one.
 fn fullest_line(analysis: &Analysis) -> Option<String> {
     let shares = analysis.resources.iter().filter(|found| found.share_above.is_some());
     let fullest = shares.max_by(|a, b| a.share_above.unwrap_or(0.0).total_cmp(&b.share_above.unwrap_or(0.0)))?;
@@ -575,7 +577,7 @@ mod tests {
     use ammeter_monitor::{Backend, Census, CensusLimits, Listener, Tick};
     use std::collections::BTreeMap;
 
-    /// Changes every window of a ladder; `load` is what is asked, as a part of what the server bears.
+    /// Changes every window of a ladder; `load` is the offered load relative to the server's capacity.
     fn with(mut runs: Vec<Observed>, change: impl Fn(&mut Tick, f64)) -> Vec<Observed> {
         let end = runs.iter().map(|run| run.throughput).fold(0.0, f64::max);
         for run in &mut runs {
@@ -592,7 +594,7 @@ mod tests {
         found
     }
 
-    /// A server of which nothing is used but a sleep that nobody sees.
+    /// A server whose only wait is a sleep that the monitor cannot see.
     fn unseen() -> Vec<Observed> {
         with(ladder(0.0001, 0.005, 0.0, 3), |tick, _| {
             tick.threads.iter_mut().for_each(|thread| thread.sleeps_in = None)
@@ -640,7 +642,7 @@ mod tests {
         });
         let found = check(&runs, Answer::Bottleneck, Some(Kind::Thread), "the thread");
         assert_eq!(found.follows.len(), 2, "{:?}", found.follows);
-        // Without the thread that computes they are.
+        // Without the computing thread, descriptors and the queue are the answer.
         let idle = |runs: Vec<Observed>| with(runs, |tick, _| tick.threads.clear());
         let found =
             check(&idle(runs.clone()), Answer::Bottleneck, Some(Kind::Descriptors), "descriptors of the server");
@@ -693,7 +695,8 @@ mod tests {
         check(&runs, Answer::Bottleneck, Some(Kind::Quota), "quota of the control group /g");
     }
 
-    /// Windows in which the server has read requests of `inside` connections at overload, and `asking` of them wait for a backend.
+    /// Windows in which, at overload, the server has read requests of
+    /// `inside` connections, and `asking` of them wait for a backend.
     fn waiting_elsewhere(inside: u32, asking: u32) -> Vec<Observed> {
         with(unseen(), |tick, load| {
             let of = |count: u32| if load > 1.05 { count } else { u32::from(load > 0.5 && count > 0) };
@@ -728,7 +731,7 @@ mod tests {
             "the backend unix:/run/php.sock limits the server to 196 requests/s: 40 requests wait for its answer, 204 ms each",
         );
         assert!(found.follows.is_empty(), "{:?}", found.follows);
-        // A thread that computes all the time comes first, and one connection that is open all the time is no queue.
+        // A thread that computes all the time comes first. A single connection that is always open is no queue.
         let busy = with(waiting_elsewhere(40, 40), |tick, load| tick.threads[0].run = load.min(1.0));
         check(&busy, Answer::Bottleneck, Some(Kind::Thread), "the thread worker");
         check(&waiting_elsewhere(1, 1), Answer::NotFound, None, "not found");
@@ -747,7 +750,7 @@ mod tests {
         let mut pool = waiting_elsewhere(40, 0);
         pool.iter_mut().for_each(|run| run.latency_s = Some(0.020));
         check(&pool, Answer::Bottleneck, Some(Kind::Inside), "it works on about 4 requests at a time");
-        // All of one core and no more, by several threads: one at a time as well.
+        // Several threads that use exactly one core also work on one request at a time.
         let python = with(pool, |tick, _| tick.server.user = 1.0);
         check(&python, Answer::Bottleneck, Some(Kind::Lock), "one request at a time");
     }
@@ -758,7 +761,7 @@ mod tests {
             let waiting_for_client = if load > 1.05 { 9.0 } else { 0.0 };
             let limits = CensusLimits { waiting_for_client, ..CensusLimits::default() };
             tick.census = Some(Census { limits, ..Census::default() });
-            // Others use the machine's network, too.
+            // Other programs use the machine's network, too.
             tick.interfaces = vec![Interface { sent: 1e9, ..Interface::default() }];
         });
         check(&runs, Answer::Bottleneck, Some(Kind::Network), "clients receive 1.6 Mbit/s, and the path takes no more");
@@ -782,7 +785,7 @@ mod tests {
     fn sustained_load_is_reported() {
         let all = ladder(0.005, 0.0, 0.0, 1);
         check(&all[..4], Answer::Borne, None, "up to 160/s");
-        // Of clients that each wait for their reply more was never asked: something is at its end, or nobody knows.
+        // A closed loop never offers more than the server answers: some resource is saturated, or the cause is unknown.
         let closed = |mut runs: Vec<Observed>| {
             runs[0].is_closed = true;
             runs

@@ -1,4 +1,5 @@
-//! What Chromium makes of a page, as its readers do: in light and dark, wide and narrow. For the tests of all who write one.
+//! Renders a page in Chromium as readers see it: light and dark, wide and
+//! narrow. For the tests of all modules that write pages.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-/// Put into the page before all else: what goes wrong is written down.
+/// Inserted at the start of the page: records errors, warnings and blocked requests.
 const WATCH: &str = "<script>
 const troubles = [];
 addEventListener('error', event => troubles.push('error: ' + event.message));
@@ -14,7 +15,7 @@ addEventListener('securitypolicyviolation', event => troubles.push('policy: ' + 
 for (const kind of ['error', 'warn']) console[kind] = (...words) => troubles.push(kind + ': ' + words.join(' '));
 </script>";
 
-/// And behind all else: every run is opened, every plot looked at.
+/// Inserted at the end of the page: opens every run and inspects every plot.
 const LOOK: &str = "<script>
 addEventListener('load', async () => {
   for (const run of document.querySelectorAll('details')) run.open = true;
@@ -66,7 +67,7 @@ addEventListener('load', async () => {
 });
 </script>";
 
-/// Opens a page in Chromium: what was seen there, and what Chromium itself had to say.
+/// Opens a page in Chromium, and returns the findings and Chromium's own log.
 pub(crate) fn seen(page: &str, folder: &Path, flags: &[&str]) -> (Value, String) {
     const CHARSET: &str = "<meta charset=\"utf-8\">";
     assert!(page.contains(CHARSET) && page.trim_end().ends_with("</html>"));
@@ -97,16 +98,16 @@ pub(crate) fn seen(page: &str, folder: &Path, flags: &[&str]) -> (Value, String)
     (serde_json::from_str(&told).unwrap(), log.into_owned())
 }
 
-/// How much there was to see.
+/// What the page contains.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     /// Plots on canvases.
     pub(crate) plots: usize,
-    /// Figures that are SVG.
+    /// SVG figures.
     pub(crate) figures: usize,
 }
 
-/// A page in which everything is drawn, nothing is in anything's way, nothing goes wrong and nobody is asked.
+/// Asserts that the page draws everything, without overlaps, errors or requests.
 pub(crate) fn sound(page: &str, folder: &Path) -> Seen {
     let mut all = Vec::new();
     for flags in

@@ -3,11 +3,11 @@
 //! A pure function of the archive: the same directory gives the same bytes, years later and on another machine.
 //!
 //! ```text
-//! verdict    what is said first: knees, what still holds of a paper, how the runs stand
-//! overview   the table that follows: a row for each arm
-//! figures    from the archive to points, curves and bars, which `crate::figure` draws: medians, intervals, validity
-//! hosts      what each of several hosts did, and its clock
-//! series     a run on its time axis: clients, server, network; drawn by assets/report.js when it is opened
+//! verdict    the top of the page: knees, status of a paper's claims, run counts
+//! overview   the table below it: a row for each arm
+//! figures    points, curves and bars of an archive, which `crate::figure` draws: medians, intervals, validity
+//! hosts      the table of several hosts: figures and clock of each
+//! series     a run over time: clients, server, network; drawn by assets/report.js when it is opened
 //! ```
 //!
 //! The page shows, in order: the verdict, the overview table, a figure for each metric with a curve for each arm, the
