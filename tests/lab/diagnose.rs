@@ -1,7 +1,7 @@
-//! `ammeter diagnose` against planted bottlenecks: servers and set-ups with a limit that is known, each of which must be named.
+//! `ammeter diagnose` against planted bottlenecks: it must name the known limit of each server and set-up.
 //!
-//! What is asserted is which resource is named, and no figure of time. Where cores are measured the test runs alone; where
-//! threads sleep, neighbours change little.
+//! The tests assert which resource is named and no durations. A test that measures cores runs alone; where threads
+//! sleep, other tests have little effect.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -17,14 +17,14 @@ use serde_json::Value;
 
 use super::{ammeter, said};
 
-/// The program, which is built with the tests.
+/// The program, built with the tests.
 fn program() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_ammeter")).with_file_name("examples").join("planted");
     assert!(program.exists(), "{} is not there: build it (cargo build -p ammeter --examples)", program.display());
     program
 }
 
-/// A server with a limit. Ended when dropped.
+/// A server with a known limit. Stopped when dropped.
 struct Planted {
     child: Child,
     port: String,
@@ -35,7 +35,7 @@ impl Planted {
         Planted::by("exec \"$0\" \"$@\"", switches, None)
     }
 
-    /// By this line of a shell.
+    /// Starts it by this shell command.
     fn by(shell: &str, switches: &str, file: Option<&Path>) -> Planted {
         let program = program();
         let mut command = Command::new("sh");
@@ -57,7 +57,7 @@ impl Drop for Planted {
     }
 }
 
-/// A control group of version 1, removed when dropped: declare it before what is in it.
+/// A control group of version 1, removed when dropped: declare it before the processes in it.
 struct Group(PathBuf);
 
 impl Group {
@@ -75,7 +75,7 @@ impl Group {
         group
     }
 
-    /// A line of a shell that becomes a program in this group.
+    /// Returns a shell command that moves itself into this group and then executes a program.
     fn joining(&self) -> String {
         format!("echo $$ > {}/cgroup.procs; exec \"$0\" \"$@\"", self.0.display())
     }
@@ -83,7 +83,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The last process of a group leaves it a moment after it was waited for.
+        // The last process leaves a group a moment after it was reaped.
         for _ in 0..400 {
             if fs::remove_dir(&self.0).is_ok() {
                 return;
@@ -94,10 +94,10 @@ impl Drop for Group {
     }
 }
 
-/// As short as can be.
+/// Flags for the shortest useful runs.
 const QUICK: [&str; 5] = ["--duration", "700ms", "--pause", "50ms", "--load-flag=--arrivals=constant"];
 
-/// What is said of a server at these rates.
+/// Diagnoses a server at these rates.
 fn diagnosed(planted: &Planted, host: &str, rates: &str, more: &[&str]) -> Value {
     let output = ammeter(&words(planted, host, rates, more).iter().map(String::as_str).collect::<Vec<_>>());
     read(&output)
@@ -115,7 +115,7 @@ fn read(output: &Output) -> Value {
     let whole: Value = serde_json::from_str(&text)
         .unwrap_or_else(|error| panic!("{error}: {text}{}", String::from_utf8_lossy(&output.stderr)));
     let found = whole["diagnoses"][0].clone();
-    // The archive alone says the same.
+    // The archive alone leads to the same result.
     let archive = whole["archive"].as_str().unwrap();
     let (text, _) = said(&ammeter(&["diagnose", archive, "--json"]));
     let again = serde_json::from_str::<Value>(&text).unwrap()["diagnoses"][0].clone();
@@ -126,7 +126,7 @@ fn read(output: &Output) -> Value {
     found
 }
 
-/// Whether the answer is this one.
+/// Returns whether the diagnosis names this resource.
 fn is_right(found: &Value, kind: &str, says: &str) -> bool {
     assert!(!found["evidence"].as_array().unwrap().is_empty() && !found["refuted_by"].as_array().unwrap().is_empty());
     found["kind"] == kind && found["sentence"].as_str().unwrap().contains(says)
@@ -138,9 +138,9 @@ fn shown(found: &Value) -> String {
     format!("{sentence}: {evidence}, follows {follows}, {analysis}")
 }
 
-/// Diagnoses until the answers are right, which they are at once unless others disturbed it; then a diagnosis must say so. Others
-/// that have much of the machine in every run are the bottleneck themselves: where they had it in any of the attempts, no
-/// answer is expected.
+/// Repeats diagnoses until they are right. The first attempt is right unless other processes disturbed it; a disturbed
+/// diagnosis must say so. Processes that take much of the machine in every run are a bottleneck themselves: if they did
+/// so in any attempt, no result is expected.
 fn undisturbed(diagnose: impl Fn() -> Vec<Value>, are_right: impl Fn(&[Value]) -> bool) {
     const ATTEMPTS: usize = 3;
     const MUCH: f64 = 0.25;
@@ -160,7 +160,7 @@ fn undisturbed(diagnose: impl Fn() -> Vec<Value>, are_right: impl Fn(&[Value]) -
     assert!(disturbed.iter().flatten().any(had_much), "{}", disturbed.iter().flatten().map(shown).collect::<String>());
 }
 
-/// Diagnoses until this is named.
+/// Repeats a diagnosis until it names this resource.
 fn named(kind: &str, says: &str, diagnose: impl Fn() -> Value) {
     undisturbed(|| vec![diagnose()], |found| is_right(&found[0], kind, says));
 }
@@ -179,7 +179,7 @@ fn sleep_under_lock_is_named() {
     });
 }
 
-/// The server is started by the diagnosis, which gives it one helper more to see what that changes.
+/// The diagnosis starts the server itself, and adds one helper to measure the effect.
 #[test]
 fn pool_of_two_helpers_is_named() {
     let [address] = super::nginx::free_addresses();
@@ -210,7 +210,7 @@ fn each_variant_of_experiment_has_its_own_bottleneck() {
         let start = format!("[{:?}, \"--port\", \"@port@\", {}]", program(), words.join(", "));
         format!("[[subject]]\nname = {name:?}\nkind = \"command\"\nstart = {start}\n")
     };
-    // Rules that hold on a machine that others use too, unless they use most of it.
+    // Rules that hold on a shared machine, unless other processes use most of it.
     let text = format!(
         "repetitions = 1\nagain = false\n{}{}[load]\nrate = [20, 120, 220, 320, 420]\narrivals = \"constant\"\nduration = \"700ms\"\n\
          timeout = \"2s\"\n[monitor]\ninterval = \"50ms\"\n[validity]\nothers-max = \"60%\"\nidle-max = \"1000%\"\n\
@@ -227,7 +227,7 @@ fn each_variant_of_experiment_has_its_own_bottleneck() {
     );
 }
 
-/// Makes an experiment with two arms and diagnoses each; the report must say the same.
+/// Runs an experiment with two arms and diagnoses each; the report must agree.
 fn diagnosed_experiment(text: &str) -> Vec<Value> {
     let home = tempfile::tempdir().unwrap();
     let (file, out) = (home.path().join("mine.toml"), home.path().join("out"));
@@ -239,7 +239,7 @@ fn diagnosed_experiment(text: &str) -> Vec<Value> {
     let told: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}\n{runs}"));
     let found = told["diagnoses"].as_array().unwrap().clone();
     assert_eq!(found.len(), 2, "{text}");
-    // Where the knee is told, what makes it is told as well; of an arm that others disturbed, neither is.
+    // Where the page names the knee, it names its cause too; for an arm that was disturbed it names neither.
     let page = fs::read_to_string(out.join("report.html")).unwrap();
     let (_, verdict) = page.split_once("<div class=\"verdict").unwrap();
     let (verdict, _) = verdict.split_once("</div>").unwrap();
@@ -247,7 +247,7 @@ fn diagnosed_experiment(text: &str) -> Vec<Value> {
         let (arm, sentence) = (found["arm"].as_str().unwrap(), found["sentence"].as_str().unwrap());
         let is_told = [sentence, "no run of it counts"].iter().any(|part| verdict.contains(&format!("{arm}: {part}")));
         let none_counts = verdict.contains("No run counts");
-        // A report takes no evidence from runs that do not count; `diagnose` does where few others are left, and says so.
+        // A report uses no invalid runs as evidence; `diagnose` uses them where few others are left, and says so.
         let evidence = found["evidence"].as_array().unwrap();
         let has_few = evidence.iter().any(|why| why.as_str().unwrap().contains("were looked at all the same"));
         assert!(is_told || none_counts || has_few, "{arm}: {sentence} is not in {verdict}");
@@ -291,7 +291,7 @@ fn throttled_disk_is_named() {
     written.write_all(&vec![1; 16 << 20]).unwrap();
     written.sync_all().unwrap();
     let device = written.metadata().unwrap().dev();
-    // makedev(3), of small numbers.
+    // makedev(3), for small numbers.
     let line = format!("{}:{} {}", device >> 8 & 0xfff, device & 0xff, 4 << 20);
     let group = Group::new("blkio", &[("blkio.throttle.read_bps_device", &line)]);
     let planted = Planted::by(&group.joining(), "--threads 4 --read-bytes 65536", Some(&file));
@@ -316,7 +316,7 @@ fn slow_backend_behind_nginx_is_named() {
 #[test]
 fn userspace_lock_is_named() {
     let planted = Planted::start("--inside-ms 5 --backlog 256");
-    // How long a request takes at the lowest load, a busy machine makes longer.
+    // A busy machine increases the latency at the lowest load.
     undisturbed(
         || vec![diagnosed(&planted, "127.0.0.1", "20..420/100", &[])],
         |found| ["lock", "inside"].iter().any(|kind| is_right(&found[0], kind, "the server's own code limits it")),
@@ -345,14 +345,14 @@ fn failed_diagnosis_leaves_no_directory() {
     let out = folder.path().join("out");
     let [address] = super::nginx::free_addresses();
     let own = std::process::id().to_string();
-    // Nobody listens there.
+    // No process listens there.
     let url = format!("http://{address}/");
     let words =
         ["diagnose", &url, "--pid", &own, "--rates", "20..60/20", "--repeat", "2", "--out", out.to_str().unwrap()];
     let output = ammeter(&[&words[..], &QUICK].concat());
     assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(!out.exists(), "{}", String::from_utf8_lossy(&output.stderr));
-    // A folder that was there before is somebody's.
+    // A folder that existed before is kept.
     fs::create_dir(&out).unwrap();
     let output = ammeter(&[&words[..], &QUICK].concat());
     assert!(output.status.code() == Some(2) && out.exists());
@@ -364,7 +364,7 @@ fn interrupted_diagnosis_is_marked_and_keeps_complete_runs() {
     let out = folder.path().join("out");
     let planted = Planted::start("--threads 8");
     let mut all = words(&planted, "127.0.0.1", "20..60/20", &["--repeat", "50"]);
-    // The number of repetitions is given once.
+    // The number of repetitions may be given only once.
     let at = all.iter().position(|word| word == "--repeat").unwrap();
     all.drain(at..at + 2);
     all.extend(["--out".to_owned(), out.to_str().unwrap().to_owned()]);

@@ -1,4 +1,4 @@
-//! `ammeter files`: sets on a real disk, by the real program.
+//! `ammeter files`: the real program writes file sets to a real disk.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{ammeter, excerpt, said};
 
-/// Runs `ammeter files` with these words and `--json`, and reads what it says.
+/// Runs `ammeter files` with these arguments and `--json`, and parses the result.
 fn files(words: &[&str]) -> Value {
     let output = ammeter(&[&["files"], words, &["--json"]].concat());
     let (text, status) = said(&output);
@@ -17,7 +17,7 @@ fn files(words: &[&str]) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// What it says when it refuses, and its exit status.
+/// Returns the error message and the exit status of a run that fails.
 fn refused(words: &[&str]) -> (String, i32) {
     let output = ammeter(&[&["files"], words].concat());
     assert_eq!(said(&output).0, "");
@@ -77,7 +77,7 @@ fn file_set_is_reproducible() {
         .fold((0, 0), |(n, sum), (_, bytes)| (n + 1, sum + bytes.len()));
     assert_eq!(made["bytes"].as_u64(), Some(all as u64));
 
-    // Again is no work; what is gone comes back; another seed is another set.
+    // A second run writes nothing; it restores missing files; another seed makes another set.
     let again = files(&["webstone", "--scale", "1/4", one.to_str().unwrap()]);
     assert_eq!((again["kept"].as_u64(), again["written"].as_u64()), (Some(77), Some(0)));
     fs::remove_dir_all(one.join("video")).unwrap();

@@ -1,4 +1,4 @@
-//! The program as such, and `ammeter host`.
+//! The program as a whole, and `ammeter host`.
 
 use super::{ammeter, said};
 

@@ -1,5 +1,5 @@
-//! `ammeter run` over several hosts: real OpenSSH servers in network namespaces of their own, with their own keys, joined by a
-//! bridge. Nothing of it has a name outside, and all of it ends with the test, however that ends.
+//! `ammeter run` over several hosts: real OpenSSH servers with their own keys, in network namespaces joined by a
+//! bridge. The namespaces have no names outside the test, and end with it, however it ends.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,17 +11,17 @@ use serde_json::Value;
 use super::run::{PATIENT, check, json, left_of, runs, told};
 use super::until;
 
-/// Hosts, and the machine that has them work: the first.
+/// The hosts. The first is the control machine.
 struct Net {
     home: tempfile::TempDir,
-    /// Who holds each namespace, and its servers.
+    /// A process that holds each namespace open, and its servers.
     holders: Vec<Child>,
     servers: Vec<Child>,
 }
 
 const NAMES: [&str; 3] = ["server", "c1", "c2"];
 
-/// Ends with the test, also where that is killed.
+/// Wraps a command that ends with the test, also if the test is killed.
 fn held(words: &[&str]) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).args(words).stdin(Stdio::null());
@@ -39,14 +39,14 @@ fn namespace(pid: u32) -> PathBuf {
 }
 
 impl Net {
-    /// Those hosts whose names are given have this program in their PATH.
+    /// Creates the hosts; those named in `with_program` have this program in their PATH.
     fn new(with_program: &[&str]) -> Net {
         assert!(
             Path::new("/usr/sbin/sshd").exists(),
             "OpenSSH's server is missing: cargo xtask setup, or apt-get install openssh-server"
         );
         let home = tempfile::tempdir().unwrap();
-        // sshd(8) wants it to be there, also where it is never used.
+        // sshd(8) requires this folder, even if it does not use it.
         fs::create_dir_all("/run/sshd").unwrap();
         let at = |name: &str| home.path().join(name).display().to_string();
         for key in ["key", "host_key"] {
@@ -117,20 +117,20 @@ impl Net {
         net
     }
 
-    /// A command in a namespace: 0 is that of the machine that has the others work.
+    /// Returns a command that runs in a namespace; 0 is the control machine.
     fn within(&self, at: usize, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.holders[at].id())).args(words);
         command
     }
 
-    /// The table of the experiment that names these hosts.
+    /// Returns the experiment's table that names these hosts.
     fn table(&self, clients: &[&str]) -> String {
         let config = self.home.path().join("ssh_config").display().to_string();
         format!("[hosts]\nserver = \"server\"\nclients = {clients:?}\nssh = \"ssh -F {config}\"\n")
     }
 
-    /// An experiment of this text, to be run where the control machine is.
+    /// Returns the command that runs this experiment on the control machine.
     fn run(&self, text: &str) -> Command {
         let (file, out) = (self.home.path().join("mine.toml"), self.home.path().join("out"));
         fs::write(&file, text).unwrap();
@@ -141,7 +141,7 @@ impl Net {
         )
     }
 
-    /// Processes on a host, but for who holds it and its sshd: number and words.
+    /// Processes on a host, except its sshd and the process that holds its namespace: process id and command line.
     fn processes(&self, at: usize) -> Vec<(u32, String)> {
         let space = namespace(self.holders[at].id());
         let mine: BTreeSet<u32> = self.holders.iter().chain(&self.servers).map(Child::id).collect();
@@ -155,16 +155,16 @@ impl Net {
             .collect()
     }
 
-    /// The agent of a host, and the folder that its program lies in.
+    /// The agent on a host, and the folder of its program.
     fn agent(&self, at: usize) -> Option<(u32, PathBuf)> {
-        // A copy has a shell beside it, with the same words.
+        // An agent that was copied to the host has a parent shell with the same arguments.
         let agents = self.processes(at).into_iter().filter(|(_, words)| words.ends_with("ammeter session "));
         let programs = agents.filter_map(|(pid, _)| Some((pid, fs::read_link(format!("/proc/{pid}/exe")).ok()?)));
         let mut found = programs.filter(|(_, program)| program.file_name().is_some_and(|name| name == "ammeter"));
         found.next().map(|(pid, program)| (pid, program.parent().unwrap().to_owned()))
     }
 
-    /// The generator of a host that is under way.
+    /// Returns whether a load generator runs on a host.
     fn generator(&self, at: usize) -> bool {
         self.processes(at).iter().any(|(_, words)| words.contains(" load http") && words.contains("--await-start"))
     }
@@ -172,7 +172,7 @@ impl Net {
 
 impl Drop for Net {
     fn drop(&mut self) {
-        // Whoever was left over by a run that failed, and then the servers; namespaces go with their last process.
+        // First the processes left over by a failed run, then the servers. A namespace ends with its last process.
         for at in 1..self.holders.len() {
             for (pid, _) in self.processes(at) {
                 let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).stderr(Stdio::null()).status();
@@ -185,13 +185,13 @@ impl Drop for Net {
     }
 }
 
-/// All of it as it should be: nobody on a host, and nothing of these agents.
+/// Asserts that no process and no file of these agents is left on a host.
 fn assert_nothing_is_left(net: &Net, agents: &[(u32, PathBuf)]) {
     for (at, name) in NAMES.iter().enumerate() {
         until(&format!("nobody to be left on {name}"), || net.processes(at + 1).is_empty());
     }
     for (pid, folder) in agents {
-        // A copy is gone as well, and what was there before is not.
+        // A copied program is removed, an installed one is not.
         let is_copy = folder.to_string_lossy().ends_with("-copy");
         let gone = || left_of(*pid, Path::new("/no/folder")).is_empty() && is_copy != folder.exists();
         until(&format!("nothing to be left of {pid}, {}", folder.display()), gone);
@@ -218,7 +218,7 @@ fn one_server_and_two_clients_form_one_experiment() {
     let runs = runs(net.home.path());
     let run = &runs["1-a0-201"];
     assert_ne!(run["status"], "invalid", "{run}\n{err}");
-    // Client, server and network counted the same, and nothing was lost or asked twice: 201 connections in all.
+    // Client, server and network agree on the counts; no request was lost or repeated: 201 connections in all.
     for name in ["counts", "bytes", "clocks", "server"] {
         assert_eq!(check(run, name), true, "{name}: {run}");
     }
@@ -234,7 +234,7 @@ fn one_server_and_two_clients_form_one_experiment() {
     let roles: Vec<&Value> = hosts.as_array().unwrap().iter().map(|host| &host["role"]).collect();
     assert_eq!(roles, ["server", "load 1/2", "load 2/2"]);
     for host in hosts.as_array().unwrap() {
-        // They are namespaces of one machine, so that the truth is known: 0.
+        // The namespaces share one machine and thus one clock: the true offset is 0.
         let clock = |name: &str| host["clock"][name].as_f64().unwrap();
         assert!(clock("offset_s").abs() <= clock("bound_s") + 1e-6 && clock("bound_s") > 0.0, "{host}");
     }
@@ -321,7 +321,7 @@ fn unreachable_host_is_reported_before_setup() {
     assert!(output.status.code() == Some(1) && err.contains("cannot reach nobody"), "{err}");
     assert!(err.contains("Connection refused") && err.contains("ssh -o BatchMode=yes nobody true"), "{err}");
     assert!(!net.home.path().join("out").exists());
-    // Who has no such server says so too.
+    // A host without the server's program reports it too.
     let text = text.replace("nobody", "c2").replace("kind = \"nginx\"", "kind = \"nginx\"\nprogram = \"/no/such\"");
     let output = net.run(&text).output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,4 +1,4 @@
-//! `ammeter load` against servers with planted faults: what it offers, and whether what it says is true.
+//! `ammeter load` against servers with planted faults: the load that it offers, and the truth of its results.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ use super::{ammeter, said};
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const BUSY: &str = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n";
 
-/// A server that takes a thread for each connection; before each reply it does what it is told.
+/// Starts a server with a thread per connection that calls `before` ahead of each response.
 pub fn server(before: impl Fn(u64) + Send + Sync + 'static) -> (SocketAddr, Arc<AtomicU64>) {
     answering(move |number| {
         before(number);
@@ -23,13 +23,13 @@ pub fn server(before: impl Fn(u64) + Send + Sync + 'static) -> (SocketAddr, Arc<
     })
 }
 
-/// Likewise, with this reply to the request of that number.
+/// Like [`server`], with this response to the request of that number.
 fn answering(reply: impl Fn(u64) -> &'static str + Send + Sync + 'static) -> (SocketAddr, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     (listener.local_addr().unwrap(), serving(listener, reply))
 }
 
-/// Serves on; how many requests there were.
+/// Serves in a thread, and returns the count of requests.
 fn serving(listener: TcpListener, reply: impl Fn(u64) -> &'static str + Send + Sync + 'static) -> Arc<AtomicU64> {
     let (reply, count) = (Arc::new(reply), Arc::new(AtomicU64::new(0)));
     let counted = Arc::clone(&count);
@@ -42,7 +42,7 @@ fn serving(listener: TcpListener, reply: impl Fn(u64) -> &'static str + Send + S
     counted
 }
 
-/// Answers requests, which come one at a time and whole: that is how they are sent.
+/// Answers requests; the client sends them one at a time, each in one piece.
 fn serve(mut stream: TcpStream, reply: impl Fn(u64) -> &'static str, count: &AtomicU64) {
     let mut buffer = [0; 2048];
     while let Ok(1..) = stream.read(&mut buffer) {
@@ -57,15 +57,15 @@ pub fn url(address: SocketAddr) -> String {
     format!("http://{address}/")
 }
 
-/// So much that only what the server never answers comes to nothing, however slow this machine is.
+/// Timeouts so long that only requests without any response fail, however slow the machine is.
 pub const PATIENT: [&str; 4] = ["--connect-timeout", "1m", "--timeout", "1m"];
 
-/// Runs to a result, with all patience.
+/// Runs to a result, with long timeouts.
 pub fn load(address: SocketAddr, words: &[&str]) -> Value {
     load_by(address, &[words, &PATIENT].concat())
 }
 
-/// Runs to a result, with these words alone.
+/// Runs to a result, with only these arguments.
 fn load_by(address: SocketAddr, words: &[&str]) -> Value {
     let url = url(address);
     let (text, _) = said(&ammeter(&[&["load", &url, "--json"], words].concat()));
@@ -76,7 +76,7 @@ fn figure(outcome: &Value, path: &str) -> f64 {
     outcome.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("no {path} in {outcome}"))
 }
 
-/// The exit status that goes with a verdict: a machine that is short of time may have made the client late.
+/// The exit status for a verdict: a slow machine may have delayed the load generator.
 pub fn status_of(verdict: &Value) -> i32 {
     let is_bound = ["disturbed", "client-bound", "path-bound"].iter().any(|worth| verdict["validity"] == *worth);
     i32::from(is_bound || verdict["broken"].as_array().is_some_and(|broken| !broken.is_empty()))
@@ -84,7 +84,7 @@ pub fn status_of(verdict: &Value) -> i32 {
 
 #[test]
 fn alone_offered_rate_is_kept_beyond_capacity() {
-    // One connection at a time, each for a millisecond or more: less than a thousand a second, on any machine.
+    // One connection at a time, each for at least a millisecond: less than 1000 a second on any machine.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
@@ -97,7 +97,8 @@ fn alone_offered_rate_is_kept_beyond_capacity() {
             }
         }
     });
-    // Simple clients offer no more than it bears, however many they are (Banga and Druschel, figure 5).
+    // Closed-loop clients offer no more than the server's capacity, whatever their number (Banga and Druschel, figure
+    // 5).
     for clients in ["5", "50"] {
         let outcome = load(address, &["--clients", clients, "--requests-per-connection", "1", "--duration", "1s"]);
         let offered = figure(&outcome, "/started") / figure(&outcome, "/seconds");
@@ -110,12 +111,13 @@ fn alone_offered_rate_is_kept_beyond_capacity() {
         let outcome = load_by(address, &arguments);
         let (offered, asked) = (figure(&outcome, "/offered_rate"), rate.parse::<f64>().unwrap());
         println!("{rate}: {offered}/s, lateness {}, verdict {}", outcome["lateness"], outcome["verdict"]);
-        // Whom this machine kept from its schedule says so. The server, which bears a thousand, does not: that is not an excuse.
+        // A load generator that this machine delayed says so. The server, whose capacity is 1000/s, is not overloaded
+        // then.
         if outcome["verdict"]["validity"] != "client-bound" {
             assert!((offered / asked - 1.0).abs() < 0.01, "asked for {rate}/s, and offered {offered}/s");
         }
         assert!(offered > 2000.0, "asked for {rate}/s, and offered {offered}/s: {}", outcome["verdict"]);
-        // Each arrival was begun or is told as one that could not be, and ended as a reply or as a failure.
+        // Each arrival either began or is reported as not begun, and ended in a response or a failure.
         let failures = outcome["failures"].as_array().unwrap();
         let failed_by =
             |kind: &str| failures.iter().find(|pair| pair[0] == kind).map_or(0, |pair| pair[1].as_u64().unwrap());
@@ -124,7 +126,7 @@ fn alone_offered_rate_is_kept_beyond_capacity() {
         let not_begun = failed_by("unsent") + failed_by("local");
         assert_eq!((planned, planned), (3 * asked as u64, ok + failed), "{outcome}");
         assert_eq!(planned, outcome["started"].as_u64().unwrap() + not_begun, "{outcome}");
-        // It is overloaded five to ten times over, and that shows as failures, most of them from before a connection.
+        // The overload is five- to tenfold and appears as failures, most of them before a connection.
         assert!(2 * ok < planned && 2 * failed_by("abandoned") > failed - not_begun, "{ok} {failures:?}");
     }
 }
@@ -133,7 +135,7 @@ fn alone_offered_rate_is_kept_beyond_capacity() {
 fn alone_planted_delays_are_measured() {
     let rest = |ms| thread::sleep(Duration::from_millis(ms));
     let fixed = server(move |_| rest(1000)).0;
-    // One of four takes four seconds: the median is that of the three, the 90th percentile that of the one.
+    // One request of four takes four seconds: the median is that of the three, the 90th percentile that of the one.
     let bimodal = server(move |number| rest(if number % 4 == 0 { 4000 } else { 1000 })).0;
     thread::scope(|scope| {
         for (address, planted_ms) in [(fixed, [1000.0, 1000.0]), (bimodal, [1000.0, 4000.0])] {
@@ -143,7 +145,7 @@ fn alone_planted_delays_are_measured() {
                 for (name, planted) in ["p50_ms", "p90_ms"].into_iter().zip(planted_ms) {
                     let found = figure(&outcome, &format!("/latency/{name}"));
                     println!("{name}: {found} ms, {planted} planted");
-                    // A machine that is short of time adds to them, but hardly as much again.
+                    // A slow machine increases the latencies, but hardly doubles them.
                     assert!((0.99 * planted..2.0 * planted).contains(&found), "{name}: {found} ms, {planted} planted");
                 }
             });
@@ -155,7 +157,7 @@ fn alone_planted_delays_are_measured() {
 fn alone_freeze_shows_in_open_loop_and_not_in_closed_loop() {
     const FREEZE: Duration = Duration::from_millis(500);
     let began = Instant::now();
-    // For 500 ms of every five seconds nobody is answered: of ten seconds that is a second, whenever they begin.
+    // The server stops for 500 ms of every five seconds: for one second of ten, whenever these begin.
     let (address, _) = server(move |_| {
         let into = Duration::from_nanos((began.elapsed().as_nanos() % 5_000_000_000) as u64);
         thread::sleep(FREEZE.saturating_sub(into));
@@ -167,8 +169,9 @@ fn alone_freeze_shows_in_open_loop_and_not_in_closed_loop() {
         [open, closed].map(|words| scope.spawn(move || load(address, &words))).map(|run| run.join().unwrap())
     });
     assert_eq!((open["planned"].as_u64(), open["ok"].as_u64()), (Some(2000), Some(2000)), "{open}");
-    // A tenth of the arrivals fall into a freeze, evenly, and wait for its end: a part p of all (p < 0.1) waits longer than
-    // 500 ms * (1 - p / 0.1). That is 450 ms at p99. Arrivals are 5 ms apart, and no machine answers before the end.
+    // A tenth of the arrivals fall into a stop, evenly spread, and wait for its end: a fraction p of all (p < 0.1)
+    // waits longer than 500 ms * (1 - p / 0.1). That is 450 ms at p99. Arrivals are 5 ms apart, and no machine responds
+    // before the end.
     let of = |name: &str| -> Vec<f64> {
         let list = open.pointer(&format!("/distribution/{name}")).and_then(Value::as_array).unwrap();
         list.iter().map(|figure| figure.as_f64().unwrap()).collect()
@@ -182,7 +185,7 @@ fn alone_freeze_shows_in_open_loop_and_not_in_closed_loop() {
     }
     let [half, open] = ["p50_ms", "p99_ms"].map(|name| figure(&open, &format!("/latency/{name}")));
     assert!(seen >= 20 && half < 440.0 && open > 440.0, "{seen} percentiles, p50 {half} ms, p99 {open} ms");
-    // The one client met both freezes, and counts each once among hundreds of replies.
+    // The only client met both stops, and each counts once among hundreds of responses.
     let [p99, max, count] = ["p99_ms", "max_ms", "count"].map(|name| figure(&closed, &format!("/latency/{name}")));
     println!("closed: p99 {p99} ms, longest {max} ms, of {count}");
     assert!(max > 250.0 && count > 300.0 && 2.0 * p99 < open, "p99 {p99} ms, longest {max} ms, of {count}");
@@ -301,7 +304,7 @@ fn invalid_input_is_reported_in_one_line() {
     check(&[url, "--clients", "1", "--slice", "2/2", "--seed", "1"], 2, "fewer slices");
     check(&["http://no-such-name.invalid/", "--rate", "1"], 1, "does not resolve");
     check(&[url, "--arrivals", "file:/no/such/file"], 1, "/no/such/file");
-    // Nobody listens there: that is told at once, or after the run if it is to be made all the same.
+    // No process listens there: the load generator reports it at once, or after the run with `--wait 0s`.
     let asked = [url, "--rate", "100", "--duration"];
     check(&[&asked[..], &["1h"]].concat(), 1, "no server listens at 127.0.0.1:1: Connection refused");
     check(&[url, "--sweep", "10..50/10", "--duration", "1h"], 1, "--wait 10s");
@@ -322,13 +325,13 @@ fn load_waits_for_server_to_start() {
     let count = serving(TcpListener::bind(address).unwrap(), |_| OK);
     let output = child.wait_with_output().unwrap();
     let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
-    // Nothing was begun before, and looking for the server sent it no request.
+    // No request began earlier, and the search for the server sent it none.
     assert_eq!(outcome["failures"].as_array().map(Vec::len), Some(0), "{outcome}");
     assert_eq!(output.status.code(), Some(status_of(&outcome["verdict"])), "{outcome}");
     assert!(count.load(Ordering::Relaxed) > 0 && outcome["ok"] == count.load(Ordering::Relaxed), "{outcome}");
 }
 
-/// What `ammeter` sends as the first request of a load.
+/// Returns the first request that `ammeter` sends in a load.
 fn first_request(words: &[&str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = url(listener.local_addr().unwrap());
@@ -352,7 +355,7 @@ fn host_header_overrides_host_of_url() {
         request.lines().filter(is_host).map(|line| line.split_once(':').unwrap().1.trim().to_owned()).collect()
     };
     assert!(hosts(&[])[0].starts_with("127.0.0.1:"));
-    // Two would be refused by every server (RFC 9112, 3.2).
+    // Every server would refuse two Host fields (RFC 9112, 3.2).
     assert_eq!(hosts(&["-H", "host:  example.org", "-H", "X-A: b"]), ["example.org"]);
     assert!(first_request(&["-H", "host: a", "-H", "X-A: b"]).contains("\r\nX-A: b\r\n"));
 }
@@ -413,7 +416,7 @@ fn ctrl_c_between_runs_starts_no_other() {
 
 #[test]
 fn ctrl_c_before_load_gives_no_result() {
-    // It takes connections, and answers nobody.
+    // It accepts connections and never responds.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let words = ["load", &url(listener.local_addr().unwrap()), "--rate", "1", "--parked", "3", "--timeout", "10m"];
     let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
@@ -434,7 +437,7 @@ fn replay_accounts_for_every_line() {
     let log = folder.path().join("access.log");
     let line =
         |second: u32, request: &str| format!("host - - [01/Aug/1995:00:00:0{second} -0400] \"{request}\" 200 2\n");
-    // A POST is counted, and not made: the log has no body for it.
+    // A POST is counted and not replayed: the log does not have its body.
     let text = line(1, "GET /a HTTP/1.0")
         + &line(1, "POST /a HTTP/1.0")
         + &line(1, "GET /b?c HTTP/1.0")
@@ -444,7 +447,7 @@ fn replay_accounts_for_every_line() {
     let outcome = load(address, &["--replay", log.to_str().unwrap(), "--speed", "10", "--seed", "1"]);
     assert_eq!((outcome["planned"].as_u64(), outcome["ok"].as_u64()), (Some(3), Some(3)), "{outcome}");
     assert_eq!(count.load(Ordering::Relaxed), 3);
-    // At a rate of its own it ends where the log does.
+    // At a fixed rate the replay ends where the log ends.
     let outcome = load(address, &["--replay", log.to_str().unwrap(), "--speed", "max", "--rate", "100"]);
     assert_eq!(outcome["planned"].as_u64(), Some(3), "{outcome}");
     let empty = folder.path().join("empty.log");
@@ -490,7 +493,7 @@ fn long_body_is_sent_whole_in_both_loops() {
     let address = listener.local_addr().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("body");
-    // More than a socket has room for, so that it goes out in pieces.
+    // More than a socket buffer holds, so that it is sent in pieces.
     let body: Vec<u8> = (0..3_000_000u32).map(|at| (at % 251) as u8).collect();
     std::fs::write(&file, &body).unwrap();
     let whole = Arc::new(AtomicU64::new(0));
@@ -533,7 +536,7 @@ fn request_count_ends_run() {
     check(&["--rate", "100", "-n", "21", "--requests-per-connection", "4"], 21);
     check(&["--clients", "3", "-n", "25"], 25);
     check(&["--clients", "3", "--requests", "25", "--requests-per-connection", "2", "--generators", "2"], 25);
-    // What comes first ends it; a bare number is in seconds.
+    // The first limit reached ends the run; a bare number is in seconds.
     let outcome = load(address, &["--rate", "50", "-n", "100000", "-d", "0.2", "--arrivals", "constant"]);
     assert_eq!(outcome["planned"], 10, "{outcome}");
 }

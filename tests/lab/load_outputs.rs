@@ -1,4 +1,4 @@
-//! What `ammeter load` leaves behind and shows: the log of histograms, the screen, the page, and parked connections.
+//! Outputs of `ammeter load`: the histogram log, the screen and the page; and parked connections.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ use super::load::{PATIENT, load, server, url};
 use super::nginx::{Nginx, free_addresses};
 use super::until;
 
-/// The histograms of a log, by tag: of each interval when it began, in seconds, and what is in it.
+/// The histograms of a log by tag: the start of each interval in seconds, and its histogram.
 fn logged(log: &[u8]) -> BTreeMap<String, Vec<(f64, Histogram<u64>)>> {
     let mut found: BTreeMap<String, Vec<_>> = BTreeMap::new();
     for entry in IntervalLogIterator::new(log) {
@@ -65,7 +65,7 @@ fn histogram_log_matches_result() {
 fn screen_shows_run_and_restores_terminal() {
     let (address, count) = server(|_| {});
     let load = format!("{} load {} --rate 200 --duration 10m --screen", env!("CARGO_BIN_EXE_ammeter"), url(address));
-    // script(1) makes the terminal. It has a size only if it is given one.
+    // script(1) creates the terminal, which has a size only if stty sets one.
     let inside = format!("stty rows 40 cols 120; stty -a; {load}; echo ended with $?; stty -a");
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &inside, "/dev/null"]).env("TERM", "xterm");
@@ -76,7 +76,7 @@ fn screen_shows_run_and_restores_terminal() {
         output.read_to_end(&mut text).unwrap();
         String::from_utf8_lossy(&text).into_owned()
     });
-    // Two seconds have been drawn.
+    // The display has drawn two seconds.
     until("a run of two seconds", || count.load(Ordering::Relaxed) > 450);
     let mut keyboard = child.stdin.take().unwrap();
     keyboard.write_all(b"\x03").unwrap();
@@ -150,7 +150,7 @@ fn invalid_output_path_destroys_no_file() {
         assert_eq!(fs::read_to_string(&old).unwrap(), "of value", "{words:?}");
     }
     assert_eq!(count.load(Ordering::Relaxed), 0);
-    // A page that finds no room takes nothing else with it.
+    // A page that cannot be written does not affect the other outputs.
     let output = run(&["--clients", "1", "--duration", "100ms", "--html", "/dev/full"]);
     let (why, (text, status)) = (String::from_utf8_lossy(&output.stderr).into_owned(), super::said(&output));
     assert!(status == 1 && why.contains("cannot write /dev/full") && text.contains("verdict"), "{why}{text}");
@@ -182,7 +182,7 @@ fn sweep_writes_page_and_log_of_all_runs() {
     let logged: u64 = logged(&fs::read(&log).unwrap())["latency"].iter().map(|(_, histogram)| histogram.len()).sum();
     assert!(ok > 0 && logged == ok, "{logged} of {ok}");
     let page = fs::read_to_string(&page).unwrap();
-    // No capacity is found where this machine kept the client from its schedule, although the runs were then repeated.
+    // There is no capacity if this machine delayed the load generator in the repeated runs too.
     let headline = match swept["capacity"].is_null() {
         true => format!("{} runs at 2 rates.", runs.len()),
         false => "Capacity: ".to_owned(),
@@ -190,7 +190,7 @@ fn sweep_writes_page_and_log_of_all_runs() {
     assert!(page.contains(&headline) && page.contains("\"sweep\":"), "no {headline} in {} bytes", page.len());
 }
 
-/// nginx with two servers on loopback: one keeps connections for long, the other for a second.
+/// nginx with two servers on loopback: one has a long keep-alive timeout, the other one second.
 struct Two {
     _nginx: Nginx,
     patient: SocketAddr,
@@ -213,7 +213,7 @@ impl Two {
     }
 }
 
-/// Connections that are established from 127.0.0.254, where those that are parked begin, to a server.
+/// Established connections to a server from 127.0.0.254, the source address of parked connections.
 fn established(server: SocketAddr) -> usize {
     let to = format!(":{:04X}", server.port());
     let table = fs::read_to_string("/proc/net/tcp").unwrap();
@@ -248,7 +248,7 @@ fn parked_connections_match_kernel_count() {
     // A slow reader takes 16 bytes a second, of 1 MiB.
     let taken = outcome["parked"][1]["received_bytes"].as_u64().unwrap();
     assert!((20 * 16..20 * 16 * 100).contains(&taken), "{taken} bytes");
-    // They stand apart: what is counted as answered is what the schedule asked for.
+    // Parked connections are counted separately: the responses are those of the schedule.
     assert_eq!(outcome["ok"], outcome["planned"]);
     until("all to be closed", || established(nginx.patient) == 0);
 }

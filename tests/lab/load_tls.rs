@@ -1,4 +1,4 @@
-//! `ammeter load` of https URLs, against nginx with a certificate that is made here.
+//! `ammeter load` with https URLs, against nginx with a certificate made by the test.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -8,14 +8,14 @@ use serde_json::Value;
 use super::nginx::{Nginx, free_addresses};
 use super::{ammeter, said};
 
-/// nginx with TLS on loopback and on a socket in its folder.
+/// nginx with TLS on loopback and on a Unix socket in its folder.
 struct Secure {
     nginx: Nginx,
     address: SocketAddr,
 }
 
 impl Secure {
-    /// With a certificate for these names, signed by itself; it lies in the folder as `certificate.pem`.
+    /// Starts it with a self-signed certificate for these names, which is `certificate.pem` in its folder.
     fn start(names: &[&str], change: impl FnOnce(&mut rcgen::CertificateParams)) -> Secure {
         let folder = tempfile::tempdir().unwrap();
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
@@ -62,7 +62,7 @@ fn nginx_is_loaded_over_tls() {
     check(&[&[&*url, "--insecure"], &RATE[..]].concat());
     check(&[&[&*url, "--requests-per-connection", "7", "--pipeline", "3"], &RATE[..], &trusted].concat());
     check(&[&[&*url, "--clients", "3", "--duration", "300ms"], &trusted[..]].concat());
-    // The name is still the URL's, and so is whom the certificate must be for.
+    // The Host field and the name in the certificate are still those of the URL.
     check(&[&["https://localhost/", "--unix", socket.to_str().unwrap()], &RATE[..], &trusted].concat());
     let (text, _) = said(&ammeter(&[&["load", &*url], &RATE[..], &trusted].concat()));
     assert!(text.contains("\nsecured "), "{text}");

@@ -1,7 +1,7 @@
-//! The real `ammeter` against real servers: one module a command.
+//! The real `ammeter` against real servers, with one module per command.
 //!
-//! A test starts what it measures by itself, on ports that the kernel chooses, and ends it. What measures time runs alone
-//! (`alone_`), and asserts ratios within one run, never a time.
+//! Each test starts the server that it measures, on ports that the kernel chooses, and stops it. Tests that measure
+//! time run alone (`alone_`) and assert ratios within one run, never a duration.
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 mod diagnose;
@@ -27,8 +27,8 @@ use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs `ammeter` with these words. Beside other tests a load may be disturbed, and an experiment does not wait for a quiet
-/// machine, unless the words say something else.
+/// Runs `ammeter` with these arguments. Unless they say otherwise, other tests may disturb a load, and an experiment
+/// does not wait for a quiet machine.
 pub fn ammeter(words: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
     command.args(words);
@@ -43,17 +43,17 @@ pub fn ammeter(words: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// What was printed as a result, and with which status the program ended.
+/// Returns standard output and the exit status.
 pub fn said(output: &Output) -> (String, i32) {
     (String::from_utf8(output.stdout.clone()).unwrap(), output.status.code().unwrap())
 }
 
-/// A log of a few dozen lines, odd ones among them.
+/// A log of a few dozen lines, some of them unusual.
 pub fn excerpt() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/log/nasa-excerpt.log")
 }
 
-/// Waits until something holds, looking often.
+/// Polls a condition until it holds.
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {

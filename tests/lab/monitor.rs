@@ -1,7 +1,7 @@
-//! `ammeter monitor`, `profile` and `overhead` against planted truth: connections left in each state, a listen queue that
-//! is full with a known number of drops, a thread that uses a known share of a core, a reader of a known number of bytes.
+//! `ammeter monitor`, `profile` and `overhead` against known values: connections in each state, a full listen queue
+//! with a known number of drops, a thread with a known CPU share, a reader of a known number of bytes.
 //!
-//! Sockets live in a network namespace of their own, so that counters begin at nothing and nobody else is counted.
+//! Sockets live in a network namespace of their own, so that counters start at zero and count no other process.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::{ammeter, said, until};
 
-/// A network namespace that goes with this value.
+/// A network namespace, removed when dropped.
 struct Namespace(String);
 
 impl Namespace {
@@ -35,7 +35,7 @@ impl Namespace {
         ip(&["-n", &self.0, "link", "set", "lo", state]);
     }
 
-    /// Does something in there, in a thread that ends with it.
+    /// Runs a closure within it, in a thread of its own.
     fn within<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
         let namespace = File::open(format!("/run/netns/{}", self.0)).unwrap();
         std::thread::scope(|scope| {
@@ -67,12 +67,12 @@ fn ticks(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The words of a watch that looks often, whatever that costs.
+/// Arguments of a watch with a short interval, whatever its overhead.
 fn watch<'a>(port: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&["monitor", "--port", port, "--json", "--interval", "50ms", "--budget", "100%"], more].concat()
 }
 
-/// What one tick of a short watch says.
+/// Returns the last tick of a short watch.
 fn last_tick(namespace: &Namespace, port: u16) -> Value {
     let port = port.to_string();
     let output = namespace.ammeter(&watch(&port, &["--census", "50ms", "--duration", "300ms"]));
@@ -81,7 +81,7 @@ fn last_tick(namespace: &Namespace, port: u16) -> Value {
     ticks(&text).pop().expect("a tick")
 }
 
-/// So many connections to this listener: the clients' ends and the server's.
+/// Opens this many connections to the listener: the clients' ends and the server's ends.
 fn pairs(listener: &TcpListener, count: usize) -> Vec<(TcpStream, TcpStream)> {
     let address = listener.local_addr().unwrap();
     (0..count).map(|_| (TcpStream::connect(address).unwrap(), listener.accept().unwrap().0)).collect()
@@ -92,7 +92,7 @@ fn connections_are_counted_by_state() {
     let namespace = Namespace::new("states");
     for address in ["127.0.0.1:0", "[::1]:0"] {
         namespace.loopback("up");
-        // A new loopback checks its address of IPv6 for a moment.
+        // A new loopback device takes a moment to check its IPv6 address.
         let mut bound = None;
         until("an address of the loopback", || {
             bound = namespace.within(|| TcpListener::bind(address)).ok();
@@ -102,13 +102,13 @@ fn connections_are_counted_by_state() {
         let port = listener.local_addr().unwrap().port();
         let make = |count| namespace.within(|| pairs(&listener, count));
         let established = make(7);
-        // The client goes first, and the server has not noticed.
+        // The client closes first, and the server has not closed its end yet.
         let close_wait: Vec<TcpStream> = make(3).into_iter().map(|(_, server)| server).collect();
         let last_ack: Vec<TcpStream> = make(6).into_iter().map(|(_, server)| server).collect();
-        // The server says that it will send nothing more, and the client goes on.
+        // The server shuts down its sending side, and the client stays open.
         let fin_wait_2 = make(4);
         fin_wait_2.iter().for_each(|(_, server)| server.shutdown(Shutdown::Write).unwrap());
-        // The server goes first, then the client.
+        // The server closes first, then the client.
         for (client, server) in make(5) {
             drop(server);
             drop(client);
@@ -123,7 +123,7 @@ fn connections_are_counted_by_state() {
         until("what is planted while the network works", || {
             states(&[("established", 9), ("close_wait", 9), ("fin_wait_2", 4), ("time_wait", 5)])
         });
-        // From here on nothing arrives: who closes waits for an acknowledgement.
+        // From here on no packet arrives: an end that closes waits for an acknowledgement.
         namespace.loopback("down");
         last_ack.iter().for_each(|server| server.shutdown(Shutdown::Write).unwrap());
         fin_wait_1.iter().for_each(|(_, server)| server.shutdown(Shutdown::Write).unwrap());
@@ -141,7 +141,7 @@ fn connections_are_counted_by_state() {
     }
 }
 
-/// SYN segments from this address, one from each port, as somebody sends who will not hear the answers.
+/// Sends SYN segments from this address, one from each port, without receiving the replies.
 fn begin_from(source: std::net::Ipv4Addr, to: std::net::SocketAddrV4, ports: std::ops::Range<u16>) {
     let socket = net::socket_with(AddressFamily::INET, SocketType::RAW, SocketFlags::CLOEXEC, Some(net::ipproto::RAW));
     let socket = socket.unwrap();
@@ -155,7 +155,7 @@ fn begin_from(source: std::net::Ipv4Addr, to: std::net::SocketAddrV4, ports: std
             sum = (sum & 0xffff) + (sum >> 16);
         }
         tcp[16..18].copy_from_slice(&(!(sum as u16)).to_be_bytes());
-        // RFC 791, 3.1; the kernel fills in the length and the checksum.
+        // RFC 791, 3.1; the kernel sets the length and the checksum.
         let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0];
         packet.extend(source.octets());
         packet.extend(to.ip().octets());
@@ -168,7 +168,7 @@ fn begin_from(source: std::net::Ipv4Addr, to: std::net::SocketAddrV4, ports: std
 fn half_open_connections_are_counted() {
     let namespace = Namespace::new("begun");
     let name = &namespace.0;
-    // A wire whose other end takes whatever comes, and a neighbour who is not there: answers to it are lost.
+    // A veth pair whose other end accepts every packet, and a neighbour that does not exist: replies to it are lost.
     ip(&["-n", name, "link", "add", "here", "type", "veth", "peer", "name", "there"]);
     ip(&["-n", name, "address", "add", "10.9.0.1/24", "dev", "here"]);
     ip(&["-n", name, "link", "set", "here", "up"]);
@@ -178,7 +178,8 @@ fn half_open_connections_are_counted() {
     let listener = namespace.within(|| TcpListener::bind("10.9.0.1:0").unwrap());
     let SocketAddr::V4(address) = listener.local_addr().unwrap() else { unreachable!() };
     namespace.within(|| begin_from([10, 9, 0, 77].into(), address, 40_000..40_006));
-    // From the server's port, at another address of its own, to somebody whose queue is full: its SYN is not answered.
+    // From the server's port, at another address of its host, to a listener with a full queue: the SYN receives no
+    // reply.
     let tcp =
         |flags| net::socket_with(AddressFamily::INET, SocketType::STREAM, flags | SocketFlags::CLOEXEC, None).unwrap();
     let (full, waiting, asking) = namespace.within(|| {
@@ -218,8 +219,7 @@ fn full_accept_queue_shows_length_limit_and_drops() {
         let address = SocketAddr::try_from(net::getsockname(&listener).unwrap()).unwrap();
         (listener, address)
     });
-    // One more than the limit is let in; what comes then is turned away, each with the one segment that a connection
-    // begins with.
+    // The kernel admits one connection more than the limit and drops the rest, each with its single SYN.
     let ask = |count: usize| -> Vec<OwnedFd> {
         namespace.within(|| {
             let begin = |_| {
@@ -239,7 +239,7 @@ fn full_accept_queue_shows_length_limit_and_drops() {
     drop((waiting, listener));
 }
 
-/// `ammeter monitor --pid` of this process, in JSON.
+/// `ammeter monitor --pid` of this process, as JSON.
 struct Watch {
     child: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -270,12 +270,12 @@ impl Drop for Watch {
     }
 }
 
-/// What the clock says by which ticks are told, in seconds.
+/// The time of the clock that ticks use, in seconds.
 fn wall_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
 }
 
-/// When a tick was taken, by that clock, and when it began.
+/// When a tick began and when it was taken, by that clock.
 fn span_s(tick: &Value) -> (f64, f64) {
     let end = tick["wall_ms"].as_f64().unwrap() / 1e3;
     (end - tick["interval_s"].as_f64().unwrap(), end)
@@ -284,7 +284,7 @@ fn span_s(tick: &Value) -> (f64, f64) {
 #[test]
 fn alone_cpu_share_of_thread_is_accurate() {
     static ENOUGH: AtomicBool = AtomicBool::new(false);
-    // What it used, and when that was: how much it gets is for the machine to say, and need not be the same all the time.
+    // The CPU time that it used, and when: the scheduler decides how much it gets, and that may vary.
     let spin = || {
         let used = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap().as_secs_f64();
         let (begun, mut diary) = (wall_s(), vec![(wall_s(), used())]);
@@ -347,7 +347,7 @@ fn disk_reads_are_measured() {
     };
     add(&watch.next());
     let before = own();
-    // On a busy machine pages are held for a moment by others, and then not evicted.
+    // On a busy machine other processes hold pages for a moment, and these are not evicted.
     until("a file that is read from a disk; if the build folder is no disk's, build elsewhere", || {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         std::io::Seek::rewind(&mut file).unwrap();
@@ -355,7 +355,7 @@ fn disk_reads_are_measured() {
         own() - before >= BYTES
     });
     let (truth, read_by) = ((own() - before) as f64, wall_s());
-    // All that was told meanwhile, to the first tick that was taken after it.
+    // Sums everything reported, up to the first tick taken after it.
     loop {
         let tick = watch.next();
         add(&tick);
@@ -367,7 +367,7 @@ fn disk_reads_are_measured() {
     assert!(of_disks > 0.9 * truth, "read {truth}, of disks {of_disks}");
 }
 
-/// A monitor of this process that tells it at an address.
+/// A monitor of this process that serves its metrics at an address.
 struct Told {
     child: Child,
     address: SocketAddr,
@@ -390,7 +390,7 @@ impl Told {
         Told { child, address: address.expect("it says where they are") }
     }
 
-    /// What curl is told: the media type, then the page.
+    /// Returns the media type and the page, as curl received them.
     fn page(&self) -> String {
         let url = format!("http://{}/metrics", self.address);
         let words = ["--silent", "--show-error", "--fail", "--max-time", "60", "--write-out", "%{content_type}", &url];
@@ -408,7 +408,7 @@ impl Drop for Told {
     }
 }
 
-/// The only sample of a page that begins so.
+/// The value of the only sample whose line begins so.
 fn of_page(page: &str, name: &str) -> f64 {
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {name} in\n{page}")).parse().unwrap()
@@ -427,14 +427,14 @@ fn collectors_receive_samples() {
     let end = "# EOF\napplication/openmetrics-text; version=1.0.0; charset=utf-8";
     assert!(page.ends_with(end), "{page}");
     assert!(page.contains(&format!("ammeter_watch_info{{target=\"process {}\"}} 1", std::process::id())));
-    // Other tests of this process may have connections as well, where they share it.
+    // Other tests in this process may have connections too.
     assert!(of_page(&page, "ammeter_connections{state=\"established\"}") >= 3.0, "{page}");
     assert_eq!(of_page(&page, "ammeter_connections{state=\"syn_sent\"}"), 0.0, "{page}");
     assert!(page.contains(&format!("ammeter_listen_queue_depth{{address=\"{}\",", listener.local_addr().unwrap())));
     assert!(
         of_page(&page, "ammeter_own_cpu_seconds_total") > 0.0 && page.contains("ammeter_thread_run_seconds_total{pid=")
     );
-    // What is a counter only rises.
+    // Counters only increase.
     let before = of_page(&page, "ammeter_cpu_seconds_total{mode=\"user\"}");
     until("a later sample", || of_page(&told.page(), "ammeter_ticks_total") > of_page(&page, "ammeter_ticks_total"));
     assert!(of_page(&told.page(), "ammeter_cpu_seconds_total{mode=\"user\"}") >= before);
@@ -469,7 +469,7 @@ fn alone_slow_collectors_delay_no_tick() {
     let quiet = ticks(15);
     let enough = std::sync::Arc::new(AtomicBool::new(false));
     let address = told.address;
-    // Some say nothing, some never stop, some ask again and again and read nothing of it.
+    // Some clients send nothing, some never stop, some send request after request and read no response.
     let silent: Vec<TcpStream> = (0..4).map(|_| TcpStream::connect(address).unwrap()).collect();
     let hostile: Vec<_> = (0..4)
         .map(|number| {
@@ -527,9 +527,9 @@ fn recording_replays_same_output_even_if_truncated() {
     assert_eq!(said(&ammeter(&["monitor", "--replay", name, "--json"])), (live.clone(), 0));
     let (csv, _) = said(&ammeter(&["monitor", "--replay", name, "--csv"]));
     assert_eq!(csv.lines().count(), live.lines().count() + 1);
-    // A record is never written over.
+    // A record is never overwritten.
     assert_eq!(ammeter(&words).status.code(), Some(2));
-    // Wherever it is cut it shows what is whole; where a tick ends depends on how many programs there are.
+    // A truncated record shows its complete ticks; the end of a tick depends on the number of programs.
     let whole = fs::read(&path).unwrap();
     let shown = (1..10).map(|tenths| {
         fs::write(&path, &whole[..whole.len() * tenths / 10]).unwrap();
@@ -559,7 +559,7 @@ fn wrong_usage_is_reported_with_hint() {
         assert_eq!(output.status.code(), Some(status), "{words:?}: {text}");
         assert!(text.contains(part), "{words:?}: {text}");
     };
-    // A port that is nobody's: its listener is closed.
+    // An unused port: its listener is closed.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let folder = tempfile::tempdir().unwrap();
     let noise = folder.path().join("noise");
@@ -613,7 +613,7 @@ fn server_exit_keeps_collected_samples() {
     assert_eq!((shown.as_bytes(), status), (&output.stdout[..], 0));
 }
 
-/// The program where everybody can read it.
+/// Copies the program to a folder that every user can read.
 fn readable_copy(folder: &tempfile::TempDir) -> PathBuf {
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -730,7 +730,7 @@ fn alone_profile_shows_purpose_and_activity() {
     assert_eq!(sum("contexts"), sum("categories"));
     assert!(sum("contexts") > 50, "{profile}");
     assert!(profile["unknown"]["share"].as_f64().unwrap() < 0.02, "{profile}");
-    // All that it does is to send and to receive.
+    // It does nothing but send and receive.
     let calls =
         share("contexts", &["sendto", "recvfrom", "write", "read", "softirq net_rx", "system call entry and exit"]);
     assert!(calls > 0.6, "{calls}: {profile}");
@@ -745,8 +745,8 @@ fn alone_profile_shows_purpose_and_activity() {
     assert_eq!(counted, sum("contexts"));
 }
 
-/// A program that is in one function for 70 % of its time and in another for 30 %, until this is dropped. Its functions have names
-/// as those of C++ and Rust have; each calls a third, so that both are in the middle of chains.
+/// A program that spends 70 % of its time in one function and 30 % in another, until this is dropped. Its functions
+/// have mangled names of C++ and Rust; each calls a third function, so that both are in the middle of call chains.
 struct Planted(Child);
 
 impl Planted {
@@ -760,11 +760,11 @@ void thirty(void) { turn(3000); sum++; }
 int main(void) { for (;;) { seventy(); thirty(); } }
 "#;
 
-    /// Compiles it, and starts it by a command of the shell that finds it as `$1`.
+    /// Compiles it, and starts it by a shell command that receives its path as `$1`.
     fn start(folder: &Path, options: &[&str], command: &str) -> Planted {
         let (source, program) = (folder.join("plant.c"), folder.join("plant"));
         fs::write(&source, Planted::SOURCE).unwrap();
-        // Optimised, a function that calls nothing has no frame, and its caller is not in the chain.
+        // With optimisation, a leaf function has no frame, and its caller is missing from the chain.
         let mut compiler = Command::new("cc");
         compiler.arg("-O0").args(options).arg("-o").arg(&program).arg(&source);
         assert!(compiler.status().expect("cc").success());
@@ -794,7 +794,7 @@ impl Drop for Planted {
     }
 }
 
-/// Of all samples of that process by perf, those with this function.
+/// The share of this function in perf's samples of that process.
 fn share_by_perf(pid: u32, folder: &Path, function: &str) -> f64 {
     let data = folder.join("perf.data");
     let perf = |words: &[&str], more: &[&str]| {
@@ -818,7 +818,7 @@ fn profile_names_functions_as_perf_does() {
     let row = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name}: {profile}"));
     let share = |name| row(name)["around"]["share"].as_f64().unwrap();
     let samples = rows.iter().map(|row| row["samples"].as_u64().unwrap()).sum::<u64>() as f64;
-    // Six standard errors, and what a machine with other things to do adds.
+    // Six standard errors, and a margin for a busy machine.
     let bound = 6.0 * (0.7_f64 * 0.3 / samples).sqrt() + 0.05;
     let seventy = share("plant::seventy()") / (share("plant::seventy()") + share("plant::thirty"));
     assert!((seventy - 0.7).abs() < bound, "{seventy} of {samples}: {profile}");
@@ -831,7 +831,7 @@ fn profile_names_functions_as_perf_does() {
     assert!(fs::read_to_string(&html).unwrap().contains(">plant::seventy()</button>"));
 }
 
-/// In a mount namespace of its own, from a file that was removed.
+/// The process runs in a mount namespace of its own, from a deleted file.
 #[test]
 fn profile_reads_executable_of_process() {
     let folder = tempfile::tempdir().unwrap();
@@ -850,7 +850,7 @@ fn profile_of_stripped_program_names_its_file() {
     assert!(first["name"] == "[plant]" && first["share"].as_f64().unwrap() > 0.8, "{profile}");
 }
 
-/// A program that does nothing but write, to nowhere.
+/// A program that only writes, to /dev/null.
 struct Writer(Child);
 
 impl Writer {
@@ -858,7 +858,7 @@ impl Writer {
         let nowhere = File::options().write(true).open("/dev/null").unwrap();
         let writer = Writer(Command::new("yes").stdout(nowhere).spawn().expect("the program `yes` (coreutils)"));
         let stat = format!("/proc/{}/stat", writer.0.id());
-        // Until it has done so for 0.1 s it may still be starting.
+        // Until it has written for 0.1 s it may still be starting.
         until("it to write", || {
             let text = fs::read_to_string(&stat).unwrap();
             let ticks = text.rsplit_once(") ").unwrap().1.split(' ').nth(12).unwrap();
@@ -867,7 +867,7 @@ impl Writer {
         writer
     }
 
-    /// Words for a profile of it.
+    /// Arguments of a profile of this program.
     fn profile(&self, bpf: &str) -> Vec<String> {
         let pid = self.0.id().to_string();
         let words =
@@ -893,7 +893,7 @@ fn alone_system_calls_are_classified_by_number() {
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
     };
-    // All that is not user code and was entered by a program's own wish.
+    // System calls: every context except user code, interrupts and page faults.
     let calls = |profile: &Value| -> Vec<(String, f64)> {
         let is_call = |name: &str| {
             !["user", "interrupt", "page fault", "unknown"].contains(&name) && !name.starts_with("softirq")
@@ -908,7 +908,7 @@ fn alone_system_calls_are_classified_by_number() {
     let exact = calls(&by_number);
     let [(name, share)] = &exact[..] else { panic!("one call: {exact:?}") };
     assert!(name == "write" && *share > 0.2, "{exact:?}");
-    // The same within what chains cannot tell.
+    // The same within the precision of call chains.
     let of = |name: &str| calls(&by_chain).iter().filter(|call| call.0 == name).map(|call| call.1).sum::<f64>();
     assert!(calls(&by_chain).iter().all(|(name, _)| name == "write" || name == ENTRY), "{by_chain}");
     let (least, most) = (of("write"), of("write") + of(ENTRY));
@@ -941,10 +941,10 @@ fn alone_monitor_overhead_is_measured_under_load() {
     let (text, status) = said(&output);
     assert_eq!(status, 0, "{}", String::from_utf8_lossy(&output.stderr));
     let found: Value = serde_json::from_str(&text).unwrap();
-    // In a window that this machine gave to others there was no load.
+    // In a window that the machine gave to other processes there was no load.
     let blocks = ["blocks", "idle_blocks"].map(|name| found[name].as_u64().unwrap());
     assert!(blocks[0] > 0 && blocks[0] + blocks[1] == 12 && found["cpu_us"].as_f64().unwrap() > 0.0, "{text}");
-    // It publishes nothing.
+    // The server publishes no metrics.
     assert_eq!(found["unit"], "segments", "{text}");
     for what in ["watched", "noise"] {
         let of = |part: &str| found[what][part].as_f64().unwrap();

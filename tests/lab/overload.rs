@@ -1,8 +1,8 @@
-//! `ammeter load` against a server that completes a known number of requests a second: what it says of the measured window is
-//! what the server has written into its own log of completions for the same time.
+//! `ammeter load` against a server that completes a known number of requests a second: its results for the measured
+//! window must equal the server's own log of completions for the same time.
 //!
-//! Both sides read the same clock, and the client says when its window began. They may differ by what is on its way at either
-//! end of it, and by what the client is late to read: no time is asserted.
+//! Both sides read the same clock, and the client reports when its window began. They may differ by the requests in
+//! flight at either end of the window, and by responses that the client reads late: no duration is asserted.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -20,21 +20,21 @@ use super::{ammeter, said};
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
-/// A server with one place: each request takes `service`, one after the other in the order of arrival.
+/// A server with one worker: each request takes `service`, in the order of arrival.
 struct Planted {
     address: SocketAddr,
-    /// When it completed each request, in seconds since 1970.
+    /// Completion time of each request, in seconds since 1970.
     completed: Arc<Mutex<Vec<f64>>>,
 }
 
 impl Planted {
-    /// `room`: how many may wait; who finds no place is answered with 503 at once.
+    /// `room` is the number of requests that may wait; further requests receive 503 at once.
     fn start(service: Duration, room: usize) -> Planted {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (waiting, completed) = (Arc::new(Mutex::new(VecDeque::new())), Arc::new(Mutex::new(Vec::new())));
         let (queue, log) = (Arc::clone(&waiting), Arc::clone(&completed));
-        // Connections are accepted at once, so that none waits where the kernel would give it up.
+        // The server accepts connections at once, so that none waits in the kernel's queue, where it could be dropped.
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let Ok(mut stream) = stream else { continue };
@@ -55,7 +55,7 @@ impl Planted {
                     thread::sleep(Duration::from_micros(200));
                     continue;
                 };
-                // By the clock and not by sleeping for so long: what a sleep is late is not lost.
+                // Absolute times instead of sleeps of a fixed length: a late wake-up does not accumulate.
                 free = free.max(Instant::now()) + service;
                 thread::sleep(free.saturating_duration_since(Instant::now()));
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
@@ -67,14 +67,14 @@ impl Planted {
         Planted { address, completed }
     }
 
-    /// How many it completed in `seconds` from `from_s` on.
+    /// Requests completed in `seconds` from `from_s` on.
     fn completed(&self, from_s: f64, seconds: f64) -> u64 {
         let log = self.completed.lock().unwrap();
         log.iter().filter(|at| (from_s..from_s + seconds).contains(*at)).count() as u64
     }
 }
 
-/// Reads a request and answers it; `false` if the client is gone.
+/// Reads a request and answers it; returns `false` if the client has disconnected.
 fn answer(stream: &mut TcpStream, reply: &[u8]) -> bool {
     let mut buffer = [0; 2048];
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -97,7 +97,7 @@ fn figure(outcome: &Value, path: &str) -> f64 {
 
 #[test]
 fn alone_window_and_drain_match_server_counts() {
-    // Times capacity, and of how many seconds: with a fraction the window ends within a second.
+    // Multiples of the capacity, and durations in seconds: with a fraction the window ends within a second.
     for (times, seconds) in [(0.5, 2.0), (0.9, 2.5), (1.1, 2.5), (2.0, 2.0), (16.0, 0.5)] {
         let server = planted(usize::MAX);
         let (rate, duration) = ((times * CAPACITY).to_string(), format!("{seconds}s"));
@@ -105,7 +105,7 @@ fn alone_window_and_drain_match_server_counts() {
         let began_s = figure(&outcome, "/began_s");
         let [offered, completed, backlog, drained] = ["offered", "completed", "backlog", "drain_completed"]
             .map(|name| figure(&outcome, &format!("/window/{name}")));
-        // What is on its way, and how late a busy machine reads it.
+        // Requests in flight, and responses that a busy machine reads late.
         let slack = 3.0 + 0.02 * CAPACITY * seconds;
         let close = |what: &str, found: f64, truth: f64| {
             assert!(
@@ -119,11 +119,11 @@ fn alone_window_and_drain_match_server_counts() {
             let [at_s, length_s, ok] = ["at_s", "length_s", "ok"].map(|name| second[name].as_f64().unwrap());
             close("a second", ok, server.completed(began_s + at_s, length_s) as f64);
         }
-        // Nothing is lost, and nothing is in both.
+        // No request is lost, and none is counted twice.
         assert_eq!((completed + drained, offered - completed), (figure(&outcome, "/ok"), backlog), "{outcome}");
         assert_eq!(figure(&outcome, "/rate"), figure(&outcome, "/window/completed_rate"));
         assert!((figure(&outcome, "/rate") * seconds - completed).abs() < 0.01 * seconds, "{outcome}");
-        // No machine makes the server quicker than it is.
+        // No machine makes the server faster than its capacity.
         assert!(completed <= CAPACITY * seconds + 1.0, "{outcome}");
         if times >= 2.0 {
             assert_eq!(outcome["window"]["pace"], "fell-behind", "{outcome}");
@@ -160,7 +160,7 @@ fn overload_is_reported_first_and_distinguished_from_shedding() {
     assert!(!first.contains("fell behind") && text.contains("\nstatus      200 "), "{text}");
 }
 
-/// One pass through the rates is not enough: the two that decide are made again.
+/// One pass through the rates is not enough: the two deciding rates are repeated.
 #[test]
 fn alone_capacity_needs_three_valid_runs_at_deciding_rates() {
     let server = planted(usize::MAX);
@@ -173,7 +173,7 @@ fn alone_capacity_needs_three_valid_runs_at_deciding_rates() {
     let valid = |rate| made(rate).iter().filter(|run| run["verdict"]["validity"] == "valid").count();
     let found = ["borne", "not_borne"].map(|name| swept.pointer(&format!("/capacity/{name}")).and_then(Value::as_f64));
     let at_least = swept.pointer("/capacity/at_least").is_some_and(Value::is_string);
-    // Where this machine kept the client from its schedule, less is known: never anything else.
+    // If this machine delayed the load generator, the result says less, but never something else.
     match (valid(50.0), valid(450.0)) {
         (3.., 3..) => {
             assert_eq!((found, at_least), ([Some(50.0), Some(450.0)], false), "{swept}");
@@ -185,7 +185,7 @@ fn alone_capacity_needs_three_valid_runs_at_deciding_rates() {
     }
 }
 
-/// Programs that are no descendants of this one, in which the server runs. Ended when dropped.
+/// Processes that are not descendants of this one, which runs the server. Stopped when dropped.
 struct Busy(Vec<String>);
 
 impl Busy {
@@ -224,7 +224,7 @@ fn alone_run_beside_busy_programs_is_disturbed_with_hint() {
     let output = ammeter(&[&words[..], &["20%", "--json"]].concat());
     let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(figure(&outcome, "/others/share") > 0.2, "{outcome}");
-    // It may have been late as well: then that counts, and this is told beside it.
+    // The load generator may have been late as well: that decides the verdict, and this is reported beside it.
     assert_eq!((output.status.code(), outcome["verdict"]["validity"] != "valid"), (Some(1), true), "{outcome}");
     let evidence = outcome["verdict"]["evidence"].to_string();
     for part in ["other processes used ", " cores", "the figures may be theirs", "--others-max"] {

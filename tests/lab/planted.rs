@@ -1,19 +1,19 @@
-//! A web server with a limit that is known: `planted [--SWITCH NUMBER]...`, for the tests of `ammeter diagnose`.
+//! A web server with a known limit: `planted [--SWITCH NUMBER]...`, for the tests of `ammeter diagnose`.
 //!
 //! ```text
-//! --port N          where it listens (0: the kernel chooses)
+//! --port N          port to listen on (0: the kernel chooses)
 //! --threads N       workers, each of which accepts by itself (1)
 //! --compute-us N    CPU time of a request
-//! --inside-ms N     requests are read at once and answered one at a time, each after so long: a lock of the program's own, as Go has
-//!                   them, of which the kernel knows nothing
-//! --lock-ms N       a sleep under a lock that all workers share
-//! --helpers N       threads to which workers give their connections
-//! --sleep-ms N      a sleep in the midst of a request, in the helper if there are some
-//! --hold 1          each connection in a thread of its own
-//! --backlog N       how many connections may wait to be accepted (32)
-//! --nap-ms N        how long the worker sleeps between two looks at its queue
-//! --read-bytes N    bytes of a request that are read from the disk, past the page cache, of the file in PLANTED_FILE
-//! --body N          bytes of a reply (100)
+//! --inside-ms N     read requests at once, but answer them one at a time, each after this time: a lock within the
+//!                   program, as in Go, which the kernel does not see
+//! --lock-ms N       sleep under a lock that all workers share
+//! --helpers N       threads to which workers pass their connections
+//! --sleep-ms N      sleep within a request, in the helper if there are helpers
+//! --hold 1          serve each connection in a thread of its own
+//! --backlog N       connections that may wait to be accepted (32)
+//! --nap-ms N        sleep of the worker between two looks at its queue
+//! --read-bytes N    bytes of a request that are read from the file in PLANTED_FILE, bypassing the page cache
+//! --body N          bytes of a response (100)
 //! ```
 //!
 //! It listens on all addresses and prints its port.
@@ -49,7 +49,7 @@ struct Switches {
     locked: Mutex<()>,
 }
 
-/// Reads past the page cache start and end at whole blocks.
+/// Reads that bypass the page cache start and end at whole blocks.
 const BLOCK: usize = 4096;
 
 fn main() {
@@ -81,7 +81,7 @@ fn main() {
     let listener = Arc::new(bound(number("--port", 0) as u16, &switches));
     println!("{}", listener.local_addr().unwrap().port());
 
-    // As many more as there are helpers may wait.
+    // The queue holds as many connections as there are helpers.
     let (give, take) = sync_channel::<TcpStream>(switches.helpers.max(1));
     let take = Arc::new(Mutex::new(take));
     for number in 0..switches.helpers {
@@ -106,10 +106,10 @@ fn named(name: String, what: impl FnOnce() + Send + 'static) -> thread::JoinHand
     thread::Builder::new().name(name).spawn(what).unwrap()
 }
 
-/// The standard library has a length of its own for the queue.
+/// The standard library sets a backlog of its own.
 fn bound(port: u16, switches: &Switches) -> TcpListener {
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    // Started again, it meets what is left of the connections of the one before.
+    // After a restart, connections of the earlier server may still be in TIME_WAIT.
     set_socket_reuseaddr(&socket, true).unwrap();
     bind(&socket, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))).unwrap();
     listen(&socket, switches.backlog).unwrap();
@@ -133,7 +133,7 @@ fn work(switches: &Arc<Switches>, listener: &TcpListener, give: &SyncSender<TcpS
             Ok((stream, _)) if switches.helpers > 0 => give.send(stream).unwrap(),
             Ok((stream, _)) => answer(switches, stream),
             Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(switches.nap),
-            // Out of descriptors, for one: some will be free soon.
+            // For example out of file descriptors: some will be free soon.
             Err(_) => thread::sleep(Duration::from_millis(2)),
         }
     }
@@ -146,7 +146,7 @@ fn help(switches: &Switches, take: &Mutex<Receiver<TcpStream>>) {
     }
 }
 
-/// Waits where it rests: a runtime's threads sleep in one place of the kernel, whatever they wait for.
+/// Waits in the same place as when idle: a runtime's threads sleep in one place in the kernel, whatever they wait for.
 fn one_at_a_time(switches: &Switches, taken: &Receiver<TcpStream>) {
     let (never, place) = (Mutex::new(()), Condvar::new());
     while let Ok(mut stream) = taken.recv() {
@@ -155,9 +155,9 @@ fn one_at_a_time(switches: &Switches, taken: &Receiver<TcpStream>) {
     }
 }
 
-/// Reads a request; `false`, there is none.
+/// Reads a request; returns `false` if there is none.
 fn is_read(stream: &mut TcpStream) -> bool {
-    // One that is accepted without waiting inherits nothing of that.
+    // A connection accepted from a non-blocking socket does not inherit that flag.
     let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
     let (mut request, mut part) = (Vec::new(), [0; 1024]);
     while !request.ends_with(b"\r\n\r\n") {
@@ -197,7 +197,7 @@ fn compute(time: Duration) {
     }
 }
 
-/// Reads some part of the file, past the page cache.
+/// Reads a part of the file, bypassing the page cache.
 fn read(switches: &Switches, file: &File) {
     let mut buffer = vec![0; switches.read_bytes + BLOCK];
     let begin = buffer.as_ptr().align_offset(BLOCK);

@@ -1,4 +1,4 @@
-//! `ammeter report` and `ammeter compare` as they are typed.
+//! `ammeter report` and `ammeter compare` from the command line.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ fn wrong_usage_is_rejected() {
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(2) && text.contains(part), "{words:?}: {text}");
     }
-    // Bare, they say what they are for.
+    // Without arguments they describe their purpose.
     for command in ["report", "compare"] {
         let (text, status) = said(&ammeter(&[command]));
         assert!(status == 0 && text.contains("Examples:"), "{command}: {status} {text}");

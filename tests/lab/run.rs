@@ -1,4 +1,4 @@
-//! `ammeter run` and `ammeter list`: whole experiments, small ones, on real servers; and what is left of them after SIGKILL.
+//! `ammeter run` and `ammeter list`: whole small experiments on real servers, and the clean-up after SIGKILL.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{ammeter, said, until};
 
-/// Rules that hold on a machine that others use too: no figure of theirs is asserted.
+/// Rules that hold on a shared machine: the tests assert no measured figure.
 pub const PATIENT: &str =
     "[validity]\nothers-max = \"1000%\"\nidle-max = \"1000%\"\ndrift-max = \"1000%\"\nlittle-max = \"1000%\"\n";
 
@@ -26,7 +26,7 @@ pub fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))).unwrap()
 }
 
-/// All runs of an archive, by their ids.
+/// All runs of an archive, by id.
 pub fn runs(folder: &Path) -> BTreeMap<String, Value> {
     let entries = fs::read_dir(folder.join("out/runs")).unwrap();
     let named =
@@ -34,7 +34,7 @@ pub fn runs(folder: &Path) -> BTreeMap<String, Value> {
     named.map(|id| (id.clone(), json(&folder.join("out/runs").join(id).join("run.json")))).collect()
 }
 
-/// How a check of a run ended.
+/// The result of a check of a run.
 pub fn check<'a>(run: &'a Value, name: &str) -> &'a Value {
     let checks = run["checks"].as_array().unwrap();
     &checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no check {name}: {run}"))["holds"]
@@ -46,7 +46,7 @@ pub fn told(output: &Output) -> (Value, String) {
     (serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}\n{text}\n{err}")), err)
 }
 
-/// The program that answers whatever comes.
+/// Path of the null server.
 fn null_server() -> String {
     format!(
         "[[subject]]\nname = \"null\"\nkind = \"command\"\nstart = [{:?}, \"null-server\", \"@address@:@port@\"]\n",
@@ -83,7 +83,7 @@ fn ten_lines_for_nginx_run_as_experiment() {
         let config = fs::read_to_string(folder.join("server.conf")).unwrap();
         assert_eq!(config.contains("access.log"), id.contains("a1"), "{id}");
         let summary = &run["summary"];
-        // Client, server and network counted the same.
+        // Client, server and network agree on the counts.
         assert_eq!(
             (check(run, "counts"), check(run, "bytes")),
             (&Value::Bool(true), &Value::Bool(true)),
@@ -102,7 +102,7 @@ fn ten_lines_for_nginx_run_as_experiment() {
         assert!((0.5..1.5).contains(&(begun / asked)), "{id}: {summary}");
     }
     assert_eq!(result["points"].as_array().map(Vec::len), Some(6), "{result}");
-    // All that is drawn is there, and it is drawn: clients, server and network of each run.
+    // The page draws every chart: clients, server and network of each run.
     let page = fs::read_to_string(out.join("report.html")).unwrap();
     assert!(
         page.contains("<h2>Over the load</h2>") && !page.contains("What is missing"),
@@ -125,7 +125,7 @@ fn ten_lines_for_nginx_run_as_experiment() {
         ammeter(&["compare", out.to_str().unwrap(), "--arm", "log off", "--arm", "log on", "--fail-if", "p99>+5%"]);
     let shown = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.code() == Some(3) && shown.contains("undecided  p99>+5%"), "{shown}");
-    // It can be held against claims that were not thought of then, by a file that measures the same.
+    // Claims made later can be judged too, by a file that measures the same.
     let claimed = format!(
         "{text}[[claim]]\nsays = \"Both answer\"\nmetric = \"rate\"\nof = {{ log = true }}\nagainst = {{}}\nabove = 0.01\n"
     );
@@ -139,14 +139,14 @@ fn ten_lines_for_nginx_run_as_experiment() {
         (&judged["claims"][0]["says"], &judged["claims"][0]["blocks"]),
         (&Value::from("Both answer"), &Value::from(1))
     );
-    // On a busy machine the clients are late, and the rates of their runs lower bounds.
+    // On a busy machine the clients are late, and the rates of their runs are lower bounds.
     let fate = &judged["claims"][0]["status"];
     let is_bound = runs.values().any(|run| run["status"] == "censored");
     assert!(fate == "undecided" || is_bound && fate == "cannot-be-told", "of a single block: {judged}");
     let other = held(&claimed.replace("rate = [100, 200]", "rate = [100, 300]"));
     let why = String::from_utf8_lossy(&other.stderr).into_owned();
     assert!(other.status.code() == Some(2) && why.contains("other settings"), "{why}");
-    // The same again is there already, and something else is not mixed with it.
+    // A repeated run finds its results, and another experiment is not mixed with them.
     let again = run(home.path(), &text, &[]);
     assert!(String::from_utf8_lossy(&again.stderr).contains("6 of 6 runs are there already"));
     let other = run(home.path(), &text.replace("duration = \"600ms\"", "duration = \"2s\""), &[]);
@@ -154,7 +154,8 @@ fn ten_lines_for_nginx_run_as_experiment() {
     assert!(other.status.code() == Some(2) && why.contains("--out"), "{why}");
 }
 
-/// All that is left of a program of this number: groups, folders, and processes whose words hold this folder.
+/// Everything left of a program with this process id: control groups, folders, and processes whose arguments contain
+/// this folder.
 pub fn left_of(pid: u32, folder: &Path) -> Vec<String> {
     let mut left = Vec::new();
     let places = [
@@ -185,7 +186,8 @@ pub fn left_of(pid: u32, folder: &Path) -> Vec<String> {
 #[test]
 fn killed_experiment_leaves_nothing_and_resumes() {
     let home = tempfile::tempdir().unwrap();
-    // Workers of nginx outlive their master; a path has a program of its own, and namespaces with the server in one of them.
+    // nginx workers outlive their master; a path runs a program of its own, and namespaces with the server in one of
+    // them.
     let text = format!(
         "repetitions = 2\nagain = false\n[[subject]]\nkind = \"nginx\"\n[load]\nrate = [100, 200]\nduration = \"300ms\"\nwarm-up = \"100ms\"\n\
          connect-timeout = \"20s\"\ntimeout = \"30s\"\n[[factor]]\nname = \"where\"\n\
@@ -208,13 +210,13 @@ fn killed_experiment_leaves_nothing_and_resumes() {
             .filter(|path| !path.file_name().unwrap().to_string_lossy().starts_with('.'));
         runs.map(|path| path.join("run.json")).map(|path| (path.clone(), fs::read(path).unwrap())).collect()
     };
-    // Moments that differ from one time to the next; which they were is told by what fails.
+    // Moments that differ from run to run; a failure prints them.
     let noise = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
     let (mut kept, mut gone): (BTreeMap<PathBuf, Vec<u8>>, Vec<u32>) = (BTreeMap::new(), Vec::new());
     for round in 0..3_u32 {
         let mut child = start();
         let before = kept.len();
-        // In the midst of things: once a run of this round is there, a while later.
+        // In the middle of a run: some time after the first run of this round has been written.
         until("a run to be there", || finished().len() > before || child.try_wait().unwrap().is_some());
         std::thread::sleep(Duration::from_millis(u64::from(noise.rotate_left(round * 7) % 1200)));
         child.kill().unwrap();
@@ -227,7 +229,7 @@ fn killed_experiment_leaves_nothing_and_resumes() {
         kept = now;
     }
     let mut child = start();
-    // On a machine that others use the router may be late, and its runs do not count: that is exit status 1.
+    // On a shared machine the router may be late and its runs invalid: the exit status is then 1.
     let status = child.wait().unwrap();
     let said = fs::read_to_string(home.path().join("said")).unwrap();
     assert!(status.success() || said.contains("path: "), "{noise}: {status}: {said}");
@@ -261,7 +263,7 @@ fn every_kind_of_server_is_started_measured_and_stopped() {
         let server = &run["summary"]["server"];
         assert!(server["cpu_s"].as_f64() > Some(0.0) && server["processes_max"].as_u64() > Some(0), "{id}: {server}");
     }
-    // What this project's server counts itself is what the client has, to the byte.
+    // This project's server and the client count the same bytes.
     let amped = &runs["1-a4-100"]["summary"];
     assert_eq!(
         (&amped["server"]["replies"], &amped["server"]["sent_bytes"]),
@@ -290,7 +292,7 @@ fn interleaved_servers_are_measured_in_turns_beside_the_floor() {
     assert_eq!(output.status.code(), Some(0), "{result}\n{err}");
     assert!(err.contains("left out: lighttpd: there is no program /no/such"), "{err}");
     let runs = runs(home.path());
-    // Four rows, in two blocks, of three servers and the first of them again.
+    // Four rows in two blocks, each of three servers and the first server again.
     assert_eq!(runs.len(), 4 * 2 * 4, "{err}");
     for (id, run) in &runs {
         assert_eq!(
@@ -300,17 +302,17 @@ fn interleaved_servers_are_measured_in_turns_beside_the_floor() {
         );
         assert!(run["summary"]["server"]["cpu_s"].as_f64() > Some(0.0), "{id}: {run}");
     }
-    // Servers of a row are alive at once: those of the first block are measured before any of the second.
+    // The servers of a row run at the same time: those of the first block are measured before any of the second.
     let began =
         |block: u32| ["a0", "a1", "a2", "aa"].map(|arm| runs[&format!("{block}-{arm}-4")]["load_began_s"].as_f64());
     assert!(began(1).iter().all(|first| began(2).iter().all(|second| first < second)), "{runs:?}");
-    // What the floor sends is what the first server does, to the byte.
+    // The floor sends as many bytes as the first server.
     let bytes = |id: &str| {
         let summary = &runs[id]["summary"];
         summary["received_bytes"].as_f64().unwrap() / summary["ok"].as_f64().unwrap()
     };
     assert!((bytes("1-a0-4") - bytes("1-a1-4")).abs() < 1.0, "{} and {}", runs["1-a0-4"], runs["1-a1-4"]);
-    // The server that is not there has no claim, and the page says what there is.
+    // The missing server has no claim, and the page shows the others.
     assert_eq!(result["claims"].as_array().map(Vec::len), Some(1), "{result}");
     let page = fs::read_to_string(home.path().join("out/report.html")).unwrap();
     assert!(page.contains("<h2>Claims</h2>") && !page.contains("What is missing"), "the page of turns");
@@ -375,14 +377,14 @@ fn subject_that_fails_to_start_makes_broken_runs() {
     assert!(broken.contains("no port left") && broken.contains("exit status: 3"), "{broken}");
     let run = &runs(home.path())["1-a0-100"];
     assert!(run["status"] == "invalid" && run["summary"].is_null() && check(run, "server") == false, "{run}");
-    // It is the server's own doing: that is a result, and stays.
+    // The server itself failed: that is a result, and stays.
     let again = self::run(home.path(), text, &["--retry"]);
     assert_eq!((again.status.code(), runs(home.path()).len()), (Some(1), 1));
     let err = String::from_utf8_lossy(&again.stderr).into_owned();
     assert!(err.contains("1 of 1 runs are there already, and none of them is invalid for no fault"), "{err}");
 }
 
-/// One who uses a core. Ended when dropped.
+/// A process that uses a whole core. Stopped when dropped.
 struct Busy(Child);
 
 impl Busy {
@@ -446,14 +448,14 @@ fn alone_disturbed_run_is_repeated_once_and_again_on_demand() {
     assert_eq!(texts(), before, "an attempt that is there is never changed");
     let runs = runs(home.path());
     assert!(["1-a0-50", "1-a0-50-2"].iter().all(|id| check(&runs[*id], "others") == false), "{runs:?}");
-    // Who else is here has the machine as well, and then it is as before.
+    // Other processes on this machine may use the core too, and then the run is as invalid as before.
     let is_invalid = check(&runs["1-a0-50-3"], "others") == false;
     assert_eq!(output.status.code(), Some(i32::from(is_invalid)), "{result}\n{err}");
     let counted = [&result["points"][0]["invalid"], &result["points"][0]["again"]];
     assert_eq!(counted, [&Value::from(u8::from(is_invalid)), &2.into()], "{result}");
     let page = fs::read_to_string(home.path().join("out/report.html")).unwrap();
     assert!(page.contains("before these 2 attempts were invalid and made again"), "the page tells of attempts");
-    // What counts now is left as it is.
+    // A valid run stays unchanged.
     if !is_invalid {
         run(home.path(), &text, &["--retry"]);
         assert_eq!(made().len(), 3);
@@ -497,7 +499,7 @@ fn alone_cpu_limit_slows_server_and_limits_do_not_leak() {
         runs[id]["summary"]["server"]["cpu_s"].as_f64().unwrap() / runs[id]["summary"]["seconds"].as_f64().unwrap()
     };
     assert!(cores("1-a1-4") < 0.1, "{}", cores("1-a1-4"));
-    // On a busy machine the one that may have a whole core hardly comes to more than that either.
+    // On a busy machine the server that may use a whole core hardly gets more than that either.
     assert!(rate(1) < rate(0) * 0.5 || cores("1-a0-4") < 0.1, "{}: {result}", cores("1-a0-4"));
     assert!(runs["1-a0-4"]["summary"]["server"]["memory_max_bytes"].as_u64() > Some(100_000));
 }
@@ -505,7 +507,7 @@ fn alone_cpu_limit_slows_server_and_limits_do_not_leak() {
 #[test]
 fn alone_client_bound_result_is_lower_bound() {
     let home = tempfile::tempdir().unwrap();
-    // No core of today begins 80,000 connections a second; all of them are begun in the end, and answered.
+    // No current core begins 80,000 connections a second; all of them begin in the end, and receive responses.
     let text = format!(
         "repetitions = 1\n{}[load]\nrate = 80000\nconnect-timeout = \"20s\"\ntimeout = \"30s\"\nduration = \"200ms\"\n\
          warm-up = \"0s\"\n{PATIENT}",

@@ -1,6 +1,7 @@
-//! `ammeter` with the server of this project: what the one says of itself is what the other has counted, to the byte.
+//! `ammeter` with the server of this project: the server's own counts equal the client's, to the byte.
 //!
-//! Neither knows the other's code. The file between them is described in docs/metrics-file.md, and this test keeps both to it.
+//! Neither program contains the other's code. docs/metrics-file.md describes the file between them, and this test
+//! checks both against it.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,14 +14,14 @@ use serde_json::Value;
 use super::load::PATIENT;
 use super::{ammeter, said, until};
 
-/// The program, which lies where `ammeter` does.
+/// The program, in the same folder as `ammeter`.
 fn amped() -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_ammeter")).with_file_name("amped");
     assert!(path.exists(), "{} is not there: build it (cargo build --package amped)", path.display());
     path
 }
 
-/// A server of a folder, ended when dropped.
+/// A server of a folder. Stopped when dropped.
 struct Server {
     child: Child,
     address: SocketAddr,
@@ -42,7 +43,7 @@ impl Server {
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let address = lines.find_map(|line| line.split_once("serving on http://")?.1.strip_suffix('/')?.parse().ok());
-        // Read to the end, or it could not say what else it has to.
+        // Read to the end: a full pipe would block the server.
         std::thread::spawn(move || lines.for_each(drop));
         Server { child, address: address.expect("it says where it serves") }
     }
@@ -50,14 +51,15 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // All of a pool end with their parent, who is waited for so that the name of its file is free.
+        // All workers of a pool end with their parent. The test waits for the parent, so that the name of its file is
+        // free.
         let pid = self.child.id().to_string();
         let _ = Command::new("kill").args(["-TERM", &pid]).status();
         let _ = self.child.wait();
     }
 }
 
-/// What the server says of itself at the end of a short watch.
+/// Returns the server's own counts at the end of a short watch.
 fn watched(port: &str, more: &[&str]) -> Value {
     let words = ["monitor", "--port", port, "--json", "--interval", "100ms", "--budget", "100%", "--duration", "300ms"];
     let output = ammeter(&[&words[..], more].concat());
@@ -92,7 +94,7 @@ fn server_figures_match_client_counts() {
         let all = |module: &Value, what: &str| -> u64 {
             module["classes"].as_array().unwrap().iter().map(|class| class[what].as_u64().unwrap()).sum()
         };
-        // The last replies are counted a moment after the client has them.
+        // The server counts the last responses a moment after the client has received them.
         let mut module = Value::Null;
         until("the file to be found and all to be counted", || {
             module = watched(&port, &[]);
@@ -114,14 +116,14 @@ fn server_figures_match_client_counts() {
             .sum();
         assert_eq!(of_classes, replies);
         assert_eq!(module["gauges"]["helper_queue"].as_u64(), Some(0), "{module}");
-        // The same by its name.
+        // The same, with the name of the file.
         let again = watched(&port, &["--server-file", metrics.to_str().unwrap()]);
         let totals = |module: &Value| ["requests", "sent_bytes"].map(|name| module["counters"][name].clone());
         assert_eq!((totals(&again), &again["classes"]), (totals(&module), &module["classes"]), "{architecture}");
     }
 }
 
-/// strace delays reads of files by a known time, in the loop itself, since SPED has nobody else for them.
+/// strace delays file reads by a known time, in the loop itself, because SPED has no helpers.
 #[test]
 fn alone_stalled_loop_reports_count_and_duration() {
     const FILES: usize = 5;
@@ -154,7 +156,7 @@ fn alone_stalled_loop_reports_count_and_duration() {
         client.read_to_end(&mut reply).unwrap();
         assert!(reply.starts_with(b"HTTP/1.1 200") && reply.len() > 3000);
     }
-    // A turn is counted when it is over.
+    // A turn is counted when it ends.
     let mut found = before;
     until("all stalls to be told", || {
         found = told();
@@ -169,7 +171,7 @@ fn alone_stalled_loop_reports_count_and_duration() {
     assert!((1.0..1.5).contains(&(told_s / truth_s)), "{told_s} s told of {truth_s} s");
 }
 
-/// A connection that makes many requests and is gone within a window is as many pieces of work, not one.
+/// A connection with many requests that ends within a window counts as many units of work, not as one.
 #[test]
 fn alone_monitor_overhead_is_reported_per_request() {
     const REQUESTS: f64 = 40.0;
@@ -190,7 +192,7 @@ fn alone_monitor_overhead_is_reported_per_request() {
     let port = server.address.port().to_string();
     let words = ["overhead", "--port", &port, "--blocks", "6", "--window", "200ms", "--of", "monitor", "--seed", "3"];
     let mut found = Value::Null;
-    // The load has to begin.
+    // The load must begin first.
     until("all blocks to have load", || {
         let output = ammeter(&[&words[..], &["--json"]].concat());
         found = serde_json::from_slice(&output.stdout).unwrap_or_default();
@@ -201,7 +203,7 @@ fn alone_monitor_overhead_is_reported_per_request() {
     load.wait().unwrap();
     let work_per_s = found["work_per_s"].as_f64().unwrap();
     assert_eq!(found["unit"], "requests", "{found}");
-    // Fewer where the machine was given to others; 50 if connections had been counted, 4000 for segments.
+    // Fewer if the machine ran other processes; 50 if connections were counted, 4000 for segments.
     assert!((8.0..1.5 * REQUESTS).contains(&(work_per_s / 50.0)), "{found}");
     assert!(shown.contains("for each request"), "{shown}");
 }
@@ -267,8 +269,8 @@ fn replay_of_each_log_format_gets_same_responses() {
         assert_eq!(replies.matches("HTTP/1.1 ").count(), 6, "{replies}");
         let address = server.address;
         drop(server);
-        // Another server of the same folder answers as the log says; what is no GET or HEAD is told. A log does not say which
-        // part of a file was asked for: so all of it is.
+        // Another server of the same folder responds as the log says; requests other than GET and HEAD are reported. A
+        // log does not contain the requested range, so the replay requests whole files.
         let again = Server::start_with(&site, &[]);
         assert_ne!(again.address, address);
         let url = format!("http://{}/", again.address);

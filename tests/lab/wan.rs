@@ -1,7 +1,7 @@
-//! `ammeter wan`: what lies between a command and this host is what was asked for, and nothing is left of it.
+//! `ammeter wan`: the path between a command and this host has the requested properties, and leaves nothing behind.
 //!
-//! These tests make network namespaces and devices, for which they must be root. Of time they assert only what cannot be
-//! otherwise: that nothing arrives before its latency.
+//! These tests create network namespaces and devices, which requires root. The only assertion about time is a lower
+//! bound: nothing arrives before its latency.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,8 @@ use serde_json::Value;
 
 use crate::{ammeter, until};
 
-/// A server on all addresses that answers each connection with `bytes` bytes. Its port; it ends with the test.
+/// Starts a server on all addresses that answers each connection with `bytes` bytes, and returns its port. It ends with
+/// the test.
 fn server(bytes: usize) -> u16 {
     let listener = TcpListener::bind("[::]:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -27,7 +28,7 @@ fn server(bytes: usize) -> u16 {
                 let mut request = [0; 4096];
                 let _ = connection.read(&mut request);
                 let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {bytes}\r\nConnection: close\r\n\r\n");
-                // The client may have gone.
+                // The client may have disconnected.
                 let _ = connection.write_all(head.as_bytes()).and_then(|()| connection.write_all(&vec![b'x'; bytes]));
             });
         }
@@ -35,8 +36,8 @@ fn server(bytes: usize) -> u16 {
     port
 }
 
-/// Runs `ammeter wan --json FLAGS -- COMMAND`; its standard output, the report on the last line of standard error, and the
-/// status. How late packets leave is for `selftest` to judge.
+/// Runs `ammeter wan --json FLAGS -- COMMAND`; returns its standard output, the report on the last line of standard
+/// error, and the status. `selftest` judges how late packets leave.
 fn wan(flags: &[&str], command: &[&str]) -> (String, Value, i32) {
     let words = [&["wan", "--json", "--late-max=1m"], flags, &["--"], command].concat();
     let output = ammeter(&words);
@@ -62,9 +63,9 @@ fn each_direction_has_its_own_values() {
         let (times, told, status) = curl(&["--latency", "50ms"], &url, "%{time_connect} %{time_total}");
         assert_eq!(status, 0, "{told}");
         let times: Vec<f64> = times.split(' ').map(|time| time.parse().unwrap()).collect();
-        // A round trip to connect, another one for request and answer.
+        // One round trip to connect, another for request and response.
         assert!(times[0] >= 0.1 && times[1] >= 0.2, "{host}: {times:?}");
-        // The last ones are on their way when the command ends.
+        // The last packets are in flight when the command ends.
         let held = told["report"]["paths"][0]["up"]["held"].as_u64().unwrap();
         assert_eq!(count(&told, "up", "entered"), count(&told, "up", "left") + held);
         assert!(told["report"]["paths"][0]["down"]["delay_mean_ms"].as_f64().unwrap() >= 50.0);
@@ -78,7 +79,7 @@ fn bandwidth_is_not_exceeded() {
     let url = format!("http://10.77.0.1:{port}/");
     let (time, told, status) = curl(&["--bandwidth", "2mbit"], &url, "%{time_total}");
     assert_eq!(status, 0, "{told}");
-    // 100,000 bytes and the headers of 70 packets at least.
+    // 100,000 bytes and the headers of at least 70 packets.
     let time: f64 = time.parse().unwrap();
     assert!(time >= (100_000.0 + 69.0 * 52.0) * 8.0 / 2e6, "{time} s");
     assert!(count(&told, "down", "left_bytes") > 100_000);
@@ -92,7 +93,7 @@ fn losses_are_reported_and_recovered_by_tcp() {
     assert_eq!((size.as_str(), status), ("300000", 0), "{told}");
     for direction in ["up", "down"] {
         let (entered, lost) = (count(&told, direction, "entered"), count(&told, direction, "lost"));
-        // Those that are on the wire at the end have not been lost yet.
+        // Packets in flight at the end are not lost yet.
         assert!(lost == entered / 10 || lost + 1 == entered / 10, "{direction}: {lost} of {entered}");
     }
 }
@@ -152,7 +153,7 @@ fn command_status_becomes_own_status() {
     fails("no-such-program-anywhere", 127, "cannot start \"no-such-program-anywhere\"");
     fails("/no/such/program", 127, "No such file");
     fails(file.to_str().unwrap(), 126, "Permission denied");
-    // As text the status of the command stands beside the verdict on the path.
+    // In text output the command's status is beside the verdict on the path.
     let output = ammeter(&["wan", "--", "sh", "-c", "exit 7"]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(7) && text.contains("the command ended with exit status: 7"), "{text}");
@@ -255,10 +256,10 @@ fn packets_are_captured_as_pcapng() {
     assert!(bytes.windows(13).any(|text| text == b"dropped: lost"));
 }
 
-/// Starts `ammeter wan` with a command that starts others and never ends, and waits until that is there.
+/// Starts `ammeter wan` with a command that starts others and never ends, and waits until these run.
 fn endless(folder: &Path) -> Child {
     let ready = folder.join("ready");
-    // One that knows nothing of who has started it, as servers are that a script starts.
+    // A process with an empty environment, such as a server that a script starts.
     let inside = format!("env -i sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait", ready.display());
     let child = Command::new(env!("CARGO_BIN_EXE_ammeter"))
         .args(["wan", "--latency", "10ms", "--", "sh", "-c", &inside])
@@ -279,7 +280,7 @@ fn sleeper(folder: &Path) -> PathBuf {
 }
 
 fn is_running(exe: &Path) -> bool {
-    // A process that has ended and was not asked for yet has no program any more.
+    // A zombie has no executable.
     fs::read_link(exe).is_ok()
 }
 
@@ -307,7 +308,7 @@ fn signal_ends_command_and_leaves_nothing() {
 fn signal_before_command_starts_ends_it() {
     let command = ["wan", "--", "sleep", "600"];
     let mut child = Command::new(env!("CARGO_BIN_EXE_ammeter")).args(command).stderr(Stdio::null()).spawn().unwrap();
-    // The one end of the path is there, the other one and the command are not.
+    // The host's end of the path exists; the other end and the command do not.
     until("the host's device", || device(&child).exists());
     signal(&child, "-INT");
     assert_eq!(child.wait().unwrap().code(), Some(143));
@@ -321,7 +322,7 @@ fn killed_path_is_cleaned_up() {
     signal(&child, "-KILL");
     child.wait().unwrap();
     until("the device goes with its program", || !device.exists());
-    // What the command had started runs on, cut off, until the next one comes.
+    // The process that the command had started continues without a network until the next `ammeter wan` runs.
     let (_, told, status) = wan(&[], &["true"]);
     assert_eq!(status, 0, "{told}");
     until("what was left behind has ended", || !is_running(&sleeper));
@@ -335,7 +336,7 @@ fn removed_device_ends_run() {
     assert!(text.contains("wan0") && text.contains("removed"), "{text}");
 }
 
-/// A test-bed that goes with the test.
+/// A test-bed, removed when dropped.
 struct Net {
     folder: tempfile::TempDir,
 }
@@ -405,7 +406,7 @@ fn testbed_classes_have_their_own_paths() {
     assert_eq!((paths.as_array().unwrap().len(), paths[3]["name"].as_str()), (4, Some("far")));
     assert!(entered(0) > 0 && entered(1) > 0 && entered(3) > 0, "{paths}");
     assert_eq!(entered(2), 0, "nobody has used the second client's");
-    // Its own status is that of the command.
+    // The exit status is that of the command.
     assert_eq!(net.exec("near", &["sh", "-c", "exit 7"]).1, Some(7));
     assert!(net.wan("down", &[]).status.success());
     assert!(!server.wait().unwrap().success(), "what runs in it ends with it");
@@ -433,7 +434,7 @@ for _ in range(3):
 #[test]
 fn bandwidth_changes_at_run_time() {
     let net = Net::up("[[class]]\nname = \"a\"\nbandwidth = \"1gbit\"\n");
-    // 20,000 bytes, of which the sender is rid at once.
+    // 20,000 bytes, which the sender hands over at once.
     let send = "import socket; s = socket.socket(2, 2); [s.sendto(b'0' * 1000, ('10.77.0.1', 9)) for _ in range(20)]";
     let send = ["python3", "-c", send];
     assert_eq!(net.exec("a", &send).1, Some(0));
@@ -444,7 +445,7 @@ fn bandwidth_changes_at_run_time() {
     assert_eq!(net.exec("a", &send).1, Some(0));
     until("they have arrived", || net.status()["paths"][0]["up"]["packets"]["left"].as_u64() >= Some(40));
     let after = delay(net.status());
-    // 20 packets of 1028 bytes take 822 ms at 200 kbit/s, and 164 us at 1 Gbit/s. A sender that is slow makes it less.
+    // 20 packets of 1028 bytes take 822 ms at 200 kbit/s, and 164 us at 1 Gbit/s. A slow sender reduces the delay.
     assert!(after > 100.0 && after > 10.0 * before, "{before} ms, then {after}");
     assert_eq!(net.wan("set", &["b", "--bandwidth", "1mbit"]).status.code(), Some(1));
 }
@@ -521,17 +522,17 @@ fn alone_selftest_reports_requested_and_measured_values() {
     let trials: Value =
         serde_json::from_str(&text).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
     let figure = |name: &str| trials[0][name].as_f64().unwrap();
-    // 1428 bytes at 10 Mbit/s take 1.1424 ms, and nothing can arrive before.
+    // 1428 bytes at 10 Mbit/s take 1.1424 ms; nothing can arrive earlier.
     assert!((figure("delay_asked_ms") - 21.1424).abs() < 1e-6, "{text}");
     assert!(figure("delay_got_ms") >= 21.1424 && figure("delay6_got_ms") >= 21.1424, "{text}");
-    // On a machine that others use, receivers are woken late and lose what finds no room; on average that is the rate.
+    // On a shared machine receivers wake up late and lose packets to full buffers; the average is the rate.
     let rate = figure("rate_got_mbit") / figure("rate_asked_mbit");
     assert!((0.5..2.0).contains(&rate), "{text}");
     assert!(figure("loss_got") > 0.005 && figure("tcp_mbit") > 0.0, "{text}");
 }
 
-/// What this program could leave behind on this host: devices, named namespaces, namespaces that somebody is in, programs that
-/// are not in ours, and copies of itself.
+/// Everything that this program could leave behind on this host: devices, named namespaces, namespaces with processes,
+/// programs outside this namespace, and copies of itself.
 fn around() -> BTreeSet<String> {
     let here = fs::read_link("/proc/self/ns/net").unwrap();
     let own = fs::canonicalize(env!("CARGO_BIN_EXE_ammeter")).unwrap();
@@ -541,7 +542,7 @@ fn around() -> BTreeSet<String> {
     all.extend(String::from_utf8(netns.stdout).unwrap().lines().map(|line| format!("named {line}")));
     for process in fs::read_dir("/proc").unwrap().flatten() {
         let name = process.file_name().into_string().unwrap();
-        // One that has ended and was not asked for yet is in no namespace.
+        // A zombie is in no namespace.
         let Ok(namespace) = fs::read_link(process.path().join("ns/net")) else { continue };
         if fs::read_link(process.path().join("exe")).is_ok_and(|exe| exe == own) {
             all.insert(format!("ammeter {name}"));
@@ -554,7 +555,7 @@ fn around() -> BTreeSet<String> {
     all
 }
 
-/// Starts `ammeter wan` with a command of a shell, and waits until packets pass.
+/// Starts `ammeter wan` with a shell command, and waits until packets pass.
 fn under_traffic(flags: &[&str], inside: &str) -> Child {
     let child = Command::new(env!("CARGO_BIN_EXE_ammeter"))
         .args([&["wan"], flags, &["--", "sh", "-c", inside]].concat())
@@ -571,14 +572,14 @@ fn under_traffic(flags: &[&str], inside: &str) -> Child {
 
 #[test]
 fn alone_failure_under_traffic_restores_network() {
-    // More than passes in the time of the test.
+    // More than passes during the test.
     let port = server(20_000_000);
     let before = around();
     let as_before = |what: &str| until(what, || around().is_subset(&before));
     let fetch = format!(
         "curl -s -o /dev/null http://10.77.0.1:{port}/ & env -i curl -s -o /dev/null http://[fd77::1]:{port}/ & wait"
     );
-    // What comes in at this host's device is what the client sends: it floods.
+    // Packets that arrive at this host's device come from the client, which floods.
     let flood =
         "env -i bash -c 'exec 3>/dev/udp/10.77.0.1/9; while :; do echo 1234567890 >&3; done' 2> /dev/null & wait";
     for inside in [flood, &format!("{flood} & {fetch}")] {
@@ -629,7 +630,7 @@ fn alone_failure_under_traffic_restores_network() {
     bed.wait().unwrap();
     let mut next = up();
     client.wait().unwrap();
-    // The client's device goes from within: the namespace is of no use any more.
+    // Removed from within, the client's device makes the namespace useless.
     net.exec("a", &["sh", "-c", &format!("ip link del wan0; touch {}", ready.display())]);
     assert_eq!(next.wait().unwrap().code(), Some(1));
     assert!(!socket.exists());
@@ -638,12 +639,12 @@ fn alone_failure_under_traffic_restores_network() {
 
 #[test]
 fn unprivileged_user_gets_testbed_or_one_line_error() {
-    // Where everybody may go, wherever this was built.
+    // A folder that every user can enter, wherever this was built.
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let program = folder.path().join("ammeter");
-    // By a process of its own: a descriptor open for writing here is inherited by whatever another test starts meanwhile, and a
-    // file that is open for writing cannot be executed (ETXTBSY).
+    // Copied by another process: a child of another test could inherit a descriptor that is open for writing here, and
+    // a file that is open for writing cannot be executed (ETXTBSY).
     assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_ammeter")).arg(&program).status().unwrap().success());
     let file = folder.path().join("net.toml");
     fs::write(&file, "[[class]]\nname = \"a\"\nlatency = \"20ms\"\n").unwrap();
@@ -654,7 +655,7 @@ fn unprivileged_user_gets_testbed_or_one_line_error() {
         command.current_dir("/").output().unwrap()
     };
     let errors = |output: &Output| String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    // This host's network is not his to change.
+    // This user may not change the host's network.
     let output = ammeter(&["--latency", "5ms", "--", "true"]);
     assert_eq!(output.status.code(), Some(125));
     assert!(errors(&output).contains("sudo") && errors(&output).lines().count() == 1, "{}", errors(&output));
@@ -662,7 +663,7 @@ fn unprivileged_user_gets_testbed_or_one_line_error() {
     let control = ["--control", socket.to_str().unwrap()];
     let output = ammeter(&[&["up"], &control[..], &[file.to_str().unwrap()]].concat());
     if !output.status.success() {
-        // The device, or user namespaces, are for root alone here.
+        // On this machine the device, or user namespaces, require root.
         assert!(errors(&output).contains("sudo") && errors(&output).lines().count() == 1, "{}", errors(&output));
         return;
     }
@@ -673,7 +674,7 @@ try: s.connect(('10.77.0.1', 9)); s.send(b'x'); s.recv(1)
 except ConnectionRefusedError: pass
 print(time.monotonic() - t)";
     let output = ammeter(&[&["exec"], &control[..], &["a", "--", "python3", "-c", ping]].concat());
-    // There is nobody at this port, as the kernel at the other end says after a round trip.
+    // No process listens at this port, and the kernel at the other end refuses after a round trip.
     let took: f64 =
         String::from_utf8_lossy(&output.stdout).trim().parse().unwrap_or_else(|_| panic!("{}", errors(&output)));
     assert!(took >= 0.04, "{took} s");

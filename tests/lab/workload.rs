@@ -1,4 +1,4 @@
-//! `ammeter load` with the workloads of `ammeter files`, against a server of files that is a few lines long.
+//! `ammeter load` with the workloads of `ammeter files`, against a minimal file server.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use super::load::PATIENT;
 use super::nginx::{Nginx, free_addresses};
 use super::{ammeter, excerpt, said};
 
-/// Serves the files of a folder; 404 for what is not there. A thread for each connection.
+/// Serves the files of a folder, and 404 for other paths, with a thread per connection.
 fn server(folder: &Path) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
@@ -28,7 +28,7 @@ fn server(folder: &Path) -> String {
 
 fn serve(mut stream: TcpStream, folder: &Path) {
     let mut buffer = [0; 4096];
-    // Requests come one at a time and whole: that is how they are sent.
+    // The client sends requests one at a time, each in one piece.
     while let Ok(length @ 1..) = stream.read(&mut buffer) {
         let head = String::from_utf8_lossy(&buffer[..length]).into_owned();
         let (method, path) = (head.split(' ').next().unwrap(), head.split(' ').nth(1).unwrap());
@@ -52,7 +52,7 @@ fn load(url: &str, words: &[&str]) -> Value {
         .unwrap_or_else(|error| panic!("{error}: {text}{}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// How many requests failed, and how many did not.
+/// Numbers of failed and of successful requests.
 fn counts(outcome: &Value) -> (u64, u64) {
     let failed = outcome["failures"].as_array().unwrap().iter().map(|pair| pair[1].as_u64().unwrap()).sum();
     (failed, outcome["ok"].as_u64().unwrap())
@@ -68,7 +68,7 @@ fn responses_are_checked_against_file_set() {
     let words = ["--workload", folder, "--verify", "--rate", "200", "--duration", "500ms", "--seed", "1"];
     let (failed, ok) = counts(&load(&url, &words));
     assert!(failed == 0 && ok > 20, "{failed} {ok}");
-    // The images, three quarters of all requests, are others now, of the same size.
+    // Replaces the images, three quarters of all requests, by others of the same size.
     for entry in fs::read_dir(set.join("image")).unwrap() {
         let path = entry.unwrap().path();
         let mut bytes = fs::read(&path).unwrap();
@@ -94,7 +94,7 @@ fn every_request_of_log_is_accounted_for() {
     let _nginx = Nginx::start(tempfile::tempdir().unwrap(), address, &servers);
     let lines = fs::read_to_string(log).unwrap().lines().count() as u64;
     let odd = 14;
-    // With its file set all replies are right, at whatever pace; what is not in the set may be anything.
+    // With its file set all responses are right at any rate; targets outside the set may return anything.
     for (url, pace) in [
         (&url[..], &["--speed", "100"][..]),
         (&url, &["--speed", "max", "--clients", "3"]),
