@@ -1,4 +1,4 @@
-//! Debian's nginx with a configuration of its own on loopback, for tests of several programs.
+//! Debian's nginx with a configuration of its own on loopback, for several test programs.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -7,26 +7,27 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A running nginx. Ended when dropped.
+/// A running nginx. Stopped when dropped.
 pub struct Nginx {
     child: Child,
     folder: tempfile::TempDir,
 }
 
-/// Addresses on which nobody listens: free when they are chosen, and hardly taken in the moment until they are used.
+/// Returns addresses that are free now; another process is unlikely to bind them before the test does.
 pub fn free_addresses<const N: usize>() -> [SocketAddr; N] {
     let ports = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     ports.each_ref().map(|port| port.local_addr().unwrap())
 }
 
 impl Nginx {
-    /// With these servers, as they stand in a configuration; it lies in `folder`. Returns once somebody listens at `address`.
+    /// Starts nginx with these `server` blocks; its configuration is in `folder`. Returns when `address` accepts
+    /// connections.
     pub fn start(folder: tempfile::TempDir, address: SocketAddr, servers: &str) -> Nginx {
         let own = folder.path().display();
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|name| format!("{name}_temp_path {own}/{name};\n"))
             .concat();
-        // One process, so that its id is all there is to end.
+        // One process, so that its id is enough to stop it.
         let text = format!(
             "daemon off; master_process off; pid {own}/pid; error_log {own}/error.log;\n\
              events {{ worker_connections 1024; }}\n\
@@ -34,7 +35,7 @@ impl Nginx {
         );
         let config = folder.path().join("nginx.conf");
         fs::write(&config, text).unwrap();
-        // Debian keeps nginx where a plain user's PATH does not look.
+        // Debian installs nginx in a folder that a plain user's PATH lacks.
         let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin";
         let mut command = Command::new("nginx");
         command.env("PATH", path).args(["-e", &format!("{own}/error.log"), "-p"]).arg(folder.path());
@@ -50,7 +51,7 @@ impl Nginx {
         nginx
     }
 
-    /// Where its configuration lies.
+    /// The folder with its configuration.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }

@@ -1,4 +1,4 @@
-//! php-fpm, an application that is there before the server is.
+//! php-fpm, an application that is started before the server.
 
 use std::fs;
 use std::path::Path;
@@ -6,18 +6,18 @@ use std::process::{Child, Command, Stdio};
 
 use crate::harness::wait_until;
 
-/// A pool at a socket of its own. Ended when dropped.
+/// A pool at a socket of its own. Stopped when dropped.
 pub struct Php(Child);
 
 impl Php {
-    /// Of four processes, which take large uploads.
+    /// Starts a pool of four processes that accepts large uploads.
     pub fn start(folder: &Path, socket: &Path) -> Php {
         let pool = "pm = static\npm.max_children = 4\nphp_admin_value[post_max_size] = 100M\n\
                     php_admin_value[upload_max_filesize] = 100M\nphp_admin_value[memory_limit] = 256M\n";
         Php::with(folder, socket, pool)
     }
 
-    /// Like that of Debian: five processes at most, as many as are needed.
+    /// Starts a pool like Debian's: dynamic, with at most five processes.
     pub fn like_debian(folder: &Path, socket: &Path) -> Php {
         let pool = "pm = dynamic\npm.max_children = 5\npm.start_servers = 2\npm.min_spare_servers = 1\n\
                     pm.max_spare_servers = 3\n";
@@ -31,7 +31,7 @@ impl Php {
             log.display()
         );
         fs::write(&config, text).unwrap();
-        // Debian keeps it where a plain user's PATH does not look.
+        // Debian installs it in a folder that a plain user's PATH lacks.
         let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin";
         let mut command = Command::new("php-fpm8.2");
         command.args(["--nodaemonize", "--allow-to-run-as-root", "--fpm-config"]).arg(&config).env("PATH", path);
@@ -44,7 +44,7 @@ impl Php {
 
 impl Drop for Php {
     fn drop(&mut self) {
-        // It ends its children with itself.
+        // It stops its children when it ends.
         let _ = Command::new("kill").arg(self.0.id().to_string()).status();
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! Seeded random requests, and the tree of files that they are about.
+//! Seeded random requests, and the tree of files that they name.
 
 use std::fs;
 use std::process::Command;
@@ -7,7 +7,7 @@ pub use amped_measure::stats::Random;
 
 use super::harness::Site;
 
-/// A request. Its conditions are made from validators that a server gives.
+/// A request. Its conditions use validators that a server sends.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub method: &'static str,
@@ -18,16 +18,16 @@ pub struct Asked {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Condition {
-    /// The validator that the server gave: its tag or its date.
+    /// The validator that the server sent: its tag or its date.
     Own,
-    /// One that never was, or the second before.
+    /// A validator that no version had, or the second before.
     Other,
-    /// Any tag at all, or the second after.
+    /// Any tag, or the second after.
     Lenient,
 }
 
 impl Asked {
-    /// The fields that ask for the range and state the conditions, where `tag` is the entity tag that the server gave.
+    /// Returns the fields for the range and the conditions; `tag` is the entity tag that the server sent.
     pub fn fields(&self, tag: &str) -> Vec<(&'static str, String)> {
         let mut fields = Vec::new();
         for (name, which) in &self.conditions {
@@ -52,7 +52,7 @@ impl Asked {
     }
 }
 
-/// Files of sizes that matter, all of one date, folders with and without an index.
+/// Creates files of boundary sizes with one date, in folders with and without an index.
 pub fn tree(site: &Site) -> Vec<(String, Option<usize>)> {
     let mut files = Vec::new();
     for size in [0, 1, 10, 5000, 32 << 10, (32 << 10) + 1, 300 << 10] {
@@ -95,7 +95,7 @@ pub fn tree(site: &Site) -> Vec<(String, Option<usize>)> {
     files
 }
 
-/// What tests draw.
+/// Random choices of the tests.
 pub trait Draw {
     fn one_of<T: Copy>(&mut self, these: &[T]) -> T;
 
@@ -132,7 +132,7 @@ fn range(random: &mut Random, size: usize) -> String {
     if random.below(8) == 0 {
         return random.one_of(&["bytes=9-3", "bytes=x-y", "bytes=", "bytes=1", "lines=1-2"]).to_owned();
     }
-    // In order and apart, so that what is merged and what is left alone is no question; that has tests of its own.
+    // Ascending and disjoint, because merging is not compared here; it has tests of its own.
     let count = random.one_of(&[1, 1, 2, 3]);
     let mut from = 0;
     let mut ranges = Vec::new();

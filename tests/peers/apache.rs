@@ -1,10 +1,10 @@
-//! Apache's mod_negotiation on the same files: where two servers choose differently, one of them should have a reason.
+//! Apache's mod_negotiation on the same files: every difference in the choice must have a reason.
 //!
-//! Debian's apache2 with MultiViews, its server-driven algorithm and `ForceLanguagePriority Prefer`. Seeded random fields go
-//! to both, and the same variant must come back, or a 406 from both. Each difference that is meant is one entry of
-//! [`DIFFERENCES`], with its reason; one that does not occur any more fails too, so that the list stays true.
+//! Debian's apache2 runs with MultiViews, its server-driven algorithm and `ForceLanguagePriority Prefer`. Both servers
+//! receive seeded random fields, and must return the same variant, or both a 406. Each intended difference is an entry
+//! of [`DIFFERENCES`], with its reason; an entry that no longer occurs fails too, so the list stays accurate.
 //!
-//! And Apache's htpasswd, whose files are ours too.
+//! A further test reads the files of Apache's htpasswd.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
@@ -20,7 +20,7 @@ use super::requests::{Draw, Random};
 use super::started_nginx::free_addresses;
 use super::{peer, said};
 
-/// A running apache2 of one process. Ended when dropped.
+/// A running apache2 with one process. Stopped when dropped.
 struct Apache {
     child: Child,
     address: SocketAddr,
@@ -43,7 +43,7 @@ impl Apache {
         );
         let config = folder.join("apache.conf");
         fs::write(&config, text).unwrap();
-        // One process, so that its id is all there is to end.
+        // One process, so that its id is enough to stop it.
         let mut command = peer("apache2");
         command.arg("-X").arg("-f").arg(&config).stdout(Stdio::null()).stderr(Stdio::null());
         let mut apache = Apache { child: command.spawn().unwrap(), address };
@@ -65,10 +65,10 @@ impl Drop for Apache {
     }
 }
 
-/// A field: what is named, and with which weight in tenths.
+/// A field: its names, and their weights in tenths.
 type Field = Vec<(&'static str, Option<u32>)>;
 
-/// A request for a document; `None`: without that field.
+/// A request for a document; `None` means without that field.
 #[derive(Clone, Debug)]
 struct Asked {
     target: &'static str,
@@ -92,7 +92,7 @@ impl Asked {
         }
     }
 
-    /// The fields as they are sent.
+    /// The fields as sent.
     fn text(&self) -> Vec<(&'static str, String)> {
         let text = |field: &Field| -> String {
             let element = |(name, weight): &(&str, Option<u32>)| match weight {
@@ -111,7 +111,7 @@ impl Asked {
     }
 }
 
-/// One field in `rarity`, each name at most once, so that nobody has to say which of two weights counts.
+/// Draws a field in one request of `rarity`, with each name at most once, so that no name has two weights.
 fn field(random: &mut Random, rarity: usize, names: &[&'static str]) -> Option<Field> {
     if random.below(rarity) > 0 {
         return None;
@@ -135,7 +135,7 @@ fn excludes(field: &Option<Field>, name: &str) -> bool {
     field.iter().flatten().any(|(known, weight)| *known == name && *weight == Some(0))
 }
 
-/// Why both do not choose the same.
+/// Why the two servers choose differently.
 struct Difference {
     reason: &'static str,
     applies: fn(&Asked) -> bool,
@@ -222,7 +222,7 @@ fn negotiation_agrees_with_apache() {
     let mut random = Random(SEED);
     let mut to_amped = server.connect();
     let mut to_apache = Client::connect(apache.address);
-    // Those that were the only reason at least once.
+    // Differences that were the only reason at least once.
     let mut seen = BTreeSet::new();
     let mut sent = BTreeMap::<String, u32>::new();
     let mut unexplained = Vec::new();
@@ -248,11 +248,11 @@ fn negotiation_agrees_with_apache() {
     for (n, difference) in DIFFERENCES.iter().enumerate() {
         assert!(seen.contains(&n), "this difference does not occur any more: {}", difference.reason);
     }
-    // Every file was the best for somebody, and somebody had none.
+    // Every file was the best choice of some request, and some request had none.
     assert_eq!(sent.len(), 22 + 1, "{sent:?}");
 }
 
-/// The name of the file that is sent, which its content tells, or the status of what is none.
+/// Returns the name of the file in the response, taken from its content, or the status of a response without a file.
 fn ask(client: &mut Client, address: SocketAddr, target: &str, fields: &[(&str, &str)]) -> String {
     client.send_request("GET", target, fields);
     let response =
@@ -266,7 +266,7 @@ fn ask(client: &mut Client, address: SocketAddr, target: &str, fields: &[(&str, 
     }
 }
 
-/// Each form that `htpasswd` and `openssl passwd` write, but for those that let nobody in.
+/// Every hash that `htpasswd` and `openssl passwd` write, except those that admit nobody.
 #[test]
 fn htpasswd_and_openssl_hashes_are_accepted() {
     let site = Site::new();

@@ -1,8 +1,8 @@
-//! Apache with mod_cgi on the same scripts: where two servers disagree, one of them should have a reason.
+//! Apache with mod_cgi on the same scripts: every difference must have a reason.
 //!
-//! Seeded random requests go to a script that tells all its variables, and to one that says a head drawn at random; both
-//! servers must tell the script the same, and pass on the same. Each difference that is meant stands in [`MEANT`], with its
-//! reason, or is made equal by [`told`], which says why.
+//! Seeded random requests go to a script that prints all its variables, and to one that prints a random head. Both
+//! servers must pass the same variables and return the same response. Each intended difference is an entry of
+//! [`MEANT`], with its reason, or is removed by [`told`], which states why.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use super::peer;
 use super::requests::{Draw, Random};
 use super::started_nginx::free_addresses;
 
-/// A running Apache. Ended when dropped.
+/// A running Apache. Stopped when dropped.
 struct Apache {
     child: Child,
     address: SocketAddr,
@@ -41,7 +41,8 @@ impl Apache {
         fs::write(&config, text).unwrap();
         let mut command = peer("apache2");
         command.args(["-D", "FOREGROUND", "-f"]).arg(&config).stdout(Stdio::null()).stderr(Stdio::null());
-        // What it is told to end it tells to its whole process group, which must not be ours; and it passes LD_LIBRARY_PATH on.
+        // Apache signals its whole process group at the end, which must not be the test's; and it passes
+        // LD_LIBRARY_PATH on.
         let mut child = command.process_group(0).env_clear().spawn().expect("apache2");
         let log = folder.path().join("error.log");
         wait_until("Apache", || {
@@ -55,33 +56,33 @@ impl Apache {
 
 impl Drop for Apache {
     fn drop(&mut self) {
-        // Its children end with it, which they would not after a SIGKILL.
+        // SIGTERM ends its children too; SIGKILL would not.
         let _ = peer("kill").arg(self.child.id().to_string()).status();
         let _ = self.child.wait();
     }
 }
 
-/// What a script that tells its variables has told, but for what must differ between two servers.
+/// Returns the variables that a script printed, except those that must differ between two servers.
 fn told(response: &Response) -> BTreeMap<String, String> {
     let own = [
-        // Who it is, where it listens, from where it was asked, and which number the request has.
+        // The server's name, its port, the client's port, and the number of the request.
         "SERVER_SOFTWARE",
         "SERVER_PORT",
         "REMOTE_PORT",
         "UNIQUE_ID",
-        // The shell's own, and its search path, which is the server's to choose (RFC 3875, 7.2).
+        // The shell's own variables, and its search path, which the server chooses (RFC 3875, 7.2).
         "PWD",
         "OLDPWD",
         "SHLVL",
         "_",
         "PATH",
-        // Apache's own, in no standard; the root it has is that of the test in both.
+        // Apache's own variables, in no standard. Not DOCUMENT_ROOT, which is the test's in both servers.
         "SERVER_SIGNATURE",
         "SERVER_ADMIN",
         "REQUEST_SCHEME",
         "CONTEXT_PREFIX",
         "CONTEXT_DOCUMENT_ROOT",
-        // Beyond the standard: of nginx, and where Apache redirects within itself.
+        // Beyond the standard: a variable of nginx, and those of Apache's internal redirects.
         "DOCUMENT_URI",
         "REDIRECT_STATUS",
     ];
@@ -96,7 +97,7 @@ fn site() -> Site {
     site.file("page.txt", "a page\n");
     let scripts = [
         ("env", "printf 'Content-Type: text/plain\\n\\n'; /usr/bin/env | sort"),
-        // Its query names the heads that it says, a number each.
+        // Its query names the heads that it prints, by number.
         ("says", "cat \"$(dirname \"$SCRIPT_FILENAME\")/../heads/$QUERY_STRING\""),
     ];
     for (name, text) in scripts {
@@ -131,7 +132,7 @@ fn cgi_variables_agree_with_apache() {
     for n in 0..300 {
         let target = format!("/cgi-bin/env{}{}", random.one_of(&paths), random.one_of(&queries));
         let method = random.one_of(&["GET", "POST", "PUT", "DELETE", "PATCH"]);
-        // The same name for both: to each its own is one of the differences that must be.
+        // The same name for both: different names would be one of the permitted differences.
         let mut sent = vec![("Host", "example.org:81")];
         sent.extend((0..random.below(5)).map(|_| random.one_of(&fields)));
         let body = if method == "POST" { "hello" } else { "" };
@@ -149,24 +150,25 @@ fn cgi_variables_agree_with_apache() {
         assert_eq!(ours.status, theirs.status, "{what}");
         if ours.status == 200 {
             let (ours, mut theirs) = (told(&ours), told(&theirs));
-            // Apache tells the port that Host names; RFC 3875, 4.1.15 has that on which the request came in, and both are left
-            // out above. A length of none Apache does not tell either.
+            // Apache passes the port in Host; RFC 3875, 4.1.15 requires the port that received the request, and both
+            // are excluded above. Apache also omits a content length of zero.
             if let Some(path) = ours.get("PATH_INFO")
                 && theirs.get("PATH_INFO") != Some(path)
             {
-                // It takes several slashes for one in the path to the script alone (MergeSlashes), we in all of it.
+                // Apache merges slashes in the path up to the script only (MergeSlashes), Amped in the whole path.
                 assert!(target.contains("//"), "{what}: {ours:?} {theirs:?}");
                 theirs.insert("PATH_INFO".into(), path.clone());
                 theirs.insert("PATH_TRANSLATED".into(), ours["PATH_TRANSLATED"].clone());
             }
-            // Cookies of two fields are no list (RFC 6265, 5.4; RFC 9113, 8.2.3 says how to join them); Apache makes one of them.
+            // Two Cookie fields are not a list (RFC 6265, 5.4; RFC 9113, 8.2.3 defines how to join them); Apache makes
+            // one of them.
             theirs.entry("HTTP_COOKIE".into()).and_modify(|cookies| *cookies = cookies.replace(", ", "; "));
             assert_eq!(ours, theirs, "{what}");
         }
     }
 }
 
-/// Lines of heads that Apache takes otherwise, and why we do not.
+/// Header lines that Apache treats differently, and the reasons for Amped's treatment.
 const MEANT: &[(&str, &str)] = &[
     (
         "no line at all",
@@ -207,7 +209,7 @@ fn cgi_responses_agree_with_apache() {
     };
     let own = ["Date", "Server", "Connection", "Keep-Alive", "Transfer-Encoding", "Content-Length"];
     let shown = |response: &Response| {
-        // Of a 204 Apache takes the type away: there is nothing of that type. It harms nobody.
+        // Apache removes the type of a 204, which has no content. The field is harmless.
         let of_nothing = |name: &str| response.status == 204 && name.eq_ignore_ascii_case("Content-Type");
         let is_own = |name: &str| own.iter().any(|own| name.eq_ignore_ascii_case(own));
         let fields = response.fields.iter().filter(|(name, _)| !is_own(name) && !of_nothing(name));
@@ -218,7 +220,7 @@ fn cgi_responses_agree_with_apache() {
     for n in 0..150 {
         let mut head: Vec<&str> = Vec::new();
         for line in (0..1 + random.below(4)).map(|_| random.one_of(&lines)) {
-            // Each field once: twice is one of the differences.
+            // Each field once: a repeated field is one of the differences.
             let name = |line: &str| line.split(':').next().unwrap().to_owned();
             if !head.iter().any(|known| name(known) == name(line)) {
                 head.push(line);
@@ -227,7 +229,8 @@ fn cgi_responses_agree_with_apache() {
         let head = head.join("\n");
         let (ours, theirs) = ask(&n.to_string(), &head);
         if head.contains("Location") && !head.contains("Status") {
-            // RFC 3875, 6.2.3: nothing but a Location. What else a script says there we pass on; Apache has a page of its own.
+            // RFC 3875, 6.2.3: nothing but a Location. Amped passes further lines of the script on; Apache sends its
+            // own page.
             assert_eq!((ours.status, ours.field("Location")), (theirs.status, theirs.field("Location")), "{head:?}");
             continue;
         }
@@ -238,7 +241,7 @@ fn cgi_responses_agree_with_apache() {
     for (head, why) in MEANT {
         let head = if *head == "no line at all" { "" } else { head };
         site.file("heads/meant", format!("{head}\n\nthe body\n"));
-        // The status alone: how a reply ends that nobody should have made is not looked into.
+        // The status alone: how an invalid response ends is not compared.
         let status = |address| {
             let mut client = Client::connect(address);
             client.send_request("GET", "/cgi-bin/says?meant", &[("Connection", "close")]);

@@ -1,4 +1,4 @@
-//! Applications as Debian brings them, php-fpm with its own pool of five processes and git's smart HTTP, and slow clients.
+//! Debian's applications, php-fpm with its own pool of five processes and git's smart HTTP, and slow clients.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -85,7 +85,7 @@ fn git_pushes_with_chunked_encoding() {
     git(&["-C", "there.git", "config", "http.receivepack", "true"]);
     git(&["-C", "there.git", "symbolic-ref", "HEAD", "refs/heads/m"]);
     git(&["init", "--quiet", "--initial-branch", "m", "here"]);
-    // Nothing that could be compressed to less than is sent at once.
+    // Incompressible, so that the pack is larger than what is sent at once.
     let mut state = 1_u64;
     let blob: Vec<u8> = std::iter::repeat_with(|| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -1,4 +1,4 @@
-//! curl, as people use it.
+//! curl, with options that its users know.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 use super::harness::{Server, Site, wait_until};
 use super::{peer, said};
 
-/// curl, quiet but for errors, with a format of its last line.
+/// Returns curl, silent except for errors, with this format for its last line.
 fn curl(args: &[&str]) -> Command {
     let mut command = peer("curl");
-    // No ~/.curlrc, and no proxy of the environment.
+    // Without ~/.curlrc, and without a proxy from the environment.
     command.args(["--disable", "--silent", "--show-error", "--noproxy", "*", "--max-time", "20"]).args(args);
     command
 }
@@ -18,7 +18,7 @@ fn url(server: &Server, path: &str) -> String {
     format!("http://{}{path}", server.address)
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that depend on their position.
 fn bytes(length: usize) -> Vec<u8> {
     (0..length).map(|n| (n * 31 / 7) as u8).collect()
 }
@@ -55,7 +55,7 @@ fn curl_resumes_download() {
             assert_eq!(code, "206");
             assert!(fs::read(&part).unwrap() == whole, "resumed at {done} of {length}");
         }
-        // Named anew, so that no cache holds the file that comes next under this name.
+        // Removed first, so that no cache holds the next file under this name.
         fs::remove_file(site.path().join("whole.bin")).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(1100));
     }
@@ -112,7 +112,7 @@ fn curl_conditional_requests_are_honored() {
     };
     assert_eq!(code(&["-z", "Tue, 02 Jan 2024 03:04:05 GMT"]), "304 0");
     assert_eq!(code(&["-z", "Tue, 02 Jan 2024 03:04:04 GMT"]), "200 10");
-    // curl itself takes the very second for a 304.
+    // curl itself treats an equal second as not modified.
     assert_eq!(code(&["-z", "-Tue, 02 Jan 2024 03:04:06 GMT"]), "200 10");
     assert_eq!(code(&["-z", "-Tue, 02 Jan 2024 03:04:04 GMT"])[..3], *"412");
     // `-z FILE` sends the file's own time.
@@ -123,7 +123,7 @@ fn curl_conditional_requests_are_honored() {
     assert_eq!(code(&["--etag-save", tag]), "200 10");
     assert_eq!(code(&["--etag-compare", tag]), "304 0");
     site.file("a.txt", "something else");
-    // After a second; a disk that is busy may take longer to say so.
+    // After a second; a busy disk may take longer.
     wait_until("the change", || code(&["--etag-compare", tag]) == "200 14");
 }
 
@@ -138,16 +138,16 @@ fn refused_upload_keeps_connection_open() {
     fs::write(&body, bytes(300_000)).unwrap();
     let format = "%{http_code} %{num_connects}\n";
     let sink = ["--output", "/dev/null", "--write-out", format];
-    // `-T -` sends chunks. An empty `Expect:` keeps curl from waiting for leave.
+    // `-T -` sends chunks. An empty `Expect:` keeps curl from waiting for 100 Continue.
     let upload = ["--upload-file", "-", "--header", "Expect:", &a];
     let then = ["--next", "--silent", "--noproxy", "*", "--output", "/dev/null", "--write-out", format, &a];
     let text = said(curl(&[&sink[..], &upload, &then].concat()).stdin(Stdio::from(fs::File::open(&body).unwrap())));
     assert_eq!(text, "405 1\n200 0\n");
-    // With its question, as curl does by itself: refused before a byte of the body was sent.
+    // With `Expect: 100-continue`, curl's default: refused before a byte of the body was sent.
     let ask = ["--upload-file", "-", "--header", "Expect: 100-continue", &a];
     let text = said(curl(&[&sink[..], &ask].concat()).stdin(Stdio::from(fs::File::open(&body).unwrap())));
     assert_eq!(text, "405 1\n");
-    // More than is read of a body that nobody asked for.
+    // More than the server reads of a body that it discards.
     fs::write(&body, bytes(3 << 20)).unwrap();
     let text = said(curl(&[&sink[..], &upload].concat()).stdin(Stdio::from(fs::File::open(&body).unwrap())));
     assert_eq!(text, "413 1\n");

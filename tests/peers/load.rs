@@ -1,4 +1,4 @@
-//! h2load and wrk: load generators that read replies in their own way, with many connections at once.
+//! h2load and wrk: load generators with parsers of their own and many concurrent connections.
 
 use super::harness::{Server, Site};
 use super::{peer, said};
@@ -11,7 +11,7 @@ fn served() -> (Site, Server) {
     (site, server)
 }
 
-/// Requests sent ahead on ten connections.
+/// Pipelined requests on ten connections.
 #[test]
 fn h2load_gets_every_response() {
     let (_site, server) = served();

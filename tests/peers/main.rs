@@ -1,7 +1,7 @@
-//! Other people's programs against the real server: curl, h2load, wrk and strace as they are, nginx and Apache as a
-//! second opinion.
+//! Third-party programs against the real server: curl, h2load, wrk and strace unchanged, nginx and Apache as
+//! references.
 //!
-//! A program that is not there fails its tests; `cargo xtask setup` brings all of them.
+//! A missing program fails its tests; `cargo xtask setup` installs all of them.
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
 
 #[path = "../wire/harness.rs"]
@@ -29,16 +29,16 @@ mod strace;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A program of somebody else's.
+/// Returns a command for a third-party program.
 fn peer(name: &str) -> Command {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Debian keeps nginx where a plain user's PATH does not look.
+    // Debian installs nginx in a folder that a plain user's PATH lacks.
     let dirs = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     let found = dirs.map(|dir| dir.join(name)).find(|file| file.is_file());
     Command::new(found.unwrap_or_else(|| panic!("{name} is not there: run cargo xtask setup")))
 }
 
-/// What a program said, once it has ended well.
+/// Returns the output of a program, after checking that it succeeded.
 fn said(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,8 +1,8 @@
-//! nginx on the same tree: where two servers disagree, one of them should have a reason.
+//! nginx on the same tree: every difference must have a reason.
 //!
-//! Seeded random requests go to both; status, body, and what the head says about the body must be the same. Each
-//! difference that is meant is one entry of [`DIFFERENCES`], with its reason; one that does not occur any more fails too,
-//! so that the list stays true.
+//! Both servers receive seeded random requests; status, body and the fields that describe the body must be equal. Each
+//! intended difference is an entry of [`DIFFERENCES`], with its reason; an entry that no longer occurs fails too, so
+//! the list stays accurate.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use super::harness::{Client, Response, Server, Site};
 use super::requests::{Asked, Draw, Random, tree};
 use super::started_nginx::{Nginx, free_addresses};
 
-/// nginx, with the reading of If-Modified-Since that RFC 9110 has.
+/// Starts nginx, with the semantics of If-Modified-Since that RFC 9110 defines.
 fn serve(root: &Path) -> (Nginx, SocketAddr) {
     let [address] = free_addresses();
     let servers = format!(
@@ -23,7 +23,7 @@ fn serve(root: &Path) -> (Nginx, SocketAddr) {
     (Nginx::start(tempfile::tempdir().unwrap(), address, &servers), address)
 }
 
-/// What nginx does, what we do, and why.
+/// What nginx does, what Amped does, and why.
 struct Difference {
     reason: &'static str,
     nginx: &'static [u16],
@@ -101,7 +101,7 @@ fn responses_agree_with_nginx() {
     let mut unexplained = Vec::new();
     for _ in 0..REQUESTS {
         let asked = random.request(&files);
-        // nginx closes behind a 412 that says keep-alive, so it gets a connection for each request.
+        // nginx closes after a 412 that says keep-alive, so it gets a new connection for each request.
         let theirs = ask(&mut Client::connect(nginx), nginx, &asked);
         let ours = ask(&mut to_amped, server.address, &asked);
         *statuses.entry(ours.status).or_default() += 1;
@@ -131,7 +131,7 @@ fn responses_agree_with_nginx() {
     }
 }
 
-/// Asks a server, with its own validators; connects anew where it has closed.
+/// Sends a request with the server's own validators; reconnects if the server has closed.
 fn ask(client: &mut Client, address: SocketAddr, asked: &Asked) -> Response {
     let tag = match asked.conditions.is_empty() {
         true => String::new(),
@@ -148,7 +148,7 @@ fn ask(client: &mut Client, address: SocketAddr, asked: &Asked) -> Response {
     response
 }
 
-/// What must be the same: what the file's bytes are and which of them these are. Texts of errors are each server's own.
+/// The part of a response that must be equal: which bytes of the file it contains. Error texts differ between servers.
 fn essence(response: &Response) -> (Option<String>, Option<String>, Vec<u8>) {
     let field = |name| response.field(name).map(str::to_owned);
     match response.status {
@@ -166,9 +166,9 @@ fn essence(response: &Response) -> (Option<String>, Option<String>, Vec<u8>) {
     }
 }
 
-/// The parts of a multipart body with their ranges, without what each server writes in its own way.
+/// The parts of a multipart body with their ranges, without the parts of the format that servers choose.
 fn parts(body: &[u8], boundary: &str) -> Vec<u8> {
-    // The files are ASCII and have no such line.
+    // The files are ASCII and contain no such line.
     let text = std::str::from_utf8(body).unwrap();
     let delimiter = format!("\r\n--{boundary}");
     let mut found = String::new();

@@ -1,4 +1,4 @@
-//! strace: how many system calls a cached request costs.
+//! strace: the number of system calls of a cached request, and injected system call errors.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use super::harness::{
 };
 use super::peer;
 
-/// One to receive, one to send, and a share of the wait for whoever comes next.
+/// One call to receive, one to send, and a share of the wait for the next event.
 #[test]
 fn cached_request_costs_two_system_calls() {
     let site = Site::new();
@@ -24,12 +24,12 @@ fn cached_request_costs_two_system_calls() {
     println!("{calls:?}");
     assert!(others <= 2 * REQUESTS + SPARE, "{text}");
     assert!(waits <= REQUESTS + SPARE, "{text}");
-    // The last reply is here before its call has returned, and strace counts at the return.
+    // The last response can arrive before its call returns, and strace counts at the return.
     assert!(others + 2 >= 2 * REQUESTS, "not all was counted: {text}");
 }
 
-/// To count costs none, and to time a request two, and more where a phase takes long, as under strace each does: for the
-/// few that are timed, and where a connection ends when one was to be.
+/// Counting costs no call. Timing a request costs two, and more if a phase is long, as every phase is under strace: for
+/// the few timed requests, and for a connection that ends when a request was to be timed.
 #[test]
 fn metrics_add_system_calls_only_to_sampled_requests() {
     let site = Site::new();
@@ -45,7 +45,7 @@ fn metrics_add_system_calls_only_to_sampled_requests() {
     assert!((1..REQUESTS / 5).contains(&clock), "{text}");
 }
 
-/// Receive, connect, ask, wait, receive, close, send: the end of a response goes out with the response.
+/// Receive, connect, send, wait, receive, close, send: the end of the response goes out with the response.
 #[test]
 fn application_request_costs_eight_system_calls_and_two_waits() {
     let site = Site::new();
@@ -55,7 +55,7 @@ fn application_request_costs_eight_system_calls_and_two_waits() {
     let rule = format!("[[site.app]]\nmatch = \"*.php\"\nfastcgi = \"unix:{}\"", socket.display());
     let server = Server::with_site(&site, &rule);
     let (mut calls, text) = trace(&server, "/hello.php");
-    // Without optimisation Rust looks at each descriptor before it is closed.
+    // Without optimisation Rust checks each descriptor before it closes it.
     calls.remove("fcntl");
     let waits = calls.get("epoll_pwait2").unwrap_or(&0);
     let others = calls.values().sum::<u64>() - waits;
@@ -64,7 +64,7 @@ fn application_request_costs_eight_system_calls_and_two_waits() {
     assert!(others + 8 >= 8 * REQUESTS, "not all was counted: {text}");
 }
 
-/// Both bodies of a request, one that its client takes, and one that it leaves.
+/// Both bodies of a request: one that its client reads, and one that it does not.
 #[test]
 fn spool_files_are_accessed_by_helper_threads_only() {
     let (site, spool) = (Site::new(), tempfile::tempdir().unwrap());
@@ -82,7 +82,7 @@ fn spool_files_are_accessed_by_helper_threads_only() {
     command.args(["-D", "-f", "-y", "-qq", "-o", calls.to_str().unwrap(), "-e", "trace=%desc"]);
     command.arg(program().get_program()).args(["serve", "--config", config.to_str().unwrap()]);
     let server = Server::spawn(command);
-    // Then it has its name.
+    // After a response the thread has set its name.
     server.get("/");
     let loop_thread = loop_thread(server.pid());
     let body = pattern(8_000_000);
@@ -113,14 +113,14 @@ fn spool_files_are_accessed_by_helper_threads_only() {
     assert!(of_loop.is_empty(), "{of_loop:#?}");
 }
 
-/// And nothing is mapped or read anew.
+/// The file is not mapped or read again.
 #[test]
 fn small_mapped_body_is_sent_with_header_in_one_call() {
     let site = Site::new();
     site.file("small.txt", "small\n");
     std::thread::sleep(std::time::Duration::from_millis(50));
     let server = Server::start(&[site.path().to_str().unwrap(), "--content", "mmap", "--residency", "mincore"]);
-    // A file as young as this is copied, with its head before it.
+    // A file this young is copied, after its head.
     let (calls, text) = trace(&server, "/small.txt");
     assert!((REQUESTS - 1..=REQUESTS + 1).contains(&calls["sendmsg"]) && calls["preadv2"] + 1 >= REQUESTS, "{text}");
 
@@ -136,7 +136,7 @@ fn small_mapped_body_is_sent_with_header_in_one_call() {
     }
 }
 
-/// What is not kept in memory, but short: read, and sent behind its head.
+/// Short, but not cached in memory: read, and sent after its head.
 #[test]
 fn short_uncached_file_is_sent_with_header_in_one_call() {
     let site = Site::new();
@@ -154,7 +154,7 @@ fn short_uncached_file_is_sent_with_header_in_one_call() {
     }
 }
 
-/// Each on a connection of its own, with the request there before it is accepted.
+/// Each on a connection of its own, with the request received before the connection is accepted.
 #[test]
 fn single_request_is_answered_without_epoll_wait() {
     const CLIENTS: usize = 20;
@@ -166,7 +166,7 @@ fn single_request_is_answered_without_epoll_wait() {
         "epoll_pwait2:delay_exit=300ms",
         &[site.path().to_str().unwrap(), "--listen", "127.0.0.1:0"],
     );
-    // What has to be read from the disk is waited for.
+    // The server waits for what it must read from the disk.
     server.get("/small.txt");
     let ask = || {
         let mut client = server.connect();
@@ -181,7 +181,7 @@ fn single_request_is_answered_without_epoll_wait() {
     let added = |text: &str| text.lines().filter(|line| line.contains("EPOLL_CTL_ADD")).count();
     wait_until("the calls", || fs::read_to_string(&calls).unwrap_or_default().matches("close(").count() >= CLIENTS);
     let text = fs::read_to_string(&calls).unwrap();
-    // A mailbox, a listener, the first client; and who was accepted before his request had come.
+    // The mailbox, the listener, the first client, and connections accepted before their request arrived.
     assert!(added(&text) < 4 + CLIENTS / 2, "{text}");
 }
 
@@ -196,7 +196,7 @@ fn sendfile_is_called_unless_disabled() {
         let (calls, text) = trace(&server, "/small.txt");
         assert!(calls.get("sendfile").is_none_or(|count| *count <= expected + 1), "{text}");
         assert!(calls.get("sendfile").unwrap_or(&0) + 2 >= expected, "{text}");
-        // Whether a window is in memory is asked now and then; to read it is to ask each time.
+        // With sendfile, preadv2 only checks now and then whether a window is in memory; copying calls it each time.
         let asked = calls.get("preadv2").unwrap_or(&0);
         assert_eq!(*asked < REQUESTS / 4, expected > 0, "{text}");
     }
@@ -204,10 +204,10 @@ fn sendfile_is_called_unless_disabled() {
 
 const REQUESTS: u64 = 10_000;
 
-/// Once a second a file is looked at again, a handful of calls.
+/// Revalidation of a file takes a few calls a second.
 const SPARE: u64 = 200;
 
-/// The system calls of a loop while a small file is asked for again and again; also as strace prints them.
+/// Returns the system calls of a loop during repeated requests for a small file, and strace's output.
 fn trace(server: &Server, target: &str) -> (BTreeMap<String, u64>, String) {
     let mut client = server.connect();
     assert_eq!(client.get(target).status, 200);
@@ -226,7 +226,7 @@ fn trace(server: &Server, target: &str) -> (BTreeMap<String, u64>, String) {
     (read_table(&text), text)
 }
 
-/// strace on a thread.
+/// strace, attached to a thread.
 struct Strace(Child);
 
 impl Strace {
@@ -240,8 +240,7 @@ impl Strace {
         Strace(strace)
     }
 
-    /// Once it has written all that it saw, which it does at an interrupt: by the shell's kill, of the one process that was
-    /// started here.
+    /// Interrupts strace, which then writes its counts. Uses the shell's kill, for this one process.
     fn detach(mut self) {
         let interrupt = Command::new("kill").args(["-INT", &self.0.id().to_string()]).status().unwrap();
         assert!(interrupt.success());
@@ -249,15 +248,15 @@ impl Strace {
     }
 }
 
-/// Watches are counted for each user of the machine, so others can use them up.
+/// The kernel counts watches per user, so other processes can use them up.
 #[test]
 fn server_survives_exhausted_epoll_watches() {
     let site = Site::new();
     site.file("small.txt", "small\n");
     let config = site.path().with_extension("toml");
     fs::write(&config, configuration(site.path(), "[limits]\nmax_connections = 1")).unwrap();
-    // The loop adds its mailbox, its listener and the connection, which has not asked for all yet, takes the listener out as
-    // all places are taken, and cannot add it again.
+    // The loop adds its mailbox, its listener and the connection, whose request is incomplete. It removes the listener
+    // because all connections are in use, and cannot add it again.
     let server =
         tampered(("/dev/null", "epoll_ctl"), "epoll_ctl:error=ENOSPC:when=5", &["--config", config.to_str().unwrap()]);
     let mut first = server.connect();
@@ -270,7 +269,7 @@ fn server_survives_exhausted_epoll_watches() {
     assert_eq!(second.response("GET").body, b"small\n");
 }
 
-/// A client must be able to tell what it got from the whole, and the head has promised that.
+/// The head has promised the complete body, so a client must be able to detect a truncated one.
 #[test]
 fn disk_error_after_header_resets_connection() {
     let site = Site::new();
@@ -279,13 +278,14 @@ fn disk_error_after_header_resets_connection() {
     fs::write(&config, configuration(site.path(), "[send]\nsendfile_min_age = '0s'")).unwrap();
     let server =
         tampered(("/dev/null", "sendfile"), "sendfile:error=EIO:when=3", &["--config", config.to_str().unwrap()]);
-    // How much of the first reply is lent already depends on how fast helpers are: the call that fails may be in any of these.
+    // The speed of the helpers decides how much of the first response has been sent: the call that fails may be in any
+    // of these.
     let cut = (0..4).filter(|_| {
         let mut client = server.connect();
         client.send_request("GET", "/large.bin", &[("Connection", "close")]);
         let mut got = Vec::new();
         let end = client.stream().read_to_end(&mut got);
-        // The reset may overtake what waits to be sent, the head included.
+        // The reset may overtake data in the send queue, the head included.
         assert!(
             got.is_empty() || got.starts_with(b"HTTP/1.1 200 "),
             "{}",
@@ -300,7 +300,7 @@ fn disk_error_after_header_resets_connection() {
     assert_eq!(cut.count(), 1, "it was once");
 }
 
-/// While the loop rests at the end of each wait a crowd gathers at its door.
+/// Connections arrive while strace delays the loop at the end of each wait.
 #[test]
 fn at_most_64_connections_are_accepted_per_turn() {
     const CROWD: usize = 200;
@@ -315,14 +315,14 @@ fn at_most_64_connections_are_accepted_per_turn() {
     let accepted = |text: &str| text.lines().filter(|line| line.contains("accept4(") && !line.contains("= -1")).count();
     wait_until("all to be taken", || server.report("connections", "accepted") >= CROWD as u64);
     drop((crowd, server));
-    // strace writes the rest of what it has seen at its own end.
+    // strace writes the rest of its output when it exits.
     wait_until("the calls", || accepted(&fs::read_to_string(&calls).unwrap_or_default()) >= CROWD);
     let text = fs::read_to_string(&calls).unwrap();
     let turns: Vec<usize> = text.split("epoll_pwait2(").map(accepted).collect();
     assert_eq!(turns.iter().max(), Some(&64), "{turns:?}");
 }
 
-/// Nothing has been promised yet, so the client is told what is wrong.
+/// Nothing was sent yet, so the client receives the error.
 #[test]
 fn disk_error_on_first_bytes_returns_500() {
     let site = Site::new();
@@ -340,7 +340,8 @@ fn disk_error_on_first_bytes_returns_500() {
     }
 }
 
-/// The head of a file whose name is known waits for its first bytes: so there is still a choice, and the connection goes on.
+/// The head of a file with a cached name is sent with its first bytes: the status is still open, and the connection
+/// stays.
 #[test]
 fn disk_error_on_first_bytes_of_cached_name_returns_500() {
     let site = Site::new();
@@ -359,7 +360,7 @@ fn disk_error_on_first_bytes_of_cached_name_returns_500() {
         let fails = ["-o", "/dev/null", "-e", "trace=preadv2", "-e", "inject=preadv2:error=EIO"];
         let worker = if architecture == "mp" { server.children()[0] } else { loop_thread(server.pid()) };
         let strace = Strace::attach(worker, &fails);
-        // The window that was just sent is believed to be in memory for a moment.
+        // The server assumes for a moment that the window it just sent is in memory.
         let failed = (0..100).find_map(|_| {
             std::thread::sleep(std::time::Duration::from_millis(20));
             client.send("GET /large.bin HTTP/1.1\r\nHost: a\r\n\r\nOPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n");
@@ -390,7 +391,7 @@ fn wildcard_address_is_ipv4_without_ipv6() {
     assert_eq!(server.get("/small.txt").body, b"small\n");
 }
 
-/// A supervisor sees the end of a process, and not that of a thread.
+/// A supervisor notices the end of a process, but not of a thread.
 #[test]
 fn failed_event_loop_ends_process() {
     let site = Site::new();
@@ -408,8 +409,8 @@ fn failed_event_loop_ends_process() {
     assert!(server.said().contains("loop 0 failed"), "{}", server.said());
 }
 
-/// A server under strace, which does something to its calls (`inject`) and writes those that are traced to a file. `-D`: the
-/// server is our child, not strace's, and ends with the test.
+/// Starts a server under strace, which tampers with its calls (`inject`) and writes the traced calls to a file. With
+/// `-D` the server is the test's child, not strace's, and ends with the test.
 fn tampered((file, traced): (&str, &str), inject: &str, words: &[&str]) -> Server {
     let mut command = peer("strace");
     command.args(["-D", "-f", "-qq", "-o", file, "-e", &format!("trace={traced}"), "-e", &format!("inject={inject}")]);
@@ -417,7 +418,7 @@ fn tampered((file, traced): (&str, &str), inject: &str, words: &[&str]) -> Serve
     Server::spawn(command)
 }
 
-/// The thread of the only loop, by the name that it has.
+/// Returns the thread of the only loop, found by its name.
 fn loop_thread(pid: u32) -> u32 {
     for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
         let task = task.unwrap();
@@ -428,7 +429,7 @@ fn loop_thread(pid: u32) -> u32 {
     panic!("no thread is called loop-0");
 }
 
-/// Calls by name. The columns are: % time, seconds, usecs/call, calls, errors (which may be blank), syscall.
+/// Parses calls by name. The columns are: % time, seconds, usecs/call, calls, errors (which may be blank), syscall.
 fn read_table(text: &str) -> BTreeMap<String, u64> {
     let rows = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     rows.filter(|row| row.len() >= 5 && row[row.len() - 1] != "total")
