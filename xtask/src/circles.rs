@@ -1,12 +1,12 @@
-//! Circles of imports. Within a crate, files import downwards only, so that each file can be read, tested and moved with what is
-//! below it, and nothing else.
+//! Finds import cycles. Within a crate, files import downwards only, so that each file
+//! can be read, tested and moved with the files below it, and nothing else.
 //!
-//! An import is a path to an item of another file of the crate, in a `use` or where the item is used. Files are parsed by
-//! syn; in the arguments of macros and attributes, which syn leaves as tokens, paths are found by their double colons. Code
-//! under `#[cfg(test)]` does not count: a test may build its subject from anything. `mod` does not count either: it declares
-//! a child and takes nothing from it. `tidy` calls this for each crate.
+//! An import is a path to an item of another file of the crate, in a `use` or at the place of use. syn parses the
+//! files. It leaves the arguments of macros and attributes as tokens, so paths there are found by their double colons.
+//! Code under `#[cfg(test)]` does not count: a test may build its subject from anything. `mod` does not count either:
+//! it declares a child and uses nothing of it. `tidy` runs this for each crate.
 //!
-//! Not seen: a method that another file adds to a type, and an item of a child that is reached through a glob.
+//! Not detected: methods that another file adds to a type, and items of a child imported through a glob.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,22 +14,22 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItemFn, ItemConst, ItemFn, ItemImpl, ItemMod, ItemUse, Macro, Meta, UseTree, VisRestricted};
 
-/// A module's path below the root of its crate. The root's own is empty.
+/// A module's path below the crate root; empty for the root.
 type Module = Vec<String>;
 
-/// For each file, the files of the same crate that it imports, with the names.
+/// For each file, the files of the same crate that it imports, with the imported names.
 type Imports = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// The shortest circle of each set of files that reach each other, a line each. `files`: of one crate, as path below its `src`
-/// and text.
+/// Finds the shortest cycle of each set of files that reach each other, a line each.
+/// `files`: the files of one crate, each as its path below `src` and its text.
 ///
 /// # Errors
-/// When a file is not Rust.
+/// If a file is not valid Rust.
 pub(crate) fn circles(files: &[(&str, &str)]) -> Result<Vec<String>, String> {
     let imports = imports(files)?;
     let mut left: BTreeSet<&str> = imports.keys().map(String::as_str).collect();
     let mut found = Vec::new();
-    // Of all circles the shortest, then of those that share no file with its knot, until there is none.
+    // Take the shortest cycle, drop all files of its set, and repeat until no cycle is left.
     while let Some(circle) = left.iter().filter_map(|file| shortest(&imports, file, &left)).min_by_key(Vec::len) {
         let knot: BTreeSet<&str> = left.iter().copied().filter(|file| is_in_knot(&imports, circle[0], file)).collect();
         left.retain(|file| !knot.contains(file));
@@ -38,7 +38,7 @@ pub(crate) fn circles(files: &[(&str, &str)]) -> Result<Vec<String>, String> {
     Ok(found)
 }
 
-/// A circle as a line: `a.rs -> b.rs (Name) -> a.rs (Other)`, and how many files reach each other in all.
+/// Formats a cycle as a line: `a.rs -> b.rs (Name) -> a.rs (Other)`, and how many files reach each other in all.
 fn described(imports: &Imports, circle: &[&str], knot: usize) -> String {
     const NAMES_MAX: usize = 4;
     let mut text = circle[0].to_owned();
@@ -53,7 +53,7 @@ fn described(imports: &Imports, circle: &[&str], knot: usize) -> String {
     text
 }
 
-/// The shortest way from `file` back to itself through `among`.
+/// The shortest path from `file` back to itself through the files of `among`.
 fn shortest<'a>(imports: &'a Imports, file: &'a str, among: &BTreeSet<&str>) -> Option<Vec<&'a str>> {
     let mut came_from: BTreeMap<&str, &str> = BTreeMap::new();
     let mut queue = VecDeque::from([file]);
@@ -76,7 +76,7 @@ fn shortest<'a>(imports: &'a Imports, file: &'a str, among: &BTreeSet<&str>) -> 
     None
 }
 
-/// Whether both reach each other.
+/// Whether each of the two files reaches the other.
 fn is_in_knot(imports: &Imports, one: &str, other: &str) -> bool {
     let reaches = |from: &str, to: &str| {
         let (mut seen, mut queue) = (BTreeSet::from([from]), vec![from]);
@@ -88,9 +88,9 @@ fn is_in_knot(imports: &Imports, one: &str, other: &str) -> bool {
     reaches(one, other) && reaches(other, one)
 }
 
-/// What the files of a crate import from each other.
+/// Collects what the files of a crate import from each other.
 fn imports(files: &[(&str, &str)]) -> Result<Imports, String> {
-    // A library's `main.rs` is a crate of its own.
+    // The `main.rs` of a package with a library is a crate of its own.
     let has_library = files.iter().any(|(path, _)| *path == "lib.rs");
     let ours = files.iter().filter(|(path, _)| !(has_library && *path == "main.rs"));
     let mut read = Vec::new();
@@ -117,7 +117,7 @@ fn imports(files: &[(&str, &str)]) -> Result<Imports, String> {
     Ok(imports)
 }
 
-/// The module whose file has this path below `src`.
+/// The module of the file with this path below `src`.
 fn module_of(path: &str) -> Module {
     let mut parts: Module = path.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
     if matches!(parts.last().map(String::as_str), Some("mod" | "lib" | "main")) {
@@ -129,18 +129,18 @@ fn module_of(path: &str) -> Module {
 /// Collects the paths of a file.
 #[derive(Default)]
 struct Reader {
-    /// Where it is: the file's module, or one within the file.
+    /// The current module: the file's, or one inside the file.
     module: Module,
-    /// Each path as it is written, and in which module.
+    /// Each path as written, with the module that contains it.
     paths: Vec<(Module, Vec<String>)>,
-    /// Paths of `use`, with the name that each brings.
+    /// Paths of `use` items, with the name that each imports.
     uses: Vec<(Module, Vec<String>, String)>,
-    /// Modules that are compiled for tests alone.
+    /// Modules compiled for tests only.
     tests: Vec<Module>,
 }
 
 impl Reader {
-    /// The files that the paths lead to, and the names that are taken from them.
+    /// The files that the paths refer to, and the names imported from them.
     fn targets<'a>(&self, modules: &BTreeMap<&Module, &'a str>) -> Vec<(&'a str, String)> {
         let mut brought: BTreeMap<&str, Module> = BTreeMap::new();
         for (module, path, name) in &self.uses {
@@ -148,7 +148,7 @@ impl Reader {
             brought.extend(whole.filter(|whole| modules.contains_key(whole)).map(|whole| (name.as_str(), whole)));
         }
         let uses = self.uses.iter().map(|(module, path, _)| (module, path));
-        // A single name that is not imported is a variable or a type, whatever modules are called.
+        // A single name that is not imported is a variable or a type, even if a module has the same name.
         let paths = self.paths.iter().filter(|(_, path)| path.len() > 1).map(|(module, path)| (module, path));
         let mut found = Vec::new();
         for (module, path) in uses.chain(paths) {
@@ -164,7 +164,7 @@ impl Reader {
 
     fn note_tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
-        // How many colons follow what is in `path`.
+        // Number of colons after the last name in `path`.
         let mut colons = 0;
         for token in tokens {
             match token {
@@ -213,7 +213,7 @@ impl Reader {
     }
 }
 
-/// A path that is written in this module, from the crate's root on; `None`: it leads elsewhere.
+/// Resolves a path written in this module to a path from the crate root; `None` if it leaves the crate.
 fn absolute(
     module: &Module,
     path: &[String],
@@ -235,7 +235,7 @@ fn absolute(
     })
 }
 
-/// Whether there is a `#[cfg(test)]`, or a `#[cfg(all(test, ...))]`, among these.
+/// Whether the attributes include `#[cfg(test)]` or `#[cfg(all(test, ...))]`.
 fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::List(list) if list.path.is_ident("cfg") => demands_test(list.tokens.clone()),
@@ -267,7 +267,7 @@ impl<'a> Visit<'a> for Reader {
     }
 
     fn visit_item_use(&mut self, item: &'a ItemUse) {
-        // `use ::name` is another crate's.
+        // `use ::name` refers to another crate.
         if item.leading_colon.is_none() && !is_for_tests(&item.attrs) {
             self.note_use(&[], &item.tree);
         }
@@ -302,7 +302,7 @@ impl<'a> Visit<'a> for Reader {
             let names = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
             self.paths.push((self.module.clone(), names));
         }
-        // Types within `<>` have paths of their own.
+        // Types within `<>` contain paths of their own.
         visit::visit_path(self, path);
     }
 
@@ -317,7 +317,7 @@ impl<'a> Visit<'a> for Reader {
         }
     }
 
-    /// `pub(in path)` takes nothing from there.
+    /// `pub(in path)` imports nothing.
     fn visit_vis_restricted(&mut self, _: &'a VisRestricted) {}
 }
 
@@ -325,7 +325,7 @@ impl<'a> Visit<'a> for Reader {
 mod tests {
     use super::*;
 
-    /// The circles among these files.
+    /// Asserts that these files have exactly the expected cycles.
     fn check(files: &[(&str, &str)], expected: &[&str]) {
         assert_eq!(circles(files).unwrap(), expected, "{files:#?}");
     }

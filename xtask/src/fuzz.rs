@@ -1,12 +1,14 @@
-//! `cargo xtask fuzz-smoke`: each fuzz target for a short time, so that a shallow hole is found the day it is made.
+//! `cargo xtask fuzz-smoke`: runs each fuzz target for a short time, so
+//! that a shallow bug is found on the day it is introduced.
 //!
-//! 1. Build all targets with cargo-fuzz, on a nightly toolchain if there is one, else on stable with the switch that
-//!    lets stable take nightly's flags: the sanitizer needs them, our code does not.
-//! 2. Run the inputs that once crashed (`fuzz/regressions/<target>`), each once.
-//! 3. Fuzz, a target a core, from the seeds (`fuzz/seeds/<target>`, committed) and the corpus of former runs
-//!    (`fuzz/corpus/<target>`, not committed).
+//! 1. Build all targets with cargo-fuzz, on a nightly toolchain if there is one, else on stable with the variable that
+//!    makes stable accept nightly's flags: the sanitizer needs them, our code does not.
+//! 2. Run each input that once crashed (`fuzz/regressions/<target>`) once.
+//! 3. Fuzz one target per core, from the seeds (`fuzz/seeds/<target>`, committed)
+//!    and the corpus of former runs (`fuzz/corpus/<target>`, not committed).
 //!
-//! A crash prints where its input lies and how to run it again. Not a long fuzzing session: for that, give `--seconds`.
+//! On a crash it prints the path of the input and the command that
+//! reproduces it. For a longer session, give `--seconds`.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -32,7 +34,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     smoke(args.seconds, &args.targets)
 }
 
-/// Runs `wanted`, or all targets when it is empty.
+/// Runs the targets in `wanted`, or all targets if it is empty.
 pub(crate) fn smoke(seconds: u32, wanted: &[String]) -> Outcome {
     let all = targets()?;
     if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
@@ -41,7 +43,7 @@ pub(crate) fn smoke(seconds: u32, wanted: &[String]) -> Outcome {
     let targets = if wanted.is_empty() { &all[..] } else { wanted };
     let binaries = build(wanted)?;
 
-    // libFuzzer uses one core a process. Taking turns at a queue keeps all cores busy to the end.
+    // A libFuzzer process uses one core. A shared queue keeps all cores busy to the end.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let queue = Mutex::new(targets.iter());
     let failures = Mutex::new(Vec::new());
@@ -77,17 +79,17 @@ fn targets() -> Outcome<Vec<String>> {
     if names.is_empty() { Err(format!("no fuzz target in {}", dir.display())) } else { Ok(names) }
 }
 
-/// Builds `wanted`, or all targets when it is empty, and returns the folder of the binaries.
+/// Builds the targets in `wanted`, or all targets if it is empty, and returns the folder of the binaries.
 fn build(wanted: &[String]) -> Outcome<PathBuf> {
     let target_dir = target_dir().join("fuzz");
-    // The host by name: by default cargo-fuzz takes the system it was itself built on.
+    // Name the host: the default of cargo-fuzz is the system that it was itself built on.
     let version = output(program("rustc").arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: ")).ok_or("`rustc -vV` names no host")?;
     let each: Vec<Option<&String>> = if wanted.is_empty() { vec![None] } else { wanted.iter().map(Some).collect() };
     for target in each {
         let mut build = FUZZ.command(&["fuzz", "build", "--fuzz-dir", "fuzz", "--target", host])?;
         build.arg("--target-dir").arg(&target_dir).args(target);
-        // Cargo told us which Cargo we run under; cargo-fuzz would obey that rather than the choice made below.
+        // Cargo sets CARGO to the running Cargo; cargo-fuzz would prefer that to the toolchain chosen below.
         build.env_remove("CARGO").env_remove("CARGO_TARGET_DIR");
         match has_nightly() {
             true => build.env("RUSTUP_TOOLCHAIN", "nightly"),
@@ -98,19 +100,19 @@ fn build(wanted: &[String]) -> Outcome<PathBuf> {
     Ok(target_dir.join(host).join("release"))
 }
 
-/// Asks in a way that installs nothing: without rustup, `+nightly` is simply an unknown argument.
+/// Whether a nightly toolchain is installed. Installs nothing: without rustup, `+nightly` is an unknown argument.
 fn has_nightly() -> bool {
     succeeds(program("cargo").args(["+nightly", "--version"]))
 }
 
-/// One target, built.
+/// A built fuzz target.
 struct Target<'a> {
     name: &'a str,
     binary: PathBuf,
 }
 
 impl Target<'_> {
-    /// Former crashes first, then new inputs for `seconds`.
+    /// Runs the former crashes, then new inputs for `seconds`.
     fn check(&self, seconds: u32) -> Outcome {
         let fuzz = root().join("fuzz");
         let corpus = fuzz.join("corpus").join(self.name);
@@ -118,7 +120,7 @@ impl Target<'_> {
         let seeds = fuzz.join("seeds").join(self.name);
         let regressions = fuzz.join("regressions").join(self.name);
 
-        // One process for each, so that the one that crashes is known. There are few.
+        // One process per input shows which one crashes. There are few.
         for input in if regressions.is_dir() { files(&regressions)? } else { Vec::new() } {
             let mut command = self.command();
             command.arg(&input);
@@ -143,7 +145,8 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// The limits make a slow or a greedy input a failure too: a server must answer both in bounded time and memory.
+    /// The command of the target. Its limits make slow or memory-hungry inputs
+    /// failures, too: a server must answer both in bounded time and memory.
     fn command(&self) -> Command {
         let mut prefix = OsString::from("-artifact_prefix=");
         prefix.push(self.beside("artifacts"));
@@ -153,8 +156,8 @@ impl Target<'_> {
         command
     }
 
-    /// Runs `command` with its output in a file of its own, as several targets run at once: whether it ended well, and
-    /// what it said.
+    /// Runs `command` and returns whether it succeeded, and its output. The
+    /// output goes to a file, as several targets run at once.
     fn log(&self, command: &mut Command, ending: &str) -> Outcome<(bool, String)> {
         let artifacts = self.beside("artifacts");
         fs::create_dir_all(&artifacts).map_err(|error| format!("cannot create {}: {error}", artifacts.display()))?;
@@ -163,12 +166,12 @@ impl Target<'_> {
         let file = File::create(&path).map_err(failed)?;
         let command = command.stdout(file.try_clone().map_err(failed)?).stderr(file);
         let status = command.status().map_err(|error| format!("cannot start `{}`: {error}", shown(command)))?;
-        // A crashed target prints what it was fed, which need not be UTF-8.
+        // A crashed target prints its input, which may not be UTF-8.
         let text = fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
         Ok((status.success(), String::from_utf8_lossy(&text).into_owned()))
     }
 
-    /// A file or folder of this target beside its binary.
+    /// The path of a file or folder of this target beside its binary.
     fn beside(&self, ending: &str) -> PathBuf {
         self.binary.with_file_name(format!("{}.{ending}", self.name))
     }
@@ -197,7 +200,7 @@ impl Target<'_> {
     }
 }
 
-/// The files in `dir`, in an order that is the same everywhere.
+/// The files in `dir`, in a deterministic order.
 fn files(dir: &Path) -> Outcome<Vec<PathBuf>> {
     let failed = |error| format!("cannot read the folder {}: {error}", dir.display());
     let entries = fs::read_dir(dir).map_err(failed)?;
@@ -212,17 +215,18 @@ fn files(dir: &Path) -> Outcome<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Where libFuzzer says it has put the input that failed.
+/// Where libFuzzer reports that it wrote the failing input.
 fn written_input(log: &str) -> Option<&str> {
     log.lines().rev().find_map(|line| line.split_once("Test unit written to ").map(|(_, path)| path.trim()))
 }
 
-/// How many inputs libFuzzer says it has run.
+/// The number of inputs that libFuzzer reports.
 fn inputs_run(log: &str) -> Option<&str> {
     log.lines().rev().find_map(|line| line.strip_prefix("stat::number_of_executed_units:").map(str::trim))
 }
 
-/// What went wrong, out of a log that is mostly stack: from the panic or the sanitizer's report on, else the end.
+/// The reason for a failure, from a log that is mostly stack traces: from
+/// the panic or the sanitizer's report on, else the end.
 fn reason(log: &str) -> String {
     const LINES: usize = 12;
     let lines: Vec<&str> = log.lines().collect();

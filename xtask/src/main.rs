@@ -1,7 +1,7 @@
-//! `cargo xtask`: what a developer of the project runs, in one place and one language.
+//! `cargo xtask`: the developer's tasks, in one place and one language.
 //!
-//! Each task is one file here with one `run`; this file reads the command line, and `command` is what they share. Little but clap,
-//! syn and what the server itself brings, since every task waits until this is built.
+//! Each task is one file with one `run`; this file parses the command line, and `command` holds what the tasks share.
+//! Dependencies are few (clap, syn and those of the server), since every task waits for this build.
 #![forbid(unsafe_code)]
 
 mod circles;

@@ -1,6 +1,6 @@
-//! `cargo xtask man`: manual pages and shell completions, from the same definition of flags that `amped` reads.
+//! `cargo xtask man`: generates manual pages and shell completions from the definition of flags that `amped` parses.
 //!
-//! Nothing is written by hand, so that a flag cannot be missing here. Packagers install both folders as they are.
+//! Nothing is written by hand, so no flag can be missing. Packagers install both folders as they are.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ fn write(out: &Path) -> Outcome<Vec<PathBuf>> {
     let failed = |error| format!("cannot write below {}: {error}", out.display());
 
     let command = amped::config::cli::command();
-    // A page each: amped.1, amped-serve.1 and so on, since `man amped-serve` is what people try.
+    // One page per subcommand: amped.1, amped-serve.1 and so on, since users try `man amped-serve`.
     clap_mangen::generate_to(command.clone(), &man).map_err(failed)?;
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         clap_complete::generate_to(shell, &mut command.clone(), "amped", &completions).map_err(failed)?;

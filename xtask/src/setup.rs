@@ -1,12 +1,12 @@
-//! `cargo xtask setup`: everything the tests need beyond Rust, and nothing of the user's touched.
+//! `cargo xtask setup`: installs what the tests need beyond Rust, without changing the user's own environment.
 //!
-//! 1. Rust components (rustfmt, clippy): named when absent, never downloaded behind the user's back.
-//! 2. Debian packages, by `apt-get`, as root or through a `sudo` that asks no password; else the command is named.
-//! 3. Cargo tools at pinned versions, as ready binaries from PyPI's wheels: cargo-nextest alone takes minutes to
-//!    compile. Each goes into a folder of its own under `target/tools`, with the version in its name, so a folder that
-//!    is there is right, and no environment of the user's Python is written to.
+//! 1. Rust components (rustfmt, clippy): reported if missing, never installed.
+//! 2. Debian packages, by `apt-get`, as root or through a passwordless `sudo`; otherwise it prints the command.
+//! 3. Cargo tools at pinned versions, as prebuilt binaries from wheels on PyPI: cargo-nextest alone takes minutes to
+//!    compile. Each tool has a folder under `target/tools` with the version in its name, so an existing folder is
+//!    always the right version, and the user's Python environments stay unchanged.
 //!
-//! What cannot be had fails with the way out. A test that skips because its tool is absent proves nothing.
+//! A missing requirement is an error that names the remedy: a test that skips itself without its tool proves nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     check: bool,
 }
 
-/// A program that is started, and the Debian package that brings it.
+/// A required program, and the Debian package that provides it.
 #[derive(Clone, Copy)]
 struct Needed {
     program: &'static str,
@@ -60,7 +60,7 @@ const NEEDED: &[Needed] = &[
     Needed { program: "c++", package: "g++", why: "libFuzzer is C++ and is compiled with each fuzz target" },
 ];
 
-/// A Cargo tool, from a wheel on PyPI named `astral-dev-toolchain-` and its name.
+/// A Cargo tool, from the wheel `astral-dev-toolchain-NAME` on PyPI.
 pub(crate) struct Tool {
     name: &'static str,
     version: &'static str,
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
 
     let mut missing = missing(NEEDED);
-    // Only when a tool is still to be fetched, since a machine that has them all needs no Python.
+    // Python is needed only to fetch a tool.
     let pip = Needed { program: "python3 -m pip", package: "python3-pip", why: "fetches the Cargo tools" };
     if [NEXTEST, DENY, FUZZ].iter().any(|tool| !tool.binary().exists()) && !has_pip() {
         missing.push(pip);
@@ -106,7 +106,7 @@ fn missing(needed: &[Needed]) -> Vec<Needed> {
     needed.iter().filter(|needed| find(needed.program).is_none()).copied().collect()
 }
 
-/// Installs what is missing, or says how.
+/// Installs the missing packages, or reports the command that does.
 fn bring(missing: &[Needed], check: bool) -> Outcome {
     for Needed { program, package, why } in missing {
         eprintln!("missing: {program} (Debian package {package}): {why}");
@@ -128,7 +128,7 @@ impl Tool {
         self.dir().join("bin").join(self.name)
     }
 
-    /// The tool as a command; fetched first if it is not there.
+    /// The tool as a command; fetches the tool first if it is missing.
     pub(crate) fn command(&self, args: &[&str]) -> Outcome<Command> {
         self.bring()?;
         let mut command = program(self.binary());
@@ -142,12 +142,12 @@ impl Tool {
             return Ok(());
         }
         println!("fetching {} {} into {}", self.name, self.version, dir.display());
-        // Under another name first: a download that broke off must not look like a tool that is there.
+        // Install under another name first: an interrupted download must not look like an installed tool.
         let half = dir.with_file_name(format!(".{}-{}-{}", self.name, self.version, std::process::id()));
         let wheel = format!("astral-dev-toolchain-{}=={}", self.name, self.version);
         let mut pip = program("python3");
-        // --target is allowed where the system's Python forbids any other installation (PEP 668). PIP_USER because a
-        // user's pip.conf may say `user = true`, which excludes --target.
+        // pip permits --target even if the system's Python forbids any other installation (PEP 668). PIP_USER=0
+        // overrides `user = true` in a pip.conf, which excludes --target.
         pip.env("PIP_USER", "0")
             .env("PIP_ROOT_USER_ACTION", "ignore")
             .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"])
@@ -158,7 +158,7 @@ impl Tool {
             fs::rename(&half, &dir).map_err(|error| format!("cannot put {} in place: {error}", dir.display()))
         });
         let _ = fs::remove_dir_all(&half);
-        // Two runs may have fetched it at once; the second finds it in place, which is as good.
+        // Two runs may fetch the tool at the same time; the second finds it installed.
         if self.binary().exists() {
             return Ok(());
         }
@@ -167,8 +167,8 @@ impl Tool {
     }
 }
 
-/// The file that the shell of root would start for `program`. A plain user's PATH lacks the `sbin` folders on Debian,
-/// but `ip` and `nginx` are there.
+/// Finds the file that root's shell would start for `program`. On Debian, the PATH of
+/// a plain user lacks the `sbin` folders, which contain `ip` and `nginx`.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::env::split_paths(&path).chain(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from));
@@ -183,10 +183,10 @@ fn way_out(packages: &[&str]) -> String {
     format!("Debian packages are missing; run: sudo apt-get install --no-install-recommends {}", packages.join(" "))
 }
 
-/// Installs packages around a guard against Debian's habit to start every service it installs: a server that nobody
-/// asked for would take a port, and be measured with ours. While `policy-rc.d` exits 101, `invoke-rc.d` starts nothing.
-/// Only packages that were absent come here, so a web server that the user runs is left alone.
-/// It is the shell that restores the former state, so that this also happens after an interrupt, and under sudo.
+/// Installs packages, and keeps Debian from starting the services that they bring: such a server would occupy a port
+/// and disturb measurements. While `policy-rc.d` exits 101, `invoke-rc.d` starts nothing. The arguments are only
+/// packages that were missing, so a web server that the user runs stays unaffected. The shell itself restores the
+/// former state, so that this also happens after an interrupt and under sudo.
 const INSTALL: &str = r#"
 policy=/usr/sbin/policy-rc.d kept=/usr/sbin/policy-rc.d.amped-setup services=
 restore() { rm -f "$policy"; if [ -e "$kept" ]; then mv "$kept" "$policy"; fi; }
@@ -232,7 +232,7 @@ fn install(packages: &[&str]) -> Outcome {
     let servers = ["nginx", "lighttpd", "h2o", "apache2"];
     let ran = servers.map(is_running);
     eprintln!("installing {}", packages.join(" "));
-    // Not `run_command`: its text would be the whole script.
+    // `run_command` would print the whole script.
     let status = shell.status().map_err(|error| format!("cannot start `{}`: {error}", shown(&shell)))?;
     if !status.success() {
         return Err(format!("apt-get failed ({status}), its reason is above; {}", way_out(packages)));

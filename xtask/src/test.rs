@@ -1,8 +1,8 @@
-//! `cargo xtask test`: everything that CI checks, in the order in which a mistake shows soonest.
+//! `cargo xtask test`: runs all checks of CI, in the order that reveals mistakes soonest.
 //!
-//! A step that fails does not end the run: a developer who waits for CI wants all that is wrong at once. Only `setup`
-//! does, since no later step can be trusted without its tools. The output of a step goes through unchanged, because CI
-//! reads the closing line of nextest.
+//! A failed step does not end the run: a developer who waits for CI wants to see all failures
+//! at once. Only `setup` ends it, since later steps depend on its tools. The output of each
+//! step is inherited, because CI reads the last line of nextest.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ const QUICK: &[&str] = &["setup", "format", "tidy", "clippy", "tests", "dependen
 /// The tests of `--quick`, as nextest's filter.
 const QUICK_TESTS: &str = "not test(alone_) and not (binary(wire) and test(/^(sped|mt|mp)::/))";
 
-/// A step: its heading, and what it does.
+/// A step: its heading and its function.
 type Step<'a> = (&'static str, Box<dyn Fn() -> Outcome + 'a>);
 
 pub(crate) fn run(args: &Args) -> Outcome {
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(", "))) }
 }
 
-/// Two tests a core: most of them wait for a server, or for time to pass.
+/// Runs the tests, two per core: most of them wait for a server or for time to pass.
 fn tests(is_quick: bool) -> Outcome {
     let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
     let mut command = NEXTEST.command(&["nextest", "run", "--workspace", "--test-threads", &threads.to_string()])?;
@@ -88,8 +88,8 @@ fn tests(is_quick: bool) -> Outcome {
     run_command(&mut command)
 }
 
-/// A few rows of an experiment in seconds: that servers, floor and load still fit together. What a figure is worth on this machine is
-/// no matter here, so a run that is invalid will do, but one without load will not.
+/// Runs a few rows of an experiment in seconds, to check that servers, floor and load still work together. The figures
+/// do not matter here: an invalid run passes, a run without load fails.
 fn measuring() -> Outcome {
     const LEVELS: &str = "amped,floor,nginx,1k,new,304";
     run_cargo(&["build", "--workspace"])?;
@@ -102,14 +102,15 @@ fn measuring() -> Outcome {
     let status = command.status().map_err(|error| format!("cannot start `{}`: {error}", shown(&command)))?;
     let runs = std::fs::read_dir(archive.join("runs")).into_iter().flatten().flatten();
     let made = runs.filter(|run| run.path().join("load.json").exists()).count();
-    // Three rows in two blocks, each of three servers and the first of them again.
+    // Three rows in two blocks, each with three servers and the first of them again.
     if made < 3 * 2 * 4 || !archive.join("report.html").exists() {
         return Err(format!("`{}` ended with {status}, and {made} runs had a load", shown(&command)));
     }
     Ok(())
 }
 
-/// What the price of counting is measured against, and what the fuzz targets read with, are to build as well, and to leave nothing unused.
+/// Arguments that lint a package without its default features: the baseline for
+/// the cost of counters, and the configuration that the fuzz targets use.
 fn without_features(package: &str) -> [&str; 7] {
     ["clippy", "--package", package, "--no-default-features", "--", "-D", "warnings"]
 }
@@ -118,7 +119,7 @@ fn run_cargo(args: &[&str]) -> Outcome {
     run_command(&mut cargo(args))
 }
 
-/// The fuzz targets are a workspace of their own, which `--all` does not reach.
+/// Checks the format. The fuzz targets are a workspace of their own, which `--all` does not cover.
 fn format() -> Outcome {
     let hint = |text| format!("{text}; run: cargo fmt --all");
     run_cargo(&["fmt", "--all", "--check"]).map_err(hint)?;
@@ -129,16 +130,18 @@ fn format() -> Outcome {
     Ok(())
 }
 
-/// What would put the event loop, which is the subject of the project, into somebody else's hands.
+/// Async runtimes, which would replace the event loop that is the subject of the project.
 const RUNTIMES: &[&str] =
     &["actix-rt", "async-executor", "async-io", "async-std", "compio", "glommio", "mio", "monoio", "smol", "tokio"];
 
-/// Crates in the server's tree, its own included. 84 of them when this was written: 28 verify passwords, six unpack gzip, and
-/// most others are under miette, clap and toml. Later versions of textwrap than 0.16.2, which Cargo.lock has for miette, bring 23
-/// more. Raise it on purpose: each one lengthens the build that is a newcomer's first impression.
+/// Maximum number of crates in the server's tree, including its own. The tree had 84 when this was written: 28 verify
+/// passwords, six decompress gzip, and most others belong to miette, clap and toml. Versions of textwrap after 0.16.2,
+/// which Cargo.lock pins for miette, add 23. Raise it deliberately: each crate lengthens the build, which is a
+/// newcomer's first impression.
 const SERVER_CRATES_MAX: usize = 100;
 
-/// Deny looks at the whole workspace, where an instrument may one day use a runtime. This looks at the server alone.
+/// Checks the server's dependencies alone. cargo-deny covers the whole
+/// workspace, where a measuring tool may need a runtime.
 fn server_dependencies() -> Outcome {
     let tree = output(&mut cargo(&["tree", "--package", "amped", "--edges", "normal", "--prefix", "none"]))?;
     let count = check_tree(&tree)?;
@@ -146,7 +149,7 @@ fn server_dependencies() -> Outcome {
     Ok(())
 }
 
-/// Counts the crates in what `cargo tree --prefix none` printed: one a line, `name v1.2.3 (*)`, repeated where shared.
+/// Counts the crates in the output of `cargo tree --prefix none`: one per line, `name v1.2.3 (*)`, repeated if shared.
 fn check_tree(tree: &str) -> Outcome<usize> {
     let crates = tree.lines().map(|line| line.trim_end_matches(" (*)")).filter(|line| !line.is_empty());
     let crates: std::collections::BTreeSet<&str> = crates.collect();

@@ -1,10 +1,10 @@
-//! `cargo xtask tidy`: the house rules that a machine can check, each with its reason.
+//! `cargo xtask tidy`: checks the house rules that a machine can check, and gives the reason for each.
 //!
-//! The files are those that git knows or would add, read once into [`Tree`]; every rule is a function from there to
-//! complaints, so that its test is a few lines of text. All complaints are printed, not only the first.
+//! It reads all files that git tracks or would add into [`Tree`]. Each rule is a function from the tree to complaints,
+//! so that its test is a few lines of text. It prints all complaints, not only the first.
 //!
-//! Not a linter: what rustc, clippy or Cargo can hold they hold (see `[workspace.lints]`). Here is what lies between
-//! files: documents against code, crates against the layering, and things that must be there exactly once.
+//! Not a linter: rustc, clippy and Cargo check what they can (see `[workspace.lints]`). These rules cover relations
+//! between files: documents and code, crates and the layering, and things that must exist exactly once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,7 +15,7 @@ use crate::command::{Outcome, cargo, output, program, root};
 
 pub(crate) fn run() -> Outcome {
     let tree = Tree::read(&root())?;
-    // The layering is asked of Cargo, which knows what features and inheritance make of the manifests.
+    // Cargo reports the layering, as it resolves the features and inheritance of the manifests.
     let edges = ["tree", "--workspace", "--all-features", "--edges", "normal,build"];
     let shape = ["--depth", "1", "--prefix", "depth", "--no-dedupe"];
     let mut complaints = layers(&output(cargo(&edges).args(shape))?);
@@ -38,7 +38,7 @@ pub(crate) fn run() -> Outcome {
 const RULES: &[fn(&Tree) -> Vec<String>] =
     &[documents, story, unsafe_code, no_std, imports, stops, unfinished, whitespace, size, links, promises, rows, map];
 
-/// The project's files, by path from the root, with slashes.
+/// The project's files by their path from the root, with slashes.
 #[derive(Default)]
 struct Tree {
     files: BTreeMap<String, File>,
@@ -46,20 +46,20 @@ struct Tree {
 
 struct File {
     length: u64,
-    /// `None` for what is not text.
+    /// The content; `None` if it is not text.
     text: Option<String>,
 }
 
 impl Tree {
     fn read(root: &Path) -> Outcome<Tree> {
-        // In CI the checkout may belong to another user, whom git would otherwise not trust.
+        // In CI the checkout may belong to another user, whom git does not trust by default.
         let mut git = program("git");
         git.args(["-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
         let names = output(&mut git).map_err(|text| format!("tidy asks git for the project's files: {text}"))?;
         let mut files = BTreeMap::new();
         for name in names.split_terminator('\0') {
             let path = root.join(name);
-            // Deleted, and not yet committed so; or a link, whose target is checked under its own name.
+            // Skip files deleted but not yet committed, and links: their targets are checked under their own names.
             let Ok(meta) = fs::symlink_metadata(&path) else { continue };
             if !meta.is_file() {
                 continue;
@@ -87,7 +87,7 @@ impl Tree {
         self.files.get(path)?.text.as_deref()
     }
 
-    /// Names of the folders in `crates`.
+    /// The names of the folders in `crates`.
     fn crates(&self) -> BTreeSet<&str> {
         self.files
             .keys()
@@ -96,7 +96,7 @@ impl Tree {
     }
 }
 
-/// The documents that others rely on to be there.
+/// The documents that others refer to exist.
 fn documents(tree: &Tree) -> Vec<String> {
     ["README.md", "ARCHITECTURE.md", "SPECIFICATION.md", "GLOSSARY.md", "CONTRIBUTING.md", "CHANGELOG.md"]
         .into_iter()
@@ -105,7 +105,7 @@ fn documents(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// A file opens with its story.
+/// Each file opens with a module comment.
 fn story(tree: &Tree) -> Vec<String> {
     tree.rust()
         .filter(|(_, text)| !text.starts_with("//!"))
@@ -121,14 +121,14 @@ fn unsafe_code(tree: &Tree) -> Vec<String> {
         if is_root && !text.lines().any(|line| line.trim() == "#![forbid(unsafe_code)]") {
             complaints.push(format!("{path}: lacks `#![forbid(unsafe_code)]`; only crates/sys may do without"));
         }
-        // The attribute reaches only the crate it stands in; tests, examples and fuzz targets are crates of their own.
+        // The attribute covers only its own crate; tests, examples and fuzz targets are separate crates.
         for (number, line) in numbered(text) {
             let code = line.split("//").next().unwrap_or(line);
             let opens = |rest: &str| {
                 let rest = rest.trim_start();
                 ["{", "fn ", "impl", "trait ", "extern ", "("].iter().any(|next| rest.starts_with(next))
             };
-            // Joined here so that this file does not complain about itself.
+            // Joined at compile time, so that this file does not match its own rule.
             if code.split(concat!("un", "safe")).skip(1).any(opens) {
                 complaints
                     .push(format!("{path}:{number}: unsafe code; put the primitive into crates/sys, with a safe face"));
@@ -138,10 +138,10 @@ fn unsafe_code(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// The crates that know no clock, no file, no socket and no randomness.
+/// Crates without access to clock, files, sockets and randomness.
 const PURE: &[&str] = &["units", "http", "core"];
 
-/// The pure crates cannot even name what they must not use.
+/// The pure crates are `no_std`, so that they cannot name what they must not use.
 fn no_std(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     for name in PURE {
@@ -168,7 +168,7 @@ fn no_std(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// Who may know whom among our own crates. `xtask` may know all: nothing that is shipped depends on it.
+/// The permitted dependencies among our own crates. `xtask` may depend on all: nothing that ships depends on it.
 const MAY_KNOW: &[(&str, &[&str])] = &[
     ("amped-units", &[]),
     ("amped-http", &["amped-units"]),
@@ -183,10 +183,11 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("ammeter", &["ammeter-load", "ammeter-monitor", "ammeter-wan", "amped-measure", "amped-sys", "amped-units"]),
 ];
 
-/// The doors to the kernel, open to `sys` alone.
+/// Crates for system calls, which only `sys` may use.
 const SYS_ONLY: &[&str] = &["libc", "nix", "rustix"];
 
-/// Reads what `cargo tree --depth 1 --prefix depth` printed: `0name v1.2.3 (path)`, then its dependencies as `1name ...`.
+/// Checks the output of `cargo tree --depth 1 --prefix depth`:
+/// `0name v1.2.3 (path)`, then its dependencies as `1name ...`.
 fn layers(tree: &str) -> Vec<String> {
     let parsed = tree.lines().filter_map(|line| {
         let (depth, rest) = line.split_at_checked(1)?;
@@ -222,7 +223,7 @@ fn layers(tree: &str) -> Vec<String> {
     complaints
 }
 
-/// Files of a crate import downwards only.
+/// The files of a crate import downwards only.
 fn imports(tree: &Tree) -> Vec<String> {
     let mut crates: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
     for (path, text) in tree.rust() {
@@ -266,9 +267,9 @@ fn stops(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// Nothing unfinished is committed: what is to be done is written where somebody looks for work, not in the code.
+/// The repository contains no unfinished code. Open work belongs where developers look for it, not in the code.
 fn unfinished(tree: &Tree) -> Vec<String> {
-    // Joined here so that this file does not complain about itself.
+    // Joined at compile time, so that this file does not match its own rule.
     const NOTES: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME")];
     const MACROS: &[&str] = &[concat!("todo", "!("), concat!("unimplemented", "!("), concat!("dbg", "!(")];
     let mut complaints = Vec::new();
@@ -286,7 +287,7 @@ fn unfinished(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// A difference shows only what was meant to change.
+/// Files have no stray whitespace, so that a diff shows only intended changes.
 fn whitespace(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     for (path, text) in tree.texts().filter(|(path, _)| !is_data(path)) {
@@ -303,7 +304,7 @@ fn whitespace(tree: &Tree) -> Vec<String> {
 
 const SIZE_MAX: u64 = 1 << 20;
 
-/// Git keeps every version of a file for ever, and every clone brings them all.
+/// No file is large: git keeps every version for ever, and every clone fetches them all.
 fn size(tree: &Tree) -> Vec<String> {
     tree.files
         .iter()
@@ -317,7 +318,7 @@ fn size(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// A link to a file of ours leads there. What follows a `#` is not checked.
+/// Links to files of the project resolve. The part after `#` is not checked.
 fn links(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     for (path, text) in tree.texts().filter(|(path, _)| path.ends_with(".md") && !is_data(path)) {
@@ -332,7 +333,7 @@ fn links(tree: &Tree) -> Vec<String> {
             }
             for target in link_targets(line) {
                 let target = target.split('#').next().unwrap_or(target);
-                // A scheme (`https:`, `mailto:`) is somebody else's place; an empty one is this very file.
+                // A scheme (`https:`, `mailto:`) is an external link; an empty target is this file.
                 if target.is_empty() || target.contains(':') {
                     continue;
                 }
@@ -349,15 +350,15 @@ fn links(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// What stands between `](` and `)`, without a title.
+/// The link targets of a line: the text between `](` and `)`, without a title.
 fn link_targets(line: &str) -> impl Iterator<Item = &str> {
-    // Text in backticks is not a link: every second piece between them is inside.
+    // Text in backticks is not a link: every second piece between backticks is outside.
     line.split('`').step_by(2).flat_map(|outside| {
         outside.split("](").skip(1).filter_map(|rest| rest.split_once(')')?.0.split_whitespace().next())
     })
 }
 
-/// `target` as seen from `folder`, as a path from the root; `None` where it leaves the project.
+/// Resolves `target` relative to `folder` to a path from the root; `None` if it leaves the project.
 fn resolve(folder: &str, target: &str) -> Option<String> {
     let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
     for part in target.split('/') {
@@ -372,7 +373,7 @@ fn resolve(folder: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// A promise of the specification is held up by a test that exists, written `file::test_name`.
+/// Each promise of the specification names existing tests, as `file::test_name`.
 fn promises(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     let text = tree.text("SPECIFICATION.md").unwrap_or_default();
@@ -390,7 +391,7 @@ fn promises(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// A promise has its number in the order, is short enough to be read in a line, and names a test.
+/// Each promise has the next number, is short enough to read in a line, and names a test.
 fn rows(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     let (mut promises, mut in_table) = (0, false);
@@ -404,7 +405,7 @@ fn rows(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// What is wrong with the row of promise `number`.
+/// Checks the row of promise `number`.
 fn row(line: &str, number: u32) -> Vec<String> {
     let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
     let [promise_number, promise, tests] = cells[..] else {
@@ -425,14 +426,14 @@ fn row(line: &str, number: u32) -> Vec<String> {
     complaints
 }
 
-/// The head of a table of promises.
+/// The header of a table of promises.
 const PROMISES: &str = "| no. | promise | tests |";
 
-/// The longest promise, in characters.
+/// Maximum length of a promise, in characters.
 const PROMISE_CHARS_MAX: usize = 160;
 
-/// Takes `wire::serves_a_file`, `tests/wire.rs::serves_a_file` or `core/conn::tests::serves` apart into file and test.
-/// Types and constants (`Conn::handle`, `Time::NEVER`) are no tests: neither half may have an upper-case letter.
+/// Splits `wire::serves_a_file`, `tests/wire.rs::serves_a_file` or `core/conn::tests::serves` into file and test. Types
+/// and constants (`Conn::handle`, `Time::NEVER`) are not tests: neither half may contain an upper-case letter.
 fn test_name(code: &str) -> Option<(&str, &str)> {
     let (file, rest) = code.split_once("::")?;
     let test = rest.rsplit("::").next()?;
@@ -442,8 +443,8 @@ fn test_name(code: &str) -> Option<(&str, &str)> {
         .then_some((file, test))
 }
 
-/// Whether the file at `path` may be called `name` for short: by its last parts, without `.rs` and without `src`, or
-/// as the folder that holds it.
+/// Whether `name` is a short name of the file at `path`: its last
+/// components, without `.rs` and without `src`, or its folder.
 fn is_named(path: &str, name: &str) -> bool {
     let plain = |path: &str| format!("/{}/", path.trim_end_matches(".rs").replace("/src/", "/"));
     plain(path).contains(&plain(name))
@@ -456,7 +457,7 @@ fn has_function(text: &str, name: &str) -> bool {
     })
 }
 
-/// The map in the architecture shows every crate.
+/// The map in the architecture lists every crate.
 fn map(tree: &Tree) -> Vec<String> {
     let Some(text) = tree.text("ARCHITECTURE.md") else { return Vec::new() };
     let named = |name: &str| {
@@ -470,7 +471,7 @@ fn map(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// Files that are what they are: inputs of fuzz targets, what a test compares with, a site to serve.
+/// Data files, which stay as they are: inputs of fuzz targets, expected outputs of tests, a site to serve.
 fn is_data(path: &str) -> bool {
     let fuzz = path.starts_with("fuzz/seeds/") || path.starts_with("fuzz/regressions/");
     fuzz || path.starts_with("examples/site/") || path.split('/').any(|part| part == "golden") && !path.ends_with(".rs")
@@ -498,7 +499,8 @@ mod tests {
         Tree { files: files.iter().map(|(path, text)| ((*path).to_owned(), file(text))).collect() }
     }
 
-    /// `rule` on `files` complains as often as `expected` has parts, and each complaint holds its part.
+    /// Asserts that `rule` on `files` yields one complaint for each part of
+    /// `expected`, and that each contains its part.
     fn check(rule: fn(&Tree) -> Vec<String>, files: &[(&str, &str)], expected: &[&str]) {
         same(&rule(&tree(files)), expected);
     }
