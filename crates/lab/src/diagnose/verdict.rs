@@ -268,7 +268,7 @@ impl Diagnosis {
         }
     }
 
-    /// Applies the results of the interventions: they confirm the answer, weaken it, or leave it as it is.
+    /// Applies the results of the interventions: they confirm the answer, weaken it, or supply one if none was found.
     pub(crate) fn try_it(&mut self, trials: Vec<Trial>) {
         for trial in &trials {
             self.evidence.push(format!(

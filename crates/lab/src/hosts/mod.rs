@@ -47,8 +47,7 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Connects to all hosts, installs this program where it is missing,
-    /// and checks that the hosts permit these settings.
+    /// Connects to all hosts, copies this program to those that lack it, and checks that they permit these settings.
     ///
     /// # Errors
     /// The first host that is unreachable or lacks a requirement, with the remedy; an interrupt.
