@@ -253,7 +253,7 @@ fn one_server_and_two_clients_form_one_experiment() {
     let missing = page.find("What is missing").map(|at| page[at..].chars().take(300).collect::<String>());
     assert_eq!(missing, None, "the page of a whole experiment");
     let (_, err) = stands(&net.run(&text).output().unwrap());
-    assert!(err.contains("1 of 1 runs are there already"), "{err}");
+    assert!(err.contains("1 of 1 runs already exist"), "{err}");
     assert_nothing_is_left(&net, &[]);
 }
 

@@ -148,7 +148,7 @@ fn ten_lines_for_nginx_run_as_experiment() {
     assert!(other.status.code() == Some(2) && why.contains("other settings"), "{why}");
     // A repeated run finds its results, and another experiment is not mixed with them.
     let again = run(home.path(), &text, &[]);
-    assert!(String::from_utf8_lossy(&again.stderr).contains("6 of 6 runs are there already"));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("6 of 6 runs already exist"));
     let other = run(home.path(), &text.replace("duration = \"600ms\"", "duration = \"2s\""), &[]);
     let why = String::from_utf8_lossy(&other.stderr).into_owned();
     assert!(other.status.code() == Some(2) && why.contains("--out"), "{why}");
@@ -381,7 +381,10 @@ fn subject_that_fails_to_start_makes_broken_runs() {
     let again = self::run(home.path(), text, &["--retry"]);
     assert_eq!((again.status.code(), runs(home.path()).len()), (Some(1), 1));
     let err = String::from_utf8_lossy(&again.stderr).into_owned();
-    assert!(err.contains("1 of 1 runs are there already, and none of them is invalid for no fault"), "{err}");
+    assert!(
+        err.contains("1 of 1 runs already exist; none of them is invalid for a reason other than the server"),
+        "{err}"
+    );
 }
 
 /// A process that uses a whole core. Stopped when dropped.
@@ -433,7 +436,7 @@ fn alone_disturbed_run_is_repeated_once_and_again_on_demand() {
     let output = run(home.path(), &text, &[]);
     let (result, err) = told(&output);
     assert_eq!((output.status.code(), made()), (Some(1), vec!["1-a0-50".to_owned(), "1-a0-50-2".to_owned()]), "{err}");
-    assert!(err.contains("block 1: others had the machine in 1 of its runs: once more"), "{err}");
+    assert!(err.contains("other processes disturbed 1 of 1 runs; repeating them once"), "{err}");
     assert_eq!((&result["points"][0]["invalid"], &result["points"][0]["again"]), (&1.into(), &1.into()), "{result}");
     // Once: the same command finds nothing to do.
     run(home.path(), &text, &[]);
@@ -444,7 +447,12 @@ fn alone_disturbed_run_is_repeated_once_and_again_on_demand() {
     let before = texts();
     let output = run(home.path(), &text, &["--retry"]);
     let (result, err) = told(&output);
-    assert!(err.contains("1 of 1 runs are there already, 1 of them invalid for no fault of the server"), "{err}");
+    assert!(
+        err.contains(
+            "1 of 1 runs already exist; 1 of them, invalid for a reason other than the server, will be repeated"
+        ),
+        "{err}"
+    );
     assert_eq!(texts(), before, "an attempt that is there is never changed");
     let runs = runs(home.path());
     assert!(["1-a0-50", "1-a0-50-2"].iter().all(|id| check(&runs[*id], "others") == false), "{runs:?}");

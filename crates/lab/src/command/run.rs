@@ -58,31 +58,31 @@ pub(crate) struct Args {
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  ammeter run arlitt-figure-5 --quick --out /tmp/figure-5      an exhibit of a paper; ammeter list has them all
-  ammeter run mine.toml --plan                                 what would be done, and how long it takes
+  ammeter run arlitt-figure-5 --quick --out /tmp/figure-5      an exhibit of a paper; `ammeter list` has them all
+  ammeter run mine.toml --plan                                 the runs and how long they take
   ammeter run server-speed --only 1k,new,10k --out /tmp/speed   some rows of an experiment, with all its servers
 
-An experiment of one's own, mine.toml (examples/experiment.toml in the sources has every key):
-  title = \"How many requests a second nginx bears, and what its log costs\"
+An experiment of your own, mine.toml (examples/experiment.toml in the sources has every key):
+  title = \"Capacity of nginx, and the cost of its log\"
   [[subject]]
   kind = \"nginx\"                    # or amped, apache-event, apache-prefork, lighttpd, command
   [workload]
   file = \"1KiB\"                     # or set = \"specweb96\", set = \"webstone\", site = \"/srv/www\"
   [load]
-  rate = \"1000..8000/1000\"          # connections to begin a second; or clients = [1, 10, 50], a closed loop
+  rate = \"1000..8000/1000\"          # connections per second; or clients = [1, 10, 50], a closed loop
   [[factor]]
   set = \"server.log\"                # a key of server, workload, load, path, limits or cores
   levels = [false, true]            # the first is the baseline
 
 With [hosts], server = \"root@server\" and clients = [\"c1\", \"c2\"] in the file, the server runs on one host and load comes from the
-others, by your own ssh; --plan says where what runs.
+others, over your own ssh; --plan shows which part runs where.
 
-Each point is measured in each of 3 blocks, in an order that the seed gives, on a server that was just started. A run is valid,
-invalid (and why), or censored: a lower bound, as the clients reached their own end first. Ctrl-C keeps what was measured; the
-same command goes on from there. Before each block
-it waits until the machine is quiet (--quiet-timeout). A run in which others had the machine is measured once more at its block's end, and with
---retry so is what is there and invalid, unless the server itself is why; all attempts are kept, and the last counts. Exit
-status: 0 if each point was measured, 1 if for some there is no run that counts, 2 for wrong usage.";
+Each point is measured once in each of 3 blocks, in an order drawn from the seed, on a freshly started server. A run is valid,
+invalid (with the reason), or censored: a lower bound, because the clients reached their own limit first. Ctrl-C keeps completed
+runs, and the same command resumes. Before each block it waits until the machine is quiet (--quiet-timeout). A run that other
+processes disturbed is repeated once at the end of its block; --retry also repeats invalid runs, unless the server was the
+cause. All attempts are kept, and the last one counts. Exit
+status: 0 if each point was measured, 1 if a point has no run that counts, 2 for wrong usage.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let (file, text) = exhibits::read(&args.experiment)?;
@@ -214,10 +214,10 @@ fn measure(
     if there > 0 {
         let retried = match (retry, again) {
             (false, _) => String::new(),
-            (true, 0) => ", and none of them is invalid for no fault of the server".to_owned(),
-            (true, _) => format!(", {again} of them invalid for no fault of the server, and measured again"),
+            (true, 0) => "; none of them is invalid for a reason other than the server".to_owned(),
+            (true, _) => format!("; {again} of them, invalid for a reason other than the server, will be repeated"),
         };
-        say::plain(&format!("{there} of {} runs are there already{retried}", plan.runs.len()));
+        say::plain(&format!("{there} of {} runs already exist{retried}", plan.runs.len()));
     }
     if plan::left(&plan.runs, &made, |attempts, last| is_retried(attempts, last) || is_disturbed(attempts, last))
         .is_empty()
@@ -243,7 +243,7 @@ fn measure(
         if !disturbed.is_empty() {
             progress.add(disturbed.len());
             let count = disturbed.len();
-            progress.say(&format!("others had the machine in {count} of {} runs: once more", part.len()));
+            progress.say(&format!("other processes disturbed {count} of {} runs; repeating them once", part.len()));
             make(&lab, experiment, &disturbed, &mut made, args.quiet_timeout, &progress)?;
         }
     }
