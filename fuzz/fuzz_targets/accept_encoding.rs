@@ -1,4 +1,4 @@
-//! Accept-Encoding: the choice is available, and nothing available is better.
+//! Accept-Encoding: the choice is available, and no available coding is better.
 #![no_main]
 
 use amped_http::negotiate::{Accepted, Coding, prefers_json};
@@ -10,7 +10,7 @@ libfuzzer_sys::fuzz_target!(|field: &[u8]| {
         assert!(chosen == Coding::Identity || available.contains(&chosen));
         assert!(available.iter().all(|&coding| accepted.quality(coding) <= accepted.quality(chosen)));
     }
-    // Said twice is said once.
+    // A repeated field changes nothing.
     assert_eq!(accepted.and(field), accepted);
     let _ = prefers_json(Some(field));
 });

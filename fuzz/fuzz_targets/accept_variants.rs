@@ -1,5 +1,5 @@
-//! Accept, Accept-Language, Accept-Charset, Accept-Encoding, one a line: the choice is one of the variants, acceptable on
-//! its own, and the same for whoever says the same in other words.
+//! Accept, Accept-Language, Accept-Charset, Accept-Encoding, one per line: the choice is one of the variants,
+//! acceptable on its own, and the same for every spelling of the fields.
 #![no_main]
 
 use amped_http::negotiate::{AcceptFields, Choice, Coding, Variant, choose_variant, normalise};
@@ -32,7 +32,7 @@ libfuzzer_sys::fuzz_target!(|text: &[u8]| {
     if let Choice::One(at) | Choice::Tie(at) = chosen {
         assert_eq!(choose_variant(&VARIANTS[at..=at], &wishes), Choice::One(0));
     }
-    // In the opposite order the same one is best, unless another is as good.
+    // In reverse order the same variant wins, unless another is as good.
     let mut backwards = VARIANTS;
     backwards.reverse();
     match (chosen, choose_variant(&backwards, &wishes)) {

@@ -1,4 +1,4 @@
-//! A file of passwords: every line is an account, a comment or a flaw, and only hashes that can be verified are kept.
+//! An accounts file: every line is an account, a comment or an error, and only verifiable hashes are kept.
 #![no_main]
 
 use amped_core::auth::Accounts;

@@ -1,12 +1,12 @@
-//! The files of an experiment's archive, as anybody may have changed them: never a panic, what was read can be written and read
-//! again, and a run has its figures.
+//! Files of an experiment's archive with arbitrary changes: never a panic; a parsed file survives being written and
+//! parsed again, and a run has its figures.
 #![no_main]
 
 use ammeter_load::outcome::Outcome;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-// The laboratory is a program and no library; its archive knows nothing of the rest.
+// The laboratory is a program without a library; its archive module depends on no other module.
 #[allow(dead_code)]
 #[path = "../../crates/lab/src/archive.rs"]
 mod archive;

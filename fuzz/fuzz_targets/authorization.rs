@@ -1,4 +1,4 @@
-//! Authorization: what is read has a name without a colon, and comes back as it is from its parts.
+//! Authorization: parsed credentials have a name without a colon, and encode to the same credentials.
 #![no_main]
 
 use amped_http::auth::Credentials;

@@ -1,4 +1,5 @@
-//! What a response says of its being stored: lines of fields, in any order, forbid what they forbid and nothing lasts for ever.
+//! Caching fields of a response: never a panic; `no-store` before any lines forbids storing, and repeated lines change
+//! nothing.
 #![no_main]
 
 use amped_http::caching;
@@ -15,7 +16,7 @@ libfuzzer_sys::fuzz_target!(|text: &[u8]| {
     let said = caching::read(fields(), NOW);
     let vary = said.vary.clone().unwrap_or_default();
     assert!(vary.windows(2).all(|pair| pair[0] < pair[1]) && !vary.iter().any(|name| name == "*"));
-    // More of it stores less.
+    // A further field never allows more.
     let no_store = ("Cache-Control", &b"no-store"[..]);
     assert!(caching::read(std::iter::once(no_store).chain(fields()), NOW).forbids);
     let twice = caching::read(fields().chain(fields()), NOW);

@@ -1,5 +1,5 @@
-//! A connection with empty caches and a disk that finds nothing: whatever is sent, it answers or asks for more, says the
-//! same however the bytes are cut, and says nothing after its close.
+//! A connection with empty caches and a disk without files: for any input it responds or asks for more, responds the
+//! same however the bytes are split, and sends nothing after its close.
 #![no_main]
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use amped_core::shared_state::SharedState;
 use amped_core::site::{Site, Sites};
 use amped_units::Time;
 
-/// A disk that finds nothing opens nothing.
+/// A disk without files never opens one.
 enum NoFile {}
 
 impl FileHandle for NoFile {
@@ -23,8 +23,8 @@ impl FileHandle for NoFile {
     }
 }
 
-/// All bytes that are sent in answer to `bytes`, cut into pieces, and whether the connection has come to its end: at once, or
-/// in stages where more has come behind the last request by then.
+/// Returns all bytes sent in response to `bytes`, split into pieces, and whether the connection has ended: at once, or
+/// in stages if more input has arrived after the last request.
 fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
     let sites = Arc::new(Sites::new(vec![Site::default()]).expect("one"));
     let mut shared: SharedState<NoFile> =
@@ -69,7 +69,8 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let whole = run(bytes, usize::MAX);
-    // Whether a client that waits for a 100 has sent its body along depends on the cut, and so does the answer.
+    // The split decides whether a client that expects a 100 has sent its body with the head, and so it decides the
+    // response.
     if bytes.windows(4).any(|text| text.eq_ignore_ascii_case(b"100-")) {
         return;
     }

@@ -1,4 +1,4 @@
-//! HTTP-date: what can be read can be written, and means the same when it is read again.
+//! HTTP-date: a parsed date can be written, and parses to the same time again.
 #![no_main]
 
 use amped_http::date;

@@ -1,4 +1,4 @@
-//! Entity tags: a field of one tag is a list of that tag, and a strong match is a weak one.
+//! Entity tags: a field with one tag is a list of that tag, and a strong match implies a weak one.
 #![no_main]
 
 use amped_http::etag::{EntityTag, list_matches_strong, list_matches_weak};

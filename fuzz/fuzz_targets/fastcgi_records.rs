@@ -1,9 +1,9 @@
-//! Records of FastCGI as an application writes them: never a panic, no byte twice, and the same however they are cut.
+//! FastCGI records of an application: never a panic, no byte twice, and the same result however they are split.
 #![no_main]
 
 use amped_http::fastcgi::{BadRecord, RecordReader, Said};
 
-/// Output, complaints, and how it ended.
+/// Output, error output, and how the request ended.
 type Read = (Vec<u8>, Vec<u8>, Option<bool>);
 
 fn read(bytes: &[u8], piece: usize) -> Result<Read, BadRecord> {

@@ -1,5 +1,5 @@
-//! What a generator on another machine came to: never a panic; what is no part of the same plan is refused, and of two that are the
-//! same all counts are twice as much.
+//! The result of a load generator on another host: never a panic; a part of another plan is refused, and merging two
+//! equal parts doubles all counts.
 #![no_main]
 
 use ammeter_load::parts::Parts;

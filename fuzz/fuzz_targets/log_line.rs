@@ -1,5 +1,5 @@
-//! A line of an access log: never a panic; what it is taken apart into was in it; a target that is made of it can be asked
-//! for.
+//! A line of an access log: never a panic; every parsed part occurs in the line; the target made from it can be
+//! requested.
 #![no_main]
 
 use ammeter_load::workload::log::{Log, parse, target_of};

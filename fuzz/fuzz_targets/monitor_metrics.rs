@@ -1,4 +1,5 @@
-//! The file in which a server publishes what it counts: never a panic; what is read is told by the names of the file.
+//! The file in which a server publishes its metrics: never a panic; a class of timed requests has no more buckets than
+//! the file has words.
 #![no_main]
 
 use ammeter_monitor::Published;

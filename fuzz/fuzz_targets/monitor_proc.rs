@@ -1,4 +1,4 @@
-//! Files of `/proc`, as any kernel may write them: never a panic; what is read of one is not more than it has.
+//! Files of `/proc` in any form: never a panic; a parsed list is no longer than its file.
 #![no_main]
 
 use ammeter_monitor::source::{Disk, Host, Interface, Memory, Paging, Pressure, Process, Scheduled, Tcp, stat_of};

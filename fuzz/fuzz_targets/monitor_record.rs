@@ -1,5 +1,4 @@
-//! A record of `ammeter monitor`, compressed or not: never a panic, neither in reading it nor in showing what was read, in any
-//! form that there is.
+//! A record of `ammeter monitor`, compressed or not: never a panic, neither in parsing nor in any form of output.
 #![no_main]
 
 use ammeter_monitor::show::{Totals, csv_row, line, openmetrics};

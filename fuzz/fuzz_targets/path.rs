@@ -1,4 +1,4 @@
-//! Targets, hosts and paths: a clean path stays within the root, and survives being written and read again.
+//! Targets, hosts and paths: a clean path stays within the root, and survives being encoded and parsed again.
 #![no_main]
 
 use amped_http::uri::{Target, clean_path, encode_path, hidden, host_of};

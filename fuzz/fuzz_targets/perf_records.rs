@@ -1,11 +1,11 @@
-//! The ring of perf_event_open(2), as the kernel or anybody else may fill it: never a panic; no sample has more than was there, and
-//! what is read of a beginning is the beginning of what is read of all.
+//! The ring buffer of perf_event_open(2) with any content: never a panic; no sample is longer than the input, and the
+//! samples of a prefix are a prefix of all samples.
 #![no_main]
 
 use amped_sys::perf::{Record, records};
 use amped_sys::syscall;
 
-/// The identity of the event that a program writes to; the seeds have it.
+/// The event id in the records; the seeds contain it.
 const NUMBERS: u64 = 71;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! Range: parts are non-empty, within the size, apart, and no more than allowed.
+//! Range: parts are non-empty, within the size, disjoint, and no more than allowed.
 #![no_main]
 
 use amped_http::range::{Ranges, parse};

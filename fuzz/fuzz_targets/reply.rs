@@ -1,5 +1,5 @@
-//! What a server sends to a client that measures: never a panic; each request ends once; and in whatever pieces it comes, it
-//! comes to the same. The first byte says how long the pieces are.
+//! A server's response to the load generator: never a panic; each request ends once; the result is the same however the
+//! bytes are split. The first byte sets the length of the pieces.
 #![no_main]
 
 use std::cell::RefCell;
@@ -11,7 +11,7 @@ use ammeter_load::workload::{ContentCheck, Expect, Order, Request, Requests};
 use amped_units::Time;
 
 thread_local! {
-    // One for all inputs: its histograms are large.
+    // Shared by all inputs: its histograms are large.
     static TALLY: RefCell<Tally> = RefCell::new(Tally::new(1));
 }
 

@@ -1,4 +1,5 @@
-//! A reply's head: never a panic; a prefix of a good head asks for more; a reply to HEAD has no body, and is else the same.
+//! The head of a response: never a panic; a prefix of a valid head asks for more; a response to HEAD has no body, and
+//! is otherwise equal.
 #![no_main]
 
 use amped_http::h1::reply::{HEAD_MAX, ReplyBody, ReplyHead, parse};

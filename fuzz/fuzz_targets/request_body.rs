@@ -1,4 +1,4 @@
-//! Chunks: never a panic; the same data and the same end however the bytes are cut.
+//! Chunked bodies: never a panic; the same data and the same end however the bytes are split.
 #![no_main]
 
 use amped_http::h1::body::BodyReader;

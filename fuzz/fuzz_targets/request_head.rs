@@ -1,4 +1,4 @@
-//! A request's head: never a panic; a prefix of a good head asks for more; what was read once is read the same again.
+//! The head of a request: never a panic; a prefix of a valid head asks for more; parsing the head again gives the same.
 #![no_main]
 
 use amped_http::h1::request::{HeadLimits, blank_lines, parse};

@@ -1,5 +1,5 @@
-//! The head of what a script answers: never a panic; a prefix of a good head asks for more; no value leaves its line; and
-//! what is good or bad once stays so, whatever follows.
+//! The head of a script's response: never a panic; a prefix of a valid head asks for more; no value contains a line
+//! break; and further bytes do not change whether a head is valid.
 #![no_main]
 
 use amped_http::cgi::{Answer, HEAD_MAX, parse};

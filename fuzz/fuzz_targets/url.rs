@@ -1,4 +1,4 @@
-//! The URL of a server: never a panic; what becomes part of a request is one line of visible characters.
+//! The URL of a server: never a panic; each part of the request is one line of visible characters.
 #![no_main]
 
 use ammeter_load::url::Url;
@@ -8,7 +8,7 @@ libfuzzer_sys::fuzz_target!(|text: &str| {
         assert!(url.port > 0 && !url.host.is_empty());
         assert!(url.target.starts_with('/') && !url.target.contains('#'));
         assert!((url.target.clone() + &url.authority).bytes().all(|byte| byte.is_ascii_graphic()));
-        // The same written out is the same.
+        // The parsed URL, written out, parses to the same.
         let scheme = if url.secure { "https" } else { "http" };
         assert_eq!(Url::parse(&format!("{scheme}://{}{}", url.authority, url.target)), Ok(url));
     }

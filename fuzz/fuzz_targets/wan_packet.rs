@@ -1,5 +1,5 @@
-//! A packet from a device: never a panic; its segments together hold the data of the whole, each in a packet that is read
-//! again as one of the same two addresses.
+//! A packet from a device: never a panic; its segments together contain all its data, each in a valid packet with the
+//! same addresses.
 #![no_main]
 
 use ammeter_wan::packet::{Packet, layout};
@@ -8,7 +8,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Some(whole) = layout(bytes) else { return };
     let packet = Packet { bytes, layout: &whole };
     let mut scratch = Vec::new();
-    // The first ones and the last: all of 64 KiB in segments of one byte would take a second.
+    // The first segments and the last: 64 KiB in segments of one byte would take a second.
     for n in (0..whole.segments.min(4)).chain(whole.segments - 1..whole.segments) {
         let mut written = Vec::new();
         let write = |pieces: &[std::io::IoSlice<'_>]| {
@@ -18,7 +18,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         packet.write(n, n + 1, &mut scratch, write).expect("nothing is written");
         let again = layout(&written).expect("a segment is a packet");
         assert_eq!((again.source, again.destination, again.segments), (whole.source, whole.destination, 1));
-        // Behind the header of the device.
+        // After the header of the device.
         assert_eq!(written.len(), 10 + packet.segment_bytes(n) as usize);
     }
 });

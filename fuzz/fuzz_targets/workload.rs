@@ -1,5 +1,5 @@
-//! A workload in a file, a manifest or a list of weights: never a panic; what is read can be asked for, and a manifest that is
-//! written again is read again.
+//! A workload file, a manifest or a list of weights: never a panic; parsed entries can be requested, and a manifest
+//! survives being written and parsed again.
 #![no_main]
 
 use ammeter_load::workload::manifest::Manifest;

@@ -1,4 +1,4 @@
-//! Pages of other origins: which may read what, and what browsers are told beforehand.
+//! CORS: which responses pages of other origins may read, and what a preflight response allows.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -46,7 +46,7 @@ fn listed_origin_is_allowed_and_others_are_not() {
     let site = tree();
     let server = serve(&site);
     let mut client = server.connect();
-    // Twice, so that heads which were kept for one origin are there when another asks.
+    // Twice: a head cached for one origin must not serve another.
     for _ in 0..2 {
         for (origin, allowed) in [
             (Some(A), Some(A)),
@@ -65,7 +65,7 @@ fn listed_origin_is_allowed_and_others_are_not() {
             assert_eq!((credentials, exposed), (allowed.and(Some("true")), allowed.and(Some("ETag"))), "{origin:?}");
         }
     }
-    // Every other reply says the same.
+    // Every other response carries the same fields.
     let tag = ask(&mut client, "GET", "/shared/data.json", None, &[]).field("ETag").unwrap().to_owned();
     for (status, vary, response) in [
         (
@@ -85,7 +85,7 @@ fn listed_origin_is_allowed_and_others_are_not() {
     ] {
         assert_eq!((response.status, told(&response)), (status, (Some(B), Some(vary))));
     }
-    // For all: nothing depends on who asks.
+    // Open to all: the response does not depend on the origin.
     for origin in [Some(A), Some("null"), None] {
         let response = ask(&mut client, "GET", "/font.woff2", origin, &[]);
         assert_eq!((told(&response), response.field("Access-Control-Allow-Credentials")), ((Some("*"), None), None));
@@ -112,12 +112,12 @@ fn preflight_lists_allowed_methods_and_fields() {
     let open = ask(&mut client, "OPTIONS", "/font.woff2", Some("null"), &asked);
     assert_eq!((open.status, told(&open)), (204, (Some("*"), None)));
     assert_eq!(open.field("Access-Control-Allow-Methods"), Some("GET, HEAD"));
-    // Without the question it is OPTIONS as ever.
+    // Without Access-Control-Request-Method it is a plain OPTIONS request.
     let plain = ask(&mut client, "OPTIONS", "/shared/data.json", Some(A), &[]);
     assert_eq!((plain.field("Access-Control-Allow-Methods"), plain.field("Allow")), (None, Some("GET, HEAD, OPTIONS")));
 }
 
-/// Browsers ask beforehand without a password; nobody else gets anything without.
+/// A browser's preflight carries no password; every other request needs one.
 #[test]
 fn preflight_needs_no_password_and_other_requests_do() {
     let site = tree();
@@ -151,7 +151,7 @@ fn preflight_needs_no_password_and_other_requests_do() {
         client.send_request("OPTIONS", target, &[("Origin", A), asked, ("Content-Length", "5")]);
         client.send("GET /");
         assert_eq!(client.response("OPTIONS").status, 204);
-        // What looks like one and is none.
+        // Requests that resemble a preflight but are none.
         for (method, origin, fields) in [
             ("OPTIONS", Some(A), &[][..]),
             ("OPTIONS", None, &[asked]),
@@ -162,14 +162,14 @@ fn preflight_needs_no_password_and_other_requests_do() {
             assert_eq!(response.status, 401, "{method} {target} {origin:?}");
         }
     }
-    // Where no rule has an answer there is only the application's.
+    // Where no rule applies, only the application responds.
     let closed = ask(&mut client, "OPTIONS", "/closed/api.cgi", Some(A), &[asked]);
     assert_eq!(closed.status, 401);
     let open = ask(&mut client, "OPTIONS", "/open/api.cgi", Some(A), &[asked]);
     assert_eq!((open.status, open.text().as_str(), told(&open)), (200, "OPTIONS", (None, None)));
     let own = ask(&mut client, "OPTIONS", "/closed/api.cgi?x", Some(A), &[asked, pass]);
     assert_eq!((own.status, told(&own)), (200, (Some("x"), None)));
-    // With the password the application answers, and the rule says who may read it, unless that is said.
+    // With the password the application responds. The rule adds the origin unless the application named one.
     let answered = ask(&mut client, "OPTIONS", "/private/api.cgi", Some(A), &[pass]);
     assert_eq!((answered.status, answered.text().as_str()), (200, "OPTIONS"));
     for (target, origin, expected) in [

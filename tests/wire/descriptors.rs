@@ -1,4 +1,4 @@
-//! Many connections at once: what they cost, and what happens when no more are to be had.
+//! Many concurrent connections: their cost, and the behaviour when file descriptors run out.
 
 use std::fs;
 use std::io::Write;
@@ -14,22 +14,22 @@ use super::harness::*;
 use super::helpers::{helpers_of, signal};
 use crate::requests::Random;
 
-/// Memory of a process that is in RAM, in bytes.
+/// Resident memory of a process, in bytes.
 fn resident_bytes(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// Sets the limit on descriptors of a running process. `prlimit` is in util-linux, which Debian always has.
+/// Sets the soft limit on file descriptors of a running process. `prlimit` is in util-linux, which Debian always has.
 fn limit_descriptors(pid: u32, soft: usize) {
     let limit = format!("--nofile={soft}:");
     let status = Command::new("prlimit").args(["--pid", &pid.to_string(), &limit]).status().unwrap();
     assert!(status.success());
 }
 
-/// In a process with several threads the kernel makes its table larger only when all cores have passed a certain point, for
-/// which the loop that opens one file too many would wait 5 to 15 ms.
+/// In a multi-threaded process the kernel enlarges the descriptor table only after an RCU grace period. The loop that
+/// opens one file too many would wait 5 to 15 ms for it.
 #[test]
 fn descriptor_table_is_sized_at_start() {
     let site = Site::new();
@@ -52,7 +52,7 @@ fn ten_thousand_idle_connections_cost_half_a_kibibyte_each() {
         "this test opens {CONNECTIONS} connections, and the hard limit on open files is {hard}: raise it to {NEEDED} \
          (`ulimit -Hn {NEEDED}` as root, or --ulimit nofile={NEEDED} for a container)"
     );
-    // Here and in the server, which takes over the hard limit and raises the other itself.
+    // Raised here and in the server, which inherits the hard limit and raises its own soft limit.
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
 
     let site = Site::new();
@@ -86,7 +86,7 @@ fn ten_thousand_idle_connections_cost_half_a_kibibyte_each() {
         assert_eq!(clients[n].get("/a.txt").text(), "hello", "connection {n}");
     }
     for client in &clients {
-        // A reset: ten thousand ports in TIME_WAIT would be in the way of other tests.
+        // Closed by a reset: ten thousand ports in TIME_WAIT would disturb other tests.
         rustix::net::sockopt::set_socket_linger(client.stream(), Some(Duration::ZERO)).unwrap();
     }
     drop(clients);
@@ -106,7 +106,7 @@ fn descriptor_exhaustion_is_logged_once_and_accept_resumes() {
     for client in &mut clients {
         assert_eq!(client.get("/a.txt").text(), "hello");
     }
-    // Ten more, and then no more.
+    // Ten more descriptors, and no more than that.
     limit_descriptors(server.pid(), descriptors_of(server.pid()).len() + 10);
     let mut crowd: Vec<Client> = (0..40).map(|_| server.connect()).collect();
     for client in &mut crowd {
@@ -123,11 +123,11 @@ fn descriptor_exhaustion_is_logged_once_and_accept_resumes() {
     }
     let (time, cpu) = (begin.elapsed(), server.cpu_time() - cpu_before);
     assert!(cpu < time * 3 / 10, "{cpu:?} of CPU in {time:?}: it spins");
-    // The limit is on the number of the highest one: gaps below it are filled too.
+    // The limit applies to the highest descriptor number, so gaps below it are filled too.
     let open = server.report("connections", "open");
     assert!((9..30).contains(&open), "{open}");
 
-    // Those of the crowd that were let in have been answered; as they go, the others are.
+    // The accepted clients have received their responses; as they close, the server accepts the others.
     let mut answered = 0;
     for mut client in crowd {
         assert_eq!(client.response("GET").text(), "hello");
@@ -146,7 +146,7 @@ fn released_descriptors_are_noticed_without_waiting_client() {
     site.file("a.txt", "hello");
     let server = Server::configured(&site, "[limits]\nmax_connections = 1000");
     limit_descriptors(server.pid(), descriptors_of(server.pid()).len() + 10);
-    // The last that finds room is accepted, and nobody waits behind it.
+    // The last connection with room is accepted, and none waits in the listen queue.
     let mut clients = Vec::new();
     while !server.said().contains("amped: cannot accept connections: Too many open files") {
         assert!(clients.len() < 100, "{}", server.said());
@@ -190,7 +190,7 @@ fn low_descriptor_limit_bounds_connections() {
             assert_eq!(client.get("/a.txt").text(), "hello", "it bears ten, {}", server.said());
         }
     }
-    // Idle ones make room for new ones, and files can still be opened.
+    // The server closes idle connections for new ones, and can still open files.
     for n in 0..200 {
         site.file(&format!("{n}.txt"), "new");
         let mut client = server.connect();
@@ -222,7 +222,7 @@ fn max_connections_above_descriptor_limit_is_reported_and_reduced() {
     assert!(!server.said().contains("cannot accept"), "{}", server.said());
 }
 
-/// A server with a limit on open files; the soft limit is half of it, which the server raises.
+/// A server with a hard limit on open files. The soft limit is half of it, and the server raises it.
 fn limited(limit: usize, architecture: &str, args: &[&str]) -> Command {
     let mut command = Command::new("sh");
     let script = format!("ulimit -Sn {1}; ulimit -Hn {0}; exec \"$0\" \"$@\"", limit, limit / 2);
@@ -252,7 +252,8 @@ fn many_clients_are_served_under_low_descriptor_limit() {
                 for round in 0..5 {
                     for (name, length) in [("txt", n.to_string().len()), ("bin", 100_000)] {
                         let target = format!("/{}.{name}", (n + round * 7) % CLIENTS);
-                        // An idle connection may have had to give way; a request on a new one has not.
+                        // An idle connection may have been closed for another; a request on a new connection always
+                        // gets a response.
                         let response = client.try_get(&target).unwrap_or_else(|| {
                             client = server.connect();
                             client.get(&target)
@@ -268,7 +269,7 @@ fn many_clients_are_served_under_low_descriptor_limit() {
             let is_small = *architecture == "mt" && limit < 512 || *architecture == "mp" && limit < 256;
             assert_eq!(said.contains("of 64 workers; raise it"), is_small, "{architecture}: {said}");
             if is_small {
-                // The configuration asks for the same as before.
+                // The configuration requests the same limit again.
                 server.signal("HUP");
                 server.wait_for("the new configuration is in force");
                 assert_eq!(server.get("/1.txt").text(), "1");
@@ -292,7 +293,7 @@ fn inherited_descriptors_are_closed_at_start() {
     assert!(!server.descriptors().contains(&secret), "{:?}", server.descriptors());
 }
 
-/// A field of a process's or thread's status (proc_pid_status(5)).
+/// Reads a field of the status of a process or thread (proc_pid_status(5)).
 fn status_field(path: &str, name: &str) -> String {
     let status = fs::read_to_string(format!("{path}/status")).unwrap();
     status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim_start_matches(':').trim().to_owned()
@@ -335,7 +336,7 @@ fn oom_killer_prefers_child_to_parent() {
         let score =
             |pid: u32| -> i64 { fs::read_to_string(format!("/proc/{pid}/oom_score")).unwrap().trim().parse().unwrap() };
         let is_parent = |pid: u32| pid == server.pid();
-        // The fork server is one that the server needs; what it starts is not.
+        // The server needs its fork server; the helpers that this starts are expendable.
         let mut all = server.pids();
         all.extend(server.children().into_iter().flat_map(children_of));
         let expendable: Vec<u32> =
@@ -350,7 +351,7 @@ fn oom_killer_prefers_child_to_parent() {
     }
 }
 
-/// A control group for memory, removed when dropped.
+/// A memory control group, removed when dropped.
 struct MemoryGroup {
     folder: PathBuf,
     limit: &'static str,
@@ -358,7 +359,7 @@ struct MemoryGroup {
 }
 
 impl MemoryGroup {
-    /// `None`: this machine lets nobody make one here.
+    /// Returns `None` if this machine does not allow the test to create one.
     fn make() -> Option<MemoryGroup> {
         let versions = [
             ("/sys/fs/cgroup", "memory.max", "memory.events"),
@@ -372,7 +373,7 @@ impl MemoryGroup {
         })
     }
 
-    /// A command that runs in it.
+    /// Returns a command that runs in it.
     fn command(&self, command: &Command) -> Command {
         let mut inside = Command::new("sh");
         inside.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.folder.join("cgroup.procs"));
@@ -380,14 +381,14 @@ impl MemoryGroup {
         inside
     }
 
-    /// Leaves it so many bytes beyond what is in use, and no swap.
+    /// Limits the group to this many bytes beyond its current use, without swap.
     fn leave(&self, bytes: u64) {
         let usage = ["memory.current", "memory.usage_in_bytes"].map(|name| fs::read_to_string(self.folder.join(name)));
         let usage: u64 = usage.into_iter().find_map(Result::ok).unwrap().trim().parse().unwrap();
         let limit = (usage + bytes).to_string();
         fs::write(self.folder.join(self.limit), &limit).unwrap();
         for (name, value) in [("memory.swap.max", "0"), ("memory.memsw.limit_in_bytes", &limit)] {
-            // There is none of these where there is no swap.
+            // These files do not exist without swap.
             let _ = fs::OpenOptions::new()
                 .write(true)
                 .open(self.folder.join(name))
@@ -395,7 +396,7 @@ impl MemoryGroup {
         }
     }
 
-    /// Processes that the kernel has killed.
+    /// Number of processes that the kernel has killed.
     fn kills(&self) -> u64 {
         let text = fs::read_to_string(self.folder.join(self.events)).unwrap();
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")).unwrap().parse().unwrap()
@@ -411,8 +412,8 @@ impl Drop for MemoryGroup {
     }
 }
 
-/// Takes memory of a group that is no process's own, in a file in memory, so that what takes it is not what is killed for it.
-/// Gives it back when dropped.
+/// Uses memory of a group without belonging to a process: a file in memory, so that the OOM killer chooses another
+/// process. Frees it when dropped.
 struct Hog {
     cat: Child,
     file: tempfile::NamedTempFile,
@@ -427,7 +428,7 @@ impl Hog {
         Hog { cat, file, taken: 0 }
     }
 
-    /// Whether it could: returns once they are taken, or somebody was killed for them.
+    /// Uses this many bytes more. Returns `true` when they are in use, `false` if the kernel killed a process for them.
     fn takes(&mut self, bytes: usize, group: &MemoryGroup) -> bool {
         self.taken += bytes as u64;
         if self.cat.stdin.as_mut().unwrap().write_all(&vec![0; bytes]).is_err() {
@@ -447,8 +448,8 @@ impl Drop for Hog {
     }
 }
 
-/// Starts so many helpers: while one lists a folder, those that are there are stopped. Each is asked twice at most: for what
-/// it was started for, and again if it was done with that before it was stopped.
+/// Starts this many helpers, by stopping the existing ones while a new one lists a folder. Each receives at most two
+/// requests: the one it was started for, and another if it finished the first before it was stopped.
 fn start_helpers(server: &Server, count: usize) {
     let mut clients = Vec::new();
     while helpers_of(server).len() < count {
@@ -471,7 +472,7 @@ fn start_helpers(server: &Server, count: usize) {
 
 #[test]
 fn server_survives_memory_exhaustion() {
-    // Enough that one is left when several are killed at once for one allocation.
+    // Enough that one is left if the kernel kills several for one allocation.
     const HELPERS: usize = 4;
     for kind in ["architecture = \"mp\"\nworkers = 3", "[helpers]\nkind = \"processes\"\nmin_spare = 4"] {
         let Some(group) = MemoryGroup::make() else {
@@ -497,7 +498,7 @@ fn server_survives_memory_exhaustion() {
         let expendable = |pid: &u32| *pid != server.pid() && !is_named(*pid, "fork-server");
         let needed: Vec<u32> = before.iter().filter(|pid| !expendable(pid)).copied().collect();
         group.leave(48 << 20);
-        // In large pieces at first, and in pages in the end: not more than it takes for one to be killed.
+        // In large steps first and in pages at the end: no more than needed for one process to be killed.
         let _ = (0..32).all(|_| hog.takes(1 << 20, &group)) && (0..8000).all(|_| hog.takes(4 << 10, &group));
         wait_until("memory to run out", || group.kills() > 0);
         drop(hog);

@@ -1,8 +1,8 @@
-//! A disk that is slow for the server alone: whoever asks for what is in memory does not notice.
+//! A disk that is slow for the server alone: requests for files in memory must not notice.
 //!
-//! The server runs in a control group of its own whose reads from the disk are throttled, and files are evicted from the
-//! page cache before they are asked for. That the disk was slow and the files cold shows in how long they took; how long
-//! others had to wait meanwhile is compared with that, so nothing here depends on the speed of the machine.
+//! The server runs in a control group of its own with throttled disk reads, and the tests evict files from the page
+//! cache before they request them. The duration of those requests proves that the disk was slow and the files cold.
+//! Other latencies in the meantime are compared with it, so nothing here depends on the speed of the machine.
 //!
 //! Needs root, a disk (not a memory or overlay file system) below the build folder or `/var/tmp`, and the controller
 //! `blkio` of control groups v1 or `io` of v2.
@@ -25,20 +25,21 @@ use super::harness::{Client, Server, Site, children_of, configuration, need_root
 /// Bytes of a page.
 const PAGE: usize = 4096;
 
-/// What one test throws out of the kernel's caches would be missing in another. `cargo nextest` runs them by themselves
-/// anyway, for their names; plain `cargo test` does not.
+/// Serialises the tests that evict kernel caches, because each would disturb the others. `cargo nextest` runs them
+/// alone anyway, because of their names; plain `cargo test` does not.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A control group with a slow disk. Removed when dropped, once the server in it is gone: declare it before the server.
+/// A control group with a slow disk. Removed when dropped, after the server in it has exited: declare it before the
+/// server.
 pub struct SlowDisk {
     group: PathBuf,
 }
 
 impl SlowDisk {
-    /// The disk that `folder` lies on, at so many bytes a second.
+    /// Throttles the disk of `folder` to this many bytes a second.
     pub fn new(folder: &Path, bytes_a_second: u64) -> SlowDisk {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("amped-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -48,7 +49,7 @@ impl SlowDisk {
             let line = format!("{disk} {bytes_a_second}");
             (root.join("blkio").join(name), "blkio.throttle.read_bps_device", line)
         } else {
-            // Refused if it is on already, or if there is no such controller: then the next step says so.
+            // Fails if the controller is enabled already, or does not exist; the next step reports the latter.
             let _ = fs::write(root.join("cgroup.subtree_control"), "+io");
             (root.join(name), "io.max", format!("{disk} rbps={bytes_a_second}"))
         };
@@ -60,7 +61,7 @@ impl SlowDisk {
         slow
     }
 
-    /// Puts a server into it, with its processes; those that they start later are in it too.
+    /// Moves a server into the group, with its processes; processes that they start later are in it too.
     pub fn hold(&self, server: &Server) {
         let mut family = vec![server.pid()];
         let mut at = 0;
@@ -74,7 +75,7 @@ impl SlowDisk {
 
 impl Drop for SlowDisk {
     fn drop(&mut self) {
-        // The last process of a group leaves it a moment after it was waited for.
+        // The last process leaves a group a moment after it was reaped.
         for _ in 0..400 {
             if fs::remove_dir(&self.group).is_ok() {
                 return;
@@ -85,7 +86,7 @@ impl Drop for SlowDisk {
     }
 }
 
-/// `major:minor` of the whole disk beneath a folder.
+/// Returns `major:minor` of the whole disk of a folder.
 fn disk_of(folder: &Path) -> String {
     let device = fs::metadata(folder).unwrap().dev();
     // makedev(3): the upper and lower halves of both numbers are interleaved.
@@ -93,16 +94,17 @@ fn disk_of(folder: &Path) -> String {
     let minor = device & 0xff | (device >> 12) & !0xff;
     let block = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     assert!(block.exists(), "{} lies on no disk; set CARGO_TARGET_DIR to a folder that does", folder.display());
-    // Limits are those of disks, not of partitions.
+    // Limits apply to disks, not to partitions.
     let whole = if block.join("partition").exists() { block.join("..") } else { block };
     fs::read_to_string(whole.join("dev")).unwrap().trim().to_owned()
 }
 
-/// A site on a disk that everybody may read, root's files.
+/// A site on a disk, readable by every user, with files of root.
 fn public_site() -> Site {
     let site = Site::on_disk();
     let open = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o001 != 0;
-    // The build folder may be in a home that others may not enter; `/var/tmp` outlives a restart, so it is on a disk.
+    // The build folder may be in a home that other users cannot enter; `/var/tmp` survives a reboot, so it is on a
+    // disk.
     let site = match site.path().ancestors().skip(1).all(open) {
         true => site,
         false => Site { folder: tempfile::tempdir_in("/var/tmp").unwrap() },
@@ -111,18 +113,18 @@ fn public_site() -> Site {
     site
 }
 
-/// A server with a configuration, as this user.
+/// Starts a server with a configuration, as this user.
 fn server_as(user: &str, site: &Site, toml: &str) -> Server {
     let config = site.path().with_extension("toml");
     fs::write(&config, configuration(site.path(), &format!("user = '{user}'\n{toml}"))).unwrap();
     Server::start(&["--config", config.to_str().unwrap()])
 }
 
-/// Throws a file out of the page cache, which it first has to reach the disk for.
+/// Evicts a file from the page cache, after writing it to the disk.
 pub fn evict(path: &Path) {
     let file = File::open(path).unwrap();
     file.sync_data().unwrap();
-    // A page that others hold is not evicted: one that is being read, or that was lent to a reply just now.
+    // A page in use is not evicted: one that is being read, or that is still part of a response in a socket.
     for _ in 0..1000 {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         if pages_in_memory(&file).is_empty() {
@@ -134,15 +136,16 @@ pub fn evict(path: &Path) {
     panic!("{} stays in memory; is the build folder on a disk?", path.display());
 }
 
-/// Lets the kernel let go of the pages that were lent to replies. What was received on one processor and sent from another it
-/// returns to that, to free it at the next packet there (`skb_defer_max` of the kernel's sysctl/net.rst): so each gets one.
+/// Makes the kernel release pages that were part of responses. A buffer received on one CPU and sent from another
+/// returns to that one, which frees it at the next packet there (`skb_defer_max` of the kernel's sysctl/net.rst): so
+/// each CPU gets one packet.
 fn free_what_was_received() {
     thread::scope(|scope| {
         for processor in 0..thread::available_parallelism().unwrap().get() {
             scope.spawn(move || {
                 let mut only = CpuSet::new();
                 only.set(processor);
-                // Some numbers may not be ours; then the others are.
+                // This process may not run on some CPUs; it uses the others.
                 if sched_setaffinity(None, &only).is_ok() {
                     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
                     socket.send_to(&[0], socket.local_addr().unwrap()).unwrap();
@@ -159,23 +162,23 @@ pub fn pages_in_memory(file: &File) -> Vec<usize> {
     (0..length.div_ceil(PAGE)).filter(|page| mapping.is_resident(page * PAGE..length.min((page + 1) * PAGE))).collect()
 }
 
-/// Throws all names and inodes that nobody holds out of the kernel's caches.
+/// Drops all unused names and inodes from the kernel's caches.
 fn drop_names() {
     fs::write("/proc/sys/vm/drop_caches", "2").expect("run the tests as root");
 }
 
-/// Cold files of one size; each has its number as contents.
+/// Creates cold files of one size; each contains its number.
 pub fn cold_files(site: &Site, count: usize, length: usize) -> Vec<String> {
     let names: Vec<String> = (0..count).map(|n| format!("cold-{n}.bin")).collect();
     let paths: Vec<PathBuf> =
         names.iter().enumerate().map(|(n, name)| site.file(name, vec![n as u8; length])).collect();
     paths.iter().for_each(|path| evict(path));
-    // A file that has just changed would be waited for on another account (see `disk::STILL`).
+    // The server would wait for a file that has just changed, for another reason (see `disk::STILL`).
     thread::sleep(Duration::from_millis(60));
     names
 }
 
-/// How long requests for one file took.
+/// Latencies of the requests for one file.
 #[derive(Debug)]
 #[allow(dead_code, reason = "all of it is printed")]
 struct Latencies {
@@ -184,7 +187,7 @@ struct Latencies {
     max: Duration,
 }
 
-/// Asks for a file again and again until told to stop.
+/// Requests a file repeatedly until `stop` is set.
 fn ask_again_and_again(mut client: Client, target: &str, stop: &AtomicBool) -> Latencies {
     let mut taken = Vec::new();
     while !stop.load(Ordering::Relaxed) || taken.len() < 100 {
@@ -197,7 +200,7 @@ fn ask_again_and_again(mut client: Client, target: &str, stop: &AtomicBool) -> L
     Latencies { count: taken.len(), p99: taken[taken.len() * 99 / 100], max: taken[taken.len() - 1] }
 }
 
-/// Asks for hot files while something else is done; returns what came of that, and the latencies of the hot.
+/// Requests hot files while `doing` runs; returns its result, and the latencies of the hot files.
 fn meanwhile<T>(server: &Server, hot: &[&str], doing: impl FnOnce() -> T) -> (T, Vec<Latencies>) {
     for target in hot {
         assert_eq!(server.get(target).status, 200);
@@ -207,7 +210,7 @@ fn meanwhile<T>(server: &Server, hot: &[&str], doing: impl FnOnce() -> T) -> (T,
         let stop = &stop;
         let askers: Vec<_> =
             hot.iter().map(|target| scope.spawn(move || ask_again_and_again(server.connect(), target, stop))).collect();
-        // Also after a panic, or the scope would wait for ever.
+        // After a panic too, or the scope would wait for ever.
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(doing));
         stop.store(true, Ordering::Relaxed);
         let latencies = askers.into_iter().map(|asker| asker.join().unwrap()).collect();
@@ -225,7 +228,7 @@ fn check_cold_downloads(user: &str, toml: &str) {
     let names = cold_files(&site, 4, LENGTH);
     let slow = SlowDisk::new(site.path(), 256 << 10);
     let server = server_as(user, &site, toml);
-    // What the server itself consists of is to be in memory.
+    // The server's own pages must be in memory.
     assert_eq!(server.get("/hot.txt").status, 200);
     slow.hold(&server);
     let (cold, hot) = meanwhile(&server, &["/hot.txt", "/hot.bin"], || {
@@ -260,7 +263,7 @@ fn alone_cold_downloads_do_not_delay_hot_file() {
 
 #[test]
 fn alone_cold_downloads_of_other_owner_do_not_delay_hot_file() {
-    // mincore(2) and cachestat(2) tell nothing to a process that could not write the file; our probes do.
+    // mincore(2) and cachestat(2) reveal nothing to a process that may not write the file; the server's probes do.
     check_cold_downloads("nobody", "");
 }
 
@@ -269,14 +272,14 @@ fn alone_cold_downloads_by_helper_processes_do_not_delay_hot_file() {
     check_cold_downloads("nobody", "[helpers]\nkind = 'processes'");
 }
 
-/// Flash's test of residency, and what became of it: mincore(2) tells a process that does not own the files that all of
-/// them are in memory, and it waits in its loop.
+/// Flash's residency test under current kernels: to a process that does not own the files, mincore(2) reports all pages
+/// in memory, and the loop blocks.
 #[test]
 fn alone_mincore_avoids_blocking_only_for_file_owner() {
-    // Two windows. The first window of a file that has just been made is always a helper's: residency decides the second.
+    // Two windows. A helper always reads the first window of a new file, so residency decides about the second.
     const LENGTH: usize = 512 << 10;
     let _alone = alone();
-    // How long a cold file took, and the longest that a hot one did meanwhile.
+    // Duration of a cold request, and the longest of a hot one meanwhile.
     let check = |user: &str, residency: &str| {
         let site = public_site();
         site.file("hot.txt", "hot");
@@ -284,7 +287,8 @@ fn alone_mincore_avoids_blocking_only_for_file_owner() {
         let slow = SlowDisk::new(site.path(), 256 << 10);
         let server = server_as(user, &site, &format!("[send]\nresidency = '{residency}'"));
         assert_eq!(server.get("/hot.txt").status, 200);
-        // That there are no siblings is to be known to the kernel, or a helper would have to look, and bring the file with it.
+        // The kernel must know that there are no siblings; otherwise a helper would look for them and read the file
+        // too.
         for suffix in ["br", "zst", "gz"] {
             assert_eq!(server.get(&format!("/{}.{suffix}", names[0])).status, 404);
         }
@@ -310,7 +314,7 @@ fn alone_mincore_avoids_blocking_only_for_file_owner() {
     }
 }
 
-/// What the model of the page cache believes to be there although it is not, the loop waits for: once.
+/// The loop blocks once for pages that the model of the page cache wrongly believes to be in memory.
 #[test]
 fn alone_clock_model_learns_from_blocking_reads() {
     const LENGTH: usize = 256 << 10;
@@ -343,11 +347,11 @@ fn alone_window_with_hole_does_not_delay_hot_file() {
     site.file("hot.txt", "hot");
     let names = cold_files(&site, 1, 256 << 10);
     let slow = SlowDisk::new(site.path(), 64 << 10);
-    // Lent to the socket, where the kernel would wait for what is not there.
+    // With sendfile the kernel itself would wait for missing pages.
     let server = server_as("root", &site, "[send]\nsendfile_min_age = '0s'");
     let target = format!("/{}", names[0]);
     assert_eq!(server.get(&target).body.len(), 256 << 10);
-    // Its two ends are in memory, and what the kernel would read ahead of them is not.
+    // Both ends of the file are in memory; the middle, beyond the kernel's read-ahead, is not.
     evict(&site.path().join(&names[0]));
     let file = File::open(site.path().join(&names[0])).unwrap();
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
@@ -355,7 +359,7 @@ fn alone_window_with_hole_does_not_delay_hot_file() {
         file.read_exact_at(&mut [0; 64 << 10], end).unwrap();
     }
     assert_eq!(pages_in_memory(&file), (0..16).chain(48..64).collect::<Vec<_>>());
-    // What was seen in memory is believed to be there for a moment.
+    // For a moment the server relies on its last residency check.
     thread::sleep(Duration::from_millis(60));
     slow.hold(&server);
     let (cold, hot) = meanwhile(&server, &["/hot.txt"], || {
@@ -378,7 +382,7 @@ fn alone_unresponsive_disk_times_out() {
     let server = server_as("root", &site, "[limits]\ndisk_timeout = '500ms'");
     let [begun, cold] = [&names[0], &names[1]].map(|name| format!("/{name}"));
     assert_eq!(server.get(&begun).body.len(), 1 << 20);
-    // The first half of one stays in memory.
+    // The first half of one file stays in memory.
     let input = format!("if={}", site.path().join(&names[0]).display());
     let range = ["iflag=nocache,skip_bytes,count_bytes", "bs=64K", "skip=524288", "count=524288"];
     let dd = Command::new("dd").args([&input, "of=/dev/null", "status=none"]).args(range).status().unwrap();
@@ -411,7 +415,7 @@ fn check_cold_names(toml: &str) {
     let paths: Vec<PathBuf> =
         (0..FOLDERS).map(|n| site.file(&format!("{n}/deep/deeper/page.html"), n.to_string())).collect();
     let slow = SlowDisk::new(site.path(), 16 << 10);
-    // So short a time that the hot file's own name, which is cold as well, is asked for throughout.
+    // So short that the hot file's name, which is cold too, is revalidated throughout.
     let server = server_as("root", &site, &format!("[cache]\nrevalidate = '50ms'\n{toml}"));
     assert_eq!(server.get("/hot.txt").status, 200);
     slow.hold(&server);
@@ -444,7 +448,7 @@ fn alone_requests_beyond_helper_queue_are_shed() {
     let server = server_as("root", &site, "[helpers]\nmax = 1\nmax_queue = 4\n[cache]\nrevalidate = '50ms'");
     slow.hold(&server);
     let (responses, hot) = meanwhile(&server, &["/hot.txt"], || {
-        // The hot file's name is cold as well, and there is no helper to look it up: what was known of it serves.
+        // The hot file's name is cold as well, and no helper is free to look it up: the cached lookup serves.
         drop_names();
         let mut clients: Vec<Client> = (0..REQUESTS).map(|_| server.connect()).collect();
         for (client, name) in clients.iter_mut().zip(&names) {
@@ -457,8 +461,8 @@ fn alone_requests_beyond_helper_queue_are_shed() {
     let (responses, elapsed) = responses;
     let (served, shed): (Vec<_>, Vec<_>) = responses.iter().partition(|response| response.status == 200);
     println!("{} served in {elapsed:?}, {} shed, hot {hot:?}", served.len(), shed.len());
-    // Four wait, of whom one may be the hot file's name, and one is worked on if a helper had begun by then; more only if the
-    // disk was faster than requests came.
+    // Four requests wait, one of which may be the lookup of the hot file's name, and one is in progress if a helper had
+    // begun by then; more only if the disk was faster than the requests.
     assert!(served.len() >= 3 && shed.len() >= REQUESTS / 2, "{} served", served.len());
     for response in &shed {
         assert_eq!((response.status, response.field("Retry-After")), (503, Some("1")));
@@ -466,7 +470,7 @@ fn alone_requests_beyond_helper_queue_are_shed() {
     assert_eq!(server.report("requests", "shed"), shed.len() as u64);
     assert!(elapsed > Duration::from_secs(1), "the disk was not slow: {elapsed:?}");
     assert!(hot[0].max < elapsed / 5, "hot {hot:?}, cold {elapsed:?}");
-    // Nobody is shed for what is over.
+    // No request is shed after the overload.
     assert_eq!(server.get(&format!("/{}", names[0])).status, 200);
 }
 
@@ -480,7 +484,7 @@ fn alone_downloads_queue_when_helpers_are_busy() {
     let slow = SlowDisk::new(site.path(), 2 << 20);
     let server = server_as("root", &site, "[helpers]\nmax = 1\nmax_queue = 1");
     let mut clients: Vec<Client> = (0..CLIENTS).map(|_| server.connect()).collect();
-    // While the disk is fast all get their first window, and so a promise: nobody can be shed any more.
+    // While the disk is fast every request gets its first window, and with it a head: none can be shed any more.
     for (client, name) in clients.iter_mut().zip(&names) {
         let first = client.request("GET", &format!("/{name}"), &[("Range", "bytes=0-9")]);
         assert_eq!(first.status, 206);
@@ -500,12 +504,12 @@ fn alone_downloads_queue_when_helpers_are_busy() {
     assert_eq!(lengths, [1 << 20; CLIENTS]);
     assert!(elapsed > Duration::from_secs(2), "the disk was not slow: {elapsed:?}");
     assert!(hot[0].max < elapsed / 5, "hot {hot:?}, cold {elapsed:?}");
-    // A loop that asks over and over whether there is room in the queue takes all of one core.
+    // A loop that polled the queue for room would use a whole core.
     assert!(used < elapsed / 2, "{used:?} of CPU time in {elapsed:?} of waiting");
 }
 
-/// What the architectures are about (Flash, sections 3 and 6): cold files at the speed of the disk in all of them, and what is
-/// hot delayed where the loop itself waits.
+/// The difference between the architectures (Flash, sections 3 and 6): all of them serve cold files at the speed of the
+/// disk, and hot files are delayed where the loop itself waits.
 #[test]
 fn alone_slow_disk_stalls_only_sped() {
     const LENGTH: usize = 200 << 10;
@@ -549,11 +553,11 @@ fn alone_slow_disk_stalls_only_sped() {
     }
 }
 
-/// Code that memory was taken from, for files, would have to be read before the loop goes on.
+/// If the kernel evicted pages of the program for files, the loop would have to wait until they are read again.
 #[test]
 fn program_pages_stay_locked_in_memory() {
     need_root("starts the server as root, whose limit on locked memory does not count, to give it up");
-    // How many files of ours are mapped, or what is not locked.
+    // The number of mapped files of the program, or the first one that is not locked.
     let locked = |pid: u32| -> Result<usize, String> {
         let maps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
         let mut files = 0;
@@ -562,7 +566,7 @@ fn program_pages_stay_locked_in_memory() {
             let (of, flags) = (mapping[0], mapping[1].lines().next().unwrap());
             let line = of.lines().find(|line| line.contains('-')).unwrap();
             let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-            // What the name service loads later, to look a user up, runs in no loop.
+            // Libraries that the name service loads later, to look a user up, are not used in a loop.
             let is_ours = fields.last().is_some_and(|path| path.ends_with("/amped") || path.contains("/libc.so"));
             if !is_ours || !fields[1].starts_with('r') {
                 continue;
@@ -591,12 +595,12 @@ fn program_pages_stay_locked_in_memory() {
         };
         assert!(files > 4, "{architecture}: few files are mapped: {files}");
     };
-    // Not mp: its parent waits for signals alone and locks nothing, and its children may lock as much as RLIMIT_MEMLOCK lets
-    // them, since root is given up before they are made.
+    // Not mp: its parent only waits for signals and locks nothing. Its children may lock as much as RLIMIT_MEMLOCK
+    // allows, because the parent gives up root before it creates them.
     ["amped", "sped", "mt"].into_iter().for_each(check);
 }
 
-/// Children of a parent that was root have its limit, and not its right to pass that by.
+/// Children of a parent that was root inherit its limit, but not the capability to exceed it.
 #[test]
 fn processes_that_cannot_lock_memory_are_reported() {
     need_root("starts the server as root, without the right to raise limits");
@@ -613,7 +617,7 @@ fn processes_that_cannot_lock_memory_are_reported() {
     let server = start("4096:4096");
     server.wait_for("raise the limit on locked memory (ulimit -l, LimitMEMLOCK=)");
     assert_eq!(server.get("/a.txt").text(), "hello");
-    // Up to the hard limit it may be raised by anybody.
+    // Every process may raise its limit up to the hard limit.
     let server = start("4096:65536");
     let limits = fs::read_to_string(format!("/proc/{}/limits", server.children()[0])).unwrap();
     let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory")).unwrap();

@@ -1,7 +1,7 @@
-//! The same requests to all architectures: every byte that comes back is the same.
+//! The same requests to all architectures: every byte of the responses must be equal.
 //!
-//! Seeded scripts, each a connection on which several requests are sent ahead, good ones and bad ones, in pieces. What
-//! comes back is compared as it is, but for `Date`. `SEED=7` in the environment runs one seed again.
+//! Each seeded script is a connection with several pipelined requests, valid and invalid, sent in pieces. Responses are
+//! compared byte by byte, except `Date`. `SEED=7` in the environment runs one seed again.
 
 use std::fs;
 use std::net::Shutdown;
@@ -12,10 +12,10 @@ use crate::ARCHITECTURES;
 use crate::harness::{Server, Site, find, let_files_settle};
 use crate::requests::{Draw, Random, tree};
 
-/// Scripts of a seed, of 4 requests on average.
+/// Scripts per seed, of 4 requests on average.
 const SCRIPTS: usize = 300;
 
-/// Requests that are odd, wrong, or no requests.
+/// Requests that are unusual, invalid, or no requests.
 const ODD: [&str; 22] = [
     "GET /files/10.txt HTTP/1.0\r\n\r\n",
     "GET /files/10.txt HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
@@ -41,7 +41,7 @@ const ODD: [&str; 22] = [
     "\x16\x03\x01\x02\x00\x01",
 ];
 
-/// What is sent on a connection, and where it is cut into pieces.
+/// The bytes sent on a connection, and where they are split.
 struct Script {
     bytes: Vec<u8>,
     cuts: Vec<usize>,
@@ -60,7 +60,7 @@ fn script(random: &mut Random, files: &[(String, Option<usize>)], tags: &[String
         for (name, value) in asked.fields(tag) {
             text += &format!("{name}: {value}\r\n");
         }
-        // ann:pass, and somebody else.
+        // ann:pass, and another user.
         if random.below(2) == 0 {
             let pair = random.one_of(&["YW5uOnBhc3M=", "YW5uOnBhc3M=", "Ym9iOnBhc3M=", "?"]);
             text += &format!("Authorization: Basic {pair}\r\n");
@@ -82,7 +82,7 @@ fn script(random: &mut Random, files: &[(String, Option<usize>)], tags: &[String
     Script { bytes, cuts }
 }
 
-/// All that a server has to say to it, the time of day made unreadable.
+/// Returns the complete response to a script, with its times masked.
 fn reply(server: &Server, script: &Script) -> Vec<u8> {
     let mut client = server.connect();
     let mut sent = 0;
@@ -91,7 +91,7 @@ fn reply(server: &Server, script: &Script) -> Vec<u8> {
         sent = cut;
         thread::yield_now();
     }
-    // That the server has ended the connection already is no error.
+    // The server may have closed the connection already.
     let _ = client.stream().shutdown(Shutdown::Write);
     let mut reply = client.read_to_end();
     let (mut at, field) = (0, b"\r\nDate: ");
@@ -164,7 +164,7 @@ fn same_requests_get_same_bytes_on_all_architectures() {
                 );
             }
         }
-        // Of a seed that nobody has seen not all need to come.
+        // A new seed may not produce all of them.
         let known: &[&str] = match seed {
             1 => &["200", "204", "206", "301", "304", "400", "401", "404", "405", "406", "412", "416", "501", "505"],
             _ => &["200", "401"],
@@ -175,7 +175,7 @@ fn same_requests_get_same_bytes_on_all_architectures() {
     }
 }
 
-/// The part of `this` around where it begins to differ from `other`.
+/// Returns the part of `this` around the first difference from `other`.
 fn start_of_difference(this: &[u8], other: &[u8]) -> String {
     let at = this.iter().zip(other).take_while(|(a, b)| a == b).count();
     let part = &this[at.saturating_sub(400)..this.len().min(at + 400)];

@@ -1,4 +1,4 @@
-//! What is wrong at the start is said with the thing, the place and the way out; and root is given up for good.
+//! Startup errors name the item, the place and the remedy; and the server gives up root permanently.
 
 use std::fs;
 use std::net::TcpListener;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use super::harness::*;
 
-/// nobody's number, everywhere on Linux.
+/// The UID of nobody, on every Linux.
 const NOBODY: u32 = 65534;
 
 fn assert_says(ended: &Ended, status: i32, says: &[&str]) {
@@ -23,12 +23,12 @@ fn path(site: &Site) -> &str {
     site.path().to_str().unwrap()
 }
 
-/// Lets everybody look into it.
+/// Lets every user read the site.
 fn open_to_all(site: &Site) {
     fs::set_permissions(site.path(), fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// The program, started by nobody. A copy of it: where it was built may be closed to others.
+/// A copy of the program, started by nobody: the build folder may be closed to other users.
 struct AsNobody {
     folder: Site,
 }
@@ -39,8 +39,8 @@ impl AsNobody {
         let folder = Site::new();
         open_to_all(&folder);
         let copy = folder.path().join("amped");
-        // By another process: a descriptor that this one writes with could be inherited by a child of another test's, and a
-        // program that somebody may write is not executed (ETXTBSY).
+        // Copied by another process: a child of another test could inherit a descriptor open for writing here, and a
+        // file open for writing cannot be executed (ETXTBSY).
         let status = Command::new("cp").arg(program().get_program()).arg(&copy).status().unwrap();
         assert!(status.success());
         fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
@@ -85,7 +85,7 @@ fn inaccessible_root_is_reported_with_command() {
     fs::set_permissions(site.path(), fs::Permissions::from_mode(0o700)).unwrap();
     let ended = nobody.run(&["serve", path(&site), "--listen", "127.0.0.1:0"]);
     assert_says(&ended, 1, &[&format!("the root {} may not be entered", path(&site)), "chmod a+x", "namei -l"]);
-    // The same for whom root becomes: what he may not read is noticed at the start.
+    // The same for the user that root switches to: the server notices at startup what this user cannot read.
     let ended = run(&["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "nobody"]);
     let says = [&format!("cannot open root {}", path(&site)), "Permission denied", "the user nobody", "namei -l"];
     assert_says(&ended, 1, &says);
@@ -121,7 +121,7 @@ fn port_in_use_is_reported_with_command() {
         let ended = run(&["serve", path(&site), "--listen", &address.to_string(), "--workers", workers]);
         assert_says(&ended, 1, &says);
     }
-    // By another amped of the same user, with sockets that could be shared.
+    // Another amped of the same user holds the port, with sockets that could be shared.
     let running = Server::start(&[path(&site), "--workers", "2"]);
     let address = running.address.to_string();
     for workers in ["1", "2"] {
@@ -151,7 +151,7 @@ fn privileged_port_is_refused_to_others_with_two_hints() {
 #[test]
 fn foreign_address_is_reported_with_command() {
     let site = Site::new();
-    // RFC 5737: for documentation, so nobody's.
+    // RFC 5737: reserved for documentation, so no host has it.
     let ended = run(&["serve", path(&site), "--listen", "192.0.2.1:8080"]);
     assert_says(&ended, 1, &["cannot listen on 192.0.2.1:8080", "this machine has no such address", "`ip address`"]);
 }
@@ -172,7 +172,7 @@ fn unknown_or_forbidden_user_is_reported_with_hint() {
     let nobody = AsNobody::new();
     let ended = nobody.run(&["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "daemon"]);
     assert_says(&ended, 1, &["only root can change to user daemon", "start as root, or omit the user"]);
-    // Who is that user already has nothing to give up.
+    // A process of that user already has nothing to give up.
     let mut command = nobody.command();
     command.args(["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "nobody"]);
     assert_eq!(Server::spawn(command).get("/").status, 403);
@@ -222,10 +222,10 @@ fn failed_start_leaves_no_side_effects() {
     assert!(!log.exists());
 }
 
-/// `Key: value` of each thread of a process, in proc_pid_status(5).
+/// Returns `Key: value` for each thread of a process, from proc_pid_status(5).
 fn of_each_thread(pid: u32, key: &str) -> Vec<(String, String)> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    // A helper may end while we look.
+    // A helper may exit during the loop.
     let statuses = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("status")).ok());
     let value = |status: String| {
         let of = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap().trim();
@@ -261,7 +261,7 @@ fn give_up_root(architecture: &str) {
     let mut server = Server::start(&["--config", config.to_str().unwrap()]);
     assert_eq!(server.get("/a.txt").text(), "hello");
     assert_eq!(server.get("/secret.txt").status, 403);
-    // So that a helper is among the threads.
+    // Ensures that a helper is among the threads.
     assert_eq!(server.connect().request("GET", "/folder/", &[("Host", "x.test")]).status, 200);
 
     let four = |id: u32| format!("{id} {id} {id} {id}");
@@ -276,23 +276,24 @@ fn give_up_root(architecture: &str) {
         ("CapAmb", none),
     ] {
         let found: Vec<_> = server.pids().into_iter().flat_map(|pid| of_each_thread(pid, key)).collect();
-        // The main one, two loops, the log's, a helper; each process has a log of its own, and a line to its parent.
+        // The main thread, two loops, the log's thread, a helper; each process has a log thread and a connection to its
+        // parent.
         assert!(found.len() >= 5, "{found:?}");
         for (thread, value) in found {
             assert_eq!(value, expected, "{key} of the thread {thread}");
         }
     }
 
-    // The log can be reopened, as its folder is nobody's.
+    // The log can be reopened, because its folder belongs to nobody.
     wait_until("lines", || fs::read_to_string(&log).is_ok_and(|text| text.lines().count() == 3));
     fs::rename(&log, logs.path().join("old.log")).unwrap();
     server.signal("USR1");
-    // A process hears of the new one when there is one: until then its lines go into the old one.
+    // A process learns of the new file once it exists; until then its lines go to the old one.
     wait_until("a line in the new log", || {
         assert_eq!(server.get("/a.txt").text(), "hello");
         fs::read_to_string(&log).is_ok_and(|text| text.lines().count() > 0)
     });
-    // And so can the configuration be read again, and the server be stopped.
+    // The configuration can be read again too, and the server can be stopped.
     server.signal("HUP");
     server.wait_for("the new configuration is in force");
     server.signal("TERM");

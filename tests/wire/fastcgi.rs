@@ -1,4 +1,4 @@
-//! Applications that live on (FastCGI): Debian's php-fpm, fcgiwrap, and one of our own that tells what it has seen.
+//! Persistent applications (FastCGI): Debian's php-fpm, fcgiwrap, and a test application that reports what it received.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::harness::*;
 use crate::php::Php;
 
-/// The application that tells what it has seen.
+/// An application that reports what it received.
 const APP: &str = include_str!("fastcgi_app.py");
 
 /// Serves a site whose `/app` is that application, started by the server.
@@ -21,7 +21,7 @@ fn serve(site: &Site, keys: &str) -> Server {
     Server::with_site(site, &format!("[[site.app]]\nmatch = \"/app\"\ncommand = {command}\n{keys}"))
 }
 
-/// What it has told: its process, requests and connections.
+/// Parses its report: its process, requests and connections.
 fn told(response: &Response) -> [usize; 3] {
     assert_eq!(response.status, 200, "{}", response.text());
     let text = response.text();
@@ -29,7 +29,7 @@ fn told(response: &Response) -> [usize; 3] {
     numbers.try_into().unwrap()
 }
 
-/// Processes of the applications of this server: in MP those of its workers.
+/// Processes of this server's applications; in MP they are children of its workers.
 fn applications_of(server: &Server) -> Vec<u32> {
     let parents = if has_processes() { children_of(server.pid()) } else { vec![server.pid()] };
     parents.into_iter().flat_map(children_of).collect()
@@ -37,7 +37,7 @@ fn applications_of(server: &Server) -> Vec<u32> {
 
 #[test]
 fn application_is_started_and_kept_running() {
-    // MP is the one that goes another way.
+    // In MP the applications belong to the workers, so it runs the long test too.
     let count = if matches!(architecture(), Some("amped" | "mp")) { 2000 } else { 300 };
     let site = Site::new();
     let server = serve(&site, "");
@@ -50,12 +50,12 @@ fn application_is_started_and_kept_running() {
     for n in 2..=count {
         let [same, requests, connections] = told(&client.get("/app"));
         assert_eq!((same, requests), (pid, n));
-        // Where workers are processes, an idle connection would keep the others from the application.
+        // If workers are processes, an idle connection would keep the other workers from the application.
         assert_eq!(connections, if has_processes() { n } else { 1 });
     }
     assert_eq!(applications_of(&server), [pid as u32]);
     assert_eq!(server.descriptors().len(), descriptors);
-    // Bodies, both ways.
+    // Bodies in both directions.
     for size in [0, 1, 70_000, 3_000_000] {
         let body = pattern(size);
         client.send_request("POST", "/app?body", &[("Content-Length", &size.to_string())]);
@@ -96,18 +96,18 @@ fn application_pages_are_cached() {
 fn crashed_applications_are_restarted() {
     let site = Site::new();
     let server = serve(&site, "max_processes = 2\ntimeout = \"2s\"");
-    // Each on a connection of its own: an idle one may be closed for who waits, where workers are a pool.
+    // Each request on a connection of its own: in a pool an idle connection may be closed for a new one.
     let [first, ..] = told(&server.get("/app"));
-    // Between two requests: nobody notices.
+    // Killed between two requests: no client notices.
     let kill = |pid: usize| assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
     kill(first);
     wait_until("it to end", || parent_of(first as u32).is_none());
-    // One that died soon after its start is started again only after a moment.
+    // A process that died soon after its start is restarted after a delay.
     let again = || {
         let mut second = None;
         wait_until("another one", || {
             let response = server.get("/app");
-            // 502: somebody else has started it, and it was still about to end.
+            // 502: another request restarted it, and it was about to exit.
             assert!([200, 502, 503].contains(&response.status), "{}", response.text());
             second = (response.status == 200).then(|| told(&response)[0]);
             second.is_some()
@@ -116,18 +116,18 @@ fn crashed_applications_are_restarted() {
     };
     let second = again();
     assert_ne!(first, second);
-    // In the midst of one: its client sees it.
-    // Its connection had been idle, so that it may have been closed before: it is asked once more.
+    // Killed during a request: its client receives the error. The application's connection was idle and may have been
+    // closed before; the server then sends the request again.
     let status = server.get("/app?die").status;
     assert!([502, 503].contains(&status), "{status}");
     let third = again();
     assert!(server.connect().try_get("/app?half").is_none());
     let fourth = again();
     assert!(third != second && fourth != third);
-    // One that does nothing is ended.
+    // An application that exceeds the timeout is killed.
     assert_eq!(server.get("/app?sleep").status, 504);
     wait_until("it to end", || parent_of(fourth as u32).is_none());
-    // And one whose client has gone.
+    // So is one whose client has disconnected.
     let fifth = again();
     let sleeps = site.path().join("sleeps");
     fs::remove_file(&sleeps).unwrap();
@@ -150,7 +150,7 @@ fn applications_killed_under_load_are_restarted() {
         let ask = || {
             let mut statuses = Vec::new();
             while !done.load(Ordering::Relaxed) {
-                // One whose application is ended behind its body is cut off.
+                // If the application is killed after the body, the client sees a truncated response.
                 statuses.push(server.connect().try_get("/app").map_or(502, |response| response.status));
             }
             statuses
@@ -168,7 +168,7 @@ fn applications_killed_under_load_are_restarted() {
     assert!(!statuses.is_empty() && statuses.iter().all(|status| [200, 502, 503].contains(status)), "{statuses:?}");
     wait_until("it to be well again", || server.get("/app").status == 200);
     assert!(applications_of(&server).len() <= 3);
-    // For each of them one by which its end is told, and a connection.
+    // Two descriptors per process: one that signals its exit, and a connection.
     wait_until("all other descriptors to be closed", || server.descriptors().len() <= before + 3 * 2);
 }
 
@@ -179,7 +179,8 @@ fn slow_client_does_not_delay_others() {
     let server =
         serve(&site, "max_processes = 4\ntimeout = \"1h\"\nbuffer_request = false\n[spool]\nmax_bytes = \"16MiB\"");
     let targets = ["/app?sleep", "/app?flood", "/app?body", "/app?deaf"];
-    // Each is the only one in its place, and then busy with what nobody wants any more.
+    // Each process serves one request at a time. When the client disconnects, the process is busy with an aborted
+    // request, and the server stops it.
     let running = || applications_of(&server).len();
     super::apps::slow_ones(&server, targets, || running() == 4, || running() == 0);
     assert_eq!(told(&server.get("/app")).len(), 3);
@@ -211,8 +212,7 @@ fn application_on_tcp_port_is_served() {
     server.wait_for(&format!("cannot reach the application at {address}"));
 }
 
-/// A server with that application, whose configuration is in a file that can be changed, and whose temporary files are in
-/// `beside`.
+/// Starts a server with that application, whose configuration file can be changed. Its temporary files are in `beside`.
 fn serve_from_file(site: &Site, beside: &Path, keys: &str) -> Server {
     write_config(site, beside, keys);
     let mut command = program();
@@ -230,7 +230,7 @@ fn write_config(site: &Site, beside: &Path, keys: &str) {
     fs::write(beside.join("amped.toml"), toml).unwrap();
 }
 
-/// A request that its application has, until there is a file `go`.
+/// Sends a request that the application holds until a file `go` exists.
 fn waiting(site: &Site, server: &Server) -> Client {
     let sleeps = site.path().join("sleeps");
     let _ = fs::remove_file(&sleeps);
@@ -258,11 +258,12 @@ fn reload_keeps_unchanged_applications_and_their_requests() {
     for _ in 0..3 {
         assert_eq!(told(&server.get("/app"))[0], pid, "and so does the process");
     }
-    // One that is changed: a request under way ends with the old one, further ones go to the new one.
+    // After a change of the application, a pending request ends with the old process and further ones go to the new
+    // one.
     fs::remove_file(site.path().join("go")).unwrap();
     let mut client = waiting(&site, &server);
     reload("max_processes = 2\nenv = { SCRIPT_NAME = \"/new\" }", 2);
-    // A worker that is about to retire may take a connection in this moment.
+    // A worker that is about to retire may still accept a connection.
     let mut other = pid;
     wait_until("the new one", || {
         let response = server.get("/app");
@@ -311,7 +312,7 @@ fn crashed_worker_does_not_affect_application() {
     }
     wait_until("another worker", || server.connect().try_get("/app").is_some_and(|response| told(&response)[0] == pid));
     assert_eq!(applications_of(&server), applications);
-    // Nor does anything stay when the server is killed.
+    // After SIGKILL of the server no process stays either.
     let _ = Command::new("kill").args(["-9", &server.pid().to_string()]).status();
     wait_until("its processes to end", || [pid as u32, manager].iter().all(|&pid| parent_of(pid).is_none()));
 }
@@ -326,7 +327,7 @@ fn failed_application_start_is_logged() {
     server.wait_for("cannot start /there/is/none");
 }
 
-/// The application of the tests, listening here before the server is there. Ended when dropped.
+/// The test application, which listens before the server starts. Stopped when dropped.
 struct Listening(Child);
 
 impl Listening {
@@ -345,7 +346,7 @@ impl Drop for Listening {
     }
 }
 
-/// The statuses of requests for these targets, all at a time, each on a connection of its own.
+/// Statuses of concurrent requests for these targets, each on a connection of its own.
 fn at_once(server: &Server, targets: &[String]) -> Vec<u16> {
     thread::scope(|scope| {
         let asked: Vec<_> = targets.iter().map(|target| scope.spawn(move || server.get(target).status)).collect();
@@ -353,7 +354,7 @@ fn at_once(server: &Server, targets: &[String]) -> Vec<u16> {
     })
 }
 
-/// A connection that one rule kept open would take the only process away from the other.
+/// A connection that one rule kept open would deny the only process to the other.
 #[test]
 fn single_process_application_serves_several_rules() {
     let site = Site::new();
@@ -379,7 +380,7 @@ fn event_streams_of_external_application_run_concurrently() {
     let address = listener.local_addr().unwrap();
     let _app = Listening::start(&site, listener, &["forks"]);
     let server = Server::with_site(&site, &format!("[[site.app]]\nmatch = \"/app\"\nfastcgi = \"{address}\"\n"));
-    // More than the 20 processes that an application of ours has, and fewer than a pool has workers.
+    // More than the 20 processes of a server's own application, and fewer than the workers of a pool.
     let mut streams: Vec<Client> = (0..26).map(|_| server.connect()).collect();
     for stream in &mut streams {
         stream.send_request("GET", "/app?stream", &[]);
@@ -390,7 +391,7 @@ fn event_streams_of_external_application_run_concurrently() {
     assert_eq!(server.get("/app").status, 200);
 }
 
-/// The kernel has room for one connection that waits, or two, so that most find the application's queue full.
+/// The kernel queues one or two connections, so most find the application's listen queue full.
 #[test]
 fn requests_wait_while_listen_queue_is_full() {
     let site = Site::new();
@@ -448,7 +449,8 @@ fn sites_sharing_php_pool_do_not_starve_each_other() {
     let alone = Instant::now();
     assert_eq!(ask(0), 200);
     let alone = alone.elapsed();
-    // 16 at once, for 4 processes: each waits for four pages. An idle connection that kept a process cost seconds.
+    // 16 concurrent requests for 4 processes: each waits for up to four pages. An idle connection that held a process
+    // would cost seconds.
     let at_once = Instant::now();
     thread::scope(|scope| {
         let asked: Vec<_> = (0..16).map(|n| scope.spawn(move || ask(n % 8))).collect();
@@ -494,7 +496,7 @@ fn php_pages_are_served() {
         assert_eq!((response.status, response.text().as_str()), (200, text), "{target}");
     }
     assert_eq!(client.request("HEAD", "/index.php", &[]).field("X-Own"), Some("a"));
-    // What is no file of the site's never comes to it.
+    // A request for anything but a file of the site does not reach the application.
     for target in ["/none.php", "/a.html/x.php"] {
         assert_eq!(client.get(target).status, 404, "{target}");
     }
