@@ -1,8 +1,8 @@
-//! The place where runs are made: what this machine allows (namespaces, control groups, cores), a folder in which servers work,
-//! the files that they serve, and the programs that take part, each started so that it ends with us.
+//! The environment of a run: the machine's capabilities (namespaces, control groups, cores), a working
+//! directory for servers, the files that they serve, and child processes that exit with this process.
 //!
-//! What is left by one who was killed is found by names that tell whose it was: control groups (`group.rs`), namespaces (the
-//! marks of `ammeter wan`) and folders. [`TestEnvironment::new`] ends and removes all of it before anything new is made.
+//! Leftovers of killed processes are found by names that identify their owner: control groups (`group.rs`), namespaces
+//! (the marks of `ammeter wan`) and directories. [`TestEnvironment::new`] kills and removes them all first.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
@@ -29,45 +29,45 @@ use crate::experiment::{Cores, Limits, Settings, Workload};
 use crate::group::{self, Group};
 use crate::subject::own_program;
 
-/// What the names of our folders begin with: `ammeter-run-PID-BIRTH`.
+/// Prefix of our directory names: `ammeter-run-PID-BIRTH`.
 const PREFIX: &str = "ammeter-run-";
 
-/// Where servers work: a disk, and where each user can look.
+/// Working directories of servers: on disk, accessible to every user.
 const SCRATCH: &str = "/var/tmp";
 
-/// Where servers publish what they count: memory.
+/// Directory of the servers' metrics files: in memory.
 const SHARED: &str = "/dev/shm";
 
-/// What this machine allows, and where things are.
+/// Capabilities of this machine, and paths.
 #[derive(Debug)]
 pub(crate) struct TestEnvironment {
-    /// This program.
+    /// Path of this program.
     pub(crate) own: PathBuf,
     /// Whether a run can have a network namespace of its own.
     pub(crate) is_private: bool,
     /// Whether servers can be put into control groups.
     pub(crate) has_groups: bool,
-    /// Whether this is root.
+    /// Whether this process runs as root.
     pub(crate) is_root: bool,
     /// Whether server and clients share this machine's cores.
     pub(crate) is_shared: bool,
-    /// The cores that the machine has.
+    /// Number of cores.
     cores: usize,
-    /// The folder for all of this.
+    /// Working directory of the experiment.
     pub(crate) scratch: PathBuf,
-    /// Whether that folder ends with this.
+    /// Whether dropping this removes the working directory.
     owns_scratch: bool,
-    /// The device that it lies on, `major:minor`.
+    /// Its block device, `major:minor`.
     disk: String,
-    /// A word for this program, in names.
+    /// Unique prefix of this process's file names.
     word: String,
 }
 
 impl TestEnvironment {
-    /// Clears away what others left who were killed, and finds out what this machine allows.
+    /// Removes leftovers of killed processes, and detects the capabilities of this machine.
     ///
     /// # Errors
-    /// When nothing can be written to `/var/tmp`.
+    /// If `/var/tmp` is not writable.
     pub(crate) fn new() -> Result<TestEnvironment, Failure> {
         clear();
         let scratch = Path::new(SCRATCH).join(own_word()?);
@@ -79,10 +79,10 @@ impl TestEnvironment {
         Ok(environment)
     }
 
-    /// The same, in the folder of another process, which removes it.
+    /// As [`new`](TestEnvironment::new), in the directory of another process, which removes it.
     ///
     /// # Errors
-    /// When `/proc` is not mounted.
+    /// If `/proc` is not mounted.
     pub(crate) fn within(scratch: &Path) -> Result<TestEnvironment, Failure> {
         let device = fs::metadata(scratch).map(|meta| meta.st_dev()).unwrap_or_default();
         let mark = Mark::own()?;
@@ -100,8 +100,8 @@ impl TestEnvironment {
         })
     }
 
-    /// The cores of the server and of the clients: as they were given, else the first and the last, if there are two and they are
-    /// shared.
+    /// Returns the cores of server and clients: as configured; otherwise the first and the last core,
+    /// if there are at least two and they are shared.
     pub(crate) fn cores(&self, cores: &Cores) -> Cores {
         let usual = |core: usize| (self.cores > 1 && self.is_shared).then(|| core.to_string());
         Cores {
@@ -110,7 +110,7 @@ impl TestEnvironment {
         }
     }
 
-    /// How client and server are kept apart, for the record.
+    /// Describes the isolation of client and server, for the archive.
     pub(crate) fn words(&self, cores: &Cores) -> Vec<String> {
         let Cores { server, clients } = self.cores(cores);
         let on = |who: &str, list: Option<String>| match list {
@@ -132,34 +132,35 @@ impl TestEnvironment {
         ]
     }
 
-    /// A control group for a server, where there are such.
+    /// Creates a control group for a server, if control groups are available.
     ///
     /// # Errors
-    /// When there are none and limits are asked for, or one of them cannot be set.
+    /// If limits are requested but groups are unavailable, or a limit cannot be set.
     pub(crate) fn group(&self, limits: &Limits) -> Result<Option<Group>, Failure> {
         let is_limited = limits.memory.is_some() || limits.disk.is_some() || limits.cpu.is_some();
         if self.has_groups || is_limited { Group::new(limits, &self.disk).map(Some) } else { Ok(None) }
     }
 
-    /// An empty folder for a run, gone when it is dropped.
+    /// Creates an empty directory for a run; dropping it removes it.
     ///
     /// # Errors
-    /// When the disk is full, for one.
+    /// If it cannot be created, for example because the disk is full.
     pub(crate) fn folder(&self) -> Result<Folder, Failure> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = self.scratch.join(format!("run-{}-{number}", std::process::id()));
-        // Servers that become another user write there too.
+        // Servers that switch to another user write there too.
         fs::create_dir(&path)
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o777)))
             .map_err(Failure::io(format_args!("make {}", path.display())))?;
         Ok(Folder { path, metrics: Path::new(SHARED).join(format!("{}-{number}", self.word)) })
     }
 
-    /// As [`site`](TestEnvironment::site), and where the server's memory or disk is limited, with nothing of it in memory.
+    /// As [`site`](TestEnvironment::site). If the server's memory or disk is limited, also evicts the
+    /// files from the page cache.
     ///
     /// # Errors
-    /// See there.
+    /// As [`site`](TestEnvironment::site).
     pub(crate) fn site_for(&self, settings: &Settings, seed: u64) -> Result<Site, Failure> {
         let site = self.site(&settings.workload, seed)?;
         if settings.limits.memory.is_some() || settings.limits.disk.is_some() {
@@ -168,10 +169,10 @@ impl TestEnvironment {
         Ok(site)
     }
 
-    /// Makes what is served, once for each workload; where it lies, and the manifest, if there is one.
+    /// Creates the files of a workload, once per workload; returns their directory and the manifest, if there is one.
     ///
     /// # Errors
-    /// When the disk is full, for one.
+    /// If they cannot be written, for example because the disk is full.
     pub(crate) fn site(&self, workload: &Workload, seed: u64) -> Result<Site, Failure> {
         let word = match workload {
             Workload::File(bytes) => format!("file-{}", bytes.0),
@@ -232,14 +233,14 @@ impl Drop for TestEnvironment {
     }
 }
 
-/// A word for this process, in names.
+/// Returns the unique prefix of this process's names.
 fn own_word() -> Result<String, Failure> {
     let own = std::process::id();
     let born = place::birth(own).ok_or_else(|| Failure::failed("cannot read /proc/self/stat; is /proc mounted?"))?;
     Ok(format!("{PREFIX}{own}-{born}"))
 }
 
-/// Ends and removes what is left of programs that are no more.
+/// Kills and removes leftovers of processes that no longer exist.
 pub(crate) fn clear() {
     Mark::end_orphans();
     group::end_orphans();
@@ -247,14 +248,14 @@ pub(crate) fn clear() {
         for entry in fs::read_dir(place).into_iter().flatten().flatten() {
             if entry.file_name().to_str().is_some_and(|name| group::is_orphan(name, PREFIX)) {
                 let path = entry.path();
-                // It may be another user's.
+                // It may belong to another user.
                 let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             }
         }
     }
 }
 
-/// The disk of a device: limits are for whole ones, and a file system lies on a part.
+/// Returns the disk of a device: limits apply to whole disks, while a file system may be on a partition.
 fn whole_disk(device: u64) -> String {
     // makedev(3).
     let (major, minor) = ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xfff00));
@@ -267,10 +268,10 @@ fn whole_disk(device: u64) -> String {
     whole.map_or(own, |text| text.trim().to_owned())
 }
 
-/// The file that clients beside the load ask for.
+/// Path of the file that the clients beside the load request.
 pub(crate) const BESIDE: &str = "/beside.html";
 
-/// Puts the file that clients beside the load ask for into the folder of a workload.
+/// Adds that file to the directory of a workload.
 fn write_beside(folder: &Path) -> Result<(), Failure> {
     const BYTES: u64 = 1024;
     fs::create_dir_all(folder)
@@ -288,29 +289,29 @@ fn write_file(path: &Path, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// What is served.
+/// Files to serve.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
-    /// The folder.
+    /// Their directory.
     pub(crate) folder: PathBuf,
-    /// What can be asked for.
+    /// A path that can be requested.
     pub(crate) target: String,
-    /// What is asked for, if it is a set.
+    /// Manifest of the requests, if this is a file set.
     pub(crate) manifest: Option<PathBuf>,
-    /// What another server has answered, where the floor is to answer the same.
+    /// Recorded responses of another server, for the floor server.
     pub(crate) replies: Option<PathBuf>,
 }
 
 impl Site {
-    /// How large the set is; `None` if it is none.
+    /// Total size of the file set; `None` if this is not one.
     pub(crate) fn bytes(&self) -> Option<u64> {
         let manifest = Manifest::read(self.manifest.as_ref()?).ok()?;
         Some(manifest.files.iter().map(|file| file.bytes).sum())
     }
 
-    /// Has the kernel forget what it holds of these files in memory, so that they are read from the disk.
+    /// Evicts the files from the page cache, so that they are read from disk.
     pub(crate) fn cool(&self) {
-        // dd(1), `nocache`: of the whole file, if nothing is copied.
+        // dd(1), `nocache`: applies to the whole file if nothing is copied.
         let words = [
             "-type",
             "f",
@@ -324,17 +325,16 @@ impl Site {
             "status=none",
             ";",
         ];
-        // A page that stays is one that need not be read: not wrong, and the figures of the disk tell.
+        // A page that stays is not read from disk: harmless, and visible in the disk figures.
         let _ = Command::new("find").arg(&self.folder).args(words).stdin(Stdio::null()).stderr(Stdio::null()).status();
     }
 }
 
-/// A folder of a run.
+/// Directory of a run.
 #[derive(Debug)]
 pub(crate) struct Folder {
-    /// Where it is.
     pub(crate) path: PathBuf,
-    /// A file in memory beside it.
+    /// Path of its metrics file, in memory.
     pub(crate) metrics: PathBuf,
 }
 
@@ -345,23 +345,23 @@ impl Drop for Folder {
     }
 }
 
-/// An address of this host on which nobody listens, in the namespace of the calling thread.
+/// Finds an unused port on this IP address, in the namespace of the calling thread.
 ///
 /// # Errors
-/// When all ports are taken.
+/// If all ports are in use.
 pub(crate) fn free_address(ip: std::net::IpAddr) -> Result<SocketAddr, Failure> {
     let address = TcpListener::bind((ip, 0)).and_then(|listener| listener.local_addr());
     address.map_err(Failure::io(format_args!("find a free port of {ip}")))
 }
 
-/// A program that runs. Dropped, it is killed.
+/// A child process. Dropping it kills the process.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
     name: String,
 }
 
-/// Who wishes to start something says what is to be done with what it prints.
+/// Destinations of a child's output.
 pub(crate) struct Streams {
     /// Standard output.
     pub(crate) out: Stdio,
@@ -370,10 +370,10 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Both to files, which are made.
+    /// Standard output (or none) and standard error to new files.
     ///
     /// # Errors
-    /// When the disk is full, for one.
+    /// If they cannot be created, for example because the disk is full.
     pub(crate) fn to(out: Option<&Path>, err: &Path) -> Result<Streams, Failure> {
         let create = |path: &Path| {
             File::create(path).map(Stdio::from).map_err(Failure::io(format_args!("write {}", path.display())))
@@ -383,18 +383,19 @@ impl Streams {
 }
 
 impl Running {
-    /// Starts a program in a process group of its own, so that Ctrl-C is for us alone; it ends when this thread does.
+    /// Starts a program in a process group of its own, so that only this process receives Ctrl-C. The
+    /// child is killed when the calling thread ends.
     ///
     /// # Errors
-    /// When there is no such program.
+    /// If the program does not exist.
     pub(crate) fn start(name: &str, words: &[String], streams: Streams) -> Result<Running, Failure> {
         Running::start_with(name, words, streams, Stdio::null())
     }
 
-    /// As [`start`](Running::start), with something on its standard input.
+    /// As [`start`](Running::start), with standard input.
     ///
     /// # Errors
-    /// See there.
+    /// As [`start`](Running::start).
     pub(crate) fn start_with(name: &str, words: &[String], streams: Streams, input: Stdio) -> Result<Running, Failure> {
         let (program, arguments) =
             words.split_first().ok_or_else(|| Failure::failed(format!("{name}: nothing to start")))?;
@@ -406,35 +407,34 @@ impl Running {
         Ok(Running { child, name: name.to_owned() })
     }
 
-    /// Its number.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status, if the process has exited.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// What it prints, where that was asked for as a pipe.
+    /// Takes the standard output, if it is a pipe.
     pub(crate) fn take_output(&mut self) -> Option<std::process::ChildStdout> {
         self.child.stdout.take()
     }
 
-    /// Where it reads, where that was asked for as a pipe.
+    /// Takes the standard input, if it is a pipe.
     pub(crate) fn take_input(&mut self) -> Option<std::process::ChildStdin> {
         self.child.stdin.take()
     }
 
-    /// What it prints besides, where that was asked for as a pipe.
+    /// Takes the standard error, if it is a pipe.
     pub(crate) fn take_errors(&mut self) -> Option<ChildStderr> {
         self.child.stderr.take()
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the process exits.
     ///
     /// # Errors
-    /// When it does not in this time, or it is enough; it is killed then.
+    /// On a timeout or an interrupt; the process is then killed.
     pub(crate) fn wait(mut self, patience: Duration, stop: &Stop) -> Result<ExitStatus, Failure> {
         let begin = Instant::now();
         loop {
@@ -451,13 +451,13 @@ impl Running {
         }
     }
 
-    /// Asks it to end (SIGTERM), and kills it if it does not.
+    /// Sends SIGTERM, and kills the process if it has not exited after `patience`.
     pub(crate) fn end(mut self, patience: Duration) {
         process::terminate(self.pid());
         self.await_end(patience);
     }
 
-    /// Waits until it ends by itself, for so long at most; how it ended.
+    /// Waits up to `patience` until the process exits; returns the exit status.
     pub(crate) fn await_end(&mut self, patience: Duration) -> Option<ExitStatus> {
         let begin = Instant::now();
         while self.ended().is_none() && begin.elapsed() < patience {
@@ -476,7 +476,7 @@ impl Drop for Running {
     }
 }
 
-/// What a program prints on standard error: its last lines.
+/// The last lines that a process printed to standard error.
 #[derive(Debug)]
 pub(crate) struct Said {
     text: Arc<Mutex<String>>,
@@ -484,7 +484,7 @@ pub(crate) struct Said {
 }
 
 impl Said {
-    /// Collects it in a thread.
+    /// Starts a thread that collects them.
     pub(crate) fn by(errors: Option<ChildStderr>) -> Said {
         const BYTES_MAX: usize = 4096;
         let text = Arc::new(Mutex::new(String::new()));
@@ -502,12 +502,12 @@ impl Said {
         Said { text, reader: Mutex::new(Some(reader)) }
     }
 
-    /// What it has printed so far.
+    /// Returns the output so far.
     pub(crate) fn so_far(&self) -> String {
         self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What a program printed that has ended, without its own name.
+    /// Returns the output of an exited process, without the prefix `ammeter: `.
     pub(crate) fn whole(&self) -> String {
         if let Some(reader) = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = reader.join();
@@ -516,21 +516,21 @@ impl Said {
     }
 }
 
-/// Words as one command of a shell.
+/// Quotes words as one shell command.
 pub(crate) fn quoted<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     let quoted = words.into_iter().map(|word| format!("'{}'", word.replace('\'', "'\\''")));
     quoted.collect::<Vec<_>>().join(" ")
 }
 
-/// It is enough: Ctrl-C.
+/// The failure reported after Ctrl-C.
 pub(crate) fn interrupted() -> Failure {
     Failure::failed("interrupted; what was measured is kept, and the same command goes on from there")
 }
 
-/// The machine and its kernel's settings.
+/// Records the machine and its kernel settings.
 ///
 /// # Errors
-/// When `/proc` is not mounted.
+/// If `/proc` is not mounted.
 pub(crate) fn host(test_bed: Vec<String>) -> Result<Host, Failure> {
     const SETTINGS: [&str; 16] = [
         "net.core.somaxconn",
@@ -589,7 +589,7 @@ mod tests {
         site.cool();
         let folder = environment.folder().unwrap();
         let (path, scratch) = (folder.path.clone(), environment.scratch.clone());
-        // One who comes meanwhile clears away nothing of it.
+        // A concurrent cleanup must leave the files of a running process alone.
         clear();
         assert!(path.exists());
         drop(folder);

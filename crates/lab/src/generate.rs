@@ -1,8 +1,9 @@
-//! A load made by one host or several, all from one instant.
+//! Generates one load from one host or several, starting at the same instant.
 //!
-//! Each generator is `ammeter load --slice I/N --await-start --parts -`, here or over ssh. It says when it is ready. When all
-//! are, their clocks are compared, and each is given the same instant by its own clock, as far ahead as the slowest round trip
-//! asks for. Their slices are merged (`ammeter_load::parts`). A load on this machine alone has one slice.
+//! Each generator is `ammeter load --slice I/N --await-start --parts -`, run locally or over ssh.
+//! It reports when it is ready. When all are ready, their clocks are compared. Each is sent the
+//! same start time, converted to its own clock and far enough ahead for the slowest round trip.
+//! `ammeter_load::parts` merges the slices. A load from this machine alone has one slice.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -23,44 +24,44 @@ use crate::environment::{Running, Said, Site, Streams, interrupted, quoted};
 use crate::experiment::Settings;
 use crate::run::{load_words, now_s, patience};
 
-/// How long a generator may take until it is ready: it may have many connections to park.
+/// Maximum time for a generator to become ready: it may have many connections to park.
 const READY_WITHIN: Duration = Duration::from_secs(120);
 
-/// How long before it a load is given its start time, at least.
+/// Minimum time between sending the start time and the start of the load.
 const NOTICE: Duration = Duration::from_millis(100);
 
-/// How often a load is begun whose start time came too late.
+/// Maximum attempts at a load if a generator receives the start time too late.
 const ATTEMPTS: u32 = 4;
 
-/// A host that makes load.
+/// A load generator and its host.
 pub(crate) struct Generator {
-    /// Its name.
     pub(crate) name: String,
-    /// Words before those of `ammeter load`, ending with the program.
+    /// Command prefix of `ammeter load`, ending with the program.
     pub(crate) words: Vec<String>,
-    /// Words of the ssh that runs a command there; empty: it is this machine.
+    /// The ssh command that reaches the host; empty for this machine.
     pub(crate) ssh: Vec<String>,
-    /// Where it has the manifest, if a set is asked for.
+    /// Path of the manifest on the host, if a file set is requested.
     pub(crate) manifest: Option<PathBuf>,
 }
 
-/// A host's clock at a moment.
+/// One reading of a host's clock.
 pub(crate) struct Clock {
     pub(crate) host: String,
-    /// When it was looked at.
+    /// When the clock was read.
     pub(crate) taken: Instant,
-    /// How far it is ahead of this machine's.
+    /// Offset from this machine's clock.
     pub(crate) offset: Offset,
-    /// The longest round trip that was seen.
+    /// The longest round trip of the comparison.
     pub(crate) trip: Duration,
-    /// CPU time that the host has used so far, in nanoseconds.
+    /// CPU time that the host has used since boot, in nanoseconds.
     pub(crate) busy_ns: u64,
-    /// Its cores.
+    /// Number of cores.
     pub(crate) cores: usize,
 }
 
 impl Clock {
-    /// The share of its CPU time that was used until a later look, and of it what was not used for `own_s` seconds.
+    /// Returns the share of CPU time in use until a later reading, and the share of it beyond the
+    /// generator's own `own_s` seconds.
     fn shares(&self, later: &Clock, own_s: f64) -> (f64, f64) {
         let whole_s = (later.taken - self.taken).as_secs_f64().max(1e-9) * self.cores.max(1) as f64;
         let busy_s = later.busy_ns.saturating_sub(self.busy_ns) as f64 / 1e9;
@@ -68,7 +69,7 @@ impl Clock {
     }
 }
 
-/// A load to make.
+/// A load to generate.
 pub(crate) struct Order<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) server: SocketAddr,
@@ -76,38 +77,38 @@ pub(crate) struct Order<'a> {
     pub(crate) step: Step,
     pub(crate) duration: Duration,
     pub(crate) seed: u64,
-    /// Where the results of its slices go.
+    /// Directory of the slices' results.
     pub(crate) into: &'a Path,
-    /// What the names of these files begin with.
+    /// Prefix of their file names.
     pub(crate) stem: &'a str,
 }
 
-/// What came of a load.
+/// The result of a load.
 pub(crate) struct Load {
-    /// The slices, each with the name of its host, by the clock of this machine.
+    /// The slices, each with the name of its host, stamped by this machine's clock.
     pub(crate) parts: Vec<(String, Parts)>,
-    /// All of them together.
+    /// The merged outcome.
     pub(crate) outcome: Outcome,
-    /// The clocks before and after it, the server's first.
+    /// Clock readings before and after the load, the server's host first.
     clocks: [Vec<Clock>; 2],
 }
 
-/// The hosts of a run, as a load sees them.
+/// The hosts of a run, as the load generation sees them.
 pub(crate) trait Hosts {
-    /// Compares the clocks of the server's host and of so many generators.
+    /// Reads the clocks of the server's host and of `generators` generators.
     fn clocks(&mut self, generators: usize) -> Result<Vec<Clock>, Failure>;
 
-    /// Fails where a host is gone.
+    /// Fails if a host is lost.
     fn check(&mut self) -> Result<(), Failure>;
 
-    /// All generators are ready, and the load will begin.
+    /// Called when all generators are ready, just before the load starts.
     fn begin(&mut self, stop: &Stop) -> Result<(), Failure>;
 }
 
-/// Makes a load; the reason, if the generators could not.
+/// Generates a load; returns the reason if the generators fail.
 ///
 /// # Errors
-/// A host that is gone; an interrupt.
+/// A lost host; an interrupt.
 pub(crate) fn load(
     hosts: &mut impl Hosts,
     generators: &[Generator],
@@ -150,18 +151,19 @@ pub(crate) fn load(
     }
 }
 
-/// How far ahead a start time is: what is said must reach the slowest host first. More with each attempt.
+/// Time between sending the start time and the start itself, long enough to reach the slowest host.
+/// Grows with each attempt.
 fn notice(trip: Duration, attempt: u32) -> Duration {
     (NOTICE + trip * 4) * 4_u32.pow(attempt.min(ATTEMPTS))
 }
 
-/// How far a clock was ahead throughout.
+/// Offset of a clock over the whole load.
 fn offset([before, after]: &[Vec<Clock>; 2], at: usize) -> Offset {
     before[at].offset.and(after[at].offset)
 }
 
 impl Load {
-    /// What each host did, the server's first, of whose machine this share was used.
+    /// Returns each host's part in the run, the server's first; `server_busy` is the busy share of the server's host.
     pub(crate) fn hosts(&self, server_busy: f64) -> Vec<HostRun> {
         let [before, after] = &self.clocks;
         let mut hosts = vec![HostRun {
@@ -192,7 +194,7 @@ impl Load {
     }
 }
 
-/// A generator at work. Dropped, it ends.
+/// A running generator. Dropping it ends the process.
 struct Slice {
     name: String,
     running: Running,
@@ -228,15 +230,15 @@ impl Slice {
         self.said.so_far().lines().any(|line| line == READY)
     }
 
-    /// Has it begin at this instant of its own clock.
+    /// Sends the start time, in the generator's own clock.
     fn begin(&mut self, at_s: f64) {
         if let Some(input) = &mut self.input {
-            // That it has ended is seen by its status.
+            // A failed write means that the generator has exited; its status shows that.
             let _ = writeln!(input, "{at_s}");
         }
     }
 
-    /// Its result, of which the clock was ahead by so much.
+    /// Reads the result and converts its times from the generator's clock, which is ahead by `clock`.
     fn parts(&self, clock: Offset, count: usize) -> Result<(String, Parts), String> {
         let mut parts: Parts = archive::read(&self.file).map_err(|_| self.why())?;
         parts.outcome.began_s -= clock.offset_s;
@@ -246,7 +248,7 @@ impl Slice {
         Ok((self.name.clone(), parts))
     }
 
-    /// Why there is no result.
+    /// The reason why there is no result.
     fn why(&self) -> String {
         let said = self.said.whole();
         let said: Vec<&str> = said.lines().filter(|line| *line != READY).collect();

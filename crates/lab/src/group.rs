@@ -1,8 +1,8 @@
-//! Control groups of version 1 or 2: what a server may have (memory, disk, a part of a core), what it has used with all its
-//! processes, and how all of them are found again to be ended.
+//! Control groups, version 1 or 2: limit a server (memory, disk, CPU), account for all its
+//! processes, and kill them all at the end.
 //!
-//! The name of a group holds the number and the birth of the process that made it, so that the next who comes knows what was
-//! left behind by one that was killed ([`end_orphans`]), and leaves alone what is in use.
+//! A group's name contains the process id and start time of its creator. A later process can therefore
+//! find and remove groups of killed creators ([`end_orphans`]), and leave groups in use alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,38 +19,38 @@ use crate::experiment::Limits;
 
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// What the names of our groups begin with: `ammeter-run-PID-BIRTH-NUMBER`.
+/// Prefix of our group names: `ammeter-run-PID-BIRTH-NUMBER`.
 const PREFIX: &str = "ammeter-run-";
 
-/// The controllers of version 1, each of which is a tree of its own. `cpu` is joined only where it is wanted, since it takes
-/// time of its own at each switch.
+/// The controllers of version 1, each of which has its own hierarchy. `cpu` is joined only for a
+/// CPU limit, since it adds a cost to each context switch.
 const CONTROLLERS: [&str; 3] = ["cpuacct", "memory", "blkio"];
 
-/// A group. Dropped, it ends who is in it and is gone.
+/// A control group. Dropping it kills its processes and removes it.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// One folder in version 2, one for each controller in version 1.
+    /// One directory with version 2, one per controller with version 1.
     folders: Vec<PathBuf>,
 }
 
 /// CPU time of a group, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct CpuTime {
-    /// All.
+    /// Total.
     pub(crate) all_ns: u64,
-    /// Of it in user code; `None` where the kernel does not split it.
+    /// User code; `None` if the kernel does not split the total.
     pub(crate) user_ns: Option<u64>,
 }
 
 impl Group {
-    /// A new group with these limits; `disk` is the device that the limit of reads is for (`major:minor`).
+    /// Creates a group with these limits; `disk` is the device (`major:minor`) of the read limit.
     ///
     /// # Errors
-    /// When this user may not make one, or the kernel has no such limit.
+    /// If this user may not create one, or the kernel lacks a limit.
     pub(crate) fn new(limits: &Limits, disk: &str) -> Result<Group, Failure> {
         if !is_v1() {
             for controller in ["+cpu", "+memory", "+io"] {
-                // Refused if they are not there: then the limit's file is missing below.
+                // Fails if a controller is unavailable; the limit's file is then missing below.
                 let _ = fs::write(Path::new(ROOT).join("cgroup.subtree_control"), controller);
             }
         }
@@ -77,9 +77,10 @@ impl Group {
             )?;
         }
         if let Some(share) = limits.cpu {
-            // Short, so that who has used up his part does not stand still for long; the kernel takes no quota below 1 ms, and
-            // no period above 1 s. The monitor's interval is no multiple of it, or each look at the listen queue would meet the same
-            // moment of it; a census of connections chooses its moments itself.
+            // A short period, so that a process which has used up its quota is not throttled for long. The
+            // kernel rejects quotas below 1 ms and periods above 1 s. The monitor's interval is not a multiple
+            // of the period; otherwise every sample of the listen queue would fall at the same phase. The
+            // census of connections chooses its own moments.
             let period_us = (1033.0 / share).clamp(41_300.0, 1_000_000.0);
             let quota_us = (period_us * share).round();
             if is_v1() {
@@ -92,10 +93,10 @@ impl Group {
         Ok(group)
     }
 
-    /// A new group that counts CPU time, and nothing else.
+    /// Creates a group that only counts CPU time.
     ///
     /// # Errors
-    /// When this user may not make one.
+    /// If this user may not create one.
     pub(crate) fn counter() -> Result<Group, Failure> {
         let tree = if is_v1() { Path::new(ROOT).join(CONTROLLERS[0]) } else { PathBuf::from(ROOT) };
         Group::in_trees(&[tree])
@@ -111,7 +112,7 @@ impl Group {
             let folder = tree.join(&name);
             match fs::create_dir(&folder) {
                 Ok(()) => group.folders.push(folder),
-                // `cpu` and `cpuacct` may be one tree under two names.
+                // `cpu` and `cpuacct` may be the same hierarchy under two names.
                 Err(_) if folder.exists() => {}
                 Err(error) => {
                     let way_out = "run as root, with control groups of version 1 (cpuacct, cpu, memory, blkio) or 2";
@@ -122,15 +123,15 @@ impl Group {
         Ok(group)
     }
 
-    /// Words before a program's own that have it begin its life in this group. The shell joins and is replaced, so the number of
-    /// the process stays and nothing of it escapes the count.
+    /// Command prefix that starts a process in this group. The shell joins the group and then calls
+    /// exec, so the process id stays the same and all CPU time is counted.
     pub(crate) fn prefix(&self) -> Vec<String> {
         let join = r#"while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@""#;
         let folders = self.folders.iter().map(|folder| folder.display().to_string());
         ["sh", "-c", join, "sh"].into_iter().map(str::to_owned).chain(folders).chain(["--".to_owned()]).collect()
     }
 
-    /// CPU time of all who are or were in it. `None` where it is not counted.
+    /// CPU time of all current and former processes of the group; `None` if it is not counted.
     pub(crate) fn cpu(&self) -> Option<CpuTime> {
         let read = |file: &str| fs::read_to_string(self.file(file)?).ok();
         if is_v1() {
@@ -142,7 +143,7 @@ impl Group {
         Some(CpuTime { all_ns: of("usage_usec ")?, user_ns: of("user_usec ") })
     }
 
-    /// The most memory that it has had, in bytes, page cache included.
+    /// Maximum memory use in bytes, including page cache.
     pub(crate) fn memory_max(&self) -> Option<u64> {
         let file = self.file(if is_v1() { "memory.max_usage_in_bytes" } else { "memory.peak" })?;
         fs::read_to_string(file).ok()?.trim().parse().ok()
@@ -173,7 +174,7 @@ fn is_v1() -> bool {
     Path::new(ROOT).join("cpuacct/cgroup.procs").exists()
 }
 
-/// Whether the name `PREFIX PID-BIRTH-...` is of a process that is no more.
+/// Whether the process named in `PREFIX PID-BIRTH-...` no longer exists.
 pub(crate) fn is_orphan(name: &str, prefix: &str) -> bool {
     let owner = || {
         let mut parts = name.strip_prefix(prefix)?.split('-');
@@ -182,7 +183,7 @@ pub(crate) fn is_orphan(name: &str, prefix: &str) -> bool {
     owner().is_some_and(|(pid, born)| birth(pid) != Some(born))
 }
 
-/// Ends all that was started in groups of programs that are no more, and removes these groups.
+/// Kills all processes in groups whose creators have exited, and removes these groups.
 pub(crate) fn end_orphans() {
     let mut trees = vec![PathBuf::from(ROOT)];
     trees.extend(CONTROLLERS.iter().chain(&["cpu"]).map(|name| Path::new(ROOT).join(name)));
@@ -199,7 +200,7 @@ fn end(folders: &[PathBuf]) {
         for folder in &left {
             let members = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
             members.lines().filter_map(|line| line.parse().ok()).for_each(process::kill);
-            // Their pages would stay in memory, and the next server would find the files warm.
+            // Otherwise their pages stay in memory, and the next server starts with a warm page cache.
             let _ = fs::write(folder.join("memory.force_empty"), "0");
         }
         left.retain(|folder| fs::remove_dir(folder).is_err() && folder.exists());
@@ -242,7 +243,7 @@ mod tests {
         assert!(group.memory_max().is_some());
         drop(group);
         assert!(!sleeper.wait().unwrap().success() && folders.iter().all(|folder| !folder.exists()));
-        // One whose owner was never born.
+        // A creator with an impossible start time.
         let mut group = Group::new(&Limits::default(), "").unwrap();
         let mut sleeper = spawn(&group, &["sleep", "1000"]);
         let mut moved = Vec::new();

@@ -1,30 +1,30 @@
-//! The order in which runs are made, and how long they take.
+//! The order of runs, and their expected duration.
 //!
-//! Randomised complete blocks: each block has every point once, arm by arm at a step, with the steps and the arms in an order of
-//! their own that the seed gives. So what changes with time on the machine meets all arms alike, and what is compared was
-//! measured within a minute or so. The baseline is in every block, twice where there is something to compare. What is measured
-//! again (`left`) has the same arrivals, and comes at its block's end, so that it stays within it.
+//! Randomised complete blocks: each block contains every point once. Within a block, the steps and the arms of
+//! each step are shuffled by the seed. Changes of the machine over time therefore affect all arms alike, and
+//! compared runs are about a minute apart. The baseline is in every block, twice if there is something to
+//! compare. A retry (`left`) has the same arrivals, and runs at the end of its block so that it stays within it.
 //!
-//! Servers that are interleaved stay alive through all blocks, so there a load comes after the other and has all its blocks at
-//! once: what is compared is measured within seconds.
+//! Interleaved servers keep running through all blocks, so each load runs all its blocks before the
+//! next load starts: compared measurements are seconds apart.
 //!
-//! Pure: nothing here looks at a clock.
+//! Pure: does not read the clock.
 
 use amped_measure::stats::Random;
 
 use crate::archive::{Arm, Hosts, Plan, Planned, Resolved, Run, Step};
 
-/// What a run takes besides load: to start the server and the monitor, and to stop them, in seconds.
+/// Overhead of a run besides its load, in seconds: starting and stopping the server and the monitor.
 pub(crate) const AROUND_S: f64 = 1.5;
 
-/// The plan of an experiment.
+/// Returns the plan of an experiment.
 pub(crate) fn plan(resolved: &Resolved) -> Plan {
     let mut random = Random(resolved.seed);
     let mut runs = Vec::new();
     let mut add = |random: &mut Random, block: u32, step: Step, arms: &[&Arm]| {
         let mut arms: Vec<&str> = arms.iter().map(|arm| arm.id.as_str()).collect();
         random.shuffle(&mut arms);
-        // The same luck for all arms, and other luck in each block.
+        // The same arrivals for all arms of a step, different ones in each block.
         let seed = random.next() >> 32;
         runs.extend(arms.into_iter().map(|arm| {
             let (arm, id) = (arm.to_owned(), format!("{block}-{arm}-{}", step.value()));
@@ -50,7 +50,7 @@ pub(crate) fn plan(resolved: &Resolved) -> Plan {
     Plan { runs, expected_s }
 }
 
-/// The arms that are asked for the same in the same way, which can be measured in turns.
+/// Groups the arms that have the same workload and load, and can be measured in turns.
 fn groups(resolved: &Resolved) -> Vec<Vec<&Arm>> {
     let asked = |arm: &Arm| {
         let table = arm.settings.parse::<toml::Table>().unwrap_or_default();
@@ -67,8 +67,8 @@ fn groups(resolved: &Resolved) -> Vec<Vec<&Arm>> {
     groups.into_iter().map(|(_, group)| group).collect()
 }
 
-/// The runs of a plan in the parts before each of which the machine is to be at rest: its blocks, or where servers are
-/// interleaved, those that are alive at once.
+/// Splits a plan into the parts before which the machine must be idle: its blocks or, with
+/// interleaved servers, the runs whose servers are up at the same time.
 pub(crate) fn parts<'a>(resolved: &Resolved, runs: &'a [Planned]) -> Vec<&'a [Planned]> {
     if !resolved.is_interleaved {
         return runs.chunk_by(|a, b| a.block == b.block).collect();
@@ -78,8 +78,8 @@ pub(crate) fn parts<'a>(resolved: &Resolved, runs: &'a [Planned]) -> Vec<&'a [Pl
     runs.chunk_by(|a, b| a.step == b.step && group(a) == group(b)).collect()
 }
 
-/// What of these is to be made: what is not among the runs that were made, and another attempt at what is, where `again` says so
-/// of how many attempts there were, and of the last.
+/// Returns the runs still to make: those not in `made`, and retries of those for which `again`
+/// returns true, given the number of attempts and the last one.
 pub(crate) fn left(planned: &[Planned], made: &[Run], again: impl Fn(usize, &Run) -> bool) -> Vec<Planned> {
     let next = |planned: &Planned| {
         let attempts: Vec<&Run> = made.iter().filter(|run| run.plan.is_same(planned)).collect();
@@ -89,9 +89,9 @@ pub(crate) fn left(planned: &[Planned], made: &[Run], again: impl Fn(usize, &Run
     planned.iter().filter_map(next).collect()
 }
 
-/// How long a run is expected to take, in seconds.
+/// Expected duration of a run, in seconds.
 pub(crate) fn run_s(resolved: &Resolved) -> f64 {
-    /// To start the load, where the servers are there already.
+    /// Time to start the load when the servers are already running.
     const TURN_S: f64 = 0.15;
     match resolved.is_interleaved {
         true => resolved.duration_s + TURN_S + (resolved.warm_up_s + AROUND_S) / f64::from(resolved.repetitions.max(1)),
@@ -99,14 +99,14 @@ pub(crate) fn run_s(resolved: &Resolved) -> f64 {
     }
 }
 
-/// How long the machine is looked at before a block, in seconds.
+/// Time for which the idle machine is observed before a block, in seconds.
 pub(crate) const IDLE_S: f64 = 1.0;
 
-/// How long the clients are tried at each step, in seconds.
+/// Duration of the client measurement at each step, in seconds.
 pub(crate) const CLIENTS_S: f64 = 1.0;
 
-/// At which steps the clients are tried: at those of the ladder, and at half as much again as the highest (headroom). A closed
-/// loop has no schedule that could be missed.
+/// Returns the steps at which the clients are measured: those of the ladder, and 1.5 times the
+/// highest (headroom). A closed loop has no schedule to miss.
 pub(crate) fn client_steps(steps: &[Step]) -> Vec<Step> {
     let rates = steps.iter().filter(|step| matches!(step, Step::Rate(_))).copied();
     let highest = steps.last().filter(|step| matches!(step, Step::Rate(_))).map(|step| Step::Rate(step.value() * 1.5));
@@ -117,7 +117,7 @@ fn clients_s(resolved: &Resolved) -> f64 {
     client_steps(&resolved.steps).len() as f64 * (CLIENTS_S + 0.5)
 }
 
-/// A length of time for people: `42 s`, `7 min`, `3 h 20 min`.
+/// Formats a duration for people: `42 s`, `7 min`, `3 h 20 min`.
 pub(crate) fn told(seconds: f64) -> String {
     let whole = seconds.round().max(0.0) as u64;
     match whole {
@@ -127,7 +127,7 @@ pub(crate) fn told(seconds: f64) -> String {
     }
 }
 
-/// The run list, as it is printed before anything is started.
+/// Formats the run list that is printed before the first run.
 pub(crate) fn list(resolved: &Resolved, plan: &Plan) -> String {
     let mut text = format!("{}  {}\n", resolved.name, resolved.title);
     for arm in &resolved.arms {
@@ -195,7 +195,7 @@ mod tests {
             let ids: BTreeSet<&str> = plan.runs.iter().map(|run| run.id.as_str()).collect();
             prop_assert_eq!(ids.len(), plan.runs.len());
             for step in plan.runs.chunks(arms) {
-                // All arms at a step are measured one after the other, with the same arrivals.
+                // All arms at a step run one after another, with the same arrivals.
                 prop_assert!(step.iter().all(|run| run.step == step[0].step && run.block == step[0].block && run.seed == step[0].seed));
                 prop_assert_eq!(step.iter().map(|run| run.arm.as_str()).collect::<BTreeSet<_>>().len(), arms);
             }

@@ -1,10 +1,11 @@
-//! The server's side of a run ([`Side`]), and what is made of a run when it is over ([`judge`]).
+//! The server's side of a run ([`Side`]), and its evaluation afterwards ([`judge`]).
 //!
-//! The server is in a control group and on its cores; beside it are `ammeter monitor --record` and, where it was asked for,
-//! `ammeter profile`: programs of their own (this one, by its other commands), so that they have their own cores. On one machine
-//! all of a run is in a network namespace of its own, by a thread that goes there ([`apart`]); with a path in the experiment,
-//! server and clients are in two, with the router of `ammeter wan up` between them. With several hosts the server's side is
-//! in `ammeter subject` on one of them. `runner.rs` goes through a run, `generate.rs` makes the load, `validate.rs` judges.
+//! The server runs in a control group on its own cores. `ammeter monitor --record` and, if requested, `ammeter
+//! profile` run beside it as separate processes of this program, on cores of their own. On one machine the
+//! whole run happens in a network namespace of its own, which a dedicated thread enters ([`apart`]). If the
+//! experiment has a network path, server and clients are in two namespaces, with the router of `ammeter wan
+//! up` between them. With several hosts, the server's side runs in `ammeter subject` on one of them.
+//! `runner.rs` steps through a run, `generate.rs` generates the load, `validate.rs` judges it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -38,34 +39,34 @@ use crate::plan;
 use crate::subject::{self, Answer, Kind, Place, Subject};
 use crate::validate::{self, Evidence};
 
-/// How long a server may take until it answers.
+/// Maximum time from the start of a server to its first response.
 const START: Duration = Duration::from_secs(20);
 
-/// How long a program may take to end when it is asked to.
+/// Maximum time for a process to exit after SIGTERM.
 const END: Duration = Duration::from_secs(5);
 
-/// Seconds since 1970.
+/// Returns the wall-clock time in seconds since 1970.
 pub(crate) fn now_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// What a run is made of.
+/// The parameters of a run.
 #[derive(Clone)]
 pub(crate) struct Order {
     pub(crate) settings: Settings,
     pub(crate) planned: Planned,
     pub(crate) rules: Rules,
-    /// From what contents are drawn.
+    /// Seed of the file contents.
     pub(crate) seed: u64,
     pub(crate) interval: Duration,
     pub(crate) clients: Option<ClientStep>,
     pub(crate) idle: Option<(bool, f64)>,
-    /// Where its files go.
+    /// Directory of the run's files.
     pub(crate) into: PathBuf,
 }
 
-/// Does `work` in a thread of its own, in a new network namespace where this machine allows that. Whoever is in there still
-/// when it is done is ended.
+/// Runs `work` in a thread of its own, in a new network namespace if this machine allows one. Kills
+/// every process that is left in the namespace when `work` returns.
 pub(crate) fn apart<T: Send>(
     environment: &TestEnvironment,
     stop: &Stop,
@@ -87,12 +88,12 @@ pub(crate) fn apart<T: Send>(
     done
 }
 
-/// How long a load of this length may take.
+/// Maximum time that a load of this duration may take.
 pub(crate) fn patience(settings: &Settings, duration: Duration) -> Duration {
     duration + settings.load.timeout + Duration::from_secs(30)
 }
 
-/// A run that came to nothing, and why.
+/// Marks a run as failed: `whose` is the failed party, `why` the reason.
 pub(crate) fn refused(mut run: Run, whose: &str, why: &str) -> Run {
     run.why = vec![format!("{whose}: {why}")];
     run.checks = vec![Check { name: whose.to_owned(), holds: Some(false), says: why.to_owned() }];
@@ -100,7 +101,8 @@ pub(crate) fn refused(mut run: Run, whose: &str, why: &str) -> Run {
     run
 }
 
-/// Makes a result of what both sides saw; the monitor's record is among the files of the run. Of hosts the server is the first.
+/// Evaluates a run from the client's outcome and the server's side; the monitor's record is among
+/// the run's files. The server's host is the first of `hosts`.
 pub(crate) fn judge(
     mut run: Run,
     order: &Order,
@@ -111,7 +113,7 @@ pub(crate) fn judge(
 ) -> Result<Run, Failure> {
     let Order { settings, planned, into, .. } = order;
     run.load_began_s = outcome.began_s;
-    // The record is by the clock of the server's host.
+    // The record is stamped by the clock of the server's host.
     let from_s = outcome.began_s + hosts.first().map_or(0.0, |server| server.clock.offset_s);
     let seen = match order.interval.is_zero() {
         true => Seen::default(),
@@ -158,48 +160,50 @@ pub(crate) fn judge(
     Ok(run)
 }
 
-/// The server's side of a run: the server in its group, and who watches it. Dropped, all of it is ended and removed.
+/// The server's side of a run: the server in its control group, monitor and profiler. Dropping it
+/// ends and removes them.
 pub(crate) struct Side {
     profile: Option<Running>,
     monitor: Option<Running>,
     server: Server,
     path: Option<PathBetween>,
-    /// What load and instruments use is no doing of others.
+    /// Group of load generators and instruments, so that their CPU use is not attributed to other processes.
     instruments: Option<Group>,
     before: Option<Snapshot>,
-    /// Words before those of this program, which has instruments and load begin where they are counted.
+    /// Command prefix that starts this program in the group of instruments and on the clients' cores.
     prefix: Vec<String>,
     settings: Settings,
     interval: Duration,
     set_bytes: Option<u64>,
     into: PathBuf,
-    /// The last to go.
+    /// Declared last: dropped after everything that uses it.
     _folder: Folder,
 }
 
-/// What the server's side of a run came to, besides its files.
+/// The result of the server's side of a run, besides its files.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Watched {
-    /// How the server ended before its time, if it did.
+    /// Exit status of the server, if it exited early.
     pub(crate) server_ended: Option<String>,
-    /// What the router says of itself.
+    /// The router's verdict on itself.
     pub(crate) path: Option<Verdict>,
     memory_max_bytes: Option<u64>,
-    /// Replies that the server counted.
+    /// Responses counted by the server.
     replies: Option<u64>,
-    /// How large the set of files is, where it is one.
+    /// Total size of the file set, if there is one.
     set_bytes: Option<u64>,
-    /// From the server's start to its first answer.
+    /// Time from server start to its first response, in milliseconds.
     start_ms: Option<f64>,
     pub(crate) spell: CpuUsage,
 }
 
 impl Side {
-    /// Starts the server until it answers, at this address or where this machine has one that is free, and the monitor, unless it
-    /// is to look never. Files go `into` a folder. A server that cannot be run so is no error, but what is said of it.
+    /// Starts the server and waits for its first response, then starts the monitor unless `interval` is
+    /// 0. The server listens on `address`, or on a free local address. Files are written to `into`.
+    /// Returns the reason if the server cannot run with these settings.
     ///
     /// # Errors
-    /// When it is no fault of the server's; an interrupt.
+    /// If the failure is not the server's; an interrupt.
     pub(crate) fn begin(
         environment: &TestEnvironment,
         settings: &Settings,
@@ -264,30 +268,30 @@ impl Side {
         self.monitor.as_mut().map_or(Ok(()), |monitor| await_samples(&record, monitor, self.interval, stop))
     }
 
-    /// Words before those of this program's that have load begin where it is counted, ending with the program.
+    /// Command prefix, ending with the program, that starts this program in the group where load is counted.
     pub(crate) fn prefix(&self) -> &[String] {
         &self.prefix
     }
 
-    /// Where the server is.
+    /// The server's listening address.
     pub(crate) fn address(&self) -> SocketAddr {
         self.server.address
     }
 
-    /// Before the measured load.
+    /// Prepares for the measured load.
     ///
     /// # Errors
     /// An interrupt.
     pub(crate) fn calm(&mut self, stop: &Stop) -> Result<(), Failure> {
         self.server.replies_before = self.server.replies(&self.settings, 0);
-        // One in which nothing is asked: counters are compared from there.
+        // Wait for a sample without load, from which counters are compared.
         self.await_samples(stop)
     }
 
-    /// The measured load begins.
+    /// Marks the start of the measured load: takes a snapshot, and starts the profile if requested.
     ///
     /// # Errors
-    /// When `/proc` is not mounted, or no profile can be begun.
+    /// If `/proc` is not mounted, or the profile cannot be started.
     pub(crate) fn measure(&mut self) -> Result<(), Failure> {
         self.before = Some(Snapshot::take(self.server.group.as_ref(), self.instruments.as_ref())?);
         if self.settings.profile {
@@ -299,16 +303,16 @@ impl Side {
         Ok(())
     }
 
-    /// What is started to make this load.
+    /// Returns the command line of the load generator.
     fn load_words(&self, order: &Order, site: &Site, duration: Duration, seed: u64) -> Vec<String> {
         let words = load_words(&order.settings, site, order.planned.step, self.address(), duration, seed);
         self.prefix.iter().cloned().chain(words).collect()
     }
 
-    /// Makes a load that is not counted, if there is to be one.
+    /// Generates the warm-up load, if there is one; it is not counted.
     ///
     /// # Errors
-    /// When it cannot be made; an interrupt.
+    /// If the load generator fails; an interrupt.
     pub(crate) fn warm_up(&self, order: &Order, site: &Site, stop: &Stop) -> Result<(), Failure> {
         let Order { settings, into, planned, .. } = order;
         let duration = settings.load.warm_up;
@@ -316,17 +320,17 @@ impl Side {
             return Ok(());
         }
         let streams = Streams::to(Some(&into.join(name::WARM_UP)), &into.join("warm-up.log"))?;
-        // Connections are parked beside the measured load alone, or what they take would be there before it.
+        // Connections are parked only during the measured load; otherwise their memory would be in use before it.
         let mut order = order.clone();
         order.settings.load.parked.clear();
         let words = self.load_words(&order, site, duration, planned.seed ^ 1);
         Running::start("the warm-up", &words, streams)?.wait(patience(settings, duration), stop).map(drop)
     }
 
-    /// Starts the clients beside the load, if there are to be some.
+    /// Starts the clients beside the load, if there are any.
     ///
     /// # Errors
-    /// When there is no room for their result.
+    /// If their output files cannot be created.
     pub(crate) fn beside(&self, order: &Order, site: &Site) -> Result<Option<Running>, Failure> {
         let Order { settings, into, planned, .. } = order;
         if settings.load.beside == 0 {
@@ -351,10 +355,10 @@ impl Side {
         Running::start("the clients beside the load", &words, streams).map(Some)
     }
 
-    /// Makes a load and nothing else, while the server stays: for servers that are measured in turns, without a monitor.
+    /// Generates one measured load and keeps the server running: for servers measured in turns, without a monitor.
     ///
     /// # Errors
-    /// When no load could be made; an interrupt.
+    /// If the load generator fails to start; an interrupt.
     pub(crate) fn window(
         &mut self,
         environment: &TestEnvironment,
@@ -385,7 +389,7 @@ impl Side {
         judge(run, order, &outcome, &watched, environment.is_private, &[])
     }
 
-    /// The measured load has ended: all are ended and removed.
+    /// Ends the measured load: stops and removes server and instruments.
     ///
     /// # Errors
     /// An interrupt.
@@ -399,7 +403,7 @@ impl Side {
         if let Some(monitor) = self.monitor.take() {
             monitor.end(END);
         }
-        // The question before was counted too.
+        // The request of the first reading was counted too.
         let replies = self.server.replies(&self.settings, 1);
         let watched = Watched {
             server_ended,
@@ -416,14 +420,14 @@ impl Side {
     }
 }
 
-/// Waits until the monitor has looked twice: the second time is a look that was begun since. Its budget may have it look less
-/// often than it was outcome.
+/// Waits for two new samples: only the second is certain to have begun after the call. The
+/// monitor's CPU budget may make it sample less often than requested.
 fn await_samples(record: &Path, monitor: &mut Running, interval: Duration, stop: &Stop) -> Result<(), Failure> {
     let (begin, patience) = (Instant::now(), START + interval * 3);
     let length = || fs::metadata(record).map_or(0, |meta| meta.len());
     for _ in 0..2 {
         let before = length();
-        // The server has ended where the monitor has; that is outcome elsewhere.
+        // When the server exits, the monitor exits too; the caller reports that.
         while length() == before && monitor.ended().is_none() && begin.elapsed() < patience {
             if stop.is_stopped() {
                 return Err(interrupted());
@@ -434,7 +438,7 @@ fn await_samples(record: &Path, monitor: &mut Running, interval: Duration, stop:
     Ok(())
 }
 
-/// Words before a program's own that keep it on these cores.
+/// Command prefix that pins a process to these cores.
 pub(crate) fn pinned(cores: Option<&str>) -> Vec<String> {
     cores.map_or(Vec::new(), |cores| ["taskset", "-c", cores].map(str::to_owned).to_vec())
 }
@@ -443,7 +447,7 @@ fn micros(time: Duration) -> String {
     format!("{}us", time.as_micros())
 }
 
-/// What `ammeter` is outcome to make this load.
+/// Returns the arguments of `ammeter` for this load.
 pub(crate) fn load_words(
     settings: &Settings,
     site: &Site,
@@ -486,10 +490,10 @@ pub(crate) fn load_words(
     say("--pipeline", pipeline.to_string());
     say("--connect-timeout", micros(*connect_timeout));
     say("--timeout", micros(*timeout));
-    // It was waited for, and one connection more would be one that the kernel counts and the clients do not.
+    // The server is already up. A probe would be one more connection that the kernel counts and the clients do not.
     say("--wait", micros(Duration::ZERO));
     say("--generators", generators.to_string());
-    // Control groups tell it better, here.
+    // Control groups measure this more precisely here.
     say("--others-max", "100%".to_owned());
     parked.iter().for_each(|parked| say("--parked", parked.clone()));
     fields(settings, server, target).into_iter().for_each(|field| say("--header", field));
@@ -498,7 +502,7 @@ pub(crate) fn load_words(
     words
 }
 
-/// The header fields of each request, with the entity tag that this server gives.
+/// Returns the header fields of each request, with `@etag@` replaced by the server's entity tag for `target`.
 pub(crate) fn fields(settings: &Settings, server: SocketAddr, target: &str) -> Vec<String> {
     const ETAG: &str = "@etag@";
     let put = |field: &String| {
@@ -511,7 +515,7 @@ pub(crate) fn fields(settings: &Settings, server: SocketAddr, target: &str) -> V
     settings.load.headers.iter().map(put).collect()
 }
 
-/// A server that answers.
+/// A server that responds.
 struct Server {
     running: Running,
     address: SocketAddr,
@@ -519,7 +523,7 @@ struct Server {
     metrics: PathBuf,
     folder: PathBuf,
     start_ms: f64,
-    /// Requests that it had counted before there was load.
+    /// Requests that it had counted before the load.
     replies_before: Option<u64>,
 }
 
@@ -537,7 +541,7 @@ impl Server {
     ) -> Result<Server, Failure> {
         let address = match path {
             None => free_address(address.unwrap_or(Ipv4Addr::LOCALHOST.into()))?,
-            // In a namespace of its own every port is free.
+            // In a private namespace every port is free.
             Some(_) => SocketAddr::new(IpAddr::V4(ammeter_wan::behind::HOST4), 8080),
         };
         let place = Place {
@@ -597,7 +601,8 @@ impl Server {
             let lines: Vec<&str> = text.trim().lines().collect();
             lines[lines.len().saturating_sub(5)..].join("\n")
         };
-        // Of a set any answer will do: its root may be no page. The floor answers what it was told.
+        // For a file set any status below 500 will do: its root may not be a page. The floor server
+        // replays recorded responses, which may be errors.
         let any = site.manifest.is_some() || site.replies.is_some();
         let is_right = |status: u16| if any { status < 500 } else { status == 200 };
         while begin.elapsed() < START && !stop.is_stopped() {
@@ -616,8 +621,8 @@ impl Server {
         }))
     }
 
-    /// Requests that it has counted so far, where there is a way to ask it that is none of the monitor's; without so many of
-    /// those that asked.
+    /// Returns the number of requests counted so far, if the server reports them by a way other than
+    /// the monitor's. Subtracts the `asked` status requests.
     fn replies(&self, settings: &Settings, asked: u64) -> Option<u64> {
         match settings.subject.kind {
             Kind::Nginx if settings.subject.config.is_empty() => {
@@ -635,22 +640,22 @@ impl Server {
     }
 }
 
-/// Whether lines of its log are gathered: then some are not written yet.
+/// Whether the server buffers its log, so that some lines may not be written yet.
 fn is_gathered(subject: &Subject) -> bool {
     subject.kind == Kind::Lighttpd || subject.settings.get("log-buffered").is_some_and(|on| on == "true")
 }
 
-/// The router between two namespaces.
+/// The router between the namespaces of server and clients.
 struct PathBetween {
     running: Option<Running>,
     socket: PathBuf,
 }
 
 impl PathBetween {
-    /// The class of the clients.
+    /// The clients' class.
     const CLIENTS: &'static str = "clients";
 
-    /// Makes it, and moves the calling thread to the clients.
+    /// Starts the router, and moves the calling thread into the clients' namespace.
     fn up(
         environment: &TestEnvironment,
         settings: &Settings,
@@ -701,13 +706,13 @@ impl PathBetween {
         Ok(PathBetween { running: Some(running), socket })
     }
 
-    /// Words before a program's own that have it run in the namespace of a class.
+    /// Command prefix that runs a program in the namespace of a class.
     fn exec(&self, environment: &TestEnvironment, class: &str) -> Vec<String> {
         let (own, socket) = (environment.own.display().to_string(), self.socket.display().to_string());
         [&own, "wan", "exec", "--control", &socket, class, "--"].map(str::to_owned).to_vec()
     }
 
-    /// Whether packets left when they should have.
+    /// Whether packets left on time.
     fn verdict(&self) -> Result<Verdict, Failure> {
         Ok(testbed::status(&self.socket)?.verdict(LATE_MAX))
     }
@@ -722,18 +727,18 @@ impl Drop for PathBetween {
     }
 }
 
-/// CPU times at a moment.
+/// CPU times at one moment.
 pub(crate) struct Snapshot {
     at: Instant,
     cpu: Option<CpuTime>,
-    /// Of load and instruments.
+    /// CPU time of load generators and instruments.
     instruments: Option<CpuTime>,
     busy_ns: u64,
     stolen_ns: u64,
 }
 
 impl Snapshot {
-    /// Now: what the groups of the server and of the instruments have used, where there are any, and the machine.
+    /// Reads the CPU times of the server's and the instruments' groups, if they exist, and of the machine.
     pub(crate) fn take(server: Option<&Group>, instruments: Option<&Group>) -> Result<Snapshot, Failure> {
         Ok(Snapshot {
             at: Instant::now(),
@@ -744,7 +749,7 @@ impl Snapshot {
         })
     }
 
-    /// What was used from here to a later moment.
+    /// Returns the CPU use from this snapshot to a later one.
     pub(crate) fn until(&self, later: &Snapshot) -> CpuUsage {
         let used = |(before, after): (CpuTime, CpuTime)| CpuTime {
             all_ns: after.all_ns.saturating_sub(before.all_ns),
@@ -760,21 +765,21 @@ impl Snapshot {
     }
 }
 
-/// What a machine did between two moments.
+/// CPU use between two snapshots.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct CpuUsage {
     elapsed_s: f64,
-    /// CPU time of the server, in its group.
+    /// CPU time of the server's group.
     server: Option<CpuTime>,
-    /// CPU time of load and instruments, in theirs.
+    /// CPU time of the group of load generators and instruments.
     instruments_ns: Option<u64>,
     busy_ns: u64,
     stolen_ns: u64,
 }
 
 impl CpuUsage {
-    /// The share of all CPU time of so many cores that was used, and that others used than server, load and instruments, where
-    /// that is known; `server_s` is what the server used, in seconds.
+    /// Returns the share of all CPU time in use on `cores` cores, and the share used by processes other
+    /// than server, load and instruments, if known. `server_s` is the server's CPU time in seconds.
     pub(crate) fn shares(&self, cores: usize, server_s: Option<f64>) -> (f64, Option<f64>) {
         let whole_s = self.elapsed_s.max(1e-9) * cores.max(1) as f64;
         let busy_s = self.busy_ns as f64 / 1e9;
@@ -783,7 +788,7 @@ impl CpuUsage {
     }
 }
 
-/// What the monitor saw: the last sample before the load, the last of all, and what was in between.
+/// The monitor's record: the last sample before the load, the last of all, and figures of those between.
 #[derive(Default)]
 pub(crate) struct Seen {
     first: Sample,
@@ -791,24 +796,25 @@ pub(crate) struct Seen {
     processes_max: usize,
     threads_max: usize,
     resident_max: u64,
-    /// Resident memory at the first look.
+    /// Resident memory at the first sample.
     rest_bytes: Option<u64>,
     depth_max: Option<u64>,
-    /// Bytes a second that the namespace sent, tick by tick, while there was load.
+    /// Bytes per second sent by the namespace, per tick during the load.
     ticks: Vec<f64>,
-    /// Connections that were established, census by census, while there was load.
+    /// Established connections, per census during the load.
     established: Vec<f64>,
-    /// With those whose last bytes are on their way: the server has closed, and the client has not acknowledged all. A server
-    /// that closes a connection as soon as it has written the reply would else have none of the time on the path. Until the last
-    /// of all, each with the seconds since the one before.
+    /// Connections, including those whose last bytes are in flight (closed by the server, not fully
+    /// acknowledged by the client), each count with the seconds since the census before, up to the last
+    /// census. Without the latter connections, a server that closes each connection as soon as it has
+    /// written the response would not be charged the time on the path.
     in_flight: Vec<(f64, f64)>,
 }
 
 impl Seen {
-    /// Reads a record of which the load lasted from one time to the other.
+    /// Reads a record; the load lasted from `from_s` to `to_s`.
     ///
     /// # Errors
-    /// When there is none.
+    /// If the record is missing or unreadable.
     pub(crate) fn read(record: &Path, from_s: f64, to_s: f64) -> Result<Seen, Failure> {
         let mut seen = Seen::default();
         let mut before: Option<Sample> = None;
@@ -818,7 +824,7 @@ impl Seen {
             let resident: u64 = sample.processes.iter().map(|one| one.resident).sum();
             if at_s <= from_s || before.is_none() {
                 seen.first = sample.clone();
-                // Of later looks some have seen what warm-up and parked connections took.
+                // Later samples may include memory of the warm-up and of parked connections.
                 seen.rest_bytes = seen.rest_bytes.or(Some(resident)).filter(|bytes| *bytes > 0);
             } else {
                 seen.processes_max = seen.processes_max.max(sample.processes.len());
@@ -858,14 +864,14 @@ impl Seen {
         Ok(seen)
     }
 
-    /// What the server used.
+    /// Returns the resources that the server used.
     pub(crate) fn server(&self) -> ServerUse {
         let Seen { first, last, .. } = self;
         let ran = |sample: &Sample| -> BTreeMap<u32, u64> {
             sample.threads.iter().map(|thread| (thread.tid, thread.run)).collect()
         };
         let (from, to) = (ran(first), ran(last));
-        // Of threads that lived through it: a lower bound for a server that starts and ends some.
+        // Counts only threads that lived throughout: a lower bound for a server that starts and ends threads.
         let cpu_ns: u64 = to.iter().map(|(tid, ns)| ns.saturating_sub(from.get(tid).copied().unwrap_or(0))).sum();
         let counter = |name: &str| {
             let of = |sample: &Sample| sample.module.as_ref()?.counters.get(name).copied();
@@ -888,9 +894,9 @@ impl Seen {
         }
     }
 
-    /// What these phases of a request took, the mean of all that the server timed while there was load, in milliseconds.
+    /// Returns the mean time of these phases over all requests that the server timed during the load, in milliseconds.
     fn phases_ms(&self, names: &[&str]) -> Option<f64> {
-        // Elapsed nanoseconds of the phases, and how many requests were timed.
+        // Elapsed nanoseconds of the phases, and the number of timed requests.
         let so_far = |sample: &Sample| {
             let classes = &sample.module.as_ref()?.classes;
             let phases =
@@ -904,7 +910,7 @@ impl Seen {
         (to > from).then(|| to_ns.saturating_sub(from_ns) as f64 / (to - from) as f64 / 1e6)
     }
 
-    /// All that the monitor saw, by the names of its columns.
+    /// Returns all monitor columns, by name.
     pub(crate) fn figures(&self) -> BTreeMap<String, f64> {
         let mut figures = BTreeMap::new();
         if let Some(tick) = Tick::between(&self.first, &self.last) {
@@ -913,7 +919,7 @@ impl Seen {
         figures
     }
 
-    /// What its network namespace counted.
+    /// Returns the counters of the network namespace.
     pub(crate) fn network(&self, is_private: bool) -> NetworkUse {
         let tcp = |of: fn(&Tcp) -> Option<u64>| Some(of(&self.last.tcp)?.saturating_sub(of(&self.first.tcp)?));
         NetworkUse {
@@ -926,7 +932,7 @@ impl Seen {
         }
     }
 
-    /// What the machine did.
+    /// Returns the CPU use of the machine.
     pub(crate) fn host(&self, spell: &CpuUsage, summary: &Summary) -> HostUse {
         let cores = match self.last.host.cores.len() {
             0 => thread::available_parallelism().map_or(1, |cores| cores.get()),
@@ -937,15 +943,15 @@ impl Seen {
     }
 }
 
-/// Bytes that left by all devices of the namespace; `None` where that is not known.
+/// Bytes sent by all devices of the namespace; `None` if unknown.
 fn out_bytes(sample: &Sample) -> Option<u64> {
     (!sample.interfaces.is_empty()).then(|| sample.interfaces.iter().map(|one| one.sent).sum())
 }
 
-/// Looks at the machine while nothing is asked of it.
+/// Observes the idle machine for [`plan::IDLE_S`] seconds.
 ///
 /// # Errors
-/// When `/proc` is not mounted; an interrupt.
+/// If `/proc` is not mounted; an interrupt.
 pub(crate) fn look_at_rest(stop: &Stop) -> Result<Block, Failure> {
     let (began_s, begin, from) = (now_s(), Instant::now(), Rest::read()?);
     while begin.elapsed().as_secs_f64() < plan::IDLE_S {
@@ -974,7 +980,7 @@ pub(crate) fn look_at_rest(stop: &Stop) -> Result<Block, Failure> {
     })
 }
 
-/// What the machine has done so far.
+/// Counters of the machine at one moment.
 struct Rest {
     busy_ns: u64,
     packets: u64,
@@ -985,7 +991,7 @@ struct Rest {
 impl Rest {
     fn read() -> Result<Rest, Failure> {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        // Partitions and devices upon devices count again what is on the disk below.
+        // Partitions and stacked devices would count the transfers of the underlying disk again.
         let is_whole = |name: &str| Path::new("/sys/block").join(name).join("device").exists();
         let disks = Disk::parse(&read("/proc/diskstats"), is_whole);
         Ok(Rest {
@@ -997,7 +1003,7 @@ impl Rest {
     }
 }
 
-/// Whether an archive was begun by the same experiment; else why it cannot be gone on with.
+/// Checks that an archive belongs to the same experiment and programs; returns the reason if it cannot be resumed.
 pub(crate) fn same(old: &Resolved, new: &Resolved) -> Result<(), String> {
     if !old.measures_as(new) {
         return Err("another experiment was begun there, or this one with other settings, --seed or --quick".to_owned());

@@ -1,9 +1,9 @@
-//! Makes the runs of an experiment where it says: on this machine, or on the hosts that it names.
+//! Executes the runs of an experiment, on this machine or on the hosts that the experiment names.
 //!
-//! A run, on one host or several: the server is started until it answers; load that is not counted; generators are made ready; the
-//! server's side begins to count; the load (`generate.rs`); the server's side ends, and `run.rs` judges what all of them saw. It is
-//! in the archive when it is over. Before the first run, the clients are tried against a server that does nothing, in the
-//! same place.
+//! The steps of a run, on one host or several: start the server and wait for its first response; generate
+//! the warm-up load; prepare the load generators; start counting on the server's side; generate the load
+//! (`generate.rs`); end the server's side; evaluate the run (`run.rs`). The run is then added to the
+//! archive. Before the first run, the clients are measured against a null server, in the same place.
 
 use std::cell::RefCell;
 use std::fs;
@@ -27,27 +27,26 @@ use crate::run::{self, Order, Side, Watched, judge, now_s, patience, refused};
 use crate::say;
 use crate::subject::Subject;
 
-/// What all runs of an experiment have in common.
+/// State shared by all runs of an experiment.
 pub(crate) struct Lab<'a> {
-    /// This machine.
     pub(crate) environment: &'a TestEnvironment,
-    /// The hosts, where it is several.
+    /// The hosts, if there are several.
     pub(crate) fleet: Option<&'a RefCell<Fleet>>,
-    /// The archive.
+    /// Directory of the archive.
     pub(crate) dir: &'a Path,
-    /// What was asked for.
+    /// The resolved experiment.
     pub(crate) resolved: &'a Resolved,
-    /// What the clients can do.
+    /// Results of the clients against the null server.
     pub(crate) clients: &'a Clients,
-    /// Says when it is enough.
+    /// Set by an interrupt.
     pub(crate) stop: &'a Stop,
 }
 
 impl Lab<'_> {
-    /// Looks at the machine while nothing is asked of it, or at all of the hosts.
+    /// Observes the idle machine, or all hosts.
     ///
     /// # Errors
-    /// As [`run::look_at_rest`]; a host that is gone.
+    /// As [`run::look_at_rest`]; a lost host.
     pub(crate) fn look_at_rest(&self, block: u32) -> Result<Block, Failure> {
         let found = match self.fleet {
             Some(fleet) => fleet.borrow_mut().look_at_rest(self.stop)?,
@@ -57,10 +56,11 @@ impl Lab<'_> {
     }
 }
 
-/// Makes one run: its directory is in the archive when this returns.
+/// Executes one run and adds its directory to the archive.
 ///
 /// # Errors
-/// When it could not be made at all: no program, no disk, an interrupt. A server that fails is a result, and no error.
+/// If the run cannot be made at all: no program, no disk space, an interrupt. A failing server is a
+/// result, not an error.
 pub(crate) fn make(lab: &Lab<'_>, settings: &Settings, planned: &Planned, block: &Block) -> Result<Run, Failure> {
     let order = order(lab, settings, planned, block)?;
     let run = work(lab.environment, lab.fleet, &order, lab.stop)?;
@@ -68,7 +68,7 @@ pub(crate) fn make(lab: &Lab<'_>, settings: &Settings, planned: &Planned, block:
     Ok(run)
 }
 
-/// Makes these runs, whose servers are alive at once; `each` gets a run when its directory is in the archive.
+/// Executes these runs in turns, with all their servers running. Passes each run to `each` once it is in the archive.
 ///
 /// # Errors
 /// As [`make`].
@@ -87,7 +87,7 @@ pub(crate) fn make_interleaved(
     })
 }
 
-/// What a run is made of; its directory is there, under a name of its own.
+/// Returns the parameters of a run, and creates its directory under a temporary name.
 fn order(lab: &Lab<'_>, settings: &Settings, planned: &Planned, block: &Block) -> Result<Order, Failure> {
     let into = lab.dir.join(name::RUNS).join(format!(".{}", planned.id));
     let _ = fs::remove_dir_all(&into);
@@ -104,14 +104,14 @@ fn order(lab: &Lab<'_>, settings: &Settings, planned: &Planned, block: &Block) -
     })
 }
 
-/// A run that is over has its name in the archive.
+/// Renames the directory of a finished run to its final name.
 fn keep(order: &Order, run: &Run) -> Result<(), Failure> {
     archive::write(&order.into.join(name::RUN), run)?;
     let to = order.into.with_file_name(&order.planned.id);
     fs::rename(&order.into, &to).map_err(Failure::io(format_args!("name {}", to.display())))
 }
 
-/// Makes a run. A server that fails is its result, and so is a host that does.
+/// Executes a run. A server failure is a result of the run, and so is a host failure.
 fn work(
     environment: &TestEnvironment,
     fleet: Option<&RefCell<Fleet>>,
@@ -134,13 +134,13 @@ fn work(
     }
 }
 
-/// A run whose server answers.
+/// Executes a run whose server has started.
 fn measured(mut run: Run, order: &Order, bench: &mut Bench<'_>, stop: &Stop) -> Result<Run, Failure> {
     let Order { settings, planned, into, .. } = order;
     let warm_up = settings.load.warm_up;
     if !warm_up.is_zero() {
         bench.counted = None;
-        // Connections are parked beside the measured load alone, or what they take would be there before it.
+        // Connections are parked only during the measured load; otherwise their memory would be in use before it.
         let mut settings = settings.clone();
         settings.load.parked.clear();
         if let Ok(load) = bench.load(&settings, planned.step, warm_up, planned.seed ^ 1, into, "warm-up", stop)? {
@@ -168,22 +168,21 @@ fn measured(mut run: Run, order: &Order, bench: &mut Bench<'_>, stop: &Stop) -> 
     judge(run, order, outcome, &watched, bench.is_private(&watched), &hosts)
 }
 
-/// A server that answers, and where load for it comes from.
+/// A running server, and the place where load for it is generated.
 struct Bench<'a> {
     place: Place<'a>,
     server: SocketAddr,
     site: Site,
-    /// The run of the next load, if the server's side counts what that does.
+    /// The run of the next load, if the server's side counts it.
     counted: Option<Order>,
-    /// Clients beside the load.
     beside: Option<Running>,
 }
 
-/// Where a run is made.
+/// Place of a run.
 enum Place<'a> {
-    /// On this machine.
+    /// This machine.
     Here { environment: &'a TestEnvironment, side: Option<Box<Side>> },
-    /// On several.
+    /// Several hosts.
     Hosts(&'a mut Fleet),
 }
 
@@ -217,7 +216,7 @@ impl Hosts for Bench<'_> {
     }
 }
 
-/// This machine's clock is not ahead of itself.
+/// The clock of this machine, whose offset from itself is 0.
 fn own_clock() -> Clock {
     let (offset, trip) = (Offset::default(), Duration::ZERO);
     Clock { host: String::new(), taken: Instant::now(), offset, trip, busy_ns: 0, cores: 1 }
@@ -249,7 +248,7 @@ impl Bench<'_> {
         generate::load(self, &generators, &order, stop)
     }
 
-    /// The load has ended: ends the server's side.
+    /// Ends the server's side after the load.
     fn end(&mut self, settings: &Settings, into: &Path, stop: &Stop) -> Result<Watched, Failure> {
         match &mut self.place {
             Place::Hosts(fleet) => fleet.end(settings, into, stop),
@@ -257,7 +256,7 @@ impl Bench<'_> {
         }
     }
 
-    /// The cores of the server's host, where it is one of several.
+    /// The number of cores of the server's host, if it is one of several.
     fn server_cores(&self) -> Option<usize> {
         match &self.place {
             Place::Hosts(fleet) => fleet.host().ok().map(|host| host.machine.cores),
@@ -265,7 +264,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Whether nobody else is in the server's network: a host of its own is to be nobody else's.
+    /// Whether the server's network has no other users: a separate host is assumed to be exclusive.
     fn is_private(&self, watched: &Watched) -> bool {
         match &self.place {
             Place::Hosts(_) => true,
@@ -274,7 +273,7 @@ impl Bench<'_> {
     }
 }
 
-/// Starts the server of these settings, and has `work` done with it; the reason, if it cannot be run.
+/// Starts a server with these settings and calls `work` with it; returns the reason if the server cannot run.
 #[allow(clippy::too_many_arguments, reason = "all of them are of different kinds")]
 fn with_server<T: Send>(
     environment: &TestEnvironment,
@@ -308,10 +307,10 @@ fn with_server<T: Send>(
     done.map(Ok)
 }
 
-/// Tries the clients at each step against a server that does nothing, and at half as much again as the highest.
+/// Measures the clients against a null server, at each step and at 1.5 times the highest.
 ///
 /// # Errors
-/// When such a server cannot be started; an interrupt.
+/// If the null server cannot be started; an interrupt.
 pub(crate) fn try_clients(
     environment: &TestEnvironment,
     fleet: Option<&RefCell<Fleet>>,
@@ -328,7 +327,7 @@ pub(crate) fn try_clients(
     }
     let mut settings = settings.clone();
     settings.subject = Subject::null();
-    // It takes each piece that it receives for a request, and answers it with two bytes.
+    // The null server takes each received segment for a request, and responds with two bytes.
     settings.load.pipeline = 1;
     settings.workload = Workload::File(amped_units::Bytes(2));
     settings.path = None;
@@ -337,7 +336,7 @@ pub(crate) fn try_clients(
     let mut clients = Clients::default();
     for step in steps {
         let mut tried = try_step(environment, fleet, &settings, step, resolved.seed, stop)?;
-        // A neighbour may have the machine for a moment: only a rate that is missed so often is too high.
+        // Other processes may use the machine for a moment: only a rate that is missed in every attempt is too high.
         for _ in 1..ATTEMPTS {
             if tried.is_kept {
                 break;
@@ -349,7 +348,7 @@ pub(crate) fn try_clients(
     Ok(clients)
 }
 
-/// How often clients are tried at a step, at most.
+/// Maximum attempts at a step.
 const ATTEMPTS: usize = 3;
 
 fn try_step(
@@ -369,7 +368,7 @@ fn try_step(
     let tried = with_server(environment, fleet, settings, seed, Duration::ZERO, into, stop, work);
     let why = match tried {
         Ok(Ok(Ok(Load { outcome, .. }))) => return Ok(ClientStep::measured(step, &outcome)),
-        // It says itself why it cannot make such a load at all.
+        // The load generator's own reason why it cannot generate this load at all.
         Ok(Ok(Err(why))) => why,
         Ok(Err(why)) => return Err(Failure::failed(why)),
         Err(_) if stop.is_stopped() => return Err(interrupted()),
