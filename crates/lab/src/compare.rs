@@ -1,20 +1,22 @@
-//! Whether two things that were measured differ: ratios of runs that belong together, their medians and intervals, and
-//! beside them the noise band.
+//! Tests whether two measurements differ: ratios of paired runs, their medians and confidence
+//! intervals, and the noise band.
 //!
-//! Pure. A run of B is paired with the run of A of the same step in the same block, so that what changed from block to block
-//! (a neighbour, the temperature, the page cache) is in both and cancels. Of a figure all pairs give one ratio, B / A: its
-//! median, and the interval of order statistics, at a level that bears several figures (Bonferroni: of four, each at
-//! 98.75 %), so that of twenty experiments with nothing to find nineteen find nothing.
+//! Pure. Each run of B is paired with the run of A at the same step in the same block, so changes from block to
+//! block (other processes, temperature, page cache) affect both and cancel. The pairs of a metric give one ratio, B
+//! / A: its median, and the interval of order statistics. The level is corrected for the number of metrics
+//! (Bonferroni: of four, each at 98.75 %), so that of twenty experiments without a difference, nineteen report none.
 //!
-//! The noise band is what the median of as many pairs comes to where there is nothing: pairs of runs of the same thing (A/A),
-//! drawn again and again, each as likely turned round. A difference is told only if the interval leaves out 1 and the
-//! median lies outside of the band. Where pairs are too few to reach the level whatever they are, that is said instead.
+//! The noise band is the distribution of the median of as many pairs without a difference: pairs of
+//! runs of the same thing (A/A), resampled, each inverted with probability 1/2. A difference is
+//! reported only if the interval excludes 1 and the median lies outside the band. If there are too
+//! few pairs to reach the level in any case, the result is undecided.
 //!
-//! Two archives were measured one after the other, and what changed on the machine in between is common to all their pairs: no
-//! number of pairs averages it out. There the band is as wide as blocks of one archive are apart, all steps together, and half as much again.
+//! Two archives are measured one after the other, and a change of the machine in between affects
+//! all their pairs: more pairs do not average it out. There the band is the largest shift between
+//! blocks of one archive, over all steps, times 1.5.
 //!
-//! Where the validity rules were relaxed, runs that were disturbed count as well, and nothing says by how much: unless A and B
-//! were measured in the same blocks, with a repetition of the baseline among them, there is no verdict.
+//! Under relaxed validity rules, disturbed runs count too, by an unknown amount. There is then no
+//! verdict, unless A and B were measured in the same blocks together with a repetition of the baseline.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -25,42 +27,41 @@ use serde::Serialize;
 
 use crate::archive::{self, Archive, Arm, Rules, RunStatus, Step as Load, without_words};
 
-/// What is compared if nothing else is asked for, by the names of `archive::Summary::metric`: processor time first, since
-/// rates and latencies of a machine with neighbours are evidence only beside it.
+/// Default metrics, by the names of `archive::Summary::metric`. CPU time comes first, since on a
+/// shared machine rates and latencies are evidence only next to it.
 pub(crate) const METRICS: &[&str] = &["cpu-per-reply", "rate", "p50", "p99"];
 
-/// Figures of a run whose load came to its end before the server did that are lower bounds for it: it could have done more.
+/// Metrics that are lower bounds if the load generator reached its limit before the server did.
 pub(crate) const LOWER_BOUNDS: [&str; 4] = ["rate", "request-rate", "established-rate", "throughput"];
-/// Of these, the ones in which two servers are alike below their capacity.
+/// Of these, the ones in which two servers are equal below their capacity.
 const AS_ASKED: [&str; 2] = ["rate", "throughput"];
-/// The one that says whether a server answered all that was asked for.
+/// The metric that shows whether a server kept up with the load.
 const RATE: &str = "rate";
 
-/// Which of the two.
+/// The side of a run in a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Side {
     A,
     B,
-    /// Neither: it tells of the noise only.
+    /// Neither: used only for the noise.
     Other,
 }
 
-/// A run, as a comparison sees it.
+/// A run, as input of a comparison.
 #[derive(Clone, Debug)]
 struct Taken {
     side: Side,
-    /// What it was besides its side: settings and load.
+    /// Settings and load: everything but the side.
     step: String,
-    /// The load alone, by which steps are put in order.
+    /// The load alone, to sort steps.
     load: f64,
-    /// In which block.
     block: u32,
-    /// Its name in messages.
+    /// Run id, for messages.
     name: String,
     status: RunStatus,
-    /// Replies a second that the connections which were begun ask for, in an open loop.
+    /// Responses per second that the begun connections request, in an open loop.
     asked: Option<f64>,
-    /// By metric.
+    /// Values, by metric.
     figures: BTreeMap<String, f64>,
 }
 
@@ -69,10 +70,10 @@ pub(crate) fn arms(archive: &Archive, a: &Arm, b: &Arm) -> Comparison {
     within(archive, METRICS, (&a.label, &[a]), (&b.label, &[b]))
 }
 
-/// Compares what an archive calls by these names: subjects, arms' labels or their ids.
+/// Compares the parts of an archive with these names: subjects, arm labels or arm ids.
 ///
 /// # Errors
-/// When it calls nothing so, or both the same.
+/// If a name is unknown, or both names mean the same.
 pub(crate) fn named(archive: &Archive, metrics: &[&str], a: &str, b: &str) -> Result<Comparison, Failure> {
     let of = |name: &str| {
         let of = called(archive, name);
@@ -96,10 +97,10 @@ pub(crate) fn named(archive: &Archive, metrics: &[&str], a: &str, b: &str) -> Re
     Ok(within(archive, metrics, (a, &of_a), (b, &of_b)))
 }
 
-/// Splits `A,B` into two names of an archive. Names may have commas themselves: the comma that leaves two known names counts.
+/// Splits `A,B` into two names of an archive. Names may contain commas: the comma between two known names counts.
 ///
 /// # Errors
-/// When no comma does, or several do.
+/// If there is no such comma, or several.
 pub(crate) fn two_names(archive: &Archive, text: &str) -> Result<[String; 2], Failure> {
     let is_known = |name: &str| !called(archive, name).is_empty();
     let split = |(at, _)| [text[..at].trim().to_owned(), text[at + 1..].trim().to_owned()];
@@ -108,7 +109,7 @@ pub(crate) fn two_names(archive: &Archive, text: &str) -> Result<[String; 2], Fa
     let way_out = "or give each with a flag of its own: --arm A --arm B";
     match (&known[..], &all[..]) {
         ([names], _) => Ok((*names).clone()),
-        // One comma: it is said which of the two names is unknown.
+        // With a single comma, the caller reports which of the two names is unknown.
         ([], [names]) if names.iter().all(|name| !name.is_empty()) => Ok(names.clone()),
         ([], _) => Err(Failure::usage(format!(
             "{text:?} are not two names of {}, which has {}: write A,B, {way_out}",
@@ -125,10 +126,10 @@ fn called<'a>(archive: &'a Archive, name: &str) -> Vec<&'a Arm> {
     archive.resolved.arms.iter().filter(|arm| !arm.is_again && is_called(arm, name)).collect()
 }
 
-/// The only two arms that an archive has.
+/// Compares the two arms of an archive that has exactly two.
 ///
 /// # Errors
-/// When it has another number of them: then it is to be said which.
+/// If it has another number of arms; the user must then name two.
 pub(crate) fn only_two(archive: &Archive, metrics: &[&str]) -> Result<Comparison, Failure> {
     let arms: Vec<&Arm> = archive.resolved.arms.iter().filter(|arm| !arm.is_again).collect();
     match arms[..] {
@@ -142,7 +143,8 @@ pub(crate) fn only_two(archive: &Archive, metrics: &[&str]) -> Result<Comparison
     }
 }
 
-/// The noise band of a metric in an archive for the median of so many pairs; `None` where nothing was measured twice in a block.
+/// Returns an archive's noise band of a metric for the median of `pairs` pairs; `None` if nothing
+/// was measured twice in a block.
 pub(crate) fn noise(archive: &Archive, metric: &str, pairs: usize) -> Option<Band> {
     let runs = taken(archive, &[metric], |arm| (Side::Other, format!("{} {}", arm.subject, settings(arm, |_| true))));
     band(metric, &runs, pairs, true)
@@ -163,9 +165,9 @@ fn choices(archive: &Archive) -> String {
     names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Arms of one archive, whose blocks have both.
+/// Compares arms of one archive, whose blocks contain both.
 fn within(archive: &Archive, metrics: &[&str], (a, of_a): (&str, &[&Arm]), (b, of_b): (&str, &[&Arm])) -> Comparison {
-    // What tells A from B is no part of a step; what they have in common is.
+    // Factors that distinguish A from B are not part of the step; the others are.
     let told_apart = |factor: &String| {
         let levels =
             |arms: &[&Arm]| arms.iter().filter_map(|arm| arm.levels.get(factor)).cloned().collect::<BTreeSet<_>>();
@@ -185,12 +187,12 @@ fn within(archive: &Archive, metrics: &[&str], (a, of_a): (&str, &[&Arm]), (b, o
     comparison
 }
 
-/// Compares an archive with another: what has the same settings in both.
+/// Compares two archives at the settings that both have.
 ///
 /// # Errors
-/// When they do not measure the same: another workload, or no load and settings in common.
+/// If they do not measure the same: the workloads differ, or they have no load and settings in common.
 pub(crate) fn archives(a: &Archive, b: &Archive, metrics: &[&str]) -> Result<Comparison, Failure> {
-    // Of single arms it is clear which belong together, whatever they are called.
+    // If each archive has a single arm, the arms correspond, whatever their labels.
     let arms = |archive: &Archive| archive.resolved.arms.iter().filter(|arm| !arm.is_again).count();
     let is_single = arms(a) == 1 && arms(b) == 1;
     let cautions = related(a, b, is_single)?;
@@ -206,7 +208,7 @@ pub(crate) fn archives(a: &Archive, b: &Archive, metrics: &[&str]) -> Result<Com
     Ok(comparison)
 }
 
-/// Which validity rules of an experiment are weaker than the usual ones, in words; `None`: none.
+/// Describes the validity rules that are weaker than the defaults; `None` if there are none.
 fn relaxed(archive: &Archive) -> Option<String> {
     let (own, usual) = (&archive.resolved.rules, Rules::USUAL);
     let rules = [
@@ -224,10 +226,10 @@ fn relaxed(archive: &Archive) -> Option<String> {
         .then(|| format!("{} was measured with relaxed validity rules: {}", archive.dir.display(), weak.join(", ")))
 }
 
-/// Whether two archives measure the same; what else differs between them, a line each.
+/// Checks that two archives measure the same; returns their other differences, one per line.
 ///
 /// # Errors
-/// When what is asked of the server differs, or they have no load and settings in common.
+/// If the load on the server differs, or they have no load and settings in common.
 fn related(a: &Archive, b: &Archive, is_single: bool) -> Result<Vec<String>, Failure> {
     let unrelated = |why: String| {
         Failure::usage(format!(
@@ -241,7 +243,7 @@ fn related(a: &Archive, b: &Archive, is_single: bool) -> Result<Vec<String>, Fai
         (title, name) if title.is_empty() => name,
         (title, name) => format!("{name} ({title})"),
     };
-    // What tells arms apart within an archive is no difference between the two.
+    // Factors that vary within an archive are not a difference between the two.
     let varied: BTreeSet<&String> =
         [a, b].into_iter().flat_map(|archive| &archive.resolved.arms).flat_map(|arm| arm.levels.keys()).collect();
     let differing = differences(a, b);
@@ -287,7 +289,7 @@ fn related(a: &Archive, b: &Archive, is_single: bool) -> Result<Vec<String>, Fai
     Ok(cautions)
 }
 
-/// A setting in which two archives differ.
+/// A setting that differs between two archives.
 struct Difference {
     key: String,
     a: String,
@@ -295,9 +297,9 @@ struct Difference {
 }
 
 impl Difference {
-    /// Whether it is a part of what is asked of the server; else of where and how it runs.
+    /// Whether the setting is part of the load, rather than of the place and way the server runs.
     fn is_asked(&self) -> bool {
-        // How long it is asked makes figures surer, or less so.
+        // The duration affects only the precision of the figures.
         if ["load.duration", "load.warm-up"].contains(&&self.key[..]) {
             return false;
         }
@@ -313,9 +315,10 @@ impl std::fmt::Display for Difference {
     }
 }
 
-/// The settings in which the baselines of two archives differ, but for the server's own, the loads, and what is said of them.
+/// Returns the settings that differ between the baselines of two archives, except the server's own,
+/// the load steps and descriptive texts.
 fn differences(a: &Archive, b: &Archive) -> Vec<Difference> {
-    // How the figures are made surer, or found: none of these changes what a figure means.
+    // These affect precision or procedure, but not the meaning of a figure.
     const OF_NO_MATTER: [&str; 12] = [
         "subject",
         "server",
@@ -337,14 +340,14 @@ fn differences(a: &Archive, b: &Archive) -> Vec<Difference> {
         if let Some(table) = baseline.and_then(|arm| arm.settings.parse::<toml::Table>().ok()) {
             flatten("", &toml::Value::Table(without_words(table)), &mut flat);
         }
-        // The ladder and its runs: what is in both is compared.
+        // Exclude the load steps: those that both have are compared.
         flat.retain(|key, _| {
             let first = key.split('.').next().unwrap_or(key);
             !OF_NO_MATTER.contains(&first) && !["load.rate", "load.clients"].contains(&&key[..])
         });
         flat
     };
-    // A factor of one of them is compared level by level.
+    // A factor of either archive is compared level by level.
     let is_varied = |key: &str| {
         let name = key.rsplit('.').next().unwrap_or(key);
         let factors = [a, b].into_iter().flat_map(|archive| &archive.resolved.factors);
@@ -376,7 +379,7 @@ fn settings(arm: &Arm, counts: impl Fn(&String) -> bool) -> String {
     levels.map(|(factor, level)| format!("{factor} {level}, ")).collect()
 }
 
-/// Settings and load of a run, by which runs of A and B are paired.
+/// Names settings and load of a run; runs of A and B are paired by this name.
 fn place_name(settings: &str, step: Load) -> String {
     match step {
         Load::Rate(rate) => format!("{settings}{rate}/s"),
@@ -384,13 +387,13 @@ fn place_name(settings: &str, step: Load) -> String {
     }
 }
 
-/// The runs of an archive whose arms have a place.
+/// Collects the runs of an archive, with the side and settings that `place` gives to their arms.
 fn taken(archive: &Archive, metrics: &[&str], place: impl Fn(&Arm) -> (Side, String)) -> Vec<Taken> {
     let take = |run: &archive::Run| {
         let (side, settings) = place(archive.arm(&run.plan.arm)?);
         let summary = run.summary.as_ref();
         let requests = archive.resolved.requests_per_connection;
-        // The rate is always needed: it says whether a step is borne.
+        // The rate is always needed: it shows whether the server kept up with the load.
         let value = |name: &&str| Some(((*name).to_owned(), summary?.metric(name)?));
         Some(Taken {
             side,
@@ -408,53 +411,51 @@ fn taken(archive: &Archive, metrics: &[&str], place: impl Fn(&Arm) -> (Side, Str
     archive.last_attempts().filter_map(take).collect()
 }
 
-/// What came of it.
+/// Result of a comparison.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Comparison {
-    /// What A is, and B.
+    /// Name of A.
     pub(crate) a: String,
-    /// See there.
+    /// Name of B.
     pub(crate) b: String,
-    /// Whether any figure differs.
+    /// Whether any metric differs.
     pub(crate) finding: Finding,
-    /// Why there is no verdict, whatever the figures are; `None`: there is one.
+    /// Why there is no verdict, regardless of the figures; `None` if there is one.
     pub(crate) refused: Option<String>,
-    /// One of each figure that both have.
+    /// The metrics that both sides have.
     pub(crate) figures: Vec<Compared>,
-    /// What was not used, and why, a line each.
+    /// Runs and steps that were not used, with the reason, one per line.
     pub(crate) left_out: Vec<String>,
-    /// What speaks against the comparison as a whole, a line each.
+    /// Caveats about the whole comparison, one per line.
     pub(crate) cautions: Vec<String>,
 }
 
-/// A figure of both.
+/// Comparison of one metric.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Compared {
-    /// Which, by the names of `archive::Summary::metric`.
+    /// Name, as in `archive::Summary::metric`.
     pub(crate) figure: String,
-    /// Its median over the paired runs of A, and of B.
+    /// Median over the paired runs of A.
     pub(crate) a: f64,
-    /// See there.
+    /// Median over the paired runs of B.
     pub(crate) b: f64,
-    /// How many pairs there are.
     pub(crate) pairs: usize,
     /// B / A.
     pub(crate) ratio: Interval,
-    /// What pairs of the same thing come to; `None` where none were measured.
+    /// Noise band; `None` if nothing was measured twice.
     pub(crate) noise: Option<Band>,
-    /// What follows.
     pub(crate) finding: Finding,
-    /// The same for each step.
+    /// The ratios of each step.
     pub(crate) steps: Vec<Step>,
 }
 
-/// A median and its interval.
+/// A median and its confidence interval.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Interval {
     pub(crate) low: f64,
     pub(crate) median: f64,
     pub(crate) high: f64,
-    /// With which probability it contains the true median.
+    /// Probability that the interval contains the true median.
     pub(crate) coverage: f64,
 }
 
@@ -464,44 +465,42 @@ impl From<Summary> for Interval {
     }
 }
 
-/// Ratios of one step.
+/// Ratios at one step.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Step {
-    /// Which.
     pub(crate) step: String,
-    /// How many.
     pub(crate) pairs: usize,
     /// B / A.
     pub(crate) ratio: Interval,
 }
 
-/// Where the median of as many pairs lies, in 95 of 100 cases, when there is nothing to find.
+/// Noise band: the range of the median of as many pairs, in 95 of 100 cases, without a difference.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Band {
     pub(crate) low: f64,
     pub(crate) high: f64,
-    /// Of how many pairs of the same thing it is known.
+    /// Number of A/A pairs from which the band was computed.
     pub(crate) pairs: usize,
-    /// Whether these were in the same block; else their times are as far apart as blocks are.
+    /// Whether these pairs were in the same block; otherwise they are as far apart as the blocks.
     pub(crate) within_blocks: bool,
 }
 
-/// What is found.
+/// Result of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Finding {
-    /// Too few pairs to say.
+    /// Too few pairs.
     Undecided,
-    /// None that is larger than the noise.
+    /// No difference larger than the noise.
     NoDifference,
-    /// One that is.
+    /// A difference larger than the noise.
     Difference,
 }
 
-/// How sure a comparison is to be as a whole.
+/// Confidence level of a whole comparison.
 const LEVEL: f64 = COVERAGE_MIN;
 
-/// Compares. `interleaved`: A and B were measured in the same blocks.
+/// Compares A and B. `interleaved`: they were measured in the same blocks.
 fn compare(a: &str, b: &str, metrics: &[&str], runs: &[Taken], interleaved: bool) -> Comparison {
     let of_these = || runs.iter().filter(|run| run.side != Side::Other);
     let mut left_out: Vec<String> = of_these()
@@ -537,7 +536,7 @@ fn compare(a: &str, b: &str, metrics: &[&str], runs: &[Taken], interleaved: bool
     Comparison { a: a.to_owned(), b: b.to_owned(), finding, refused: None, figures, left_out, cautions }
 }
 
-/// A run of A and one of B that belong together.
+/// A run of A and the corresponding run of B.
 struct Pair<'a> {
     step: &'a str,
     a: f64,
@@ -550,14 +549,14 @@ impl Pair<'_> {
     }
 }
 
-/// The metric in runs of one side, by step and block, in the order in which they were taken.
+/// Returns a metric of one side's runs by step and block, in run order.
 fn by_place<'a>(metric: &str, side: Side, runs: &'a [Taken]) -> BTreeMap<(&'a str, u32), Vec<f64>> {
     let mut places: BTreeMap<(&str, u32), Vec<f64>> = BTreeMap::new();
     for run in runs.iter().filter(|run| run.side == side) {
         if run.status == RunStatus::Invalid || run.status == RunStatus::Censored && LOWER_BOUNDS.contains(&metric) {
             continue;
         }
-        // A ratio to 0 is none.
+        // A ratio to 0 is undefined.
         if let Some(value) = run.figures.get(metric).filter(|value| value.is_finite() && **value > 0.0) {
             places.entry((run.step.as_str(), run.block)).or_default().push(*value);
         }
@@ -573,7 +572,7 @@ fn pairs<'a>(metric: &str, runs: &'a [Taken]) -> Vec<Pair<'a>> {
         pairs.extend(of_a.into_iter().zip(of_b).map(|(a, b)| Pair { step: place.0, a, b }));
     }
     if AS_ASKED.contains(&metric) {
-        // What both bear is the rate that was asked for, and no figure of theirs.
+        // If both sides keep up, these metrics equal the offered load and say nothing about the servers.
         let full: BTreeSet<&str> = pairs.iter().map(|pair| pair.step).filter(|step| !is_borne(step, runs)).collect();
         if !full.is_empty() {
             pairs.retain(|pair| full.contains(pair.step));
@@ -582,7 +581,7 @@ fn pairs<'a>(metric: &str, runs: &'a [Taken]) -> Vec<Pair<'a>> {
     pairs
 }
 
-/// Whether both sides answered nearly all that was asked for at this step.
+/// Whether both sides answered nearly the whole offered load at this step.
 fn is_borne(step: &str, runs: &[Taken]) -> bool {
     const BORNE_MIN: f64 = 0.98;
     [Side::A, Side::B].into_iter().all(|side| {
@@ -598,7 +597,7 @@ fn compared(figure: &str, pairs: &[Pair<'_>], runs: &[Taken], level: f64, interl
     let mut steps: Vec<&str> = pairs.iter().map(|pair| pair.step).collect();
     steps.dedup();
     let load = |step: &str| runs.iter().find(|run| run.step == step).map_or(0.0, |run| run.load);
-    // Those of one load stay in the order of their names.
+    // The sort is stable: steps of equal load stay in name order.
     steps.sort_by(|one, other| load(one).total_cmp(&load(other)));
     let step = |step: &str| {
         let ratios: Vec<f64> = pairs.iter().filter(|pair| pair.step == step).map(Pair::ratio).collect();
@@ -617,7 +616,7 @@ fn compared(figure: &str, pairs: &[Pair<'_>], runs: &[Taken], level: f64, interl
     })
 }
 
-/// A difference: the interval is sure enough and leaves out 1, and the median is outside of the noise.
+/// Reports a difference if the interval reaches the level and excludes 1, and the median is outside the noise band.
 fn judge(ratio: &Summary, noise: Option<&Band>, level: f64) -> Finding {
     if ratio.coverage < level {
         return Finding::Undecided;
@@ -627,8 +626,8 @@ fn judge(ratio: &Summary, noise: Option<&Band>, level: f64) -> Finding {
     if is_one || is_noise { Finding::NoDifference } else { Finding::Difference }
 }
 
-/// The band for the median of `count` pairs. Where A and B were measured in the same blocks, runs of one side, of the same step
-/// and block, are pairs of the same thing. Where they were not, the blocks of one side are: see [`drift`].
+/// Returns the noise band for the median of `count` pairs. If A and B were measured in the same blocks, runs
+/// of one side at the same step and block are A/A pairs. Otherwise the blocks of one side are: see [`drift`].
 fn band(metric: &str, runs: &[Taken], count: usize, interleaved: bool) -> Option<Band> {
     const DRAWS: usize = 500;
     const PAIRS_MIN: usize = 3;
@@ -644,7 +643,7 @@ fn band(metric: &str, runs: &[Taken], count: usize, interleaved: bool) -> Option
     if logs.len() < PAIRS_MIN {
         return None;
     }
-    // The same seed always: a comparison is a function of what was measured.
+    // Fixed seed: a comparison must be a function of its input.
     let mut random = Random(1);
     let mut medians: Vec<f64> = (0..DRAWS)
         .filter_map(|_| {
@@ -660,9 +659,9 @@ fn band(metric: &str, runs: &[Taken], count: usize, interleaved: bool) -> Option
     Some(Band { low: 1.0 / wide, high: wide, pairs: logs.len(), within_blocks: true })
 }
 
-/// How far two blocks of one side are apart, over all its steps: the widest there is, and half as much again. The middles of two
-/// archives of n blocks are n blocks apart at least, and the ends of one are n - 1, so that what changes slowly is larger between
-/// the archives than within them.
+/// Returns the largest shift between two blocks of one side, over all its steps, times 1.5. The
+/// centres of two archives of n blocks are at least n blocks apart, but the ends of one are only n
+/// - 1, so a slow change is larger between the archives than within them.
 fn drift(metric: &str, runs: &[Taken]) -> Option<Band> {
     const BEYOND: f64 = 1.5;
     let (mut widest, mut pairs) = (0.0_f64, 0);
@@ -687,14 +686,14 @@ fn drift(metric: &str, runs: &[Taken]) -> Option<Band> {
 }
 
 impl Comparison {
-    /// Takes the verdict back: the figures stay, nothing follows from them.
+    /// Withdraws the verdict: the figures stay, but no conclusion is drawn.
     fn refuse(&mut self, why: String) {
         self.finding = Finding::Undecided;
         self.figures.iter_mut().for_each(|figure| figure.finding = Finding::Undecided);
         self.refused = Some(why);
     }
 
-    /// The sentence that stands first.
+    /// Returns the summary sentence.
     pub(crate) fn sentence(&self) -> String {
         if let Some(why) = &self.refused {
             return format!("No verdict: {why}.");
@@ -710,7 +709,7 @@ impl Comparison {
         }
     }
 
-    /// As people read it.
+    /// Formats the comparison as text.
     pub(crate) fn text(&self) -> String {
         let mut text = format!("{}\n\n  A  {}\n  B  {}\n", self.sentence(), self.a, self.b);
         if !self.figures.is_empty() {
@@ -756,7 +755,7 @@ impl Comparison {
 }
 
 impl Compared {
-    /// As it is printed.
+    /// Returns the display name.
     pub(crate) fn name(&self) -> String {
         let known = archive::Summary::described(&self.figure);
         known.map_or_else(|| self.figure.to_owned(), |(unit, meaning)| format!("{meaning}, {unit}"))
@@ -766,7 +765,7 @@ impl Compared {
     pub(crate) fn told(&self) -> String {
         let times = self.ratio.median;
         match self.finding {
-            // Beyond that a percentage is harder to read than the ratio.
+            // Above that, the ratio is easier to read than a percentage.
             Finding::Difference if !(0.5..=2.0).contains(&times) => format!("{times:.2} times"),
             Finding::Difference => format!("{:+.1} %", (times - 1.0) * 100.0),
             Finding::NoDifference => "no difference".to_owned(),
@@ -780,13 +779,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Of the normal distribution, by twelve even ones.
+    /// Normally distributed: the sum of twelve uniform numbers.
     fn normal(random: &mut Random) -> f64 {
         (0..12).map(|_| random.fraction()).sum::<f64>() - 6.0
     }
 
-    /// An experiment: blocks that differ by 5 %, runs within them by 2 %; B needs `factor` times the CPU of A, and of A there
-    /// are two runs of each step in a block.
+    /// A synthetic experiment: blocks differ by 5 %, runs within a block by 2 %. B needs `factor` times
+    /// the CPU time of A, and A has two runs per step and block.
     fn experiment(seed: u64, blocks: u32, factor: f64) -> Vec<Taken> {
         let mut random = Random(seed);
         let mut runs = Vec::new();
@@ -876,7 +875,7 @@ mod tests {
             compared.figures.iter().find(|compared| compared.figure == figure).unwrap().pairs
         };
         assert_eq!((pairs(&runs, "cpu-per-reply"), pairs(&runs, "rate")), (15, 15));
-        // The second of the nine of a block is its only one of B in this step.
+        // The second of the nine is the block's only run of B at this step.
         runs[1].status = RunStatus::Censored;
         runs[10].status = RunStatus::Invalid;
         assert_eq!((pairs(&runs, "cpu-per-reply"), pairs(&runs, "rate")), (14, 13));
@@ -919,7 +918,7 @@ mod tests {
         let archive = crate::report::tests::archive(std::path::Path::new("dir"), 4);
         let compared = named(&archive, METRICS, "log off", "a1").unwrap();
         assert_eq!((compared.finding, &compared.figures[0].figure[..]), (Finding::Difference, "cpu-per-reply"));
-        // The baseline and its repetition are pairs of the same thing: one in each block and step, but for the lower bound.
+        // Baseline and repetition are A/A pairs: one per block and step, except for the lower bound.
         assert_eq!(compared.figures[0].noise.map(|band| (band.pairs, band.within_blocks)), Some((12, true)));
         assert_eq!(
             only_two(&archive, METRICS).unwrap().text(),
@@ -951,7 +950,7 @@ mod tests {
         }
         let compared = archives(&before, &after, METRICS).unwrap();
         let cpu = &compared.figures[0];
-        // 36 runs of each, of which the same one is invalid.
+        // 36 runs of each; the same one is invalid on both sides.
         assert_eq!((cpu.pairs, cpu.steps.len(), cpu.finding), (35, 6, Finding::Difference));
         assert!((cpu.ratio.median - 1.2).abs() < 1e-9 && !cpu.noise.unwrap().within_blocks, "{cpu:?}");
         assert!(compared.cautions[0].contains("not measured in turns"));
@@ -979,7 +978,7 @@ mod tests {
                 assert!(text.contains(part), "{part} is not in {text}");
             }
         }
-        // Rules that are stricter than usual are not relaxed.
+        // Stricter rules are not relaxed rules.
         after.resolved.rules = Rules { others_max: 0.01, ..Rules::USUAL };
         assert_eq!(archives(&before, &after, METRICS).unwrap().finding, Finding::Difference);
     }
@@ -1044,7 +1043,7 @@ mod tests {
             }
         };
         fails(&other_factor, &["no settings and load in common", "cache, log", "cache off, 500/s"]);
-        // How long, how often and on what it was measured does not change what was measured, and is told.
+        // Duration, repetitions and machine do not change what is measured, but are reported.
         let mut other = one.clone();
         settings("[load]\nduration = \"5s\"\nrate = [1, 2]\n[limits]\ncpu = \"10%\"\n")(&mut other);
         other.host.machine.cores = 64;
@@ -1072,7 +1071,7 @@ mod tests {
         for text in ["a0", "a0,", ",", "", "a0, b, c"] {
             fails(&archive, text, "are not two names of dir, which has \"nginx\", \"log off, 2 workers\"");
         }
-        // One comma and a name that is not there: the name is told.
+        // One comma and an unknown name: the error names it.
         assert!(two_names(&archive, "a0, h2o").is_ok());
         assert!(
             named(&archive, METRICS, "a0", "h2o").unwrap_err().to_string().contains("nothing that is called \"h2o\"")
@@ -1083,11 +1082,11 @@ mod tests {
     }
 
     proptest! {
-        /// To ask the other way round is to find the inverse.
+        /// Swapping A and B gives the inverse ratio.
         #[test]
         fn swapped_arms_give_inverse_ratio(seed: u64, blocks in 3u32..8, factor in 0.5f64..2.0) {
             let runs = experiment(seed, blocks, factor);
-            // One run of each side and step.
+            // One run per side and step.
             let mut seen = BTreeSet::new();
             let runs: Vec<Taken> = runs.into_iter().filter(|run| seen.insert((run.side, run.step.clone(), run.block))).collect();
             let turned: Vec<Taken> = runs
@@ -1096,7 +1095,7 @@ mod tests {
                 .collect();
             let ((one, ratio), (other, inverse)) = (finding(&runs, "cpu-per-reply"), finding(&turned, "cpu-per-reply"));
             prop_assert_eq!(one, other);
-            // The median of an even number is a mean, which an inverse does not keep exactly.
+            // The median of an even number of values is a mean, which inversion does not preserve exactly.
             prop_assert!((ratio * inverse - 1.0).abs() < 0.01, "{} {}", ratio, inverse);
         }
     }

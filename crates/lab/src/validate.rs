@@ -1,52 +1,51 @@
-//! What a run is worth (Arlitt and Williamson, 4.4, made into checks): could the clients make the load, did somebody else use
-//! the machine, was the run stationary, does Little's law hold, and do client, server and network count the same.
+//! Validity of a run, checked after Arlitt and Williamson, 4.4: could the clients generate the
+//! load, did other processes use the machine, was the run stationary, does Little's law hold, and
+//! do the counts of client, server and network agree?
 //!
-//! Pure: figures come in, checks and a status go out. A check that cannot be made says why; it weighs nothing. What the
-//! clients could not do makes a run a lower bound ("censored"); all else that does not hold makes it invalid. That the machine
-//! was not at rest before a block is told and weighs nothing by itself, since what others do during a run is seen in it.
+//! Pure: figures in, checks and a status out. A check that cannot be made gives the reason, and has
+//! no effect. A limit of the clients makes a run a lower bound ("censored"); any other failed check
+//! makes it invalid. A machine that was not idle before a block is reported but has no effect by
+//! itself, since other processes during the run are detected in the run.
 //!
-//! What is invalid may be measured again, and who did that until the figures please would have a result of his own. So what the
-//! server did itself stays ([`is_worth_another`]), and without being asked for, only that others had the machine is a reason
-//! ([`is_disturbed`]): it does not depend on what was measured.
+//! An invalid run may be repeated, but repeating until the figures please would bias the result.
+//! Failures of the server itself therefore stay ([`is_worth_another`]). Automatic retries happen only if
+//! other processes used the machine ([`is_disturbed`]), which does not depend on the measured figures.
 
 use amped_measure::stats::median;
 use amped_measure::{Validity, Verdict};
 
 use crate::archive::{Check, ClientStep, HostRun, Rules, Run, RunStatus, Step, Summary};
 
-/// All that is known of a run.
+/// Everything known about a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Evidence<'a> {
-    /// The rules.
     pub(crate) rules: &'a Rules,
-    /// The load.
     pub(crate) step: Step,
-    /// What a client of a closed loop waits between a reply and its next request, in seconds.
+    /// Think time of a client in a closed loop: from a response to its next request, in seconds.
     pub(crate) think_s: f64,
-    /// Requests on a connection; 0: without end.
+    /// Requests per connection; 0 is unlimited.
     pub(crate) requests_per_connection: u64,
-    /// What clients did at this step against a server that does nothing.
+    /// Result of the clients at this step against the null server.
     pub(crate) clients: Option<&'a ClientStep>,
-    /// Whether the machine was at rest before the block, and how busy it was.
+    /// Whether the machine was idle before the block, and its busy share.
     pub(crate) idle: Option<(bool, f64)>,
-    /// What the generator says of itself.
+    /// The load generator's verdict on itself.
     pub(crate) client: &'a Verdict,
-    /// The figures.
     pub(crate) summary: &'a Summary,
-    /// Bytes a second that the server's namespace sent, tick by tick, while there was load.
+    /// Bytes per second sent by the server's namespace, per tick during the load.
     pub(crate) ticks: &'a [f64],
-    /// Connections between established and wholly answered, on the server's side, as they were counted again and again from the
-    /// load's begin until the last reply was there; before each count the seconds since the one before.
+    /// Connections on the server's side between established and completely answered, counted repeatedly from
+    /// the start of the load to the last response. Each count comes with the seconds since the one before.
     pub(crate) in_flight: &'a [(f64, f64)],
-    /// What the router says of itself; `None` where there is none.
+    /// The router's verdict on itself; `None` without a router.
     pub(crate) path: Option<&'a Verdict>,
-    /// How the server ended before its time, if it did.
+    /// Exit status of the server, if it exited early.
     pub(crate) server_ended: Option<&'a str>,
-    /// What each of several hosts did, the server's first; empty: it is all on this machine.
+    /// Each host's part in the run, the server's first; empty if everything runs on this machine.
     pub(crate) hosts: &'a [HostRun],
 }
 
-/// The checks, what they come to, and why.
+/// Makes all checks, and returns them with the run's status and its reasons.
 pub(crate) fn judge(evidence: &Evidence<'_>) -> (Vec<Check>, RunStatus, Vec<String>) {
     let mut checks = vec![
         clients(evidence),
@@ -78,12 +77,12 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> (Vec<Check>, RunStatus, Vec<Stri
     (checks, status, why)
 }
 
-/// Whether a run is invalid, and not by the server's own doing: it ended, or gave no right reply.
+/// Whether a run is invalid, but not through the server, which exited or gave no valid response.
 pub(crate) fn is_worth_another(run: &Run) -> bool {
     run.status == RunStatus::Invalid && !is_broken(run, "server")
 }
 
-/// Whether others, a hypervisor among them, had the machine while it was measured.
+/// Whether other processes, or a hypervisor, used the machine during the run.
 pub(crate) fn is_disturbed(run: &Run) -> bool {
     is_worth_another(run) && is_broken(run, "others")
 }
@@ -150,7 +149,7 @@ fn others(evidence: &Evidence<'_>) -> Check {
     match known.max_by(|a, b| a.1.total_cmp(&b.1)) {
         None => check("others", None, "who used the CPU is not known without control groups"),
         Some((host, share)) => {
-            // What a hypervisor took is in both.
+            // Stolen time is included in the share of others.
             let stolen = match evidence.summary.host.stolen {
                 stolen if stolen >= 0.001 => format!(", {:.1} % of it a hypervisor", stolen * 100.0),
                 _ => String::new(),
@@ -165,8 +164,7 @@ fn others(evidence: &Evidence<'_>) -> Check {
     }
 }
 
-/// Seconds of several hosts are laid upon each other, and the monitor's record upon them: their clocks must be known better than
-/// these are long.
+/// Merging per-second data of several hosts and the monitor's record requires clock errors well below one second.
 fn clocks(hosts: &[HostRun]) -> Check {
     const BOUND_MAX_S: f64 = 0.05;
     let says: Vec<String> = hosts.iter().map(|host| format!("{} {}", host.host, host.clock)).collect();
@@ -175,12 +173,13 @@ fn clocks(hosts: &[HostRun]) -> Check {
     check("clocks", worst_s <= BOUND_MAX_S, says)
 }
 
-/// A trend that is more than chance (Kendall's rank correlation with time, Mann 1945) and larger than the rules allow (the slope
-/// is the median of those of all pairs, Sen 1968). Neither supposes anything about the noise.
+/// Fails on a trend that is statistically significant (Kendall's rank correlation with time, Mann
+/// 1945) and larger than the rules allow (median of all pairwise slopes, Sen 1968). Both are free
+/// of assumptions about the noise distribution.
 fn stationary(evidence: &Evidence<'_>) -> Check {
-    /// Fewer tell nothing.
+    /// Minimum sample for a verdict.
     const TICKS_MIN: usize = 12;
-    /// Beyond so many standard deviations: 1 in 500 by chance.
+    /// Significance threshold in standard deviations: 1 in 500 by chance.
     const CHANCE: f64 = 3.09;
     let ticks = evidence.ticks;
     let n = ticks.len();
@@ -200,7 +199,7 @@ fn stationary(evidence: &Evidence<'_>) -> Check {
     let deviations = score as f64 / (count * (count - 1.0) * (2.0 * count + 5.0) / 18.0).sqrt();
     let drift = middle(&slopes) * count / middle(ticks).abs().max(1e-9);
     let max = evidence.rules.drift_max;
-    // A line through the ticks may end below nothing; their thirds do not.
+    // A line fitted through the ticks may end below 0; medians of thirds cannot.
     let third = n / 3;
     let part = |ticks: &[f64]| middle(ticks) / middle(evidence.ticks).abs().max(1e-9);
     let says = format!(
@@ -214,11 +213,11 @@ fn stationary(evidence: &Evidence<'_>) -> Check {
     check("stationary", deviations.abs() <= CHANCE || drift.abs() <= max, says)
 }
 
-/// N = X R (Little 1961). In a closed loop N is the number of clients, and R holds the time that they think. In an open one
-/// with a request a connection, N is what the kernel counted from established to acknowledged, half a round trip behind the
-/// client at both ends, and R the client's time between the two, in which it has to find the time to look: how much that is was
-/// seen against a server that does nothing. Over a time that begins and ends with nobody the law holds whatever happens in it, so
-/// an overload is counted until its last reply.
+/// N = X R (Little 1961). In a closed loop, N is the number of clients, and R includes the think time. In an open
+/// loop with one request per connection, N is the kernel's count of connections from established to acknowledged,
+/// half a round trip after the client at both ends. R is the client's time between the two events, including the
+/// time until the client reads the response; the null server shows how long that is. Over an interval that begins
+/// and ends with no connections the law holds exactly, so an overload is counted until its last response.
 fn little(evidence: &Evidence<'_>) -> Check {
     let Summary { latency, connected, failed, ok, .. } = evidence.summary;
     let rate = evidence.summary.window.completed_rate;
@@ -247,7 +246,7 @@ fn little(evidence: &Evidence<'_>) -> Check {
             let count = counted.len() as f64;
             let mean = counted.iter().map(|(_, one)| one).sum::<f64>() / count;
             let variance = counted.iter().map(|(_, one)| (one - mean).powi(2)).sum::<f64>() / (count - 1.0);
-            // As a mean over the time in which connections were begun, which is what X is for.
+            // Average over the time in which connections were begun, to match X.
             let seconds = evidence.summary.seconds.max(1e-9);
             let n = counted.iter().fold(0.0, |sum, (s, one)| sum + s * one) / seconds;
             let error = (variance / count).sqrt() * counted.iter().map(|(s, _)| s).sum::<f64>() / seconds;
@@ -264,7 +263,7 @@ fn little(evidence: &Evidence<'_>) -> Check {
     }
 }
 
-/// Connections: client and kernel. Replies: client and server.
+/// Compares connections (client and kernel) and responses (client and server).
 fn counts(evidence: &Evidence<'_>) -> Check {
     let Summary { network, server, ok, failed, parked, beside, .. } = evidence.summary;
     if *parked > 0 {
@@ -274,7 +273,7 @@ fn counts(evidence: &Evidence<'_>) -> Check {
     let mut says = Vec::new();
     let mut holds = None;
     let mut compare = |what: &str, mine: u64, theirs: u64| {
-        // What failed may have been counted by one alone; so may who was under way at either end.
+        // A failed request may be counted by one side only, and so may a connection that is in flight.
         let allowed = (mine as f64 * evidence.rules.counts_max).max(2.0) as u64 + failed;
         says.push(format!("{what}: {mine} by the clients, {theirs} by the other side"));
         holds = Some(holds != Some(false) && mine.abs_diff(theirs) <= allowed);
@@ -295,11 +294,11 @@ fn counts(evidence: &Evidence<'_>) -> Check {
     }
 }
 
-/// Bytes: client and server, and client and network, whose heads are known to within a few bytes a segment.
+/// Compares bytes (client and server; client and network). Header sizes are known to within a few bytes per segment.
 fn bytes(evidence: &Evidence<'_>) -> Check {
-    /// Heads of IP and TCP with all options, and of Ethernet.
+    /// IP and TCP headers with all options, and the Ethernet header.
     const HEADS: u64 = 20 + 60 + 14;
-    /// The head of a request, which goes the other way over the same loopback.
+    /// Maximum request header, sent in the other direction over the same loopback device.
     const REQUEST: u64 = 1000;
     let Summary { network, server, ok, failed, received_bytes: mine, .. } = evidence.summary;
     if evidence.summary.parked > 0 || evidence.summary.beside.is_some() {
@@ -314,7 +313,7 @@ fn bytes(evidence: &Evidence<'_>) -> Check {
     if let (true, Some(out), Some(segments)) = (network.is_private, network.out_bytes, network.segments_out) {
         let most = mine + slack + segments * HEADS + (ok + failed) * REQUEST + (64 << 10);
         says.push(format!("{mine} received, {out} on the wire with heads and requests"));
-        // What failed may be on the wire and not with the client; never the other way round.
+        // A failed response may be on the wire but not with the client; never the other way round.
         let fits = out + slack >= *mine && (out <= most || *failed > 0);
         holds = Some(holds != Some(false) && fits);
     }
@@ -349,7 +348,7 @@ mod tests {
 
     const RULES: Rules = Rules { others_max: 0.1, idle_max: 0.1, drift_max: 0.1, counts_max: 0.01, little_max: 0.05 };
 
-    /// 1000 replies a second for ten seconds, of 2 ms each, all counts the same.
+    /// 1000 responses per second for ten seconds, 2 ms each; all counts agree.
     fn summary() -> Summary {
         let times = |mean_ms| Spread { count: 10_000, mean_ms, ..Spread::default() };
         Summary {
@@ -372,7 +371,7 @@ mod tests {
         }
     }
 
-    /// What comes of it when one thing is changed.
+    /// Judges the valid run after one change.
     fn with(change: impl FnOnce(&mut Evidence<'_>, &mut Summary)) -> (Vec<Check>, RunStatus, Vec<String>) {
         let mut figures = summary();
         let valid = Verdict::valid();
@@ -448,7 +447,7 @@ mod tests {
         let mut slow = Verdict::valid();
         slow.weaken(Validity::PathBound, "late packets");
         check(&|evidence, _| evidence.path = Some(Box::leak(Box::new(slow.clone()))), Invalid, &["path"]);
-        // The worst counts.
+        // The worst host decides.
         check(
             &|evidence, figures| {
                 evidence.client = Box::leak(Box::new(late.clone()));
@@ -459,7 +458,8 @@ mod tests {
         );
     }
 
-    /// Requests of 2 ms, 1000 a second, of which half are the clients' own; and an overload, which is over when nobody is left.
+    /// Requests of 2 ms at 1000 per second, half of it the clients' own time; and an overload, which
+    /// ends with the last connection.
     #[test]
     fn client_overhead_and_remaining_overload_satisfy_littles_law() {
         let of = |own_ms: f64, counted: &[(f64, f64)], latency_ms: f64| {
@@ -474,7 +474,7 @@ mod tests {
         let steady = |n: f64| vec![(0.1, n); 100];
         assert_eq!((of(0.0, &steady(1.0), 2.5), of(1.0, &steady(1.0), 2.5)), (Some(false), Some(true)));
         assert_eq!((of(1.0, &steady(0.0), 2.5), of(9.0, &steady(3.0), 2.5)), (Some(false), Some(false)));
-        // It rises for ten seconds and falls for as long: 100 in the mean of the ten in which they came, and 100 ms each.
+        // Rises for ten seconds and falls for ten: a mean of 100 over the ten seconds of arrivals, and 100 ms each.
         let overload: Vec<(f64, f64)> = (0..200).map(|at| (0.1, f64::from(at.min(200 - at)))).collect();
         assert_eq!((of(0.0, &overload, 100.5), of(0.0, &overload[..100], 100.5)), (Some(true), Some(false)));
     }
@@ -494,7 +494,7 @@ mod tests {
         check(&["others", "counts"], RunStatus::Invalid, (true, true));
         check(&["server"], RunStatus::Invalid, (false, false));
         check(&["server", "others"], RunStatus::Invalid, (false, false));
-        // A program of the lab's own that failed.
+        // One of the lab's own programs failed.
         check(&[], RunStatus::Invalid, (true, false));
     }
 
@@ -531,7 +531,7 @@ mod tests {
             });
             checks.iter().find(|check| check.name == "little").unwrap().holds
         };
-        // 1000 a second, 2.5 ms each.
+        // 1000 per second, 2.5 ms each.
         assert_eq!(
             (of(2, 0.0), of(3, 0.0), of(20, 0.0), of(102, 0.1)),
             (Some(true), Some(true), Some(false), Some(true))
@@ -540,7 +540,7 @@ mod tests {
 
     #[test]
     fn noise_is_no_trend() {
-        // 40 experiments with the same rate: as with A/A, hardly any may be called another.
+        // 40 experiments at the same rate: as with A/A, almost none may be reported as different.
         let mut random = amped_measure::stats::Random(1);
         let found = (0..200).filter(|_| {
             let ticks: Vec<f64> = (0..30).map(|_| 1.0 + random.fraction()).collect();
