@@ -1,9 +1,9 @@
-//! The experiment as it is typed: a TOML file, read into a base configuration, factors with levels, a ladder of load, rules,
-//! figures; and checked, so that what is wrong is told with file, line and column before anything is started.
+//! The experiment file: TOML, parsed into a base configuration, factors with levels, a ladder of load,
+//! rules and figures. Everything is checked before anything starts; errors have file, line and column.
 //!
-//! Levels are put into the tree of the file before it is read: an arm is the file with other values in it, each of which knows
-//! its place, so that a level that does not fit is shown where it stands. serde's `flatten` and `untagged` lose places and are
-//! not used. What comes after this: `plan.rs` puts the runs in their order, `run.rs` makes them.
+//! Levels are substituted in the TOML tree before it is deserialized: an arm is the file with other values, each
+//! of which keeps its position. An invalid level is therefore reported where it is written. serde's `flatten` and
+//! `untagged` lose positions and are not used. The next steps: `plan.rs` orders the runs, `run.rs` executes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,29 +26,29 @@ use crate::archive::{
 };
 use crate::subject::{Kind, Subject, Template};
 
-/// What a user says besides the file.
+/// Command-line options that change an experiment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wish {
-    /// The short version.
+    /// Whether to run the short version.
     pub(crate) quick: bool,
-    /// In place of the file's.
+    /// Replaces the file's seed.
     pub(crate) seed: Option<u64>,
 }
 
-/// An experiment that can be made.
+/// A checked experiment.
 #[derive(Clone, Debug)]
 pub(crate) struct Experiment {
-    /// What goes into the archive; without programs and times.
+    /// The archive's description of it, without programs and times.
     pub(crate) resolved: Resolved,
-    /// The settings of each arm of it, in the same order.
+    /// Settings of each of its arms, in the same order.
     pub(crate) settings: Vec<Settings>,
 }
 
 impl Experiment {
-    /// The settings of a run's arm.
+    /// Returns the settings of a run's arm.
     ///
     /// # Errors
-    /// The plan is that of another experiment.
+    /// If the plan belongs to another experiment.
     pub(crate) fn settings_of(&self, planned: &Planned) -> Result<&Settings, Failure> {
         let at = self.resolved.arms.iter().position(|arm| arm.id == planned.arm);
         at.and_then(|at| self.settings.get(at)).ok_or_else(|| {
@@ -56,10 +56,10 @@ impl Experiment {
         })
     }
 
-    /// The experiment with these levels of its factors alone; a factor of which none is named has all of them.
+    /// Restricts factors to these levels. A factor with none of its levels named keeps all.
     ///
     /// # Errors
-    /// A name that is no level.
+    /// If a name is not a level.
     pub(crate) fn only(self, names: &[String]) -> Result<Experiment, Failure> {
         let factors = self.resolved.factors.clone();
         let is_known = |name: &String| factors.iter().any(|factor| factor.levels.contains(name));
@@ -74,10 +74,10 @@ impl Experiment {
         Ok(self.retained(|factor, level| !has_any(factor) || names.iter().any(|name| name == level)))
     }
 
-    /// The experiment with the levels that are to stay, given factor and level. Claims about others go.
+    /// Keeps the levels for which `is_kept` (factor, level) is true, and drops claims about others.
     pub(crate) fn retained(mut self, is_kept: impl Fn(&str, &str) -> bool) -> Experiment {
         let Resolved { factors, arms, claims, .. } = &mut self.resolved;
-        // What a claim does not say is as in the first arm, which may be another one now.
+        // A claim's omitted factors refer to the baseline, which may change here.
         let baseline = arms.first().map(|arm| arm.levels.clone()).unwrap_or_default();
         let terms = |claim: &mut Claim| {
             for term in [Some(&mut claim.of), claim.against.as_mut()].into_iter().flatten() {
@@ -103,131 +103,125 @@ impl Experiment {
     }
 }
 
-/// What an arm is made of.
+/// Settings of an arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
-    /// The server.
     pub(crate) subject: Subject,
-    /// What is asked of it.
     pub(crate) workload: Workload,
-    /// How.
     pub(crate) load: Load,
-    /// The network between; `None`: loopback.
+    /// Network path between client and server; `None` for loopback.
     pub(crate) path: Option<PathTexts>,
-    /// What the server may have.
+    /// Resource limits of the server.
     pub(crate) limits: Limits,
-    /// Where it runs, and where the clients do: lists of cores, as taskset(1) reads them. Empty: where the kernel wants.
+    /// Cores of server and clients, as lists for taskset(1); empty leaves the choice to the kernel.
     pub(crate) cores: Cores,
-    /// Whether CPU time is sampled while load is measured.
+    /// Whether to profile CPU time during the measured load.
     pub(crate) profile: bool,
 }
 
 impl Settings {
-    /// Whether another server is asked for the same in the same way, so that the two can be measured in turns.
+    /// Whether both servers get the same workload and load, so that they can be measured in turns.
     pub(crate) fn is_asked_as(&self, other: &Settings) -> bool {
         self.workload == other.workload && self.load == other.load
     }
 }
 
-/// What is asked for.
+/// The requested files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Workload {
     /// One file of this size.
     File(#[serde(with = "whole")] Bytes),
-    /// SPECweb96's set for so many operations a second.
+    /// SPECweb96's file set for this many operations per second.
     Specweb96(u32),
-    /// WebStone's, at this scale.
+    /// WebStone's file set at this scale.
     Webstone(String),
     /// The files of an access log.
     Log(PathBuf),
-    /// A folder of the user's, and what is asked of it.
+    /// A user's directory, and the path to request.
     Site(PathBuf, String),
 }
 
-/// How it is asked for.
+/// Load parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Load {
-    /// How long load is measured.
+    /// Duration of the measured load.
     pub(crate) duration: Duration,
-    /// How long there is load before.
+    /// Duration of the warm-up load.
     pub(crate) warm_up: Duration,
-    /// The process of arrivals, as `ammeter load --arrivals` reads it.
+    /// Arrival process, as `ammeter load --arrivals` takes it.
     pub(crate) arrivals: String,
-    /// Requests on a connection; 0: without end, in a closed loop alone.
+    /// Requests per connection; 0 is unlimited, and valid only in a closed loop.
     pub(crate) requests_per_connection: u64,
-    /// Requests that are sent together.
+    /// Number of pipelined requests.
     pub(crate) pipeline: u64,
-    /// What a client of a closed loop waits.
+    /// Think time of a client in a closed loop.
     pub(crate) think_time: Duration,
-    /// How long to wait for a connection.
+    /// Timeout for connecting.
     pub(crate) connect_timeout: Duration,
-    /// How long to wait for a reply.
+    /// Timeout for a response.
     pub(crate) timeout: Duration,
-    /// Pairs of threads that make load.
+    /// Number of thread pairs that generate load.
     pub(crate) generators: u16,
-    /// Connections held open beside it, as `ammeter load --parked` reads them.
+    /// Idle connections to hold open, as `ammeter load --parked` takes them.
     pub(crate) parked: Vec<String>,
-    /// Clients of a closed loop that ask for one small file beside the load; 0: none.
+    /// Number of closed-loop clients that request one small file beside the load; 0 for none.
     pub(crate) beside: u32,
-    /// What is asked for in place of the workload's own file.
+    /// Path to request instead of the workload's own file.
     pub(crate) path: Option<String>,
-    /// Header fields of each request; `@etag@` stands for the entity tag that this server gives to what is asked for.
+    /// Header fields of each request; `@etag@` is replaced by the server's entity tag for the target.
     pub(crate) headers: Vec<String>,
-    /// Statuses that are right, as `ammeter load --expect` reads them; `None`: all below 400.
+    /// Expected statuses, as `ammeter load --expect` takes them; `None` for all below 400.
     pub(crate) expect: Option<String>,
 }
 
 impl Load {
-    /// How many connections are held open beside it.
+    /// Number of idle connections to hold open.
     pub(crate) fn parked_count(&self) -> u64 {
         let count = |parked: &String| parked.parse::<ammeter_load::drive::parked::Wanted>().map_or(0, |one| one.count);
         self.parked.iter().map(count).sum::<usize>() as u64
     }
 }
 
-/// A path, in the words of `ammeter wan`.
+/// A network path, in the syntax of `ammeter wan`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
 pub(crate) struct PathTexts {
-    /// A named network.
+    /// Name of a predefined network.
     pub(crate) profile: Option<String>,
-    /// See `ammeter wan --help`.
+    /// See `ammeter wan --help`, as for the next three.
     pub(crate) latency: Option<String>,
-    /// See there.
     pub(crate) bandwidth: Option<String>,
-    /// See there.
     pub(crate) loss: Option<String>,
-    /// See there.
     pub(crate) queue: Option<String>,
-    /// What TCP's senders do about congestion.
+    /// TCP congestion control algorithm.
     pub(crate) congestion_control: Option<String>,
 }
 
-/// What a server may have.
+/// Resource limits of a server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Limits {
-    /// Memory, page cache included, in bytes.
+    /// Memory including page cache, in bytes.
     #[serde(with = "perhaps")]
     pub(crate) memory: Option<Bytes>,
-    /// Bytes a second from the disk that the files lie on.
+    /// Bytes per second read from the disk of the files.
     #[serde(with = "perhaps")]
     pub(crate) disk: Option<Bytes>,
-    /// A share of one core.
+    /// Share of one core.
     pub(crate) cpu: Option<f64>,
-    /// Open files.
+    /// Open file descriptors.
     pub(crate) descriptors: Option<u64>,
 }
 
 /// Lists of cores.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Cores {
-    /// The server's.
+    /// Cores of the server.
     pub(crate) server: Option<String>,
-    /// The clients', and the instruments'.
+    /// Cores of clients and instruments.
     pub(crate) clients: Option<String>,
 }
 
-/// Bytes as a number, where settings go to another host.
+/// Serializes bytes as a number, for settings sent to another host.
 mod whole {
     use super::{Bytes, Deserialize, Deserializer};
     use serde::Serializer;
@@ -241,7 +235,7 @@ mod whole {
     }
 }
 
-/// The same, where there may be none.
+/// The same for optional values.
 mod perhaps {
     use super::{Bytes, Deserialize, Deserializer};
     use serde::{Serialize, Serializer};
@@ -255,7 +249,7 @@ mod perhaps {
     }
 }
 
-/// A text that is something: a time, an amount, a share.
+/// A value written as text: a duration, a size, a share.
 #[derive(Clone, Debug)]
 struct Text<T>(T);
 
@@ -295,7 +289,7 @@ impl FromText for Bytes {
     }
 }
 
-/// A part of a whole, written in percent.
+/// A share, written in percent.
 #[derive(Clone, Copy, Debug)]
 struct Share(f64);
 
@@ -310,7 +304,7 @@ impl FromText for Share {
     }
 }
 
-/// A number, a list of them, or `FROM..TO/STEP`.
+/// A number, a list of numbers, or `FROM..TO/STEP`.
 #[derive(Clone, Debug, PartialEq)]
 struct Ladder(Vec<f64>);
 
@@ -356,7 +350,7 @@ impl<'de> Deserialize<'de> for Ladder {
     }
 }
 
-/// Which step speaks for an arm: `peak`, `first`, `last`, or its value.
+/// The step at which an arm is read: `peak`, `first`, `last`, or a value.
 #[derive(Clone, Copy, Debug, Default)]
 struct AtFile(At);
 
@@ -387,7 +381,7 @@ impl<'de> Deserialize<'de> for AtFile {
     }
 }
 
-/// The value of a server's setting: whatever is put into the place that a configuration has for it.
+/// Value of a server setting: any scalar, substituted for its placeholder.
 #[derive(Clone, Debug, PartialEq)]
 struct Setting(String);
 
@@ -429,7 +423,7 @@ struct File {
     #[serde(default)]
     seed: u64,
     repetitions: Option<Spanned<u32>>,
-    /// Without it, all combinations where several subjects meet one factor; else one at a time.
+    /// Default: full if there are several subjects and one factor, otherwise one at a time.
     design: Option<Design>,
     again: Option<bool>,
     interleave: Option<Spanned<bool>>,
@@ -466,9 +460,9 @@ struct File {
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Design {
-    /// Each level of each factor beside the baseline (Jain, The Art of Computer Systems Performance Analysis, 16.3).
+    /// Each level of each factor combined with the baseline (Jain, The Art of Computer Systems
+    /// Performance Analysis, 16.3).
     OneAtATime,
-    /// All combinations.
     Full,
 }
 
@@ -572,7 +566,7 @@ struct ValidityFile {
     little_max: Option<Text<Share>>,
 }
 
-/// What the short version does otherwise.
+/// Overrides for the short version.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
 struct QuickFile {
@@ -582,7 +576,7 @@ struct QuickFile {
     clients: Option<Spanned<Ladder>>,
 }
 
-/// What is known of a factor before its levels are put in place; those are read from the tree.
+/// A factor before its levels are substituted; the levels are read from the tree.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
 struct FactorFile {
@@ -635,10 +629,10 @@ struct ClaimFile {
     acted: Vec<Spanned<ClaimFile>>,
 }
 
-/// An arm, by the levels of it that are not the baseline's.
+/// The levels of an arm that differ from the baseline's.
 type LevelsFile = BTreeMap<Spanned<String>, Spanned<Setting>>;
 
-/// Something wrong, and where.
+/// An error and its position.
 struct Wrong {
     at: Range<usize>,
     what: String,
@@ -655,15 +649,15 @@ impl From<toml::de::Error> for Wrong {
     }
 }
 
-/// Reads an experiment; `name` is that of the file, for errors, and gives the experiment its own.
+/// Parses an experiment. `name` is the file name: it appears in errors, and determines the experiment's name.
 ///
 /// # Errors
-/// What is wrong first, with line, column, the lines in question and the way out.
+/// The first error, with line, column, the lines concerned and how to fix it.
 pub(crate) fn parse(name: &str, text: &str, wish: Wish) -> Result<Experiment, Failure> {
     read(name, text, wish).map_err(|wrong| Failure::Usage(drawn(name, text, wrong)))
 }
 
-/// `FILE:LINE:COLUMN: what`, for tools, and below it the lines, for people.
+/// Formats an error: `FILE:LINE:COLUMN: message` for tools, followed by the lines for people.
 fn drawn(name: &str, text: &str, wrong: Wrong) -> String {
     let Wrong { at, what, way_out } = wrong;
     let before = text.get(..at.start).unwrap_or(text);
@@ -676,7 +670,7 @@ fn drawn(name: &str, text: &str, wrong: Wrong) -> String {
     }
     let report = Report::new(diagnostic).with_source_code(text.to_owned());
     let mut drawing = String::new();
-    // Writing to a string cannot fail; and were it to, the line above says all that matters.
+    // Writing to a string does not fail; if it did, the first line would still have the error.
     let _ = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor())
         .with_width(100)
         .render_report(&mut drawing, report.as_ref());
@@ -684,10 +678,10 @@ fn drawn(name: &str, text: &str, wrong: Wrong) -> String {
     format!("{name}:{line}:{column}: {what}\n{}", drawing.trim_end())
 }
 
-/// The parts of the file in which a level may set something.
+/// Tables of the file in which a level may set a value.
 const SETTABLE: &str = "server, workload, load, path, limits or cores";
 
-/// A level as it stands in the file: what it is called, and the values that it puts in place of others.
+/// A level as written in the file: its label, and the values that it substitutes.
 #[derive(Clone)]
 struct Level<'i> {
     label: String,
@@ -708,7 +702,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
 
     let mut arms = Vec::new();
     let mut settings = Vec::new();
-    // Who names two servers and one factor asks how each server behaves at each level.
+    // Two subjects and one factor: the user wants each server at each level.
     let is_full = factors.len() == 2 && factors.iter().any(|factor| factor.name == SUBJECT);
     let design = file.design.unwrap_or(if is_full { Design::Full } else { Design::OneAtATime });
     for combination in combinations(&levels, design) {
@@ -734,8 +728,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         settings.push(arm);
     }
     let is_interleaved = file.interleave.as_ref().is_some_and(|interleave| *interleave.get_ref());
-    // What is compared is compared with itself as well: the noise is part of the result. Of servers that are interleaved there
-    // is one more at each load.
+    // Repeat the baseline: the noise is part of the result. Interleaved servers need one repetition per load.
     let mut again: Vec<usize> = vec![0];
     if is_interleaved {
         let is_first = |at: &usize| !settings[..*at].iter().any(|other| other.is_asked_as(&settings[*at]));
@@ -766,7 +759,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         repetitions,
         duration_s: load.duration.as_secs_f64(),
         warm_up_s: load.warm_up.as_secs_f64(),
-        // No monitor looks at servers that are interleaved: each is measured for less than a second.
+        // Interleaved servers have no monitor: each is measured for less than a second at a time.
         interval_ms: if is_interleaved { 0.0 } else { interval.as_secs_f64() * 1e3 },
         is_interleaved,
         requests_per_connection: load.requests_per_connection,
@@ -789,7 +782,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
     Ok(Experiment { resolved, settings })
 }
 
-/// What the experiment of a file is called: as the file, or as its folder where that is one of `experiments/`.
+/// Returns the experiment's name: the file name, or the directory name for files of `experiments/`.
 fn own_name(file: &str) -> String {
     let mut parts = Path::new(file).iter().rev().map(|part| part.to_string_lossy());
     match (parts.next().as_deref(), parts.next(), parts.next().as_deref()) {
@@ -802,7 +795,7 @@ fn deserialize(tree: &Spanned<DeTable<'_>>) -> Result<File, Wrong> {
     Ok(File::deserialize(toml::de::Deserializer::from(tree.clone()))?)
 }
 
-/// The factors of a file. That there are several subjects is one too, the first.
+/// Reads the factors of a file. Several subjects are a factor too, the first.
 fn factors<'i>(tree: &Spanned<DeTable<'i>>, file: &File) -> Result<(Vec<Factor>, Vec<Vec<Level<'i>>>), Wrong> {
     let (mut factors, mut all) = (Vec::new(), Vec::new());
     let names: Vec<String> = file.subject.iter().map(|subject| subject_name(subject.get_ref())).collect();
@@ -857,7 +850,7 @@ fn factors<'i>(tree: &Spanned<DeTable<'i>>, file: &File) -> Result<(Vec<Factor>,
     Ok((factors, all))
 }
 
-/// One level: a value for what the factor sets, or a table with a label and what it sets itself.
+/// Reads one level: a value for the setting of the factor, or a table with a label and its own settings.
 fn level<'i>(value: &Spanned<DeValue<'i>>, place: Option<&Vec<String>>) -> Result<Level<'i>, Wrong> {
     let at = value.span();
     match (value.get_ref(), place) {
@@ -929,7 +922,7 @@ fn put<'i>(tree: &mut DeTable<'i>, path: &[String], value: &Spanned<DeValue<'i>>
     }
 }
 
-/// Which level of each factor an arm has; the first is the baseline.
+/// Returns the level index of each factor, for each arm; the first arm is the baseline.
 fn combinations(levels: &[Vec<Level<'_>>], design: Design) -> Vec<Vec<usize>> {
     let baseline = vec![0; levels.len()];
     let mut all = vec![baseline.clone()];
@@ -962,7 +955,7 @@ fn subject_name(subject: &SubjectFile) -> String {
     subject.name.clone().unwrap_or_else(|| subject.kind.name().to_owned())
 }
 
-/// The tree of an arm as a file of its own, without what is no part of an arm.
+/// Returns an arm's tree as a file of its own, without keys that do not belong to an arm.
 fn alone(tree: &Spanned<DeTable<'_>>, subject: &str) -> Result<String, Wrong> {
     let mut table = toml::Table::deserialize(toml::de::Deserializer::from(tree.clone()))?;
     for key in ["factor", "figure", "claim", "exhibits", "design", "again", "interleave", "quick", "about"] {
@@ -978,7 +971,7 @@ fn alone(tree: &Spanned<DeTable<'_>>, subject: &str) -> Result<String, Wrong> {
     toml::to_string(&table).map_err(|error| wrong(0..0, error.to_string(), ""))
 }
 
-/// The ladder. The short version has at most six steps of it, the first and the last among them.
+/// Reads the ladder. The short version keeps at most six steps, including the first and the last.
 fn steps(file: &File, quick: bool) -> Result<Vec<Step>, Wrong> {
     const QUICK_STEPS: usize = 6;
     let load = file.load.get_ref();
@@ -1037,7 +1030,7 @@ fn arm_settings(file: &File, subject: Option<&str>, wish: Wish) -> Result<Settin
     })
 }
 
-/// Servers that are measured in turns share a machine and have no monitor.
+/// Rejects settings that interleaved servers cannot have: they share a machine and have no monitor.
 fn check_interleaved(file: &File, at: Range<usize>) -> Result<(), Wrong> {
     let what = match () {
         () if file.hosts.is_some() => "[hosts]",
@@ -1112,7 +1105,7 @@ fn workload(file: &WorkloadFile, at: Range<usize>, is_elsewhere: bool) -> Result
         }
         (None, None, Some(site)) => {
             let folder = site.get_ref();
-            // With hosts it is the server's, who tells if it is not there.
+            // With hosts, the directory is on the server's host, which reports if it is missing.
             if !is_elsewhere && !folder.is_dir() {
                 return Err(wrong(site.span(), format!("{} is no folder", folder.display()), ""));
             }
@@ -1212,7 +1205,7 @@ fn limits(file: &LimitsFile) -> Limits {
     }
 }
 
-/// A list of cores as taskset(1) reads it: `0`, `0,2`, `1-3`.
+/// Checks a list of cores for taskset(1): `0`, `0,2`, `1-3`.
 fn cores(list: &Option<Spanned<String>>) -> Result<Option<String>, Wrong> {
     let Some(list) = list else { return Ok(None) };
     let text = list.get_ref();
@@ -1223,10 +1216,10 @@ fn cores(list: &Option<Spanned<String>>) -> Result<Option<String>, Wrong> {
     Ok(Some(text.clone()))
 }
 
-/// Where it all runs.
+/// Reads the hosts of an experiment.
 fn hosts(file: &Spanned<HostsFile>) -> Result<Hosts, Wrong> {
     let HostsFile { server, clients, address, ssh } = file.get_ref();
-    // ssh would take it for a flag.
+    // ssh would parse a leading hyphen as a flag.
     let is_name = |name: &str| !name.is_empty() && !name.starts_with('-') && !name.contains(char::is_whitespace);
     if !is_name(server.get_ref()) {
         let what = format!("{:?} is no host", server.get_ref());
@@ -1258,7 +1251,8 @@ fn hosts(file: &Spanned<HostsFile>) -> Result<Hosts, Wrong> {
     })
 }
 
-/// Those of the file, or the paper's usual one (Arlitt and Williamson, figure 2) with latency and CPU time beside it.
+/// Reads the figures of the file, or returns the default: the paper's usual figure (Arlitt and
+/// Williamson, figure 2), with latency and CPU time.
 fn figures(file: &File, factors: &[Factor], steps: &[Step]) -> Result<Vec<Figure>, Wrong> {
     let axis = steps[0].axis();
     let mut figures = Vec::new();
@@ -1307,7 +1301,7 @@ fn figures(file: &File, factors: &[Factor], steps: &[Step]) -> Result<Vec<Figure
     Ok(figures)
 }
 
-/// That something of this name is measured.
+/// Checks that a metric of this name exists.
 fn metric(name: &Spanned<String>, has_profile: bool) -> Result<(), Wrong> {
     let text = name.get_ref().as_str();
     match Summary::described(text) {
@@ -1333,7 +1327,7 @@ fn metric(name: &Spanned<String>, has_profile: bool) -> Result<(), Wrong> {
     }
 }
 
-/// Which step, if it is one.
+/// Reads a step, and checks that it is in the ladder.
 fn at(at: Option<&Spanned<AtFile>>, steps: &[Step]) -> Result<At, Wrong> {
     let Some(at) = at else { return Ok(At::default()) };
     let AtFile(chosen) = *at.get_ref();
@@ -1394,7 +1388,7 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
                 name.as_ref().map_or(Ok(()), |name| metric(name, file.monitor.profile))?;
                 Some(Term {
                     metric: name.as_ref().unwrap_or(&claim.metric).get_ref().clone(),
-                    // What is not said of it is as it is in the figure that it divides.
+                    // Levels that it omits are those of the figure that it divides.
                     levels: chosen(levels.as_ref().unwrap_or(&claim.of), &whole)?,
                     at: if step.is_some() { at(step.as_ref(), steps)? } else { of_at },
                 })
@@ -1422,7 +1416,8 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
     each.iter().map(of_file).collect()
 }
 
-/// A claim against several subjects is one against each of them, all else being as it is in the figure that is divided.
+/// Expands a claim against several subjects into one per subject; all other levels are those of the
+/// figure that is divided.
 fn against_each(claim: &Spanned<ClaimFile>) -> Vec<Spanned<ClaimFile>> {
     let (at, file) = (claim.span(), claim.get_ref());
     if file.against_subjects.is_empty() {
@@ -1456,12 +1451,12 @@ mod tests {
         let Experiment { resolved, settings } = parsed(SHORT, false);
         assert_eq!((resolved.name.as_str(), resolved.seed, resolved.repetitions), ("b", 7, 3));
         assert_eq!(resolved.steps, [Step::Rate(1000.0), Step::Rate(2000.0), Step::Rate(3000.0)]);
-        // With nothing to compare there is nothing to repeat.
+        // With a single arm there is nothing to compare, and no repetition.
         let [arm] = &resolved.arms[..] else { panic!("{:?}", resolved.arms) };
         assert_eq!((arm.label.as_str(), arm.subject.as_str(), settings.len()), ("nginx", "nginx", 1));
         assert_eq!(settings[0].workload, Workload::File(Bytes::kib(1)));
         assert_eq!(resolved.figures[0].y, ["offered-rate", "request-rate", "rate"]);
-        // What an arm is can be read again, and is the same.
+        // An arm's settings can be parsed again, with the same result.
         let again = parsed(&arm.settings, false);
         assert_eq!(again.settings, settings);
     }
@@ -1496,7 +1491,7 @@ mod tests {
         let each = ["nginx, log off", "lighttpd, log off", "nginx, log on", "lighttpd, log on"];
         assert_eq!(labels(&crossed), each);
         assert_eq!(labels(&format!("design = \"one-at-a-time\"\n{crossed}")), each[..3]);
-        // Of three factors the name has what is not the baseline's, and the subject.
+        // With three factors, a label has the subject and the levels that differ from the baseline.
         let three = format!("{crossed}[[factor]]\nset = \"load.pipeline\"\nlevels = [1, 4]\n");
         assert_eq!(labels(&three), ["nginx", "lighttpd", "nginx, log on", "nginx, pipeline 4"]);
         let subjects = parsed(&format!("{SHORT}[[subject]]\nkind = \"lighttpd\"\n"), false);
@@ -1510,7 +1505,7 @@ mod tests {
         let example =
             parse("examples/experiment.toml", text, Wish::default()).unwrap_or_else(|failure| panic!("{failure}"));
         assert_eq!((example.resolved.name.as_str(), example.resolved.arms.len()), ("experiment", 5));
-        // Every key that is a comment there can be one that is not.
+        // Every commented-out key is valid.
         let shown: String = text
             .lines()
             .map(|line| line.strip_prefix("# ").filter(|key| is_key(key)).unwrap_or(line).to_owned() + "\n")
@@ -1521,7 +1516,7 @@ mod tests {
             .parse()
             .unwrap_or_else(|error| panic!("{error}\n{shown}"));
         assert!(tree.contains_key("path") && tree["limits"].get("memory").is_some(), "{tree}");
-        // And what stands there for a default is one.
+        // The defaults shown are the actual defaults.
         let mut bare: toml::Table = text.parse().unwrap();
         for table in ["validity", "cores"] {
             bare.remove(table);

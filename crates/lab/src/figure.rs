@@ -1,9 +1,9 @@
-//! Figures as SVG: curves of medians with their intervals, stacked bars, and shares with their intervals.
+//! SVG figures: curves of medians with their intervals, stacked bars, and shares with their intervals.
 //!
-//! Pure. A page and a file of its own hold the same drawing; the file carries its style and its legend along, where figures of
-//! one page share a legend. A point that is not the server's figure is drawn as well: open if it is a lower bound, crossed out
-//! if its run is invalid. Curves differ by the shape of their marks as well as by colour. The description of the figure and the
-//! titles of its marks hold the values as text.
+//! Pure. A page and a standalone file contain the same drawing. The file includes its style and legend,
+//! while the figures of a page share a legend. Points that are not the server's figure are drawn too:
+//! open for a lower bound, crossed out for an invalid run. Curves differ by marker shape as well as by
+//! colour. The figure's description and the titles of its markers contain the values as text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,88 +12,84 @@ use amped_measure::stats::Summary;
 
 pub(crate) const CSS: &str = include_str!("../assets/figure.css");
 
-/// Curves, in one coordinate system.
+/// A coordinate system with curves.
 #[derive(Debug, Default)]
 pub(crate) struct Plot {
-    /// What it shows.
     pub(crate) title: String,
-    /// The axes' names, with units.
+    /// Title of the x axis, with unit.
     pub(crate) x_title: String,
-    /// See there.
+    /// Title of the y axis, with unit.
     pub(crate) y_title: String,
-    /// How x is drawn.
+    /// Scale of the x axis.
     pub(crate) x: Scale,
-    /// Whether y is logarithmic; else it begins at 0.
+    /// Whether y is logarithmic; otherwise it starts at 0.
     pub(crate) y_logarithmic: bool,
-    /// The curves; one without points has an entry in the legend all the same.
+    /// Curves; one without points still has a legend entry.
     pub(crate) curves: Vec<Curve>,
-    /// From where to where on the axis of x something lies, and what.
+    /// A shaded range of x, with its label.
     pub(crate) band: Option<(f64, f64, String)>,
-    /// Whether the line is drawn on which y is x: what was asked for.
+    /// Whether to draw the line y = x: the offered load.
     pub(crate) asked: bool,
-    /// Values that the axis of x must reach, so that figures side by side have the same axis.
+    /// Values that the x axis must include, so that figures side by side have the same axis.
     pub(crate) x_reach: Vec<f64>,
-    /// Likewise for y.
+    /// The same for y.
     pub(crate) y_reach: Vec<f64>,
 }
 
-/// Where the names of the curves are.
+/// Placement of the legend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Legend {
     /// In the figure.
     Own,
-    /// In the page, once for several figures; a script hides curves by their number, in `data-curve`.
+    /// In the page, shared by several figures. A script hides curves by their index in `data-curve`.
     Shared,
 }
 
-/// How the values of an axis become places.
+/// Scale of an axis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Scale {
-    /// From 0.
+    /// Starts at 0.
     #[default]
     Linear,
-    /// By powers of ten.
+    /// Powers of ten.
     Logarithmic,
-    /// The values are the numbers of these names, from 0.
+    /// Categories: a value is the index of its name, from 0.
     Names(Vec<String>),
 }
 
-/// A curve.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Curve {
-    /// For the legend.
+    /// Name in the legend.
     pub(crate) name: String,
-    /// Its points, in any order.
+    /// Points, in any order.
     pub(crate) points: Vec<Point>,
-    /// Whether it was printed by others, not measured here: a dashed line, and crosses.
+    /// Whether the curve is taken from a publication, not measured: drawn as a dashed line with crosses.
     pub(crate) printed: bool,
 }
 
 /// A point of a curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Point {
-    /// Where on the axis of x.
     pub(crate) x: f64,
-    /// The median and its interval.
+    /// Median and interval.
     pub(crate) y: Summary,
-    /// What it is worth.
     pub(crate) mark: Mark,
 }
 
-/// What a point is worth.
+/// Validity of a point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mark {
-    /// The server's figure.
+    /// A valid figure of the server.
     #[default]
     Kept,
-    /// A lower bound: the load came to its end before the server did.
+    /// A lower bound: the load generator reached its limit before the server did.
     AtLeast,
-    /// Not the server's figure.
+    /// From an invalid run.
     Invalid,
 }
 
 impl Mark {
-    /// As it is told.
+    /// Name in descriptions.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Mark::Kept => "valid",
@@ -103,60 +99,56 @@ impl Mark {
     }
 }
 
-/// Horizontal bars of parts.
+/// Horizontal stacked bars.
 #[derive(Debug, Default)]
 pub(crate) struct Bars {
-    /// What they show.
     pub(crate) title: String,
-    /// What a whole bar is, with its unit.
+    /// Title of the x axis, with unit.
     pub(crate) x_title: String,
-    /// The parts' names, from left to right.
+    /// Names of the parts, from left to right.
     pub(crate) parts: Vec<String>,
-    /// Each bar's name, and how long its parts are.
+    /// Name of each bar, and the lengths of its parts.
     pub(crate) bars: Vec<(String, Vec<f64>)>,
 }
 
-/// Shares of a whole with their intervals, as horizontal bars in groups.
+/// Shares of a total with their intervals, as grouped horizontal bars.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
-    /// What they show.
     pub(crate) title: String,
-    /// Each group's title, and its bars.
+    /// Title of each group, and its bars.
     pub(crate) groups: Vec<(String, Vec<Share>)>,
 }
 
-/// A bar among [`Shares`]; all from 0 to 1.
+/// A bar of [`Shares`]; values from 0 to 1.
 #[derive(Debug, Default)]
 pub(crate) struct Share {
-    /// What it is of.
     pub(crate) name: String,
-    /// How long the bar is.
+    /// Length of the bar.
     pub(crate) share: f64,
-    /// Its interval.
     pub(crate) interval: (f64, f64),
-    /// A paler bar behind it, with what it says.
+    /// A paler bar behind it, with its label.
     pub(crate) behind: Option<(f64, &'static str)>,
 }
 
-/// Two are side by side on a desk, and one can be read on a phone.
+/// Wide enough to read on a phone; two fit side by side on a desktop.
 const WIDTH: f64 = 560.0;
 const LEFT: f64 = 60.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 58.0;
 const TALL: f64 = 240.0;
 const LINE: f64 = 20.0;
-/// The shapes that marks have, and the colours in `figure.css`.
+/// Numbers of marker shapes, and of colours in `figure.css`.
 const SHAPES: usize = 4;
 const COLOURS: usize = 8;
-/// Longer names are cut where they would leave the figure; whole ones stand in the tables.
+/// Longer names are truncated to fit the figure; tables show them in full.
 const NAME_MAX: usize = 48;
 
-/// The figure as a file of its own.
+/// Returns the figure as a standalone SVG file.
 pub(crate) fn file(inside: &str) -> String {
     inside.replacen("><title", &format!(" xmlns=\"http://www.w3.org/2000/svg\"><style>{CSS}</style><title"), 1)
 }
 
-/// Draws curves. `id` is unlike those of the page's other figures.
+/// Draws curves. `id` must be unique within the page.
 pub(crate) fn plot(id: &str, plot: &Plot, whose: Legend) -> String {
     let shown: Vec<Point> =
         plot.curves.iter().flat_map(|curve| curve.points.iter().copied()).filter(is_finite).collect();
@@ -201,7 +193,7 @@ pub(crate) fn plot(id: &str, plot: &Plot, whose: Legend) -> String {
         }
     }
     text(&mut out, ((LEFT + WIDTH - RIGHT) / 2.0, bottom + below + 40.0), "middle", &plot.x_title);
-    // Beside the ticks a turned name would need room of its own; above the axis it is read like all others.
+    // A rotated title beside the ticks would need space of its own; above the axis it is horizontal.
     text(&mut out, (8.0, TOP - 10.0), "start", &plot.y_title);
 
     if let Some((from, to, what)) = &plot.band {
@@ -225,7 +217,7 @@ pub(crate) fn plot(id: &str, plot: &Plot, whose: Legend) -> String {
         let shape = if curve.printed { SHAPES } else { measured % SHAPES };
         measured += usize::from(!curve.printed);
         let _ = write!(out, "<g class=\"c{}\" data-curve=\"{at}\">", colour(plot, at));
-        // Side by side, or curves that are alike would hide each other.
+        // Offset sideways, so that equal curves do not hide each other.
         let count = plot.curves.len() as f64;
         let aside = (at as f64 - (count - 1.0) / 2.0) * (20.0 / count).min(5.0);
         draw(&mut out, curve, shape, &plot.x, |value| x(value) + aside, y);
@@ -238,11 +230,11 @@ pub(crate) fn plot(id: &str, plot: &Plot, whose: Legend) -> String {
     out + "</svg>\n"
 }
 
-/// The longest name that is written aslant.
+/// The longest name that is drawn at a slant.
 const SLANTED_MAX: usize = 24;
 
-/// How much more room names take below the axis: none if each has its place between its neighbours; else they are aslant, and
-/// half as high as they are long.
+/// Returns the extra height of names below the axis: 0 if each fits between its neighbours;
+/// otherwise they are slanted, and half as high as they are long.
 fn slant(scale: &Scale) -> f64 {
     let Scale::Names(names) = scale else { return 0.0 };
     let longest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
@@ -250,13 +242,13 @@ fn slant(scale: &Scale) -> f64 {
     if longest as f64 * 7.5 + 8.0 <= room { 0.0 } else { longest.min(SLANTED_MAX) as f64 * 7.2 / 2.0 }
 }
 
-/// Curves that were printed have the colour of the measured one of the same number: they are to be compared.
+/// A published curve has the colour of the measured curve with the same index, to which it is compared.
 fn colour(plot: &Plot, at: usize) -> usize {
     let printed = plot.curves[at].printed;
     plot.curves[..at].iter().filter(|curve| curve.printed == printed).count() % COLOURS
 }
 
-/// Whether it has a place: beyond this no figure of a server lies, and a number may not be drawn with.
+/// Whether a point can be drawn: larger values are not figures of a server, and may not be valid numbers.
 fn is_finite(point: &Point) -> bool {
     [point.x, point.y.low, point.y.median, point.y.high].iter().all(|value| value.abs() <= MOST)
 }
@@ -266,10 +258,10 @@ const MOST: f64 = 1e15;
 fn draw(out: &mut String, curve: &Curve, shape: usize, scale: &Scale, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> f64) {
     let mut points: Vec<&Point> = curve.points.iter().filter(|point| is_finite(point)).collect();
     points.sort_by(|one, other| one.x.total_cmp(&other.x).then(one.mark.cmp(&other.mark)));
-    // What is worth nothing is no part of the curve; and names have no order that a line could follow.
+    // Invalid points are not part of the curve, and categories have no order for a line to follow.
     let (mut path, mut last) = (String::new(), f64::NAN);
     for point in points.iter().filter(|point| point.mark != Mark::Invalid && !matches!(scale, Scale::Names(_))) {
-        // Of two at one place the line goes to the first, the better one.
+        // Of two points at the same x, the line uses the first, which has the better mark.
         if point.x.total_cmp(&last).is_eq() {
             continue;
         }
@@ -281,7 +273,7 @@ fn draw(out: &mut String, curve: &Curve, shape: usize, scale: &Scale, x: impl Fn
         let _ = write!(out, "<path d=\"{path}\" fill=\"none\" stroke=\"currentColor\" stroke-width=\"2\"{dash}/>");
     }
     for Point { x: at, y: Summary { low, median, high, .. }, mark } in &points {
-        // What is worth less stands beside what is worth more.
+        // A point with a worse mark is drawn beside the better one.
         let is_alone = !points.iter().any(|other| other.x.total_cmp(at).is_eq() && other.mark != *mark);
         let aside = match mark {
             Mark::AtLeast if !is_alone => 9.0,
@@ -306,7 +298,7 @@ fn draw(out: &mut String, curve: &Curve, shape: usize, scale: &Scale, x: impl Fn
     }
 }
 
-/// A mark: filled, open, or open and crossed out.
+/// Draws a marker: filled, open, or open and crossed out.
 fn marker(out: &mut String, shape: usize, (x, y): (f64, f64), mark: Mark) {
     let fill = if mark == Mark::Kept { "fill=\"currentColor\"" } else { "class=\"open\"" };
     let path = match shape {
@@ -323,7 +315,6 @@ fn marker(out: &mut String, shape: usize, (x, y): (f64, f64), mark: Mark) {
     }
 }
 
-/// An entry of a legend.
 enum Entry {
     Curve { name: String, class: usize, shape: usize },
     Mark(Mark),
@@ -370,7 +361,7 @@ impl Entry {
     }
 }
 
-/// The entries in rows, each with its place.
+/// Lays out the legend entries in rows, each with its x position.
 fn legend(plot: &Plot, shown: &[Point], whose: Legend) -> Vec<Vec<(f64, Entry)>> {
     let mut measured = 0;
     let mut entries: Vec<Entry> = Vec::new();
@@ -393,7 +384,7 @@ fn legend(plot: &Plot, shown: &[Point], whose: Legend) -> Vec<Vec<(f64, Entry)>>
     rows(entries, |entry| 30.0 + 7.2 * entry.name().chars().count() as f64 + 16.0)
 }
 
-/// Puts items into rows as wide as the figure.
+/// Breaks items into rows as wide as the figure.
 fn rows<T>(items: Vec<T>, width: impl Fn(&T) -> f64) -> Vec<Vec<(f64, T)>> {
     let mut rows: Vec<Vec<(f64, T)>> = Vec::new();
     let mut x = f64::MAX;
@@ -411,7 +402,7 @@ fn rows<T>(items: Vec<T>, width: impl Fn(&T) -> f64) -> Vec<Vec<(f64, T)>> {
     rows
 }
 
-/// What is drawn, in words.
+/// Describes the figure as text.
 fn told(plot: &Plot) -> String {
     let mut text = format!("{} over {}.", plot.y_title, plot.x_title);
     for curve in &plot.curves {
@@ -442,7 +433,7 @@ fn told(plot: &Plot) -> String {
     text
 }
 
-/// Draws bars of parts.
+/// Draws stacked bars.
 pub(crate) fn bars(id: &str, bars: &Bars) -> String {
     const BAR: f64 = 28.0;
     let longest = bars.bars.iter().map(|(name, _)| name.chars().count().min(NAME_MAX)).max().unwrap_or_default();
@@ -483,7 +474,7 @@ pub(crate) fn bars(id: &str, bars: &Bars) -> String {
                 "<g class=\"c{}\"><rect x=\"{begin:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{}\" fill=\"currentColor\"><title>{told}</title></rect></g>",
                 part % COLOURS,
                 y + 4.0,
-                // A gap between neighbours, whose colours may be alike for somebody.
+                // A gap between neighbours, for readers who cannot tell their colours apart.
                 (end - begin - 1.0).max(0.0),
                 BAR - 8.0
             );
@@ -506,7 +497,7 @@ pub(crate) fn bars(id: &str, bars: &Bars) -> String {
 /// Draws shares.
 pub(crate) fn shares(id: &str, shares: &Shares) -> String {
     const BAR: f64 = 22.0;
-    // Behind the longest bar there is room for the longest label.
+    // Leaves room for the longest label behind the longest bar.
     const LABEL: f64 = 180.0;
     let names = shares.groups.iter().flat_map(|(_, bars)| bars).map(|bar| bar.name.chars().count().min(NAME_MAX));
     let left = (7.2 * names.max().unwrap_or_default() as f64 + 20.0).clamp(LEFT, WIDTH / 2.0);
@@ -531,12 +522,12 @@ pub(crate) fn shares(id: &str, shares: &Shares) -> String {
     out + "</svg>\n"
 }
 
-/// A bar, with its name at its left and its figures behind it.
+/// Draws a bar, with its name on the left and its figures behind it.
 fn share(out: &mut String, bar: &Share, (left, y): (f64, f64), x: &impl Fn(f64) -> f64) {
     const THICK: f64 = 16.0;
     let (low, high) = bar.interval;
     let mut label = percent(bar.share);
-    // What is in a paler bar is said too, or its end would seem to stand for the number beside it.
+    // Label the paler bar too; otherwise its end would seem to belong to the number next to it.
     let behind = bar.behind.filter(|(behind, _)| *behind > bar.share);
     if let Some((behind, what)) = behind {
         let _ = write!(label, ", {} {what}", percent(behind));
@@ -565,7 +556,7 @@ fn start(id: &str, height: f64, title: &str, described: &str) -> String {
     let mut out = format!("<svg class=\"figure\" {size} {names}><title id=\"{id}-title\">{}</title>", escaped(title));
     let _ = writeln!(out, "<desc id=\"{id}-text\">{}</desc>", escaped(described));
     let _ = writeln!(out, "<rect class=\"ground\" width=\"{WIDTH}\" height=\"{height}\"/>");
-    // Cut where it would leave the figure; the whole of it is in the element above.
+    // Truncated to fit the figure; the title element has the full text.
     let shown = escaped(&cut(title, 70));
     let _ = writeln!(out, "<text x=\"8\" y=\"20\" font-weight=\"bold\">{shown}</text>");
     out
@@ -580,7 +571,7 @@ fn text(out: &mut String, (x, y): (f64, f64), anchor: &str, inside: &str) {
     let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>", escaped(inside));
 }
 
-/// Text that is text in XML too, wherever it came from: control characters are in no document.
+/// Escapes text for XML and removes control characters, which XML does not allow.
 fn escaped(text: &str) -> String {
     let plain = |c: char| match c {
         '\u{fffe}' | '\u{ffff}' => '\u{fffd}',
@@ -591,7 +582,7 @@ fn escaped(text: &str) -> String {
     maud::html! { (text) }.into_string()
 }
 
-/// At most so many characters.
+/// Truncates text to `most` characters.
 fn cut(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -599,14 +590,14 @@ fn cut(text: &str, most: usize) -> String {
     text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// The sign of the curve of this number among those that were measured, as text: its class of colour, and its mark.
+/// Returns the sign of the measured curve with this index as text: its colour class, and its marker.
 pub(crate) fn sign(at: usize) -> (String, char) {
     (format!("c{}", at % COLOURS), ['●', '■', '▲', '◆'][at % SHAPES])
 }
 
-/// Three digits, and thousands as k, millions as M.
+/// Formats a number with three digits; thousands as k, millions as M.
 pub(crate) fn number(value: f64) -> String {
-    // Nothing is nothing from below, too.
+    // Turns -0 into 0.
     let value = value + 0.0;
     let size = value.abs();
     let (scaled, unit) = match size {
@@ -621,7 +612,7 @@ pub(crate) fn number(value: f64) -> String {
     format!("{text}{unit}")
 }
 
-/// Where a value stands between 0 and 1, and the values that are named.
+/// An axis: maps values to 0..1, and has labelled ticks.
 struct Axis {
     low: f64,
     high: f64,
@@ -630,7 +621,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// For all these values, from 0 or from the power of ten below.
+    /// An axis for all these values, from 0 or from the power of ten below.
     fn of(values: impl Iterator<Item = f64>, logarithmic: bool) -> Axis {
         let values: Vec<f64> = values.filter(|value| (1.0 / MOST..=MOST).contains(value)).collect();
         let most = values.iter().copied().fold(0.0, f64::max);
@@ -641,13 +632,13 @@ impl Axis {
             let least = values.iter().copied().fold(most, f64::min);
             let from = (least.log10() + 1e-9).floor() as i32;
             let to = ((most.log10() - 1e-9).ceil() as i32).max(from + 1);
-            // Between two or three powers of ten there is room for more names.
+            // With two or three powers of ten there is room for more labels.
             let parts: &[f64] = if to - from <= 3 { &[1.0, 2.0, 5.0] } else { &[1.0] };
             let named = (from..to).flat_map(|power| parts.iter().map(move |part| part * 10f64.powi(power)));
             let ticks = named.chain([10f64.powi(to)]).collect();
             return Axis { low: 10f64.powi(from), high: 10f64.powi(to), logarithmic, ticks };
         }
-        // 1, 2 or 5 of a power of ten, so that there are few.
+        // Steps of 1, 2 or 5 times a power of ten, to keep ticks few.
         let power = 10f64.powf((most / 5.0).log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0].map(|part| part * power).into_iter().find(|step| most / step <= 7.0);
         let step = step.unwrap_or(most);
@@ -656,7 +647,7 @@ impl Axis {
         Axis { low: 0.0, high: count as f64 * step, logarithmic, ticks }
     }
 
-    /// For names, each in the middle of its own room.
+    /// An axis for names, each centred in its own interval.
     fn names(count: usize) -> Axis {
         let ticks = (0..count).map(|at| at as f64).collect();
         Axis { low: -0.5, high: count.max(1) as f64 - 0.5, logarithmic: false, ticks }
@@ -716,9 +707,9 @@ mod tests {
         ] {
             assert!(svg.contains(told), "{told} is not in {svg}");
         }
-        // Two marks are open besides the two of the legend, and a cross is in both as well.
+        // Two open markers besides the two of the legend; each cross is counted in both as well.
         assert_eq!((svg.matches("class=\"open\"").count(), svg.matches("class=\"bad\"").count()), (4, 2));
-        // A curve that ends in nothing does not go there.
+        // An infinite value at the end of a curve is not drawn.
         let path = svg.split("<path d=\"M").find(|part| part.contains("stroke-width=\"2\"/>")).unwrap();
         assert_eq!(path.split_once('"').unwrap().0.matches('L').count(), 1, "{path}");
     }
@@ -766,7 +757,7 @@ mod tests {
         for told in ["1000/s, user: 25", "1000/s, tcp: 75", "2000/s, tcp: 50", "most of it tcp with 75"] {
             assert!(drawn.contains(told), "{told} is not in {drawn}");
         }
-        // Three quarters of the whole are three times as long as a quarter, but for the gaps.
+        // Three quarters of the total are three times as long as one quarter, apart from the gaps.
         let widths: Vec<f64> = drawn
             .split("<rect x=")
             .filter(|part| part.contains("<title>"))
@@ -802,7 +793,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever names and values there are, the figure is one element, and its texts are texts.
+        /// With any names and values, the figure is one element and its texts stay text.
         #[test]
         fn any_names_and_values_are_drawn(
             name in "\\PC{0,80}|.*</(text|title|svg|script)>.*",
@@ -818,7 +809,7 @@ mod tests {
             for svg in [drawn, drawn_bars] {
                 prop_assert_eq!((svg.matches("<svg").count(), svg.matches("</svg>").count()), (1, 1));
                 prop_assert!(!svg.contains("<script") && !svg.contains("NaN") && !svg.contains("inf"), "{}", svg);
-                // As many ends as beginnings, of the elements that have both.
+                // Each element that has an end tag has as many of them as start tags.
                 for element in ["g", "text", "title", "desc"] {
                     let begun = svg.matches(&format!("<{element}>")).count() + svg.matches(&format!("<{element} ")).count();
                     prop_assert_eq!(begun, svg.matches(&format!("</{element}>")).count(), "{}", element);

@@ -1,8 +1,9 @@
-//! A server that is measured: what it is told, how it is started, how one knows that it serves, and how it is stopped.
+//! A server under test: its configuration, how it is started, and how its program and its responses are identified.
 //!
-//! Each kind has a configuration with places for settings, `@name=value@`; `@port@`, `@address@`, `@site@` and `@run@` are put
-//! in by the runner. A setting that has no place is refused before anything is started. `amped` takes settings that have no place
-//! as flags, and a command of the user's has places in its words and in a configuration of his own.
+//! Each kind has a configuration template with placeholders for settings, `@name=value@`. The
+//! runner fills in `@port@`, `@address@`, `@site@` and `@run@`. A setting without a placeholder is
+//! rejected before anything starts. `amped` takes settings without a placeholder as flags; a user's
+//! command has placeholders in its arguments and in the user's own configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -16,32 +17,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::archive::Program;
 
-/// What is known of how a server is started.
+/// A kind of server, with its own configuration template and command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kind {
-    /// This project's.
+    /// This project's server.
     Amped,
-    /// nginx.
     Nginx,
-    /// Apache with threads.
+    /// Apache httpd with the event MPM (threads).
     ApacheEvent,
-    /// Apache with processes.
+    /// Apache httpd with the prefork MPM (processes).
     ApachePrefork,
-    /// lighttpd.
     Lighttpd,
-    /// h2o.
     H2o,
-    /// A loop that only moves bytes: it sends what the first server of an interleaved experiment has answered.
+    /// The floor server: a loop that only moves bytes, and sends the responses of the first server of
+    /// an interleaved experiment.
     Floor,
-    /// A server that answers whatever comes with two bytes: what clients can do is measured against it.
+    /// The null server: responds to any input with two bytes. The capacity of the clients is measured against it.
     Null,
     /// Any program.
     Command,
 }
 
 impl Kind {
-    /// As it is typed.
+    /// Name in experiment files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Amped => "amped",
@@ -56,7 +55,7 @@ impl Kind {
         }
     }
 
-    /// The program, and how to get it.
+    /// Returns the program's name, and how to install it.
     fn program(self) -> (&'static str, &'static str) {
         match self {
             Kind::Amped => ("amped", "build it: cargo build --release"),
@@ -68,7 +67,7 @@ impl Kind {
         }
     }
 
-    /// The configuration that it is given by default.
+    /// Returns the default configuration template.
     fn config(self) -> &'static str {
         match self {
             Kind::Nginx => include_str!("subject/nginx.conf"),
@@ -80,7 +79,7 @@ impl Kind {
         }
     }
 
-    /// The words that it is started with, behind the program's name.
+    /// Returns the arguments, without the program.
     fn words(self) -> &'static [&'static str] {
         match self {
             Kind::Amped => &["serve", "@site@", "--listen", "@address@:@port@", "--metrics-file", "@metrics@"],
@@ -95,29 +94,29 @@ impl Kind {
     }
 }
 
-/// A configuration, or words, with places for settings.
+/// The settings that a configuration and command line accept.
 #[derive(Clone, Debug)]
 pub(crate) enum Template {
-    /// Every setting is a flag of the program, which says itself which it knows.
+    /// Every setting is a flag of the program, which reports unknown ones itself.
     Flags,
-    /// These are the settings.
+    /// Only these settings.
     Names(BTreeSet<String>),
 }
 
-/// What the runner puts in.
+/// Placeholders that the runner fills in.
 const OWN: [&str; 8] = ["port", "address", "site", "run", "config", "metrics", "replies", "as-root"];
 
 impl Template {
-    /// The settings that a kind knows, with this configuration in place of its own, if it is not empty.
+    /// Returns the settings that a kind accepts. `config`, if not empty, replaces the kind's own template.
     pub(crate) fn of(kind: Kind, config: &str, start: &[String]) -> Template {
-        // The floor answers as another does, whatever is set.
+        // The floor server replays another server's responses, regardless of settings.
         if matches!(kind, Kind::Amped | Kind::Floor) {
             return Template::Flags;
         }
         Template::Names(Template::names(kind, config, start))
     }
 
-    /// The settings that have a place.
+    /// Collects the settings that have a placeholder.
     fn names(kind: Kind, config: &str, start: &[String]) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         let text = if config.is_empty() { kind.config() } else { config };
@@ -138,10 +137,10 @@ impl Template {
         names
     }
 
-    /// Whether there is a place for it.
+    /// Checks that a setting is accepted.
     ///
     /// # Errors
-    /// What there is instead.
+    /// If it is not: the settings that are.
     pub(crate) fn check(&self, name: &str) -> Result<(), String> {
         match self {
             Template::Names(names) if !names.contains(name) => {
@@ -157,7 +156,7 @@ impl Template {
     }
 }
 
-/// `#name#rest`: a line that holds only where the setting is true.
+/// Splits `#name#rest`: a line that is used only if the setting is true.
 fn condition(line: &str) -> (Option<&str>, &str) {
     let found = || {
         let (name, rest) = line.trim_start().strip_prefix('#')?.split_once('#')?;
@@ -166,7 +165,7 @@ fn condition(line: &str) -> (Option<&str>, &str) {
     found().map_or((None, line), |(name, rest)| (Some(name), rest))
 }
 
-/// In a comment places are spoken of, and are none.
+/// Placeholders in comments are only mentioned, and are not filled in.
 fn is_comment(line: &str) -> bool {
     line.trim_start().starts_with('#')
 }
@@ -175,10 +174,10 @@ fn is_name(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_lowercase()) && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
 }
 
-/// Puts values into the places of a line: `value` gets the name of each and what stands there by default.
+/// Fills in the placeholders of a line: `value` is called with the name and the default of each.
 ///
 /// # Errors
-/// The name of a place that has no value.
+/// The name of a placeholder without a value.
 fn places(line: &str, mut value: impl FnMut(&str, Option<&str>) -> Option<String>) -> Result<String, String> {
     let (mut text, mut rest) = (String::new(), line);
     while let Some((before, behind)) = rest.split_once('@') {
@@ -191,7 +190,7 @@ fn places(line: &str, mut value: impl FnMut(&str, Option<&str>) -> Option<String
                 text += &value(name, default).ok_or_else(|| name.to_owned())?;
                 rest = after;
             }
-            // No place, but a sign like any other.
+            // A literal `@`.
             _ => {
                 text.push('@');
                 rest = behind;
@@ -201,54 +200,54 @@ fn places(line: &str, mut value: impl FnMut(&str, Option<&str>) -> Option<String
     Ok(text + rest)
 }
 
-/// Where a server runs.
+/// Addresses and paths for one start of a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
-    /// Where it listens.
+    /// Address to listen on.
     pub(crate) address: SocketAddr,
-    /// What it serves.
+    /// Directory of the files to serve.
     pub(crate) site: PathBuf,
-    /// A folder of its own, which is gone afterwards.
+    /// Working directory of the server, removed afterwards.
     pub(crate) run: PathBuf,
-    /// A file in memory in which it may publish what it counts.
+    /// File in memory for the server's metrics.
     pub(crate) metrics: PathBuf,
-    /// What the floor answers.
+    /// File of recorded responses, for the floor server.
     pub(crate) replies: Option<PathBuf>,
-    /// Whether the program is root's.
+    /// Whether the server is started as root.
     pub(crate) is_root: bool,
 }
 
-/// What there is to start.
+/// Command line and configuration of a server.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Start {
     /// Program and arguments.
     pub(crate) words: Vec<String>,
-    /// The configuration, empty if there is none. Its place is `config` in the folder of the run.
+    /// Configuration text, empty if there is none. It is written to `config` in the run's directory.
     pub(crate) config: String,
 }
 
-/// A server.
+/// A server under test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Subject {
-    /// As it is called.
+    /// Name in the experiment.
     pub(crate) name: String,
-    /// How it is started.
+    /// Kind, which determines how it is started.
     pub(crate) kind: Kind,
-    /// In place of the one that is found.
+    /// Path of the program, instead of the default lookup.
     pub(crate) program: Option<PathBuf>,
-    /// Of [`Kind::Command`]: the program and its arguments.
+    /// For [`Kind::Command`]: the program and its arguments.
     pub(crate) start: Vec<String>,
-    /// The text of the configuration, with places for settings; empty: the kind's own.
+    /// Configuration template; empty for the kind's own.
     pub(crate) config: String,
-    /// What is to be put into these places.
+    /// Values for the placeholders.
     pub(crate) settings: BTreeMap<String, String>,
-    /// Whether an experiment goes on without it where there is no such program.
+    /// Whether the experiment skips this server if its program is missing.
     #[serde(default)]
     pub(crate) is_optional: bool,
 }
 
 impl Subject {
-    /// One that needs nothing but this program.
+    /// Returns the null server, which needs only this program.
     pub(crate) fn null() -> Subject {
         Subject {
             name: "null".to_owned(),
@@ -261,10 +260,10 @@ impl Subject {
         }
     }
 
-    /// What to start, and with which configuration.
+    /// Builds the command line and configuration.
     ///
     /// # Errors
-    /// There is no such program, or a place in words of the user's that has no value.
+    /// If the program is missing, or a placeholder of the user's has no value.
     pub(crate) fn start(&self, place: &Place) -> Result<Start, Failure> {
         let own = |name: &str| {
             Some(match name {
@@ -327,10 +326,10 @@ impl Subject {
         Ok(Start { words, config })
     }
 
-    /// The program that it is.
+    /// Finds the program.
     ///
     /// # Errors
-    /// There is none, with the way out.
+    /// If it is missing; the message says how to install it.
     pub(crate) fn program(&self) -> Result<PathBuf, Failure> {
         if let Some(path) = &self.program {
             return find(&path.display().to_string())
@@ -343,7 +342,7 @@ impl Subject {
                 find(name).ok_or_else(|| Failure::failed(format!("{}: there is no program {name:?}", self.name)))
             }
             Kind::Amped => {
-                // Both are built by one command, into one folder.
+                // One cargo command builds both into the same directory.
                 let beside = own_program()?.with_file_name("amped");
                 if beside.exists() { Ok(beside) } else { self.found() }
             }
@@ -361,7 +360,7 @@ impl Subject {
         })
     }
 
-    /// Which program it is, for the archive.
+    /// Identifies the program, for the archive.
     ///
     /// # Errors
     /// As [`program`](Subject::program).
@@ -369,22 +368,22 @@ impl Subject {
         let flag = match self.kind {
             Kind::Nginx | Kind::ApacheEvent | Kind::ApachePrefork | Kind::Lighttpd => "-v",
             Kind::Amped | Kind::H2o | Kind::Floor | Kind::Null => "--version",
-            // Whatever it is, it might do anything.
+            // An unknown program might do anything with a flag.
             Kind::Command => "",
         };
         Ok(identity(&self.program()?, flag))
     }
 }
 
-/// This program.
+/// Returns the path of this program.
 ///
 /// # Errors
-/// When `/proc` is not mounted.
+/// If `/proc` is not mounted.
 pub(crate) fn own_program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(Failure::io("find this program itself"))
 }
 
-/// Version and hash of a program; `flag` has it tell its version, if there is one.
+/// Returns version and hash of a program; `flag` makes it print its version, and may be empty.
 pub(crate) fn identity(path: &Path, flag: &str) -> Program {
     let first_line = |command: &mut Command| {
         let output = command.stdin(Stdio::null()).output().ok()?;
@@ -397,7 +396,7 @@ pub(crate) fn identity(path: &Path, flag: &str) -> Program {
     Program { path: path.to_owned(), version: version.unwrap_or_default(), sha256: hash.unwrap_or_default() }
 }
 
-/// The program of this name. Debian keeps servers where a plain user's PATH does not look.
+/// Finds a program by name. Debian installs servers in directories that are not in a normal user's PATH.
 fn find(name: &str) -> Option<PathBuf> {
     if name.is_empty() {
         return None;
@@ -410,22 +409,22 @@ fn find(name: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// Asks for a target once; the status of the answer and its bytes, `None` if none came.
+/// Requests a target once; returns the status and the bytes of the response, or `None` without a response.
 pub(crate) fn ask(address: SocketAddr, target: &str) -> Option<(u16, Vec<u8>)> {
     let answer = Answer::fetch(address, target, &["Connection: close".to_owned()])?;
     Some((answer.status, [answer.head, answer.body].concat()))
 }
 
-/// A whole answer.
+/// A complete response.
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// With the empty line at its end.
+    /// Status line and header fields, including the empty line at the end.
     pub(crate) head: Vec<u8>,
     pub(crate) body: Vec<u8>,
 }
 
 impl Answer {
-    /// Asks for a target once, with these header fields; `None` if no answer came.
+    /// Requests a target once with these header fields; `None` without a response.
     pub(crate) fn fetch(address: SocketAddr, target: &str, fields: &[String]) -> Option<Answer> {
         const PATIENCE: Duration = Duration::from_secs(2);
         let mut connection = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
@@ -435,7 +434,7 @@ impl Answer {
         connection.write_all(request.as_bytes()).ok()?;
         let (mut bytes, mut piece) = (Vec::new(), vec![0; 64 << 10]);
         while !is_whole(&bytes) && bytes.len() < 64 << 20 {
-            // A server that keeps a connection whose answer does not say how long it is has answered all the same.
+            // A read timeout also ends a response without a length on a connection that the server keeps open.
             match connection.read(&mut piece) {
                 Ok(0) | Err(_) => break,
                 Ok(count) => bytes.extend_from_slice(&piece[..count]),
@@ -447,13 +446,13 @@ impl Answer {
         Some(Answer { status, head: bytes, body })
     }
 
-    /// The value of a header field.
+    /// Returns the value of a header field.
     pub(crate) fn field(&self, name: &str) -> Option<String> {
         field(&self.head, name)
     }
 }
 
-/// Where the head ends, once it is there.
+/// Returns the length of the header section once it is complete.
 fn head_length(bytes: &[u8]) -> Option<usize> {
     bytes.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4)
 }
@@ -467,14 +466,14 @@ fn field(head: &[u8], name: &str) -> Option<String> {
     head.lines().find_map(value)
 }
 
-/// Whether all of an answer is there, as far as it says how long it is (RFC 9112, 6.3).
+/// Whether the response is complete, if it states its length (RFC 9112, 6.3).
 fn is_whole(bytes: &[u8]) -> bool {
     let Some(head) = head_length(bytes) else { return false };
     let length = field(&bytes[..head], "Content-Length").and_then(|length| length.parse::<usize>().ok());
     bytes.get(9..12) == Some(b"304") || length.is_some_and(|length| bytes.len() >= head + length)
 }
 
-/// What nginx has counted: requests in all (ngx_http_stub_status_module), with the one that asks.
+/// Returns nginx's count of requests (ngx_http_stub_status_module), including this one.
 pub(crate) fn stub_status(address: SocketAddr) -> Option<u64> {
     let (status, answer) = ask(address, "/ammeter-status")?;
     let text = String::from_utf8_lossy(&answer).into_owned();
@@ -484,7 +483,7 @@ pub(crate) fn stub_status(address: SocketAddr) -> Option<u64> {
     (status == 200).then_some(requests)
 }
 
-/// All settings of a subject and their values, for whoever wants to see them.
+/// Builds a subject with these settings, for tests.
 #[cfg(test)]
 fn subject(kind: Kind, settings: &[(&str, &str)]) -> Subject {
     Subject {
