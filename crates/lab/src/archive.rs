@@ -347,9 +347,9 @@ pub(crate) struct Claim {
     pub(crate) of: Term,
     /// The divisor, taken from the same block; `None` uses the figure itself.
     pub(crate) against: Option<Term>,
-    /// The claim holds if the figure or ratio is above this bound ...
+    /// Lower bound: the claim holds if the figure or ratio is above it.
     pub(crate) above: Option<f64>,
-    /// ... and below this one.
+    /// Upper bound, likewise.
     pub(crate) below: Option<f64>,
     /// The paper's own figure or ratio, if it prints one.
     pub(crate) paper: Option<f64>,
@@ -512,7 +512,7 @@ pub(crate) struct Block {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RunStatus {
-    /// Every check held.
+    /// No check failed; a machine that was not idle before the block does not count.
     #[default]
     Valid,
     /// A rate is a lower bound ("at least"): the client reached its limit first. Drawn as an open
@@ -671,9 +671,9 @@ pub(crate) struct Summary {
     pub(crate) monitor: BTreeMap<String, f64>,
     /// Total bytes of the file set that may be requested, if there is one.
     pub(crate) set_bytes: Option<u64>,
-    /// Shares of totals: the server's CPU time, from [`name::PROFILE`] (`category NAME` and `context
-    /// NAME`, of its samples), and the requests, from [`name::LOAD`] (`asked CLASS`, of all requests
-    /// that were answered or failed). Read from these two files and stored in no other.
+    /// Shares of totals: the server's CPU time, from [`name::PROFILE`] (`category NAME` and
+    /// `context NAME`, of its samples), and the requests, from [`name::LOAD`] (`asked CLASS`, of all
+    /// requests that were answered or failed). Read from these two files and stored in no other.
     #[serde(skip)]
     pub(crate) shares: BTreeMap<String, f64>,
 }

@@ -2,14 +2,14 @@
 //! intervals, and the noise band.
 //!
 //! Pure. Each run of B is paired with the run of A at the same step in the same block, so changes from block to
-//! block (other processes, temperature, page cache) affect both and cancel. The pairs of a metric give one ratio, B
-//! / A: its median, and the interval of order statistics. The level is corrected for the number of metrics
+//! block (other processes, temperature, page cache) affect both and cancel. The pairs of a metric give one ratio,
+//! B / A: its median, and the interval of order statistics. The level is corrected for the number of metrics
 //! (Bonferroni: of four, each at 98.75 %), so that of twenty experiments without a difference, nineteen report none.
 //!
-//! The noise band is the distribution of the median of as many pairs without a difference: pairs of
-//! runs of the same thing (A/A), resampled, each inverted with probability 1/2. A difference is
-//! reported only if the interval excludes 1 and the median lies outside the band. If there are too
-//! few pairs to reach the level in any case, the result is undecided.
+//! The noise band is the range of the median of as many pairs when there is no difference. It is computed by
+//! resampling pairs of runs of the same thing (A/A), each inverted with probability 1/2. A difference is reported
+//! only if the interval excludes 1 and the median lies outside the band. If there are too few pairs to reach the
+//! level in any case, the result is undecided.
 //!
 //! Two archives are measured one after the other, and a change of the machine in between affects
 //! all their pairs: more pairs do not average it out. There the band is the largest shift between
@@ -761,7 +761,7 @@ impl Compared {
         known.map_or_else(|| self.figure.to_owned(), |(unit, meaning)| format!("{meaning}, {unit}"))
     }
 
-    /// What follows, in words.
+    /// Formats the finding.
     pub(crate) fn told(&self) -> String {
         let times = self.ratio.median;
         match self.finding {

@@ -248,7 +248,7 @@ fn colour(plot: &Plot, at: usize) -> usize {
     plot.curves[..at].iter().filter(|curve| curve.printed == printed).count() % COLOURS
 }
 
-/// Whether a point can be drawn: larger values are not figures of a server, and may not be valid numbers.
+/// Whether a point can be drawn: excludes NaN, infinities and values beyond any figure of a server.
 fn is_finite(point: &Point) -> bool {
     [point.x, point.y.low, point.y.median, point.y.high].iter().all(|value| value.abs() <= MOST)
 }

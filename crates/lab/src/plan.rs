@@ -2,7 +2,7 @@
 //!
 //! Randomised complete blocks: each block contains every point once. Within a block, the steps and the arms of
 //! each step are shuffled by the seed. Changes of the machine over time therefore affect all arms alike, and
-//! compared runs are about a minute apart. The baseline is in every block, twice if there is something to
+//! compared runs are at most about a minute apart. The baseline is in every block, twice if there is something to
 //! compare. A retry (`left`) has the same arrivals, and runs at the end of its block so that it stays within it.
 //!
 //! Interleaved servers keep running through all blocks, so each load runs all its blocks before the

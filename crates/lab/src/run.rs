@@ -1,11 +1,11 @@
 //! The server's side of a run ([`Side`]), and its evaluation afterwards ([`judge`]).
 //!
-//! The server runs in a control group on its own cores. `ammeter monitor --record` and, if requested, `ammeter
-//! profile` run beside it as separate processes of this program, on cores of their own. On one machine the
-//! whole run happens in a network namespace of its own, which a dedicated thread enters ([`apart`]). If the
-//! experiment has a network path, server and clients are in two namespaces, with the router of `ammeter wan
-//! up` between them. With several hosts, the server's side runs in `ammeter subject` on one of them.
-//! `runner.rs` steps through a run, `generate.rs` generates the load, `validate.rs` judges it.
+//! The server runs in a control group on its own cores. `ammeter monitor --record` and, if requested,
+//! `ammeter profile` run beside it as separate processes of this program, on cores of their own. On one
+//! machine the whole run happens in a network namespace of its own, which a dedicated thread enters
+//! ([`apart`]). If the experiment has a network path, server and clients are in two namespaces, with the
+//! router of `ammeter wan up` between them. With several hosts, the server's side runs in `ammeter subject` on
+//! one of them. `runner.rs` steps through a run, `generate.rs` generates the load, `validate.rs` judges it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -199,7 +199,7 @@ pub(crate) struct Watched {
 
 impl Side {
     /// Starts the server and waits for its first response, then starts the monitor unless `interval` is
-    /// 0. The server listens on `address`, or on a free local address. Files are written to `into`.
+    /// 0. The server listens on a free port of `address`, by default loopback. Files are written to `into`.
     /// Returns the reason if the server cannot run with these settings.
     ///
     /// # Errors

@@ -77,7 +77,7 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> (Vec<Check>, RunStatus, Vec<Stri
     (checks, status, why)
 }
 
-/// Whether a run is invalid, but not through the server, which exited or gave no valid response.
+/// Whether a run is invalid, but not because the server exited early or gave no valid response.
 pub(crate) fn is_worth_another(run: &Run) -> bool {
     run.status == RunStatus::Invalid && !is_broken(run, "server")
 }
