@@ -1,7 +1,7 @@
-//! Which file a path means, what may be had and what may not, and what is said of it.
+//! Static files: the mapping of paths to files, which files may be served, and the metadata of responses.
 //!
-//! The promise behind the refusals: nothing outside the root, nothing hidden, and nothing that the server's user may not
-//! read leaves the machine, however the path is written; and nothing that lies in a root can stop the server.
+//! The promise behind the refusals: nothing outside the root, nothing hidden, and nothing that the server's user may
+//! not read leaves the machine, however the path is written; and no file in a root can stop the server.
 
 use std::fs::{self, File, Permissions};
 use std::io::Write;
@@ -17,7 +17,7 @@ use flate2::write::GzEncoder;
 
 use super::harness::{Client, Response, Server, Site, has_processes, let_files_settle, need_root, pattern, wait_until};
 
-/// Status and, for a redirect, where to.
+/// Returns the status, and the target of a redirect.
 fn outcome(client: &mut Client, target: &str) -> (u16, Option<String>) {
     let response = client.get(target);
     (response.status, response.field("Location").map(str::to_owned))
@@ -32,7 +32,7 @@ fn check_status(client: &mut Client, target: &str, status: u16) {
     assert_eq!(client.get(target).status, status, "{target}");
 }
 
-/// Whether the tests run as root, who may read every file.
+/// Returns whether the tests run as root, which may read every file.
 fn is_root() -> bool {
     fs::metadata("/proc/self").unwrap().uid() == 0
 }
@@ -56,7 +56,7 @@ fn directory_serves_its_index() {
     check_text(&mut client, "/b/", "b");
     check_text(&mut client, "/a/index.htm", "not the first choice");
     check_status(&mut client, "/c/", 403);
-    // A folder of that name is no index.
+    // A folder of that name is not an index.
     check_text(&mut client, "/d/", "d");
     check_status(&mut client, "/d/index.html", 301);
     check_status(&mut client, "/d/index.html/", 403);
@@ -78,7 +78,7 @@ fn file_with_trailing_slash_is_not_a_directory() {
     for target in ["/file.txt/", "/file.txt/x", "/file.txt/index.html", "/file.txt/."] {
         check_status(&mut client, target, 404);
     }
-    // `..` is taken back before the disk is asked, as browsers do.
+    // `..` is resolved before the disk is accessed, as browsers do.
     check_text(&mut client, "/file.txt/../file.txt", "text");
 }
 
@@ -94,7 +94,7 @@ fn directory_without_slash_redirects_within_site() {
     let mut client = server.connect();
     let mut check = |target: &str, location: &str| {
         assert_eq!(outcome(&mut client, target), (301, Some(location.to_owned())), "{target}");
-        // Whoever follows it arrives.
+        // The redirect leads to the page.
         check_text(&mut client, location, "index");
     };
     check("/folder/sub", "/folder/sub/");
@@ -110,7 +110,7 @@ fn directory_without_slash_redirects_within_site() {
     check("/'%22<>", "/%27%22%3C%3E/");
     check("/%3A80", "/:80/");
     check("/@x", "/@x/");
-    // A browser takes `//name` and `/\name` for another host.
+    // A browser treats `//name` and `/\name` as another host.
     check("//evil.example", "/evil.example/");
     check("///evil.example", "/evil.example/");
     check("/./%2e//evil.example", "/evil.example/");
@@ -175,13 +175,13 @@ fn dotfiles_are_hidden_except_well_known() {
     let server = Server::serve(&site);
     let mut client = server.connect();
     for target in targets {
-        // As if there were nothing: what exists is nobody's business.
+        // As if nothing existed: the response reveals nothing.
         check_status(&mut client, target, 404);
     }
     check_text(&mut client, "/.well-known/security.txt", ".well-known/security.txt");
     check_text(&mut client, "/%2ewell-known/a/b", ".well-known/a/b");
     check_text(&mut client, "/a.b", "a.b");
-    // Whoever made the link meant it.
+    // A link to a hidden file was made on purpose.
     check_text(&mut client, "/link", ".env");
 
     let server = Server::with_site(&site, "dotfiles = true");
@@ -227,11 +227,11 @@ fn no_path_escapes_root() {
         "/..%5csecret",
         "/..\\secret",
         "/a/..\\..\\secret",
-        // Decoded once, and only once.
+        // Decoded only once.
         "/%252e%252e/secret",
         "/%252e%252e%252fsecret",
         "/..%252fsecret",
-        // Overlong forms of a dot and a slash are neither.
+        // Overlong encodings of a dot and a slash are invalid.
         "/%c0%ae%c0%ae/secret",
         "/..%c0%afsecret",
         "/%u002e%u002e/secret",
@@ -288,7 +288,7 @@ fn odd_paths_are_rejected_or_not_found() {
     ] {
         check_status(&mut client, target, 404);
     }
-    // A name that no file system takes, a path that none takes, and a line that nobody reads.
+    // A name too long for any file system, a path too long for any, and a line longer than the server's limit.
     check_status(&mut client, &format!("/{}", "x".repeat(255)), 404);
     check_status(&mut client, &format!("/{}", "x".repeat(300)), 404);
     check_status(&mut client, &format!("/{}/", "x".repeat(300)), 404);
@@ -332,7 +332,7 @@ fn links_outside_root_are_refused() {
     }
     let server = Server::start(&[root.to_str().unwrap(), "--listing"]);
     let mut client = server.connect();
-    // Twice: what was refused once must not be had from a cache.
+    // Twice: a refused file must not come from a cache either.
     for _ in 0..2 {
         check_text(&mut client, "/inside", "file");
         check_text(&mut client, "/a/up", "file");
@@ -362,7 +362,7 @@ fn links_outside_root_are_refused() {
             check_status(&mut client, target, 404);
         }
     }
-    // Each refusal is said, once for each name, with where it would have led.
+    // Each refusal is logged once per name, with the target of the link.
     for (name, where_to) in [("/passwd", "/etc/passwd"), ("/out/file", "/secret/file"), ("/proc", "a link of /proc")] {
         let refused = format!(": {name} is refused: ");
         server.wait_for(&refused);
@@ -410,7 +410,7 @@ fn symlink_policy_of_site_is_obeyed() {
             let statuses = targets.map(|target| client.get(target).status);
             assert_eq!(statuses, expected, "{symlinks}");
         }
-        // A listing shows what a request would be answered with.
+        // A listing shows only entries that the server would serve.
         let page = client.get("/").text();
         for (target, status) in targets.iter().zip(expected).filter(|(target, _)| !target[1..].contains('/')) {
             assert_eq!(page.contains(&target[1..]), status == 200, "{symlinks} {target} in {page}");
@@ -418,9 +418,9 @@ fn symlink_policy_of_site_is_obeyed() {
     }
 }
 
-/// A server that may not read every file: as root, it becomes nobody.
+/// Starts a server that may not read every file: as root, it switches to nobody.
 fn unprivileged(site: &Site, flags: &[&str]) -> Server {
-    // Temporary folders are for their owner alone.
+    // Temporary folders are accessible to their owner only.
     fs::set_permissions(site.path(), Permissions::from_mode(0o755)).unwrap();
     let mut args = vec![site.path().to_str().unwrap()];
     args.extend(flags);
@@ -455,7 +455,7 @@ fn unreadable_file_is_403() {
         for target in ["/closed.txt", "/folder/file", "/folder/missing", "/folder/", "/index/"] {
             check_status(&mut client, target, 403);
         }
-        // The original serves where its sibling may not be read.
+        // The original is served if its sibling is not readable.
         let response = client.request("GET", "/page.html", &[("Accept-Encoding", "gzip")]);
         assert_eq!((response.status, response.field("Content-Encoding")), (200, None));
     }
@@ -474,7 +474,7 @@ fn special_file_is_403_and_does_not_block() {
     pipe("folder/index.html");
     pipe("file.gz");
     let _socket = UnixListener::bind(site.path().join("socket")).unwrap();
-    // One helper, so that a single request that hangs would hang them all.
+    // One helper, so that a single blocking request would block them all.
     let server = Server::configured(&site, "[helpers]\nmax = 1");
     let mut client = server.connect();
     for _ in 0..2 {
@@ -535,7 +535,7 @@ fn file_names_may_contain_any_byte() {
             assert!((response.status, &response.body[..]) == (200, name), "{target}: {response:?}");
         }
     }
-    // Bytes of UTF-8 as they are: no browser sends them, some tools do.
+    // Unencoded UTF-8: no browser sends it, some tools do.
     check_text(&mut client, "/日本語", "日本語");
 }
 
@@ -623,7 +623,7 @@ fn headers_match_by_pattern_and_later_rule_wins() {
             assert_eq!(told, (status, Some(cache_control), Some(later), robots, Some("1")), "{target}");
             assert_eq!(field("X-Exact").is_some(), target.starts_with("/a%20b"), "{target}");
         }
-        // On errors too, but for Cache-Control: an error that is kept would outlive its cause.
+        // On errors too, except Cache-Control: a stored error would outlive its cause.
         for (status, field, value) in [(412, "If-Match", "\"x\""), (416, "Range", "bytes=99-"), (417, "Expect", "x")] {
             let response = client.request("GET", target, &[(field, value)]);
             let told = (response.status, response.field("Cache-Control"), response.field("X-Later"));
@@ -665,11 +665,11 @@ fn headers_on_errors_match_requested_path() {
     check("GET", "/private/folder", 301, "private");
     check("GET", "//private/folder/", 403, "private");
     check("POST", "//private/folder/", 405, "private");
-    // As a preflight of CORS wants it.
+    // As a CORS preflight requires.
     check("OPTIONS", "/private/folder/", 204, "private");
     check("OPTIONS", "/missing.css", 204, "css");
     check("OPTIONS", "*", 204, "first");
-    // No path is meant: the rules for everything.
+    // The request has no path: the rules for all paths apply.
     check("GET", "/%", 400, "first");
     check("GET", "/private/../..", 400, "first");
 }
@@ -681,7 +681,7 @@ fn header_rule_may_replace_server() {
     let server = Server::with_site(&site, "[[site.headers]]\nmatch = \"**\"\nset = { \"server\" = \"kettle\" }");
     let mut client = server.connect();
     for target in ["/a", "/a", "/missing"] {
-        // `field` panics where it stands twice.
+        // `field` panics on a repeated field.
         assert_eq!(client.get(target).field("Server"), Some("kettle"), "{target}");
     }
 }
@@ -704,7 +704,7 @@ fn site_has_its_own_error_pages() {
             let response = client.request(method, target, fields);
             assert_eq!((response.status, response.field("Content-Type")), (status, Some(kind)), "{method} {target}");
             assert!(response.body == body, "{method} {target}: {}", response.text());
-            // It stands for what was asked for, so nothing that is true of the page itself may be said.
+            // The page represents the requested path, so the response must not describe the page itself.
             for name in ["ETag", "Last-Modified", "Accept-Ranges", "Cache-Control", "Content-Encoding"] {
                 assert_eq!(response.field(name), None, "{method} {target}: {name}");
             }
@@ -717,10 +717,10 @@ fn site_has_its_own_error_pages() {
     check("HEAD", "/missing", &[], 404, html, b"");
     check("GET", "/empty/", &[], 403, "text/plain; charset=utf-8", b"no\n");
     check("POST", "/file", &[], 405, html, &pattern(200_000));
-    // The page itself is a page.
+    // The page itself is an ordinary page.
     let page = client.get("/errors/404.html");
     assert_eq!((page.status, page.text().as_str(), page.field("ETag").is_some()), (200, "<p>lost\n", true));
-    // One that is missing, or a folder, is no reason for another error.
+    // A missing page, or a folder, does not cause another error.
     let response = client.get("/%");
     assert!(response.status == 400 && response.text().contains("400 Bad Request"), "{}", response.text());
     let response = client.request("GET", "/file", &[("Expect", "x")]);
@@ -775,7 +775,7 @@ fn host_selects_site() {
     assert_eq!(client.response("GET").text(), "default");
 }
 
-/// A folder in somebody's home, gone at the end; the account too where there was none to use.
+/// A folder in a user's home, removed when dropped, with the account if the test created it.
 struct Home {
     folder: PathBuf,
     made_user: Option<&'static str>,
@@ -790,7 +790,7 @@ impl Drop for Home {
     }
 }
 
-/// The name of somebody whose home we may write to, and that home. `None` where nobody can be had.
+/// Returns the name of a user with a home that the test may write to, and that home, or `None` if there is none.
 fn somebody(folder: &str) -> Option<(String, Home)> {
     let me = fs::metadata("/proc/self").unwrap().uid();
     let find = || {
@@ -854,7 +854,7 @@ fn user_directories_are_served_only_if_enabled() {
         check_text(&mut client, "/about", "about");
     }
     if is_root() {
-        // System accounts are no people: root's folder stays its own, even if it has one of this name.
+        // System accounts are excluded: root's folder stays private, even if it has one of this name.
         let roots = Home { folder: Path::new("/root").join(&folder), made_user: None };
         fs::create_dir(&roots.folder).unwrap();
         fs::write(roots.folder.join("file.txt"), "root's").unwrap();
@@ -863,7 +863,7 @@ fn user_directories_are_served_only_if_enabled() {
     }
 }
 
-/// The targets of a page's links to entries, HTML's escapes undone.
+/// The targets of a page's links to entries, with HTML escapes decoded.
 fn links(page: &str) -> Vec<String> {
     let unescape = |text: &str| {
         text.replace("&lt;", "<")
@@ -944,7 +944,7 @@ fn listing_shows_only_servable_entries() {
     assert!(server.get("/root/").text().contains("href=\"../\""));
 }
 
-/// The names of a JSON listing in its order. Ours puts each entry on a line.
+/// The names of a JSON listing in its order. Amped writes one entry per line.
 fn json_names(response: &Response) -> Vec<String> {
     let name = |line: &str| line.split("{\"name\":\"").nth(1)?.split('"').next().map(str::to_owned);
     response.text().lines().filter_map(name).collect()
@@ -1012,7 +1012,7 @@ fn precompressed_sibling_is_sent_if_accepted() {
         let response = client.request("GET", target, &fields);
         assert_eq!((response.status, response.field("Content-Encoding")), (200, coding), "{target} {accept:?}");
         assert_eq!(response.text(), format!("{}{suffix}", &target[1..]), "{target} {accept:?}");
-        // RFC 9110, 12.5.5: also on the plain one, which others would not have been sent.
+        // RFC 9110, 12.5.5: also on the plain response, because other requests would not have received it.
         assert_eq!(response.field("Vary"), Some("Accept-Encoding"), "{target} {accept:?}");
         assert_eq!(response.field("Content-Type").unwrap().split(';').next().unwrap().split('/').next(), Some("text"));
         assert_eq!(client.request("HEAD", target, &fields).lasting_fields(), response.lasting_fields(), "{accept:?}");
@@ -1042,13 +1042,13 @@ fn precompressed_sibling_is_sent_if_accepted() {
     let only = "/only.css";
     check(only, Some("br"), None);
     check(only, Some("br, gzip;q=0.1"), Some("gzip"));
-    // Nothing acceptable: the plain one is more use than an error (RFC 9110, 12.4.1).
+    // Nothing acceptable: the plain file is more useful than an error (RFC 9110, 12.4.1).
     check(only, Some("br, identity;q=0"), None);
 
-    // Two lines are one list.
+    // Two lines form one list.
     let two = [("Accept-Encoding", "deflate"), ("Accept-Encoding", "gzip")];
     assert_eq!(client.request("GET", page, &two).text(), "page.html.gz");
-    // Without siblings there is nothing to vary.
+    // A file without siblings does not vary.
     let alone = client.request("GET", "/alone.txt", &[("Accept-Encoding", "gzip, br")]);
     assert_eq!((alone.field("Vary"), alone.text().as_str()), (None, "alone.txt"));
     let index = client.request("GET", "/sub/", &[("Accept-Encoding", "gzip")]);
@@ -1099,7 +1099,7 @@ fn sibling_older_than_original_is_ignored() {
         at(&site.file(name, "plain"), original);
         at(&site.file(&format!("{name}.gz"), "coded"), sibling);
     }
-    // Debian's brotli keeps the time of the file, but for the fraction of its second.
+    // Debian's brotli keeps the file's modification time without the fraction of a second.
     let fraction = site.file("fraction", "plain");
     let time = SystemTime::UNIX_EPOCH + Duration::from_millis(1_600_000_010_700);
     File::options().write(true).open(fraction).unwrap().set_modified(time).unwrap();
@@ -1126,7 +1126,7 @@ fn sibling_older_than_original_is_ignored() {
     check("/folder", 200, "plain", false);
     check("/linked", 200, "plain", false);
     check("/z", 200, "plain", false);
-    // By its own name it is a file as any other.
+    // Under its own name it is an ordinary file.
     let own = client.request("GET", "/orphan.gz", &[("Accept-Encoding", "gzip")]);
     let told = (own.status, own.field("Content-Type"), own.field("Content-Encoding"));
     assert_eq!(told, (200, Some("application/gzip"), None));
@@ -1148,7 +1148,7 @@ fn lone_gzip_file_is_served_encoded_or_decompressed() {
     site.file("doc/changelog.txt.gz", &large);
     site.file("doc/index.html.gz", &index);
     site.file("empty.txt.gz", gzip(b""));
-    // Only this one is there as it is.
+    // Only this file exists uncompressed.
     site.file("both.txt", "plain");
     site.file("both.txt.gz", "coded");
     let_files_settle();
@@ -1160,7 +1160,7 @@ fn lone_gzip_file_is_served_encoded_or_decompressed() {
             false => Server::configured(&site, keys),
         };
         let mut client = server.connect();
-        // The one who does not take gzip asks first, last, and both in turn.
+        // The client without gzip sends the first request, the last, and both in turn.
         for takes_gzip in [false, true, true, false] {
             let accept = if takes_gzip { vec![TAKES_GZIP] } else { vec![] };
             let mut ask = |method: &str, target: &str, more: &[(&str, &str)]| {
@@ -1194,7 +1194,7 @@ fn lone_gzip_file_is_served_encoded_or_decompressed() {
             assert!(ask("GET", "/doc/index.html", &[]).body == expected);
             assert_eq!(ask("GET", "/empty.txt", &[]).body.len(), if takes_gzip { gzip(b"").len() } else { 0 });
         }
-        // Beside its original a sibling is one, whatever is in it.
+        // Beside its original a `.gz` file is sent as the compressed form, whatever it contains.
         assert_eq!(client.get("/both.txt").text(), "plain");
         assert_eq!(client.request("GET", "/both.txt", &[TAKES_GZIP]).text(), "coded");
         assert_eq!(client.request("PUT", "/empty.txt", &[]).status, 405);
@@ -1229,7 +1229,7 @@ fn corrupt_lone_gzip_file_is_logged() {
     let whole = gzip(&pattern(100_000));
     site.file("cut.txt.gz", &whole[..whole.len() / 2]);
     site.file("none.txt.gz", "no gzip");
-    // A gigabyte of zeros, in a megabyte: members as `cat` puts them together.
+    // A gigabyte of zeros in a megabyte, as concatenated gzip members.
     site.file("bomb.txt.gz", gzip(&vec![0; 16 << 20]).repeat(64));
     site.file("exact.txt.gz", gzip(&[b'x'; 100_000]));
     site.file("above.txt.gz", gzip(&[b'x'; 100_001]));
@@ -1245,7 +1245,7 @@ fn corrupt_lone_gzip_file_is_logged() {
             assert!(status == 200 || response.text().contains("in compressed form only"), "{}", response.text());
             let head = client.request("HEAD", target, &[]);
             assert_eq!((head.status, head.body.len()), (status, 0), "{target}");
-            // Whoever takes gzip unpacks it himself.
+            // A client that accepts gzip receives the file unchanged.
             assert_eq!(client.request("GET", target, &[TAKES_GZIP]).status, 200, "{target}");
         }
     }

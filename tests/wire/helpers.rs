@@ -1,7 +1,7 @@
-//! Helpers that are processes: what they bring, what happens when they die, and that none is left behind.
+//! Helper processes: their results, their crashes, and that none is left behind.
 //!
-//! They are told from the server by `/proc`: the fork server is its child, helpers are the fork server's. One that is stopped
-//! (SIGSTOP) has work for as long as a test wants.
+//! `/proc` distinguishes them from the server: the fork server is the server's child, and helpers are the fork server's
+//! children. A test that stops a helper (SIGSTOP) keeps it busy for as long as it needs.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -15,18 +15,18 @@ use super::harness::{
     Client, Server, Site, children_of, configuration, let_files_settle, need_root, parent_of, pattern, run, wait_until,
 };
 
-/// A server whose helpers are processes, at most `max` of them.
+/// Starts a server with at most `max` helper processes.
 fn serve(site: &Site, max: usize, toml: &str) -> Server {
     serve_with(site, &[], &format!("[helpers]\nkind = 'processes'\nmax = {max}\nmin_spare = {max}\n{toml}"))
 }
 
-/// One with these flags and this configuration.
+/// Starts a server with these flags and this configuration.
 fn serve_with(site: &Site, flags: &[&str], toml: &str) -> Server {
-    // Another user is to enter it.
+    // A server that switches to another user must be able to enter it.
     fs::set_permissions(site.path(), Permissions::from_mode(0o755)).unwrap();
     let config = site.path().with_extension("toml");
     fs::write(&config, configuration(site.path(), toml)).unwrap();
-    // A listing is what tests give a helper to do, as often as they ask for it.
+    // Tests give a helper work by requesting a listing, repeatedly, so listings are not cached.
     let listing = ["--listing", "--without", "made-pages", "--config", config.to_str().unwrap()];
     Server::start(&[&listing[..], flags].concat())
 }
@@ -49,13 +49,13 @@ fn descriptors_of(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
 
-/// A field of `/proc/pid/status`.
+/// Reads a field of `/proc/pid/status`.
 fn status_of(pid: u32, field: &str) -> String {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     status.lines().find_map(|line| line.strip_prefix(field).map(str::to_owned)).expect("the field")
 }
 
-/// Stops the only helper, and asks for something that only a helper can do. Returns with the question under way.
+/// Stops the only helper and sends a request that needs a helper. Returns when the helper has the request.
 fn give_work_to_a_stopped_one(server: &Server, client: &mut Client) -> u32 {
     assert_eq!(client.get("/").status, 200);
     let [helper] = helpers_of(server)[..] else { panic!("one helper") };
@@ -72,7 +72,7 @@ fn give_work_to_a_stopped_one(server: &Server, client: &mut Client) -> u32 {
 fn content_from_helper_processes_is_complete() {
     let site = Site::on_disk();
     let small = pattern(10 << 10);
-    // As a body far larger than a socket holds, and as a descriptor with several windows.
+    // A body far larger than a socket buffer, and a descriptor with several windows.
     let (body, large) = (pattern(3 << 20), pattern((5 << 20) + 17));
     for (name, content) in [
         ("small.txt", &small),
@@ -100,7 +100,7 @@ fn content_from_helper_processes_is_complete() {
     assert_eq!(client.get("/many").status, 301);
     assert_eq!(server.report("helpers", "threads"), 0);
     assert!(server.report("helpers", "processes") > 0);
-    // The kernel reads ahead: on a busy machine it is done with a file before the second window is due.
+    // Because of read-ahead, a busy machine may have the whole file in memory before the second window is due.
     wait_until("a window of large.bin that is not in memory", || {
         evict(&site.path().join("large.bin"));
         assert!(client.get("/large.bin").body == large);
@@ -157,7 +157,7 @@ fn alone_request_that_kills_two_helpers_fails() {
     let _alone = alone();
     let site = Site::on_disk();
     let names = cold_files(&site, 2, 512 << 10);
-    // A window takes many seconds.
+    // One window takes many seconds.
     let slow = SlowDisk::new(site.path(), 16 << 10);
     let server = serve(&site, 1, "");
     let [begun, cold] = [&names[0], &names[1]].map(|name| format!("/{name}"));
@@ -172,7 +172,7 @@ fn alone_request_that_kills_two_helpers_fails() {
             let died = server.report("helpers", "died");
             wait_until("a helper", || !helpers_of(&server).is_empty());
             let helper = helpers_of(&server)[0];
-            // One that waits for the disk has begun.
+            // A helper that waits for the disk has begun its task.
             wait_until("it to wait for the disk", || parent_of(helper).is_some_and(|(state, _)| state == 'D'));
             signal("KILL", helper);
             wait_until("its end", || server.report("helpers", "died") > died);
@@ -188,7 +188,7 @@ fn alone_request_that_kills_two_helpers_fails() {
     kill_two(&cold);
     assert_eq!(client.response("GET").status, 500);
 
-    // A download that goes on has its promise, which cannot be kept.
+    // A download in progress has sent its head, and cannot be completed.
     let mut client = server.connect();
     client.send_request("GET", &begun, &[]);
     kill_two("reading bytes 262144 to 524288 of inode");
@@ -201,7 +201,7 @@ fn alone_request_that_kills_two_helpers_fails() {
 fn thousand_cold_requests_leak_no_descriptor() {
     const CLIENTS: usize = 10;
     let site = Site::new();
-    // What was just written goes to a helper, which waits until it holds still.
+    // A helper handles a file that was just written, and waits until it no longer changes.
     let server = serve(&site, 16, "[cache]\ndescriptors = 0\nmax_content_file_bytes = '1KiB'");
     let ask = |round: usize, n: usize, client: &mut Client| {
         let name = format!("{round}-{n}.bin");
@@ -226,7 +226,7 @@ fn thousand_cold_requests_leak_no_descriptor() {
     all(1);
     let processes = |server: &Server| [vec![server.pid(), fork_server_of(server)], helpers_of(server)].concat();
     let count = || processes(&server).into_iter().map(|pid| (pid, descriptors_of(pid))).collect::<Vec<_>>();
-    // Ten clients at once have as many helpers, which stay.
+    // Ten concurrent clients start as many helpers, which stay.
     let before = count();
     all(1000 / CLIENTS);
     assert!(server.report("requests", "disk_questions") >= 1000);
@@ -237,7 +237,7 @@ fn thousand_cold_requests_leak_no_descriptor() {
     });
     for &(pid, descriptors) in &after[1..] {
         let (name, most) = match before.iter().find(|(known, _)| *known == pid) {
-            // One for each helper that came since.
+            // One descriptor for each helper started since.
             Some((_, known)) if pid == after[1].0 => ("fork server", known + after.len() - before.len()),
             Some((_, known)) => ("helper", *known),
             None => ("helper", before[2].1),
@@ -266,7 +266,7 @@ fn reload_reaches_helper_processes() {
     fs::write(&config, configuration(new.path(), "[helpers]\nkind = 'processes'\nmax = 3")).unwrap();
     server.signal("HUP");
     server.wait_for("the new configuration is in force");
-    // Also one that has nothing to do lets go of what is not served any more.
+    // An idle helper also releases a root that is no longer served.
     wait_until("the helper to hear of it", || root_of(helper).as_deref() == Some(new.path()));
     assert!(client.get("/which/").text().contains("new"));
     assert_eq!(client.get("/").text(), "index");
@@ -306,7 +306,7 @@ fn helper_processes_exit_with_server() {
         let mut server = serve(&site, 3, "");
         let family = {
             let mut client = server.connect();
-            // One is stopped in the middle of its work, another has nothing to do.
+            // One helper is stopped during its work, another is idle.
             let helper = give_work_to_a_stopped_one(&server, &mut client);
             assert_eq!(server.get("/").status, 200);
             let family = [vec![fork_server_of(&server)], helpers_of(&server)].concat();
@@ -330,7 +330,7 @@ fn helper_processes_start_on_demand_and_some_stay_in_reserve() {
     let mut client = server.connect();
     let stopped = give_work_to_a_stopped_one(&server, &mut client);
     assert_eq!(server.get("/").status, 200);
-    // Two there were (`peak`). The one that is at work stays, and no more than that.
+    // There were two (`peak`). The busy helper stays, and no other.
     wait_until("the other to end", || helpers_of(&server) == [stopped]);
     assert_eq!((server.report("helpers", "processes"), server.report("helpers", "peak")), (1, 2));
     signal("CONT", stopped);
@@ -350,7 +350,7 @@ fn cold_requests_get_503_until_helper_process_starts() {
     let server = serve_with(&site, &["--user", "nobody"], toml);
     assert_eq!(server.get("/hot.txt").status, 200);
     let fork_server = fork_server_of(&server).to_string();
-    // The soft limit alone, and as the user himself, which needs no right that a container may lack.
+    // The soft limit only, and as the same user, which needs no capability that a container may lack.
     let number = |field| status_of(fork_server_of(&server), field).trim().split('\t').next().unwrap().parse().unwrap();
     let allow = |processes: &str| {
         let mut prlimit = Command::new("prlimit");
@@ -358,7 +358,7 @@ fn cold_requests_get_503_until_helper_process_starts() {
         assert!(prlimit.status().unwrap().success());
     };
     allow("0");
-    // That of the first request.
+    // The helper of the first request.
     helpers_of(&server).into_iter().for_each(|helper| signal("KILL", helper));
     wait_until("its end", || server.report("helpers", "processes") == 0);
     for _ in 0..3 {
@@ -407,7 +407,7 @@ fn helper_processes_run_as_serving_user_without_listener() {
             assert_eq!(status_of(pid, name), status_of(server.pid(), name), "{name} of {pid}");
         }
         assert_ne!(status_of(pid, "Uid:").trim().split('\t').next(), Some("0"));
-        // Its link, and no port that would stay taken.
+        // One socket, its connection to the server; an inherited listener would keep the port in use.
         let links = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
         let links = links.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
         assert_eq!(links.filter(|link| link.to_string_lossy().starts_with("socket:")).count(), 1);
@@ -438,7 +438,7 @@ fn hung_helper_does_not_delay_others() {
     let server = serve(&site, 2, "[limits]\ndisk_timeout = '300ms'");
     let mut client = server.connect();
     let helper = give_work_to_a_stopped_one(&server, &mut client);
-    // The other's.
+    // Served by the other helper.
     (0..20).for_each(|_| assert_eq!(server.get("/").status, 200));
     assert_eq!(client.response("GET").status, 503);
     signal("CONT", helper);
@@ -458,7 +458,7 @@ fn alone_large_listing_does_not_delay_others() {
     assert_eq!(client.get("/a.txt").text(), "small");
     let answered = thread::scope(|scope| {
         let listing = scope.spawn(|| server.get("/many/"));
-        // Until it has come the others go on.
+        // Other requests continue until the listing is complete.
         let mut answered = 0;
         while !listing.is_finished() {
             assert_eq!(client.get("/a.txt").text(), "small");
@@ -468,10 +468,10 @@ fn alone_large_listing_does_not_delay_others() {
         assert_eq!((listing.status, listing.text().matches("href=\"./a").count()), (200, 50_000));
         answered
     });
-    // Reading 50,000 names takes a hundred times as long as to answer.
+    // Reading 50,000 names takes a hundred times as long as one response.
     assert!(answered > 20, "{answered} replies beside it");
     assert_eq!((server.report("made pages", "hits"), server.report("waits", "lists")), (0, 1));
-    // Kept whole, and sent again.
+    // The complete listing is cached, and sent again.
     assert_eq!(client.get("/many/").text().matches("href=\"./a").count(), 50_000);
     assert_eq!((server.report("made pages", "hits"), server.report("waits", "lists")), (1, 1));
 }

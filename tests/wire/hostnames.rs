@@ -1,8 +1,8 @@
-//! Names of clients in the access log: each from a name server of our own, which can be slow, silent or a liar.
+//! Host names of clients in the access log, from a name server of the tests, which can be slow, silent or wrong.
 //!
-//! The server runs in a network of its own, with nothing but a loopback interface, and with its own `/etc/resolv.conf` and
-//! the like mounted over the machine's, which only it sees. Both end with it, however a test ends. Name server and clients are
-//! threads that enter this network; a client is whoever in 127.0.0.0/8 it wants to be.
+//! The server runs in a network namespace with only a loopback interface, and with its own `/etc/resolv.conf` and
+//! related files mounted over the machine's, visible to it alone. Both end with it, however a test ends. The name
+//! server and the clients are threads that enter this namespace; a client may use any address in 127.0.0.0/8.
 //!
 //! Needs root, and `unshare`, `mount` and `ip`.
 
@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use crate::harness::*;
 
-/// What is asked of the name server: RFC 1035, 3.2.2, and RFC 3596, 2.1.
+/// Query types: RFC 1035, 3.2.2, and RFC 3596, 2.1.
 const A: u16 = 1;
 const PTR: u16 = 12;
 const AAAA: u16 = 28;
@@ -32,14 +32,14 @@ const AAAA: u16 = 28;
 const SERVFAIL: u8 = 2;
 const NXDOMAIN: u8 = 3;
 
-/// What the name server says, by what it is asked.
+/// An answer of the name server.
 #[derive(Clone)]
 enum Says {
-    /// To PTR: this name, in labels of any bytes.
+    /// To PTR: this name, with labels of any bytes.
     Name(Vec<Vec<u8>>),
     /// To A or AAAA.
     Address(IpAddr),
-    /// An error.
+    /// An error code.
     Error(u8),
 }
 
@@ -51,11 +51,11 @@ fn name(text: &str) -> Says {
 struct Zone {
     says: HashMap<(String, u16), Says>,
     delay: Duration,
-    /// It answers nothing, and never will.
+    /// Answers no query.
     silent: bool,
-    /// It answers all later, when it is open.
+    /// Delays all answers until it is open.
     closed: bool,
-    /// All questions so far, in lower case.
+    /// All queries so far, in lower case.
     asked: Vec<(String, u16)>,
 }
 
@@ -69,7 +69,7 @@ impl Zone {
         self.says.insert((name.to_owned(), kind), Says::Address(address));
     }
 
-    /// An address and its name, which leads back.
+    /// Adds an address and its name, with a matching forward record.
     fn host(&mut self, address: IpAddr, text: &str) {
         self.ptr(address, name(text));
         self.address(&text.to_ascii_lowercase(), address);
@@ -79,7 +79,7 @@ impl Zone {
         self.asked.iter().filter(|(name, asked)| name == what && *asked == kind).count()
     }
 
-    /// Takes note of a question, and answers it if it does; a name that is not in the zone is none.
+    /// Records a query and returns the answer, or `None` if the zone is silent. A name outside the zone does not exist.
     fn answer(&mut self, query: &[u8]) -> Option<Vec<u8>> {
         let (mut labels, mut at) = (Vec::new(), 12);
         while query[at] != 0 {
@@ -100,11 +100,11 @@ impl Zone {
                 (0, Some(labels.iter().flat_map(label).chain([0]).collect()))
             }
         };
-        // An answer, with recursion asked for and available, to the one question; it repeats the question.
+        // An answer to the one question, which it repeats, with recursion desired and available.
         let mut reply = [&query[..2], &[0x81, 0x80 | code, 0, 1, 0, u8::from(data.is_some()), 0, 0, 0, 0]].concat();
         reply.extend_from_slice(&query[12..at + 5]);
         if let Some(data) = data {
-            // Of the name that was asked for, in the Internet, not to be kept.
+            // For the queried name, class IN, with a TTL of 0.
             reply.extend(
                 [&[0xc0, 12], &kind.to_be_bytes()[..], &[0, 1, 0, 0, 0, 0, 0, data.len() as u8], &data].concat(),
             );
@@ -113,7 +113,7 @@ impl Zone {
     }
 }
 
-/// `2.0.0.127.in-addr.arpa` (RFC 1035, 3.5), or its like in `ip6.arpa` (RFC 3596, 2.5).
+/// Returns `2.0.0.127.in-addr.arpa` (RFC 1035, 3.5), or the equivalent in `ip6.arpa` (RFC 3596, 2.5).
 fn reverse(address: IpAddr) -> String {
     match address {
         IpAddr::V4(address) => {
@@ -131,7 +131,7 @@ fn local(last: u8) -> IpAddr {
     IpAddr::from([127, 0, 0, last])
 }
 
-/// A server in a network of its own, with a name server.
+/// A server and a name server in a network namespace.
 struct Net {
     server: Server,
     network: File,
@@ -142,7 +142,8 @@ struct Net {
     logs: Site,
 }
 
-/// Mounts what the C library reads over the machine's, and becomes the server. A cache of the whole machine (nscd) is hidden.
+/// Mounts the files that the C library reads over the machine's, and becomes the server. Hides a machine-wide cache
+/// (nscd).
 const ENTER: &str = r#"
     for file in resolv.conf hosts nsswitch.conf; do mount --bind "$0/$file" /etc/$file || exit 1; done
     if [ -d /run/nscd ]; then mount -t tmpfs tmpfs /run/nscd || exit 1; fi
@@ -152,12 +153,12 @@ const ENTER: &str = r#"
 const ADDRESS: &str = "*:8080";
 
 impl Net {
-    /// With these keys in `[log]`; other tables may follow them.
+    /// Starts it with these keys in `[log]`; other tables may follow them.
     fn start(keys: &str, fill: impl FnOnce(&mut Zone)) -> Net {
         Net::start_with("amped", PATIENT, keys, fill)
     }
 
-    /// Of this architecture, and with these options in resolv.conf(5).
+    /// Starts it in this architecture, with these options in resolv.conf(5).
     fn start_with(architecture: &str, options: &str, keys: &str, fill: impl FnOnce(&mut Zone)) -> Net {
         need_root("starts the server in a network of its own");
         let (site, logs) = (Site::new(), Site::new());
@@ -191,7 +192,7 @@ impl Net {
         )
     }
 
-    /// Puts other keys into force.
+    /// Reloads the configuration with other keys.
     fn reload(&self, keys: &str) {
         let in_force = || self.server.said().matches("the new configuration is in force").count();
         let before = in_force();
@@ -200,17 +201,17 @@ impl Net {
         wait_until("the new configuration", || in_force() > before);
     }
 
-    /// Does something in the network.
+    /// Runs a closure in the network namespace.
     fn inside<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
         let inside = || {
             move_into_link_name_space(self.network.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
             what()
         };
-        // A thread of its own, for the way in is not the way out.
+        // In a thread of its own, because a thread that has entered cannot return.
         thread::scope(|scope| scope.spawn(inside).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Sends requests from this address, on one connection; `/a.txt?N` with each number.
+    /// Sends requests from this address on one connection: `/a.txt?N` for each number.
     fn ask(&self, from: IpAddr, numbers: impl IntoIterator<Item = usize, IntoIter: Send> + Send) {
         self.inside(|| {
             let mut client = client(from);
@@ -228,7 +229,7 @@ impl Net {
         self.logs.path().join("access.log")
     }
 
-    /// The lines so far.
+    /// The log lines so far.
     fn lines(&self) -> Vec<String> {
         let text = fs::read_to_string(self.log()).unwrap();
         text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(|line| line.trim_end().to_owned()).collect()
@@ -240,7 +241,7 @@ impl Net {
         self.lines()
     }
 
-    /// The same in the order of their numbers, for architectures whose loops each gather their own lines.
+    /// Like `wait_for_lines`, but sorted by number, for architectures whose loops buffer lines separately.
     fn wait_for_lines_in_order(&self, count: usize) -> Vec<String> {
         let mut lines = self.wait_for_lines(count);
         lines.sort_by_key(|line| host_and_number(line).1);
@@ -261,7 +262,7 @@ impl Drop for Net {
     }
 }
 
-/// A connection from this address.
+/// Opens a connection from this address.
 fn client(from: IpAddr) -> Client {
     let (family, to) = match from {
         IpAddr::V4(_) => (AddressFamily::INET, local(1)),
@@ -276,7 +277,7 @@ fn client(from: IpAddr) -> Client {
     Client::on(&stream)
 }
 
-/// The name server: each question has its own delay, however many there are.
+/// Runs the name server: each query has its own delay, however many there are.
 fn serve_names(socket: &UdpSocket, zone: &Mutex<Zone>, stop: &AtomicBool) {
     socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
     thread::scope(|scope| {
@@ -299,7 +300,7 @@ fn serve_names(socket: &UdpSocket, zone: &Mutex<Zone>, stop: &AtomicBool) {
     });
 }
 
-/// Host and number of a line in Common or Combined form.
+/// Parses host and number of a line in Common or Combined format.
 fn host_and_number(line: &str) -> (&str, usize) {
     let (host, rest) = line.split_once(" - - [").unwrap_or_else(|| panic!("{line:?}"));
     let number = rest.split_once("\"GET /a.txt?").unwrap().1.split_once(' ').unwrap().0;
@@ -308,7 +309,7 @@ fn host_and_number(line: &str) -> (&str, usize) {
 
 const ON: &str = "hostnames = true";
 
-/// A C library that is more patient than any test: it asks once, and waits.
+/// Options that outlast every test: the C library sends one query and waits.
 const PATIENT: &str = "timeout:30 attempts:2";
 
 const ARCHITECTURES: [&str; 4] = ["amped", "sped", "mt", "mp"];
@@ -317,18 +318,18 @@ const ARCHITECTURES: [&str; 4] = ["amped", "sped", "mt", "mp"];
 fn log_line_has_confirmed_name_or_else_address() {
     let clients: Vec<(IpAddr, &str)> = vec![
         (local(2), "host2.test"),
-        // None; trouble.
+        // No name; an error.
         (local(3), "127.0.0.3"),
         (local(4), "127.0.0.4"),
-        // Another's name; one that leads nowhere.
+        // Another host's name; a name without an address.
         (local(5), "127.0.0.5"),
         (local(6), "127.0.0.6"),
-        // What cannot be a name, or would pass for an address, also where the C library has nothing against it.
+        // Invalid names, and names that look like addresses, even if the C library accepts them.
         (local(7), "127.0.0.7"),
         (local(8), "127.0.0.8"),
         (local(9), "127.0.0.9"),
         (local(250), "127.0.0.250"),
-        // What can.
+        // Valid names.
         (local(10), "host_10-x.test"),
         (local(251), "own-file"),
         (Ipv6Addr::LOCALHOST.into(), "six.test"),
@@ -381,7 +382,7 @@ fn name_and_lack_of_name_are_looked_up_once() {
     assert_eq!(asked(), (1, 1, 1));
     assert_eq!((net.dns("lookups"), net.dns("failed"), net.dns("entries")), (2, 1, 2));
     assert_eq!(net.dns("hits") + net.dns("misses"), 60);
-    // What is not believed any more is asked for again, the lack of a name by itself.
+    // Expired entries are looked up again; a missing name has a TTL of its own.
     net.reload(&format!("{ON}\nhostname_negative_ttl = \"100ms\"\nhostname_entries = 100"));
     net.ask(local(2), [60]);
     net.ask(local(3), [61]);
@@ -390,7 +391,7 @@ fn name_and_lack_of_name_are_looked_up_once() {
     net.ask(local(3), [62]);
     net.ask(local(2), [63]);
     net.wait_for_lines(64);
-    // Of another size the cache began anew.
+    // Its size changed, so the cache started empty.
     assert_eq!(asked(), (2, 2, 3));
 }
 
@@ -416,8 +417,8 @@ fn response_does_not_wait_for_name() {
         for n in 0..50 {
             net.ask(local(2 + (n % 5) as u8), [n]);
         }
-        // All lines of an address share its lookup. Four at a time are asked for: four clients', or the first one's of each
-        // process, which has its own.
+        // All lines of an address share its lookup. Four lookups run at a time: those of four clients, or the first one
+        // of each process, which has its own cache.
         wait_until("questions", || net.dns("misses") == 50 && net.dns("lookups") >= 4);
         assert!(net.dns("lookups") == 4 || architecture == "mp");
         assert!(net.lines().is_empty(), "{:#?}", net.lines());
@@ -473,7 +474,7 @@ fn stop_and_log_reopen_do_not_wait_for_silent_name_server() {
         net.server.signal("TERM");
         assert_eq!(net.server.wait().code(), Some(0));
         let taken = begin.elapsed();
-        // 10 s is the deadline, and 60 s the C library waits.
+        // The deadline is 10 s, and the C library waits 60 s.
         assert!(taken < Duration::from_secs(9), "{taken:?}");
         assert_eq!(fs::read_to_string(&old).unwrap(), "");
         for (n, line) in net.wait_for_lines_in_order(20).iter().enumerate() {
@@ -501,7 +502,7 @@ fn reload_enables_and_disables_names() {
 fn lines_of_many_clients_have_their_names_in_order() {
     const CLIENTS: usize = 400;
     let of = |n: usize| IpAddr::from([127, 1, (n / 200) as u8, (n % 200) as u8 + 1]);
-    // Far fewer are remembered than there are, and several lines wait for each lookup.
+    // The cache holds far fewer names than there are clients, and several lines wait for each lookup.
     let net = Net::start(&format!("{ON}\nhostname_entries = 16\nhostname_timeout = \"1m\""), |zone| {
         (0..CLIENTS).for_each(|n| zone.host(of(n), &format!("client{n}.test")));
         zone.delay = Duration::from_millis(2);

@@ -1,7 +1,7 @@
-//! What one client may cost: size, time, number.
+//! Limits on what one client may use: size, time, number.
 //!
-//! Times are tested from below exactly (never early) and from above widely (a loaded machine is late): a limit of a second
-//! has to be seen to act while the client keeps doing for [`PATIENCE`] what must not help it.
+//! Timeouts are tested exactly from below (never early) and loosely from above (a loaded machine is late): a limit of
+//! one second must act while the client continues for [`PATIENCE`] with actions that must not extend it.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,20 +16,20 @@ fn small_site() -> Site {
     site
 }
 
-/// A file of zeros that fits in no socket's buffer, and takes no room on the disk.
+/// Creates a sparse file larger than any socket buffer.
 fn huge(site: &Site, name: &str, mib: u64) -> u64 {
     std::fs::File::create(site.path().join(name)).unwrap().set_len(mib << 20).unwrap();
     mib << 20
 }
 
-/// Asserts an answer after which the server reads no further request.
+/// Asserts a response after which the server reads no further request.
 fn assert_refused(client: &mut Client, status: u16) {
     let response = client.response("GET");
     assert_eq!((response.status, response.field("Connection")), (status, Some("close")), "{response:?}");
     assert!(client.is_closed());
 }
 
-/// Sends `piece` every tenth of a second until `answer` has come, at the longest for PATIENCE.
+/// Sends `piece` every tenth of a second until `answer` returns, for at most PATIENCE.
 fn drip(sender: &Client, piece: &[u8], answer: impl FnOnce()) {
     let mut stream = sender.stream();
     let done = AtomicBool::new(false);
@@ -61,7 +61,7 @@ fn request_line_over_limit_returns_414() {
     assert_eq!(client.response("GET").status, 404);
     client.send(line(101));
     assert_refused(&mut client, 414);
-    // One that never ends is not waited for.
+    // The server does not wait for a line without an end.
     let mut client = server.connect();
     client.send("GET /".to_owned() + &"a".repeat(200));
     assert_refused(&mut client, 414);
@@ -69,7 +69,7 @@ fn request_line_over_limit_returns_414() {
 
 #[test]
 fn default_limit_accepts_request_line_of_8000_bytes() {
-    // RFC 9112, 3 recommends it as the least.
+    // The minimum that RFC 9112, 3 recommends.
     let site = small_site();
     let server = Server::serve(&site);
     assert_eq!(server.get(&format!("/a.txt?{}", "q".repeat(8000 - 24))).status, 200);
@@ -187,17 +187,17 @@ fn body_over_limit_returns_413_and_body_within_keeps_connection() {
     client.send(format!("1f4\r\n{0}\r\n1F4\r\n{0}\r\n0\r\n\r\n", "y".repeat(500)));
     assert_eq!(client.response("GET").status, 200);
 
-    // What says its length is refused at once, without its body.
+    // A body with a declared length is refused at once, unread.
     client.send("GET /a.txt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1001\r\n\r\n");
     assert_refused(&mut client, 413);
-    // What does not is refused when it has gone too far.
+    // A chunked body is refused when it exceeds the limit.
     let mut client = server.connect();
     client.send("GET /a.txt HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
     client.send(format!("3e8\r\n{body}\r\n"));
     assert!(client.is_quiet(Duration::from_millis(200)));
     client.send("1\r\nx\r\n");
     assert_refused(&mut client, 413);
-    // The reply is read even by a client that first sends all it has.
+    // Even a client that first sends its whole body can read the response.
     let mut client = server.connect();
     client.send("POST /a.txt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n");
     client.send("x".repeat(1_000_000));
@@ -212,8 +212,8 @@ fn slow_but_steady_download_outlives_send_timeout() {
     let server = Server::configured(&site, "[limits]\nsend_timeout = \"2s\"");
     let mut client = Client::connect_narrow(server.address, 4096);
     client.send_request("GET", "/big.bin", &[]);
-    // 20 KiB a second: the kernel's window opens several times a second, and epoll, which tells of room only when a third
-    // of the megabytes in the socket's buffer is gone, tells of none for minutes.
+    // 20 KiB a second: the TCP window opens several times a second. epoll, which reports room only when a third of the
+    // megabytes in the socket buffer is free, reports nothing for minutes.
     let begin = Instant::now();
     let mut received = Vec::new();
     let mut piece = [0; 1024];
@@ -268,7 +268,7 @@ fn last_allowed_request_is_answered_with_close() {
     assert_eq!((last.status, last.field("Connection")), (200, Some("close")));
     assert!(client.is_closed());
 
-    // Those sent ahead beyond the last are not answered.
+    // Pipelined requests after the last one receive no response.
     let mut client = server.connect();
     client.send("GET /a.txt HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(3));
     client.half_close();
@@ -287,7 +287,7 @@ fn idle_connection_makes_room_at_max_connections() {
     let site = small_site();
     let server = Server::configured(&site, "[limits]\nmax_connections = 4");
     let mut clients: Vec<Client> = Vec::new();
-    // Of a pool of which some have not begun yet, one that is there lets its idle client go for those who wait.
+    // Some workers of a pool may not have started; then a running one closes its idle connection for a waiting one.
     wait_until("four that are kept", || {
         clients = (0..4).map(|_| server.connect()).collect();
         let mut is_kept =
@@ -297,7 +297,7 @@ fn idle_connection_makes_room_at_max_connections() {
     let before = server.report("connections", "accepted");
     let mut one_more = server.connect();
     assert_eq!(one_more.get("/a.txt").status, 200);
-    // Who had to go is closed by now: that came first.
+    // The idle connection was closed before the new one was accepted.
     let alive = clients.iter_mut().filter_map(|client| client.try_get("/a.txt")).count();
     assert_eq!(alive, 3);
     assert_eq!(one_more.get("/a.txt").status, 200);
@@ -321,7 +321,7 @@ fn new_connections_wait_while_none_is_idle() {
     let site = small_site();
     huge(&site, "huge.bin", 64);
     let server = Server::configured(&site, "[limits]\nmax_connections = 2");
-    // One that sends a head, one that takes a file.
+    // One sends a head, one downloads a file.
     let mut first = server.connect();
     first.send("GET /a.txt HTTP/1.1\r\n");
     let mut second = Client::connect_narrow(server.address, 4096);

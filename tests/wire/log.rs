@@ -1,5 +1,5 @@
-//! The access log: one line for each request, that can be parsed whatever a client sends, and that is lost only when it
-//! cannot be kept, never silently.
+//! The access log: one line per request, parsable whatever a client sends. The server never loses a line silently, and
+//! only if it cannot write it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::harness::*;
 
-/// A line in Common or Combined format, its escapes undone.
+/// A line in Common or Combined format, with escapes decoded.
 #[derive(Debug, PartialEq)]
 struct Line {
     client: String,
@@ -26,12 +26,12 @@ struct Line {
     agent: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Takes `text` from the front.
+/// Removes `text` from the front.
 fn skip<'a>(line: &'a str, text: &str) -> &'a str {
     line.strip_prefix(text).unwrap_or_else(|| panic!("{text:?} is not at the start of {line:?}"))
 }
 
-/// Takes what is in quotes from the front. Only printable ASCII may be in there, and `\xHH`.
+/// Removes a quoted string from the front. It may contain only printable ASCII and `\xHH`.
 fn quoted(line: &str) -> (Vec<u8>, &str) {
     let (text, rest) = skip(line, "\"").split_once('"').expect("an end of the quotes");
     assert!(text.bytes().all(|b| (0x20..0x7f).contains(&b)), "{text:?}");
@@ -45,7 +45,7 @@ fn quoted(line: &str) -> (Vec<u8>, &str) {
     (bytes, rest)
 }
 
-/// Reads a line strictly.
+/// Parses a line strictly.
 fn parse(line: &str) -> Line {
     let (client, rest) = line.split_once(" - - [").unwrap_or_else(|| panic!("{line:?}"));
     client.parse::<std::net::IpAddr>().unwrap();
@@ -68,7 +68,7 @@ fn parse(line: &str) -> Line {
     Line { client: client.to_owned(), request, status: status.parse().unwrap(), bytes, agent }
 }
 
-/// All lines of a file, each of them whole.
+/// All lines of a file; asserts that each is complete.
 fn lines(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap();
     assert!(text.is_empty() || text.ends_with('\n'), "the last line is not whole: {text:?}");
@@ -76,7 +76,7 @@ fn lines(path: &Path) -> Vec<String> {
 }
 
 fn wait_for_lines(path: &Path, count: usize) -> Vec<String> {
-    // Whole ones only: the file may be looked at in the middle of a write.
+    // Complete lines only: the file may be read during a write.
     wait_until(&format!("{count} lines in the log"), || {
         fs::read_to_string(path).is_ok_and(|text| text.matches('\n').count() >= count)
     });
@@ -157,7 +157,7 @@ fn json_log_has_host_duration_and_cache_status() {
         keys(&found[0]),
         "body_bytes cache client host method protocol referer status target time took_us user_agent"
     );
-    // Each key once: a map would hide a second one.
+    // Each key once: a map would hide a repeated one.
     for key in found[0].keys() {
         assert_eq!(text[0].matches(&format!("\"{key}\":")).count(), 1, "{}", text[0]);
     }
@@ -168,8 +168,8 @@ fn json_log_has_host_duration_and_cache_status() {
     assert_eq!(of("status"), [200, 200, 200, 204, 404]);
     assert_eq!(of("host")[1..], ["x.test", "x.test", "localhost", "localhost"]);
     assert_eq!(of("body_bytes")[..2], [5, 5]);
-    // A file is looked up without waiting where the kernel has its name. A folder is always read by a helper, where there
-    // are any: without them the answer comes at once, however long that takes.
+    // The lookup of a file does not block if the kernel has its name cached. A helper reads a folder, if there are
+    // helpers; otherwise the loop reads it at once, however long that takes.
     let reader = if matches!(architecture(), Some("amped")) { "helper" } else { "probe" };
     assert!(["probe", reader].contains(&of("cache")[0].as_str().unwrap()), "{:?}", of("cache"));
     assert_eq!(of("cache")[1..], ["hit", reader, "none", "none"]);
@@ -196,7 +196,7 @@ fn any_request_is_logged_as_one_line() {
         }
         // The workers of a pool write in no common order.
         wait_for_lines(&place.log(), hostile.len());
-        // In a target, or a method, most of these are refused; the line is written all the same, and it is one.
+        // In a target or a method, most of these are refused; each request still produces exactly one line.
         let mut bad: Vec<Vec<u8>> = hostile.iter().map(|text| [b"GET /", *text, b" HTTP/1.1"].concat()).collect();
         bad.extend([
             b"GET /\x00\x01\x1b[31m\x7f HTTP/1.1".to_vec(),
@@ -249,7 +249,7 @@ fn refused_and_incomplete_requests_are_logged() {
     assert_eq!(say(b"GET /half HTTP/1.1\r\nHost: x"), 408);
     assert_eq!(say(format!("GET /{} HTTP/1.1\r\n\r\n", "long".repeat(100)).as_bytes()), 414);
     assert_eq!(say(b"GET /body HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\n"), 413);
-    // One that says nothing made no request.
+    // A connection without a byte is not a request.
     assert!(server.connect().is_closed());
     let found: Vec<Line> = wait_for_lines(&place.log(), 4).iter().map(|line| parse(line)).collect();
     assert_eq!(found.iter().map(|line| line.status).collect::<Vec<_>>(), [400, 408, 414, 413]);
@@ -270,7 +270,7 @@ fn aborted_download_is_logged_with_bytes_sent() {
     drop(client);
     let line = parse(&wait_for_lines(&place.log(), 1)[0]);
     assert_eq!((line.status, line.request), (200, b"GET /huge.bin HTTP/1.1".to_vec()));
-    // At least what was received, less the head; more than that lay in buffers.
+    // At least the received bytes without the head; more were in buffers.
     assert!((1 << 20) - 1000 < line.bytes && line.bytes < 64 << 20, "{}", line.bytes);
     assert_eq!(server.report("connections", "broken"), 1);
 }
@@ -283,7 +283,7 @@ fn interim_response_is_not_counted_as_body() {
     for _ in 0..2 {
         client.send_request("GET", "/a.txt", &[("Expect", "100-continue"), ("Content-Length", "3")]);
         assert_eq!(client.response("GET").status, 100);
-        // Another's reply goes out between.
+        // Another response is sent in between.
         assert_eq!(server.get("/a.txt").status, 200);
         client.send("abc");
         assert_eq!(client.response("GET").status, 200);
@@ -399,7 +399,7 @@ fn log_that_cannot_be_reopened_continues_in_old_file() {
     wait_for_lines(&place.log(), 1);
 }
 
-/// A file system of 64 KiB, gone at the end, also of a test that fails.
+/// A file system of 64 KiB, unmounted when dropped, even if the test fails.
 struct TinyDisk<'a>(&'a Path);
 
 impl TinyDisk<'_> {
@@ -414,7 +414,7 @@ impl TinyDisk<'_> {
 
 impl Drop for TinyDisk<'_> {
     fn drop(&mut self) {
-        // Lazily: a server that is still running may have a file open on it.
+        // A lazy unmount: a server that still runs may have a file open on it.
         let _ = Command::new("umount").arg("-l").arg(self.0).status();
     }
 }
@@ -435,7 +435,7 @@ fn full_disk_loses_counted_lines_and_no_responses() {
         }
         requests
     };
-    // 300 bytes a line: 24 KiB are full after 80.
+    // 300 bytes a line: 24 KiB are full after 80 lines.
     ask(200);
     let failed = "amped: cannot write the log";
     server.wait_for(failed);
@@ -452,10 +452,11 @@ fn full_disk_loses_counted_lines_and_no_responses() {
     assert_eq!(server.wait().code(), Some(0));
     let said = server.said();
     let lost: usize = said.rsplit_once("lost_lines=").unwrap().1.trim().parse().unwrap();
-    // What is there is whole, in order, and all but what was counted.
+    // The log's lines are complete, in order, and all except the counted ones.
     let mut found = lines(&place.log());
     if has_processes() {
-        // Behind a line that was torn another process may have written, so it is ended and not taken out. It counts as lost.
+        // Another process may have written after a torn line, so the server terminates that line instead of truncating
+        // it, and counts it as lost.
         found.retain(|line| line.ends_with(" \"-\" \"-\""));
     }
     let numbers: Vec<usize> = found
@@ -486,7 +487,7 @@ fn standard_output_receives_log() {
     let mut targets: Vec<Value> =
         text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["target"].clone()).collect();
     if is_pool() {
-        // Each worker gathers the lines of its own connections, and hands them over when it likes.
+        // Each worker buffers the lines of its own connections, and writes them at its own time.
         targets.sort_by_key(Value::to_string);
     }
     assert_eq!(targets, (0..10).map(|n| format!("/a.txt?{n}")).collect::<Vec<_>>());
@@ -519,21 +520,21 @@ fn unread_log_pipe_blocks_neither_start_nor_stop() {
     reader.read_line(&mut line).unwrap();
     assert!(line.contains("\"GET /a.txt?2 HTTP/1.1\" 200 5"), "{line}");
     drop(reader);
-    // Opened anew it does not wait either.
+    // Reopening does not block either.
     server.signal("USR1");
     server.get("/a.txt?3");
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0), "{}", server.said());
 }
 
-/// A pipe for the log, and a reader that has opened it and takes nothing.
+/// Creates a pipe for the log, and opens it as a reader that never reads.
 fn unread_pipe(place: &Place) -> File {
     assert!(Command::new("mkfifo").arg(place.log()).status().expect("mkfifo (coreutils)").success());
-    // For both, so that opening does not wait for a writer.
+    // For reading and writing, so that open(2) does not wait for a writer.
     File::options().read(true).write(true).open(place.log()).unwrap()
 }
 
-/// So many requests, each of whose lines is 1 KiB and more.
+/// Sends this many requests, each with a log line of more than 1 KiB.
 fn ask_at_length(server: &Server, count: usize) {
     let mut client = server.connect();
     for n in 0..count {
@@ -543,7 +544,7 @@ fn ask_at_length(server: &Server, count: usize) {
 
 #[test]
 fn blocked_log_reader_loses_lines_and_delays_no_response() {
-    // 64 KiB fit into a pipe.
+    // A pipe holds 64 KiB.
     const COUNT: usize = 300;
     for optimise in ["delayed_log = true", "delayed_log = false"] {
         let place = Place::new();
@@ -600,7 +601,7 @@ fn log_in_missing_directory_fails_at_start() {
     assert_eq!(ended.status, 1, "{ended:?}");
     assert!(ended.stderr.contains(&format!("the folder of the access log {log} does not exist")), "{}", ended.stderr);
     assert!(ended.stderr.contains("make it"), "{}", ended.stderr);
-    // In a file, with its place.
+    // An error in the file, with its position.
     let config = place.site.file("amped.toml", format!("root = \".\"\n[log]\naccess = {log:?}\n"));
     let ended = run(&["serve", "--config", config.to_str().unwrap()]);
     assert_eq!(ended.status, 1, "{ended:?}");

@@ -1,14 +1,16 @@
-//! Requests as they are written (RFC 9112): what is answered, and what is refused and closed.
+//! HTTP/1.1 message syntax (RFC 9112): valid requests are answered; invalid ones are refused, and the connection is
+//! closed.
 //!
-//! The promise behind most of these: at every moment both sides agree where a request ends. Whatever leaves that open is
-//! answered with an error and the end of the connection, and what stood behind it in the same write is never a request.
+//! The promise behind most of these: at every moment both sides agree where a request ends. A request that leaves this
+//! open receives an error and the end of the connection, and bytes after it in the same write are never parsed as a
+//! request.
 
 use super::harness::{Client, Server, Site, find, pattern, wait_until};
 
-/// Bytes of a file that is sent from its descriptor, not from memory.
+/// Size of a file that is sent from its descriptor, not from memory.
 const LARGE: usize = 100_000;
 
-/// Small files, a large one, a folder, and nothing special.
+/// Small files, a large one, and a folder.
 fn site() -> Site {
     let site = Site::new();
     site.file("hello.txt", "hello\n");
@@ -36,7 +38,7 @@ fn head_returns_fields_of_get_without_body() {
     let mut client = server.connect();
     for target in ["/hello.txt", "/large.bin", "/empty", "/folder/", "/folder?x=y", "/plain/", "/missing", "/%00", "/%"]
     {
-        // The first asks the disk, the second the caches.
+        // The first request reads the disk, the second the caches.
         for _ in 0..2 {
             let get = client.get(target);
             let head = client.request("HEAD", target, &[]);
@@ -81,7 +83,7 @@ fn other_methods_are_405_and_unknown_ones_501() {
     let mut check = |method: &str, target: &str, status: u16| {
         let response = client.request(method, target, &[]);
         assert_eq!(response.status, status, "{method}");
-        // RFC 9110, 15.5.6: a 405 says what would do.
+        // RFC 9110, 15.5.6: a 405 lists the allowed methods.
         let allow = (status == 405).then_some("GET, HEAD, OPTIONS");
         assert_eq!(response.field("Allow"), allow, "{method}");
     };
@@ -130,7 +132,7 @@ fn http_1_0_persists_only_with_keep_alive() {
     assert!(client.ends());
 }
 
-/// A request, and what the reply to it must be.
+/// A request, and the expected response.
 struct Exchange {
     text: String,
     method: &'static str,
@@ -138,7 +140,7 @@ struct Exchange {
     body: Option<Vec<u8>>,
 }
 
-/// `count` requests of all kinds that leave the connection open.
+/// Returns `count` requests of all kinds that leave the connection open.
 fn mixed(server: &Server, count: usize) -> Vec<Exchange> {
     let etag = server.get("/hello.txt").field("ETag").unwrap().to_owned();
     let kinds = [
@@ -182,7 +184,7 @@ fn fifty_pipelined_requests_are_answered_in_order() {
     let mut client = server.connect();
     client.send(&text);
     expect_in_order(&mut client, &exchanges, "in one write");
-    // Nothing was left over on either side.
+    // Neither side has bytes left over.
     assert_eq!(client.get("/hello.txt").text(), "hello\n");
 }
 
@@ -231,7 +233,7 @@ fn absolute_target_selects_site() {
     check("HTTP://TWO.example:8080/a?b", "one.example", "second");
     check("http://two.example./a", "one.example", "second");
     check("http://other.example/a", "two.example", "first");
-    // RFC 9112, 3.2.2: whatever Host says, but it must be there and be a host.
+    // RFC 9112, 3.2.2: Host is ignored, but must be present and valid.
     for (target, host, status) in [
         ("https://two.example/a", "Host: two.example\r\n", 421),
         ("HTTPS://two.example/a", "Host: two.example\r\n", 421),
@@ -300,7 +302,7 @@ fn expect_100_continue_gets_100() {
             assert_eq!(client.get("/hello.txt").text(), "hello\n");
         }
     }
-    // RFC 9110, 10.1.1: none where there is no body, where it comes already, and none in HTTP/1.0.
+    // RFC 9110, 10.1.1: no 100 Continue without a body, after the body has begun to arrive, or in HTTP/1.0.
     let mut client = server.connect();
     assert_eq!(client.request("GET", "/hello.txt", &[("Expect", "100-continue")]).status, 200);
     client.send("GET /hello.txt HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nab");
@@ -314,7 +316,7 @@ fn expect_100_continue_gets_100() {
 fn refused_expect_100_continue_gets_final_status_at_once() {
     let site = site();
     site.file("405.html", "<p>read only\n");
-    // With a page of ours and with one that the disk is asked for.
+    // With a built-in page, and with one that is read from the disk.
     for config in ["", "[site.errors]\n405 = \"/405.html\""] {
         let server = Server::with_site(&site, config);
         for framing in ["Content-Length: 70", "Transfer-Encoding: chunked"] {
@@ -328,7 +330,7 @@ fn refused_expect_100_continue_gets_final_status_at_once() {
                     (405, Some("close")),
                     "{framing}, {config}"
                 );
-                // Whether the body comes all the same is not known: nothing more may be taken for a request.
+                // The client may still send the body, so no further bytes may be parsed as a request.
                 client.send("GET /hello.txt HTTP/1.1\r\nHost: a\r\n\r\n");
                 assert!(client.ends(), "{framing}, {config}");
             }
@@ -362,7 +364,7 @@ fn unknown_expectation_is_417() {
     for expectation in ["200-ok", "100-continue, x", "100-continued", ",x,", "100-continue;a"] {
         assert_eq!(client.request("GET", "/hello.txt", &[("Expect", expectation)]).status, 417, "{expectation:?}");
     }
-    // RFC 9110, 5.6.1: members of a list may be empty, and all of them too.
+    // RFC 9110, 5.6.1: elements of a list may be empty, even all of them.
     for expectation in ["", ",", " , ,", "100-continue,", ", 100-Continue ,"] {
         assert_eq!(client.request("GET", "/hello.txt", &[("Expect", expectation)]).status, 200, "{expectation:?}");
     }
@@ -412,7 +414,7 @@ fn body_over_limit_is_413_and_closes() {
     };
     let long = "x".repeat(1001);
     check("Content-Length: 1001", &long);
-    // At once, for a length: nobody waits for what will not be read.
+    // A declared length is refused at once: the server does not wait for bytes that it will not read.
     check("Content-Length: 1001", "");
     check("Content-Length: 1001\r\nExpect: 100-continue", "");
     check("Content-Length: 18446744073709551615", "");
@@ -453,8 +455,8 @@ fn malformed_chunks_are_400_and_close() {
     }
 }
 
-/// The request is answered with this status and the end of the connection, and a request that stands behind it in the
-/// same write is not answered.
+/// Asserts that the request receives this status and the end of the connection, and that a request after it in the same
+/// write receives no response.
 fn refused(server: &Server, text: impl AsRef<[u8]>, status: u16) {
     let text = text.as_ref();
     let shown = text.escape_ascii();
@@ -502,7 +504,7 @@ fn ambiguous_framing_is_rejected() {
     }
     framed("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", 400);
     framed("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity", 400);
-    // RFC 9112, 6.1: a coding that is not understood, but whose end is.
+    // RFC 9112, 6.1: an unknown transfer coding, but with a known end of the body.
     framed("Transfer-Encoding: gzip, chunked", 501);
     framed("Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked", 501);
     // RFC 9112, 5.1: no space before the colon; 5.2: no line folding; 2.2: no bare CR.
@@ -586,9 +588,9 @@ fn other_versions_are_505() {
     for version in ["HTTP/2.0", "HTTP/2.1", "HTTP/0.9", "HTTP/3.0", "HTTP/9.9"] {
         refused(&server, format!("GET /hello.txt {version}\r\nHost: a\r\n\r\n"), 505);
     }
-    // RFC 9113, 3.4: what a client of HTTP/2 begins with.
+    // RFC 9113, 3.4: the preface of an HTTP/2 client.
     refused(&server, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505);
-    // RFC 9110, 6.2: a later minor version is read as the latest that is known.
+    // RFC 9110, 6.2: a later minor version is treated as the latest known one.
     let mut client = server.connect();
     for version in ["HTTP/1.2", "HTTP/1.9", "HTTP/1.1"] {
         client.send(format!("GET /hello.txt {version}\r\nHost: a\r\n\r\n"));
@@ -601,7 +603,7 @@ fn other_versions_are_505() {
 fn invalid_first_byte_is_rejected_before_line_ends() {
     let site = site();
     let server = Server::serve(&site);
-    // A TLS client's hello, which has no line end: without an answer both sides would wait.
+    // A TLS ClientHello, which contains no line end: without a response both sides would wait.
     for begin in
         [&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..], b"\x80\x2e\x01\x03\x01", b"\0", b" ", b"\xff\xd8", b"{"]
     {
@@ -616,7 +618,7 @@ fn empty_lines_before_request_are_skipped() {
     let site = site();
     let server = Server::serve(&site);
     let mut client = server.connect();
-    // RFC 9112, 2.2: as old clients send behind a body.
+    // RFC 9112, 2.2: empty lines that old clients send after a body.
     for begin in ["\r\n", "\r\n\r\n", "\r\n\r\n\r\n\r\n\r\n"] {
         client.send(format!("{begin}GET /hello.txt HTTP/1.1\r\nHost: a\r\n\r\n"));
         assert_eq!(client.response("GET").status, 200, "{begin:?}");
@@ -638,7 +640,7 @@ fn half_closed_client_gets_all_responses() {
     let text: String = exchanges.iter().map(|exchange| exchange.text.as_str()).collect();
     let whole = "GET /hello.txt HTTP/1.1\r\nHost: a\r\n\r\n";
     let post = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\npart";
-    // Also with part of a request behind the last: it gets no reply, and takes none away.
+    // Also with an incomplete request after the last: it receives no response, and earlier responses are complete.
     for tail in ["", "\r\n", &whole[..9], &whole[..whole.len() - 2], post] {
         let mut client = server.connect();
         client.send(text.clone() + tail);

@@ -1,5 +1,5 @@
-//! What the server counts of its requests, as the metrics' address tells it: exact totals and classes in every architecture,
-//! times whose parts fit, a text that a strict reader of OpenMetrics takes, and sums that no death makes wrong.
+//! The server's metrics: exact totals and classes in every architecture, phase times that add up, a page that a strict
+//! OpenMetrics parser accepts, and sums that stay correct when processes die.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use super::harness::{
     run_command, wait_until,
 };
 
-/// A server that tells, with a file in memory as well.
+/// A server with a metrics address and a metrics file in memory.
 struct Told {
     server: Server,
     exporter: SocketAddr,
@@ -25,12 +25,12 @@ struct Told {
     _folder: TempDir,
 }
 
-/// Starts one on a site with these keys.
+/// Starts it on a site with these keys.
 fn told(site: &Site, toml: &str) -> Told {
     told_by(Server::configured, site, toml)
 }
 
-/// The same, started in this way.
+/// Like [`told`], with this way to start the server.
 fn told_by(start: fn(&Site, &str) -> Server, site: &Site, toml: &str) -> Told {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = folder.path().join("metrics");
@@ -55,7 +55,8 @@ impl Told {
         Page::read(&response.text())
     }
 
-    /// The page once a figure has reached a value: the last of a reply is counted a moment after it was sent.
+    /// Returns the page after a figure has reached a value: the end of a response is counted a moment after it was
+    /// sent.
     fn page_with(&self, name: &str, labels: &str, expected: f64) -> Page {
         let mut page = self.page();
         wait_until(&format!("{name}{{{labels}}} to be {expected}"), || {
@@ -67,15 +68,15 @@ impl Told {
     }
 }
 
-/// A page in the form of OpenMetrics, read strictly.
+/// A page in OpenMetrics format, parsed strictly.
 struct Page {
-    /// By name and labels as they are written.
+    /// By name and labels as written.
     samples: BTreeMap<(String, String), f64>,
 }
 
 impl Page {
-    /// OpenMetrics 1.0: families with their metadata first and each once, samples of a family together and named as its type
-    /// demands, units at the end of names, histograms that rise to `+Inf`, one `# EOF` at the end.
+    /// OpenMetrics 1.0: each family once, with its metadata first; samples of a family together, with names that its
+    /// type requires; units at the end of names; histograms that increase to `+Inf`; one `# EOF` at the end.
     fn read(text: &str) -> Page {
         let body = text.strip_suffix("# EOF\n").expect("the end is marked, and nothing follows");
         let mut samples = BTreeMap::new();
@@ -147,19 +148,19 @@ impl Page {
         }
     }
 
-    /// One sample.
+    /// The value of one sample.
     fn of(&self, name: &str, labels: &str) -> f64 {
         *self.samples.get(&(name.to_owned(), labels.to_owned())).unwrap_or_else(|| panic!("no {name}{{{labels}}}"))
     }
 
-    /// All samples of a name whose labels hold this.
+    /// The sum of all samples of a name whose labels contain this text.
     fn sum(&self, name: &str, part: &str) -> f64 {
         let these = self.samples.iter().filter(|((known, labels), _)| known == name && labels.contains(part));
         these.map(|(_, value)| value).sum()
     }
 }
 
-/// A file of each class of size, and what the class is called.
+/// A file of each size class, and the name of the class.
 const SIZES: [(usize, &str); 5] =
     [(300, "<1K"), (5000, "<10K"), (50_000, "<100K"), (500_000, "<1M"), (3_000_000, "more")];
 
@@ -192,17 +193,17 @@ fn each_response_is_counted_by_class_to_the_byte() {
         assert_eq!(page.of("amped_replies_total", &labels), 6.0, "{class}");
         assert_eq!(page.of("amped_reply_body_bytes_total", &labels), 6.0 * size as f64, "{class}");
     }
-    // What is made for the request, and what has no body, is of the smallest class.
+    // Generated responses and responses without a body are in the smallest class.
     assert_eq!(told.get("/none"), 404);
     assert_eq!(told.get("/"), 403);
     told.server.connect().request("HEAD", "/3000000", &[]);
     let tag = told.server.get("/empty").field("ETag").unwrap().to_owned();
     assert_eq!(told.server.connect().request("GET", "/empty", &[("If-None-Match", &tag)]).status, 304);
-    // An error is no page that was made.
+    // An error does not count as a generated page.
     told.page_with("amped_replies_total", "size=\"<1K\",kind=\"error\"", 2.0);
     assert_eq!(told.page().of("amped_replies_total", "size=\"<1K\",kind=\"dynamic\""), 0.0);
     told.page_with("amped_replies_total", "size=\"<1K\",kind=\"static\"", 6.0 + 3.0);
-    // Pipelined ones are counted like others.
+    // Pipelined requests are counted like others.
     let mut client = told.server.connect();
     (0..20).for_each(|_| client.send_request("GET", "/300", &[]));
     (0..20).for_each(|_| assert_eq!(client.response("GET").body.len(), 300));
@@ -246,7 +247,7 @@ fn responses_are_counted_by_site_handler_and_status() {
     ] {
         told.page_with("amped_responses_total", labels, expected);
     }
-    // Whatever methods clients invent, they make no figure.
+    // Unknown methods add no sample.
     assert_eq!(told.page().sum("amped_responses_total", ""), 24.0);
     assert_eq!(told.page().samples.iter().filter(|((_, labels), _)| labels.contains("PURGE")).count(), 0);
 }
@@ -276,7 +277,7 @@ fn phase_times_do_not_exceed_total() {
         assert!(cpu <= seconds && seconds > 0.0, "{phase}: {cpu} of {seconds} s");
         sum += seconds;
     }
-    // One client asks one thing after the other, so all parts of what was timed lie in the time that passed.
+    // One client sends its requests in sequence, so the sum of all timed phases is less than the elapsed time.
     assert!(sum < elapsed, "{sum} s of {elapsed} s");
     assert!(page.sum("amped_request_phase_seconds_count", "size=\"<1M\"") == 0.0, "none was asked for");
 }
@@ -291,7 +292,7 @@ fn aborted_response_counts_only_its_bytes() {
     client.send_request("GET", "/large", &[]);
     client.read_head();
     client.read_body(100_000).unwrap();
-    // While it is under way its bytes are counted, as soon as the call that sends them is back, and the reply is not.
+    // During a response its bytes are counted after each call that sends them; the response is not.
     wait_until("bytes to be counted", || told.page().of("amped_sent_bytes_total", "") >= 100_000.0);
     let page = told.page();
     assert_eq!(page.sum("amped_replies_total", ""), 0.0);
@@ -311,7 +312,7 @@ fn gauges_and_cache_counters_are_published_promptly() {
     let told = told(&site, one_set_of_caches());
     let mut client = told.server.connect();
     (0..10).for_each(|_| assert_eq!(client.get("/a").status, 200));
-    // One miss, when nothing was known.
+    // One miss, with the empty cache.
     told.page_with("amped_cache_hits_total", "cache=\"path\"", 9.0);
     let page = told.page_with("amped_connections", "", 1.0);
     assert_eq!(page.of("amped_cache_misses_total", "cache=\"path\""), 1.0);
@@ -343,7 +344,7 @@ fn blocking_operations_are_counted_by_cause() {
     wait_until("the listing to be told of", || told.page().of("amped_helper_tasks_total", list) == with_helpers(1.0));
     assert_eq!(told.page().of("amped_helper_wait_seconds_total", list) > 0.0, has_helpers);
     assert_eq!(page.of("amped_helper_queue", ""), 0.0);
-    // A file of this moment is waited for until it has held still; on a busy machine it may do so before it is asked for.
+    // The server waits for a new file until it no longer changes; on a busy machine that may be before the request.
     let mut fresh = 0;
     wait_until("a file that was asked for while it was written", || {
         fresh += 1;
@@ -396,7 +397,7 @@ fn killed_process_keeps_its_counts() {
             assert_eq!(client.get("/a").status, 200);
             asked += 1;
         }
-        // Whoever was answered was counted before, so at once:
+        // A request is counted before its response is sent, so the figures are final:
         let children = told.server.children();
         let victim = children[round % children.len()].to_string();
         assert!(Command::new("kill").args(["-KILL", &victim]).status().unwrap().success());
@@ -406,7 +407,7 @@ fn killed_process_keeps_its_counts() {
         wait_until("another process in its place", || told.server.children().len() == 3);
     }
     let page = told.page();
-    // The last reply of each may have been killed between its last byte and its count, no more.
+    // Each process may have been killed between the last byte of its last response and its count, but not earlier.
     let replies = page.sum("amped_replies_total", "");
     assert!((f64::from(asked) - 3.0..=f64::from(asked)).contains(&replies), "{replies} of {asked}");
     wait_until("nothing to be held for those who are dead", || told.page().of("amped_connections", "") == 0.0);
@@ -430,11 +431,12 @@ fn truncated_metrics_file_affects_no_response() {
     if !has_processes() {
         told.server.wait_for("another program truncated the metrics file");
     }
-    // What is asked for over HTTP goes on.
+    // Metrics over HTTP continue.
     assert!(told.page().of("amped_requests_total", "") > 0.0 || has_processes());
 }
 
-/// Where loops are threads, what one dies of ends the server; then the file still says what it had counted.
+/// Checks that the file keeps its counts after the server is killed. With loops as threads, the death of one is that of
+/// the server.
 fn a_server_that_is_killed(site: &Site) {
     let told = told(site, "");
     let mut client = told.server.connect();
@@ -446,7 +448,7 @@ fn a_server_that_is_killed(site: &Site) {
     assert_eq!((first_figure(&before), first_figure(&after)), (25, 25));
 }
 
-/// The first figure, all slots together, by the layout of docs/metrics-file.md.
+/// The first figure, summed over all slots, in the layout of docs/metrics-file.md.
 fn first_figure(file: &[u8]) -> u64 {
     let word = |at: usize| u64::from_ne_bytes(file[8 * at..8 * at + 8].try_into().unwrap());
     assert_eq!((&file[..8], word(1)), (&b"AMPEDMET"[..], 1));
@@ -462,7 +464,7 @@ fn reload_keeps_sums() {
     let told = told(&site, if is_pool() { "workers = 2\n" } else { "" });
     let mut asked = 0;
     for _ in 0..4 {
-        // Each on its own: one that a worker has which is about to retire is closed after its reply.
+        // Each request on a connection of its own: a retiring worker closes its connection after the response.
         for _ in 0..5 {
             assert_eq!(told.get("/a"), 200);
             asked += 1;
@@ -489,7 +491,7 @@ fn all_loops_are_summed_under_concurrent_scrapes() {
                 (0..each).for_each(|_| assert_eq!(client.get("/a").body.len(), 2000));
             });
         }
-        // Sums never go back while they are read.
+        // Sums never decrease while they are read.
         let mut last = 0.0;
         for _ in 0..50 {
             let now = told.page().of("amped_requests_total", "");
@@ -515,7 +517,7 @@ fn metrics_are_off_by_default() {
     assert!(!maps.lines().any(|line| line.contains("rw-s") && line.contains("metrics")), "{maps}");
 }
 
-/// A server that is told wrong says what to do, before it serves.
+/// Invalid settings are reported with a remedy before the server starts to serve.
 #[test]
 fn invalid_metrics_settings_are_rejected_at_start() {
     let site = Site::new();
@@ -534,7 +536,7 @@ fn invalid_metrics_settings_are_rejected_at_start() {
     let told = told(&site, "");
     refused(&["--metrics-file", told.file.to_str().unwrap()], "a running server uses it");
     assert_eq!(told.page().of("amped_requests_total", ""), 0.0);
-    // After it, the next one takes the name over, and begins at nothing.
+    // After it ends, the next server takes over the name and starts at zero.
     let file = told.file.clone();
     assert_eq!(told.get("/a"), 200);
     told.page_with("amped_replies_total", "", 1.0);
