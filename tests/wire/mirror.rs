@@ -1,13 +1,14 @@
-//! A whole tree through the server: every byte of every file, first at rest, then while it is changed underneath.
+//! A whole tree through the server: every byte of every file, first unchanged, then while the tree changes.
 //!
-//! At rest it is this repository: real names, real sizes, hundreds of them, some of several windows.
+//! The unchanged tree is this repository: real names and real sizes, hundreds of files, some of several windows.
 //!
-//! For the tree that changes, every version of a file has contents that say what they are: each 4 KiB begin with version
-//! and place, and the rest of them depends on these and on the file. Whatever arrives is compared with the states that the file has been in, which a seeded mutator notes
-//! as it makes them. A reply that mixes two versions, is padded or shifted matches none.
+//! In the changing tree, the contents of a file identify its version: each block of 4 KiB begins with version and
+//! position, and its other bytes depend on these and on the file. Each response is compared with the recorded states of
+//! the file, which a seeded mutator notes as it makes them. A response that mixes two versions, is padded or is shifted
+//! matches none.
 //!
-//! One mix exists in the file itself: while a file is written in place, its front is new and its back is old, for
-//! everybody who reads it. Such a state counts while it lasts, and not beyond.
+//! One mix exists in the file itself: while a file is written in place, its front is new and its back is old, for every
+//! reader. Such a state is valid while it lasts, and not longer.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -25,7 +26,7 @@ use crate::requests::Random;
 
 use super::harness::{Client, PATIENCE, Response, Server, Site, find, is_pool};
 
-// The tree at rest.
+// The unchanged tree.
 
 #[test]
 fn every_file_of_large_tree_arrives_whole() {
@@ -83,7 +84,7 @@ fn encoded_names_of_any_bytes_are_found() {
     }
 }
 
-/// The sources of this workspace, a copy that nobody edits meanwhile.
+/// Copies the sources of this workspace, so that no editor changes them during the test.
 fn sources() -> (Site, Vec<PathBuf>) {
     let (root, site) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), Site::new());
     for folder in ["crates", "examples", "experiments", "fuzz/fuzz_targets", "fuzz/seeds", "tests", "xtask"] {
@@ -104,7 +105,7 @@ fn files_below(root: &Path) -> Vec<PathBuf> {
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let entry = entry.unwrap();
-            // Files with a dot in front are not served.
+            // Hidden files are not served.
             if entry.file_name().as_bytes().starts_with(b".") {
                 continue;
             }
@@ -119,7 +120,8 @@ fn files_below(root: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// A path for a request line. RFC 3986, 2.3: all but the unreserved is encoded, in our own words and not the server's.
+/// Encodes a path for a request line: everything except the unreserved characters (RFC 3986, 2.3), with code of its own
+/// rather than the server's.
 fn encoded(path: &[u8]) -> String {
     path.iter()
         .map(|&byte| match byte {
@@ -129,7 +131,7 @@ fn encoded(path: &[u8]) -> String {
         .collect()
 }
 
-/// Fetches files over four connections that are kept alive, in batches of 1 to 40 requests sent ahead.
+/// Fetches files over four persistent connections, in batches of 1 to 40 pipelined requests.
 fn fetch_all(server: &Server, root: &Path, files: &[PathBuf]) {
     const CONNECTIONS: usize = 4;
     thread::scope(|scope| {
@@ -149,7 +151,7 @@ fn fetch_all(server: &Server, root: &Path, files: &[PathBuf]) {
                     for file in batch {
                         let response = client.response("GET");
                         assert_eq!(response.status, 200, "{}", file.display());
-                        // Not assert_eq, which would print both.
+                        // Not assert_eq, which would print both bodies.
                         assert!(response.body == fs::read(root.join(file)).unwrap(), "{} differs", file.display());
                     }
                 }
@@ -158,14 +160,14 @@ fn fetch_all(server: &Server, root: &Path, files: &[PathBuf]) {
     });
 }
 
-// The tree that changes.
+// The changing tree.
 
 fn pause(random: &mut Random, below_us: usize) {
     thread::sleep(Duration::from_micros(random.below(below_us) as u64));
 }
 
-/// What a file holds: stretches of versions, each up to an end. `(7, 100), (9, 150)`: the first 100 bytes are those of
-/// version 7, the next 50 those of version 9.
+/// The content of a file: ranges of versions, each up to an end. `(7, 100), (9, 150)`: the first 100 bytes are from
+/// version 7, the next 50 from version 9.
 #[derive(Clone, Debug, PartialEq)]
 struct State(Vec<(u32, usize)>);
 
@@ -190,7 +192,7 @@ impl State {
         state
     }
 
-    /// How many bytes of `bytes`, from `from` on, are those of this state.
+    /// Returns the end of the part of `bytes`, from `from` on, that equals this state.
     fn agreement(&self, file: usize, bytes: &[u8], from: usize) -> usize {
         let mut at = from;
         for &(version, end) in &self.0 {
@@ -209,11 +211,11 @@ impl State {
     }
 }
 
-/// So many bytes of a file are compared at once: programs of tests are not optimised, `memcmp` is.
+/// Bytes of a file that are compared at once: test programs are not optimised, but `memcmp` is.
 const BLOCK: usize = 4096;
 
-/// A block that says where it belongs. The version's low byte comes first, so that a file of one byte says it too; what follows
-/// is some place in a table of random bytes.
+/// Returns a block that identifies its file, version and position. The version's low byte comes first, so that a file
+/// of one byte has it too; the rest comes from a position in a table of random bytes.
 fn block(file: usize, version: u32, place: usize) -> [u8; BLOCK] {
     const PLACES: usize = 1 << 16;
     static TABLE: OnceLock<Vec<u8>> = OnceLock::new();
@@ -229,7 +231,7 @@ fn block(file: usize, version: u32, place: usize) -> [u8; BLOCK] {
     block
 }
 
-/// The bytes of a version in a range of places.
+/// The bytes of a version in a range of positions.
 fn bytes_of(file: usize, version: u32, range: std::ops::Range<usize>) -> Vec<u8> {
     let (first, last) = (range.start / BLOCK, range.end.div_ceil(BLOCK));
     let mut bytes = Vec::with_capacity((last - first) * BLOCK);
@@ -241,26 +243,26 @@ fn bytes_of(file: usize, version: u32, range: std::ops::Range<usize>) -> Vec<u8>
     bytes
 }
 
-/// A change of a file. `None` as a state: there is no such file.
+/// A change of a file. The state `None` means that the file does not exist.
 struct Change {
     began: Instant,
     ended: Option<Instant>,
     before: Option<State>,
     after: Option<State>,
-    /// Whether it happens bit by bit, from the front.
+    /// Whether the content changes gradually, from the front.
     gradual: bool,
 }
 
-/// Everything a file has been since the start.
+/// All states of a file since the start.
 #[derive(Default)]
 struct History(Mutex<Vec<Change>>);
 
-/// How a reply agrees with a history.
+/// How a response matches a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Match {
-    /// With the file as it was at rest.
+    /// A state of the file between two changes.
     AtRest(u32),
-    /// With the file as it was while it was being written in place.
+    /// A state of the file during a write in place.
     Underway,
 }
 
@@ -277,13 +279,13 @@ impl History {
         self.lock().last_mut().unwrap().ended = Some(Instant::now());
     }
 
-    /// The state of the file between `from` and `to` that `bytes` are of; all of it, or its start.
+    /// Returns the state of the file between `from` and `to` that equals `bytes`, or begins with them unless `whole`.
     fn find(&self, file: usize, bytes: &[u8], whole: bool, from: Instant, to: Instant) -> Option<Match> {
         let changes = self.lock();
         let fits = |length: usize| if whole { length == bytes.len() } else { length >= bytes.len() };
         let mut underway = None;
         for (n, change) in changes.iter().enumerate().rev() {
-            // At rest from the moment this change may have been seen until the next was complete.
+            // The state is valid from the start of this change, when it may have been visible, to the end of the next.
             let next_end = changes.get(n + 1).map_or(Some(to), |next| next.ended).unwrap_or(to);
             if next_end < from {
                 break;
@@ -324,7 +326,7 @@ impl History {
     }
 }
 
-/// Sizes around the bound between memory and descriptors (32 KiB), one window (256 KiB) and many.
+/// Sizes around the limit between memory and descriptors (32 KiB), one window (256 KiB) and many windows.
 const SIZES: [usize; 6] = [0, 1, 32 << 10, (32 << 10) + 1, 300 << 10, 5 << 20];
 
 const FILES: usize = 4 * SIZES.len();
@@ -333,12 +335,12 @@ fn size_of(file: usize) -> usize {
     SIZES[file % SIZES.len()]
 }
 
-/// How a file may be changed.
+/// The permitted ways to change a file.
 #[derive(Clone, Copy)]
 enum How {
-    /// In every way.
+    /// In any way.
     Any,
-    /// By replacing and removing alone, as deployments do.
+    /// By replacing and removing only, as deployments do.
     Whole,
 }
 
@@ -362,7 +364,7 @@ impl Tree {
         self.site.path().join(format!("{file}.bin"))
     }
 
-    /// Changes a file once, at random.
+    /// Changes a file once, in a random way.
     fn change(&self, file: usize, version: u32, how: How, random: &mut Random) {
         let (path, history) = (self.path(file), &self.histories[file]);
         let open = || OpenOptions::new().write(true).open(&path).unwrap();
@@ -391,13 +393,13 @@ impl Tree {
                 let bytes = bytes_of(file, version, 0..length);
                 history.begin(Some(before), Some(State::whole(version, length)), true);
                 let mut opened = open();
-                // In one call, or in a few.
+                // In one write, or in several.
                 for piece in bytes.chunks(1 + length / (1 + random.below(4))) {
                     opened.write_all(piece).unwrap();
                 }
             }
             (Some(before), How::Any) if choice == 6 => {
-                // As a shell's `>` does.
+                // As `>` in a shell does.
                 let bytes = bytes_of(file, version, 0..size_of(file));
                 let empty = State(vec![(version, 0)]);
                 history.begin(Some(before), Some(empty.clone()), false);
@@ -418,23 +420,23 @@ impl Tree {
     }
 }
 
-/// What came of the requests.
+/// Counts of the outcomes of requests.
 #[derive(Debug, Default)]
 struct Tally {
     whole: u64,
-    /// Of these, how many had been changed since the start.
+    /// Complete responses with a version other than the first.
     changed: u64,
     underway: u64,
     absent: u64,
     cut: u64,
-    /// Bytes of replies that were cut short.
+    /// Bytes of truncated responses.
     cut_bytes: u64,
     wrong: Vec<String>,
     /// Other statuses.
     others: BTreeMap<u16, u64>,
 }
 
-/// A cached answer may be so old: the revalidation time, and what a busy machine adds to it.
+/// Maximum age of a cached response: the revalidation interval, and a margin for a busy machine.
 const STALE: Duration = Duration::from_millis(500);
 
 impl Tally {
@@ -463,7 +465,7 @@ impl Tally {
         }
     }
 
-    /// Whether each outcome was seen that a tree that is changed in this way must lead to.
+    /// Returns whether every outcome occurred that a tree with such changes must produce.
     fn has_all(&self, how: How) -> bool {
         let is_cut = self.cut > 0 && self.cut_bytes > 0;
         self.whole > 100 && self.changed > 50 && self.absent > 0 && (is_cut || matches!(how, How::Whole))
@@ -483,7 +485,7 @@ impl Tally {
     }
 }
 
-/// Which versions stand where in a body that is of no version.
+/// Describes the versions in a body that matches no state, with their positions.
 fn describe(file: usize, body: &[u8], whole: bool) -> String {
     let mut text = format!("file {file}, {} bytes, {}:", body.len(), if whole { "whole" } else { "cut" });
     let mut last = None;
@@ -502,7 +504,7 @@ fn describe(file: usize, body: &[u8], whole: bool) -> String {
     text
 }
 
-/// Asks for random files until told to stop, some requests ahead of others.
+/// Requests random files, some of them pipelined, until `stop` is set.
 fn fast_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: Random, seen: &Mutex<Tally>) {
     let mut client = Client::connect(address);
     while !stop.load(Ordering::Relaxed) {
@@ -516,10 +518,11 @@ fn fast_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: 
             match client.try_response("GET") {
                 Ok(Response { status, body, .. }) => tally.judge(tree, file, status, &body, true, sent),
                 Err(error) => {
-                    // The head has gone by if the body was being read.
+                    // If the connection broke in the body, the head has already been read.
                     let rest = client.read_to_end();
                     assert!(error.kind() != std::io::ErrorKind::WouldBlock, "the server hangs");
-                    // On a busy machine the free ones of a pool may be so late that an idle client has to go for who waits.
+                    // On a busy machine the free workers of a pool may be so late that an idle connection is closed for
+                    // a waiting one.
                     let gave_way = is_pool() && rest.is_empty() && first;
                     if !gave_way && find(&rest, b"HTTP/1.1").is_none() {
                         tally.judge(tree, file, 200, &rest, false, sent);
@@ -533,7 +536,7 @@ fn fast_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: 
     }
 }
 
-/// Asks for large files and reads them so slowly that most of a reply waits in the socket or behind it.
+/// Requests large files and reads them so slowly that most of a response waits in or behind the socket.
 fn slow_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: Random, seen: &Mutex<Tally>) {
     while !stop.load(Ordering::Relaxed) {
         let file = [4, 5][random.below(2)] + SIZES.len() * random.below(4);
@@ -543,7 +546,7 @@ fn slow_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: 
         write!(stream, "GET /{file}.bin HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
         let mut received = Vec::new();
         let mut piece = vec![0; 16 << 10];
-        // Long enough for several changes to happen, and no longer.
+        // Long enough for several changes, and no longer.
         for n in 0.. {
             if n < 30 {
                 pause(&mut random, 10_000);
@@ -570,8 +573,8 @@ fn slow_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: 
     }
 }
 
-/// Lets readers, slow and fast, loose on a tree that changes, until all outcomes were seen; then the tree rests, and each file
-/// must be served as it is.
+/// Runs slow and fast readers on a changing tree until every outcome has occurred. Then the tree stays unchanged, and
+/// each file must be served in its last state.
 fn mirror_while_it_changes(toml: &str, how: How, seed: u64) -> Tally {
     let tree = Tree::new();
     let server = Server::configured(&tree.site, &format!("[cache]\nrevalidate = '20ms'\nmax_stale = '20ms'\n{toml}"));
@@ -597,7 +600,7 @@ fn mirror_while_it_changes(toml: &str, how: How, seed: u64) -> Tally {
         }
     });
     let tally = seen.into_inner().unwrap();
-    // What was true while it changed must not stay in a cache.
+    // No earlier state may stay in a cache.
     thread::sleep(Duration::from_millis(100));
     let mut client = server.connect();
     for file in 0..FILES {
@@ -647,7 +650,7 @@ fn replacing_mapped_or_sendfile_files_truncates_no_response() {
 
 #[test]
 fn change_during_slow_download_truncates_response() {
-    // More than two sockets take in of what nobody reads.
+    // More than two sockets can buffer.
     const LENGTH: usize = 16 << 20;
     type Edit<'a> = &'a dyn Fn(&fs::File);
     let [old, new] = [0, 1].map(|version| bytes_of(0, version, 0..LENGTH));
@@ -672,7 +675,8 @@ fn change_during_slow_download_truncates_response() {
             let target = format!("/{}", path.file_name().unwrap().to_str().unwrap());
             let mut client = server.connect();
             client.send_request("GET", &target, &[]);
-            // Far less fits into the two sockets; until they are full the edit finds windows still to be sent anyway.
+            // The two sockets buffer far less than the file. Until they are full, the edit finds windows that are not
+            // sent yet.
             client.wait_for_many_bytes(150_000);
             thread::sleep(Duration::from_millis(20));
             edit(&OpenOptions::new().write(true).open(&path).unwrap());
@@ -687,7 +691,7 @@ fn change_during_slow_download_truncates_response() {
                 "{name}, {mode}, sendfile_min_age {sendfile_min_age}: {} bytes",
                 body.len()
             );
-            // What was copied was looked at afterwards.
+            // The server checks the file again after it copied from it.
             if sendfile_min_age == "60s" || mode == "copy" {
                 let good = State::whole(0, LENGTH).agreement(0, &body, 0);
                 assert_eq!(good, body.len(), "{name}: {}", describe(0, &body, false));
@@ -708,7 +712,7 @@ fn partially_written_file_is_not_cached() {
         let new = bytes_of(0, version, 0..LENGTH);
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
-            // Each makes the server look at the file, and read it if it has changed.
+            // Each request makes the server revalidate the file, and read it if it has changed.
             scope.spawn(|| {
                 let mut client = server.connect();
                 while !done.load(Ordering::Relaxed) {
@@ -716,7 +720,7 @@ fn partially_written_file_is_not_cached() {
                 }
             });
             thread::sleep(Duration::from_millis(5));
-            // In one call, so that the kernel stamps the file once: at its beginning.
+            // In one write, so that the kernel sets the modification time once, at its beginning.
             OpenOptions::new().write(true).open(&path).unwrap().write_all(&new).unwrap();
             done.store(true, Ordering::Relaxed);
         });

@@ -1,10 +1,10 @@
-//! Documents in variants: which one is sent, what the reply says of it, and that a choice is made once.
+//! Documents in variants: the variant that is sent, the fields of the response, and that a choice is cached.
 
 use std::fs;
 
 use super::harness::{Client, Response, Server, Site, let_files_settle, one_set_of_caches, wait_until};
 
-/// With a rule for everything.
+/// Starts a server with a rule for all paths.
 fn serve(site: &Site, caches: &str, rule: &str) -> Server {
     let text = format!(
         "{}cache = {{ {caches} }}\n[[site]]\nroot = {:?}\n[[site.negotiation]]\nmatch = '**'\n\
@@ -53,7 +53,7 @@ fn preferred_variant_is_sent_with_content_location() {
     let alone = check("/other", "fr", "alone", "/other.html", None);
     assert_eq!(alone.field("Vary"), None);
 
-    // Whatever else a file can do.
+    // Everything else that works for a file.
     let coded = client.request("GET", "/page", &[("Accept-Language", "fr"), ("Accept-Encoding", "gzip")]);
     assert_eq!((coded.field("Content-Encoding"), coded.text().as_str()), (Some("gzip"), "serré"));
     let head = client.request("HEAD", "/page", &[("Accept-Language", "fr")]);
@@ -70,7 +70,7 @@ fn preferred_variant_is_sent_with_content_location() {
     assert_eq!((part.status, part.text().as_str()), (206, "eng"));
     assert_eq!(part.field("Content-Location"), Some(en));
 
-    // By its own name a variant is a file like any other, and says the same of itself.
+    // Under its own name a variant is an ordinary file, with the same fields.
     let own = get(&mut client, "/page.fr.html", "en");
     assert_eq!((own.status, own.field("Content-Location"), own.field("Content-Language")), (200, None, Some("fr")));
     assert_eq!((own.field("ETag"), own.field("Vary")), (Some(tag), Some("Accept-Encoding")));
@@ -92,10 +92,10 @@ fn existing_name_is_served_without_negotiation() {
     assert_eq!(get(&mut client, "/page", "fr").text(), "le français");
     assert_eq!(get(&mut client, "/page", "en").text(), "plain");
     assert_eq!(get(&mut client, "/folder", "en").status, 301);
-    // An index page may be a document in variants too.
+    // An index page may have variants too.
     let index = get(&mut client, "/folder/", "fr");
     assert_eq!((index.text().as_str(), index.field("Content-Location")), ("l'index", Some("/folder/index.fr.html")));
-    // Endings that nobody knows make no variant.
+    // Unknown extensions do not make a variant.
     assert_eq!(get(&mut client, "/outside/page", "en").status, 404);
     assert_eq!(get(&mut client, "/outside/", "en").status, 403);
 }
@@ -164,7 +164,7 @@ fn choice_is_cached_and_counted() {
     let figures = || ["hits", "misses", "entries"].map(|key| server.report("choice cache", key));
     assert_eq!(get(&mut client, "/page", "fr, en;q=0.5").text(), "le français");
     let first = figures();
-    // However it is spelled, and whatever else is asked for.
+    // In any spelling, and whatever the other fields.
     for language in ["fr, en;q=0.5", "FR,EN ; q=0.5", " fr ,\ten; q=0.5 "] {
         for _ in 0..10 {
             let fields = [("Accept-Language", language), ("Accept", "text/html"), ("Accept-Encoding", "br")];
@@ -173,7 +173,7 @@ fn choice_is_cached_and_counted() {
     }
     let then = figures();
     assert_eq!([then[0] - first[0], then[1] - first[1], then[2]], [30, 0, first[2]]);
-    // Each name has its own, and all together have a bound.
+    // Choices are cached per name, up to a total limit.
     for n in 0..50 {
         assert_eq!(get(&mut client, "/page", &format!("x-{n}, fr")).text(), "le français");
     }
@@ -207,7 +207,7 @@ fn added_or_removed_variant_is_detected() {
     wait_for("again");
 }
 
-/// Every cache away, small ones, and large files: all the same.
+/// Without caches, with small caches and with large files the choice is the same.
 #[test]
 fn cache_settings_do_not_change_choice() {
     let site = Site::new();

@@ -1,10 +1,10 @@
-//! The papers' optimisations: whichever is on or off, every reply is the same.
+//! The papers' optimisations: every response is the same with each of them on or off.
 
 use std::fs;
 
 use crate::harness::{Client, Server, Site, let_files_settle, wait_until};
 
-/// All that `--without` takes.
+/// All values of `--without`.
 const SWITCHES: [&str; 12] = [
     "path-cache",
     "header-cache",
@@ -59,7 +59,7 @@ const REQUESTS: &[Request] = &[
 /// Status, lasting fields, body.
 type Reply = (u16, Vec<(String, String)>, Vec<u8>);
 
-/// All replies, each asked for twice, so that caches have something to say; without what is of the moment.
+/// All responses, each requested twice to use the caches, without fields that depend on the time.
 fn replies(server: &Server) -> Vec<Reply> {
     let mut client: Client = server.connect();
     let mut replies = Vec::new();

@@ -1,7 +1,7 @@
-//! Pages that are made and kept, in every architecture: listings, for as long as their folders do not change, and answers of
-//! applications, for as long as they say.
+//! Generated pages in the cache, in every architecture: listings, until their folders change, and responses of
+//! applications, for the lifetime that they declare.
 //!
-//! What was made is counted, by the server's own figures or by the application; nobody measures time.
+//! The server's own counters or the application count how often a page was generated; no test measures time.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use super::harness::*;
 const EAGER: &str = "[cache]\nrevalidate = \"20ms\"";
 const NEVER: &str = "[cache]\nrevalidate = \"1h\"\nmax_stale = \"1h\"";
 
-/// Serves a site whose folders are listed, with one set of caches.
+/// Serves a site with listings, with one set of caches.
 fn serve_listings(site: &Site, toml: &str) -> Server {
     let root = site.path();
     let text = format!(
@@ -26,7 +26,7 @@ fn serve_listings(site: &Site, toml: &str) -> Server {
     Server::start(&["--config", config.to_str().unwrap()])
 }
 
-/// Hits and misses among pages that are made.
+/// Hits and misses of the cache of generated pages.
 fn pages(server: &Server) -> [u64; 2] {
     ["hits", "misses"].map(|key| server.report("made pages", key))
 }
@@ -35,7 +35,7 @@ fn pages(server: &Server) -> [u64; 2] {
 fn listing_is_cached_in_each_format() {
     let site = Site::new();
     site.file("folder/b", "bb");
-    // Older than the other, so that the order by time is not that by name.
+    // Older than the other file, so that the order by time differs from the order by name.
     let a = fs::File::options().write(true).open(site.file("folder/a", "a")).unwrap();
     a.set_modified(SystemTime::now() - Duration::from_secs(60)).unwrap();
     let_files_settle();
@@ -110,7 +110,7 @@ fn listing_changes_with_its_directory() {
             shown.iter().all(|name| text.contains(name)) && !gone.iter().any(|name| text.contains(name))
         });
         let_files_settle();
-        // Now it is kept.
+        // Now it is cached.
         client.get("/folder/");
     };
     seen(&["./first"], &[]);
@@ -118,7 +118,8 @@ fn listing_changes_with_its_directory() {
     seen(&["./first", "./second"], &[]);
     fs::rename(&path, path.with_file_name("third")).unwrap();
     seen(&["./second", "./third"], &["./first"]);
-    // That a file has grown the folder does not tell; its listing is made anew after ten times `revalidate`.
+    // A folder's modification time does not change when a file grows; its listing is generated again after ten times
+    // `revalidate`.
     site.file("folder/second", pattern(5 << 10));
     seen(&["5.0 KiB"], &[]);
     fs::remove_file(site.path().join("folder/third")).unwrap();
@@ -164,21 +165,20 @@ fn concurrent_listing_requests_share_one_result() {
     assert_eq!(pages(&server), [hits + 1, misses], "it is kept");
 }
 
-/// Puts an executable script into the folder of scripts. Each of its runs adds its line to the file `runs`.
+/// Writes an executable script to the scripts' folder. Each run appends a line to the file `runs`.
 fn script(site: &Site, name: &str, text: &str) {
     let runs = site.path().join("runs");
     let path = site.file(&format!("cgi-bin/{name}"), format!("#!/bin/sh\necho {name} >> {}\n{text}", runs.display()));
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// How often a script has been run.
+/// Number of runs of a script.
 fn runs(site: &Site, name: &str) -> usize {
     let runs = fs::read_to_string(site.path().join("runs")).unwrap_or_default();
     runs.lines().filter(|line| *line == name).count()
 }
 
-/// Serves a site whose `/cgi-bin` has scripts with these keys, by so many workers where they are a pool; one where each has
-/// caches of its own.
+/// Serves a site with scripts in `/cgi-bin` and these keys, with one set of caches.
 fn serve_scripts(site: &Site, keys: &str) -> Server {
     let (workers, root) = (one_set_of_caches(), site.path());
     let text = format!(
@@ -189,7 +189,7 @@ fn serve_scripts(site: &Site, keys: &str) -> Server {
     Server::start(&["--config", config.to_str().unwrap()])
 }
 
-/// The same with as many workers as a test has clients.
+/// The same with the default number of workers: a pool has as many as a test has clients.
 fn serve_many(site: &Site, keys: &str) -> Server {
     Server::with_site(site, &format!("[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\n{keys}"))
 }
@@ -226,7 +226,7 @@ fn application_page_is_cached_for_its_lifetime() {
         }
         assert!(again.field("Age").unwrap().parse::<u64>().unwrap() < 60);
         assert_eq!(again.field("Content-Length"), Some(&*first.body.len().to_string()));
-        // A client's wish for another one costs the application nothing.
+        // A client's `no-cache` does not start the application.
         let reload =
             client.request("GET", "/cgi-bin/plain?a", &[("Cache-Control", "no-cache"), ("Pragma", "no-cache")]);
         assert_eq!(reload.body, first.body);
@@ -237,17 +237,17 @@ fn application_page_is_cached_for_its_lifetime() {
     }
     assert_eq!(runs(&site, "plain"), 1);
     assert_eq!(pages(&server), [12, 1]);
-    // What is asked for is told apart by host and query.
+    // Host and query are part of the cache key.
     assert!(client.get("/cgi-bin/plain?b").text().starts_with("b "));
     assert!(client.request("GET", "/cgi-bin/plain?a", &[("Host", "b.example")]).text().ends_with(" b.example"));
     assert!(client.request("GET", "/cgi-bin/plain?a", &[("Host", "b.example:81")]).text().ends_with(" b.example:81"));
     assert_eq!(runs(&site, "plain"), 4);
-    // Who asks with a password or a cookie has no part in what the application says nothing about.
+    // A request with a password or a cookie neither uses nor fills the cache unless the application permits it.
     for field in [("Authorization", "Basic eDp5"), ("Cookie", "a=b")] {
         client.request("GET", "/cgi-bin/plain?a", &[field]);
     }
     assert_eq!(runs(&site, "plain"), 6);
-    // What changes things ends what was known of them.
+    // An unsafe method invalidates the entry.
     client.request("POST", "/cgi-bin/plain?a", &[("Content-Length", "0")]);
     client.get("/cgi-bin/plain?a");
     client.get("/cgi-bin/plain?a");
@@ -332,7 +332,7 @@ fn burst_of_requests_starts_application_once() {
             response.text()
         };
         let threads: Vec<_> = (0..count).map(|_| scope.spawn(ask)).collect();
-        // Processes know nothing of one another: each makes it for itself.
+        // Each process has a cache of its own and generates the page itself.
         match has_processes() {
             true => wait_until("all to run", || runs(&site, "slow") == count),
             false => wait_until("the others to wait", || server.report("made pages", "shared") == count as u64 - 1),
@@ -352,7 +352,7 @@ fn uncacheable_pages_are_requested_concurrently() {
     let site = Site::new();
     let here = site.path().join("here");
     fs::create_dir(&here).unwrap();
-    // Each ends only when all of them run at a time.
+    // Each run ends only when all of them run at the same time.
     let meets = format!("mkdir {0}/$$; until [ $(ls {0} | wc -l) -ge {count} ]; do sleep 0.01; done", here.display());
     script(&site, "not-kept", &format!("{OK}Cache-Control: no-store\\n\\nbegun '\n{meets}; echo done"));
     let server = serve_many(&site, &format!("cache = \"1h\"\nmax_processes = {count}"));
@@ -410,12 +410,12 @@ fn leaving_stalled_or_crashed_leader_does_not_fail_followers() {
         let waiting = count as u64 - 1;
         wait_until("the others to wait", || server.report("made pages", "shared") == waiting);
         assert_eq!(scripts_of(&server).len(), 1);
-        // Who has it made leaves, and another takes his place.
+        // The client whose request generates the page disconnects, and another request takes over.
         let first = running();
         drop(clients.remove(0));
         wait_until("another script", || running() != first && runs(&site, "slow") == 2);
         wait_until("the others to wait", || server.report("made pages", "shared") == 2 * waiting - 1);
-        // The application is killed: of those who wait each goes on with one of his own.
+        // The application is killed: each waiting request then starts a run of its own.
         let second = running().expect("it runs");
         assert!(Command::new("kill").args(["-9", &second.to_string()]).status().unwrap().success());
         wait_until("the others to run", || runs(&site, "slow") > 3);
@@ -429,7 +429,7 @@ fn leaving_stalled_or_crashed_leader_does_not_fail_followers() {
     wait_until("all scripts to end", || scripts_of(&server).is_empty());
     wait_until("all descriptors to be closed", || server.descriptors().len() <= before);
 
-    // Who has it made takes nothing of it: it is made all the same.
+    // The client whose request generates the page reads nothing of it: the page is completed all the same.
     let mut narrow = Client::connect_narrow(server.address, 4096);
     narrow.send_request("GET", "/cgi-bin/long", &[]);
     wait_until("the page to be made", || runs(&site, "end") == 1);
@@ -444,8 +444,8 @@ fn leaving_stalled_or_crashed_leader_does_not_fail_followers() {
 #[test]
 fn follower_requests_page_itself_after_timeout() {
     let site = Site::new();
-    // The first script drips until its client leaves and never times out; the others end at once. Each one finds out which
-    // it is before its head goes out: the client that waits for that head starts the others.
+    // The first run drips until its client disconnects and never times out; the others end at once. Each run finds out
+    // which it is before it sends its head, and the client that waits for that head starts the others.
     let drips = "while [ \"$first\" ]; do echo; sleep 0.1; done";
     script(&site, "drips", &format!("mkdir first && first=yes; {OK}\\n'; {drips}"));
     let server = serve_many(&site, "cache = \"1h\"\ntimeout = \"1s\"");
@@ -457,7 +457,7 @@ fn follower_requests_page_itself_after_timeout() {
             scope.spawn(|| assert_eq!(server.get("/cgi-bin/drips").status, 200));
         }
     });
-    // One of them may have kept it before the others had waited long enough.
+    // One run may have filled the cache before the other requests stopped waiting.
     assert!((2..=5).contains(&runs(&site, "drips")));
     drop(first);
     wait_until("all scripts to end", || scripts_of(&server).is_empty());

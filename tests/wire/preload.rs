@@ -1,6 +1,6 @@
-//! `amped preload` and `[cache] watch`: the new version of a page is seen at once, by all workers.
+//! `amped preload` and `[cache] watch`: all workers serve the new version of a page at once.
 //!
-//! Caches believe for ten minutes what they know here, so that nothing else can be the reason.
+//! Cache entries here are valid for ten minutes, so that nothing else can be the reason.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -12,12 +12,12 @@ use std::thread;
 
 use super::harness::{Client, Ended, PATIENCE, Server, Site, need_root, program, run, run_command, wait_until};
 
-/// All; and AMPED whose helpers are processes, and MP whose processes know in common what they have learnt.
+/// All architectures, AMPED with helper processes, and MP with a shared cache.
 fn architectures() -> impl Iterator<Item = &'static str> {
     super::ARCHITECTURES.iter().copied().chain(["amped processes", "mp shared"])
 }
 
-/// What all begin with, up to further keys of `[cache]`.
+/// The beginning of each configuration, up to further keys of `[cache]`.
 fn believing(architecture: &str) -> String {
     let (architecture, variant) = architecture.split_once(' ').unwrap_or((architecture, ""));
     let helpers = if variant == "processes" { "[helpers]\nkind = \"processes\"\n" } else { "" };
@@ -28,17 +28,17 @@ fn believing(architecture: &str) -> String {
     )
 }
 
-/// A server that believes what it knows, with a control socket; several workers of each kind.
+/// Starts a server with long-lived cache entries, a control socket and several workers.
 fn serve(site: &Site, architecture: &str, more: &str) -> Server {
     Server::configured(site, &format!("{}[control]\nsocket = {:?}\n{more}", believing(architecture), socket(site)))
 }
 
-/// Beside the site, not in it.
+/// Path of the control socket, beside the site and not within it.
 fn socket(site: &Site) -> PathBuf {
     site.path().with_extension("control")
 }
 
-/// Takes the socket away at the end: the server of a test is killed, and leaves it.
+/// Removes the socket when dropped: tests kill their server, which leaves it.
 struct Gone(PathBuf);
 
 impl Drop for Gone {
@@ -51,7 +51,7 @@ fn preload(site: &Site, args: &[&str]) -> Ended {
     run(&[&["preload", "--control", socket(site).to_str().unwrap()], args].concat())
 }
 
-/// Connections to all four workers: those of a pool take one each, loops what falls to them.
+/// Opens connections to all four workers: each worker of a pool takes one, loops get a random share.
 fn one_for_each(server: &Server, architecture: &str, target: &str, status: u16) -> Vec<Client> {
     let count = if architecture.starts_with('m') { 4 } else { 32 };
     let mut clients: Vec<Client> = (0..count).map(|_| server.connect()).collect();
@@ -59,7 +59,7 @@ fn one_for_each(server: &Server, architecture: &str, target: &str, status: u16) 
     clients
 }
 
-/// What all of these clients get.
+/// Asserts the response that all of these clients get.
 fn all_get(clients: &mut [Client], target: &str, status: u16, text: &str) {
     for client in clients {
         let response = client.get(target);
@@ -89,7 +89,8 @@ fn all_workers_serve_new_version_after_preload() {
         site.file("folder/new/deep.html", "is there too");
         site.file("folder/index.html", "another");
         site.file("large.txt", "small");
-        // Nobody has been told, so nobody has seen it: what follows is the program's doing.
+        // Without a notification the caches still hold the old version, so the changes below are the effect of
+        // `preload`.
         all_get(&mut clients, "/a.html", 200, "old");
         all_get(&mut clients, "/new.html", 404, "");
         let paths = ["/a.html", "/new.html", "/folder/new/deep.html", "/folder/index.html", "/large.txt"];
@@ -102,7 +103,7 @@ fn all_workers_serve_new_version_after_preload() {
         all_get(&mut clients, "/new.html", 200, "is there");
         all_get(&mut clients, "/folder/new/deep.html", 200, "is there too");
         all_get(&mut clients, "/folder/index.html", 200, "another");
-        // The same page by its other name.
+        // The same page under its other name.
         all_get(&mut clients, "/folder/", 200, "another");
         all_get(&mut clients, "/large.txt", 200, "small");
         fs::remove_file(site.path().join("a.html")).unwrap();
@@ -141,7 +142,7 @@ fn site_is_selected_by_host_and_switched_root_is_followed() {
         assert_eq!((get("x"), get("other.example")), ("default".to_owned(), "first".to_owned()));
         fs::remove_file(&link).unwrap();
         symlink(&releases[1], &link).unwrap();
-        // So young that it takes a helper, which may be a process with roots of its own.
+        // A file this new requires a helper, which may be a process with root folders of its own.
         other.file("second/a.html", "second");
         site.file("a.html", "changed");
         let done = preload(&site, &["--json", "--host", "other.example", "/a.html"]);
@@ -165,7 +166,7 @@ fn only_serving_user_and_root_may_send_commands() {
         site.file("a.html", "text");
         let server = serve(&site, architecture, "[stop]\ndeadline = \"1s\"\n").address;
         assert_ne!(server.port(), 0);
-        // The one before was killed and left its socket: it is replaced.
+        // The earlier server was killed and left its socket, which the new one replaces.
         let toml = format!(
             "user = \"nobody\"\narchitecture = {architecture:?}\nworkers = 2\n[control]\nsocket = {:?}",
             socket(&site)
@@ -189,7 +190,7 @@ fn only_serving_user_and_root_may_send_commands() {
         assert_eq!((refused.status, refused.stdout.as_str()), (1, ""));
         let way_out = format!("run this as the server's user (UID {nobody}) or as root");
         assert!(refused.stderr.contains(&way_out), "{}", refused.stderr);
-        // Should somebody open the door, there is a second one.
+        // Even if the permissions of the socket allow access, the server checks the user.
         fs::set_permissions(socket(&site), fs::Permissions::from_mode(0o666)).unwrap();
         let refused = as_user(1);
         assert_eq!((refused.status, refused.stdout.as_str()), (1, ""));
@@ -240,7 +241,7 @@ fn silent_control_client_does_not_block_signals_or_others() {
         let mut server = serve(&site, architecture, "");
         let silent: Vec<UnixStream> = (0..7).map(|_| UnixStream::connect(socket(&site)).unwrap()).collect();
         (&silent[0]).write_all(b"preload - /a").unwrap();
-        // One that sends ahead gets an answer for each line, in their order.
+        // A client that sends several lines at once gets a response for each, in order.
         let ahead = UnixStream::connect(socket(&site)).unwrap();
         ahead.set_read_timeout(Some(PATIENCE)).unwrap();
         (&ahead).write_all(b"preload - /a.html\nnonsense\npreload - /b.html\n").unwrap();
@@ -251,7 +252,7 @@ fn silent_control_client_does_not_block_signals_or_others() {
         assert_eq!(server.report("control", "orders"), 2);
         server.signal("HUP");
         server.wait_for("the new configuration is in force");
-        // The one line is finished now.
+        // This completes the unfinished line.
         (&silent[0]).write_all(b".html\n").unwrap();
         silent[0].set_read_timeout(Some(PATIENCE)).unwrap();
         let mut line = String::new();
@@ -276,10 +277,10 @@ fn unresponsive_worker_is_reported() {
     signal("-CONT");
     assert_eq!(done.status, 1);
     assert_eq!(done.stdout, "/a.html: 200 4 bytes; 1 of 4 workers did not answer within 5 s\n");
-    // It is heard again, and the answer that came too late is not taken for this one.
+    // The process responds again, and its late response is not taken for the current one.
     site.file("a.html", "longer");
     wait_until("all four", || preload(&site, &["/a.html"]).stdout == "/a.html: 200 6 bytes\n");
-    // One that dies is replaced, and the next one is asked.
+    // A process that dies is replaced, and the new one receives the next request.
     signal("-KILL");
     server.wait_for("replacing it");
     wait_until("all four", || preload(&site, &["/a.html"]).stdout == "/a.html: 200 6 bytes\n");
@@ -314,7 +315,7 @@ fn watched_file_change_is_detected() {
         wait_for("/folder/in/c", 200, "c");
         wait_for("/link", 200, "c");
         wait_for("/new/deep.html", 404, "");
-        // Edited in place; replaced by a rename; an index page, and its folder's other name.
+        // Edited in place; replaced by rename; an index page, and the other name of its folder.
         site.file("a.html", "edited");
         wait_for("/a.html", 200, "edited");
         site.file("next", "replaced");
@@ -322,20 +323,20 @@ fn watched_file_change_is_detected() {
         wait_for("/a.html", 200, "replaced");
         site.file("folder/index.html", "new");
         wait_for("/folder/", 200, "new");
-        // Behind a link.
+        // Behind a symbolic link.
         site.file("folder/in/c", "changed");
         wait_for("/link", 200, "changed");
         wait_for("/folder/in/c", 200, "changed");
         fs::remove_file(path("link")).unwrap();
         symlink("b.html", path("link")).unwrap();
         wait_for("/link", 200, "b");
-        // Renamed; a name that was not there; a folder that was not there.
+        // Renamed; a new name; a new folder.
         fs::rename(path("b.html"), path("d.html")).unwrap();
         wait_for("/b.html", 404, "");
         wait_for("/d.html", 200, "b");
         site.file("new/deep.html", "deep");
         wait_for("/new/deep.html", 200, "deep");
-        // A folder that goes, and another one in its place.
+        // A folder that is moved away, and another in its place.
         fs::rename(path("folder"), path("was")).unwrap();
         wait_for("/folder/in/c", 404, "");
         site.file("folder/in/c", "another");
@@ -345,7 +346,7 @@ fn watched_file_change_is_detected() {
         assert!(server.report("watch", "directories") > 0, "{architecture}");
         assert!(server.report("watch", "events") > 0, "{architecture}");
         assert_eq!(server.report("watch", "overflows"), 0, "{architecture}");
-        // Another configuration begins anew.
+        // A new configuration starts with new watches.
         server.signal("HUP");
         server.wait_for("the new configuration is in force");
         wait_until(&format!("the change in {architecture}"), || server.connect().get("/d.html").text() == "b");

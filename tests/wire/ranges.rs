@@ -1,4 +1,4 @@
-//! Parts of files (RFC 9110, 14): which bytes are sent, and that nothing but them is.
+//! Range requests (RFC 9110, 14): exactly the requested bytes are sent.
 //!
 //! Every case runs on a small file, which is sent from memory, and on a large one, which is sent from its descriptor.
 
@@ -11,7 +11,7 @@ use super::harness::{Client, MODES, Response, Server, Site, find, pattern};
 const SMALL: usize = 1000;
 const LARGE: usize = (3 << 20) + 123;
 
-/// What a `Range` field must come to.
+/// The expected response to a `Range` field.
 enum Expected {
     Whole,
     One(Range<usize>),
@@ -19,7 +19,7 @@ enum Expected {
     Unsatisfiable,
 }
 
-/// Requests a range of a file with this content and looks at all of the reply.
+/// Requests a range of a file with this content and checks the complete response.
 fn check(client: &mut Client, target: &str, content: &[u8], field: &str, expected: Expected) {
     let size = content.len();
     let response = client.request("GET", target, &[("Range", field)]);
@@ -40,7 +40,7 @@ fn check(client: &mut Client, target: &str, content: &[u8], field: &str, expecte
             assert!(response.body == content[range], "{what}: the content");
         }
         Expected::Several(ranges) => {
-            // RFC 9110, 15.3.7.2: the range stands in each part, and not in the head.
+            // RFC 9110, 15.3.7.2: each part has its Content-Range, the head has none.
             assert_eq!((response.status, response.field("Content-Range")), (206, None), "{what}");
             let parts = parts(&response, size);
             assert_eq!(parts.iter().map(|(range, _)| range.clone()).collect::<Vec<_>>(), ranges, "{what}");
@@ -63,13 +63,13 @@ fn check(client: &mut Client, target: &str, content: &[u8], field: &str, expecte
     }
 }
 
-/// The parts of a multipart/byteranges body, read to the letter (RFC 2046, 5.1.1; RFC 9110, 14.6).
+/// Parses the parts of a multipart/byteranges body strictly (RFC 2046, 5.1.1; RFC 9110, 14.6).
 fn parts(response: &Response, size: usize) -> Vec<(Range<usize>, Vec<u8>)> {
     let media_type = response.field("Content-Type").unwrap();
     let boundary = media_type.strip_prefix("multipart/byteranges; boundary=").unwrap();
     assert!((1..=70).contains(&boundary.len()) && boundary.bytes().all(|b| b.is_ascii_alphanumeric()), "{boundary}");
     let delimiter = format!("\r\n--{boundary}");
-    // The first delimiter may do without its line end before it.
+    // The line break before the first delimiter is optional.
     let mut rest = &[b"\r\n", response.body.strip_prefix(b"\r\n").unwrap_or(&response.body)].concat()[..];
     let mut parts = Vec::new();
     loop {
@@ -108,7 +108,7 @@ fn check_all(client: &mut Client, target: &str, content: &[u8]) {
     check(&format!("bytes={}-{}", n / 2, n / 2 + 99), One(n / 2..n / 2 + 100));
     check("Bytes=1-2", One(1..3));
     check("bytes=01-0002", One(1..3));
-    // Open ends, and ends beyond the end.
+    // Open ends, and ends beyond the end of the file.
     check("bytes=0-", One(0..n));
     check("bytes=900-", One(900..n));
     check(&format!("bytes={}-", n - 1), One(n - 1..n));
@@ -122,7 +122,7 @@ fn check_all(client: &mut Client, target: &str, content: &[u8]) {
     check(&format!("bytes=-{n}"), One(0..n));
     check(&format!("bytes=-{}", n + 1), One(0..n));
     check("bytes=-99999999999999999999999999", One(0..n));
-    // Several, in the order in which they were asked for.
+    // Several ranges, in the requested order.
     check("bytes=0-9,20-29", Several(vec![0..10, 20..30]));
     check("bytes=0-9, 20-29 ,,-10", Several(vec![0..10, 20..30, n - 10..n]));
     check("bytes=-10,0-9", Several(vec![n - 10..n, 0..10]));
@@ -130,7 +130,7 @@ fn check_all(client: &mut Client, target: &str, content: &[u8]) {
     check(&format!("bytes=0-0,{}-{}", n - 1, n - 1), Several(vec![0..1, n - 1..n]));
     let sixteen: Vec<String> = (0..16).map(|i| format!("{}-{}", 20 * i, 20 * i + 9)).collect();
     check(&format!("bytes={}", sixteen.join(",")), Several((0..16).map(|i| 20 * i..20 * i + 10).collect()));
-    // What overlaps or touches becomes one (RFC 9110, 15.3.7.2), so that nobody is sent more than there is.
+    // Overlapping and adjacent ranges are merged (RFC 9110, 15.3.7.2), so that no response is longer than the file.
     check("bytes=0-9,5-19", One(0..20));
     check("bytes=0-9,10-19", One(0..20));
     check("bytes=10-19,0-9", One(0..20));
@@ -138,7 +138,7 @@ fn check_all(client: &mut Client, target: &str, content: &[u8]) {
     check("bytes=0-9,5-19,40-49", Several(vec![0..20, 40..50]));
     check("bytes=40-49,5-19,0-9", Several(vec![0..20, 40..50]));
     check("bytes=0-499,-500,100-899", if n == 1000 { One(0..n) } else { Several(vec![0..900, n - 500..n]) });
-    // One too many: whoever asks for so much is sent it as a whole.
+    // One range too many: the response is the whole file.
     check(&format!("bytes={},600-609", sixteen.join(",")), Whole);
     check(&format!("bytes={}", vec!["0-"; 1000].join(",")), Whole);
     // RFC 9110, 14.1.2 and 15.5.17.
@@ -148,7 +148,7 @@ fn check_all(client: &mut Client, target: &str, content: &[u8]) {
     check("bytes=-0", Unsatisfiable);
     check(&format!("bytes={n}-,-0"), Unsatisfiable);
     check(&format!("bytes={n}-,-1"), One(n - 1..n));
-    // RFC 9110, 14.2: ignored are unknown units, and what is no set of ranges.
+    // RFC 9110, 14.2: unknown units and invalid range sets are ignored.
     for field in [
         "bites=0-1",
         "lines=1-2",
@@ -190,7 +190,7 @@ fn ranges_of_large_file_are_served() {
     let content = pattern(LARGE);
     let mut client = server.connect();
     check_all(&mut client, "/large.bin", &content);
-    // Across the windows in which it is sent.
+    // Across the boundaries of send windows.
     let window = 256 << 10;
     for range in [window - 1..window + 1, window..2 * window, 1..3 * window + 1, 2 * window - 7..LARGE] {
         let field = format!("bytes={}-{}", range.start, range.end - 1);
@@ -198,8 +198,8 @@ fn ranges_of_large_file_are_served() {
     }
 }
 
-/// A file that has been left alone is lent to the socket or mapped, a young one is copied (see `send.rs`): several ways to
-/// the same bytes. Nobody can make an old file, since no user can set its ctime, so every file counts as one here.
+/// An old file is sent with sendfile or mapped, a new one is copied (see `send.rs`): several ways to the same bytes. No
+/// user can set a file's ctime, so the minimum age is zero here.
 #[test]
 fn ranges_are_equal_for_every_send_method() {
     for mode in MODES {
@@ -226,7 +226,7 @@ fn range_of_empty_file_is_whole_or_unsatisfiable() {
     check(&mut client, "/empty.bin", b"", "bytes=0-", Expected::Whole);
     check(&mut client, "/empty.bin", b"", "bytes=0-0", Expected::Unsatisfiable);
     check(&mut client, "/empty.bin", b"", "bytes=0-0,5-", Expected::Unsatisfiable);
-    // Content-Range has no form for a range without bytes.
+    // Content-Range cannot express an empty range.
     check(&mut client, "/empty.bin", b"", "bytes=-5", Expected::Whole);
 }
 
@@ -282,18 +282,18 @@ fn if_range_requires_unchanged_file() {
         // RFC 9110, 13.1.5: one tag, not a list, and not the asterisk.
         check(&format!("{etag}, {etag}"), 200);
         check("*", 200);
-        // Neither an earlier nor a later date is the same one.
+        // Neither an earlier nor a later date matches.
         check("Sun, 13 Sep 2020 12:26:39 GMT", 200);
         check("Sun, 13 Sep 2020 12:26:41 GMT", 200);
         check("Fri, 01 Jan 2100 00:00:00 GMT", 200);
         check("yesterday", 200);
         check("", 200);
-        // A condition that fails makes even a range beyond the end no error.
+        // If the condition is false, even a range beyond the end is not an error.
         let fields = [("Range", "bytes=99999999-"), ("If-Range", "\"another\"")];
         assert_eq!(client.request("GET", target, &fields).status, 200);
         let fields = [("Range", "bytes=99999999-"), ("If-Range", &etag)];
         assert_eq!(client.request("GET", target, &fields).status, 416);
-        // Without a range it means nothing.
+        // Without a range it has no effect.
         assert_eq!(client.request("GET", target, &[("If-Range", "\"another\"")]).status, 200);
     }
 }
@@ -322,7 +322,7 @@ fn ranges_of_precompressed_sibling_refer_to_sibling() {
                 assert_eq!(part.field(name), whole.field(name), "{name}");
             }
         }
-        // The tag of another coding is that of another representation.
+        // The tag of another coding identifies another representation.
         let fields = [("Accept-Encoding", "gzip"), ("Range", "bytes=-7"), ("If-Range", &plain)];
         let response = client.request("GET", target, &fields);
         assert_eq!((response.status, response.field("ETag")), (200, Some(&*etag)));

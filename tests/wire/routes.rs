@@ -1,4 +1,4 @@
-//! Names that stand for others, and the file in place of what is missing.
+//! Rewrites, redirects, and fallbacks for missing files.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -35,13 +35,13 @@ fn redirects_send_location() {
     check("/old", 301, Some("/old/"));
     check("/older", 404, None);
     check("/out/1/2/3?x", 302, Some("https://b.example/2/3?from=1"));
-    // Nobody who asks may choose the host, nor end the header.
+    // No request may choose the host of a redirect, or end the header line.
     check("/x/evil.example/", 308, Some("/evil.example/"));
     check("//x//evil.example", 308, Some("/evil.example"));
     check("/old/a%0d%0aSet-Cookie:%20a=b", 301, Some("/new/a%0D%0ASet-Cookie:%20a=b"));
     let head = client.request("HEAD", "/old/a", &[]);
     assert_eq!((head.status, head.field("Location"), head.body.len()), (301, Some("/new/a"), 0));
-    // RFC 9110, 15.4.8: a redirect is for every method; a body is read first.
+    // RFC 9110, 15.4.8: a redirect applies to every method; the body is read first.
     client.send_request("POST", "/old/a", &[("Content-Length", "5")]);
     client.send("hello");
     assert_eq!(client.response("POST").field("Location"), Some("/new/a"));
@@ -72,7 +72,7 @@ fn rewrites_serve_target() {
     assert_eq!(client.get("/blog/dogs").status, 404);
     assert_eq!(client.get("/blog/.draft").status, 404);
     assert_eq!(client.get("/all/folder/").text(), "a folder");
-    // What is meant is guarded as if it had been asked for.
+    // The target of a rewrite is protected like a direct request for it.
     let refused = client.get("/open/page");
     assert_eq!((refused.status, refused.field("WWW-Authenticate").is_some()), (401, true));
     let pass = [("Authorization", "Basic YW5uOnBhc3M=")];
@@ -95,7 +95,7 @@ fn fallback_file_replaces_missing_file() {
     for target in ["/app/any", "/app/a/b/c?d", "/app/.hidden-no", "/app/missing.js/"] {
         let response = client.get(target);
         match target.contains("/.") {
-            // Names with a dot in front are refused before anything is looked for.
+            // Hidden names are refused before any lookup.
             true => assert_eq!(response.status, 404, "{target}"),
             false => {
                 assert_eq!((response.status, response.text().as_str()), (200, "the application"), "{target}");
@@ -110,7 +110,7 @@ fn fallback_file_replaces_missing_file() {
     let head = client.request("HEAD", "/app/any", &[]);
     assert_eq!(head.lasting_fields(), index.lasting_fields());
     assert_eq!(client.get("/app/there.js").text(), "a script");
-    // What is there is not missing, and what is elsewhere is none of it.
+    // Existing paths do not use the fallback, and paths outside its folder do not either.
     for (target, status) in [("/app/empty/", 403), ("/app", 301), ("/none", 404), ("/app/deep/none", 404)] {
         assert_eq!(client.get(target).status, status, "{target}");
     }
@@ -122,7 +122,7 @@ fn fallback_file_replaces_missing_file() {
     wait_until("404", || client.get("/app/any").status == 404);
 }
 
-/// A script's source is nobody's, whatever name leads to it, and a password goes before it runs.
+/// No name leads to a script's source, and a password is required before it runs.
 #[test]
 fn script_runs_under_any_name_that_leads_to_it() {
     let site = Site::new();
@@ -154,7 +154,7 @@ fn script_runs_under_any_name_that_leads_to_it() {
         }
         assert_eq!(client.request("GET", target, &pass).text(), "ran", "{target}");
     }
-    // A body comes to whoever is meant.
+    // The target receives the body.
     let fields = [pass[0], ("Content-Length", "5")];
     for target in ["/front.cgi", "/pretty/a", "/private/front.cgi"] {
         client.send_request("POST", target, &fields);
@@ -167,7 +167,7 @@ fn script_runs_under_any_name_that_leads_to_it() {
     fs::remove_file(users).unwrap();
 }
 
-/// An executable script that says that it ran.
+/// Writes an executable script that reports that it ran.
 fn script(site: &Site, name: &str) {
     let text = "#!/bin/sh\nprintf 'Content-Type: text/plain\\n\\n%s %s %s|' \"$REQUEST_METHOD\" \"$SCRIPT_NAME\" \"$PATH_INFO\"\ncat\n";
     let path = site.file(name, text);
@@ -220,7 +220,7 @@ fn denied_paths_are_neither_served_nor_run() {
             let response = client.request(method, target, &[]);
             assert_eq!((response.status, response.text().as_str()), (403, "an error page"), "{method} {target}");
         }
-        // Neither as an index, nor as a variant, nor with a path behind it.
+        // Neither as an index, nor as a variant, nor with a path after it.
         for target in ["/up/e.cgi", "/up/e.cgi/x", "/up/", "/up/doc", "/up/index.cgi", "/hidden/page.html"] {
             let response = client.request(method, target, &[]);
             assert_eq!(response.status, 404, "{method} {target}");
@@ -251,7 +251,7 @@ fn every_method_reaches_front_controller() {
          [[site.app]]\nmatch = '*.cgi'\ncgi = true\n";
     let server = serve(&site, tables);
     let mut client = server.connect();
-    // The first time the disk is asked, the second time the caches.
+    // The first request reads the disk, the second the caches.
     for method in ["GET", "POST", "PUT", "PATCH", "DELETE", "PROPFIND", "MKCOL", "REPORT", "QUERY", "X-ODD!"] {
         for (target, script) in [
             ("/", "/index.cgi"),
@@ -269,7 +269,7 @@ fn every_method_reaches_front_controller() {
                 assert_eq!((response.status, response.text()), (200, expected), "{method} {target}");
             }
         }
-        // A file is for reading, whatever the body.
+        // A file allows reading only, whatever the body.
         for target in ["/there.txt", "/plain/", "/sub"] {
             client.send_request(method, target, &[("Content-Length", "6")]);
             client.send("a body");
@@ -283,7 +283,7 @@ fn every_method_reaches_front_controller() {
             assert_eq!(status, expected, "{method} {target}");
         }
     }
-    // A client that waits to be asked for the body is asked only if somebody takes it.
+    // A client that expects 100 Continue receives it only if an application takes the body.
     let fields = [("Content-Length", "6"), ("Expect", "100-continue")];
     let mut waiting = server.connect();
     waiting.send_request("POST", "/a/b", &fields);
@@ -297,7 +297,7 @@ fn every_method_reaches_front_controller() {
     assert_eq!(client.request("OPTIONS", "/a/b", &[]).text(), "OPTIONS /index.cgi |");
 }
 
-/// The configurations for WordPress, Laravel and Nextcloud, with scripts of the shell in place of PHP.
+/// The example configurations for WordPress, Laravel and Nextcloud, with shell scripts in place of PHP.
 #[test]
 fn example_front_controllers_receive_paths_without_file() {
     let site = Site::new();

@@ -1,5 +1,5 @@
-//! The two switches of sending, `send.residency` and `send.content`: whatever they say, the bytes are the same; and what
-//! each of them is about happens.
+//! The settings `send.residency` and `send.content`: the bytes are the same with every value, and each value uses its
+//! own system calls.
 
 use std::fs;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::harness::{MODES, Server, Site, let_files_settle, pattern, wait_until}
 
 const WINDOW: usize = 256 << 10;
 
-/// Around all that sizes are compared with: what is copied behind its head, what is kept in memory, windows.
+/// Around all size limits: copied with the head, cached in memory, windows.
 const SIZES: [usize; 9] = [0, 1, 4096, 4097, 32 << 10, (32 << 10) + 1, WINDOW, WINDOW + 1, 3 * WINDOW + 123];
 
 #[test]
@@ -27,7 +27,7 @@ fn every_mode_and_residency_check_sends_same_bytes() {
                 let server = Server::configured(&site, &toml);
                 let mut client = server.connect();
                 for _ in 0..2 {
-                    // Sent ahead, so that heads stand between bodies of all kinds.
+                    // Pipelined, so that heads stand between bodies of all kinds.
                     SIZES.iter().for_each(|size| client.send_request("GET", &format!("/{size}.bin"), &[]));
                     for size in SIZES {
                         let response = client.response("GET");
@@ -70,7 +70,7 @@ fn mapped_windows_stay_within_budget() {
     let content = pattern(8 * WINDOW);
     site.file("large.bin", &content);
     let_files_settle();
-    // Each window counts a page more than its bytes.
+    // Each window is charged a page more than its bytes.
     for (budget, kept) in [("64MiB", 8), ("1100KiB", 4), ("0", 0)] {
         let toml = format!("[send]\ncontent = 'mmap'\nsendfile_min_age = '0s'\nmapped_bytes = '{budget}'");
         let server = Server::configured(&site, &toml);
@@ -85,7 +85,7 @@ fn mapped_windows_stay_within_budget() {
     }
 }
 
-/// A mapping keeps a file's blocks as a descriptor does.
+/// A mapping keeps a file's blocks allocated, as a descriptor does.
 #[test]
 fn removed_file_is_unmapped() {
     let site = Site::new();
@@ -110,7 +110,7 @@ fn removed_file_is_unmapped() {
     }
 }
 
-/// Loops and threads of a process have their mapped windows in common, processes of MP each their own.
+/// Loops and threads of a process share its mapped windows; each process of MP has its own.
 #[test]
 fn every_architecture_maps_files() {
     let site = Site::new();
@@ -148,7 +148,7 @@ fn every_architecture_maps_files() {
     }
 }
 
-/// At all moments of a download, so that some are in the midst of a call.
+/// At many moments of a download, some of them during a system call.
 #[test]
 fn file_truncated_while_sent_closes_connection_and_not_server() {
     const LENGTH: usize = 4 * WINDOW;
@@ -166,17 +166,18 @@ fn file_truncated_while_sent_closes_connection_and_not_server() {
             let mut client = server.connect();
             assert_eq!(client.request("GET", &target, &[("Range", "bytes=0-9")]).status, 206);
             let file = fs::OpenOptions::new().write(true).open(path).unwrap();
-            // Not to where a page ends, so that there is one of which a part is gone.
+            // Not at a page boundary, so that a page loses only a part.
             let left = 1000 + round % 7 * 150_000;
             client.send_request("GET", &target, &[]);
             std::thread::sleep(Duration::from_micros(50 * (round as u64 % 12)));
             file.set_len(left as u64).unwrap();
             match client.try_response("GET") {
-                // Asked or answered before it was cut, or after.
+                // The server read the length or sent the file before it was truncated, or after.
                 Ok(response) => {
                     let length = response.body.len();
                     assert!(length == LENGTH || length == left, "{mode}, round {round}: {length} bytes");
-                    // Lent pages that wait in the socket are the file's own: cutting it clears what is left of the last one.
+                    // Pages in the socket after sendfile belong to the file: truncating it zeroes the rest of the last
+                    // page.
                     let is_lent = ["mixed", "sendfile"].contains(&mode);
                     assert!(is_lent || response.body == content[..length], "{mode}, round {round}");
                 }
@@ -185,7 +186,7 @@ fn file_truncated_while_sent_closes_connection_and_not_server() {
             assert_eq!(server.get(&target).body.len(), left, "{mode}, round {round}");
         }
         println!("{mode}: {cut} of {ROUNDS} were cut short");
-        // Those whose client had all by the time that the server noticed are broken, too.
+        // The server also counts downloads whose client had every byte before the server noticed the truncation.
         assert!(server.report("connections", "broken") >= cut, "{mode}");
         cut_in_all += cut;
     }
@@ -205,7 +206,7 @@ fn reload_rejects_changed_send_mode() {
         wait_until("the refusal", || server.said()[before..].contains("keeping the current configuration"));
         assert!(server.said()[before..].contains("cannot change while the server runs"), "{}", server.said());
     }
-    // Others do change, and what is mapped goes on.
+    // Other settings may change, and mapped files are still served.
     assert_eq!(server.get("/small.bin").status, 200);
     let toml = "[send]\ncontent = 'mmap'\nsendfile_min_age = '0s'\n[limits]\nmax_requests = 7";
     fs::write(&config, super::harness::configuration(site.path(), toml)).unwrap();

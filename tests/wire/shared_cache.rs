@@ -31,9 +31,9 @@ const CONFIG: &str = "architecture = \"mp\"\nworkers = 6\n[cache]\nshared = true
 #[test]
 fn content_read_by_one_process_is_shared() {
     let site = site();
-    // Nobody asks anew in between, however slow this machine is.
+    // No process revalidates during the test, however slow this machine is.
     let server = Server::configured(&site, &format!("{CONFIG}\nrevalidate = \"10m\""));
-    // Each holds its connection, so each of the six answers one.
+    // Each process holds one connection, so each of the six answers one request.
     let mut clients: Vec<_> = (0..6).map(|_| server.connect()).collect();
     for client in &mut clients {
         assert_eq!(client.get("/7.bin").body, body(7));
@@ -44,7 +44,7 @@ fn content_read_by_one_process_is_shared() {
     assert!(server.report("shared cache", "hits") >= 15);
 }
 
-/// The kernel does not see that a body is used which is not read from the file, and lets go of it.
+/// The kernel does not notice the use of a cached body, and evicts the pages of the file.
 #[test]
 fn revalidation_does_not_reread_body() {
     let site = Site::on_disk();
@@ -82,7 +82,7 @@ fn killed_processes_do_not_corrupt_shared_cache() {
     let mut random = Random(seed);
     println!("seed {seed}");
     let site = site();
-    // What is believed for so short a time is put in again and again.
+    // Entries with so short a lifetime are inserted over and over.
     let server = Server::configured(&site, &format!("{CONFIG}\nrevalidate = \"1ms\""));
     let (done, served) = (AtomicBool::new(false), AtomicU64::new(0));
     let mut kills = 0;
@@ -93,7 +93,7 @@ fn killed_processes_do_not_corrupt_shared_cache() {
                 let mut n = client * 31;
                 while !done.load(Ordering::Relaxed) {
                     let mut client = server.connect();
-                    // One that is killed resets; what does come must be right.
+                    // A killed process resets the connection; every complete response must be correct.
                     for _ in 0..20 {
                         n = (n + 17) % FILES;
                         let Some(response) = client.try_get(&format!("/{n}.bin")) else { break };

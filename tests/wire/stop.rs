@@ -1,4 +1,4 @@
-//! How the server ends, and how it takes over another configuration: nothing that is under way is lost.
+//! Stopping the server, and reloading its configuration: no request in progress is lost.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::harness::*;
 
-/// A folder with a site, a second one, and a configuration that can be written anew.
+/// A folder with a site, a second one, and a configuration that a test can rewrite.
 struct Place {
     folder: Site,
 }
@@ -43,7 +43,7 @@ impl Place {
         wait_until("the new configuration", || server.said().matches(IN_FORCE).count() > before);
     }
 
-    /// Writes another configuration, and waits until it is refused; returns what was said about it.
+    /// Writes an invalid configuration, waits until it is rejected, and returns the message.
     fn reload_wrong(&self, server: &Server, toml: &str) -> String {
         self.configure(toml);
         let before = server.said().len();
@@ -58,7 +58,7 @@ const IN_FORCE: &str = "the new configuration is in force";
 
 const ONE: &str = "root = \"one\"\nlisten = [\"127.0.0.1:0\"]\n";
 
-/// A port that was free a moment ago.
+/// Returns an address with a port that is free now.
 fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
@@ -67,7 +67,7 @@ fn is_refused(address: SocketAddr) -> bool {
     matches!(TcpStream::connect(address), Err(error) if error.kind() == ErrorKind::ConnectionRefused)
 }
 
-/// A download that has begun, on a connection that the server cannot fill at once.
+/// Begins a download, on a connection that cannot take it all at once.
 fn begin_download(server: &Server) -> Client {
     let mut client = Client::connect_narrow(server.address, 64 * 1024);
     client.send_request("GET", "/huge.bin", &[]);
@@ -77,16 +77,16 @@ fn begin_download(server: &Server) -> Client {
     client
 }
 
-/// Reads the rest of it; the number of bytes of the body.
+/// Reads the rest of the download; returns the size of the body.
 fn end_download(client: &mut Client) -> std::io::Result<usize> {
-    // What begin_download has read of the status line.
+    // `begin_download` has read the beginning of the status line.
     let head = client.read_head();
     assert!(head.contains(&format!("Content-Length: {HUGE}\r\n")), "{head}");
     client.read_body(HUGE as usize)
 }
 
-/// What becomes of a connection that was idle when the configuration changed: it lives on. Processes are replaced, and end
-/// as they would if the server ended: those that are idle are closed.
+/// Asserts what happens to an idle connection at a reload: it stays open. Processes are replaced, and close their idle
+/// connections as at a stop.
 fn assert_idle_connection_after_reload(client: &mut Client, text: &str) {
     if has_processes() {
         assert!(client.is_closed());
@@ -127,7 +127,7 @@ fn stop_completes_download_and_refuses_new_connections() {
         assert!(idle.is_closed());
         // The listener may live a moment longer than the idle connection.
         wait_until("connections to be refused", || is_refused(server.address));
-        // Nothing is to be done until the client reads.
+        // The server has nothing to do until the client reads.
         let before = server.cpu_time();
         thread::sleep(Duration::from_secs(1));
         assert!(server.cpu_time() - before < Duration::from_millis(300), "it spins");
@@ -145,7 +145,7 @@ fn request_begun_before_stop_is_answered_with_close() {
     client.send("GET /a.txt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n1");
     wait_until("the head", || server.report("requests", "total") == 1);
     server.signal("TERM");
-    // Every loop that has been told to finish has closed its listener.
+    // Every stopping loop has closed its listener.
     wait_until("connections to be refused", || is_refused(server.address));
     client.send("23");
     let response = client.response("GET");
@@ -236,7 +236,7 @@ fn reload_applies_new_configuration_without_dropping_connections() {
             &server,
             &format!("{top}[limits]\nmax_request_line_bytes = 100\n[[site]]\nroot = \"two\"\n{rule}{other}"),
         );
-        // The loops take it over a moment after it is prepared.
+        // The loops switch to the new configuration a moment after it was prepared.
         wait_until("all loops", || (0..20).all(|_| server.get("/a.txt").text() == "two"));
         assert_idle_connection_after_reload(&mut kept, "two");
         let mut kept = server.connect();
@@ -269,14 +269,14 @@ fn reload_changes_addresses_and_keeps_connections_of_others() {
         }
         place.reload(&server, &config(&[second]));
         wait_until("the first to be closed", || is_refused(first));
-        // Whoever came in there stays.
+        // A connection accepted there stays open.
         assert_idle_connection_after_reload(&mut kept, "one");
         assert_eq!(Client::connect(second).get("/a.txt").text(), "one");
         let before = server.cpu_time();
         thread::sleep(Duration::from_secs(1));
         assert!(server.cpu_time() - before < Duration::from_millis(300), "it spins");
 
-        // An address that cannot be had leaves everything as it was.
+        // If an address cannot be bound, nothing changes.
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let said = place.reload_wrong(&server, &config(&[taken.local_addr().unwrap(), second]));
         assert!(said.contains(&format!("cannot listen on {}", taken.local_addr().unwrap())), "{said}");
@@ -312,7 +312,7 @@ fn invalid_configuration_on_reload_changes_nothing() {
     assert!(server.said()[before..].contains(&file), "{}", server.said());
     assert_eq!(kept.get("/a.txt").text(), "one");
     assert_eq!(server.get("/a.txt").text(), "one");
-    // And it can be mended.
+    // A corrected configuration is accepted.
     place.reload(&server, &one.replace("one", "two"));
     wait_until("the new root", || server.get("/a.txt").text() == "two");
     assert_idle_connection_after_reload(&mut kept, "two");
@@ -341,12 +341,12 @@ fn fifty_reloads_under_load_lose_no_request_or_descriptor() {
         let large = &"large".repeat(20_000);
         place.folder.file("one/large.txt", large);
         let server = place.start(&config(0));
-        // Everything that is opened only once is open before it counts.
+        // Opens everything that is opened only once before descriptors are counted.
         let warm_up = |n: u32| {
             wait_until("the generation in all loops", || {
                 (0..20).all(|_| server.get("/a.txt").field("X-Generation") == Some(n.to_string().as_str()))
             });
-            // Each loop has it open.
+            // Enough requests that each loop has the file open.
             for _ in 0..40 {
                 assert_eq!(server.get("/large.txt").body.len(), 100_000);
             }
@@ -364,7 +364,8 @@ fn fifty_reloads_under_load_lose_no_request_or_descriptor() {
                     let mut client = server.connect();
                     while !done.load(Ordering::Relaxed) {
                         for (target, text) in [("/a.txt", "one"), ("/large.txt", large)] {
-                            // With processes an idle connection ends at a reload, perhaps while its next request is on the way.
+                            // With processes an idle connection is closed at a reload, possibly while its next request
+                            // is in transit.
                             if fresh || has_processes() {
                                 client = server.connect();
                             }
@@ -385,7 +386,7 @@ fn fifty_reloads_under_load_lose_no_request_or_descriptor() {
         wait_until("the last connections to close", || server.report("connections", "open") == 0);
         let begin = Instant::now();
         let mut after = descriptors_of(server.pid());
-        // Helpers may still be closing what they have looked at.
+        // Helpers may still have files open.
         while after.len() > before.len() && begin.elapsed() < Duration::from_secs(5) {
             thread::sleep(Duration::from_millis(20));
             after = descriptors_of(server.pid());

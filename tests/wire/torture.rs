@@ -1,11 +1,12 @@
-//! Files that are rewritten in every usual way while many clients read them: each whole reply is one version.
+//! Files rewritten in every usual way while many clients read them: each complete response is one version.
 //!
-//! Each block of a file says of which version and which place it is, so a reply that mixes two versions shows. A strong
-//! entity tag must never name two sequences of bytes (RFC 9110, 8.8.1), whoever gives it: all replies are compared.
+//! Each block of a file contains its version and its position, so a response that mixes two versions is detected. A
+//! strong entity tag must never name two sequences of bytes (RFC 9110, 8.8.1), whichever worker sends it: all responses
+//! are compared.
 //!
-//! A writer rests between two versions for longer than the server waits for one (`disk::STILL`). Within a version it pauses
-//! for less; where a busy machine makes it slower the version is noted as *torn*, for then the file itself rests half
-//! written.
+//! A writer pauses between two versions for longer than the server waits for one (`disk::STILL`). Its pauses within a
+//! version are shorter. If a busy machine makes one longer, the test marks the version as *torn*, because then the file
+//! itself is stable with incomplete content.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -25,42 +26,42 @@ use super::harness::{Client, Response, Server, Site, need_root};
 
 const BLOCK: usize = 512;
 
-/// One that caches keep in memory, and one of which they keep the descriptor.
+/// A size that is cached in memory, and a size for which the descriptor is cached.
 const SIZES: [usize; 2] = [16 << 10, 128 << 10];
 
-/// How a version is written.
+/// The way in which a version is written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// Into another file, which is renamed over it.
+    /// To another file, which is renamed over it.
     Renamed,
-    /// By one call that pauses 200 ms in its middle.
+    /// By one write that pauses 200 ms in its middle.
     Stalled,
-    /// By eight calls with pauses of up to 20 ms.
+    /// By eight writes with pauses of up to 20 ms.
     Pieces,
-    /// Emptied, and then written in two pieces.
+    /// Truncated, then written in two pieces.
     Truncated,
-    /// At its end, by one call that pauses 200 ms.
+    /// Appended, by one write that pauses 200 ms.
     Appended,
-    /// By one call, after which the old modification time is put back.
+    /// By one write, after which the old modification time is restored.
     PutBack,
 }
 
 const KINDS: [Kind; 6] = [Kind::Renamed, Kind::Stalled, Kind::Pieces, Kind::Truncated, Kind::Appended, Kind::PutBack];
 
-/// Longer than this between two pieces, and the file may look as if it rested.
+/// Maximum pause between two pieces; after a longer one the file may appear stable.
 const GAP_MAX: Duration = Duration::from_millis(35);
 
-/// Longer than this for a whole version, and the server no longer waits for it.
+/// Maximum time for a whole version; the server does not wait longer for one.
 const VERSION_MAX: Duration = Duration::from_millis(800);
 
-/// Bytes that are appended at once.
+/// Bytes of one append.
 const RECORD: usize = 16 << 10;
 
 struct Subject {
     kind: Kind,
     size: usize,
     path: PathBuf,
-    /// Versions between two pieces of which the file rested.
+    /// Versions with a pause so long that the file appeared stable.
     torn: Mutex<BTreeSet<u64>>,
 }
 
@@ -73,14 +74,14 @@ fn blocks(version: u64, from: usize, bytes: usize) -> Vec<u8> {
     (from as u64..(from + bytes / BLOCK) as u64).flat_map(one).collect()
 }
 
-/// The versions of a body's blocks, in their order; `None` where it holds something else.
+/// Returns the versions of a body's blocks in order, or `None` if a block is invalid.
 fn versions_of(body: &[u8]) -> Option<Vec<u64>> {
     let check = |(place, block): (usize, &[u8])| {
         let words = block.as_chunks().0;
         let [version, at, filling] =
             [words.first()?, words.get(1)?, words.get(2)?].map(|word| u64::from_le_bytes(*word));
         let is_good = at == place as u64 && filling == Random(version << 32 | at).next();
-        // One comparison of a block with itself, shifted by a word: all that follows is the same.
+        // Compares the block with itself, shifted by one word: all words from the third on are equal.
         (is_good && block[16..BLOCK - 8] == block[24..]).then_some(version)
     };
     body.chunks(BLOCK).enumerate().map(check).collect()
@@ -140,7 +141,7 @@ impl Subject {
         }
     }
 
-    /// What is wrong with a whole body.
+    /// Checks a complete body; returns its version, or the error.
     fn judge(&self, body: &[u8]) -> Result<u64, String> {
         let versions = versions_of(body).ok_or("it holds what was never written")?;
         let (Some(first), Some(last)) = (versions.first(), versions.last()) else {
@@ -153,24 +154,24 @@ impl Subject {
         if is_good { Ok(*last) } else { Err(format!("{} bytes of versions {first} to {last}", body.len())) }
     }
 
-    /// Whether the file itself rested half written, in a version that these blocks are of or the one after.
+    /// Returns whether the file itself was stable and incomplete in one of these versions or in the one after.
     fn was_torn(&self, versions: &[u64]) -> bool {
         let torn = self.torn.lock().unwrap();
         torn.iter().any(|torn| versions.iter().all(|version| version <= torn && torn - version <= 1))
     }
 }
 
-/// What all readers saw.
+/// Observations of all readers.
 #[derive(Default)]
 struct Seen {
-    /// By subject: the versions that came whole.
+    /// By subject: the versions received in complete responses.
     whole: BTreeMap<usize, BTreeSet<u64>>,
     /// By subject and strong tag: a digest of the body.
     tags: BTreeMap<(usize, String), u64>,
     replies: u64,
     cut: u64,
     weak: u64,
-    /// By subject: what is wrong with a body, and the versions of its blocks.
+    /// By subject: the error in a body, and the versions of its blocks.
     mixed: Vec<(usize, String, Vec<u64>)>,
     wrong: Vec<String>,
 }
@@ -184,7 +185,7 @@ fn note(seen: &Mutex<Seen>, subjects: &[Subject], n: usize, response: Option<Res
     let verdict = subjects[n].judge(&response.body);
     let versions = versions_of(&response.body).unwrap_or_default();
     let mut digest = DefaultHasher::new();
-    // What is not good is found wrong anyway; of good blocks the versions tell all.
+    // Invalid blocks are reported separately; valid blocks are determined by their versions.
     versions.hash(&mut digest);
     let digest = digest.finish();
 
