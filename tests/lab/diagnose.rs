@@ -239,7 +239,7 @@ fn diagnosed_experiment(text: &str) -> Vec<Value> {
     let told: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}\n{runs}"));
     let found = told["diagnoses"].as_array().unwrap().clone();
     assert_eq!(found.len(), 2, "{text}");
-    // Where the page names the knee, it names its cause too; for an arm that was disturbed it names neither.
+    // The page names the knee together with its cause; for an arm that was disturbed it names neither.
     let page = fs::read_to_string(out.join("report.html")).unwrap();
     let (_, verdict) = page.split_once("<div class=\"verdict").unwrap();
     let (verdict, _) = verdict.split_once("</div>").unwrap();

@@ -135,7 +135,7 @@ fn excludes(field: &Option<Field>, name: &str) -> bool {
     field.iter().flatten().any(|(known, weight)| *known == name && *weight == Some(0))
 }
 
-/// Why the two servers choose differently.
+/// The reason why the two servers choose differently.
 struct Difference {
     reason: &'static str,
     applies: fn(&Asked) -> bool,

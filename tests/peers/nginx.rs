@@ -23,7 +23,7 @@ fn serve(root: &Path) -> (Nginx, SocketAddr) {
     (Nginx::start(tempfile::tempdir().unwrap(), address, &servers), address)
 }
 
-/// What nginx does, what Amped does, and why.
+/// A difference: nginx's behaviour, Amped's behaviour, and the reason.
 struct Difference {
     reason: &'static str,
     nginx: &'static [u16],

@@ -91,7 +91,7 @@ struct Client {
     stream: TcpStream,
     /// Buffer for the current response; grows to the longest.
     reply: Vec<u8>,
-    /// A request with a condition that the current version of the file meets.
+    /// A conditional request with the validator of the current version.
     condition: String,
 }
 

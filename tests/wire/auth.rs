@@ -1,4 +1,4 @@
-//! Password protection: who is admitted, what other clients receive, and that nothing bypasses it.
+//! Password protection: admitted clients, the responses to other clients, and attempts to bypass it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -282,7 +282,7 @@ fn body_without_spool_space_returns_503_and_is_logged() {
     let site = Site::new();
     script(&site, "echo", ECHO);
     script(&site, "much", "printf 'Content-Type: a/b\\n\\n'; seq 1 2000000");
-    // This file system does not support unnamed files.
+    // The kernel creates no files in /proc.
     for (table, why) in [
         ("[spool]\nmax_bytes = \"200KB\"", "stored bodies already use 200000B (spool.max_bytes)"),
         ("[spool]\ndirectory = \"/proc\"", "cannot store the request body: /proc: "),

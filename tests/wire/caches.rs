@@ -1,4 +1,4 @@
-//! What the caches keep, and when entries expire.
+//! The contents of the caches, and the expiry of their entries.
 //!
 //! The promise: a cache changes the latency of a response and nothing else. A change becomes visible when the
 //! revalidation interval is over (20 ms here, to keep the tests short). At every moment a response contains one version

@@ -162,7 +162,7 @@ fn preflight_needs_no_password_and_other_requests_do() {
             assert_eq!(response.status, 401, "{method} {target} {origin:?}");
         }
     }
-    // Where no rule applies, only the application responds.
+    // If no rule applies, only the application responds.
     let closed = ask(&mut client, "OPTIONS", "/closed/api.cgi", Some(A), &[asked]);
     assert_eq!(closed.status, 401);
     let open = ask(&mut client, "OPTIONS", "/open/api.cgi", Some(A), &[asked]);
