@@ -111,8 +111,8 @@ fn alone_offered_rate_is_kept_beyond_capacity() {
         let outcome = load_by(address, &arguments);
         let (offered, asked) = (figure(&outcome, "/offered_rate"), rate.parse::<f64>().unwrap());
         println!("{rate}: {offered}/s, lateness {}, verdict {}", outcome["lateness"], outcome["verdict"]);
-        // A load generator that this machine delayed says so. The server, whose capacity is 1000/s, is not overloaded
-        // then.
+        // A load generator that this machine delayed says so. An overloaded server must not delay it: a capacity of
+        // 1000/s is no reason to offer less.
         if outcome["verdict"]["validity"] != "client-bound" {
             assert!((offered / asked - 1.0).abs() < 0.01, "asked for {rate}/s, and offered {offered}/s");
         }

@@ -537,7 +537,7 @@ fn index_script_is_executed_and_source_is_hidden() {
     for target in ["/app/", "/app/index.cgi", "/app/"] {
         assert_eq!(client.get(target).text(), "/app/index.cgi", "{target}");
     }
-    // The body of a request for a file is discarded before the lookup of the index, and is not parsed as a request.
+    // The body of a request for a folder is discarded before the lookup of its index, and is not parsed as a request.
     client.send_request("GET", "/app/", &[("Content-Length", "5")]);
     client.send("GET /");
     assert_eq!(client.response("GET").text(), "/app/index.cgi");
