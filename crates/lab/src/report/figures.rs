@@ -312,7 +312,9 @@ pub(super) fn cpu(archive: &Archive, arms: &[&Arm]) -> Option<Bars> {
         let busy = of("host-cpu")? / 100.0 * cores;
         let rest = (busy - user - system - clients - others).max(0.0);
         let idle = (cores - user - system - clients - others - rest).max(0.0);
-        Some((name, vec![user, system, clients, others, rest, idle]))
+        let parts = vec![user, system, clients, others, rest, idle];
+        // A damaged archive may hold shares whose sum is no number.
+        parts.iter().sum::<f64>().is_finite().then_some((name, parts))
     };
     let bars: Vec<_> = bars_of(archive, arms).filter_map(bar).collect();
     (!bars.is_empty()).then(|| Bars {
