@@ -245,7 +245,8 @@ fn diagnosed_experiment(text: &str) -> Vec<Value> {
     let (verdict, _) = verdict.split_once("</div>").unwrap();
     for found in &found {
         let (arm, sentence) = (found["arm"].as_str().unwrap(), found["sentence"].as_str().unwrap());
-        let is_told = [sentence, "no run of it counts"].iter().any(|part| verdict.contains(&format!("{arm}: {part}")));
+        let is_told =
+            [sentence, "none of its runs counts"].iter().any(|part| verdict.contains(&format!("{arm}: {part}")));
         let none_counts = verdict.contains("No run counts");
         // A report uses no invalid runs as evidence; `diagnose` uses them where few others are left, and says so.
         let evidence = found["evidence"].as_array().unwrap();

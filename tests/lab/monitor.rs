@@ -450,7 +450,7 @@ fn collectors_receive_samples() {
     let own = std::process::id().to_string();
     let output = ammeter(&["monitor", "--pid", &own, "--metrics-listen", &taken]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(1) && text.contains("somebody listens there"), "{text}");
+    assert!(output.status.code() == Some(1) && text.contains("another program listens there"), "{text}");
     let output = ammeter(&["monitor", "--pid", &own, "--metrics-listen", "0.0.0.0:0"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && text.contains("--metrics-public"), "{text}");

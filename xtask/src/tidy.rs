@@ -260,8 +260,7 @@ fn stops(tree: &Tree) -> Vec<String> {
         }
         if places.len() != 1 {
             let places = if places.is_empty() { "nowhere".to_owned() } else { places.join(", ") };
-            complaints
-                .push(format!("crates: `{marker}` is to be found once, but is {places}; a reader follows it by grep"));
+            complaints.push(format!("crates: `{marker}` must occur once, but is {places}; readers follow it by grep"));
         }
     }
     complaints
@@ -583,7 +582,7 @@ mod tests {
         let marked: String = (1..=10).map(|stop| format!("//! Stop {stop} of 10.\n")).collect();
         check(stops, &[("crates/a.rs", &marked), ("xtask/a.rs", &marked)], &[]);
         let without = marked.replace("Stop 3", "Then");
-        check(stops, &[("crates/a.rs", &without)], &["`Stop 3 of 10` is to be found once, but is nowhere"]);
+        check(stops, &[("crates/a.rs", &without)], &["`Stop 3 of 10` must occur once, but is nowhere"]);
         check(
             stops,
             &[("crates/a.rs", &marked), ("crates/b.rs", "//! Stop 3 of 10\n")],

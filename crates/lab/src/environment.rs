@@ -122,8 +122,8 @@ impl TestEnvironment {
             on("clients and instruments", clients),
             match self.is_private && self.is_shared {
                 true => "a network namespace for each run".to_owned(),
-                false if !self.is_shared => "the network between the hosts, on which nobody else is to be: counts of the kernel hold all that goes over it".to_owned(),
-                false => "the network of this host, as namespaces need root: counts of the kernel are not of these programs alone".to_owned(),
+                false if !self.is_shared => "the network between the hosts, which must carry no other traffic: the kernel's counters include all of it".to_owned(),
+                false => "the network of this host, as namespaces need root: the kernel's counters include other programs".to_owned(),
             },
             match self.has_groups {
                 true => "a control group for each server: CPU time of all its processes, to the nanosecond".to_owned(),

@@ -1053,7 +1053,7 @@ fn arm_subject(found: &Spanned<SubjectFile>, server: &SettingsFile) -> Result<Su
             .map_err(|error| wrong(path.span(), format!("cannot read {}: {error}", path.get_ref()), ""))?,
     };
     if (file.kind == Kind::Command) == file.start.is_empty() {
-        let what = "a command, and no other kind, is told how it starts";
+        let what = "`start` is required for kind = \"command\", and allowed for no other kind";
         return Err(wrong(
             at,
             what,

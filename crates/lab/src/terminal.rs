@@ -20,7 +20,7 @@ impl Terminal {
         TAKEN.store(true, Ordering::Relaxed);
         ratatui::try_init().map(Terminal).map_err(|error| {
             restore();
-            Failure::failed(format!("this terminal is none that can be drawn on: {error}"))
+            Failure::failed(format!("cannot draw on this terminal: {error}"))
         })
     }
 

@@ -97,17 +97,14 @@ fn check(name: &str, holds: impl Into<Option<bool>>, says: impl Into<String>) ->
 
 fn clients(evidence: &Evidence<'_>) -> Check {
     match evidence.clients {
-        None => check("clients", None, "not tried against a server that does nothing"),
+        None => check("clients", None, "not tried against a null server"),
         Some(step) if step.is_kept => {
-            let says = format!("against a server that does nothing they begin {:.0} a second", step.offered_rate);
+            let says = format!("they begin {:.0} connections/s against a null server", step.offered_rate);
             check("clients", true, says)
         }
         Some(step) => {
             let why = if step.why.is_empty() { String::new() } else { format!(": {}", step.why.join("; ")) };
-            let says = format!(
-                "not even a server that does nothing is asked so often, but {:.0} times a second{why}",
-                step.rate
-            );
+            let says = format!("the load generator reached only {:.0}/s against a null server{why}", step.rate);
             check("clients", false, says)
         }
     }
@@ -318,7 +315,7 @@ fn bytes(evidence: &Evidence<'_>) -> Check {
         holds = Some(holds != Some(false) && fits);
     }
     match holds {
-        None => check("bytes", None, "nobody but the clients counts them"),
+        None => check("bytes", None, "only the clients count them"),
         holds => check("bytes", holds, says.join("; ")),
     }
 }

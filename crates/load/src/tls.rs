@@ -100,7 +100,7 @@ impl Tls {
                 let bare =
                     |name: &String| name.split('(').next_back().unwrap_or(name).trim_matches(['"', ')']).to_owned();
                 let whose: Vec<String> = presented.iter().map(bare).collect();
-                let whose = if whose.is_empty() { "nobody".to_owned() } else { whose.join(", ") };
+                let whose = if whose.is_empty() { "no name".to_owned() } else { whose.join(", ") };
                 format!("the certificate is not for {name} but for {whose}: ask for what it is for, or give --insecure")
             }
             Error::InvalidCertificate(CertificateError::UnknownIssuer) => format!(

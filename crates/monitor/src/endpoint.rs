@@ -113,7 +113,7 @@ fn serve(exporter: &mut Exporter, shared: &Shared, share: f64) {
 fn taken(address: SocketAddr, error: &io::Error) -> Failure {
     let way_out = match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "; somebody listens there (`ss -ltnp` shows who): take another port, or 0 for a free one"
+            "; another program listens there (`ss -ltnp` shows which): choose another port, or 0 for a free one"
         }
         io::ErrorKind::PermissionDenied => "; ports below 1024 are for root: take a higher one",
         io::ErrorKind::AddrNotAvailable => "; this machine does not have the address: `ip address` lists its addresses",
@@ -154,7 +154,7 @@ mod tests {
             assert!(text.contains(&format!("\nammeter_server_user_seconds_total {used}\n")), "{text}");
         }
         let error = Endpoint::open(address, "", 1.0).unwrap_err().to_string();
-        assert!(error.contains("somebody listens there"), "{error}");
+        assert!(error.contains("another program listens there"), "{error}");
         drop(endpoint);
         assert!(TcpStream::connect(address).is_err());
     }

@@ -229,7 +229,7 @@ fn measure(
     let clients = match clients {
         Some(clients) => clients,
         None => {
-            progress.say("trying the clients against a server that does nothing");
+            progress.say("measuring the clients against a null server");
             let clients = runner::try_clients(environment, fleet, baseline, &resolved, stop)?;
             archive::write(&dir.join(name::CLIENTS), &clients)?;
             warn(&clients, &resolved.steps, &progress);

@@ -79,7 +79,7 @@ impl Subject {
     pub(crate) fn start(command: &str, address: SocketAddr, knobs: &[Knob]) -> Result<Subject, Failure> {
         if TcpStream::connect(address).is_ok() {
             return Err(Failure::failed(format!(
-                "somebody listens at {address} already, so the server of --start could not; end it, or leave --start out"
+                "another program already listens at {address}, so the server of --start cannot; stop that program, or omit --start"
             )));
         }
         let mut subject = Subject { command: command.to_owned(), address, child: None };

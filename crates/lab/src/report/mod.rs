@@ -584,7 +584,7 @@ fn validation(archive: &Archive) -> Markup {
             }
         }
         @if let Some(clients) = &archive.clients {
-            h3 { "What the clients can do, against a server that does nothing" }
+            h3 { "Capacity of the clients, against a null server" }
             @if let Some(why) = &clients.skipped { p { "Not measured: " (why) } }
             @if !clients.steps.is_empty() {
                 div.scroll { table {

@@ -221,9 +221,9 @@ fn note(archive: &Archive, overview: &Overview, has_capacity: bool) -> String {
     match (overview.at_text.as_str(), overview.is_borne_by_all, overview.arms.len() > 1) {
         ("", ..) => {}
         (at, true, true) => {
-            text += &format!("Latency, failures and CPU at {at}, the highest load that every arm bears. ")
+            text += &format!("Latency, failures and CPU at {at}, the highest load that every arm sustains. ")
         }
-        (at, true, false) => text += &format!("Latency, failures and CPU at {at}, the highest load that it bears. "),
+        (at, true, false) => text += &format!("Latency, failures and CPU at {at}, the highest load that it sustains. "),
         (at, false, _) => text += &format!("Latency, failures and CPU at {at}. "),
     }
     let repetitions = archive.resolved.repetitions;

@@ -302,7 +302,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
     let (one, other) = (report(&open()), report(&open()));
     assert!(one.html == other.html && one.figures == other.figures, "the same archive, another report");
     let ReportSummary { verdict, runs, claims, missing, .. } = &one.told;
-    assert!(verdict[0].starts_with("log off bears 1000/s and no longer 1500/s; its highest rate: 11"), "{verdict:?}");
+    assert!(verdict[0].starts_with("log off sustains 1000/s but not 1500/s; its highest rate: 11"), "{verdict:?}");
     assert_eq!(verdict.len(), 2, "what is not decided does not stand among the verdicts: {verdict:?}");
     assert!(one.html.contains("Undecided: Logging costs a tenth (5.1.2) (1.1"));
     assert_eq!((runs.planned, runs.there, runs.valid, runs.censored, runs.invalid, runs.again), (36, 36, 34, 1, 1, 0));
@@ -310,7 +310,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
     assert!(missing.is_empty(), "{missing:?}");
     let place = |part: &str| one.html.find(part).unwrap_or_else(|| panic!("{part} is not in the page"));
     let order = [
-        "log off bears 1000/s",
+        "log off sustains 1000/s",
         "<table class=\"overview\">",
         "<h2>Over the load",
         "<h2>Figures",
@@ -459,7 +459,7 @@ fn many_arms_name_baseline_and_best_in_one_table() {
     }
     let made = report(&archive);
     let verdict = &made.told.verdict;
-    assert!(verdict.len() == 2 && verdict[0].starts_with("log off bears"), "{verdict:?}");
+    assert!(verdict.len() == 2 && verdict[0].starts_with("log off sustains"), "{verdict:?}");
     assert!(verdict[1].starts_with("Of 4 arms the one with the most: log third"), "{verdict:?}");
     assert_eq!(made.told.against_baseline.len(), 3);
     assert_eq!(made.html.matches("Bold: a difference").count(), 1);

@@ -139,30 +139,30 @@ fn told(archive: &Archive, arm: &Arm) -> String {
     let steps = &archive.resolved.steps;
     let peak = step_at(archive, arm, "rate", At::Peak);
     let most = peak.and_then(|step| Some((step, median(archive, &arm.id, step, "rate")?)));
-    let Some((peak, most)) = most else { return format!("{label}: no run of it counts") };
+    let Some((peak, most)) = most else { return format!("{label}: none of its runs counts") };
     let is_valid = cell(archive, &arm.id, peak).any(|run| run.status == RunStatus::Valid);
     let at_least = if is_valid { "" } else { "at least " };
     let highest =
-        format!("its highest rate: {at_least}{} right replies/s, at {}", number(most.median), step_name(peak));
+        format!("its highest rate: {at_least}{} correct responses/s, at {}", number(most.median), step_name(peak));
     let knee = knee(archive, arm);
     match (knee.borne, knee.not_borne) {
         (Some(borne), Some(not)) => {
-            format!("{label} bears {} and no longer {}; {highest}", step_name(borne), step_name(not))
+            format!("{label} sustains {} but not {}; {highest}", step_name(borne), step_name(not))
         }
         (Some(borne), None) if knee.is_open => {
             format!(
-                "{label} bears at least {}; above, the load came to its end before the server did; {highest}",
+                "{label} sustains at least {}; above that, the load generator reached its limit before the server; {highest}",
                 step_name(borne)
             )
         }
         (Some(borne), None) if steps.last() == Some(&borne) => {
             format!(
-                "{label} bears all that was asked for, up to {}: its limit was not reached; {highest}",
+                "{label} sustains every offered load, up to {}: its limit was not reached; {highest}",
                 step_name(borne)
             )
         }
-        (Some(borne), None) => format!("{label} bears {}; above, no run says more; {highest}", step_name(borne)),
-        (None, Some(not)) => format!("{label} does not bear {}, the lowest load; {highest}", step_name(not)),
+        (Some(borne), None) => format!("{label} sustains {}; no run above that counts; {highest}", step_name(borne)),
+        (None, Some(not)) => format!("{label} does not sustain {}, the lowest load; {highest}", step_name(not)),
         (None, None) => format!("{label}: {highest}"),
     }
 }

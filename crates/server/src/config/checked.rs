@@ -899,7 +899,7 @@ impl Checker<'_> {
         let Some((first, place)) = given.next() else {
             if self.whole {
                 let help = "write `cgi = true` for a process of the script for each request, `fastcgi = \"unix:/run/php/php-fpm.sock\"` \
-                            for an application that is there, or `command = [\"/srv/app\"]` for one that is to be started";
+                            for a running application, or `command = [\"/srv/app\"]` for one that the server starts";
                 self.findings.at(node.span(), "this application does not say how it runs", help);
             }
             return None;

@@ -20,10 +20,10 @@ pub enum Command {
     /// Serve a folder
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(Box<Serve>),
-    /// Have a running server see the new version of pages at once, and load them
+    /// Load the new version of pages into a running server
     #[command(after_help = PRELOAD_EXAMPLES)]
     Preload(Preload),
-    /// Say what is wrong with a configuration file, with line and column
+    /// Check a configuration file
     #[command(after_help = CHECK_EXAMPLES)]
     Check(Check),
     /// Print the example, the reference or the JSON Schema of the configuration file
@@ -190,7 +190,7 @@ fn log_target() -> impl TypedValueParser<Value = LogTarget> {
 const EXAMPLES: &str = "\
 Examples:
   amped serve examples/site              serve a folder on http://127.0.0.1:8080/
-  amped serve --config amped.toml        serve what a configuration file says
+  amped serve --config amped.toml        serve by a configuration file
   amped serve --help                     all flags, and their defaults";
 
 const SERVE_EXAMPLES: &str = "\
