@@ -52,7 +52,7 @@ struct File {
 
 impl Tree {
     fn read(root: &Path) -> Outcome<Tree> {
-        // In CI the checkout may belong to another user, whom git does not trust by default.
+        // In CI the checkout may belong to another user, which git does not trust by default.
         let mut git = program("git");
         git.args(["-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
         let names = output(&mut git).map_err(|text| format!("tidy asks git for the project's files: {text}"))?;

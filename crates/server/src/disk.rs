@@ -859,7 +859,7 @@ impl Disk {
         };
         let folder = if path.is_empty() { b"." } else { path };
         let folder = root.open(&c_string(folder)?, Patience::Wait)?;
-        // As for a file that is being written: what was read is one state only if that is stable.
+        // As for a file that is being written: the bytes read are of one state only if the file is stable.
         let started = SystemTime::now();
         let before = file::status(&folder)?;
         let mut changed_ns = before.ctime_ns;

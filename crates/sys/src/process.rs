@@ -473,7 +473,7 @@ pub fn make_room_for_locked_program() {
 /// (mlock(2)) unless the process may exceed it.
 ///
 /// # Errors
-/// As mlock(2): ENOMEM or EPERM if the limit forbids it. What was locked before stays locked.
+/// As mlock(2): ENOMEM or EPERM if the limit forbids it. Earlier locks remain.
 pub fn lock_program() -> io::Result<()> {
     for (start, length) in program_mappings(&std::fs::read_to_string("/proc/self/maps")?) {
         // SAFETY: mlock(2) neither reads nor writes this process's memory, and fails if nothing is mapped there.

@@ -46,7 +46,7 @@ Examples:
   ammeter exhibits --only hu-figure-12,server-speed        two of them
   ammeter exhibits --out old --redraw                      the table and the figures of what was measured";
 
-/// What comes before the table in its file, and what after it.
+/// The text before the table in its file, and the text after it.
 const BEGIN: &str = "<!-- What follows is written anew by each run. -->";
 const END: &str = "<!-- From here on it is a person who writes. -->";
 
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         found: None,
     };
     let mut entries: Vec<Entry> = exhibits::ALL.iter().map(entry).collect();
-    // What is there already costs seconds, and what was measured before a stop is in the table from the start.
+    // Existing archives take seconds, and the table has the experiments of an interrupted run from the start.
     for entry in &mut entries {
         match find(args, entry.exhibit.name) {
             Found::Whole(found) => entry.found = Some(*found),

@@ -7,7 +7,7 @@
 //! 5. `print` goes the other way: the configuration in force, the example and the reference.
 //!
 //! Nothing behind this module sees 2 or 3, so no value has two meanings and none is checked twice. Roots are looked at here, but
-//! opened by whoever serves them: between the two they may vanish.
+//! opened by the server: they may vanish between the two.
 
 mod checked;
 pub mod cli;

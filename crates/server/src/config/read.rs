@@ -334,7 +334,7 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
         };
         return (format!("`{key}` cannot be \"{given}\""), help);
     }
-    // What toml says of an enum that is no text.
+    // The message of toml for an enum that is not text.
     if complaint == "wanted string or table" {
         return (format!("`{key}` is not in quotes"), format!("write it as text: {key} = \"...\""));
     }

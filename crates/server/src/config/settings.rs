@@ -1,4 +1,4 @@
-//! What the server is told: the tables of the configuration file, each key with its description, default and range, and the
+//! The server's configuration: the tables of the configuration file, each key with its description, default and range, and the
 //! checked [`Settings`] that come of them.
 //!
 //! A key is defined once: here, in `file`, or, for `[limits]`, `[cache]` and the rules of a site, in core, where its value is
