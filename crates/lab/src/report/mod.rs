@@ -3,7 +3,8 @@
 //! A pure function of the archive: the same directory gives the same bytes, years later and on another machine.
 //!
 //! ```text
-//! verdict    the top of the page: knees, status of a paper's claims, run counts
+//! verdict    the top of the page: knees, run counts
+//! claims     the status of a paper's claims
 //! overview   the table below it: a row for each arm
 //! figures    points, curves and bars of an archive, which `crate::figure` draws: medians, intervals, validity
 //! hosts      the table of several hosts: figures and clock of each
@@ -15,6 +16,7 @@
 //! experiment's other figures, CPU time, validation, each run over time, tables, and settings. The page names runs that
 //! are missing, and missing files.
 
+mod claims;
 mod figures;
 mod hosts;
 mod overview;
@@ -32,10 +34,11 @@ use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
 use serde_json::json;
 
+pub(crate) use self::claims::{ClaimStatus, Judged, claim_summaries, open_claims};
 use self::figures::Breakdown;
 use self::figures::percent;
 use self::overview::Overview;
-pub(crate) use self::verdict::{ClaimStatus, Counts, Judged, claim_summaries, open_claims};
+pub(crate) use self::verdict::Counts;
 use crate::archive::{Archive, Arm, Check, Run, RunStatus, SUBJECT, name};
 use crate::compare::{self, Comparison};
 use crate::diagnose::verdict::{Answer, Diagnosis};
@@ -454,7 +457,7 @@ fn values(archive: &Archive, figure: &crate::archive::Figure) -> Markup {
 
 /// Judges the claims of an experiment.
 pub(crate) fn claims(archive: &Archive) -> Vec<Judged> {
-    archive.resolved.claims.iter().map(|claim| verdict::judged(archive, claim)).collect()
+    archive.resolved.claims.iter().map(|claim| claims::judged(archive, claim)).collect()
 }
 
 fn judged(claims: &[Judged]) -> Markup {

@@ -11,7 +11,7 @@ use amped_measure::host::Machine;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::verdict::ClaimStatus;
+use super::ClaimStatus;
 use super::*;
 use crate::archive::{
     self, At, Block, Claim, ClientStep, Clients, Factor, Figure, Host, HostUse, PaperCurve, Plan, Planned, Program,
