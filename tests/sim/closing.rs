@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use amped_core::cache::Budgets;
 use amped_core::event::{Delay, Event, Found};
+use amped_core::glob::Glob;
 use amped_core::limits::Limits;
-use amped_core::site::Site;
+use amped_core::site::{AppRule, Site};
 use amped_http::status::Status;
+use amped_units::Bytes;
 
 use crate::seed::{RngExt, each_seed};
 use crate::world::{Link, World, site};
@@ -279,6 +281,36 @@ fn reload_applies_from_next_response() {
         for (time, kind) in all {
             let expected = if time < when { "text/old; charset=utf-8" } else { "text/new; charset=utf-8" };
             assert!(kind == expected || time == when, "at {time:?} {kind}, renewed at {when:?}");
+        }
+    });
+}
+
+#[test]
+fn reload_during_request_body_resolves_target_again() {
+    let rule = AppRule {
+        pattern: Glob::new("/app"),
+        timeout: Duration::from_secs(60),
+        max_body_bytes: Bytes(100),
+        max_response_bytes: None,
+        cache: None,
+    };
+    let named = |host: &str, apps: &[AppRule]| Site { hosts: vec![host.into()], apps: apps.into(), ..site() };
+    each_seed(1, |dice| {
+        // A site with applications plans the request before its body is read.
+        for apps in [vec![], vec![rule.clone()]] {
+            let sites = |hosts: [&str; 2]| hosts.map(|host| named(host, &apps)).into();
+            let mut world = World::with(dice.clone(), sites(["a", "b"]), Limits::default(), Budgets::default());
+            for path in ["/a/x.html", "/b/x.html"] {
+                world.files.replace(world.now, path, path);
+            }
+            let head = "GET /x.html HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n";
+            let n = world.connect(Link::WHOLE, [head, "x"].concat());
+            world.settle();
+            world.renew(sites(["b", "a"]), Limits::default(), Budgets::default());
+            world.send(n, "y");
+            world.settle();
+            let response = world.sessions[n].responses(&[false]).remove(0);
+            assert_eq!((response.status, response.body.as_slice()), (200, &b"/a/x.html"[..]), "{apps:?}");
         }
     });
 }

@@ -108,10 +108,15 @@ pub(crate) fn claimed_name(request: &Request<'_>, resolved: &Resolved<'_>, sites
     sites.of(resolved.site).guard(&resolved.asked).map(|_| credentials)
 }
 
-/// Whether an application gets the request body, or may get it depending on the disk lookup.
-pub(crate) fn may_be_for_app(request: &Request<'_>, resolved: &mut Resolved<'_>, sites: &Sites) -> bool {
+/// Whether an application gets the request body, or may get it depending on the disk lookup. Keeps the plan in `resolved`.
+pub(crate) fn may_be_for_app(
+    request: &Request<'_>,
+    origin: Origin,
+    resolved: &mut Resolved<'_>,
+    sites: &Sites,
+) -> bool {
     sites.have_apps()
-        && match plan::plan(request, Origin::Client, resolved, sites) {
+        && match resolved.plan_ahead(request, origin, sites) {
             Plan::Run(_) => true,
             Plan::Look => resolved.may_lead_to_app(sites.of(resolved.site)),
             Plan::Redirect { .. } | Plan::Respond(_) | Plan::Options | Plan::Refuse { .. } => false,
@@ -127,7 +132,7 @@ fn open_step<F: FileHandle>(
     shared: &mut SharedState<F>,
 ) -> Step<F> {
     let SharedState { sites, caches, .. } = shared;
-    let plan = plan::plan(request, origin, resolved, sites);
+    let plan = resolved.plan(request, origin, sites);
     let (site, asked) = (sites.of(resolved.site), &*resolved.asked);
     match plan {
         Plan::Look => {}

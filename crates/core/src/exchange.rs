@@ -71,7 +71,6 @@ struct Waiting {
     ticket: Ticket,
     /// When the lookup was requested.
     asked: Time,
-    generation: u32,
     purpose: Purpose,
     /// The cached entry of the name, for use if the result is delayed.
     stale: Option<CachedEntry>,
@@ -259,18 +258,15 @@ impl Exchange {
         answer: Answer<F>,
         protocol: &mut P,
     ) -> Progress {
-        let State::Disk(Waiting { generation, purpose, late, .. }) = self.state else {
+        let State::Disk(Waiting { purpose, late, .. }) = self.state else {
             return Progress::Open;
         };
         let outcome = if late { Outcome::Helper } else { Outcome::Probe };
         // A result for another configuration may be another site's file or have
         // another media type, and its head would be cached. Repeat the lookup.
-        let holds = generation == cx.shared.caches.generation();
+        let holds = self.resolved.generation == cx.shared.caches.generation();
         self.step(cx, protocol, |steps| match purpose {
-            _ if !holds || matches!(answer, Answer::Outdated) => {
-                *steps.resolved = resolve(&steps.request, steps.cx).keep();
-                steps.begin(false)
-            }
+            _ if !holds || matches!(answer, Answer::Outdated) => steps.begin(false),
             Purpose::Target => {
                 let answer = (steps.origin(), answer);
                 let step =
@@ -303,7 +299,7 @@ impl Exchange {
             Delay::Disk => {}
             Delay::Change => waiting.stale = None,
         }
-        let holds = waiting.generation == cx.shared.caches.generation();
+        let holds = self.resolved.generation == cx.shared.caches.generation();
         // Its age was computed when the lookup was requested, which may be some time ago.
         let (max_stale, since) = (cx.shared.caches.budgets.max_stale, cx.now.since(waiting.asked));
         let Some(known) = waiting.stale.take().filter(|known| holds && known.age + since < max_stale) else {
@@ -367,6 +363,9 @@ impl Exchange {
         cx: &'e mut Context<'c, F>,
         protocol: &'e mut P,
     ) -> (Steps<'e, 'c, 'static, F, P>, &'e mut State) {
+        if self.resolved.generation != cx.shared.caches.generation() {
+            self.resolved = resolve(&self.request.request(), cx).keep();
+        }
         let Exchange { request, began, resolved, detour, state, .. } = self;
         let (head, request) = (request.head(), request.request());
         (Steps { cx, protocol, request, head, began: *began, resolved, detour }, state)
@@ -595,8 +594,9 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     fn begin(&mut self, has_more: bool) -> Option<State> {
         // Leave the body unread until the application is certain: a password may have to be verified first, and only
         // the disk knows whether a directory's index is a script.
-        let is_for_files =
-            self.protocol.awaits_body() && !decide::may_be_for_app(&self.request, self.resolved, &self.cx.shared.sites);
+        let origin = self.origin();
+        let is_for_files = self.protocol.awaits_body()
+            && !decide::may_be_for_app(&self.request, origin, self.resolved, &self.cx.shared.sites);
         if is_for_files { self.discard_body(has_more) } else { self.answer() }
     }
 
@@ -613,7 +613,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
             Step::Reply(made) => self.respond(made),
             Step::Ask(question) => self.ask(question, Purpose::Target),
             Step::Verify(work) => {
-                let (ticket, state) = self.wait(work.generation, None, Purpose::Target);
+                let (ticket, state) = self.wait(None, Purpose::Target);
                 self.cx.actions.push(Action::Verify(ticket, work));
                 state
             }
@@ -689,15 +689,15 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
 
     fn ask(&mut self, Question { work, stale }: Question, purpose: Purpose) -> Option<State> {
         self.cx.shared.counts.disk_questions += 1;
-        let (ticket, state) = self.wait(work.generation(), stale, purpose);
+        let (ticket, state) = self.wait(stale, purpose);
         self.cx.actions.push(Action::Disk(ticket, work));
         state
     }
 
     /// The state of waiting for a result, and its ticket.
-    fn wait(&mut self, generation: u32, stale: Option<CachedEntry>, purpose: Purpose) -> (Ticket, Option<State>) {
+    fn wait(&mut self, stale: Option<CachedEntry>, purpose: Purpose) -> (Ticket, Option<State>) {
         let (ticket, asked) = (self.protocol.next_ticket(), self.cx.now);
-        (ticket, Some(State::Disk(Waiting { ticket, asked, generation, purpose, stale, late: false })))
+        (ticket, Some(State::Disk(Waiting { ticket, asked, purpose, stale, late: false })))
     }
 
     /// Passes the request to an application.
@@ -763,7 +763,8 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
 
 fn resolve<'a, F>(request: &Request<'a>, cx: &mut Context<'_, F>) -> Resolved<'a> {
     let shared = &mut *cx.shared;
-    plan::resolve(request, &shared.sites, &mut shared.caches.uris, &mut shared.scratch)
+    let generation = shared.caches.generation();
+    plan::resolve(request, &shared.sites, generation, &mut shared.caches.uris, &mut shared.scratch)
 }
 
 /// Maximum local redirects of one request.

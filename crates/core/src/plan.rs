@@ -49,8 +49,10 @@ impl Deref for CleanPath<'_> {
 }
 
 /// The resolved target of a request. Valid as long as the configuration that resolved it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Resolved<'a> {
+    /// The number of that configuration.
+    pub(crate) generation: u32,
     /// The site's number.
     pub(crate) site: u16,
     /// The requested path, to which rules apply; `/` if there is none.
@@ -59,6 +61,8 @@ pub(crate) struct Resolved<'a> {
     rewritten: Option<CleanPath<'a>>,
     /// Further properties of the requested path.
     form: PathForm,
+    /// The plan, if it was needed [before](Resolved::plan_ahead) it can be carried out.
+    planned: Option<Plan>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,9 +80,20 @@ enum PathForm {
 impl<'a> Resolved<'a> {
     /// Copies the paths, for a request that has to wait.
     pub(crate) fn keep(self) -> Resolved<'static> {
-        let Resolved { site, asked, rewritten, form } = self;
+        let Resolved { generation, site, asked, rewritten, form, planned } = self;
         let keep = |path: CleanPath<'a>| CleanPath::Shared(path.share());
-        Resolved { site, asked: keep(asked), rewritten: rewritten.map(keep), form }
+        Resolved { generation, site, asked: keep(asked), rewritten: rewritten.map(keep), form, planned }
+    }
+
+    /// Plans the request and keeps the plan for [`plan`](Resolved::plan).
+    pub(crate) fn plan_ahead(&mut self, request: &Request<'_>, origin: Origin, sites: &Sites) -> &Plan {
+        let plan = plan(request, origin, self, sites);
+        self.planned.insert(plan)
+    }
+
+    /// How to serve the request: as planned ahead, or planned now.
+    pub(crate) fn plan(&mut self, request: &Request<'_>, origin: Origin, sites: &Sites) -> Plan {
+        self.planned.take().unwrap_or_else(|| plan(request, origin, self, sites))
     }
 
     /// The path to look up.
@@ -99,10 +114,11 @@ impl<'a> Resolved<'a> {
 pub(crate) fn resolve<'a>(
     request: &Request<'a>,
     sites: &Sites,
+    generation: u32,
     uris: &mut UriCache,
     scratch: &mut Vec<u8>,
 ) -> Resolved<'a> {
-    let resolved = |site, asked, form| Resolved { site, asked, rewritten: None, form };
+    let resolved = |site, asked, form| Resolved { generation, site, asked, rewritten: None, form, planned: None };
     let site = |sites: &Sites| sites.for_host(request.host).number;
     let (Target::Origin { path: sent, .. } | Target::Absolute { path: sent, .. }) = request.target else {
         return resolved(site(sites), CleanPath::Borrowed(b"/"), PathForm::Missing);
@@ -166,7 +182,7 @@ pub(crate) fn refuse_method(method: Option<Method>) -> (Status, &'static str) {
 }
 
 /// Decides how to serve a request: first routes, then applications, then files. `origin`: the source of the request.
-pub(crate) fn plan(request: &Request<'_>, origin: Origin, resolved: &mut Resolved<'_>, sites: &Sites) -> Plan {
+fn plan(request: &Request<'_>, origin: Origin, resolved: &mut Resolved<'_>, sites: &Sites) -> Plan {
     let refuse = |(status, why)| Plan::Refuse { status, why };
     let site = sites.of(resolved.site);
     resolved.rewritten = None;
@@ -308,8 +324,8 @@ mod tests {
         let (mut scratch, mut uris) = (Vec::new(), UriCache::new(8));
         // The second iteration uses the cached path.
         for _ in 0..2 {
-            let mut resolved = resolve(&request, sites, &mut uris, &mut scratch);
-            let came_out = match plan(&request, origin, &mut resolved, sites) {
+            let mut resolved = resolve(&request, sites, 0, &mut uris, &mut scratch);
+            let came_out = match resolved.plan(&request, origin, sites) {
                 Plan::Redirect { status, location } => {
                     format!("{} {}", status.0, String::from_utf8_lossy(&location))
                 }
@@ -336,6 +352,19 @@ mod tests {
         let route =
             |(pattern, action): &(&str, RouteAction)| Route { pattern: Glob::new(pattern), action: action.clone() };
         Site { routes: routes.iter().map(route).collect(), ..Site::default() }
+    }
+
+    #[test]
+    fn plan_made_ahead_is_carried_out_once() {
+        let sites = |routes: &[(&str, RouteAction)]| Sites::new(alloc::vec![site(routes)]).expect("one");
+        let (before, after) = (sites(&[("/a", redirect("/b"))]), sites(&[]));
+        let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10 };
+        let (request, _) =
+            request::parse(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n", &limits).expect("good").expect("whole");
+        let mut resolved = resolve(&request, &before, 0, &mut UriCache::new(8), &mut Vec::new()).keep();
+        assert!(matches!(resolved.plan_ahead(&request, Origin::Client, &before), Plan::Redirect { .. }));
+        assert!(matches!(resolved.plan(&request, Origin::Client, &after), Plan::Redirect { .. }));
+        assert!(matches!(resolved.plan(&request, Origin::Client, &after), Plan::Look));
     }
 
     #[test]
