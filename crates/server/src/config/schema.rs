@@ -5,7 +5,9 @@
 
 use std::sync::LazyLock;
 
+use schemars::Schema;
 use schemars::generate::SchemaSettings;
+use schemars::transform::RecursiveTransform;
 use serde_json::Value;
 
 use super::file::File;
@@ -23,8 +25,25 @@ pub(super) fn schema() -> &'static Value {
 /// The schema for editors.
 pub(super) fn for_editors() -> String {
     let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);
+    let settings = settings.with_transform(RecursiveTransform(without_null));
     let schema = settings.into_generator().into_root_schema_for::<File>();
     serde_json::to_string_pretty(&schema).unwrap_or_default()
+}
+
+/// TOML has no null: an optional key is absent.
+fn without_null(schema: &mut Schema) {
+    match schema.get_mut("default") {
+        Some(Value::Null) => drop(schema.remove("default")),
+        Some(Value::Object(table)) => table.retain(|_, value| !value.is_null()),
+        _ => {}
+    }
+    if let Some(Value::Array(types)) = schema.get_mut("type") {
+        types.retain(|name| name != "null");
+        if let [only] = &mut types[..] {
+            let only = only.take();
+            schema.insert("type".to_owned(), only);
+        }
+    }
 }
 
 /// The keys of a table and the schema of each, in the order of the definition.
@@ -81,5 +100,10 @@ mod tests {
             }
         }
         check(schema(), "");
+    }
+
+    #[test]
+    fn schema_for_editors_permits_no_null() {
+        assert!(!for_editors().contains("null"));
     }
 }
