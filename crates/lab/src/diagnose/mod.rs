@@ -67,7 +67,7 @@ pub(crate) fn diagnose(archive: &Archive) -> Result<Vec<Diagnosis>, Failure> {
             diagnosis.doubt(why);
         }
         let others: Vec<f64> = all().filter_map(|run| run.summary.as_ref()?.host.others).collect();
-        diagnosis.share_with(&others, archive.resolved.rules.others_max);
+        diagnosis.share_with(others, archive.resolved.rules.others_max);
         found.push(diagnosis);
     }
     if found.is_empty() {

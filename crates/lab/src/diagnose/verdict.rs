@@ -86,8 +86,8 @@ pub(crate) struct Diagnosis {
     pub(crate) sentence: String,
     /// How strong the evidence is.
     pub(crate) confidence: Confidence,
-    /// The minimum share of the machine's CPU time that other processes used in any run, if known.
-    pub(crate) others: Option<f64>,
+    /// The share of the machine's CPU time that other processes used in each run in which it is known.
+    pub(crate) others: Vec<f64>,
     /// The evidence, a line each.
     pub(crate) evidence: Vec<String>,
     /// Other saturated resources, which are consequences.
@@ -154,7 +154,7 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
             Some(_) => Confidence::Likely,
             None => Confidence::None,
         },
-        others: None,
+        others: Vec::new(),
         evidence,
         follows: Vec::new(),
         refuted_by: refuted_by.iter().map(|&line| line.to_owned()).collect(),
@@ -235,7 +235,7 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
         resource: Some(found.name.clone()),
         sentence: sentence(found, &analysis),
         confidence: if is_strong { Confidence::Strong } else { Confidence::Likely },
-        others: None,
+        others: Vec::new(),
         evidence,
         follows: follows
             .map(|other| format!("{}, {:.0} % of the time", thing(other), other.full_above * 100.0))
@@ -253,19 +253,30 @@ impl Diagnosis {
         self.evidence.push(why);
     }
 
-    /// Records the share of the machine's CPU time that other processes used in each run; up to
-    /// `max` is allowed. Only the share that they used in every run weakens the answer: a backend
-    /// that still works off an overload is not a foreign program.
-    pub(crate) fn share_with(&mut self, others: &[f64], max: f64) {
-        self.others = others.iter().copied().reduce(f64::min);
-        if let Some(share) = self.others.filter(|share| *share > max) {
+    /// Records the share of the machine's CPU time that other processes used in each run; up to `max` is allowed. A
+    /// share that they used in every run weakens any answer. One that they used in part of the runs weakens all but
+    /// [`Kind::Backend`]: a backend on this machine that still works off an overload counts as another process.
+    pub(crate) fn share_with(&mut self, others: Vec<f64>, max: f64) {
+        let over = others.iter().filter(|share| **share > max).count();
+        let (least, most) =
+            others.iter().fold((f64::MAX, 0.0_f64), |(least, most), &share| (least.min(share), most.max(share)));
+        let way_out = format!(
+            "the limit is {}; they may be the cause of the result: stop them and repeat the diagnosis",
+            percent(max)
+        );
+        if over > 0 && over == others.len() {
             self.doubt(format!(
-                "other processes used {} of the machine's CPU time or more in every run, and {} may be: what is at its end may be \
-                 their doing; stop them and diagnose again",
-                percent(share),
-                percent(max)
+                "other processes used {} or more of the machine's CPU time in every run; {way_out}",
+                percent(least)
+            ));
+        } else if over > 0 && self.kind != Some(Kind::Backend) {
+            self.doubt(format!(
+                "other processes used up to {} of the machine's CPU time in {over} of {} runs; {way_out}",
+                percent(most),
+                others.len()
             ));
         }
+        self.others = others;
     }
 
     /// Applies the results of the interventions: they confirm the answer, weaken it, or supply one if none was found.
@@ -603,18 +614,23 @@ mod tests {
 
     #[test]
     fn cpu_used_by_others_lowers_confidence() {
-        let found = |others: &[f64]| {
-            let mut found = check(&ladder(0.005, 0.0, 0.0, 1), Answer::Bottleneck, Some(Kind::Thread), "");
-            found.share_with(others, 0.1);
-            (
-                found.others,
-                found.confidence,
-                found.evidence.iter().any(|line| line.contains("used 40 % of the machine")),
-            )
+        let shared = |mut found: Diagnosis, others: &[f64]| {
+            found.share_with(others.to_vec(), 0.1);
+            assert_eq!(found.others, others);
+            let says = found.evidence.iter().find(|line| line.starts_with("other processes used"));
+            (found.confidence, says.map(|line| line.split_once(';').unwrap().0.to_owned()))
         };
-        assert_eq!(found(&[0.9, 0.4, 0.7]), (Some(0.4), Confidence::Likely, true));
-        assert_eq!(found(&[0.9, 0.05, 0.7]), (Some(0.05), Confidence::Strong, false));
-        assert_eq!(found(&[]), (None, Confidence::Strong, false));
+        let thread = check(&ladder(0.005, 0.0, 0.0, 1), Answer::Bottleneck, Some(Kind::Thread), "");
+        let backend = Diagnosis { kind: Some(Kind::Backend), ..thread.clone() };
+        let always = "other processes used 40 % or more of the machine's CPU time in every run".to_owned();
+        let at_times = "other processes used up to 90 % of the machine's CPU time in 2 of 3 runs".to_owned();
+        for found in [&thread, &backend] {
+            assert_eq!(shared(found.clone(), &[0.9, 0.4, 0.7]), (Confidence::Likely, Some(always.clone())));
+            assert_eq!(shared(found.clone(), &[0.1, 0.05]), (Confidence::Strong, None));
+            assert_eq!(shared(found.clone(), &[]), (Confidence::Strong, None));
+        }
+        assert_eq!(shared(thread, &[0.9, 0.05, 0.7]), (Confidence::Likely, Some(at_times)));
+        assert_eq!(shared(backend, &[0.9, 0.05, 0.7]), (Confidence::Strong, None));
     }
 
     #[test]
