@@ -402,6 +402,7 @@ fn scripts_killed_under_load_do_not_affect_others() {
     let before = descriptors(&server);
     let (done, answers) = (AtomicBool::new(false), AtomicUsize::new(0));
     thread::scope(|scope| {
+        let _stop = SetOnDrop(&done);
         for _ in 0..6 {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
@@ -423,7 +424,6 @@ fn scripts_killed_under_load_do_not_affect_others() {
             }
             wait_until("more answers", || answers.load(Ordering::Relaxed) > so_far + 6);
         }
-        done.store(true, Ordering::Relaxed);
     });
     assert_eq!(server.get("/cgi-bin/works").text(), "hello you");
     wait_until("all scripts to end", || scripts_of(&server).is_empty());

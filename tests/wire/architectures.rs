@@ -156,6 +156,7 @@ fn crashed_process_is_replaced_and_logged() {
     let victim = *before.first().unwrap();
     let (done, served, lost) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
+        let _stop = SetOnDrop(&done);
         for _ in 0..3 {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
@@ -177,7 +178,6 @@ fn crashed_process_is_replaced_and_logged() {
         });
         let before = served.load(Ordering::Relaxed);
         wait_until("requests to go on", || served.load(Ordering::Relaxed) > before + 100);
-        done.store(true, Ordering::Relaxed);
     });
     let after: BTreeSet<u32> = server.children().into_iter().collect();
     assert_eq!(after.intersection(&before).count(), 5, "{before:?} {after:?}");

@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use super::harness::{Client, Response, Server, Site, find, let_files_settle, one_set_of_caches, pattern, wait_until};
+use super::harness::{
+    Client, Response, Server, SetOnDrop, Site, find, let_files_settle, one_set_of_caches, pattern, wait_until,
+};
 
 const EAGER: &str = "[cache]\nrevalidate = \"20ms\"";
 const NEVER: &str = "[cache]\nrevalidate = \"1h\"\nmax_stale = \"1h\"";
@@ -337,6 +339,7 @@ fn rests_after_all(size: usize) {
     assert!(client.get("/file.bin").field("ETag").unwrap().starts_with('"'), "at rest");
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _stop = SetOnDrop(&stop);
         let stop = &stop;
         scope.spawn(move || {
             let file = File::options().write(true).open(&path).unwrap();
@@ -356,7 +359,6 @@ fn rests_after_all(size: usize) {
             }
             None => false,
         });
-        stop.store(true, Ordering::Relaxed);
     });
     wait_until("a strong tag", || {
         let response = server.get("/file.bin");

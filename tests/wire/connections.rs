@@ -12,6 +12,7 @@ use super::harness::*;
 fn assert_others_are_answered_while(server: &Server, greedy: impl Fn(&AtomicBool, &AtomicU64) + Send + Sync) {
     let (done, progress) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
+        let stop = SetOnDrop(&done);
         scope.spawn(|| greedy(&done, &progress));
         wait_until("the greedy one to begin", || progress.load(Ordering::Relaxed) > 1 << 20);
         let mut stays = server.connect();
@@ -25,7 +26,7 @@ fn assert_others_are_answered_while(server: &Server, greedy: impl Fn(&AtomicBool
         }
         // The greedy client makes progress too, though perhaps not in so short a time.
         wait_until("the greedy one to go on", || progress.load(Ordering::Relaxed) > before);
-        done.store(true, Ordering::Relaxed);
+        drop(stop);
         println!("50 pairs of requests took {:?}, the longest {worst:?}", begin.elapsed());
     });
 }
@@ -86,6 +87,7 @@ fn thousand_pipelined_responses_reach_their_own_client() {
     let server = Server::serve(&site);
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _stop = SetOnDrop(&done);
         scope.spawn(|| {
             let mut other = server.connect();
             while !done.load(Ordering::Relaxed) {
@@ -99,6 +101,5 @@ fn thousand_pipelined_responses_reach_their_own_client() {
                 assert_eq!(client.response("GET").text(), "a".repeat(3000), "reply {n}");
             }
         }
-        done.store(true, Ordering::Relaxed);
     });
 }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use amped_sys::mapping::Mapping;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::harness::{Client, Server, Site, children_of, configuration, need_root, program};
+use super::harness::{Client, Server, SetOnDrop, Site, children_of, configuration, need_root, program};
 
 /// Bytes of a page.
 const PAGE: usize = 4096;
@@ -207,14 +207,13 @@ fn meanwhile<T>(server: &Server, hot: &[&str], doing: impl FnOnce() -> T) -> (T,
     }
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let set = SetOnDrop(&stop);
         let stop = &stop;
         let askers: Vec<_> =
             hot.iter().map(|target| scope.spawn(move || ask_again_and_again(server.connect(), target, stop))).collect();
-        // After a panic too, or the scope would wait for ever.
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(doing));
-        stop.store(true, Ordering::Relaxed);
-        let latencies = askers.into_iter().map(|asker| asker.join().unwrap()).collect();
-        (done.unwrap_or_else(|panic| std::panic::resume_unwind(panic)), latencies)
+        let done = doing();
+        drop(set);
+        (done, askers.into_iter().map(|asker| asker.join().unwrap()).collect())
     })
 }
 

@@ -147,6 +147,7 @@ fn applications_killed_under_load_are_restarted() {
     let before = super::apps::descriptors(&server);
     let done = AtomicBool::new(false);
     let statuses: Vec<u16> = thread::scope(|scope| {
+        let stop = SetOnDrop(&done);
         let ask = || {
             let mut statuses = Vec::new();
             while !done.load(Ordering::Relaxed) {
@@ -162,7 +163,7 @@ fn applications_killed_under_load_are_restarted() {
                 let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
             }
         }
-        done.store(true, Ordering::Relaxed);
+        drop(stop);
         clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
     });
     assert!(!statuses.is_empty() && statuses.iter().all(|status| [200, 502, 503].contains(status)), "{statuses:?}");

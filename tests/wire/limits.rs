@@ -34,6 +34,7 @@ fn drip(sender: &Client, piece: &[u8], answer: impl FnOnce()) {
     let mut stream = sender.stream();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _stop = SetOnDrop(&done);
         scope.spawn(|| {
             let begin = Instant::now();
             while !done.load(Ordering::Relaxed) && begin.elapsed() < PATIENCE {
@@ -44,7 +45,6 @@ fn drip(sender: &Client, piece: &[u8], answer: impl FnOnce()) {
             }
         });
         answer();
-        done.store(true, Ordering::Relaxed);
     });
 }
 

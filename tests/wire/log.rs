@@ -333,6 +333,7 @@ fn rotated_log_is_reopened_without_losing_a_line() {
     let done = AtomicBool::new(false);
     let mut rotated = Vec::new();
     let sent: Vec<String> = thread::scope(|scope| {
+        let stop = SetOnDrop(&done);
         let (done, server) = (&done, &server);
         let clients = ["x", "y"].map(|name| {
             scope.spawn(move || {
@@ -355,7 +356,7 @@ fn rotated_log_is_reopened_without_losing_a_line() {
             rotated.push(old);
         }
         wait_for_lines_or_more(&place.log());
-        done.store(true, Ordering::Relaxed);
+        drop(stop);
         clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
     });
     let mut server = server;

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use crate::requests::Random;
 
-use super::harness::{Client, PATIENCE, Response, Server, Site, find, is_pool};
+use super::harness::{Client, PATIENCE, Response, Server, SetOnDrop, Site, find, is_pool};
 
 // The unchanged tree.
 
@@ -582,6 +582,7 @@ fn mirror_while_it_changes(toml: &str, how: How, seed: u64) -> Tally {
     thread::scope(|scope| {
         let (tree, stop, seen, address) = (&tree, &stop, &seen, server.address);
         scope.spawn(move || {
+            let _stop = SetOnDrop(stop);
             let mut random = Random(seed);
             let begin = Instant::now();
             for version in 1.. {
@@ -592,7 +593,6 @@ fn mirror_while_it_changes(toml: &str, how: How, seed: u64) -> Tally {
                 tree.change(random.below(FILES), version, how, &mut random);
                 pause(&mut random, 15_000);
             }
-            stop.store(true, Ordering::Relaxed);
         });
         for n in 1..=3 {
             scope.spawn(move || fast_reader(address, tree, stop, Random(seed ^ n << 32), seen));
@@ -712,6 +712,7 @@ fn partially_written_file_is_not_cached() {
         let new = bytes_of(0, version, 0..LENGTH);
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
+            let _stop = SetOnDrop(&done);
             // Each request makes the server revalidate the file, and read it if it has changed.
             scope.spawn(|| {
                 let mut client = server.connect();
@@ -722,7 +723,6 @@ fn partially_written_file_is_not_cached() {
             thread::sleep(Duration::from_millis(5));
             // In one write, so that the kernel sets the modification time once, at its beginning.
             OpenOptions::new().write(true).open(&path).unwrap().write_all(&new).unwrap();
-            done.store(true, Ordering::Relaxed);
         });
         thread::sleep(Duration::from_millis(50));
         let body = server.get("/file.bin").body;

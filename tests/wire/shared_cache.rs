@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::disk::{evict, pages_in_memory};
 use crate::requests::Random;
 
-use crate::harness::{Server, Site, let_files_settle, pattern, wait_until};
+use crate::harness::{Server, SetOnDrop, Site, let_files_settle, pattern, wait_until};
 
 const FILES: usize = 200;
 
@@ -87,6 +87,7 @@ fn killed_processes_do_not_corrupt_shared_cache() {
     let (done, served) = (AtomicBool::new(false), AtomicU64::new(0));
     let mut kills = 0;
     thread::scope(|scope| {
+        let _stop = SetOnDrop(&done);
         for client in 0..6_usize {
             let (server, done, served) = (&server, &done, &served);
             scope.spawn(move || {
@@ -113,7 +114,6 @@ fn killed_processes_do_not_corrupt_shared_cache() {
             }
             thread::sleep(Duration::from_millis(30 + 10 * random.below(16) as u64));
         }
-        done.store(true, Ordering::Relaxed);
     });
     wait_until("the pool to be whole again", || server.children().len() == 6);
     let mut client = server.connect();

@@ -358,6 +358,7 @@ fn fifty_reloads_under_load_lose_no_request_or_descriptor() {
 
         let (done, requests) = (AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|scope| {
+            let _stop = SetOnDrop(&done);
             let (done, requests, server) = (&done, &requests, &server);
             for fresh in [false, true] {
                 scope.spawn(move || {
@@ -380,7 +381,6 @@ fn fifty_reloads_under_load_lose_no_request_or_descriptor() {
                 place.reload(server, &config(n));
                 wait_until("requests to go on", || requests.load(Ordering::Relaxed) > before);
             }
-            done.store(true, Ordering::Relaxed);
         });
         warm_up(51);
         wait_until("the last connections to close", || server.report("connections", "open") == 0);
