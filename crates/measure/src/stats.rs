@@ -8,8 +8,11 @@
 
 use std::f64::consts::LN_2;
 
-/// The minimum coverage of an interval that decides anything. It takes 6 values.
+/// The minimum coverage of an interval that decides anything, and 1 minus the share of false discoveries among verdicts.
 pub const COVERAGE_MIN: f64 = 0.95;
+
+/// The minimum number of blocks that a verdict needs. With all on one side of a bound, p is 1/64.
+pub const BLOCKS_MIN: usize = 6;
 
 /// A median and its confidence interval. `cut` values lie outside it on each
 /// side; its coverage is 1 - 2 * sum of C(n, i) / 2^n for i from 0 to `cut`.
@@ -36,25 +39,66 @@ impl Summary {
     pub fn at(level: f64, values: impl IntoIterator<Item = f64>) -> Option<Summary> {
         let values = sorted(values);
         let (n, median) = (values.len(), middle(&values)?);
-        // Between the smallest and the largest value. Logarithms, as 1 / 2^n underflows for n above 1074.
-        let mut ln_term = n as f64 * -LN_2;
-        let (mut cut, mut below) = (0, ln_term.exp());
-        while cut + 1 < n.div_ceil(2) {
-            ln_term += ((n - cut) as f64 / (cut + 1) as f64).ln();
-            if 1.0 - 2.0 * (below + ln_term.exp()) < level {
-                break;
-            }
-            below += ln_term.exp();
-            cut += 1;
+        let mut tails = tails(n);
+        let (mut cut, mut below) = (0, tails.next()?);
+        for wider in tails.take(n.div_ceil(2).saturating_sub(1)).take_while(|tail| 1.0 - 2.0 * tail >= level) {
+            (cut, below) = (cut + 1, wider);
         }
         let coverage = (1.0 - 2.0 * below).max(0.0);
         Some(Summary { low: values[cut], median, high: values[n - 1 - cut], coverage })
+    }
+
+    /// Summarises these values by an interval each end of which is right by itself in at least 95 % of cases, for a
+    /// question about one side; `coverage` is that of one end. An end beyond a bound is the same as a [`sign_test`] below
+    /// 5 %. It takes 5 values.
+    pub fn one_sided(values: impl IntoIterator<Item = f64>) -> Option<Summary> {
+        let both = Summary::at(2.0 * COVERAGE_MIN - 1.0, values)?;
+        Some(Summary { coverage: f64::midpoint(both.coverage, 1.0), ..both })
     }
 
     /// Whether the two intervals overlap.
     pub fn meets(&self, other: &Summary) -> bool {
         self.low <= other.high && other.low <= self.high
     }
+}
+
+/// The probability of at most 0, 1, ... `n` heads in `n` tosses of a coin. Logarithms, as 1 / 2^n underflows for n above 1074.
+fn tails(n: usize) -> impl Iterator<Item = f64> {
+    let (mut ln_term, mut sum) = (n as f64 * -LN_2, 0.0);
+    (0..=n).map(move |heads| {
+        if heads > 0 {
+            ln_term += ((n - heads + 1) as f64 / heads as f64).ln();
+        }
+        sum += ln_term.exp();
+        sum
+    })
+}
+
+/// The exact one-sided sign test: the probability that at least `hits` of `n` values lie on one side of a bound although the
+/// true median does not, whatever their distribution (Conover, section 3.4). 1 without values.
+pub fn sign_test(hits: usize, n: usize) -> f64 {
+    // By symmetry, at least `hits` on one side is at most `n - hits` on the other.
+    tails(n).nth(n.saturating_sub(hits)).map_or(1.0, |p| p.min(1.0))
+}
+
+/// The number of values that brings a sign test to `level`, if as large a share of them lies on one side as of these.
+/// `None` if this is not more than half, or more than 1,000 are needed.
+pub fn blocks_needed(hits: usize, n: usize, level: f64) -> Option<usize> {
+    const MOST: usize = 1000;
+    (BLOCKS_MIN.max(n)..=MOST).find(|&count| 2 * hits > n && sign_test(count * hits / n, count) <= level)
+}
+
+/// Adjusts p-values for their number by the procedure of Benjamini and Hochberg (1995): if all tests whose adjusted value is
+/// at most 5 % are called discoveries, on average at most 5 % of these are false.
+pub fn false_discovery(p: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..p.len()).collect();
+    order.sort_by(|one, other| p[*other].total_cmp(&p[*one]));
+    let (mut adjusted, mut least) = (vec![1.0; p.len()], 1.0_f64);
+    for (at, rank) in order.into_iter().zip((1..=p.len()).rev()) {
+        least = least.min(p[at] * p.len() as f64 / rank as f64);
+        adjusted[at] = least;
+    }
+    adjusted
 }
 
 /// The median; `None` if there are no values.
@@ -159,6 +203,52 @@ mod tests {
         let surer = Summary::at(0.99, twenty).unwrap();
         assert_eq!((surer.low, surer.median, surer.high), (4.0, 10.5, 17.0));
         assert!((surer.coverage - 0.9974).abs() < 1e-4, "{surer:?}");
+    }
+
+    #[test]
+    fn sign_test_and_one_sided_interval_agree() {
+        let check = |hits: usize, n: usize, p: f64| {
+            let found = sign_test(hits, n);
+            assert!((found - p).abs() < 1e-9, "{hits} of {n}: {found}");
+        };
+        check(6, 6, 1.0 / 64.0);
+        check(5, 6, 7.0 / 64.0);
+        check(7, 8, 9.0 / 256.0);
+        check(0, 6, 1.0);
+        check(0, 0, 1.0);
+        assert!((sign_test(1250, 2500) - 0.508).abs() < 1e-3);
+        let ends = |n: i32| Summary::one_sided((1..=n).map(f64::from)).unwrap();
+        let eight = ends(8);
+        assert_eq!((eight.low, eight.high), (2.0, 7.0));
+        assert!((1.0 - eight.coverage - sign_test(7, 8)).abs() < 1e-9, "{eight:?}");
+        assert!((1.0 - ends(6).coverage - sign_test(6, 6)).abs() < 1e-9);
+        assert!(ends(4).coverage < COVERAGE_MIN && ends(5).coverage > COVERAGE_MIN);
+    }
+
+    #[test]
+    fn blocks_needed_follow_share_and_level() {
+        assert_eq!(blocks_needed(2, 2, 0.05), Some(6));
+        assert_eq!(blocks_needed(6, 6, 0.05), Some(6));
+        // Seven agreeing blocks are 1/128.
+        assert_eq!(blocks_needed(6, 6, 0.01), Some(7));
+        assert_eq!(blocks_needed(5, 6, 0.05).map(|count| sign_test(count * 5 / 6, count) <= 0.05), Some(true));
+        assert_eq!((blocks_needed(3, 6, 0.05), blocks_needed(0, 0, 0.05)), (None, None));
+        assert_eq!(blocks_needed(501, 1000, 0.05), None, "more than a thousand");
+    }
+
+    #[test]
+    fn false_discovery_matches_published_example() {
+        // Benjamini and Hochberg (1995), section 3.2: of 15 tests of a trial the first four are discoveries at 5 %.
+        let p = [
+            0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240, 0.4262, 0.5719, 0.6528,
+            0.7590, 1.0,
+        ];
+        let adjusted = false_discovery(&p);
+        assert_eq!(adjusted.iter().filter(|p| **p <= 0.05).count(), 4, "{adjusted:?}");
+        assert!((adjusted[3] - 0.035_625).abs() < 1e-9 && adjusted.is_sorted() && adjusted[14] == 1.0);
+        // The order of the tests does not matter.
+        assert_eq!(false_discovery(&[0.5, 0.01]), [0.5, 0.02]);
+        assert!(false_discovery(&[]).is_empty());
     }
 
     #[test]
