@@ -139,10 +139,8 @@ fn ten_lines_for_nginx_run_as_experiment() {
         (&judged["claims"][0]["says"], &judged["claims"][0]["blocks"]),
         (&Value::from("Both answer"), &Value::from(1))
     );
-    // On a busy machine the clients are late, and the rates of their runs are lower bounds.
     let fate = &judged["claims"][0]["status"];
-    let is_bound = runs.values().any(|run| run["status"] == "censored");
-    assert!(fate == "undecided" || is_bound && fate == "cannot-be-told", "of a single block: {judged}");
+    assert_eq!(fate, "undecided", "of a single block: {judged}");
     let other = held(&claimed.replace("rate = [100, 200]", "rate = [100, 300]"));
     let why = String::from_utf8_lossy(&other.stderr).into_owned();
     assert!(other.status.code() == Some(2) && why.contains("other settings"), "{why}");

@@ -33,6 +33,7 @@ use amped_measure::host::Machine;
 use amped_measure::{Failure, Validity, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 /// The format version of the archives that this program writes and reads.
 pub(crate) const FORM: u32 = 2;
@@ -114,11 +115,14 @@ pub(crate) struct Resolved {
     pub(crate) programs: BTreeMap<String, Program>,
     /// Start of the experiment.
     pub(crate) began_s: f64,
+    /// Commit of the sources in whose tree this program was built, with `-dirty` if they were changed; empty if unknown.
+    #[serde(default)]
+    pub(crate) commit: String,
 }
 
 impl Resolved {
     /// Whether `other` measures the same: everything is equal except title, description, labels,
-    /// figures, claims, start time and programs.
+    /// figures, claims, start time, commit and programs.
     pub(crate) fn measures_as(&self, other: &Resolved) -> bool {
         let unlabelled = |arm: &Arm| Arm { label: String::new(), ..arm.clone() };
         let measured = |resolved: &Resolved| Resolved {
@@ -130,6 +134,7 @@ impl Resolved {
             claims: Vec::new(),
             programs: BTreeMap::new(),
             began_s: 0.0,
+            commit: String::new(),
             ..resolved.clone()
         };
         let settings = |resolved: &Resolved| {
@@ -146,6 +151,43 @@ impl Resolved {
                 .for_each(|arm| arm.settings.clear());
         }
         one == two
+    }
+
+    /// The version of a claim: a hash of its figures, bounds and conditions, and of the settings that it rests on. Words,
+    /// the paper's figure, seed, repetitions and programs are not part of it.
+    pub(crate) fn claim_hash(&self, claim: &Claim) -> String {
+        const LENGTH: usize = 12;
+        let mut definition = String::new();
+        self.define(claim, &mut definition);
+        let digest = Sha256::digest(definition.as_bytes());
+        let mut hash: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        hash.truncate(LENGTH);
+        hash
+    }
+
+    /// Appends the canonical form of a claim: a line for each property, then its conditions.
+    fn define(&self, claim: &Claim, text: &mut String) {
+        let baseline = self.arms.first().map(|arm| arm.levels.clone()).unwrap_or_default();
+        for (role, term) in [("of", Some(&claim.of)), ("against", claim.against.as_ref())] {
+            let Some(term) = term else { continue };
+            let mut levels = baseline.clone();
+            levels.extend(term.levels.clone());
+            *text += &format!("{role} {} {:?}\n", term.metric, term.at);
+            let arm = self.arms.iter().find(|arm| arm.levels == levels);
+            let settings = arm.and_then(|arm| arm.settings.parse::<toml::Table>().ok()).unwrap_or_default();
+            let mut lines = BTreeMap::new();
+            flatten("", &toml::Value::Table(without_words(settings)), &mut lines);
+            lines.remove("seed");
+            lines.iter().for_each(|(key, value)| *text += &format!("{key} = {value}\n"));
+        }
+        *text += &format!("above {:?} below {:?}\n", claim.above, claim.below);
+        if let Some(Needs { hosts, cores, .. }) = &claim.needs {
+            *text += &format!("needs {hosts} hosts {cores} cores\n");
+        }
+        for condition in &claim.check {
+            *text += "check\n";
+            self.define(condition, text);
+        }
     }
 
     /// Labels each arm by its subject and levels, including the baseline, so that a reader sees which
@@ -189,6 +231,20 @@ pub(crate) fn without_words(mut settings: toml::Table) -> toml::Table {
         .into_iter()
         .for_each(|key| drop(settings.remove(key)));
     settings
+}
+
+/// Writes a table of settings as one line a key, by the path to it.
+pub(crate) fn flatten(path: &str, value: &toml::Value, flat: &mut BTreeMap<String, String>) {
+    match value {
+        toml::Value::Table(table) => {
+            for (key, value) in table {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                flatten(&path, value, flat);
+            }
+        }
+        toml::Value::String(text) => drop(flat.insert(path.to_owned(), text.clone())),
+        other => drop(flat.insert(path.to_owned(), other.to_string())),
+    }
 }
 
 /// The hosts of an experiment, by their ssh names.
@@ -356,7 +412,39 @@ pub(crate) struct Claim {
     /// Manipulation checks: conditions which show that the effect under study occurred, such as packet
     /// loss. The claim is judged only if all of them hold.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) acted: Vec<Claim>,
+    pub(crate) check: Vec<Claim>,
+    /// What the claim needs to be testable, if not every machine has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) needs: Option<Needs>,
+    /// Why it no longer holds, in a sentence; empty if that is not known, or if it holds.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) no_longer: String,
+    /// The figures that this sentence rests on; they have no bounds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) evidence: Vec<Claim>,
+    /// Whether it tests the load generator or the workload: no finding about servers, and not counted as one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_self_test: bool,
+    /// [`Resolved::claim_hash`] when the experiment was measured; empty in archives of older versions.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) hash: String,
+    /// Whether the claim was written, or changed, after the archive was measured.
+    #[serde(skip)]
+    pub(crate) is_later: bool,
+}
+
+/// What a claim needs beyond its own settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
+pub(crate) struct Needs {
+    /// Number of hosts, of server and clients together.
+    #[serde(default)]
+    pub(crate) hosts: usize,
+    /// Number of cores of the server's host.
+    #[serde(default)]
+    pub(crate) cores: usize,
+    /// Why. If neither hosts nor cores are named, no machine suffices: the experiment cannot be made here.
+    pub(crate) because: String,
 }
 
 /// A figure of one arm at one step.
@@ -1151,6 +1239,37 @@ mod tests {
         check(&|other| other.duration_s = 9.0, false);
         check(&|other| other.steps.truncate(1), false);
         check(&|other| other.quick = true, false);
+    }
+
+    #[test]
+    fn claim_hash_follows_definition_and_settings_but_not_words() {
+        let mut made = crate::report::tests::archive(Path::new("dir"), 2).resolved;
+        made.arms[0].settings = "title = \"a\"\nseed = 1\n[load]\nrate = [1, 2]\n[server]\nlog = false\n".to_owned();
+        let claim = crate::report::tests::claim_on_rate(None, Some(0.98));
+        // Pinned: an archive keeps these for years.
+        let hash = made.claim_hash(&claim);
+        assert_eq!(hash, "d1fbd3e543f7");
+        let check = |is_same: bool, resolved: &dyn Fn(&mut Resolved), change: &dyn Fn(&mut Claim)| {
+            let (mut other, mut changed) = (made.clone(), claim.clone());
+            resolved(&mut other);
+            change(&mut changed);
+            assert_eq!(other.claim_hash(&changed) == hash, is_same, "{changed:?}");
+        };
+        check(true, &|_| {}, &|claim| claim.says = "Another sentence".to_owned());
+        check(true, &|_| {}, &|claim| claim.paper = None);
+        check(true, &|_| {}, &|claim| claim.no_longer = "Disks are faster".to_owned());
+        let reordered = "[server]\nlog = false\n[load]\nrate = [1, 2]\n";
+        check(true, &|resolved| resolved.arms[0].settings = reordered.to_owned(), &|_| {});
+        check(true, &|resolved| resolved.repetitions = 8, &|_| {});
+        // The baseline's level may be named or left out.
+        check(true, &|_| {}, &|claim| claim.against.iter_mut().for_each(|term| term.levels.clear()));
+        check(false, &|_| {}, &|claim| claim.below = Some(0.99));
+        check(false, &|_| {}, &|claim| (claim.above, claim.below) = (claim.below, None));
+        check(false, &|_| {}, &|claim| claim.of.metric = "p50".to_owned());
+        check(false, &|_| {}, &|claim| claim.of.at = At::Peak);
+        check(false, &|_| {}, &|claim| claim.check = vec![claim.clone()]);
+        check(false, &|_| {}, &|claim| claim.needs = Some(Needs { hosts: 2, ..Needs::default() }));
+        check(false, &|resolved| resolved.arms[0].settings += "workers = 2\n", &|_| {});
     }
 
     #[test]

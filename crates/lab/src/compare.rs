@@ -25,7 +25,7 @@ use amped_measure::Failure;
 use amped_measure::stats::{COVERAGE_MIN, Random, Summary, median};
 use serde::Serialize;
 
-use crate::archive::{self, Archive, Arm, Rules, RunStatus, Step as Load, without_words};
+use crate::archive::{self, Archive, Arm, Rules, RunStatus, Step as Load, flatten, without_words};
 
 /// Default metrics, by the names of `archive::Summary::metric`. CPU time comes first, since on a
 /// shared machine rates and latencies are evidence only next to it.
@@ -359,19 +359,6 @@ fn differences(a: &Archive, b: &Archive) -> Vec<Difference> {
     let pairs = keys.into_iter().filter(|key| !is_varied(key));
     let pairs = pairs.map(|key| Difference { key: key.clone(), a: of(&of_a, key), b: of(&of_b, key) });
     pairs.filter(|one| one.a != one.b).collect()
-}
-
-fn flatten(path: &str, value: &toml::Value, flat: &mut BTreeMap<String, String>) {
-    match value {
-        toml::Value::Table(table) => {
-            for (key, value) in table {
-                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                flatten(&path, value, flat);
-            }
-        }
-        toml::Value::String(text) => drop(flat.insert(path.to_owned(), text.clone())),
-        other => drop(flat.insert(path.to_owned(), other.to_string())),
-    }
 }
 
 fn settings(arm: &Arm, counts: impl Fn(&String) -> bool) -> String {

@@ -22,7 +22,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::archive::{
-    Arm, At, Claim, Factor, Figure, Hosts, PaperCurve, Planned, Resolved, Rules, SUBJECT, Step, Summary, Term,
+    Arm, At, Claim, Factor, Figure, Hosts, Needs, PaperCurve, Planned, Resolved, Rules, SUBJECT, Step, Summary, Term,
 };
 use crate::subject::{Kind, Subject, Template};
 
@@ -87,12 +87,13 @@ impl Experiment {
         };
         claims.iter_mut().for_each(|claim| {
             terms(claim);
-            claim.acted.iter_mut().for_each(terms);
+            claim.check.iter_mut().chain(&mut claim.evidence).for_each(terms);
         });
         let is_whole = |levels: &BTreeMap<String, String>| levels.iter().all(|(factor, level)| is_kept(factor, level));
         let is_told =
             |claim: &Claim| is_whole(&claim.of.levels) && claim.against.iter().all(|term| is_whole(&term.levels));
-        claims.retain(|claim| is_told(claim) && claim.acted.iter().all(is_told));
+        claims.retain(|claim| is_told(claim) && claim.check.iter().all(is_told));
+        claims.iter_mut().for_each(|claim| claim.evidence.retain(is_told));
         for factor in factors {
             factor.levels.retain(|level| is_kept(&factor.name, level));
         }
@@ -626,7 +627,14 @@ struct ClaimFile {
     below: Option<f64>,
     paper: Option<f64>,
     #[serde(default)]
-    acted: Vec<Spanned<ClaimFile>>,
+    check: Vec<Spanned<ClaimFile>>,
+    needs: Option<Needs>,
+    #[serde(default)]
+    no_longer: String,
+    #[serde(default)]
+    evidence: Vec<Spanned<ClaimFile>>,
+    #[serde(default)]
+    self_test: bool,
 }
 
 /// The levels of an arm that differ from the baseline's.
@@ -734,7 +742,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         let is_first = |at: &usize| !settings[..*at].iter().any(|other| other.is_asked_as(&settings[*at]));
         again = (0..settings.len()).filter(is_first).collect();
     }
-    let is_repeated = file.again.unwrap_or(settings.len() > 1);
+    let is_repeated = file.again.unwrap_or(settings.len() > 1 || !file.claim.is_empty());
     for at in again.into_iter().filter(|_| is_repeated) {
         let id = if at == 0 { "aa".to_owned() } else { format!("aa{at}") };
         arms.push(Arm { id, is_again: true, ..arms[at].clone() });
@@ -779,6 +787,8 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         ..Resolved::default()
     };
     resolved.label_arms();
+    let hashes: Vec<String> = resolved.claims.iter().map(|claim| resolved.claim_hash(claim)).collect();
+    resolved.claims.iter_mut().zip(hashes).for_each(|(claim, hash)| claim.hash = hash);
     Ok(Experiment { resolved, settings })
 }
 
@@ -1368,17 +1378,9 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
         }
         Ok(chosen)
     };
-    let single = |claim: &Spanned<ClaimFile>| {
+    // A figure or ratio, without bounds.
+    let figure = |claim: &Spanned<ClaimFile>| {
         let (whole, claim) = (claim.span(), claim.get_ref());
-        let is_sound = match (claim.above, claim.below) {
-            (None, None) => false,
-            (Some(above), Some(below)) => above < below,
-            _ => true,
-        };
-        if !is_sound {
-            let way_out = "write above = ..., below = ..., or both, the first of them the smaller one";
-            return Err(wrong(whole, "a claim has a bound within which it holds", way_out));
-        }
         metric(&claim.metric, file.monitor.profile)?;
         let of_at = at(claim.at.as_ref(), steps)?;
         let ClaimFile { against, against_at, against_metric, .. } = claim;
@@ -1395,22 +1397,51 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
             }
         };
         let of = Term { metric: claim.metric.get_ref().clone(), levels: chosen(&claim.of, &whole)?, at: of_at };
-        let ClaimFile { says, above, below, paper, .. } = claim;
-        Ok(Claim { says: says.clone(), of, against, above: *above, below: *below, paper: *paper, acted: Vec::new() })
+        Ok(Claim { of, against, ..Claim::default() })
+    };
+    let bounded = |claim: &Spanned<ClaimFile>| {
+        let ClaimFile { above, below, .. } = claim.get_ref();
+        let is_sound = match (above, below) {
+            (None, None) => false,
+            (Some(above), Some(below)) => above < below,
+            _ => true,
+        };
+        if !is_sound {
+            let way_out = "write above = ..., below = ..., or both, the first of them the smaller one";
+            return Err(wrong(claim.span(), "a claim has a bound within which it holds", way_out));
+        }
+        Ok(Claim { above: *above, below: *below, ..figure(claim)? })
     };
     let of_file = |claim: &Spanned<ClaimFile>| {
-        let (whole, ClaimFile { says, acted, .. }) = (claim.span(), claim.get_ref());
+        let (whole, ClaimFile { says, check, evidence, needs, no_longer, self_test, paper, .. }) =
+            (claim.span(), claim.get_ref());
         if says.is_empty() {
             return Err(wrong(whole, "a claim without words", "write says = \"...\", as it is to stand in the report"));
         }
-        if let Some(inner) = acted.iter().find(|inner| !inner.get_ref().acted.is_empty()) {
+        if no_longer.is_empty() && !evidence.is_empty() {
+            return Err(wrong(
+                whole,
+                "evidence of nothing",
+                "write no-longer = \"...\": why the claim no longer holds",
+            ));
+        }
+        if let Some(inner) = check.iter().find(|inner| !inner.get_ref().check.is_empty()) {
             return Err(wrong(
                 inner.span(),
-                "a condition of `acted` with conditions of its own",
+                "a condition of `check` with conditions of its own",
                 "write them side by side",
             ));
         }
-        Ok(Claim { acted: acted.iter().map(single).collect::<Result<_, Wrong>>()?, ..single(claim)? })
+        Ok(Claim {
+            says: says.clone(),
+            paper: *paper,
+            check: check.iter().map(bounded).collect::<Result<_, Wrong>>()?,
+            needs: needs.clone(),
+            no_longer: no_longer.clone(),
+            evidence: evidence.iter().map(figure).collect::<Result<_, Wrong>>()?,
+            is_self_test: *self_test,
+            ..bounded(claim)?
+        })
     };
     let each: Vec<Spanned<ClaimFile>> = file.claim.iter().flat_map(against_each).collect();
     each.iter().map(of_file).collect()

@@ -383,6 +383,15 @@ pub(crate) fn own_program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(Failure::io("find this program itself"))
 }
 
+/// Returns the commit of the sources in whose tree a program lies, with `-dirty` if they were changed; empty if there is none.
+pub(crate) fn commit(program: &Path) -> String {
+    let folder = program.parent().unwrap_or(program);
+    let mut command = Command::new("git");
+    command.arg("-C").arg(folder).args(["describe", "--always", "--dirty", "--abbrev=10", "--match="]);
+    let output = command.stdin(Stdio::null()).output().ok().filter(|output| output.status.success());
+    output.map_or_else(String::new, |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
 /// Returns version and hash of a program; `flag` makes it print its version, and may be empty.
 pub(crate) fn identity(path: &Path, flag: &str) -> Program {
     let first_line = |command: &mut Command| {

@@ -53,7 +53,8 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     Ok(Verdict::valid())
 }
 
-/// Replaces the title, figures and claims of the archive by those of an experiment.
+/// Replaces the title, figures and claims of the archive by those of an experiment. Claims that the archive was not
+/// measured for, by their hash, are marked: they have no verdict.
 ///
 /// # Errors
 /// When there is no such experiment, or it measures something else.
@@ -69,6 +70,9 @@ pub(super) fn adopt(archive: &mut Archive, experiment: &str) -> Result<(), Failu
             archive.dir.display()
         )));
     }
+    for claim in &mut new.claims {
+        claim.is_later = !old.claims.iter().any(|frozen| frozen.hash == claim.hash);
+    }
     (old.name, old.title, old.about) = (new.name, new.title, new.about);
     (old.figures, old.claims) = (new.figures, new.claims);
     Ok(())
@@ -78,6 +82,9 @@ fn text(told: &ReportSummary) -> String {
     let mut lines = told.verdict.clone();
     lines.push(report::overview_text(&told.overview));
     lines.extend(report::open_claims(&told.claims));
+    if !told.claims.is_empty() {
+        lines.push(format!("{}.", told.repeats.sentence()));
+    }
     lines.extend(told.limits.iter().cloned());
     lines.extend(told.against_baseline.iter().map(|one| format!("{} against {}: {}", one.b, one.a, one.sentence())));
     lines.extend(told.missing.iter().map(|line| format!("missing: {line}")));

@@ -165,6 +165,7 @@ fn begin(
     }
     resolved.programs = programs;
     resolved.began_s = runs::now_s();
+    resolved.commit = subject::commit(&environment.own);
     let place = dir.join(name::RESOLVED);
     if place.exists() {
         let old: Resolved = archive::read(&place)?;

@@ -34,7 +34,7 @@ use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
 use serde_json::json;
 
-pub(crate) use self::claims::{ClaimStatus, Judged, claim_summaries, open_claims};
+pub(crate) use self::claims::{ClaimStatus, Judged, Repeats, claim_summaries, claims, decide, open_claims};
 use self::figures::Breakdown;
 use self::figures::percent;
 use self::overview::Overview;
@@ -73,6 +73,8 @@ pub(crate) struct ReportSummary {
     pub(crate) runs: Counts,
     /// The experiment's claims, each with its status.
     pub(crate) claims: Vec<Judged>,
+    /// What the repeated arms show.
+    pub(crate) repeats: Repeats,
     /// Each arm compared with its counterpart.
     pub(crate) against_baseline: Vec<Comparison>,
     /// Missing runs and files, a line each.
@@ -146,6 +148,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
     let long_runs = archive.runs.iter().filter(|_| !resolved.is_interleaved);
     let timelines: Vec<series::Timeline> = long_runs.map(|run| series::timeline(archive, run, &mut missing)).collect();
     let claims = claims(archive);
+    let repeats = claims::repeats(archive);
     let hosts = hosts::hosts(archive, &mut missing);
     let others = arms.iter().skip(1).copied();
     let against_baseline: Vec<Comparison> =
@@ -194,7 +197,8 @@ pub(crate) fn report(archive: &Archive) -> Report {
             h2 { "Claims" }
             div.scroll { (judged(&claims)) }
             @for line in open_claims(&claims) { p { (line) } }
-            p.faint { "Each value is a ratio or a figure within one block; the interval is over the blocks and holds the true median with the probability in the column before the last. A claim holds if the whole interval is within the bound, and no longer holds if all of it is outside; an interval that covers less than 95 % decides nothing. A claim is not applied if the treatment that it is about did not happen." }
+            p { (repeats.sentence()) "." }
+            p.faint { "Each value is a ratio or a figure within one block, and the interval is over the blocks; each of its ends is right with the probability in the column \"sure to\". A claim holds, or no longer holds, if at least six blocks agree so well on one side of the bound that p, the probability of this by chance (sign test), is at most 5 %. Here each claim is judged by itself; the table of ammeter exhibits corrects for the number of its claims, which takes more blocks. A claim is not applied if the treatment that it is about did not happen." }
         }
         h2 { "Details" }
         (folded("What limits it", html! {
@@ -239,6 +243,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
         limits: diagnoses.iter().map(|one| format!("{}: {}", one.arm, one.sentence)).collect(),
         runs: counts,
         claims,
+        repeats,
         against_baseline,
         missing,
         figures: own_figures,
@@ -455,15 +460,10 @@ fn values(archive: &Archive, figure: &crate::archive::Figure) -> Markup {
     }
 }
 
-/// Judges the claims of an experiment.
-pub(crate) fn claims(archive: &Archive) -> Vec<Judged> {
-    archive.resolved.claims.iter().map(|claim| claims::judged(archive, claim)).collect()
-}
-
 fn judged(claims: &[Judged]) -> Markup {
     html! {
         table {
-            tr { th.text { "claim" } th.text { "what is compared" } th { "holds" } th { "the paper" } th { "here" } th { "interval" } th { "blocks" } th { "sure to" } th.text { "so it" } }
+            tr { th.text { "claim" } th.text { "what is compared" } th { "bound" } th { "the paper" } th { "here" } th { "interval" } th { "blocks" } th { "sure to" } th { "p" } th.text { "status" } th.text { "version" } }
             @for claim in claims {
                 tr {
                     td.text { (claim.says) } td.text { (claim.compared) } td { (claim.holds) }
@@ -472,7 +472,10 @@ fn judged(claims: &[Judged]) -> Markup {
                         Some([low, median, high]) => { td { (number(median)) } td { (number(low)) " to " (number(high)) } }
                         None => { td { "–" } td { "–" } }
                     }
-                    td { (claim.blocks) } td { (percent(claim.coverage)) } td.text { (claim.status.ends()) }
+                    td { (claim.blocks) } td { (percent(claim.coverage)) }
+                    td { (claim.p.map_or_else(|| "–".to_owned(), |p| format!("{p:.3}"))) }
+                    td.text { (claim.status.ends()) @if claim.is_self_test { " (self-test)" } }
+                    td.text { (claim.hash) }
                 }
             }
         }
