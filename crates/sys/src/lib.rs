@@ -3,7 +3,6 @@
 //! It contains no policy and no HTTP: each function is a system call, or a few that belong together, with its errors as
 //! `io::Error`. An argument ([`file::Patience`]) says whether a call may block.
 
-pub mod bpf;
 pub mod clock;
 pub mod datagram;
 pub mod epoll;
@@ -25,6 +24,5 @@ pub mod slots;
 pub mod sock_diag;
 pub mod socket;
 pub mod stall;
-pub mod syscall;
 pub mod tun;
 pub mod words;

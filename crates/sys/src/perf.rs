@@ -6,25 +6,18 @@
 //!
 //! The kernel writes at `data_head` and never overtakes `data_tail`, which this side writes: records that do not fit
 //! are lost, and another record counts them.
-//!
-//! If a `bpf` program reports the system call as well, it writes to a second event, whose output goes to the same ring:
-//! its record immediately precedes the sample, since the program runs first.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::bpf::SyscallNumbers;
-
 /// The state of a processor at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// The process; process and thread 0 are the idle task.
+    /// The process; 0 is the idle task.
     pub pid: u32,
-    /// The thread.
-    pub tid: u32,
     /// Whether it was in the kernel.
     pub in_kernel: bool,
     /// Return addresses in the kernel, innermost first. Empty in user code.
@@ -32,9 +25,6 @@ pub struct Sample {
     /// Addresses in the program, innermost first: where it was, or where it entered the kernel, then the return address
     /// of each function. Valid as far as the program keeps frame pointers; beyond that, arbitrary data.
     pub user_chain: Vec<u64>,
-    /// The saved number of the system call when the thread entered the kernel, if requested
-    /// ([`Ring::ask_for_syscalls`]). It is valid only if the thread entered the kernel for a system call.
-    pub saved_number: Option<u64>,
 }
 
 /// A record of the ring.
@@ -50,9 +40,6 @@ pub enum Record {
 #[derive(Debug)]
 pub struct Ring {
     event: OwnedFd,
-    processor: libc::c_int,
-    /// The event that a program writes to, and its ID.
-    numbers: Option<(OwnedFd, u64)>,
     start: *mut u8,
     page: usize,
     /// A power of two.
@@ -65,7 +52,7 @@ pub struct Ring {
 const PAGES: usize = 128;
 
 /// The number of the largest possible samples that fit into a ring: each has 127 addresses
-/// (`kernel.perf_event_max_stack`), marks, header and the number of its system call.
+/// (`kernel.perf_event_max_stack`), marks and a header.
 pub const RING_SAMPLES: u32 = 400;
 
 /// The first version of `struct perf_event_attr` (`PERF_ATTR_SIZE_VER0`), which later kernels accept as well.
@@ -83,38 +70,6 @@ struct Attributes {
     config1: u64,
 }
 
-impl Attributes {
-    /// Returns the attributes of a software event (`PERF_TYPE_SOFTWARE`), by its number.
-    fn of_software(config: u64) -> Attributes {
-        Attributes {
-            kind: 1,
-            size: size_of::<Attributes>() as u32,
-            config,
-            frequency: 0,
-            sample_type: 0,
-            read_format: 0,
-            flags: 0,
-            wake_up: 0,
-            breakpoint_type: 0,
-            config1: 0,
-        }
-    }
-
-    /// Opens the event for everything that runs on a processor.
-    fn open(&self, processor: libc::c_int) -> io::Result<OwnedFd> {
-        const CLOSE_ON_EXEC: libc::c_ulong = 8;
-        let this: *const Attributes = self;
-        // SAFETY: perf_event_open(2) reads the attributes, which contain their size, and takes numbers; no group.
-        // JUSTIFICATION: neither std nor rustix has the call.
-        let event = unsafe { libc::syscall(libc::SYS_perf_event_open, this, -1, processor, -1, CLOSE_ON_EXEC) };
-        if event < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: it has just been created, and nothing else owns it. A descriptor fits into an int.
-        Ok(unsafe { OwnedFd::from_raw_fd(event as libc::c_int) })
-    }
-}
-
 impl Ring {
     /// Samples everything that runs on this processor, `frequency` times a second,
     /// once [`enable`](Ring::enable) is called.
@@ -123,14 +78,29 @@ impl Ring {
     /// EACCES or EPERM: the process may not observe others (`kernel.perf_event_paranoid`,
     /// `CAP_PERFMON`); ENODEV: there is no such processor.
     pub fn open(processor: u32, frequency: u32) -> io::Result<Ring> {
+        const CLOSE_ON_EXEC: libc::c_ulong = 8;
         let attributes = Attributes {
+            kind: 1, // PERF_TYPE_SOFTWARE
+            size: size_of::<Attributes>() as u32,
+            config: 0, // PERF_COUNT_SW_CPU_CLOCK
             frequency: u64::from(frequency),
-            sample_type: IDENTIFIER | TID | CALLCHAIN,
-            flags: 1 | 1 << 10,           // disabled, freq
-            ..Attributes::of_software(0)  // PERF_COUNT_SW_CPU_CLOCK
+            sample_type: TID | CALLCHAIN,
+            read_format: 0,
+            flags: 1 | 1 << 10, // disabled, freq
+            wake_up: 0,
+            breakpoint_type: 0,
+            config1: 0,
         };
         let processor = libc::c_int::try_from(processor).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let event = attributes.open(processor)?;
+        let this = &raw const attributes;
+        // SAFETY: perf_event_open(2) reads the attributes, which contain their size, and takes numbers; no group.
+        // JUSTIFICATION: neither std nor rustix has the call.
+        let event = unsafe { libc::syscall(libc::SYS_perf_event_open, this, -1, processor, -1, CLOSE_ON_EXEC) };
+        if event < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: it has just been created, and nothing else owns it. A descriptor fits into an int.
+        let event = unsafe { OwnedFd::from_raw_fd(event as libc::c_int) };
         let page = rustix::param::page_size();
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         let length = (1 + PAGES) * page;
@@ -138,28 +108,7 @@ impl Ring {
         // JUSTIFICATION: the ring is available only as a mapping.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, flags, &event, 0)? };
         let (start, data) = (start.cast(), PAGES * page);
-        Ok(Ring { event, processor, numbers: None, start, page, data, scratch: Vec::new() })
-    }
-
-    /// Adds [`saved_number`](Sample::saved_number), which `program` reports, to each sample from now on.
-    ///
-    /// # Errors
-    /// EPERM without permission; EINVAL if the kernel was built without BPF for events.
-    pub fn ask_for_syscalls(&mut self, program: &SyscallNumbers) -> io::Result<()> {
-        let attributes = Attributes { sample_type: IDENTIFIER | TID | RAW, ..Attributes::of_software(BPF_OUTPUT) };
-        let numbers = attributes.open(self.processor)?;
-        let mut identity = 0_u64;
-        // SAFETY: PERF_EVENT_IOC_ID writes a 64-bit number to where its argument points, which is alive.
-        // JUSTIFICATION: rustix has no such ioctl.
-        let result = unsafe { libc::ioctl(numbers.as_raw_fd(), 0x8008_2407, &raw mut identity) };
-        if result < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        order(&numbers, 0x2405, self.event.as_raw_fd())?; // PERF_EVENT_IOC_SET_OUTPUT
-        program.write_to(self.processor as u32, numbers.as_fd())?;
-        order(&self.event, 0x4004_2408, program.as_fd().as_raw_fd())?; // PERF_EVENT_IOC_SET_BPF
-        self.numbers = Some((numbers, identity));
-        Ok(())
+        Ok(Ring { event, start, page, data, scratch: Vec::new() })
     }
 
     /// Starts or resumes sampling.
@@ -195,7 +144,7 @@ impl Ring {
             std::ptr::copy_nonoverlapping(data, self.scratch.as_mut_ptr().add(first), length - first);
         }
         self.counter(TAIL).store(end, Ordering::Release);
-        records(&self.scratch, self.numbers.as_ref().map(|(_, identity)| *identity), &mut each);
+        records(&self.scratch, &mut each);
     }
 
     /// Returns a counter of the first page.
@@ -218,16 +167,10 @@ fn order(event: &OwnedFd, request: libc::c_ulong, with: libc::c_int) -> io::Resu
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// `PERF_COUNT_SW_BPF_OUTPUT`: the output of a program.
-const BPF_OUTPUT: u64 = 10;
 /// `PERF_SAMPLE_TID`.
 const TID: u64 = 1 << 1;
 /// `PERF_SAMPLE_CALLCHAIN`.
 const CALLCHAIN: u64 = 1 << 5;
-/// `PERF_SAMPLE_RAW`.
-const RAW: u64 = 1 << 10;
-/// `PERF_SAMPLE_IDENTIFIER`: the ID of the event, before all else.
-const IDENTIFIER: u64 = 1 << 16;
 
 impl Drop for Ring {
     fn drop(&mut self) {
@@ -238,12 +181,9 @@ impl Drop for Ring {
 }
 
 /// Parses whole records of a ring (`struct perf_event_header` and what follows it), and stops at an invalid one.
-/// Records of the event with the ID `numbers` are a program's output for the sample that follows.
-pub fn records(mut bytes: &[u8], numbers: Option<u64>, each: &mut impl FnMut(Record)) {
+pub fn records(mut bytes: &[u8], each: &mut impl FnMut(Record)) {
     const LOST: u32 = 2;
     const SAMPLE: u32 = 9;
-    // The thread, and the program's output for it.
-    let mut told: Option<(u32, u64)> = None;
     while let Some(header) = word(bytes, 0) {
         // `struct perf_event_header`: type, misc, size.
         let header = header.to_ne_bytes();
@@ -253,18 +193,8 @@ pub fn records(mut bytes: &[u8], numbers: Option<u64>, each: &mut impl FnMut(Rec
         let record = match kind {
             // An ID, then the count.
             LOST => word(body, 8).map(Record::Lost),
-            SAMPLE if numbers.is_some() && word(body, 0) == numbers => {
-                // Process, thread, length, and as many bytes.
-                told = half(body, 12).zip(word(body, 20));
-                None
-            }
             // `PERF_RECORD_MISC_KERNEL` in `PERF_RECORD_MISC_CPUMODE_MASK`.
-            SAMPLE => sample(body, misc & 7 == 1).map(|mut sample| {
-                // Either of the two may have been lost because the ring was full.
-                let of_this = |(tid, number)| (tid == sample.tid).then_some(number);
-                sample.saved_number = told.take().and_then(of_this);
-                Record::Sample(sample)
-            }),
+            SAMPLE => sample(body, misc & 7 == 1).map(Record::Sample),
             _ => None,
         };
         if let Some(record) = record {
@@ -274,10 +204,10 @@ pub fn records(mut bytes: &[u8], numbers: Option<u64>, each: &mut impl FnMut(Rec
     }
 }
 
-/// ID, process, thread, and the chain after its length.
+/// Process, thread, and the chain after its length.
 fn sample(body: &[u8], in_kernel: bool) -> Option<Sample> {
-    let depth = usize::try_from(word(body, 16)?).ok()?;
-    let chain = body.get(24..)?.as_chunks::<8>().0.get(..depth)?;
+    let depth = usize::try_from(word(body, 8)?).ok()?;
+    let chain = body.get(16..)?.as_chunks::<8>().0.get(..depth)?;
     let (mut kernel_chain, mut user_chain) = (Vec::new(), Vec::new());
     let mut is_user = false;
     for address in chain.iter().map(|one| u64::from_ne_bytes(*one)) {
@@ -289,8 +219,7 @@ fn sample(body: &[u8], in_kernel: bool) -> Option<Sample> {
             address => kernel_chain.push(address),
         }
     }
-    let (pid, tid) = (half(body, 8)?, half(body, 12)?);
-    Some(Sample { pid, tid, in_kernel, kernel_chain, user_chain, saved_number: None })
+    Some(Sample { pid: half(body, 0)?, in_kernel, kernel_chain, user_chain })
 }
 
 /// `PERF_CONTEXT_USER`.
@@ -339,44 +268,6 @@ mod tests {
         assert!(spun > 0 && ours >= 30 && kernel >= 5, "{ours} samples, {kernel} in the kernel");
     }
 
-    /// A thread that only calls getppid has that number in each sample taken in the kernel.
-    #[test]
-    fn bpf_program_reports_system_call_of_sample() {
-        let cores = std::thread::available_parallelism().expect("there are some").get() as u32;
-        let program = SyscallNumbers::load(cores).expect("root, and a kernel with BPF");
-        let mut rings: Vec<Ring> = (0..cores).map(|core| Ring::open(core, 997).expect("root")).collect();
-        for ring in &mut rings {
-            ring.ask_for_syscalls(&program).expect("root, and a kernel with BPF");
-            ring.enable().expect("enabled");
-        }
-        drop(program);
-        let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        let until = Instant::now() + Duration::from_secs(30);
-        let (mut right, mut other) = (0_u32, Vec::new());
-        while right < 30 && Instant::now() < until {
-            let end = Instant::now() + Duration::from_millis(20);
-            while Instant::now() < end {
-                for _ in 0..1000 {
-                    let _ = std::os::unix::process::parent_id();
-                }
-            }
-            for ring in &mut rings {
-                ring.disable().expect("disabled");
-                ring.take(|record| match record {
-                    Record::Sample(sample) if sample.tid == tid && sample.in_kernel => match sample.saved_number {
-                        Some(number) if number == libc::SYS_getppid as u64 => right += 1,
-                        _ => other.push(sample),
-                    },
-                    Record::Sample(_) | Record::Lost(_) => {}
-                });
-                ring.enable().expect("enabled");
-            }
-        }
-        // Emptying rings, which runs with them disabled, is another call; an
-        // interrupt in user code saves something else.
-        assert!(right >= 30 && other.len() < 10, "{right}, and {other:?}");
-    }
-
     #[test]
     fn truncated_records_are_read_as_far_as_possible() {
         let record = |kind: u32, misc: u16, words: &[u64]| {
@@ -386,19 +277,16 @@ mod tests {
             bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
             bytes
         };
-        // The IDs of the samples and of the program's output.
-        const SAMPLES: u64 = 70;
-        const TOLD: u64 = 71;
         let check = |bytes: &[u8], expected: &[Record]| {
             let mut found = Vec::new();
-            records(bytes, Some(TOLD), &mut |record| found.push(record));
+            records(bytes, &mut |record| found.push(record));
             assert_eq!(found, expected, "{bytes:?}");
         };
         let of = |pid, in_kernel, chain: &[u64]| {
             Record::Sample(Sample { pid, in_kernel, kernel_chain: chain.to_vec(), ..Sample::default() })
         };
         let kernel = 128_u64.wrapping_neg();
-        let sample = record(9, 1, &[SAMPLES, 7, 3, kernel, 0xffff_8000_0000_1000, 0xffff_8000_0000_2000]);
+        let sample = record(9, 1, &[7, 3, kernel, 0xffff_8000_0000_1000, 0xffff_8000_0000_2000]);
         let whole = of(7, true, &[0xffff_8000_0000_1000, 0xffff_8000_0000_2000]);
         check(&[], &[]);
         check(&sample, std::slice::from_ref(&whole));
@@ -407,24 +295,13 @@ mod tests {
             &[record(2, 0, &[1, 44]), record(5, 0, &[9]), sample.clone()].concat(),
             &[Record::Lost(44), whole.clone()],
         );
-        check(&record(9, 2, &[SAMPLES, 8, 0]), &[of(8, false, &[])]);
+        check(&record(9, 2, &[8, 0]), &[of(8, false, &[])]);
         let user = 512_u64.wrapping_neg();
         let both =
             Sample { user_chain: vec![0x5000, 0x6000], ..Sample { pid: 7, in_kernel: true, ..Sample::default() } };
         let both = Record::Sample(Sample { kernel_chain: vec![0xffff_8000_0000_1000], ..both });
-        check(&record(9, 1, &[SAMPLES, 7, 5, kernel, 0xffff_8000_0000_1000, user, 0x5000, 0x6000]), &[both]);
-        check(&record(9, 2, &[SAMPLES, 8, 99]), &[]);
+        check(&record(9, 1, &[7, 5, kernel, 0xffff_8000_0000_1000, user, 0x5000, 0x6000]), &[both]);
+        check(&record(9, 2, &[8, 99]), &[]);
         check(&[0; 64], &[]);
-        // Twelve bytes: a number of eight, and four of padding; the thread is the upper half of the second word.
-        let told = |tid: u64, number: u64| record(9, 1, &[TOLD, tid << 32, number << 32 | 12, number >> 32]);
-        let numbered = |number| match whole.clone() {
-            Record::Sample(sample) => Record::Sample(Sample { saved_number: number, ..sample }),
-            lost @ Record::Lost(_) => lost,
-        };
-        let number = 0xffff_ffff_ffff_ffda;
-        check(&[told(0, number), sample.clone()].concat(), &[numbered(Some(number))]);
-        check(&[told(0, 1), told(0, 2), sample.clone(), sample.clone()].concat(), &[numbered(Some(2)), whole.clone()]);
-        check(&[told(9, 1), sample.clone()].concat(), std::slice::from_ref(&whole));
-        check(&told(0, 1)[..24], &[]);
     }
 }

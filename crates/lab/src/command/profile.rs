@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ammeter_monitor::profile::{self, Bpf, Outcome, Profile};
+use ammeter_monitor::profile::{self, Outcome, Profile};
 use ammeter_monitor::{Next, Sampler, Stop, Target, Tick};
 use amped_measure::{Failure, Verdict};
 
@@ -32,9 +32,6 @@ pub(crate) struct Args {
     /// Maximum CPU use of the profiler, of one processor; it pauses beyond that
     #[arg(long, value_name = "PERCENT", value_parser = percentage, default_value = "0.5%")]
     budget: f64,
-    /// Whether to read the system call number of each sample with a BPF program; without it, some calls have no name
-    #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
-    bpf: When,
     /// Print the views and all call chains as JSON, in one line
     #[arg(long)]
     json: bool,
@@ -49,25 +46,13 @@ pub(crate) struct Args {
     folded: Option<PathBuf>,
 }
 
-/// When to use a feature that not every kernel allows.
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum When {
-    /// If the kernel allows it; else a message says so
-    Auto,
-    /// Always, or fail
-    On,
-    /// Never
-    Off,
-}
-
 const EXAMPLES: &str = "\
 Examples:
   ammeter profile --port 8080                      10 s of the server at this port, under whatever load it has
   ammeter profile --port 8080 --duration 30s --html profile.html
   ammeter profile --all --folded stacks.txt        the whole machine; flamegraph.pl reads the file
 
-Requires root, or CAP_PERFMON and CAP_SYSLOG, and CAP_BPF for system call numbers. Without the first two it shows only user and
-system time.";
+Requires root, or CAP_PERFMON and CAP_SYSLOG. Without them it shows only user and system time.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let target = if args.all { None } else { Some(args.whom.needed()?) };
@@ -78,12 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     }
     let stop = Stop::listen()?;
     let Args { duration, frequency, budget, .. } = *args;
-    let bpf = match args.bpf {
-        When::Auto => Bpf::Auto,
-        When::On => Bpf::On,
-        When::Off => Bpf::Off,
-    };
-    let settings = profile::Settings { target, duration, frequency, budget, bpf };
+    let settings = profile::Settings { target, duration, frequency, budget };
     match profile::run(&settings, &stop)? {
         Outcome::Sampled(profile) => tell(args, &profile),
         Outcome::Refused(why) => match target {

@@ -10,15 +10,13 @@
 //!
 //! Pure: function names in, classification out.
 
-use amped_sys::syscall;
-
 use super::table::{CALLER, KernelTable};
 
 /// User code, as a context and as a category.
 pub(crate) const USER: &str = "user";
 /// An unknown category or context.
 pub(crate) const UNKNOWN: &str = "unknown";
-/// A system call without a name: its own frame is gone, or not reached yet, and its number was not recorded.
+/// A system call without a name: its own frame is gone, or not reached yet.
 const ENTRY: &str = "system call entry and exit";
 
 /// A soft interrupt of which only the entry is on the stack.
@@ -33,25 +31,12 @@ pub(crate) struct Place {
     pub(crate) category: &'static str,
 }
 
-/// Classifies a chain of functions, innermost first. `saved_number` is the value saved in the place of
-/// the system call number, if it was recorded: it is that number if the chain began with a 64-bit
-/// call, otherwise an error code or an interrupt number.
-pub(crate) fn classify(table: &KernelTable, chain: &[&str], saved_number: Option<u64>) -> Place {
+/// Classifies a chain of functions, innermost first.
+pub(crate) fn classify(table: &KernelTable, chain: &[&str]) -> Place {
     let category =
         chain.iter().filter_map(|function| table.categories.of(function)).find(|category| *category != CALLER);
-    let mut contexts = contexts(table, chain);
-    if let Some(outermost) = contexts.last_mut()
-        && is_syscall(outermost)
-        && chain.iter().any(|function| ENTRIES_64.contains(function))
-        && let Some(name) = saved_number.and_then(syscall::name)
-    {
-        name.clone_into(outermost);
-    }
-    Place { contexts, category: category.unwrap_or(UNKNOWN) }
+    Place { contexts: contexts(table, chain), category: category.unwrap_or(UNKNOWN) }
 }
-
-/// Entry points of calls whose numbers [`syscall::name`] knows.
-const ENTRIES_64: [&str; 4] = ["do_syscall_64", "entry_SYSCALL_64", "entry_SYSCALL_64_after_hwframe", "do_el0_svc"];
 
 fn contexts(table: &KernelTable, chain: &[&str]) -> Vec<String> {
     let mut contexts: Vec<String> = Vec::new();
@@ -109,7 +94,7 @@ mod tests {
 
     fn check(chain: &str, contexts: &[&str], category: &str) {
         let chain: Vec<&str> = chain.split_whitespace().collect();
-        let place = classify(&KernelTable::new(), &chain, None);
+        let place = classify(&KernelTable::new(), &chain);
         assert_eq!(
             (&place.contexts[..], place.category),
             (&contexts.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>()[..], category),
@@ -166,27 +151,6 @@ mod tests {
             "low-level network",
         );
         check("default_idle default_idle_call do_idle cpu_startup_entry", &["idle"], "other");
-    }
-
-    #[test]
-    fn system_call_number_names_entry() {
-        let check = |chain: &str, number, expected: &[&str]| {
-            let chain: Vec<&str> = chain.split_whitespace().collect();
-            assert_eq!(classify(&KernelTable::new(), &chain, number).contexts, expected, "{chain:?}");
-        };
-        let number_of = |name| (0..500).find(|number| syscall::name(*number) == Some(name)).unwrap();
-        let (preadv2, exit) = (Some(number_of("preadv2")), Some(number_of("exit")));
-        let entry = "do_syscall_64 entry_SYSCALL_64_after_hwframe";
-        check(&format!("do_preadv {entry}"), None, &["preadv"]);
-        check(&format!("do_preadv {entry}"), preadv2, &["preadv2"]);
-        check(entry, preadv2, &["preadv2"]);
-        check(&format!("exc_page_fault asm_exc_page_fault {entry}"), preadv2, &["page fault", "preadv2"]);
-        check(&format!("sysvec_x tcp_ack do_writev {entry}"), preadv2, &["interrupt", "preadv2"]);
-        // A number newer than the table, or one that was reset for a restart of the call.
-        check(&format!("do_preadv {entry}"), Some(u64::MAX), &["preadv"]);
-        // Not a call entry: the saved value is an error code, or a number of another table.
-        check("exc_page_fault asm_exc_page_fault", exit, &["page fault"]);
-        check("do_preadv do_fast_syscall_32 entry_SYSENTER_compat", exit, &["preadv"]);
     }
 
     #[test]

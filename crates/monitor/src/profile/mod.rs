@@ -2,7 +2,6 @@
 //!
 //! ```text
 //! sys/perf   one ring per processor, cpu-clock at 199 Hz with the call chains of kernel and program
-//! sys/bpf    the number of the system call that a sample is in, if the kernel allows it
 //! symbols    addresses to kernel functions
 //! programs   addresses to program functions
 //! table      functions to categories: data, `kernel.txt`
@@ -32,7 +31,6 @@ use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
 use amped_measure::Failure;
-use amped_sys::bpf::SyscallNumbers;
 use amped_sys::perf::{RING_SAMPLES, Record, Ring};
 use amped_sys::process::cpu_time;
 
@@ -44,9 +42,9 @@ use symbols::Symbols;
 use table::KernelTable;
 use tally::Tally;
 
-pub use outcome::{Outcome, Profile, Stack, Syscalls};
+pub use outcome::{Outcome, Profile, Stack};
 pub use tally::{Row, Share};
-pub use text::{chosen, end_of, folded, text, told_by, views};
+pub use text::{chosen, end_of, folded, text, views};
 
 /// The settings of a profile.
 #[derive(Clone, Copy, Debug)]
@@ -59,19 +57,6 @@ pub struct Settings {
     pub frequency: u32,
     /// The sampler's share of one processor. Beyond it the sampler pauses, and takes fewer samples.
     pub budget: f64,
-    /// Whether to record system call numbers.
-    pub bpf: Bpf,
-}
-
-/// Whether a BPF program records the number of the system call that each sample is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bpf {
-    /// If the kernel allows it.
-    Auto,
-    /// Required.
-    On,
-    /// Never: call chains determine the names.
-    Off,
 }
 
 /// Interval at which the rings are emptied.
@@ -80,8 +65,7 @@ const ROUND: Duration = Duration::from_millis(500);
 /// Samples until the time is over, or the user stops it.
 ///
 /// # Errors
-/// As [`Server::find`]; when the kernel's functions have no addresses; when BPF is
-/// required and refused; when there are no samples.
+/// As [`Server::find`]; when the kernel's functions have no addresses; when there are no samples.
 pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     let mut server = settings.target.map(Server::find).transpose()?;
     let mut missing = server.as_ref().map_or_else(Vec::new, |server| server.missing().to_vec());
@@ -102,15 +86,6 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
             }
         }
     }
-    let syscalls = match (settings.bpf, ask_for_syscalls(settings.bpf, &mut rings)) {
-        (Bpf::Off, _) => Syscalls::Chain,
-        (_, Ok(())) => Syscalls::Number,
-        (Bpf::On, Err(error)) => return Err(Failure::failed(no_numbers(&error))),
-        (Bpf::Auto, Err(error)) => {
-            missing.push(no_numbers(&error));
-            Syscalls::Chain
-        }
-    };
     // Only now: it takes a while, wasted if sampling is refused.
     let symbols = Symbols::read()?;
     let mut folds = Folds { symbols, samples: HashMap::new(), lost: 0 };
@@ -149,7 +124,7 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     };
     let is_one = settings.target.is_some();
     let Settings { frequency, budget, .. } = *settings;
-    let head = Head { whose, is_one, elapsed, sampled, frequency, processors, own_cpu, budget, syscalls, missing };
+    let head = Head { whose, is_one, elapsed, sampled, frequency, processors, own_cpu, budget, missing };
     let is_chosen = |pid: u32| if is_one { pids.contains(&pid) } else { pid != 0 };
     let programs = Programs::new();
     let functions = |pid, program: &str, addresses: &[u64]| programs.functions(pid, program, addresses);
@@ -167,24 +142,7 @@ struct Head {
     processors: u32,
     own_cpu: f64,
     budget: f64,
-    syscalls: Syscalls,
     missing: Vec<String>,
-}
-
-fn ask_for_syscalls(bpf: Bpf, rings: &mut [(u32, Ring)]) -> io::Result<()> {
-    if bpf == Bpf::Off {
-        return Ok(());
-    }
-    let places = rings.iter().map(|(processor, _)| processor + 1).max().unwrap_or(0);
-    let program = SyscallNumbers::load(places)?;
-    rings.iter_mut().try_for_each(|(_, ring)| ring.ask_for_syscalls(&program))
-}
-
-fn no_numbers(error: &io::Error) -> String {
-    format!(
-        "system calls are identified by call chains and not by their numbers, which the kernel does not let a program \
-         read (bpf: {error}): run as root, or add cap_bpf to cap_perfmon; it takes Linux 5.15 with BTF"
-    )
 }
 
 /// How long the sampler must pause after using this much CPU time.
@@ -212,7 +170,7 @@ fn profile(
     let processes = processes(folds, &is_chosen, functions_of);
     for (fold, &count) in &folds.samples {
         let chain: Vec<&str> = fold.chain.iter().map(|number| folds.symbols.name(*number)).collect();
-        let place = if fold.in_kernel { Some(classify(&table, &chain, fold.saved_number)) } else { None };
+        let place = if fold.in_kernel { Some(classify(&table, &chain)) } else { None };
         let is_chosen = is_chosen(fold.pid);
         let outermost = place.as_ref().and_then(|place| place.contexts.last()).map(String::as_str);
         let by = match (fold.pid, outermost) {
@@ -269,7 +227,6 @@ fn profile(
         unknown: Share::of(categories.count(classify::UNKNOWN), chosen),
         who: who.rows(),
         contexts: contexts.rows(),
-        syscalls: head.syscalls,
         functions: functions.rows(),
         categories: categories.rows(),
         own_cpu: head.own_cpu,
@@ -335,7 +292,6 @@ struct Fold {
     chain: Vec<u32>,
     /// Program addresses, innermost first: the instruction, then the return addresses.
     user_chain: Vec<u64>,
-    saved_number: Option<u64>,
 }
 
 impl Folds {
@@ -345,12 +301,10 @@ impl Folds {
             Record::Sample(sample) => {
                 let find = |address: &u64| self.symbols.find(*address).map(|(number, _)| number);
                 let chain = sample.kernel_chain.iter().filter_map(find).collect();
-                // In user mode the value belongs to an earlier call.
-                let saved_number = sample.saved_number.filter(|_| sample.in_kernel);
                 let mut user_chain = sample.user_chain;
                 // A call at the end of a function returns to the address after the function.
                 user_chain.iter_mut().skip(1).for_each(|address| *address = address.saturating_sub(1));
-                let fold = Fold { pid: sample.pid, in_kernel: sample.in_kernel, chain, user_chain, saved_number };
+                let fold = Fold { pid: sample.pid, in_kernel: sample.in_kernel, chain, user_chain };
                 *self.samples.entry(fold).or_default() += 1;
             }
         }
@@ -442,7 +396,6 @@ mod tests {
             processors: 1,
             own_cpu: 0.0,
             budget: 0.005,
-            syscalls: Syscalls::Number,
             missing: Vec::new(),
         }
     }
@@ -462,13 +415,7 @@ mod tests {
             let (kernel_chain, user_chain) = (kernel_chain.to_vec(), user_chain.to_vec());
             for _ in 0..times {
                 let (kernel_chain, user_chain) = (kernel_chain.clone(), user_chain.clone());
-                folds.add(Record::Sample(Sample {
-                    pid: u32::MAX,
-                    in_kernel,
-                    kernel_chain,
-                    user_chain,
-                    ..Sample::default()
-                }));
+                folds.add(Record::Sample(Sample { pid: u32::MAX, in_kernel, kernel_chain, user_chain }));
             }
         };
         // The last call of f12 returns to the first address of f13; then the chain leaves the code.
@@ -502,7 +449,7 @@ mod tests {
             }
             bytes.truncate(cut.index(bytes.len() + 1));
             let (mut folds, mut samples, mut lost) = (folds(), 0, 0_u64);
-            records(&bytes, Some(0), &mut |record| {
+            records(&bytes, &mut |record| {
                 match &record {
                     Record::Sample(_) => samples += 1,
                     Record::Lost(count) => lost += count,
@@ -593,7 +540,7 @@ mod tests {
                 let addresses = addresses.iter().map(|at| u64::from_str_radix(at, 16).unwrap());
                 let ours: Vec<&str> = addresses.filter_map(|at| symbols.find(at)).map(|(_, name)| name).collect();
                 let Some(context) = plain_context(&theirs) else { continue };
-                assert_eq!(classify(&table, &ours, None).contexts[0], context, "{sample}\n{ours:?}");
+                assert_eq!(classify(&table, &ours).contexts[0], context, "{sample}\n{ours:?}");
                 met.insert(context);
             }
         }
@@ -602,17 +549,15 @@ mod tests {
     #[test]
     fn both_views_count_same_samples() {
         let mut folds = folds();
-        let numbered = |pid, in_kernel, kernel_chain: &[u64], saved_number| {
+        let sample = |pid, in_kernel, kernel_chain: &[u64]| {
             let kernel_chain = kernel_chain.to_vec();
-            Record::Sample(Sample { pid, tid: pid, in_kernel, kernel_chain, saved_number, ..Sample::default() })
+            Record::Sample(Sample { pid, in_kernel, kernel_chain, ..Sample::default() })
         };
-        let sample = |pid, in_kernel, kernel_chain: &[u64]| numbered(pid, in_kernel, kernel_chain, None);
         for _ in 0..3 {
             folds.add(sample(7, true, &[0x1008, 0x2000, 0x3000, 0x4000, 0x5000]));
         }
-        let preadv2 = (0..500).find(|number| amped_sys::syscall::name(*number) == Some("preadv2"));
-        folds.add(numbered(7, true, &[0x4000, 0x5000], preadv2));
-        folds.add(numbered(7, false, &[], preadv2));
+        folds.add(sample(7, true, &[0x4000, 0x5000]));
+        folds.add(sample(7, false, &[]));
         folds.add(sample(7, false, &[]));
         folds.add(sample(7, true, &[0x6001, 0x4000, 0x5000]));
         folds.add(sample(8, false, &[]));
@@ -629,9 +574,8 @@ mod tests {
         assert_eq!(of(&found.who, "the server"), Some((7, None)));
         assert_eq!(of(&found.who, "interrupts while idle"), Some((1, None)));
         assert_eq!(of(&found.contexts, "softirq net_rx"), Some((3, Some(3))));
-        // Once as the innermost context, and around the other three.
-        assert_eq!(of(&found.contexts, "writev"), Some((1, Some(4))));
-        assert_eq!(of(&found.contexts, "preadv2"), Some((1, Some(1))));
+        // Twice as the innermost context, and around the other three.
+        assert_eq!(of(&found.contexts, "writev"), Some((2, Some(5))));
         assert_eq!(of(&found.contexts, "user"), Some((2, Some(2))));
         assert_eq!(of(&found.categories, "tcp/ip and sockets"), Some((3, None)));
         assert_eq!(found.unknown.samples, 0);

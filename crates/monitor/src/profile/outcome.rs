@@ -36,8 +36,6 @@ pub struct Profile {
     pub who: Vec<Row>,
     /// The server's samples by context: innermost, and including nested contexts.
     pub contexts: Vec<Row>,
-    /// How system calls were identified.
-    pub syscalls: Syscalls,
     /// The server's samples by function of the program: the innermost one, including the kernel's
     /// work for it; and including all functions that it called. `[user]`: a program whose code
     /// cannot be read any more; `[kernel]`: no program.
@@ -54,17 +52,6 @@ pub struct Profile {
     pub missing: Vec<String>,
     /// Chains of the server's samples, outermost function first, with their counts; most frequent first.
     pub stacks: Vec<Stack>,
-}
-
-/// How system calls were identified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Syscalls {
-    /// By number, which a BPF program read.
-    Number,
-    /// By the kernel functions on the stack.
-    #[default]
-    Chain,
 }
 
 /// A call chain.

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use super::outcome::{Profile, Syscalls};
+use super::outcome::Profile;
 use super::tally::{Row, Share};
 
 /// Bars in a terminal, each with its interval and, for contexts, the share including nested ones.
@@ -45,7 +45,6 @@ pub fn text(profile: &Profile) -> String {
         profile.own_cpu * 100.0,
         (profile.budget * 1e4).round() / 1e2
     );
-    let _ = writeln!(text, "{}", told_by(profile));
     let rested = profile.seconds - profile.sampled_seconds;
     // Emptying the rings takes a moment as well.
     if rested > 0.1 * profile.seconds {
@@ -55,14 +54,6 @@ pub fn text(profile: &Profile) -> String {
         let _ = writeln!(text, "{line}");
     }
     text
-}
-
-/// How system calls were identified, as a sentence.
-pub fn told_by(profile: &Profile) -> &'static str {
-    match profile.syscalls {
-        Syscalls::Number => "system calls are identified by their numbers, read by a BPF program",
-        Syscalls::Chain => "system calls are identified by call chains, so some have no name",
-    }
 }
 
 /// Folded stacks: one chain per line, a blank, and its count.
@@ -133,7 +124,6 @@ mod tests {
             lost: 0,
             who: vec![row("idle", 100, None)],
             contexts: vec![row("user", 60, Some(60)), row("writev", 10, Some(40))],
-            syscalls: Syscalls::Chain,
             functions: (0..20).map(|number| row(&format!("{}::f{number}", "module".repeat(9)), 5, Some(5))).collect(),
             categories: vec![row("a & b <c>", 100, None)],
             unknown: Share::of(0, 100),
@@ -152,7 +142,6 @@ mod tests {
         assert_eq!(words[..8], ["writev", "10.0", "%", "5.5", "..", "17.4", "40.0", "%"]);
         assert_eq!(words[8].chars().count(), 4);
         assert!(text.contains("something") && text.contains("796 expected"), "{text}");
-        assert!(text.contains("identified by call chains"), "{text}");
         assert!(text.contains("0.10 % of a processor, of 0.5 %") && text.contains("rested for 0.5 s"), "{text}");
         assert_eq!(folded(&profile()), "nginx;[user] 60\n");
         assert!(text.contains("  …odulemodulemodulemodule::f0    5.0 %"), "{text}");

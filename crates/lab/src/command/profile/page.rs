@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use ammeter_monitor::profile::{Profile, Row, chosen, end_of, told_by, views};
+use ammeter_monitor::profile::{Profile, Row, chosen, end_of, views};
 use maud::{Markup, html};
 
 use crate::figure::{self, Share, Shares};
@@ -48,7 +48,7 @@ pub(super) fn html(profile: &Profile) -> String {
         p {
             "In unknown kernel functions: " (percent(profile.unknown.share)) ". The sampler used "
             (format!("{:.2}", profile.own_cpu * 100.0)) " % of a processor, of " ((profile.budget * 1e4).round() / 1e2)
-            " % that it may. Lines are intervals of 95 %; a pale bar is all that ran inside; " (told_by(profile)) "."
+            " % that it may. Lines are intervals of 95 %; a pale bar is all that ran inside."
         }
         @for line in &profile.missing { p { (line) } }
         figure { (maud::PreEscaped(drawn(profile))) }
@@ -144,7 +144,7 @@ fn frames<'a>(root: &'a Node<'a>) -> Vec<Frame<'a>> {
 mod tests {
     use super::*;
     use crate::page::chromium::{self, Seen};
-    use ammeter_monitor::profile::{Share, Stack, Syscalls};
+    use ammeter_monitor::profile::{Share, Stack};
 
     /// With the longest possible names, and shares of all sizes.
     fn profile() -> Profile {
@@ -165,7 +165,6 @@ mod tests {
             lost: 0,
             who: rows(&[("interrupts while idle", 1), ("other programs", 99)]),
             contexts: rows(&[("system call entry and exit", 100), ("process_vm_readv", 0)]),
-            syscalls: Syscalls::Number,
             functions: rows(&[("<alloc::vec::Vec<T, A> as core::iter::Extend<&T>>::extend", 60), ("main", 40)]),
             categories: rows(&[("high-level file system", 50), ("low-level file system", 50)]),
             unknown: Share::of(0, 100),
