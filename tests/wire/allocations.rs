@@ -43,9 +43,9 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     fs::write(path("amped.toml"), text).unwrap();
     let flags = cli::Serve { config: Some(path("amped.toml")), ..cli::Serve::default() };
     let settings = config::load(&flags).unwrap();
-    let address = listen::bind(settings.listen[0], 1, std::iter::empty()).unwrap();
+    let address = listen::bind(settings.listen[0].0, 1, std::iter::empty()).unwrap();
     let bound = address.bound;
-    let (sites, budgets) = (Arc::clone(&settings.sites), &settings.budgets);
+    let (sites, budgets) = (Arc::clone(&settings.sites), &settings.cache);
     let disk = Disk::open(sites, &settings.roots, budgets.max_content_file_bytes.0, budgets.revalidate).unwrap();
     let clock = Clock::start();
     let sink = Sink::open(&settings.log.access, None).unwrap().unwrap();

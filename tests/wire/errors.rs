@@ -96,8 +96,9 @@ fn duplicate_listen_address_is_reported() {
     let site = Site::new();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let [one, all] = ["127.0.0.1", "*"].map(|host| format!("{host}:{port}"));
-    for (first, flag, second) in [(&one, "--listen", &one), (&all, "--listen", &one), (&one, "--metrics-listen", &one)]
-    {
+    let ended = run(&["serve", path(&site), "--listen", &one, "--listen", &one]);
+    assert_says(&ended, 2, &[&format!("--listen: `{one}` is listened on twice")]);
+    for (first, flag, second) in [(&all, "--listen", &one), (&one, "--metrics-listen", &one)] {
         let ended = run(&["serve", path(&site), "--listen", first, flag, second]);
         assert_says(
             &ended,

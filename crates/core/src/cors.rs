@@ -12,7 +12,7 @@ use core::time::Duration;
 use amped_http::h1::request::Request;
 use amped_http::h1::response::Head;
 use amped_http::text::push_decimal;
-use amped_units::OptionalSeconds;
+use amped_units::Seconds;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -47,7 +47,7 @@ pub struct CorsRule {
     #[serde(default)]
     pub credentials: bool,
     /// Time that browsers may cache the answer to a preflight request
-    #[serde(default, with = "OptionalSeconds")]
+    #[serde(default, with = "Seconds")]
     #[schemars(example = "10m")]
     pub max_age: Option<Duration>,
 }

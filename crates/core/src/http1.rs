@@ -69,7 +69,7 @@ struct Wire {
     /// When the state last changed, or output was last sent.
     since: Time,
     /// Requests parsed so far.
-    requests: u32,
+    requests: usize,
     last_ticket: u32,
     /// Responses queued since the output was last empty, and their bytes.
     batched: u32,

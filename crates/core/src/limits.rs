@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use amped_units::{Bytes, Seconds};
+use amped_units::{Bytes, Count, Positive, PositiveBytes, PositiveSeconds, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -16,22 +16,23 @@ pub struct Limits {
     ///
     /// Without it, as many as the limit on open files allows (`ulimit -n`). A full server closes an idle connection for a new
     /// one.
-    #[schemars(range(min = 1), example = 10_000)]
+    #[serde(with = "Positive")]
+    #[schemars(example = 10_000)]
     pub max_connections: Option<usize>,
     /// Maximum request line; longer: 414
     ///
     /// Includes the line end. RFC 9112, 3 asks for 8000 bytes at least.
-    #[schemars(extend("x-positive" = true))]
+    #[serde(with = "PositiveBytes")]
     pub max_request_line_bytes: Bytes,
     /// Maximum request line and header fields together; longer: 431
     ///
     /// Cookies of a dozen applications on one host reach 16 KiB in practice.
-    #[schemars(extend("x-positive" = true))]
+    #[serde(with = "PositiveBytes")]
     pub max_header_bytes: Bytes,
     /// Maximum header fields; more: 431
     ///
     /// Browsers send about 20.
-    #[schemars(range(min = 1, max = 256))]
+    #[serde(with = "Count::<1, 256>")]
     pub max_header_fields: usize,
     /// Maximum request body that is read and discarded; longer: 413
     ///
@@ -40,14 +41,12 @@ pub struct Limits {
     /// Time to receive the request header; then 408
     ///
     /// Counted from its first byte, for the first request of a connection from the accept. Slow phones need a few seconds.
-    #[serde(with = "Seconds")]
-    #[schemars(extend("x-positive" = true))]
+    #[serde(with = "PositiveSeconds")]
     pub header_timeout: Duration,
     /// Maximum pause in a request body; then 408
     ///
     /// Data renews it only at `min_body_rate`.
-    #[serde(with = "Seconds")]
-    #[schemars(extend("x-positive" = true))]
+    #[serde(with = "PositiveSeconds")]
     pub body_timeout: Duration,
     /// Minimum bytes per second of a body, averaged over `body_timeout`; 0: any rate
     ///
@@ -56,26 +55,22 @@ pub struct Limits {
     /// Time to receive a whole body, however fast it comes; then 408
     ///
     /// 10 GB at 4 Mbit/s take 6 hours.
-    #[serde(with = "Seconds")]
-    #[schemars(extend("x-positive" = true))]
+    #[serde(with = "PositiveSeconds")]
     pub body_total_timeout: Duration,
     /// An idle connection is closed after this
     ///
     /// Browsers come back for the next page within a minute.
-    #[serde(with = "Seconds")]
-    #[schemars(extend("x-positive" = true))]
+    #[serde(with = "PositiveSeconds")]
     pub idle_timeout: Duration,
     /// A client that reads nothing for this long is disconnected
     ///
     /// Each byte that it reads renews it, so a slow download of any size completes.
-    #[serde(with = "Seconds")]
-    #[schemars(extend("x-positive" = true))]
+    #[serde(with = "PositiveSeconds")]
     pub send_timeout: Duration,
     /// A disk that does not answer for this long fails the request with 503
     ///
     /// A download that has begun is cut off. A disk that is alive answers within seconds, even one that has to spin up.
-    #[serde(with = "Seconds")]
-    #[schemars(extend("x-positive" = true))]
+    #[serde(with = "PositiveSeconds")]
     pub disk_timeout: Duration,
     /// Lingering close: wait for a refused client to stop sending, 30 s at most
     ///
@@ -86,8 +81,8 @@ pub struct Limits {
     /// Maximum requests per connection
     ///
     /// Then the connection is closed, so that clients spread anew over the workers.
-    #[schemars(range(min = 1))]
-    pub max_requests: u32,
+    #[serde(with = "Positive")]
+    pub max_requests: usize,
     /// Maximum wrong passwords per address and minute; more: 429; 0: no limit
     ///
     /// Of IPv6, a /64 counts as one address.
@@ -97,7 +92,7 @@ pub struct Limits {
     /// RFC 9110, 14.2 names many ranges an abuse. 0 ignores every range.
     pub max_ranges: usize,
     /// Maximum pipelined responses per turn of the event loop
-    #[schemars(range(min = 1))]
+    #[serde(with = "Positive")]
     pub max_pipelined: usize,
 }
 

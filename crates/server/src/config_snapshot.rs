@@ -9,7 +9,8 @@ use amped_core::cache::SharedCaches;
 
 use crate::access_log::Writer;
 use crate::app::{AppContext, Apps};
-use crate::config::settings::{Settings, form};
+use crate::config::Settings;
+use crate::config::settings::form;
 use crate::counters::Snapshot;
 use crate::disk::Disk;
 use crate::notes::Notes;

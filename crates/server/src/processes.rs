@@ -202,7 +202,7 @@ impl Pool {
             fork_server: None,
             slot,
         };
-        if generation.settings.budgets.watch {
+        if generation.settings.cache.watch {
             watch::start(&generation.disk, Audience::Workers(vec![Arc::clone(&mailbox)]));
         }
         let orders =

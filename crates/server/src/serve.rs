@@ -10,6 +10,7 @@
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -30,8 +31,8 @@ use crate::admin::AdminEndpoint;
 use crate::app::Apps;
 use crate::arch;
 use crate::clock::Clock;
-use crate::config::settings::{HelperKind, LogTarget, MetricsSettings, Settings, form};
-use crate::config::{self, cli};
+use crate::config::settings::{HelperKind, LogTarget, MetricsSettings, form};
+use crate::config::{self, Settings, cli};
 use crate::config_snapshot::ConfigSnapshot;
 use crate::control::{Answers, Control, Orders};
 use crate::counters::Snapshot;
@@ -180,14 +181,14 @@ impl Server {
         };
         let mut addresses: Vec<Address> = Vec::new();
         for &asked in &settings.listen {
-            let address = bind(asked, &settings, addresses.iter())?;
+            let address = bind(asked.0, &settings, addresses.iter())?;
             addresses.push(address);
         }
         let target = &settings.log.access;
         let cannot_log = |error: io::Error| cannot_log(target, &error);
         let whose = owner.as_ref().map(|(_, user, gid)| (user.uid, *gid));
         let sink = Sink::open(target, whose).map_err(cannot_log)?;
-        let control = settings.control.as_ref().map(|path| Control::open(path, whose)).transpose()?;
+        let control = settings.control.socket.as_ref().map(|path| Control::open(path, whose)).transpose()?;
         let exporter = settings.metrics.listen.map(|asked| exporter(asked.0, addresses.iter())).transpose()?;
         let admin = AdminEndpoint::new(control, exporter, &signals)
             .map_err(|error| format!("cannot receive signals: {error}"))?;
@@ -345,7 +346,7 @@ impl Server {
                 (self.generation, threads.addresses) = (generation, addresses);
             }
             Crew::Processes(pool) => {
-                let stop_at = self.clock.now() + self.generation.settings.stop_deadline;
+                let stop_at = self.clock.now() + self.generation.settings.stop.deadline;
                 // Dropped before the children start, so that they do not inherit its descriptors.
                 self.generation = Arc::clone(&generation);
                 let renewed = pool.renew(generation, addresses, stop_at);
@@ -401,10 +402,10 @@ impl Server {
         // Each old one is used once: port 0 may be configured several times.
         let mut old: Vec<&Address> = self.addresses().iter().collect();
         for &asked in &settings.listen {
-            let known = old.iter().position(|address| address.asked == asked).map(|n| old.remove(n));
+            let known = old.iter().position(|address| address.asked == asked.0).map(|n| old.remove(n));
             addresses.push(match known {
                 Some(known) => known.share().map_err(|error| line(cannot_share(error)))?,
-                None => bind(asked, &settings, self.addresses().iter().chain(&addresses)).map_err(line)?,
+                None => bind(asked.0, &settings, self.addresses().iter().chain(&addresses)).map_err(line)?,
             });
         }
         let generation = Arc::new(open(settings, Some(&self.generation)).map_err(line)?);
@@ -428,7 +429,7 @@ impl Server {
         if let Some(control) = self.workers.admin_mut().take().and_then(|admin| admin.control) {
             control.close();
         }
-        let deadline = self.generation.settings.stop_deadline;
+        let deadline = self.generation.settings.stop.deadline;
         say!("finishing requests in progress, for at most {} s (signal again to stop at once)", deadline.as_secs());
         let at = self.clock.now() + deadline;
         match self.workers {
@@ -480,7 +481,7 @@ impl Orders for Crew {
 impl Threads {
     /// Starts watching directories, if that is enabled.
     fn watch(&self, generation: &ConfigSnapshot) {
-        if generation.settings.budgets.watch {
+        if generation.settings.cache.watch {
             let audience = match &generation.caches {
                 Some(shared) => Audience::Shared(shared.clone()),
                 None => Audience::Workers(self.mailboxes.clone()),
@@ -646,7 +647,7 @@ fn share(settings: &Settings) -> Result<Share, String> {
         roots: settings.roots.len(),
         helpers: if form.helpers { settings.helpers.max } else { 0 },
         helper_processes: form.helpers && settings.helpers.kind == HelperKind::Processes,
-        files: settings.budgets.descriptors,
+        files: settings.cache.descriptors,
         exchanges: settings
             .apps
             .iter()
@@ -661,28 +662,28 @@ fn share(settings: &Settings) -> Result<Share, String> {
 /// Opens everything that a configuration names.
 fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSnapshot, String> {
     let form = form(settings.architecture);
-    settings.budgets = settings.optimise.budgets(settings.budgets);
+    settings.cache = settings.optimise.budgets(settings.cache.clone());
     if !settings.optimise.dns_cache {
         settings.log.hostname_entries = 0;
     }
     if !settings.send.content.keeps_bodies() {
-        settings.budgets.max_content_file_bytes = Bytes(0);
+        settings.cache.max_content_file_bytes = Bytes(0);
     }
     if form.processes {
         // The configured budgets apply to all together (Flash, section 6: its MP has smaller caches in each process).
-        settings.budgets = settings.budgets.split(settings.workers);
+        settings.cache = settings.cache.split(settings.workers);
         if !settings.optimise.content_cache {
             settings.shared_cache = None;
         }
         if settings.shared_cache.is_some() {
             // Bodies are stored there, once.
-            settings.budgets.content_bytes = Bytes(0);
+            settings.cache.content_bytes = Bytes(0);
         }
     }
     // Threads that share caches have a single set.
     let workers = if form.pool { 1 } else { settings.workers };
     let Share { files, connections: bearable, .. } = share(&settings)?;
-    settings.budgets.descriptors = files;
+    settings.cache.descriptors = files;
     let connections = match settings.limits.max_connections {
         // More would leave no descriptor to open a file with: their requests would get 503.
         Some(connections) if !form.pool && connections > bearable => {
@@ -697,7 +698,7 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
         None => bearable,
     };
     let sites = Arc::clone(&settings.sites);
-    let budgets = &settings.budgets;
+    let budgets = &settings.cache;
     let roots = &settings.roots;
     let disk = roots
         .iter()
@@ -725,9 +726,9 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
     let disk = disk.with(residency, mapped).with_secrets(settings.accounts.clone());
     let disk = disk.unpacking_up_to(budgets.max_unpacked_file_bytes.0);
     let caches = form.shared_caches.then(|| {
-        let shared = locked::caches(&settings.budgets);
+        let shared = locked::caches(&settings.cache);
         match old {
-            Some(ConfigSnapshot { settings: old, caches: Some(contents), .. }) if old.budgets == settings.budgets => {
+            Some(ConfigSnapshot { settings: old, caches: Some(contents), .. }) if old.cache == settings.cache => {
                 shared.with_contents_of(contents)
             }
             _ => shared,
@@ -757,8 +758,8 @@ fn verifier(settings: &Settings, old: Option<&ConfigSnapshot>) -> io::Result<Opt
         Some(verifier) => Arc::clone(verifier.ledger()),
         None => Arc::new(Ledger::new()?),
     };
-    let accounts = AccountFiles::new(settings.accounts.clone(), settings.budgets.revalidate, ledger)?;
-    Ok(Some(Verifier::new(accounts, settings.max_password_attempts, waiting)))
+    let accounts = AccountFiles::new(settings.accounts.clone(), settings.cache.revalidate, ledger)?;
+    Ok(Some(Verifier::new(accounts, NonZeroU32::new(settings.limits.max_password_attempts), waiting)))
 }
 
 /// Returns whether mincore(2) is unreliable for files here, as far as the directory's owner shows.

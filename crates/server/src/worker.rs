@@ -119,7 +119,7 @@ impl Worker {
         slot: Option<StatsSlot>,
     ) -> Worker {
         let settings = &generation.settings;
-        let budgets = settings.budgets.clone();
+        let budgets = settings.cache.clone();
         let caches = match &generation.caches {
             Some(shared) => Caches::shared(shared, budgets, 0),
             None => Caches::new(budgets),
@@ -548,7 +548,7 @@ impl Worker {
     /// Applies another configuration; connections stay.
     pub fn renew(&mut self, generation: Arc<ConfigSnapshot>) {
         let settings = &generation.settings;
-        let (sites, limits, budgets) = (Arc::clone(&settings.sites), settings.limits.clone(), settings.budgets.clone());
+        let (sites, limits, budgets) = (Arc::clone(&settings.sites), settings.limits.clone(), settings.cache.clone());
         self.context.shared.renew(sites, limits, budgets, generation.caches.as_ref());
         self.context.log.renew(&settings.log);
         self.context.sender.renew(&generation);

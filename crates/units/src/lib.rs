@@ -16,4 +16,4 @@ pub use bytes::{Bytes, ParseBytesError};
 pub use duration::{ParseDurationError, parse_duration};
 pub use rate::{BitsPerSecond, ParseBitsPerSecondError};
 pub use time::Time;
-pub use written::{OptionalSeconds, Seconds};
+pub use written::{Count, Positive, PositiveBytes, PositiveSeconds, Seconds, TimeFrom};

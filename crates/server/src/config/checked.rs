@@ -10,8 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::Ipv6Addr;
-use std::num::NonZeroU32;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,76 +20,57 @@ use amped_core::glob::Glob;
 use amped_core::routes::{FixedResponse, Route, RouteAction};
 use amped_core::site::{AppRule, Site, Sites, Types};
 use amped_http::status::Status;
-use clap::ValueEnum;
 
 use super::cli::Serve;
 use super::error::Findings;
 use super::file::{AppTable, AuthTable, File, RouteTable, SiteTable};
-use super::read::{Node, Read, check_ranges};
-use super::schema;
+use super::read::{Node, Read};
 use super::settings::{
-    Address, AppKind, AppSettings, Form, LogTarget, Settings, SharedSettings, SiteRoot, form, number, parse_listen,
+    Address, AppKind, AppSettings, Form, LogTarget, SharedSettings, SiteRoot, form, number, parse_listen,
 };
 use super::types;
 
-/// Makes the settings of flags and file; `folder` is where the file lies, to which its paths are relative. `None` only
-/// with something noted in `findings`.
-pub(super) fn settle(
-    flags: &Serve,
-    mut read: Read<'_>,
-    folder: &Path,
-    findings: &mut Findings,
-) -> (File, Option<Settings>) {
+/// Everything that a server is configured with: the file in force, and what was made from it.
+///
+/// It never changes: a SIGHUP makes another one.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The file as it is in force: completed, with flags in the place of what it says, and with absolute paths.
+    pub file: File,
+    /// Event loops, threads or processes, 1 or more.
+    pub workers: usize,
+    /// The cache that processes of MP share, if they do.
+    pub shared_cache: Option<SharedSettings>,
+    /// The sites; the first is the default one.
+    pub sites: Arc<Sites>,
+    /// Where each site's files are: `roots[site.number]`.
+    pub roots: Vec<SiteRoot>,
+    /// Files of names and passwords, absolute paths: those of a guard are at `accounts[guard.accounts]`.
+    pub accounts: Vec<PathBuf>,
+    /// How each site's applications run: `apps[site.number][rule]`, with the rules of the site.
+    pub apps: Vec<Vec<AppSettings>>,
+}
+
+impl Deref for Settings {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl DerefMut for Settings {
+    fn deref_mut(&mut self) -> &mut File {
+        &mut self.file
+    }
+}
+
+/// Makes settings of a file and the flags that set no key; paths in the file are relative to `folder`. `None` only with a
+/// finding.
+pub(super) fn settle(flags: &Serve, read: Read<'_>, folder: &Path, findings: &mut Findings) -> Option<Settings> {
     let whole = findings.is_empty();
-    apply_flags(flags, &mut read);
-    let mut file = read.file.clone();
-    let root = read.root();
-    let mut check = Checker { folder, whole, findings, accounts: Vec::new() };
-    check.ranges(&file, root);
-    let settings = check.settings(flags, &mut file, root);
-    (file, settings)
-}
-
-/// Puts the flags in the place of what the file says.
-fn apply_flags(flags: &Serve, read: &mut Read<'_>) {
-    let mut given = Vec::new();
-    let file = &mut read.file;
-    let mut has = |is_given: bool, table, key| given.extend(is_given.then_some((table, key)));
-    has(!flags.listen.is_empty(), "", "listen");
-    has(flags.workers.is_some(), "", "workers");
-    has(flags.user.is_some(), "", "user");
-    has(flags.helpers.is_some(), "helpers", "max");
-    has(flags.access_log.is_some(), "log", "access");
-    has(flags.control.is_some(), "control", "socket");
-    has(flags.metrics_file.is_some(), "metrics", "file");
-    has(flags.metrics_listen.is_some(), "metrics", "listen");
-    if !flags.listen.is_empty() {
-        file.listen = flags.listen.iter().copied().map(Address).collect();
-    }
-    set(&mut file.architecture, &flags.architecture);
-    file.workers = flags.workers.or(file.workers);
-    file.user = flags.user.clone().or(file.user.take());
-    set(&mut file.helpers.max, &flags.helpers);
-    if flags.helpers.is_some() {
-        // The flag was not written with this file in mind: what it contradicts gives way.
-        file.helpers.min_spare = file.helpers.min_spare.min(file.helpers.max);
-    }
-    set(&mut file.helpers.kind, &flags.helpers_kind);
-    set(&mut file.send.residency, &flags.residency);
-    set(&mut file.send.content, &flags.content);
-    set(&mut file.log.access, &flags.access_log);
-    set(&mut file.log.format, &flags.log_format);
-    file.control.socket = flags.control.clone().or(file.control.socket.take());
-    file.metrics.file = flags.metrics_file.clone().or(file.metrics.file.take());
-    file.metrics.listen = flags.metrics_listen.map(Address).or(file.metrics.listen);
-    file.optimise = file.optimise.switched(&flags.without, &flags.with);
-    given.into_iter().for_each(|(table, key)| read.forget(table, key));
-}
-
-fn set<T: Clone>(key: &mut T, flag: &Option<T>) {
-    if let Some(value) = flag {
-        *key = value.clone();
-    }
+    let (file, root) = (read.file.clone(), read.root());
+    Checker { folder, whole, findings, accounts: Vec::new() }.settings(flags, file, root)
 }
 
 struct Checker<'a> {
@@ -103,12 +83,7 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    fn ranges(&mut self, file: &File, root: Node<'_>) {
-        let value = serde_json::to_value(file).unwrap_or_default();
-        check_ranges(&value, schema::schema(), "", root, self.findings);
-    }
-
-    fn settings(&mut self, flags: &Serve, file: &mut File, root: Node<'_>) -> Option<Settings> {
+    fn settings(&mut self, flags: &Serve, mut file: File, root: Node<'_>) -> Option<Settings> {
         self.listen(root.get("listen"));
         let form = form(file.architecture);
         // One of a pool has one connection.
@@ -121,15 +96,15 @@ impl Checker<'_> {
             let help = "write `user` too, or take `group` out";
             self.findings.at(root.get("group").span(), "`group` is given without `user`", help);
         }
-        self.flags_of_helpers(flags, &form, file);
-        self.helpers(file, root.get("helpers"));
-        self.log(file, root.get("log"));
-        self.limits(file, root.get("limits"));
-        self.cache(file, root.get("cache"));
-        self.spool(file, root.get("spool"));
-        self.control(file, root.get("control"));
-        self.metrics(flags, file, root.get("metrics"));
-        let (sites, roots, apps) = self.sites(flags, file, root)?;
+        self.helpers(&form, &mut file, root.get("helpers"));
+        self.log(&mut file, root.get("log"));
+        self.limits(&mut file, root.get("limits"));
+        self.cache(&mut file, root.get("cache"));
+        self.spool(&mut file, root.get("spool"));
+        self.control(&mut file, root.get("control"));
+        self.metrics(&mut file, root.get("metrics"));
+        let (sites, roots, apps) = self.sites(flags, &mut file, root)?;
+        (file.log.delayed, file.log.string_caches) = (file.optimise.delayed_log, file.optimise.string_caches);
         // As much as the processes would have together without it, and files up to the same size.
         let shared = SharedSettings {
             bytes: file.cache.content_bytes,
@@ -137,34 +112,16 @@ impl Checker<'_> {
             entries: file.cache.path_entries,
         };
         let is_shared = file.cache.shared && shared.bytes.0 > 0 && shared.entries > 0;
-        let mut log = file.log.clone();
-        (log.delayed, log.string_caches) = (file.optimise.delayed_log, file.optimise.string_caches);
-        Some(Settings {
-            listen: file.listen.iter().map(|address| address.0).collect(),
-            architecture: file.architecture,
-            workers,
-            user: file.user.clone(),
-            group: file.group.clone(),
-            helpers: file.helpers.clone(),
-            log,
-            limits: file.limits.clone(),
-            budgets: file.cache.clone(),
-            shared_cache: is_shared.then_some(shared),
-            optimise: file.optimise,
-            send: file.send.clone(),
-            spool: file.spool.clone(),
-            stop_deadline: file.stop.deadline,
-            control: file.control.socket.clone(),
-            metrics: file.metrics.clone(),
-            sites: Arc::new(sites),
-            roots,
-            accounts: std::mem::take(&mut self.accounts).into_iter().map(|(path, _)| path).collect(),
-            max_password_attempts: NonZeroU32::new(file.limits.max_password_attempts),
-            apps,
-        })
+        let accounts = std::mem::take(&mut self.accounts).into_iter().map(|(path, _)| path).collect();
+        let shared_cache = is_shared.then_some(shared);
+        Some(Settings { file, workers, shared_cache, sites: Arc::new(sites), roots, accounts, apps })
     }
 
     fn listen(&mut self, node: Node<'_>) {
+        if node.elements().next().is_none() && node.place().is_some() && self.whole {
+            let help = "write an address, or take the key out for the default, [\"127.0.0.1:8080\"]";
+            self.findings.at(node.span(), "`listen` is empty", help);
+        }
         let mut seen = HashMap::new();
         for text in node.elements() {
             // Port 0 asks the system for a free one, and may well be asked for twice.
@@ -188,7 +145,8 @@ impl Checker<'_> {
         if *value <= most {
             return;
         }
-        let Some(place) = table.get(name).place() else {
+        // A flag was not written with this file in mind.
+        let Some(place) = table.get(name).place().filter(|_| !table.get(other_name).is_flag()) else {
             *value = most;
             return;
         };
@@ -205,72 +163,53 @@ impl Checker<'_> {
             && (name.is_empty() || name.contains(|c: char| c.is_control() || c == ':' || c == '/'))
         {
             let help = "write a name as in `/etc/passwd`, or take the key out to stay who you are";
-            self.findings.at_or_usage(node.place(), format!("{name:?} is not the name of a {what}"), help);
+            self.findings.at(node.span(), format!("{name:?} is not the name of a {what}"), help);
         }
     }
 
-    fn flags_of_helpers(&mut self, flags: &Serve, form: &Form, file: &File) {
-        let given = [("--helpers", flags.helpers.is_some()), ("--helpers-kind", flags.helpers_kind.is_some())];
-        for (flag, _) in given.iter().filter(|(_, is_given)| *is_given && !form.helpers) {
-            let help = "take it out, or serve with `--architecture amped`, whose loops have helpers";
-            let name = file.architecture.to_possible_value();
-            let name = name.as_ref().map_or("", |name| name.get_name());
-            self.findings.usage(format!("`{flag}` is given, but the architecture {name} has no helpers"), help);
+    fn helpers(&mut self, form: &Form, file: &mut File, node: Node<'_>) {
+        for key in ["max", "kind"].map(|key| node.get(key)).iter().filter(|key| key.is_flag() && !form.helpers) {
+            let help = "remove it, or use `--architecture amped`, whose event loops have helpers";
+            self.findings.at(key.span(), "this architecture has no helpers", help);
         }
-    }
-
-    fn helpers(&mut self, file: &mut File, node: Node<'_>) {
         self.at_most(node, ("min_spare", &mut file.helpers.min_spare), ("max", file.helpers.max));
     }
 
     fn log(&mut self, file: &mut File, node: Node<'_>) {
         let LogTarget::File(path) = &mut file.log.access else { return };
-        let place = node.get("access").place();
-        if path.as_os_str().is_empty() {
-            // Its range says so.
-            return;
-        }
-        *path = self.absolute(path, place.is_some());
+        *path = self.absolute(path, node.get("access"));
         if let Err((message, help)) = log_file(path) {
-            match place {
-                Some(place) => self.findings.at(place, message, help),
-                None => self.findings.outside(message, help),
-            }
+            self.findings.at(node.get("access").span(), message, help);
         }
     }
 
-    /// The absolute form of a path; those in the file begin at its folder, those of flags where the program was started.
-    fn absolute(&self, path: &Path, in_file: bool) -> PathBuf {
-        let path = if in_file { self.folder.join(path) } else { path.to_owned() };
+    /// The absolute form of a path: relative to the folder of the file, from a flag to the current one.
+    fn absolute(&self, path: &Path, node: Node<'_>) -> PathBuf {
+        let path = if node.is_flag() { path.to_owned() } else { self.folder.join(path) };
         std::path::absolute(&path).unwrap_or(path)
     }
 
     fn control(&mut self, file: &mut File, node: Node<'_>) {
-        let Some(path) = &mut file.control.socket else { return };
-        let place = node.get("socket").place();
+        let (Some(path), node) = (&mut file.control.socket, node.get("socket")) else { return };
         if path.as_os_str().is_empty() {
-            self.findings.at_or_usage(place, "`socket` is empty", "take the key out for no socket");
-            return;
+            return self.findings.at(node.span(), "`socket` is empty", "take the key out for no socket");
         }
-        *path = self.absolute(path, place.is_some());
+        *path = self.absolute(path, node);
         // unix(7): `sun_path` has 108 bytes, with the NUL at its end.
         if path.as_os_str().len() > 107 {
             let message = format!("the name of the control socket has {} bytes", path.as_os_str().len());
             let help = "the system takes 107 at most: name one in a folder such as /run/amped";
-            match place {
-                Some(place) => self.findings.at(place, message, help),
-                None => self.findings.outside(message, help),
-            }
+            self.findings.at(node.span(), message, help);
         }
     }
 
-    fn metrics(&mut self, flags: &Serve, file: &mut File, node: Node<'_>) {
-        let (path, listen) = (node.get("file").place(), node.get("listen").place());
+    fn metrics(&mut self, file: &mut File, node: Node<'_>) {
+        let (path, listen) = (node.get("file"), node.get("listen"));
         if let Some(file) = &mut file.metrics.file {
             if file.as_os_str().is_empty() {
-                self.findings.at_or_usage(path.clone(), "`file` is empty", "take the key out for no file");
+                self.findings.at(path.span(), "`file` is empty", "take the key out for no file");
             }
-            *file = self.absolute(file, path.is_some());
+            *file = self.absolute(file, path);
         }
         let public = file.metrics.public;
         if let Some(Address(address)) = file.metrics.listen
@@ -279,18 +218,18 @@ impl Checker<'_> {
         {
             let message = format!("other machines could ask for the metrics at {address}");
             let help = format!("write 127.0.0.1:{}, or `public = true` in `[metrics]` if they may", address.port());
-            self.findings.at_or_usage(listen.clone(), message, help);
+            self.findings.at(listen.span(), message, help);
         }
         if !cfg!(feature = "metrics") && (file.metrics.file.is_some() || file.metrics.listen.is_some()) {
             let message = "metrics are asked for, and this server was built without them";
             let help = "build it with the feature `metrics`, as by default, or take them out";
-            self.findings.at_or_usage(path.or(listen).filter(|_| flags.metrics_file.is_none()), message, help);
+            self.findings.at(path.place().unwrap_or(listen.span()), message, help);
         }
     }
 
     fn spool(&mut self, file: &mut File, node: Node<'_>) {
         let Some(path) = &mut file.spool.directory else { return };
-        *path = self.absolute(path, true);
+        *path = self.absolute(path, node);
         if !path.is_dir() {
             let help = "create it, or write another one; without the key it is $TMPDIR, else /var/tmp";
             let message = format!("{} is not a directory", path.display());
@@ -383,12 +322,12 @@ impl Checker<'_> {
 
     fn root(&mut self, dir: Option<&Path>, site: &mut SiteTable, node: Node<'_>) -> Option<SiteRoot> {
         let path = match (dir, &site.root) {
-            (Some(dir), _) => self.absolute(dir, false),
+            (Some(dir), _) => std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()),
             (None, Some(root)) if root.as_os_str().is_empty() => {
                 self.findings.at(node.span(), "`root` is empty", "write \".\" for the folder of this file");
                 return None;
             }
-            (None, Some(root)) => self.absolute(root, true),
+            (None, Some(root)) => self.absolute(root, node),
             (None, None) => return None,
         };
         if let Err((message, help)) = folder_to_serve(&path) {
@@ -818,7 +757,7 @@ impl Checker<'_> {
             self.findings.at(place, "`accounts` is empty", help);
             return None;
         }
-        table.accounts = self.absolute(&table.accounts, true);
+        table.accounts = self.absolute(&table.accounts, node);
         let file = &table.accounts;
         if let Err(error) = std::fs::metadata(file) {
             let message = format!("the accounts in {} cannot be used: {error}", file.display());

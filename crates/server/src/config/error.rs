@@ -147,17 +147,21 @@ impl Diagnostic for Drawing<'_> {
     }
 }
 
+/// Where a value from the command line stands: beyond any text, at the number of its flag.
+pub(super) const FLAGS: usize = usize::MAX / 2;
+
 /// Problems as they are found.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     source: Option<Arc<Source>>,
+    flags: Vec<&'static str>,
     problems: Vec<Problem>,
 }
 
 impl Findings {
-    /// Findings that are places in this text.
-    pub(super) fn within(source: Arc<Source>) -> Findings {
-        Findings { source: Some(source), problems: Vec::new() }
+    /// Findings in this text, and in the values of these flags.
+    pub(super) fn within(source: Option<Arc<Source>>, flags: Vec<&'static str>) -> Findings {
+        Findings { source, flags, problems: Vec::new() }
     }
 
     /// Nothing was found so far.
@@ -192,20 +196,12 @@ impl Findings {
         self.push(Vec::new(), message.into(), help.into(), true);
     }
 
-    /// Something at this place is wrong; without one, on the command line.
-    pub(super) fn at_or_usage(
-        &mut self,
-        place: Option<Range<usize>>,
-        message: impl Into<String>,
-        help: impl Into<String>,
-    ) {
-        match place {
-            Some(span) => self.at(span, message, help),
-            None => self.usage(message, help),
+    fn push(&mut self, mut spans: Vec<(Range<usize>, Option<String>)>, message: String, help: String, usage: bool) {
+        let flag = spans.first().and_then(|(span, _)| self.flags.get(span.start.checked_sub(FLAGS)?));
+        if let Some(flag) = flag {
+            return self.push(Vec::new(), format!("--{flag}: {message}"), help, true);
         }
-    }
-
-    fn push(&mut self, spans: Vec<(Range<usize>, Option<String>)>, message: String, help: String, usage: bool) {
+        spans.retain(|(span, _)| span.start < FLAGS);
         // A message is one line, so that a line is a message for tools; some of toml's are several.
         let message = message.lines().map(str::trim).collect::<Vec<_>>().join("; ");
         let help = (!help.is_empty()).then_some(help);

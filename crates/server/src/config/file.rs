@@ -14,7 +14,7 @@ use amped_core::limits::Limits;
 use amped_core::routes::Fallback;
 use amped_core::site::{EtagForm, HeaderRule, NegotiationRule, Symlinks};
 use amped_http::negotiate::Coding;
-use amped_units::{Bytes, OptionalSeconds, Seconds};
+use amped_units::{Bytes, Count, PositiveSeconds, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -27,10 +27,8 @@ use super::settings::{
 /// Configuration of amped
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
-pub(super) struct File {
-    /// Addresses and ports to listen on
-    ///
-    /// `*:8080` is every address, IPv4 and IPv6; an IPv6 address is written in brackets: `[::1]:8080`.
+pub struct File {
+    /// Addresses and ports to listen on, such as `[::1]:8080`, or `*:8080` for every address of IPv4 and IPv6
     #[schemars(length(min = 1))]
     pub listen: Vec<Address>,
     /// Server architecture
@@ -41,7 +39,8 @@ pub(super) struct File {
     ///
     /// One event loop per core is enough: a loop serves thousands of clients. A thread or process serves one client at a time.
     /// Fixed at the start.
-    #[schemars(range(min = 1, max = 4096), example = 1)]
+    #[serde(with = "Count::<1, 4096>")]
+    #[schemars(example = 1)]
     pub workers: Option<usize>,
     /// User to become once the ports are open
     ///
@@ -96,7 +95,7 @@ impl Default for File {
 /// The default site answers to every host name that no other site has.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
-pub(super) struct SiteTable {
+pub struct SiteTable {
     /// Host names; "*.example.org" is every name below example.org
     ///
     /// Required for every site but the first.
@@ -175,7 +174,7 @@ impl Default for SiteTable {
 /// The first table whose `match` matches applies. It has exactly one of `redirect`, `rewrite`, `deny`, `respond`, `internal`.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table")]
-pub(super) struct RouteTable {
+pub struct RouteTable {
     /// Paths that the route applies to
     #[serde(rename = "match")]
     #[schemars(example = "/old/**")]
@@ -207,7 +206,7 @@ pub(super) struct RouteTable {
 /// Folder that requires a password (Basic, RFC 7617)
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table")]
-pub(super) struct AuthTable {
+pub struct AuthTable {
     /// Path of the folder, with a slash at both ends; everything in it is included
     #[schemars(example = "/private/")]
     pub folder: Box<str>,
@@ -225,7 +224,7 @@ pub(super) struct AuthTable {
 /// `command`.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table")]
-pub(super) struct AppTable {
+pub struct AppTable {
     /// Paths of its scripts; the rest of a path is PATH_INFO
     ///
     /// `/cgi-bin/**` for a folder, `*.php` for a suffix, `/app` for one script.
@@ -254,8 +253,7 @@ pub(super) struct AppTable {
     #[schemars(example = 1)]
     pub min_spare: Option<usize>,
     /// Maximum time without progress; then 504
-    #[serde(default = "minute", with = "Seconds")]
-    #[schemars(extend("x-positive" = true))]
+    #[serde(default = "minute", with = "PositiveSeconds")]
     pub timeout: Duration,
     /// Maximum request body; longer: 413
     #[serde(default = "hundred_mib")]
@@ -274,11 +272,12 @@ pub(super) struct AppTable {
     #[serde(default = "yes")]
     pub buffer_response: bool,
     /// Cache responses to GET; for this long, if they do not say for how long (RFC 9111)
-    #[serde(default, with = "OptionalSeconds")]
+    #[serde(default, with = "Seconds")]
     #[schemars(example = "10s")]
     pub cache: Option<Duration>,
     /// Maximum requests at a time, of the whole server; default 20, for `fastcgi` no limit
-    #[schemars(range(min = 1, max = 4096), example = 20)]
+    #[serde(default, with = "Count::<1, 4096>")]
+    #[schemars(example = 20)]
     pub max_processes: Option<usize>,
     /// Maximum requests that wait for a process; more: 503
     #[serde(default = "thousand")]

@@ -1,13 +1,12 @@
-//! What the operator wants: flags and a file become one [`Settings`], or an [`Error`] that tells all that is wrong.
+//! The configuration: flags and a file become one [`Settings`], or an [`Error`] that lists every mistake.
 //!
 //! 1. [`settings`], `file` and core define each key once; `schema` has descriptions, ranges and examples of them.
-//! 2. [`cli`] has the flags as typed, each looked at alone.
-//! 3. `read` makes a `File` of the text, and knows the place of each value.
-//! 4. `checked` makes [`Settings`] of both: a flag goes before the file, the file before the default.
-//! 5. `print` goes the other way: the configuration in force, the example and the reference.
+//! 2. [`cli`] has the flags. Those that set a key put their value in the place of the key.
+//! 3. `read` parses the text into a `File`, checks each value, and knows the place of each.
+//! 4. `checked` checks keys together and builds the [`Settings`].
+//! 5. `print` prints: the configuration in force, the example and the reference.
 //!
-//! Nothing behind this module sees 2 or 3, so no value has two meanings and none is checked twice. Roots are looked at here, but
-//! opened by the server: they may vanish between the two.
+//! Roots are checked here but opened by the server: they may vanish in between.
 
 mod checked;
 pub mod cli;
@@ -24,6 +23,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use checked::Settings;
 pub use error::{Error, Problem};
 pub use types::known as known_type;
 
@@ -31,18 +31,10 @@ use amped_core::auth::AccountError;
 
 use crate::passwords::accounts;
 use error::{Findings, Source};
-use file::File;
-use settings::Settings;
 
-/// The settings that these flags ask for, with the file that they name. After a SIGHUP, the same again: an error then leaves
-/// the old ones in force.
-pub fn load(flags: &cli::Serve) -> Result<Settings, Error> {
-    resolve(flags).map(|(_, settings)| settings)
-}
-
-/// The whole configuration that these flags ask for, as a file: `amped serve --print-config`.
+/// The whole configuration in force with these flags, as a file: `amped serve --print-config`.
 pub fn print(flags: &cli::Serve) -> Result<String, Error> {
-    resolve(flags).map(|(file, _)| print::print(&file))
+    load(flags).map(|settings| print::print(&settings.file))
 }
 
 /// A page that is generated from the definition of the configuration.
@@ -54,9 +46,10 @@ pub fn page(page: cli::Page) -> String {
     }
 }
 
-fn resolve(flags: &cli::Serve) -> Result<(File, Settings), Error> {
+/// Reads the settings from these flags and the file that they name, at the start and after each SIGHUP.
+pub fn load(flags: &cli::Serve) -> Result<Settings, Error> {
     let Some(path) = &flags.config else {
-        return parse_within(flags, "", Path::new(""), Findings::default());
+        return parse(flags, None, Path::new(""));
     };
     let text = std::fs::read(path).and_then(|bytes| {
         String::from_utf8(bytes).map_err(|error| {
@@ -68,13 +61,13 @@ fn resolve(flags: &cli::Serve) -> Result<(File, Settings), Error> {
     // An absolute path that was given has a folder, whatever the current one is.
     let absolute = std::path::absolute(path).map_err(|reason| error::unreadable(path, &reason))?;
     let folder = absolute.parent().map_or_else(PathBuf::new, Path::to_path_buf);
-    parse(flags, &path.display().to_string(), text, &folder)
+    parse(flags, Some(Source { name: path.display().to_string(), text }), &folder)
 }
 
 /// What `amped check` prints: the file is good, and what it would do.
 pub fn check(flags: &cli::Check) -> Result<String, Error> {
     let settings = load(&cli::Serve { config: Some(flags.config.clone()), ..cli::Serve::default() })?;
-    let addresses: Vec<String> = settings.listen.iter().map(ToString::to_string).collect();
+    let addresses: Vec<String> = settings.listen.iter().map(|address| address.0.to_string()).collect();
     let sites = match settings.roots.len() {
         1 => "1 site".to_owned(),
         n => format!("{n} sites"),
@@ -112,21 +105,15 @@ fn check_accounts(path: &Path, findings: &mut Findings) -> String {
     lines
 }
 
-/// The file in force and the settings of a configuration text with this name; its paths are relative to `folder`.
-fn parse(flags: &cli::Serve, name: &str, text: String, folder: &Path) -> Result<(File, Settings), Error> {
-    let source = Arc::new(Source { name: name.to_owned(), text });
-    parse_within(flags, &source.text, folder, Findings::within(Arc::clone(&source)))
-}
-
-fn parse_within(
-    flags: &cli::Serve,
-    text: &str,
-    folder: &Path,
-    mut findings: Findings,
-) -> Result<(File, Settings), Error> {
-    let read = read::read(text, &mut findings);
-    let (file, settings) = checked::settle(flags, read, folder, &mut findings);
-    findings.into_result(settings).map(|settings| (file, settings))
+/// Reads the settings from flags and a file, if any, whose paths are relative to `folder`.
+fn parse(flags: &cli::Serve, source: Option<Source>, folder: &Path) -> Result<Settings, Error> {
+    let (source, overrides) = (source.map(Arc::new), flags.overrides());
+    let names = overrides.iter().map(|key| key.flag).collect();
+    let mut findings = Findings::within(source.clone(), names);
+    let text = source.as_ref().map_or("", |source| &source.text);
+    let read = read::read(text, &overrides, &mut findings);
+    let settings = checked::settle(flags, read, folder, &mut findings);
+    findings.into_result(settings)
 }
 
 #[cfg(test)]

@@ -60,24 +60,10 @@ impl Default for Optimise {
     }
 }
 
-/// What `--without` takes for all of them.
-pub(super) const ALL: &str = "all";
-
 impl Optimise {
-    /// The same, less what is taken away, plus what is added: names of keys with `-` for `_`, or [`ALL`].
-    pub(super) fn switched(self, without: &[String], with: &[String]) -> Optimise {
-        let mut switches = toml::Table::try_from(self).unwrap_or_default();
-        for (names, on) in [(without, false), (with, true)] {
-            for name in names {
-                let key = name.replace('-', "_");
-                for (switch, value) in &mut switches {
-                    if name == ALL || *switch == key {
-                        *value = on.into();
-                    }
-                }
-            }
-        }
-        switches.try_into().unwrap_or(self)
+    /// The names of the switches.
+    pub(super) fn names() -> Vec<String> {
+        toml::Table::try_from(Optimise::default()).map(|table| table.keys().cloned().collect()).unwrap_or_default()
     }
 
     /// What the caches may hold, with those that are off left empty.
@@ -102,25 +88,5 @@ impl Optimise {
         budgets.ready_headers = self.ready_headers;
         budgets.made_pages = self.made_pages;
         budgets
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn optimisations_can_be_disabled_and_enabled() {
-        let on = |optimise: Optimise| -> Vec<String> {
-            let switches = toml::Table::try_from(optimise).unwrap();
-            switches.into_iter().filter(|(_, on)| on.as_bool() == Some(true)).map(|(name, _)| name).collect()
-        };
-        let names: Vec<String> = toml::Table::try_from(Optimise::default()).unwrap().keys().cloned().collect();
-        let all = [ALL.to_owned()];
-        for name in names {
-            let flag = [name.replace('_', "-")];
-            assert!(!on(Optimise::default().switched(&flag, &[])).contains(&name));
-            assert_eq!(on(Optimise::default().switched(&all, &flag)), [name]);
-        }
     }
 }

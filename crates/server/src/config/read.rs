@@ -14,7 +14,8 @@ use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
-use super::error::Findings;
+use super::cli::Override;
+use super::error::{FLAGS, Findings};
 use super::file::File;
 use super::schema;
 
@@ -23,9 +24,14 @@ use super::schema;
 pub(super) struct Node<'a>(Option<&'a Spanned<DeValue<'a>>>);
 
 impl<'a> Node<'a> {
-    /// Where the value stands; `None` if it is not written.
+    /// Where the value stands; `None` if neither the file nor a flag has it.
     pub(super) fn place(self) -> Option<Range<usize>> {
         self.0.map(Spanned::span)
+    }
+
+    /// Whether the value comes from a flag.
+    pub(super) fn is_flag(self) -> bool {
+        self.span().start >= FLAGS
     }
 
     /// Where the value stands; the start of the file if it is not written.
@@ -36,11 +42,6 @@ impl<'a> Node<'a> {
     /// A key of this table.
     pub(super) fn get(self, key: &str) -> Node<'a> {
         Node(self.0.and_then(|value| value.get_ref().get(key)))
-    }
-
-    /// An element of this list.
-    pub(super) fn at(self, index: usize) -> Node<'a> {
-        Node(self.0.and_then(|value| value.get_ref().get(index)))
     }
 
     /// The text at this place.
@@ -75,23 +76,15 @@ impl Read<'_> {
     pub(super) fn root(&self) -> Node<'_> {
         Node(Some(&self.tree))
     }
-
-    /// Takes out the places of keys in whose stead flags were given.
-    pub(super) fn forget(&mut self, table: &str, key: &str) {
-        if let DeValue::Table(root) = self.tree.get_mut() {
-            if table.is_empty() {
-                root.remove(key);
-            } else if let Some(DeValue::Table(table)) = root.get_mut(table).map(Spanned::get_mut) {
-                table.remove(key);
-            }
-        }
-    }
 }
 
-/// Reads a file, noting what is wrong with its shape.
-pub(super) fn read<'a>(text: &'a str, findings: &mut Findings) -> Read<'a> {
+/// Reads a file and the keys that flags set, noting each wrong value.
+pub(super) fn read<'a>(text: &'a str, overrides: &'a [Override], findings: &mut Findings) -> Read<'a> {
     let mut tree = grammar(text, findings).unwrap_or_else(|| Spanned::new(0..0, DeTable::new()));
     refuse_homeless(text, tree.get_mut(), findings);
+    for (number, key) in overrides.iter().enumerate() {
+        put(tree.get_mut(), key, FLAGS + number);
+    }
     let file = loop {
         let fault = match File::deserialize(toml::de::Deserializer::from(tree.clone())) {
             Ok(file) => break file,
@@ -118,44 +111,25 @@ pub(super) fn read<'a>(text: &'a str, findings: &mut Findings) -> Read<'a> {
     Read { file, tree }
 }
 
-/// Notes each value that is out of the range of its key. `node` is the place of `value`; without one a flag has it, or it is a
-/// default.
-pub(super) fn check_ranges(value: &Value, schema: &Value, key: &str, node: Node<'_>, findings: &mut Findings) {
-    match value {
-        Value::Object(table) => {
-            for (key, value) in table {
-                check_ranges(value, &schema["properties"][key], key, node.get(key), findings);
-            }
-        }
-        Value::Array(list) => {
-            for (index, value) in list.iter().enumerate() {
-                check_ranges(value, schema::table(schema), key, node.at(index), findings);
-            }
-            if list.is_empty() && schema["minItems"].as_u64() > Some(0) {
-                findings.at_or_usage(node.place(), format!("`{key}` is empty"), help_for(schema));
-            }
-        }
-        Value::Number(number) => {
-            let (least, most) = (schema["minimum"].as_u64(), schema["maximum"].as_u64());
-            let number = number.as_u64().unwrap_or_default();
-            if least > Some(number) {
-                findings.at_or_usage(node.place(), format!("`{key}` cannot be {number}"), help_for(schema));
-            } else if most.is_some_and(|most| number > most) {
-                let message = format!("`{key}` cannot be more than {}", most.unwrap_or_default());
-                findings.at_or_usage(node.place(), message, help_for(schema));
-            }
-        }
-        Value::String(text) => {
-            let is_zero = text.starts_with('0') && text[1..].bytes().all(|b| b.is_ascii_alphabetic());
-            if is_zero && schema["x-positive"] == true {
-                findings.at_or_usage(node.place(), format!("`{key}` cannot be zero"), help_for(schema));
-            }
-            if text.is_empty() && schema["minLength"].as_u64() > Some(0) {
-                findings.at_or_usage(node.place(), format!("`{key}` is empty"), help_for(schema));
-            }
-        }
-        Value::Null | Value::Bool(_) => {}
+/// Puts the value of a flag into the place of the key that it sets. Its span begins at `start`; its end tells elements apart.
+fn put<'a>(tree: &mut DeTable<'a>, key: &'a Override, start: usize) {
+    let place = |value: Spanned<DeValue<'a>>| Spanned::new(start..start + 1 + value.span().end, value.into_inner());
+    let Ok(mut value) = DeValue::parse(&key.value).map(place) else { return };
+    if let DeValue::Array(list) = value.get_mut() {
+        *list = std::mem::replace(list, DeArray::new()).into_iter().map(place).collect();
     }
+    let name = |name: &'a str| Spanned::new(start..start + 1, name.into());
+    let mut table = tree;
+    if !key.table.is_empty() {
+        if !table.contains_key(key.table) {
+            table.insert(name(key.table), Spanned::new(start..start + 1, DeValue::Table(DeTable::new())));
+        }
+        // Else it is no table, which is reported.
+        let Some(DeValue::Table(inner)) = table.get_mut(key.table).map(Spanned::get_mut) else { return };
+        table = inner;
+    }
+    table.remove(&*key.key);
+    table.insert(name(&key.key), value);
 }
 
 /// What a key may be, as the way out.
@@ -312,6 +286,10 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
         return (message.to_owned(), help.to_owned());
     }
     let complaint = complaint.lines().next().unwrap_or_default();
+    // It is out of the range of the key.
+    if complaint.starts_with("cannot be ") {
+        return (format!("`{key}` {complaint}"), help_for(schema::of(&keys)));
+    }
     let is_list = schema::of(&keys).get("items").is_some_and(schema::is_table);
     if complaint.starts_with("unknown field `") {
         return unknown_key(complaint, &keys, place);

@@ -1,80 +1,24 @@
-//! The server's configuration: the tables of the configuration file, each key with its description, default and range, and the
-//! checked [`Settings`] that come of them.
+//! The tables of the configuration file, each key with its description, default and range.
 //!
 //! A key is defined once: here, in `file`, or, for `[limits]`, `[cache]` and the rules of a site, in core, where its value is
-//! used. Its type says how it is read and printed, the first paragraph of its comment is its description in `--print-config`,
-//! the example and the reference, `Default` its default, and `range` or `x-positive` what it may be. What keys mean together
-//! is for `checked`; a value that it has seen needs no second look.
+//! used. Its type, or the form in `serde(with)`, parses, checks and prints it; the first paragraph of its comment is its
+//! description in `--help`, `--print-config`, the example and the reference; `Default` is its default. Checks between keys are in
+//! `checked`.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::num::NonZeroU32;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use amped_core::cache::Budgets;
 use amped_core::cache::hostname::HostnameLimits;
-use amped_core::limits::Limits;
-use amped_core::site::Sites;
-use amped_units::{Bytes, Seconds};
-use clap::ValueEnum;
+use amped_units::{Bytes, Positive, PositiveBytes, PositiveSeconds, Seconds};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{self, Visitor};
+use serde::de::{self, Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::optimise::Optimise;
-
-/// Everything a server is told at its start. It does not change afterwards: a SIGHUP makes another one.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Addresses to listen on, at least one.
-    pub listen: Vec<SocketAddr>,
-    /// Server architecture.
-    pub architecture: Architecture,
-    /// Event loops, threads or processes, 1 or more.
-    pub workers: usize,
-    /// Name of the user to become once the ports are open; default: stay who we are.
-    pub user: Option<String>,
-    /// Name of the group to become; default: the user's own.
-    pub group: Option<String>,
-    /// The helpers of each worker.
-    pub helpers: HelperSettings,
-    /// The access log.
-    pub log: LogSettings,
-    /// What one client may cost.
-    pub limits: Limits,
-    /// What the caches of one worker may hold.
-    pub budgets: Budgets,
-    /// The cache that processes of MP have in common, if they are to have one.
-    pub shared_cache: Option<SharedSettings>,
-    /// The optimisations that are on.
-    pub optimise: Optimise,
-    /// How bodies are sent.
-    pub send: SendSettings,
-    /// Where bodies are stored.
-    pub spool: SpoolSettings,
-    /// Time that responses in progress have to complete at shutdown.
-    pub stop_deadline: Duration,
-    /// The control socket, an absolute path.
-    pub control: Option<PathBuf>,
-    /// Where metrics are published.
-    pub metrics: MetricsSettings,
-    /// The sites; the first is the default one.
-    pub sites: Arc<Sites>,
-    /// Where each site's files lie: `roots[site.number]`.
-    pub roots: Vec<SiteRoot>,
-    /// Files of names and passwords, absolute paths: those of a guard are at `accounts[guard.accounts]`.
-    pub accounts: Vec<PathBuf>,
-    /// Wrong passwords from one address within a minute, before more are refused unseen.
-    pub max_password_attempts: Option<NonZeroU32>,
-    /// How each site's applications run: `apps[site.number][rule]`, with the rules of the site.
-    pub apps: Vec<Vec<AppSettings>>,
-}
-
 /// Server architecture: what waits for the network, and what for the disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
     /// Event loops; helpers wait for the disk
@@ -180,16 +124,15 @@ pub struct HelperSettings {
     /// Maximum disk helpers per event loop
     ///
     /// Enough to keep a disk's queue full, few enough not to crowd a core.
-    #[schemars(range(min = 1))]
+    #[serde(with = "Positive")]
     pub max: usize,
     /// Minimum idle helpers, at most `max`
     pub min_spare: usize,
     /// Maximum requests that wait for a helper; more: 503
-    #[schemars(range(min = 1))]
+    #[serde(with = "Positive")]
     pub max_queue: usize,
     /// An idle helper ends after this
-    #[serde(with = "Seconds")]
-    #[schemars(extend("x-positive" = true))]
+    #[serde(with = "PositiveSeconds")]
     pub idle_timeout: Duration,
 }
 
@@ -201,7 +144,7 @@ impl Default for HelperSettings {
 }
 
 /// Kind of helper.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HelperKind {
     /// Threads of the server: nothing is copied
@@ -220,11 +163,10 @@ pub struct LogSettings {
     /// Line format
     pub format: LogFormat,
     /// Lines are collected up to this size before a write
-    #[schemars(extend("x-positive" = true))]
+    #[serde(with = "PositiveBytes")]
     pub buffer: Bytes,
     /// Lines are written after this at the latest
-    #[serde(with = "Seconds")]
-    #[schemars(extend("x-positive" = true))]
+    #[serde(with = "PositiveSeconds")]
     pub flush: Duration,
     /// Log host names (forward-confirmed reverse DNS)
     ///
@@ -287,7 +229,7 @@ impl Default for LogSettings {
 }
 
 /// Line format of the access log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// Common Log Format
@@ -358,7 +300,7 @@ impl Default for SendSettings {
 }
 
 /// Where bodies are sent from (Flash, section 5.4, and its outlook on copies).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ContentMode {
     /// Small files from memory, large ones from the page cache
@@ -380,7 +322,7 @@ impl ContentMode {
 }
 
 /// How the loop finds out whether content is in memory, so that it need not wait for the disk (Flash, section 5.7).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Residency {
     /// preadv2(2) with RWF_NOWAIT
@@ -460,12 +402,12 @@ pub enum LogTarget {
     File(PathBuf),
 }
 
-impl From<&std::ffi::OsStr> for LogTarget {
+impl From<&str> for LogTarget {
     /// A file that is named `off` or `-` is written `./off`.
-    fn from(text: &std::ffi::OsStr) -> LogTarget {
-        match text.as_encoded_bytes() {
-            b"off" => LogTarget::Off,
-            b"-" => LogTarget::Stdout,
+    fn from(text: &str) -> LogTarget {
+        match text {
+            "off" => LogTarget::Off,
+            "-" => LogTarget::Stdout,
             _ => LogTarget::File(text.into()),
         }
     }
@@ -483,7 +425,10 @@ impl Serialize for LogTarget {
 
 impl<'de> Deserialize<'de> for LogTarget {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<LogTarget, D::Error> {
-        Ok(LogTarget::from(std::ffi::OsStr::new(&String::deserialize(deserializer)?)))
+        match String::deserialize(deserializer)?.as_str() {
+            "" => Err(D::Error::custom("`access` is empty\nwrite a file, \"-\" for standard output, or \"off\"")),
+            text => Ok(LogTarget::from(text)),
+        }
     }
 }
 

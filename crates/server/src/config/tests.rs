@@ -12,7 +12,7 @@ use amped_units::Bytes;
 
 use super::cli::Serve;
 use super::page as page_of;
-use super::settings::{LogFormat, LogTarget, SiteRoot};
+use super::settings::{LogFormat, LogTarget, Residency, SiteRoot};
 use super::*;
 
 fn repository() -> PathBuf {
@@ -25,16 +25,21 @@ fn read(text: &str) -> Result<Settings, Error> {
 }
 
 fn read_with(flags: &Serve, text: &str) -> Result<Settings, Error> {
-    resolve_text(flags, text).map(|(_, settings)| settings)
+    let flags = Serve { config: Some("test.toml".into()), ..flags.clone() };
+    parse(&flags, source("test.toml", text), Path::new("/srv/none"))
 }
 
-fn resolve_text(flags: &Serve, text: &str) -> Result<(File, Settings), Error> {
-    parse(
-        &Serve { config: Some("test.toml".into()), ..flags.clone() },
-        "test.toml",
-        text.into(),
-        Path::new("/srv/none"),
-    )
+fn source(name: &str, text: &str) -> Option<Source> {
+    Some(Source { name: name.into(), text: text.into() })
+}
+
+/// The flags of `amped serve` with these arguments.
+fn flags(args: &[&str]) -> Serve {
+    let args = ["amped", "serve"].iter().chain(args).map(Into::into);
+    match cli::parse(args).unwrap_or_else(|error| panic!("{error}")) {
+        cli::Command::Serve(flags) => *flags,
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -49,7 +54,7 @@ fn error_reports_match_golden_files() {
         let name = file.file_name().unwrap().to_str().unwrap();
         let flags = Serve { config: Some(file.clone()), ..Serve::default() };
         let text = fs::read_to_string(&file).unwrap();
-        let error = parse(&flags, name, text, Path::new("/srv/none")).expect_err(name);
+        let error = parse(&flags, source(name, &text), Path::new("/srv/none")).expect_err(name);
         let report = error.to_string();
         for problem in error.problems() {
             let (_, line, column) = problem.place().expect(name);
@@ -77,15 +82,15 @@ fn assert_same(a: &Settings, b: &Settings) {
 
 #[test]
 fn printed_configuration_round_trips() {
-    let check = |(file, settings): (File, Settings)| {
-        let page = print::print(&file);
-        let (file, again) = resolve_text(&Serve::default(), &page).unwrap_or_else(|error| panic!("{page}\n{error}"));
+    let check = |settings: Settings| {
+        let page = print::print(&settings.file);
+        let again = read(&page).unwrap_or_else(|error| panic!("{page}\n{error}"));
         assert_same(&settings, &again);
-        assert_eq!(print::print(&file), page);
+        assert_eq!(print::print(&again.file), page);
         again
     };
-    check(resolve(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap());
-    check(resolve(&Serve { config: Some(repository().join("examples/amped.toml")), ..Serve::default() }).unwrap());
+    check(load(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap());
+    check(load(&Serve { config: Some(repository().join("examples/amped.toml")), ..Serve::default() }).unwrap());
     // Every key away from its default.
     let text = r#"
         listen = ["*:80", "[::1]:81", "10.0.0.1:82"]
@@ -249,7 +254,7 @@ fn printed_configuration_round_trips() {
         match = "/other"
         command = ["serve", "--a", "b c"]
     "#;
-    let settings = check(resolve_text(&Serve::default(), text).unwrap_or_else(|error| panic!("{error}")));
+    let settings = check(read(text).unwrap_or_else(|error| panic!("{error}")));
     let [wait, time, absent_time] = [0, 7200, 3].map(Duration::from_secs);
     assert!(settings.log.hostnames);
     assert_eq!(settings.log.hostname_limits(), HostnameLimits { entries: 0, wait, time, absent_time });
@@ -329,29 +334,37 @@ fn every_key_is_printed_and_in_example() {
             check(inner, &format!("{name}."), pages);
         }
     }
-    let (file, _) = resolve(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap();
-    check(schema::schema(), "", &[print::print(&file), print::example()]);
+    let settings = load(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap();
+    check(schema::schema(), "", &[print::print(&settings.file), print::example()]);
 }
 
 #[test]
 fn flag_overrides_file() {
     let text = "listen = ['10.0.0.1:1']\nworkers = 2\nuser = 'a'\nroot = '/nowhere'\nhelpers = { max = 8, min_spare = 4 }\n\
                 log = { access = '/gone/log', format = 'json' }\n[[site]]\nroot = '/'\nhosts = ['b.example']";
-    let flags = Serve {
-        dir: Some(repository()),
-        listen: vec!["10.0.0.2:2".parse().unwrap()],
-        workers: Some(5),
-        helpers: Some(3),
-        access_log: Some(LogTarget::Stdout),
-        log_format: Some(LogFormat::Common),
-        listing: true,
-        user: Some("b".into()),
-        ..Serve::default()
-    };
+    let folder = repository();
+    let flags = flags(&[
+        folder.to_str().unwrap(),
+        "--listen=10.0.0.2:2",
+        "--listen=10.0.0.3:3",
+        "--workers=5",
+        "--helpers=3",
+        "--access-log=-",
+        "--log-format=common",
+        "--listing",
+        "--user=b",
+        "--residency=clock",
+        "--metrics-listen=127.0.0.1:9145",
+        "--without=all,path-cache",
+        "--with=dns-cache",
+    ]);
     let settings = read_with(&flags, text).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(settings.listen, flags.listen);
+    assert_eq!(settings.listen.iter().map(|address| address.0.port()).collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(settings.send.residency, Residency::Clock);
+    assert_eq!(settings.metrics.listen.map(|address| address.0.port()), Some(9145));
+    assert_eq!((settings.optimise.path_cache, settings.optimise.dns_cache), (false, true));
     assert_eq!((settings.workers, settings.helpers.max, settings.helpers.min_spare), (5, 3, 3));
-    assert_eq!((settings.log.access, settings.log.format), (LogTarget::Stdout, LogFormat::Common));
+    assert_eq!((&settings.log.access, settings.log.format), (&LogTarget::Stdout, LogFormat::Common));
     assert_eq!(settings.user.as_deref(), Some("b"));
     assert_eq!(settings.roots, [repository(), "/".into()].map(|path| SiteRoot { path }));
     assert!(settings.sites.get(0).unwrap().listing && settings.sites.get(1).unwrap().listing);
@@ -366,12 +379,12 @@ fn unset_keys_adapt_to_set_keys() {
     let settings = settings.unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(settings.helpers.min_spare, 1);
     assert_eq!(settings.limits.max_request_line_bytes, Bytes::kib(4));
-    assert_eq!(settings.budgets.max_content_file_bytes, Bytes(0));
-    assert_eq!(settings.budgets.max_stale, Duration::from_secs(60));
+    assert_eq!(settings.cache.max_content_file_bytes, Bytes(0));
+    assert_eq!(settings.cache.max_stale, Duration::from_secs(60));
     let settings = read("root = '/'\nlimits = { max_request_line_bytes = '64KiB' }\ncache = { max_stale = '10ms' }");
     let settings = settings.unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(settings.limits.max_header_bytes, Bytes::kib(64));
-    assert_eq!(settings.budgets.revalidate, Duration::from_millis(10));
+    assert_eq!(settings.cache.revalidate, Duration::from_millis(10));
 }
 
 #[test]
@@ -504,4 +517,43 @@ fn listen_addresses_are_parsed() {
     for text in ["", "*", "*:", "*:+80", "*:65536", "localhost:80", "[::1]", "unix:/run/amped"] {
         check(text, Err("write an address, not a name"));
     }
+}
+
+#[test]
+fn optimisations_can_be_disabled_and_enabled() {
+    let on = |args: &[&str]| -> Vec<String> {
+        let settings = read_with(&flags(args), "root = '/'").unwrap_or_else(|error| panic!("{error}"));
+        let switches = toml::Table::try_from(settings.optimise).unwrap();
+        switches.into_iter().filter(|(_, on)| on.as_bool() == Some(true)).map(|(name, _)| name).collect()
+    };
+    for name in optimise::Optimise::names() {
+        let flag = name.replace('_', "-");
+        assert!(!on(&["--without", &flag]).contains(&name));
+        assert_eq!(on(&["--without", "all", "--with", &flag]), [name]);
+    }
+}
+
+#[test]
+fn invalid_flag_value_is_wrong_usage() {
+    let check = |args: &[&str], says: &str| {
+        let error = read_with(&flags(args), "root = '/'\nlisten = ['10.0.0.1:1']").expect_err(says);
+        assert_eq!((error.exit_status(), error.problems().len()), (2, 1), "{error}");
+        assert!(error.to_string().contains(says), "{says} is not in:\n{error}");
+    };
+    check(&["--workers=0"], "error: --workers: `workers` cannot be 0\n  help: write 1 to 4096");
+    check(&["--workers=two"], "--workers: `workers` cannot be \"two\"");
+    check(
+        &["--listen=*:80", "--listen=8080"],
+        "--listen: `8080` is not an address and port\n  help: give the address too: `*:8080`",
+    );
+    check(&["--listen=*:80", "--listen=*:80"], "--listen: `*:80` is listened on twice");
+    check(&["--architecture=ample"], "amped");
+    check(&["--architecture=mt", "--helpers=2"], "--helpers: this architecture has no helpers");
+    check(&["--log-format=combine"], "did you mean \"combined\"?");
+    check(&["--access-log="], "--access-log: `access` is empty");
+    check(&["--metrics-listen=10.0.0.1:9145"], "other machines could ask");
+    check(
+        &["--without=path-cash"],
+        "--without: unknown key `path_cash` in `[optimise]`\n  help: did you mean `path_cache`?",
+    );
 }
