@@ -261,7 +261,7 @@ fn one_server_and_two_clients_form_one_experiment() {
 fn killed_or_stopped_run_leaves_nothing_on_any_host() {
     let net = Net::new(&["server", "c1"]);
     let text = format!(
-        "repetitions = 50\n[[subject]]\nkind = \"nginx\"\n[workload]\nset = \"webstone\"\nscale = \"1/4\"\n[load]\nclients = 4\nduration = \"2s\"\n\
+        "repetitions = 50\n[[subject]]\nkind = \"nginx\"\n[workload]\nwebstone = \"1/4\"\n[load]\nclients = 4\nduration = \"2s\"\n\
          timeout = \"30s\"\n{}{PATIENT}",
         net.table(&["c1", "c2"])
     );

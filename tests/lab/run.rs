@@ -323,7 +323,7 @@ fn interleaved_servers_are_measured_in_turns_beside_the_floor() {
 fn clients_beside_and_parked_connections_are_figures() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(
-        "repetitions = 1\n[[subject]]\nkind = \"nginx\"\n[workload]\nset = \"specweb96\"\nops = 1\n\
+        "repetitions = 1\n[[subject]]\nkind = \"nginx\"\n[workload]\nspecweb96 = 1\n\
          [load]\nclients = 2\nbeside = 2\nparked = [\"20:idle\"]\nduration = \"400ms\"\ntimeout = \"30s\"\n[[figure]]\ntitle = \"f\"\n\
          y = [\"start\", \"memory-at-rest\", \"memory-per-parked\", \"beside-rate\", \"beside-p50\", \"beside-p99\"]\n{PATIENT}"
     );
@@ -545,7 +545,7 @@ fn invalid_experiment_is_reported_before_anything_runs() {
         assert!(!home.path().join("out").exists());
     };
     wrong("[[subject]]\nkind = \"nginx\"\n[load]\nrate = 0\n", &["mine.toml:4:8: ", "rate = 0", "above 0"]);
-    wrong("[[subject]]\nkind = \"nginx\"\n[server]\nlgo = true\n[load]\nrate = 1\n", &["mine.toml:4:1: ", "it has: "]);
+    wrong("[[subject]]\nkind = \"nginx\"\n[server]\nlgo = true\n[load]\nrate = 1\n", &["mine.toml:4:7: ", "it has: "]);
     let output = ammeter(&["run", "no-such-thing"]);
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && err.contains("arlitt-figure-5"), "{err}");

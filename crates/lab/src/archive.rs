@@ -35,8 +35,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::values::{Checked, CommandLine, HostName, Setting, share};
+
 /// The format version of the archives that this program writes and reads.
-pub(crate) const FORM: u32 = 2;
+pub(crate) const FORM: u32 = 3;
 
 /// File names within an archive.
 pub(crate) mod name {
@@ -248,16 +250,17 @@ pub(crate) fn flatten(path: &str, value: &toml::Value, flat: &mut BTreeMap<Strin
 }
 
 /// The hosts of an experiment, by their ssh names.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
 pub(crate) struct Hosts {
     /// Host of the server.
-    pub(crate) server: String,
+    pub(crate) server: Checked<HostName>,
     /// Hosts of the load generators; each generates one slice of the load.
-    pub(crate) clients: Vec<String>,
+    pub(crate) clients: Vec<Checked<HostName>>,
     /// Address at which clients reach the server; `None` uses the address that ssh connects to.
     pub(crate) address: Option<IpAddr>,
-    /// The ssh program and its arguments.
-    pub(crate) ssh: Vec<String>,
+    /// The ssh program and its arguments; `None` is `ssh`.
+    pub(crate) ssh: Option<Checked<CommandLine>>,
 }
 
 /// An executable that took part in an experiment.
@@ -325,53 +328,62 @@ impl Step {
 }
 
 /// Limits within which a run is valid.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
 pub(crate) struct Rules {
     /// Maximum share of the machine's CPU time that other processes may use during a run.
+    #[serde(deserialize_with = "share")]
     pub(crate) others_max: f64,
     /// Maximum share of the machine's CPU time in use while there is no load.
+    #[serde(deserialize_with = "share")]
     pub(crate) idle_max: f64,
     /// Maximum drift of the rate over a run, as a share of the rate. Applies only if the drift is
     /// statistically significant.
+    #[serde(deserialize_with = "share")]
     pub(crate) drift_max: f64,
     /// Maximum difference between the counts of client, server and network, as a share.
+    #[serde(deserialize_with = "share")]
     pub(crate) counts_max: f64,
     /// Maximum deviation from Little's law, as a share.
+    #[serde(deserialize_with = "share")]
     pub(crate) little_max: f64,
 }
 
-impl Rules {
-    /// Defaults for experiments that set no rules.
-    pub(crate) const USUAL: Rules = Rules {
-        others_max: amped_measure::others::MAX,
-        idle_max: 0.1,
-        drift_max: 0.1,
-        counts_max: 0.01,
-        little_max: 0.05,
-    };
+impl Default for Rules {
+    fn default() -> Rules {
+        let others_max = amped_measure::others::MAX;
+        Rules { others_max, idle_max: 0.1, drift_max: 0.1, counts_max: 0.01, little_max: 0.05 }
+    }
 }
 
 /// A figure to draw.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
 pub(crate) struct Figure {
     /// Title, such as `Figure 5(a)`.
     pub(crate) title: String,
     /// x axis: `rate` or `clients` (the step), or the name of a factor, whose levels are the values.
+    #[serde(default)]
     pub(crate) x: String,
     /// Metrics to draw, by the names of [`Summary::metric`]. With several, each arm has one curve per metric.
     pub(crate) y: Vec<String>,
     /// If x is a factor: the step at which each arm is read.
+    #[serde(default)]
     pub(crate) at: At,
     /// Whether the x axis is logarithmic.
+    #[serde(default)]
     pub(crate) log_x: bool,
     /// Whether the y axis is logarithmic.
+    #[serde(default)]
     pub(crate) log_y: bool,
     /// The paper's curves.
+    #[serde(default)]
     pub(crate) paper: Vec<PaperCurve>,
 }
 
 /// A curve of a paper, to the extent that the paper's text prints it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 pub(crate) struct PaperCurve {
     pub(crate) name: String,
     /// Points (x, y) in the units of the figure. For a factor whose levels are words, x is the index of
@@ -381,7 +393,7 @@ pub(crate) struct PaperCurve {
 
 /// The step at which an arm is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(try_from = "Setting", into = "String")]
 pub(crate) enum At {
     /// The step with the largest value of the metric.
     #[default]
@@ -392,6 +404,32 @@ pub(crate) enum At {
     Last,
     /// The step with this value.
     Step(f64),
+}
+
+impl TryFrom<Setting> for At {
+    type Error = String;
+
+    fn try_from(Setting(text): Setting) -> Result<At, String> {
+        Ok(match &text[..] {
+            "peak" => At::Peak,
+            "first" => At::First,
+            "last" => At::Last,
+            load => At::Step(load.parse().map_err(|_| {
+                format!("{text:?} is not a step; write \"peak\", \"first\", \"last\", or a load of the ladder")
+            })?),
+        })
+    }
+}
+
+impl From<At> for String {
+    fn from(at: At) -> String {
+        match at {
+            At::Peak => "peak".to_owned(),
+            At::First => "first".to_owned(),
+            At::Last => "last".to_owned(),
+            At::Step(load) => load.to_string(),
+        }
+    }
 }
 
 /// A paper's finding, as a figure that can be measured again, with the bounds within which it holds.
@@ -1277,7 +1315,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(name::RESOLVED), r#"{ "form": 1, "name": "old" }"#).unwrap();
         let why = Archive::open(folder.path()).unwrap_err().to_string();
-        assert!(why.contains("format version 1") && why.contains("reads version 2"), "{why}");
+        assert!(why.contains("format version 1") && why.contains("reads version 3"), "{why}");
     }
 
     #[test]

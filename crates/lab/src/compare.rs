@@ -210,7 +210,7 @@ pub(crate) fn archives(a: &Archive, b: &Archive, metrics: &[&str]) -> Result<Com
 
 /// Describes the validity rules that are weaker than the defaults; `None` if there are none.
 fn relaxed(archive: &Archive) -> Option<String> {
-    let (own, usual) = (&archive.resolved.rules, Rules::USUAL);
+    let (own, usual) = (&archive.resolved.rules, Rules::default());
     let rules = [
         ("others-max", own.others_max, usual.others_max),
         ("idle-max", own.idle_max, usual.idle_max),
@@ -950,7 +950,7 @@ mod tests {
     fn relaxed_validity_gives_no_verdict_across_archives() {
         let before = crate::report::tests::archive(std::path::Path::new("before"), 8);
         let mut after = before.clone();
-        after.resolved.rules = Rules { others_max: 10.0, idle_max: 10.0, ..Rules::USUAL };
+        after.resolved.rules = Rules { others_max: 10.0, idle_max: 10.0, ..Rules::default() };
         for run in &mut after.runs {
             let summary = run.summary.as_mut().unwrap();
             summary.server.cpu_s = summary.server.cpu_s.map(|cpu_s| cpu_s * 1.2);
@@ -966,14 +966,14 @@ mod tests {
             }
         }
         // Stricter rules are not relaxed rules.
-        after.resolved.rules = Rules { others_max: 0.01, ..Rules::USUAL };
+        after.resolved.rules = Rules { others_max: 0.01, ..Rules::default() };
         assert_eq!(archives(&before, &after, METRICS).unwrap().finding, Finding::Difference);
     }
 
     #[test]
     fn relaxed_validity_within_archive_needs_baseline_twice() {
         let mut archive = crate::report::tests::archive(std::path::Path::new("dir"), 8);
-        archive.resolved.rules = Rules { others_max: 10.0, ..Rules::USUAL };
+        archive.resolved.rules = Rules { others_max: 10.0, ..Rules::default() };
         assert_eq!(
             only_two(&archive, METRICS).unwrap().finding,
             Finding::Difference,

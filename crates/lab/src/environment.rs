@@ -28,6 +28,7 @@ use crate::archive::Host;
 use crate::experiment::{Cores, Limits, Settings, Workload};
 use crate::group::{self, Group};
 use crate::subject::own_program;
+use crate::values::{Checked, CoreList};
 
 /// Prefix of our directory names: `ammeter-run-PID-BIRTH`.
 const PREFIX: &str = "ammeter-run-";
@@ -103,7 +104,7 @@ impl TestEnvironment {
     /// Returns the cores of server and clients: as configured; otherwise the first and the last core,
     /// if there are at least two and they are shared.
     pub(crate) fn cores(&self, cores: &Cores) -> Cores {
-        let usual = |core: usize| (self.cores > 1 && self.is_shared).then(|| core.to_string());
+        let usual = |core: usize| (self.cores > 1 && self.is_shared).then(|| Checked::new(&core.to_string()));
         Cores {
             server: cores.server.clone().or_else(|| usual(0)),
             clients: cores.clients.clone().or_else(|| usual(self.cores - 1)),
@@ -113,7 +114,7 @@ impl TestEnvironment {
     /// Describes the isolation of client and server, for the archive.
     pub(crate) fn words(&self, cores: &Cores) -> Vec<String> {
         let Cores { server, clients } = self.cores(cores);
-        let on = |who: &str, list: Option<String>| match list {
+        let on = |who: &str, list: Option<Checked<CoreList>>| match list {
             Some(list) => format!("{who} on core {list}"),
             None => format!("{who} on any core"),
         };
@@ -179,10 +180,10 @@ impl TestEnvironment {
             Workload::Specweb96(ops) => format!("specweb96-{ops}"),
             Workload::Webstone(scale) => format!("webstone-{}", scale.replace('/', "of")),
             Workload::Log(path) => format!("log-{}", path.to_string_lossy().replace('/', "-")),
-            Workload::Site(folder, path) => {
+            Workload::Site(folder) => {
                 let folder =
                     fs::canonicalize(folder).map_err(Failure::io(format_args!("find {}", folder.display())))?;
-                return Ok(Site { folder, target: path.clone(), manifest: None, replies: None });
+                return Ok(Site { folder, target: "/".to_owned(), manifest: None, replies: None });
             }
         };
         let folder = self.scratch.join(word);

@@ -1,30 +1,37 @@
 //! The experiment file: TOML, parsed into a base configuration, factors with levels, a ladder of load,
 //! rules and figures. Everything is checked before anything starts; errors have file, line and column.
 //!
+//! Each key is one field: of a table here, of `Subject`, or of a type of the archive, with its default and its range
+//! (`values.rs`). Only conditions between keys are checked afterwards; `place` finds the position of a key in the tree.
+//!
 //! Levels are substituted in the TOML tree before it is deserialized: an arm is the file with other values, each
-//! of which keeps its position. An invalid level is therefore reported where it is written. serde's `flatten` and
-//! `untagged` lose positions and are not used. The next steps: `plan.rs` orders the runs, `run.rs` executes them.
+//! of which keeps its position. An invalid level is therefore reported where it is written. serde's `flatten` loses
+//! positions and is not used. The next steps: `plan.rs` orders the runs, `run.rs` executes them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
+use ammeter_load::drive::parked::Wanted;
+use ammeter_load::schedule::Arrivals;
+use ammeter_load::workload::Statuses;
+use ammeter_load::workload::fileset::Scale;
 use amped_measure::Failure;
-use amped_units::{Bytes, parse_duration};
+use amped_units::Bytes;
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, Report};
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::archive::{
-    Arm, At, Claim, Factor, Figure, Hosts, Needs, PaperCurve, Planned, Resolved, Rules, SUBJECT, Step, Summary, Term,
+    Arm, At, Claim, Factor, Figure, Hosts, Needs, Planned, Resolved, Rules, SUBJECT, Step, Summary, Term,
 };
 use crate::subject::{Kind, Subject, Template};
+use crate::values::{
+    Checked, CoreList, DAY, HeaderField, Ladder, Setting, TargetPath, Time, scalars, some_bytes_per_s, some_share,
+    within,
+};
 
 /// Command-line options that change an experiment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -129,56 +136,104 @@ impl Settings {
 
 /// The requested files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Workload {
     /// One file of this size.
-    File(#[serde(with = "whole")] Bytes),
+    File(Bytes),
     /// SPECweb96's file set for this many operations per second.
-    Specweb96(u32),
+    Specweb96(#[serde(deserialize_with = "within::<1, 1_000_000, _, _>")] u32),
     /// WebStone's file set at this scale.
-    Webstone(String),
+    Webstone(Checked<Scale>),
     /// The files of an access log.
     Log(PathBuf),
-    /// A user's directory, and the path to request.
-    Site(PathBuf, String),
+    /// A user's directory; `load.path` is the path to request.
+    Site(PathBuf),
+}
+
+impl Default for Workload {
+    fn default() -> Workload {
+        Workload::File(Bytes::kib(1))
+    }
 }
 
 /// Load parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
 pub(crate) struct Load {
+    /// Open loop: connections to begin per second.
+    pub(crate) rate: Option<Ladder>,
+    /// Closed loop: number of clients.
+    pub(crate) clients: Option<Ladder>,
     /// Duration of the measured load.
+    #[serde(with = "Time::<200, DAY>")]
     pub(crate) duration: Duration,
     /// Duration of the warm-up load.
+    #[serde(with = "Time::<0, DAY>")]
     pub(crate) warm_up: Duration,
     /// Arrival process, as `ammeter load --arrivals` takes it.
-    pub(crate) arrivals: String,
-    /// Requests per connection; 0 is unlimited, and valid only in a closed loop.
-    pub(crate) requests_per_connection: u64,
+    pub(crate) arrivals: Checked<Arrivals>,
+    /// See [`requests_per_connection`](Load::requests_per_connection).
+    pub(crate) requests_per_connection: Option<u64>,
     /// Number of pipelined requests.
+    #[serde(deserialize_with = "within::<1, 1000, _, _>")]
     pub(crate) pipeline: u64,
     /// Think time of a client in a closed loop.
+    #[serde(with = "Time::<0, DAY>")]
     pub(crate) think_time: Duration,
     /// Timeout for connecting.
+    #[serde(with = "Time::<1, DAY>")]
     pub(crate) connect_timeout: Duration,
     /// Timeout for a response.
+    #[serde(with = "Time::<1, DAY>")]
     pub(crate) timeout: Duration,
     /// Number of thread pairs that generate load.
+    #[serde(deserialize_with = "within::<1, 64, _, _>")]
     pub(crate) generators: u16,
     /// Idle connections to hold open, as `ammeter load --parked` takes them.
-    pub(crate) parked: Vec<String>,
+    pub(crate) parked: Vec<Checked<Wanted>>,
     /// Number of closed-loop clients that request one small file beside the load; 0 for none.
+    #[serde(deserialize_with = "within::<0, 10_000, _, _>")]
     pub(crate) beside: u32,
     /// Path to request instead of the workload's own file.
-    pub(crate) path: Option<String>,
+    pub(crate) path: Option<Checked<TargetPath>>,
     /// Header fields of each request; `@etag@` is replaced by the server's entity tag for the target.
-    pub(crate) headers: Vec<String>,
+    pub(crate) headers: Vec<Checked<HeaderField>>,
     /// Expected statuses, as `ammeter load --expect` takes them; `None` for all below 400.
-    pub(crate) expect: Option<String>,
+    pub(crate) expect: Option<Checked<Statuses>>,
+}
+
+impl Default for Load {
+    fn default() -> Load {
+        Load {
+            rate: None,
+            clients: None,
+            duration: Duration::from_secs(10),
+            warm_up: Duration::from_millis(500),
+            arrivals: Checked::new("poisson"),
+            requests_per_connection: None,
+            pipeline: 1,
+            think_time: Duration::ZERO,
+            connect_timeout: Duration::from_millis(500),
+            timeout: Duration::from_secs(10),
+            generators: 1,
+            parked: Vec::new(),
+            beside: 0,
+            path: None,
+            headers: Vec::new(),
+            expect: None,
+        }
+    }
 }
 
 impl Load {
+    /// Requests per connection; 0 is unlimited, and valid only in a closed loop.
+    pub(crate) fn requests_per_connection(&self) -> u64 {
+        self.requests_per_connection.unwrap_or(u64::from(self.clients.is_none()))
+    }
+
     /// Number of idle connections to hold open.
     pub(crate) fn parked_count(&self) -> u64 {
-        let count = |parked: &String| parked.parse::<ammeter_load::drive::parked::Wanted>().map_or(0, |one| one.count);
+        let count = |parked: &Checked<Wanted>| parked.parse::<Wanted>().map_or(0, |one| one.count);
         self.parked.iter().map(count).sum::<usize>() as u64
     }
 }
@@ -200,14 +255,15 @@ pub(crate) struct PathTexts {
 
 /// Resource limits of a server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
 pub(crate) struct Limits {
     /// Memory including page cache, in bytes.
-    #[serde(with = "perhaps")]
     pub(crate) memory: Option<Bytes>,
     /// Bytes per second read from the disk of the files.
-    #[serde(with = "perhaps")]
+    #[serde(deserialize_with = "some_bytes_per_s", skip_serializing_if = "Option::is_none")]
     pub(crate) disk: Option<Bytes>,
     /// Share of one core.
+    #[serde(deserialize_with = "some_share", skip_serializing_if = "Option::is_none")]
     pub(crate) cpu: Option<f64>,
     /// Open file descriptors.
     pub(crate) descriptors: Option<u64>,
@@ -215,203 +271,13 @@ pub(crate) struct Limits {
 
 /// Lists of cores.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
 pub(crate) struct Cores {
     /// Cores of the server.
-    pub(crate) server: Option<String>,
+    pub(crate) server: Option<Checked<CoreList>>,
     /// Cores of clients and instruments.
-    pub(crate) clients: Option<String>,
+    pub(crate) clients: Option<Checked<CoreList>>,
 }
-
-/// Serializes bytes as a number, for settings sent to another host.
-mod whole {
-    use super::{Bytes, Deserialize, Deserializer};
-    use serde::Serializer;
-
-    pub(super) fn serialize<S: Serializer>(bytes: &Bytes, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_u64(bytes.0)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Bytes, D::Error> {
-        u64::deserialize(from).map(Bytes)
-    }
-}
-
-/// The same for optional values.
-mod perhaps {
-    use super::{Bytes, Deserialize, Deserializer};
-    use serde::{Serialize, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(bytes: &Option<Bytes>, to: S) -> Result<S::Ok, S::Error> {
-        bytes.map(|bytes| bytes.0).serialize(to)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Bytes>, D::Error> {
-        Ok(Option::<u64>::deserialize(from)?.map(Bytes))
-    }
-}
-
-/// A value written as text: a duration, a size, a share.
-#[derive(Clone, Debug)]
-struct Text<T>(T);
-
-impl<'de, T: FromText> Deserialize<'de> for Text<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Text<T>, D::Error> {
-        struct Reader<T>(PhantomData<T>);
-        impl<T: FromText> Visitor<'_> for Reader<T> {
-            type Value = Text<T>;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(T::EXPECTED)
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Text<T>, E> {
-                T::from_text(text).map(Text).map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_any(Reader(PhantomData))
-    }
-}
-
-trait FromText: Sized {
-    const EXPECTED: &'static str;
-    fn from_text(text: &str) -> Result<Self, String>;
-}
-
-impl FromText for Duration {
-    const EXPECTED: &'static str = "a length of time, such as \"5s\"";
-    fn from_text(text: &str) -> Result<Duration, String> {
-        parse_duration(text).map_err(|error| format!("{text:?} is {error}"))
-    }
-}
-
-impl FromText for Bytes {
-    const EXPECTED: &'static str = "an amount of bytes, such as \"64KiB\"";
-    fn from_text(text: &str) -> Result<Bytes, String> {
-        let text = text.strip_suffix("/s").unwrap_or(text);
-        Bytes::from_str(text).map_err(|error| format!("{text:?} is {error}"))
-    }
-}
-
-/// A share, written in percent.
-#[derive(Clone, Copy, Debug)]
-struct Share(f64);
-
-impl FromText for Share {
-    const EXPECTED: &'static str = "a share, such as \"50%\"";
-    fn from_text(text: &str) -> Result<Share, String> {
-        let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
-        number
-            .filter(|percent| *percent > 0.0 && *percent <= 10_000.0)
-            .map(|percent| Share(percent / 100.0))
-            .ok_or_else(|| format!("{text:?} is no share; write percent, such as \"50%\""))
-    }
-}
-
-/// A number, a list of numbers, or `FROM..TO/STEP`.
-#[derive(Clone, Debug, PartialEq)]
-struct Ladder(Vec<f64>);
-
-impl<'de> Deserialize<'de> for Ladder {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Ladder, D::Error> {
-        struct Reader;
-        impl<'de> Visitor<'de> for Reader {
-            type Value = Ladder;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number, a list of numbers, or \"FROM..TO/STEP\"")
-            }
-            fn visit_i64<E>(self, value: i64) -> Result<Ladder, E> {
-                Ok(Ladder(vec![value as f64]))
-            }
-            fn visit_f64<E>(self, value: f64) -> Result<Ladder, E> {
-                Ok(Ladder(vec![value]))
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Ladder, E> {
-                let parts = || {
-                    let (from, rest) = text.split_once("..")?;
-                    let (to, step) = rest.split_once('/')?;
-                    let [from, to, step] = [from, to, step].map(|part| part.trim().parse::<f64>().ok());
-                    Some((from?, to?, step?))
-                };
-                let sound = parts().filter(|(from, to, step)| *from > 0.0 && to >= from && *step > 0.0);
-                let Some((from, to, step)) = sound.filter(|(from, to, step)| (to - from) / step < 1000.0) else {
-                    return Err(E::custom(format!(
-                        "{text:?} is no ladder; write \"FROM..TO/STEP\", such as \"1000..8000/1000\", of at most 1000 steps"
-                    )));
-                };
-                let steps = (0..).map(|n| from + f64::from(n) * step);
-                Ok(Ladder(steps.take_while(|value| *value <= to * (1.0 + 1e-9)).collect()))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Ladder, A::Error> {
-                let mut values = Vec::new();
-                while let Some(value) = list.next_element::<f64>()? {
-                    values.push(value);
-                }
-                Ok(Ladder(values))
-            }
-        }
-        deserializer.deserialize_any(Reader)
-    }
-}
-
-/// The step at which an arm is read: `peak`, `first`, `last`, or a value.
-#[derive(Clone, Copy, Debug, Default)]
-struct AtFile(At);
-
-impl<'de> Deserialize<'de> for AtFile {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<AtFile, D::Error> {
-        struct Reader;
-        impl Visitor<'_> for Reader {
-            type Value = AtFile;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("\"peak\", \"first\", \"last\", or a load of the ladder")
-            }
-            fn visit_i64<E>(self, value: i64) -> Result<AtFile, E> {
-                Ok(AtFile(At::Step(value as f64)))
-            }
-            fn visit_f64<E>(self, value: f64) -> Result<AtFile, E> {
-                Ok(AtFile(At::Step(value)))
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<AtFile, E> {
-                Ok(AtFile(match text {
-                    "peak" => At::Peak,
-                    "first" => At::First,
-                    "last" => At::Last,
-                    _ => return Err(E::invalid_value(de::Unexpected::Str(text), &self)),
-                }))
-            }
-        }
-        deserializer.deserialize_any(Reader)
-    }
-}
-
-/// Value of a server setting: any scalar, substituted for its placeholder.
-#[derive(Clone, Debug, PartialEq)]
-struct Setting(String);
-
-impl<'de> Deserialize<'de> for Setting {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Setting, D::Error> {
-        struct Reader;
-        impl Visitor<'_> for Reader {
-            type Value = Setting;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text, a number, true or false")
-            }
-            fn visit_bool<E>(self, value: bool) -> Result<Setting, E> {
-                Ok(Setting(value.to_string()))
-            }
-            fn visit_i64<E>(self, value: i64) -> Result<Setting, E> {
-                Ok(Setting(value.to_string()))
-            }
-            fn visit_f64<E>(self, value: f64) -> Result<Setting, E> {
-                Ok(Setting(value.to_string()))
-            }
-            fn visit_str<E>(self, value: &str) -> Result<Setting, E> {
-                Ok(Setting(value.to_owned()))
-            }
-        }
-        deserializer.deserialize_any(Reader)
-    }
-}
-
-type SettingsFile = BTreeMap<Spanned<String>, Setting>;
 
 /// The whole file.
 #[derive(Deserialize)]
@@ -423,39 +289,45 @@ struct File {
     about: String,
     #[serde(default)]
     seed: u64,
-    repetitions: Option<Spanned<u32>>,
+    #[serde(default = "three", deserialize_with = "within::<1, 1000, _, _>")]
+    repetitions: u32,
     /// Default: full if there are several subjects and one factor, otherwise one at a time.
     design: Option<Design>,
     again: Option<bool>,
-    interleave: Option<Spanned<bool>>,
     #[serde(default)]
-    subject: Vec<Spanned<SubjectFile>>,
+    interleave: bool,
     #[serde(default)]
-    server: SettingsFile,
+    subject: Vec<Subject>,
+    #[serde(default, deserialize_with = "scalars")]
+    server: BTreeMap<String, String>,
     #[serde(default)]
-    workload: WorkloadFile,
-    load: Spanned<LoadFile>,
+    workload: Workload,
+    load: Load,
     path: Option<PathTexts>,
     #[serde(default)]
-    limits: LimitsFile,
+    limits: Limits,
     #[serde(default)]
-    cores: CoresFile,
-    hosts: Option<Spanned<HostsFile>>,
+    cores: Cores,
+    hosts: Option<Hosts>,
     #[serde(default)]
-    monitor: MonitorFile,
+    monitor: Monitor,
     #[serde(default)]
-    validity: ValidityFile,
+    validity: Rules,
     #[serde(default)]
-    quick: QuickFile,
+    quick: Quick,
     #[serde(default)]
     factor: Vec<Spanned<FactorFile>>,
     #[serde(default)]
-    figure: Vec<FigureFile>,
+    figure: Vec<Figure>,
     #[serde(default)]
     claim: Vec<Spanned<ClaimFile>>,
     #[serde(default)]
     #[expect(dead_code, reason = "they are read by `exhibits.rs`, and may stand in every file")]
     exhibits: BTreeMap<String, String>,
+}
+
+fn three() -> u32 {
+    3
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -468,113 +340,35 @@ enum Design {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
-struct SubjectFile {
-    name: Option<String>,
-    kind: Kind,
-    program: Option<PathBuf>,
-    #[serde(default)]
-    optional: bool,
-    #[serde(default)]
-    start: Vec<String>,
-    config: Option<Spanned<String>>,
-    #[serde(default)]
-    settings: SettingsFile,
-}
-
-#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
-struct WorkloadFile {
-    file: Option<Text<Bytes>>,
-    set: Option<Set>,
-    ops: Option<Spanned<u32>>,
-    scale: Option<Spanned<String>>,
-    log: Option<Spanned<PathBuf>>,
-    site: Option<Spanned<PathBuf>>,
-    path: Option<String>,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Set {
-    Specweb96,
-    Webstone,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
-struct LoadFile {
-    rate: Option<Spanned<Ladder>>,
-    clients: Option<Spanned<Ladder>>,
-    duration: Option<Spanned<Text<Duration>>>,
-    warm_up: Option<Text<Duration>>,
-    arrivals: Option<Spanned<String>>,
-    requests_per_connection: Option<Spanned<u64>>,
-    pipeline: Option<Spanned<u64>>,
-    think_time: Option<Text<Duration>>,
-    connect_timeout: Option<Spanned<Text<Duration>>>,
-    timeout: Option<Spanned<Text<Duration>>>,
-    generators: Option<Spanned<u16>>,
-    #[serde(default)]
-    parked: Vec<String>,
-    beside: Option<Spanned<u32>>,
-    path: Option<Spanned<String>>,
-    #[serde(default)]
-    headers: Vec<Spanned<String>>,
-    expect: Option<Spanned<String>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
-struct LimitsFile {
-    memory: Option<Text<Bytes>>,
-    disk: Option<Text<Bytes>>,
-    cpu: Option<Text<Share>>,
-    descriptors: Option<u64>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
-struct CoresFile {
-    server: Option<Spanned<String>>,
-    clients: Option<Spanned<String>>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
-struct HostsFile {
-    server: Spanned<String>,
-    clients: Spanned<Vec<String>>,
-    address: Option<Spanned<String>>,
-    ssh: Option<Spanned<String>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
-struct MonitorFile {
-    interval: Option<Spanned<Text<Duration>>>,
-    #[serde(default)]
+struct Monitor {
+    #[serde(with = "Time::<10, DAY>")]
+    interval: Duration,
     profile: bool,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
-struct ValidityFile {
-    others_max: Option<Text<Share>>,
-    idle_max: Option<Text<Share>>,
-    drift_max: Option<Text<Share>>,
-    counts_max: Option<Text<Share>>,
-    little_max: Option<Text<Share>>,
+impl Default for Monitor {
+    fn default() -> Monitor {
+        Monitor { interval: Duration::from_millis(100), profile: false }
+    }
 }
 
-/// Overrides for the short version.
-#[derive(Default, Deserialize)]
+/// Limits of the short version. A ladder replaces the file's.
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
-struct QuickFile {
-    repetitions: Option<Spanned<u32>>,
-    duration: Option<Spanned<Text<Duration>>>,
-    rate: Option<Spanned<Ladder>>,
-    clients: Option<Spanned<Ladder>>,
+struct Quick {
+    #[serde(deserialize_with = "within::<1, 1000, _, _>")]
+    repetitions: u32,
+    #[serde(with = "Time::<200, DAY>")]
+    duration: Duration,
+    rate: Option<Ladder>,
+    clients: Option<Ladder>,
+}
+
+impl Default for Quick {
+    fn default() -> Quick {
+        Quick { repetitions: 2, duration: Duration::from_secs(2), rate: None, clients: None }
+    }
 }
 
 /// A factor before its levels are substituted; the levels are read from the tree.
@@ -587,28 +381,6 @@ struct FactorFile {
     levels: Vec<toml::Value>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
-struct FigureFile {
-    title: String,
-    x: Option<Spanned<String>>,
-    y: Vec<Spanned<String>>,
-    at: Option<Spanned<AtFile>>,
-    #[serde(default)]
-    log_x: bool,
-    #[serde(default)]
-    log_y: bool,
-    #[serde(default)]
-    paper: Vec<PaperFile>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
-struct PaperFile {
-    name: String,
-    points: Vec<[f64; 2]>,
-}
-
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
 struct ClaimFile {
@@ -617,11 +389,11 @@ struct ClaimFile {
     metric: Spanned<String>,
     #[serde(default)]
     of: LevelsFile,
-    at: Option<Spanned<AtFile>>,
+    at: Option<Spanned<At>>,
     against: Option<LevelsFile>,
     #[serde(default)]
     against_subjects: Vec<Spanned<Setting>>,
-    against_at: Option<Spanned<AtFile>>,
+    against_at: Option<Spanned<At>>,
     against_metric: Option<Spanned<String>>,
     above: Option<f64>,
     below: Option<f64>,
@@ -655,6 +427,22 @@ impl From<toml::de::Error> for Wrong {
     fn from(error: toml::de::Error) -> Wrong {
         wrong(error.span().unwrap_or(0..0), error.message().to_owned(), "")
     }
+}
+
+/// Returns the position of a value, such as `load.rate` or `figure.0.x`, or of the closest table around it.
+fn place(tree: &Spanned<DeTable<'_>>, path: &str) -> Range<usize> {
+    let mut keys = path.split('.');
+    let mut found = keys.next().and_then(|key| tree.get_ref().get(key));
+    let mut at = 0..0;
+    while let Some(value) = found {
+        at = value.span();
+        found = keys.next().and_then(|key| match value.get_ref() {
+            DeValue::Table(table) => table.get(key),
+            DeValue::Array(list) => list.get(key.parse::<usize>().ok()?),
+            _ => None,
+        });
+    }
+    at
 }
 
 /// Parses an experiment. `name` is the file name: it appears in errors, and determines the experiment's name.
@@ -698,16 +486,9 @@ struct Level<'i> {
 
 fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
     let tree = DeTable::parse(text)?;
-    let file: File = deserialize(&tree)?;
+    let file = File::read(&tree, wish)?;
     let (factors, levels) = factors(&tree, &file)?;
-    let steps = steps(&file, wish.quick)?;
-    let count = if wish.quick { file.quick.repetitions.as_ref() } else { None };
-    let repetitions = count.or(file.repetitions.as_ref()).map_or(Ok(3), |count| match *count.get_ref() {
-        count @ 1..=1000 => Ok(count),
-        _ => Err(wrong(count.span(), "repetitions are 1 to 1000", "")),
-    })?;
-    let repetitions = if wish.quick && count.is_none() { repetitions.min(2) } else { repetitions };
-
+    let steps = steps(&tree, &file)?;
     let mut arms = Vec::new();
     let mut settings = Vec::new();
     // Two subjects and one factor: the user wants each server at each level.
@@ -723,8 +504,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         let words: Vec<&str> =
             combination.iter().zip(&factors).map(|(at, factor)| factor.levels[*at].as_str()).collect();
         let subject = factors.iter().position(|factor| factor.name == SUBJECT).map(|at| words[at]);
-        let arm_file: File = deserialize(&changed)?;
-        let arm = arm_settings(&arm_file, subject, wish)?;
+        let arm = arm_settings(&changed, subject, wish)?;
         arms.push(Arm {
             id: format!("a{}", arms.len()),
             label: String::new(),
@@ -735,7 +515,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         });
         settings.push(arm);
     }
-    let is_interleaved = file.interleave.as_ref().is_some_and(|interleave| *interleave.get_ref());
+    let is_interleaved = file.interleave;
     // Repeat the baseline: the noise is part of the result. Interleaved servers need one repetition per load.
     let mut again: Vec<usize> = vec![0];
     if is_interleaved {
@@ -750,13 +530,6 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
     }
     let load = &settings[0].load;
     let stem = own_name(name);
-    let rule = |share: &Option<Text<Share>>, usual: f64| share.as_ref().map_or(usual, |Text(Share(share))| *share);
-    let interval = match &file.monitor.interval {
-        None => Duration::from_millis(100),
-        Some(interval) if interval.get_ref().0 >= Duration::from_millis(10) => interval.get_ref().0,
-        Some(interval) => return Err(wrong(interval.span(), "shorter than 10ms no monitor looks", "write \"100ms\"")),
-    };
-    let validity = &file.validity;
     let mut resolved = Resolved {
         form: crate::archive::FORM,
         title: if file.title.is_empty() { stem.clone() } else { file.title.clone() },
@@ -764,23 +537,17 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         about: file.about.trim().to_owned(),
         quick: wish.quick,
         seed: wish.seed.unwrap_or(file.seed),
-        repetitions,
+        repetitions: file.repetitions,
         duration_s: load.duration.as_secs_f64(),
         warm_up_s: load.warm_up.as_secs_f64(),
         // Interleaved servers have no monitor: each is measured for less than a second at a time.
-        interval_ms: if is_interleaved { 0.0 } else { interval.as_secs_f64() * 1e3 },
+        interval_ms: if is_interleaved { 0.0 } else { file.monitor.interval.as_secs_f64() * 1e3 },
         is_interleaved,
-        requests_per_connection: load.requests_per_connection,
-        rules: Rules {
-            others_max: rule(&validity.others_max, Rules::USUAL.others_max),
-            idle_max: rule(&validity.idle_max, Rules::USUAL.idle_max),
-            drift_max: rule(&validity.drift_max, Rules::USUAL.drift_max),
-            counts_max: rule(&validity.counts_max, Rules::USUAL.counts_max),
-            little_max: rule(&validity.little_max, Rules::USUAL.little_max),
-        },
-        figures: figures(&file, &factors, &steps)?,
+        requests_per_connection: load.requests_per_connection(),
+        rules: file.validity.clone(),
+        figures: figures(&tree, &file, &factors, &steps)?,
         claims: claims(&file, &factors, &steps, &arms)?,
-        hosts: file.hosts.as_ref().map(hosts).transpose()?,
+        hosts: file.hosts.clone(),
         factors,
         arms,
         steps,
@@ -801,18 +568,44 @@ fn own_name(file: &str) -> String {
     }
 }
 
-fn deserialize(tree: &Spanned<DeTable<'_>>) -> Result<File, Wrong> {
-    Ok(File::deserialize(toml::de::Deserializer::from(tree.clone()))?)
+impl File {
+    /// Reads a file, shortened if this is requested. Each subject has a name then.
+    fn read(tree: &Spanned<DeTable<'_>>, wish: Wish) -> Result<File, Wrong> {
+        let mut file = File::deserialize(toml::de::Deserializer::from(tree.clone()))?;
+        for subject in &mut file.subject {
+            if subject.name.is_empty() {
+                subject.name = subject.kind.name().to_owned();
+            }
+        }
+        if wish.quick {
+            let File { quick, load, repetitions, .. } = &mut file;
+            *repetitions = quick.repetitions.min(*repetitions);
+            load.duration = quick.duration.min(load.duration);
+            if quick.rate.is_some() || quick.clients.is_some() {
+                (load.rate, load.clients) = (quick.rate.take(), quick.clients.take());
+            } else {
+                load.rate.iter_mut().chain(&mut load.clients).for_each(|ladder| ladder.thin(QUICK_STEPS));
+            }
+        }
+        Ok(file)
+    }
 }
+
+/// Maximum number of steps of the short version.
+const QUICK_STEPS: usize = 6;
 
 /// Reads the factors of a file. Several subjects are a factor too, the first.
 fn factors<'i>(tree: &Spanned<DeTable<'i>>, file: &File) -> Result<(Vec<Factor>, Vec<Vec<Level<'i>>>), Wrong> {
     let (mut factors, mut all) = (Vec::new(), Vec::new());
-    let names: Vec<String> = file.subject.iter().map(|subject| subject_name(subject.get_ref())).collect();
-    for (at, subject) in file.subject.iter().enumerate() {
-        if names[..at].contains(&names[at]) {
-            let what = format!("a second subject is named {:?}", names[at]);
-            return Err(wrong(subject.span(), what, "give one of them another name: name = \"...\""));
+    let names: Vec<String> = file.subject.iter().map(|subject| subject.name.clone()).collect();
+    for (at, name) in names.iter().enumerate() {
+        if names[..at].contains(name) {
+            let what = format!("a second subject is named {name:?}");
+            return Err(wrong(
+                place(tree, &format!("subject.{at}")),
+                what,
+                "give one of them another name: name = \"...\"",
+            ));
         }
     }
     if names.len() > 1 {
@@ -961,10 +754,6 @@ fn combinations(levels: &[Vec<Level<'_>>], design: Design) -> Vec<Vec<usize>> {
     all
 }
 
-fn subject_name(subject: &SubjectFile) -> String {
-    subject.name.clone().unwrap_or_else(|| subject.kind.name().to_owned())
-}
-
 /// Returns an arm's tree as a file of its own, without keys that do not belong to an arm.
 fn alone(tree: &Spanned<DeTable<'_>>, subject: &str) -> Result<String, Wrong> {
     let mut table = toml::Table::deserialize(toml::de::Deserializer::from(tree.clone()))?;
@@ -981,351 +770,168 @@ fn alone(tree: &Spanned<DeTable<'_>>, subject: &str) -> Result<String, Wrong> {
     toml::to_string(&table).map_err(|error| wrong(0..0, error.to_string(), ""))
 }
 
-/// Reads the ladder. The short version keeps at most six steps, including the first and the last.
-fn steps(file: &File, quick: bool) -> Result<Vec<Step>, Wrong> {
-    const QUICK_STEPS: usize = 6;
-    let load = file.load.get_ref();
-    let (rate, clients) = match (&file.quick.rate, &file.quick.clients) {
-        (None, None) => (&load.rate, &load.clients),
-        _ if !quick => (&load.rate, &load.clients),
-        (rate, clients) => (rate, clients),
-    };
-    let (ladder, is_rate) = match (rate, clients) {
-        (Some(ladder), None) => (ladder, true),
-        (None, Some(ladder)) => (ladder, false),
-        _ => {
-            return Err(wrong(
-                file.load.span(),
-                "how much load is one ladder",
-                "write rate = \"1000..8000/1000\" (connections to begin a second), or clients = [1, 10, 50] (a closed loop)",
-            ));
+/// Returns the load steps.
+fn steps(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<Vec<Step>, Wrong> {
+    match (&file.load.rate, &file.load.clients) {
+        (Some(Ladder(rates)), None) => Ok(rates.iter().copied().map(Step::Rate).collect()),
+        (None, Some(Ladder(clients))) if clients.iter().all(|count| count.fract() == 0.0) => {
+            Ok(clients.iter().map(|count| Step::Clients(*count as u32)).collect())
         }
-    };
-    let mut values = ladder.get_ref().0.clone();
-    values.sort_by(f64::total_cmp);
-    values.dedup();
-    let is_sound = |value: &f64| *value > 0.0 && *value <= 1e6 && (is_rate || value.fract() == 0.0);
-    if values.is_empty() || !values.iter().all(is_sound) {
-        let way = if is_rate { "rates are above 0 and up to 1000000" } else { "clients are counted: 1, 2, 10" };
-        return Err(wrong(ladder.span(), "not a ladder that can be climbed", way));
+        (None, Some(_)) => Err(wrong(place(tree, "load.clients"), "clients are whole numbers: 1, 2, 10", "")),
+        _ => {
+            let way = "write rate = \"1000..8000/1000\" (connections to begin a second), or clients = [1, 10, 50] (a closed loop)";
+            Err(wrong(place(tree, "load"), "the load is one ladder", way))
+        }
     }
-    if quick && file.quick.rate.is_none() && file.quick.clients.is_none() && values.len() > QUICK_STEPS {
-        let last = values.len() - 1;
-        values = (0..QUICK_STEPS).map(|at| values[(at * last + (QUICK_STEPS - 1) / 2) / (QUICK_STEPS - 1)]).collect();
-    }
-    Ok(values.into_iter().map(|value| if is_rate { Step::Rate(value) } else { Step::Clients(value as u32) }).collect())
 }
 
-fn arm_settings(file: &File, subject: Option<&str>, wish: Wish) -> Result<Settings, Wrong> {
-    let found = file.subject.iter().find(|found| subject.is_none_or(|name| subject_name(found.get_ref()) == name));
-    let Some(found) = found else {
+/// Reads the settings of an arm from its tree, and checks them against each other.
+fn arm_settings(tree: &Spanned<DeTable<'_>>, subject: Option<&str>, wish: Wish) -> Result<Settings, Wrong> {
+    let file = File::read(tree, wish)?;
+    check_interleaved(tree, &file)?;
+    check_hosts(tree, &file)?;
+    check_workload(tree, &file)?;
+    if file.load.requests_per_connection == Some(0) && file.load.clients.is_none() {
+        let at = place(tree, "load.requests-per-connection");
+        return Err(wrong(at, "0 (unlimited) requests per connection need a closed loop", "write 1 or more"));
+    }
+    let File { server, workload, load, path, limits, cores, monitor, .. } = file;
+    let Some(at) = file.subject.iter().position(|found| subject.is_none_or(|name| found.name == name)) else {
         let way = "name a server: [[subject]], and below it kind = \"nginx\"";
         return Err(wrong(0..0, "there is no subject", way));
     };
-    if let Some(interleave) = file.interleave.as_ref().filter(|interleave| *interleave.get_ref()) {
-        check_interleaved(file, interleave.span())?;
-    }
-    if let (Some(hosts), true) = (&file.hosts, file.path.is_some()) {
-        let way = "leave [path] out, or have ammeter wan make one on the hosts";
-        return Err(wrong(hosts.span(), "a path is made on one machine, and these are several", way));
-    }
-    Ok(Settings {
-        subject: arm_subject(found, &file.server)?,
-        workload: workload(&file.workload, file.load.span(), file.hosts.is_some())?,
-        load: load(file, wish)?,
-        path: file.path.clone(),
-        limits: limits(&file.limits),
-        cores: Cores { server: cores(&file.cores.server)?, clients: cores(&file.cores.clients)? },
-        profile: file.monitor.profile,
-    })
+    let subject = arm_subject(tree, at, &file.subject[at], server)?;
+    Ok(Settings { subject, workload, load, path, limits, cores, profile: monitor.profile })
 }
 
 /// Rejects settings that interleaved servers cannot have: they share a machine and have no monitor.
-fn check_interleaved(file: &File, at: Range<usize>) -> Result<(), Wrong> {
+fn check_interleaved(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
     let what = match () {
+        () if !file.interleave => return Ok(()),
         () if file.hosts.is_some() => "[hosts]",
         () if file.path.is_some() => "[path]",
         () if file.monitor.profile => "a profile",
-        () if file.load.get_ref().rate.is_some() => "a rate",
-        () if file.load.get_ref().beside.is_some() => "clients beside the load",
+        () if file.load.rate.is_some() => "a rate",
+        () if file.load.beside > 0 => "clients beside the load",
         () => return Ok(()),
     };
     let way_out = "leave one of them out; servers are interleaved in closed loops on this machine, without a monitor";
-    Err(wrong(at, format!("servers that are interleaved cannot have {what}"), way_out))
+    Err(wrong(place(tree, "interleave"), format!("servers that are interleaved cannot have {what}"), way_out))
 }
 
-fn arm_subject(found: &Spanned<SubjectFile>, server: &SettingsFile) -> Result<Subject, Wrong> {
-    let (at, file) = (found.span(), found.get_ref());
-    let config = match &file.config {
-        None => String::new(),
-        Some(text) if text.get_ref().contains('\n') => text.get_ref().clone(),
-        Some(path) => std::fs::read_to_string(path.get_ref())
-            .map_err(|error| wrong(path.span(), format!("cannot read {}: {error}", path.get_ref()), ""))?,
-    };
-    if (file.kind == Kind::Command) == file.start.is_empty() {
-        let what = "`start` is required for kind = \"command\", and allowed for no other kind";
-        return Err(wrong(
-            at,
-            what,
-            "write kind = \"command\" and start = [\"prog\", \"--listen\", \"@address@:@port@\", \"@site@\"]",
-        ));
+/// Rejects settings that several hosts cannot have, and lists of hosts that cannot be meant.
+fn check_hosts(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
+    let Some(Hosts { clients, .. }) = &file.hosts else { return Ok(()) };
+    let names: BTreeSet<&str> = clients.iter().map(|name| &**name).collect();
+    let at = |path| place(tree, path);
+    if !(1..=100).contains(&clients.len()) {
+        let way = "write them as for ssh: clients = [\"c1\", \"user@c2\"]";
+        return Err(wrong(at("hosts.clients"), "there are 1 to 100 clients", way));
     }
-    let template = Template::of(file.kind, &config, &file.start);
-    let mut settings = BTreeMap::new();
-    for (key, value) in file.settings.iter().chain(server) {
-        template.check(key.get_ref()).map_err(|way| {
-            wrong(key.span(), format!("{} has no setting {:?}", subject_name(file), key.get_ref()), way)
+    if names.len() < clients.len() {
+        let way = "each generates one slice of the load; for more threads there is load.generators";
+        return Err(wrong(at("hosts.clients"), "a client is named twice", way));
+    }
+    if file.path.is_some() {
+        let way = "leave [path] out, or start `ammeter wan` on the hosts";
+        return Err(wrong(at("hosts"), "a [path] is emulated on one machine, and [hosts] are several", way));
+    }
+    if file.load.beside > 0 {
+        return Err(wrong(at("load.beside"), "clients beside the load are possible only without [hosts]", ""));
+    }
+    Ok(())
+}
+
+/// Checks that the workload's files exist. With hosts they are on the server's host, which reports it if they are missing.
+fn check_workload(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
+    let missing = match &file.workload {
+        _ if file.hosts.is_some() => return Ok(()),
+        Workload::Log(path) if !path.is_file() => format!("{} is not a file", path.display()),
+        Workload::Site(folder) if !folder.is_dir() => format!("{} is not a directory", folder.display()),
+        _ => return Ok(()),
+    };
+    let key = if matches!(file.workload, Workload::Log(_)) { "workload.log" } else { "workload.site" };
+    Err(wrong(place(tree, key), missing, ""))
+}
+
+/// Completes a subject: reads its configuration, and checks its settings and those of all servers.
+fn arm_subject(
+    tree: &Spanned<DeTable<'_>>,
+    number: usize,
+    subject: &Subject,
+    server: BTreeMap<String, String>,
+) -> Result<Subject, Wrong> {
+    let mut subject = subject.clone();
+    let own = format!("subject.{number}");
+    if !subject.config.is_empty() && !subject.config.contains('\n') {
+        let path = &subject.config;
+        subject.config = std::fs::read_to_string(path).map_err(|error| {
+            wrong(place(tree, &format!("{own}.config")), format!("cannot read {path}: {error}"), "")
         })?;
-        settings.insert(key.get_ref().clone(), value.0.clone());
     }
-    Ok(Subject {
-        name: subject_name(file),
-        kind: file.kind,
-        is_optional: file.optional,
-        program: file.program.clone(),
-        start: file.start.clone(),
-        config,
-        settings,
-    })
-}
-
-fn workload(file: &WorkloadFile, at: Range<usize>, is_elsewhere: bool) -> Result<Workload, Wrong> {
-    let WorkloadFile { file: single, set, ops, scale, log, site, path } = file;
-    if let (None, None, None, Some(log)) = (single, set, site, log) {
-        let path = log.get_ref();
-        let is_there = is_elsewhere || path.is_file();
-        return is_there.then(|| Workload::Log(path.clone())).ok_or_else(|| {
-            wrong(log.span(), format!("{} is no file", path.display()), "name an access log, such as \"access.log\"")
-        });
+    if (subject.kind == Kind::Command) == subject.start.is_empty() {
+        let what = "`start` is required for kind = \"command\", and allowed for no other kind";
+        let way = "write kind = \"command\" and start = [\"prog\", \"--listen\", \"@address@:@port@\", \"@site@\"]";
+        return Err(wrong(place(tree, &own), what, way));
     }
-    match (single, set, site) {
-        (None, None, None) => Ok(Workload::File(Bytes::kib(1))),
-        (Some(Text(bytes)), None, None) => Ok(Workload::File(*bytes)),
-        (None, Some(Set::Specweb96), None) => match ops {
-            None => Ok(Workload::Specweb96(5)),
-            Some(ops) if (1..=1_000_000).contains(ops.get_ref()) => Ok(Workload::Specweb96(*ops.get_ref())),
-            Some(ops) => Err(wrong(ops.span(), "ops are 1 to 1000000 requests a second", "")),
-        },
-        (None, Some(Set::Webstone), None) => {
-            let scale_text = scale.as_ref().map_or("1", |scale| scale.get_ref());
-            if let (Some(scale), false) = (scale, ["1/4", "1/2", "1", "2", "4"].contains(&scale_text)) {
-                return Err(wrong(scale.span(), "no scale of WebStone", "1/4, 1/2, 1, 2 or 4"));
-            }
-            Ok(Workload::Webstone(scale_text.to_owned()))
+    let template = Template::of(subject.kind, &subject.config, &subject.start);
+    let tables = [(format!("{own}.settings"), std::mem::take(&mut subject.settings)), ("server".to_owned(), server)];
+    for (table, settings) in tables {
+        for (key, value) in settings {
+            template.check(&key).map_err(|way| {
+                wrong(place(tree, &format!("{table}.{key}")), format!("{} has no setting {key:?}", subject.name), way)
+            })?;
+            subject.settings.insert(key, value);
         }
-        (None, None, Some(site)) => {
-            let folder = site.get_ref();
-            // With hosts, the directory is on the server's host, which reports if it is missing.
-            if !is_elsewhere && !folder.is_dir() {
-                return Err(wrong(site.span(), format!("{} is no folder", folder.display()), ""));
-            }
-            Ok(Workload::Site(folder.clone(), path.clone().unwrap_or_else(|| "/".to_owned())))
-        }
-        _ => Err(wrong(
-            at,
-            "a workload is one thing",
-            "write file = \"1KiB\", set = \"specweb96\" or \"webstone\", log = FILE, or site = DIR",
-        )),
     }
-}
-
-fn load(file: &File, wish: Wish) -> Result<Load, Wrong> {
-    const QUICK: Duration = Duration::from_secs(2);
-    let load = file.load.get_ref();
-    let given = load.duration.as_ref().map_or(Duration::from_secs(10), |duration| duration.get_ref().0);
-    let duration = match (wish.quick, &file.quick.duration) {
-        (true, Some(quick)) => quick.get_ref().0,
-        (true, None) => given.min(QUICK),
-        (false, _) => given,
-    };
-    if !(Duration::from_millis(200)..=Duration::from_secs(24 * 3600)).contains(&duration) {
-        let at = load.duration.as_ref().map_or(file.load.span(), Spanned::span);
-        return Err(wrong(at, "a run is measured for 200 ms to a day", "write duration = \"10s\""));
-    }
-    let clients = load.clients.is_some() || wish.quick && file.quick.clients.is_some();
-    let per_connection = match &load.requests_per_connection {
-        None => u64::from(!clients),
-        Some(count) if *count.get_ref() == 0 && !clients => {
-            return Err(wrong(count.span(), "at a rate a connection ends", "write 1 or more"));
-        }
-        Some(count) => *count.get_ref(),
-    };
-    let pipeline = match &load.pipeline {
-        None => 1,
-        Some(count) if (1..=1000).contains(count.get_ref()) => *count.get_ref(),
-        Some(count) => return Err(wrong(count.span(), "1 to 1000 requests are sent together", "")),
-    };
-    let generators = match &load.generators {
-        None => 1,
-        Some(count) if (1..=64).contains(count.get_ref()) => *count.get_ref(),
-        Some(count) => return Err(wrong(count.span(), "there are 1 to 64 generators", "")),
-    };
-    let timeout = |time: &Option<Spanned<Text<Duration>>>, usual: u64| match time {
-        None => Ok(Duration::from_millis(usual)),
-        Some(time) if time.get_ref().0.is_zero() => Err(wrong(time.span(), "that leaves no time for anything", "")),
-        Some(time) => Ok(time.get_ref().0),
-    };
-    let arrivals = load.arrivals.as_ref().map_or("poisson", |arrivals| arrivals.get_ref());
-    if let Err(error) = ammeter_load::schedule::Arrivals::from_str(arrivals) {
-        return Err(wrong(load.arrivals.as_ref().map_or(0..0, Spanned::span), error.to_string(), ""));
-    }
-    let path = match &load.path {
-        Some(path) if !path.get_ref().starts_with('/') => {
-            return Err(wrong(path.span(), "a path begins with /", "write path = \"/index.html\""));
-        }
-        path => path.as_ref().map(|path| path.get_ref().clone()),
-    };
-    if let Some(field) = load.headers.iter().find(|field| !field.get_ref().contains(": ")) {
-        return Err(wrong(field.span(), "no header field", "write headers = [\"Range: bytes=0-1023\"]"));
-    }
-    if let Some(expect) = &load.expect {
-        let read = ammeter_load::workload::Statuses::from_str(expect.get_ref());
-        read.map_err(|error| wrong(expect.span(), error, "write expect = \"2xx,404\""))?;
-    }
-    let beside = match &load.beside {
-        Some(count) if file.hosts.is_some() || *count.get_ref() > 10_000 => {
-            return Err(wrong(count.span(), "there are 0 to 10000 clients beside the load, on this machine alone", ""));
-        }
-        count => count.as_ref().map_or(0, |count| *count.get_ref()),
-    };
-    Ok(Load {
-        beside,
-        path,
-        headers: load.headers.iter().map(|field| field.get_ref().clone()).collect(),
-        expect: load.expect.as_ref().map(|expect| expect.get_ref().clone()),
-        duration,
-        warm_up: load.warm_up.as_ref().map_or(Duration::from_millis(500), |Text(time)| *time),
-        arrivals: arrivals.to_owned(),
-        requests_per_connection: per_connection,
-        pipeline,
-        think_time: load.think_time.as_ref().map_or(Duration::ZERO, |Text(time)| *time),
-        connect_timeout: timeout(&load.connect_timeout, 500)?,
-        timeout: timeout(&load.timeout, 10_000)?,
-        generators,
-        parked: load.parked.clone(),
-    })
-}
-
-fn limits(file: &LimitsFile) -> Limits {
-    Limits {
-        memory: file.memory.as_ref().map(|Text(bytes)| *bytes),
-        disk: file.disk.as_ref().map(|Text(bytes)| *bytes),
-        cpu: file.cpu.as_ref().map(|Text(Share(share))| *share),
-        descriptors: file.descriptors,
-    }
-}
-
-/// Checks a list of cores for taskset(1): `0`, `0,2`, `1-3`.
-fn cores(list: &Option<Spanned<String>>) -> Result<Option<String>, Wrong> {
-    let Some(list) = list else { return Ok(None) };
-    let text = list.get_ref();
-    let is_list = !text.is_empty() && text.split([',', '-']).all(|number| number.parse::<u16>().is_ok());
-    if !is_list {
-        return Err(wrong(list.span(), format!("{text:?} names no cores"), "write \"0\", \"0,2\" or \"1-3\""));
-    }
-    Ok(Some(text.clone()))
-}
-
-/// Reads the hosts of an experiment.
-fn hosts(file: &Spanned<HostsFile>) -> Result<Hosts, Wrong> {
-    let HostsFile { server, clients, address, ssh } = file.get_ref();
-    // ssh would parse a leading hyphen as a flag.
-    let is_name = |name: &str| !name.is_empty() && !name.starts_with('-') && !name.contains(char::is_whitespace);
-    if !is_name(server.get_ref()) {
-        let what = format!("{:?} is no host", server.get_ref());
-        return Err(wrong(server.span(), what, "write it as for ssh: \"server\" or \"user@server\""));
-    }
-    let names = clients.get_ref();
-    if names.is_empty() || names.len() > 100 || !names.iter().all(|name| is_name(name)) {
-        let way = "write them as for ssh: clients = [\"c1\", \"user@c2\"], 1 to 100 of them";
-        return Err(wrong(clients.span(), "these are no hosts to make load on", way));
-    }
-    if names.iter().collect::<BTreeSet<_>>().len() < names.len() {
-        let way = "each makes its slice of the load once; for more threads there is load.generators";
-        return Err(wrong(clients.span(), "a client is named twice", way));
-    }
-    let ip = |text: &Spanned<String>| {
-        let way = "write the server's own address, such as \"10.0.0.1\"; default: the one by which ssh reaches it";
-        text.get_ref().parse().map_err(|_| wrong(text.span(), format!("{:?} is no address", text.get_ref()), way))
-    };
-    let words: Vec<String> =
-        ssh.as_ref().map_or("ssh", |ssh| ssh.get_ref()).split_whitespace().map(str::to_owned).collect();
-    if let (Some(ssh), true) = (ssh, words.is_empty()) {
-        return Err(wrong(ssh.span(), "no program", "write ssh = \"ssh -F FILE\", or leave it out"));
-    }
-    Ok(Hosts {
-        server: server.get_ref().clone(),
-        clients: names.clone(),
-        address: address.as_ref().map(ip).transpose()?,
-        ssh: words,
-    })
+    Ok(subject)
 }
 
 /// Reads the figures of the file, or returns the default: the paper's usual figure (Arlitt and
 /// Williamson, figure 2), with latency and CPU time.
-fn figures(file: &File, factors: &[Factor], steps: &[Step]) -> Result<Vec<Figure>, Wrong> {
+fn figures(tree: &Spanned<DeTable<'_>>, file: &File, factors: &[Factor], steps: &[Step]) -> Result<Vec<Figure>, Wrong> {
     let axis = steps[0].axis();
-    let mut figures = Vec::new();
-    for figure in &file.figure {
-        let x = figure.x.as_ref().map_or(axis, |x| x.get_ref().as_str());
-        if x != axis && !factors.iter().any(|factor| factor.name == x) {
-            let known: Vec<&str> =
-                [axis].into_iter().chain(factors.iter().map(|factor| factor.name.as_str())).collect();
-            let at = figure.x.as_ref().map_or(0..0, Spanned::span);
-            return Err(wrong(
-                at,
-                format!("nothing here is called {x:?}"),
-                format!("the axis is one of: {}", known.join(", ")),
-            ));
+    let usual: [(&str, &[&str]); 3] = [
+        ("Connections, requests and responses", &["offered-rate", "request-rate", "rate"]),
+        ("Latency", &["p50", "p99"]),
+        ("CPU time of the server for a response", &["cpu-per-reply"]),
+    ];
+    let usual = usual.map(|(title, y)| Figure {
+        title: title.to_owned(),
+        y: y.iter().map(|&name| name.to_owned()).collect(),
+        ..Figure::default()
+    });
+    let mut figures = if file.figure.is_empty() { usual.to_vec() } else { file.figure.clone() };
+    for (number, figure) in figures.iter_mut().enumerate() {
+        let at = |key: &str| place(tree, &format!("figure.{number}.{key}"));
+        if figure.x.is_empty() {
+            figure.x = axis.to_owned();
         }
-        for y in &figure.y {
-            metric(y, file.monitor.profile)?;
+        let known: Vec<&str> = [axis].into_iter().chain(factors.iter().map(|factor| factor.name.as_str())).collect();
+        if !known.contains(&&figure.x[..]) {
+            let way = format!("the axis is one of: {}", known.join(", "));
+            return Err(wrong(at("x"), format!("there is no axis {:?}", figure.x), way));
         }
-        figures.push(Figure {
-            title: figure.title.clone(),
-            x: x.to_owned(),
-            y: figure.y.iter().map(|y| y.get_ref().clone()).collect(),
-            at: at(figure.at.as_ref(), steps)?,
-            log_x: figure.log_x,
-            log_y: figure.log_y,
-            paper: figure
-                .paper
-                .iter()
-                .map(|PaperFile { name, points }| PaperCurve { name: name.clone(), points: points.clone() })
-                .collect(),
-        });
-    }
-    if figures.is_empty() {
-        let usual: [(&str, &[&str]); 3] = [
-            ("Connections, requests and responses", &["offered-rate", "request-rate", "rate"]),
-            ("Latency", &["p50", "p99"]),
-            ("CPU time of the server for a response", &["cpu-per-reply"]),
-        ];
-        figures.extend(usual.map(|(title, y)| Figure {
-            title: title.to_owned(),
-            x: axis.to_owned(),
-            y: y.iter().map(|&name| name.to_owned()).collect(),
-            ..Figure::default()
-        }));
+        for (place, y) in figure.y.iter().enumerate() {
+            metric(y, at(&format!("y.{place}")), file.monitor.profile)?;
+        }
+        check_step(figure.at, at("at"), steps)?;
     }
     Ok(figures)
 }
 
 /// Checks that a metric of this name exists.
-fn metric(name: &Spanned<String>, has_profile: bool) -> Result<(), Wrong> {
-    let text = name.get_ref().as_str();
+fn metric(text: &str, at: Range<usize>, has_profile: bool) -> Result<(), Wrong> {
     match Summary::described(text) {
         Some(_) if has_profile || !Summary::is_of_profile(text) => Ok(()),
-        Some(_) => Err(wrong(
-            name.span(),
-            format!("{text:?} is of a profile, and none is made"),
-            "write [monitor], profile = true",
-        )),
+        Some(_) => {
+            Err(wrong(at, format!("{text:?} is of a profile, and none is made"), "write [monitor], profile = true"))
+        }
         None => {
             let known: Vec<&str> = Summary::METRICS.iter().map(|(name, ..)| *name).collect();
             let shares: Vec<String> = Summary::SHARES.iter().map(|(whole, ..)| format!("{whole}:NAME")).collect();
             Err(wrong(
-                name.span(),
+                at,
                 format!("nothing is measured that is called {text:?}"),
                 format!(
                     "there are: {}; the columns of `ammeter monitor --csv`; and parts of wholes: {}",
@@ -1337,17 +943,21 @@ fn metric(name: &Spanned<String>, has_profile: bool) -> Result<(), Wrong> {
     }
 }
 
-/// Reads a step, and checks that it is in the ladder.
-fn at(at: Option<&Spanned<AtFile>>, steps: &[Step]) -> Result<At, Wrong> {
-    let Some(at) = at else { return Ok(At::default()) };
-    let AtFile(chosen) = *at.get_ref();
+/// Checks that a step is in the ladder.
+fn check_step(chosen: At, at: Range<usize>, steps: &[Step]) -> Result<(), Wrong> {
     match chosen {
         At::Step(value) if !steps.iter().any(|step| step.value() == value) => {
             let known: Vec<String> = steps.iter().map(|step| step.value().to_string()).collect();
-            Err(wrong(at.span(), format!("the ladder has no {value}"), format!("it has: {}", known.join(", "))))
+            Err(wrong(at, format!("the ladder has no {value}"), format!("it has: {}", known.join(", "))))
         }
-        chosen => Ok(chosen),
+        _ => Ok(()),
     }
+}
+
+/// Reads the step of a claim.
+fn at(at: Option<&Spanned<At>>, steps: &[Step]) -> Result<At, Wrong> {
+    let Some(at) = at else { return Ok(At::default()) };
+    check_step(*at.get_ref(), at.span(), steps).map(|()| *at.get_ref())
 }
 
 fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Result<Vec<Claim>, Wrong> {
@@ -1381,13 +991,13 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
     // A figure or ratio, without bounds.
     let figure = |claim: &Spanned<ClaimFile>| {
         let (whole, claim) = (claim.span(), claim.get_ref());
-        metric(&claim.metric, file.monitor.profile)?;
+        metric(claim.metric.get_ref(), claim.metric.span(), file.monitor.profile)?;
         let of_at = at(claim.at.as_ref(), steps)?;
         let ClaimFile { against, against_at, against_metric, .. } = claim;
         let against = match (against, against_at, against_metric) {
             (None, None, None) => None,
             (levels, step, name) => {
-                name.as_ref().map_or(Ok(()), |name| metric(name, file.monitor.profile))?;
+                name.as_ref().map_or(Ok(()), |name| metric(name.get_ref(), name.span(), file.monitor.profile))?;
                 Some(Term {
                     metric: name.as_ref().unwrap_or(&claim.metric).get_ref().clone(),
                     // Levels that it omits are those of the figure that it divides.
@@ -1542,8 +1152,8 @@ mod tests {
             .map(|line| line.strip_prefix("# ").filter(|key| is_key(key)).unwrap_or(line).to_owned() + "\n")
             .collect();
         let tree: toml::Table = shown
-            .replace("set = \"specweb96\"", "x = 1")
-            .replace("set = \"webstone\"", "y = 1")
+            .replace("specweb96 = 5", "x = 1")
+            .replace("webstone = \"1\"", "y = 1")
             .parse()
             .unwrap_or_else(|error| panic!("{error}\n{shown}"));
         assert!(tree.contains_key("path") && tree["limits"].get("memory").is_some(), "{tree}");
@@ -1588,20 +1198,19 @@ mod tests {
         assert_eq!(parsed(SHORT, false).resolved.hosts, None);
         let hosts = |text: &str| parsed(&format!("{SHORT}[hosts]\n{text}"), false).resolved.hosts.unwrap();
         let found = hosts("server = \"me@s\"\nclients = [\"a\", \"b\"]\n");
-        let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-        assert_eq!((found.server.as_str(), &found.clients, found.address), ("me@s", &words(&["a", "b"]), None));
-        assert_eq!(found.ssh, ["ssh"]);
+        assert_eq!((&*found.server, found.address, found.ssh), ("me@s", None, None));
+        assert_eq!(found.clients, ["a", "b"].map(Checked::new));
         let found = hosts("server = \"s\"\nclients = [\"s\"]\naddress = \"fd00::1\"\nssh = \"ssh -F /x\"\n");
-        assert_eq!((found.address.unwrap().is_ipv6(), found.ssh), (true, words(&["ssh", "-F", "/x"])));
+        assert_eq!((found.address.unwrap().is_ipv6(), &*found.ssh.unwrap()), (true, "ssh -F /x"));
         let check = |text: &str, place: &str, says: &str| {
             let told = parse("x.toml", &format!("{SHORT}[hosts]\n{text}"), Wish::default()).unwrap_err().to_string();
             assert!(told.starts_with(&format!("x.toml:{place}: ")) && told.contains(says), "{text}\n{told}");
         };
-        check("server = \"-oProxyCommand=x\"\nclients = [\"a\"]\n", "12:10", "is no host");
-        check("server = \"s\"\nclients = []\n", "13:11", "as for ssh");
+        check("server = \"-oProxyCommand=x\"\nclients = [\"a\"]\n", "12:10", "not a host");
+        check("server = \"s\"\nclients = []\n", "13:11", "1 to 100");
         check("server = \"s\"\nclients = [\"a\", \"a\"]\n", "13:11", "named twice");
         check("server = \"s\"\n", "11:1", "clients");
-        check("server = \"s\"\nclients = [\"a\"]\naddress = \"s\"\n", "14:11", "10.0.0.1");
+        check("server = \"s\"\nclients = [\"a\"]\naddress = \"s\"\n", "14:11", "IP address");
         check("server = \"s\"\nclients = [\"a\"]\nssh = \"\"\n", "14:7", "no program");
         check("server = \"s\"\nclients = [\"a\"]\n[path]\nlatency = \"1ms\"\n", "11:1", "on one machine");
     }
@@ -1647,7 +1256,7 @@ mod tests {
         check(&format!("{SHORT}duration = \"5\"\n"), "11:12", "not a duration");
         check(&format!("{SHORT}duration = \"1ms\"\n"), "11:12", "200 ms");
         check(&format!("{SHORT}arrivals = \"monday\"\n"), "11:12", "monday");
-        check(&format!("{SHORT}[server]\nlogg = true\n"), "12:1", "log");
+        check(&format!("{SHORT}[server]\nlogg = true\n"), "12:8", "log");
         check(&format!("{SHORT}[[factor]]\nset = \"figure.x\"\nlevels = [1, 2]\n"), "12:7", "server.log");
         check(&format!("{SHORT}[[factor]]\nset = \"server.log\"\nlevels = [true]\n"), "11:1", "at least two");
         check(&format!("{SHORT}[[factor]]\nset = \"load.pipeline\"\nlevels = [1, \"x\"]\n"), "13:14", "u64");
@@ -1665,7 +1274,7 @@ mod tests {
         let two = "[[factor]]\nset = \"server.log\"\nlevels = [false, true]\n[[factor]]\nset = \"load.pipeline\"\nlevels = [1, 2]\n";
         let both = claim("above = 1\nof = { log = true, pipeline = 2 }") + two;
         check(&both, "11:1", "no arm has these levels");
-        check(&format!("{SHORT}[cores]\nserver = \"all\"\n"), "12:10", "names no cores");
+        check(&format!("{SHORT}[cores]\nserver = \"all\"\n"), "12:10", "not a list of cores");
         check(&format!("repetitions = 0\n{SHORT}"), "1:15", "1 to 1000");
         check(&format!("{SHORT}[limits]\ncpu = \"x\"\n"), "12:7", "percent");
         check("a = \n", "1:5", "");

@@ -112,7 +112,7 @@ fn look(
 ) -> Result<Reference, String> {
     let targets = targets(&order.settings, site)?;
     let mut fields = run::fields(&order.settings, side.address(), &targets[0]);
-    if order.settings.load.requests_per_connection == 1 {
+    if order.settings.load.requests_per_connection() == 1 {
         fields.push("Connection: close".to_owned());
     }
     let mut answers = Vec::new();
@@ -141,7 +141,7 @@ fn look(
 /// Returns all request targets.
 fn targets(settings: &Settings, site: &Site) -> Result<Vec<String>, String> {
     match (&settings.load.path, &site.manifest) {
-        (Some(path), _) => Ok(vec![path.clone()]),
+        (Some(path), _) => Ok(vec![path.to_string()]),
         (None, None) => Ok(vec![site.target.clone()]),
         (None, Some(manifest)) => {
             let manifest = Manifest::read(manifest).map_err(|failure| failure.to_string())?;

@@ -7,7 +7,6 @@
 
 mod analyse;
 mod archive;
-
 mod command;
 mod compare;
 mod diagnose;
@@ -28,6 +27,7 @@ mod say;
 mod subject;
 mod terminal;
 mod validate;
+mod values;
 
 use std::process::ExitCode;
 

@@ -168,6 +168,7 @@ pub(crate) fn list(resolved: &Resolved, plan: &Plan) -> String {
 mod tests {
     use super::*;
     use crate::archive::{Arm, RunStatus};
+    use crate::values::Checked;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
@@ -231,7 +232,8 @@ mod tests {
         let text = list(&resolved, &plan(&resolved));
         assert!(text.contains("rate: 500 1000; 5 s each after 0.5 s of warm-up"), "{text}");
         assert!(text.contains("8 runs, about 63 s, seed 1") && text.contains("block 2: "), "{text}");
-        let hosts = Hosts { server: "s".to_owned(), clients: vec!["a".to_owned(), "b".to_owned()], ..Hosts::default() };
+        let clients = ["a", "b"].map(Checked::new).to_vec();
+        let hosts = Hosts { server: Checked::new("s"), clients, address: None, ssh: None };
         let text = list(&Resolved { hosts: Some(hosts), ..resolved.clone() }, &plan(&resolved));
         assert!(text.contains("on s: the server") && text.contains("on b: load, slice 2/2"), "{text}");
         for (seconds, expected) in [(0.4, "0 s"), (99.0, "99 s"), (600.0, "10 min"), (7260.0, "2 h 1 min")] {

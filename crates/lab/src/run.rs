@@ -38,6 +38,7 @@ use crate::group::{CpuTime, Group};
 use crate::plan;
 use crate::subject::{self, Answer, Kind, Place, Subject};
 use crate::validate::{self, Evidence};
+use crate::values::Checked;
 
 /// Maximum time from the start of a server to its first response.
 const START: Duration = Duration::from_secs(20);
@@ -143,7 +144,7 @@ pub(crate) fn judge(
         rules: &order.rules,
         step: planned.step,
         think_s: settings.load.think_time.as_secs_f64(),
-        requests_per_connection: settings.load.requests_per_connection,
+        requests_per_connection: settings.load.requests_per_connection(),
         clients: order.clients.as_ref(),
         idle: order.idle,
         client: &outcome.verdict,
@@ -338,11 +339,11 @@ impl Side {
         }
         let mut settings = settings.clone();
         settings.load = Load {
-            path: Some(crate::environment::BESIDE.to_owned()),
+            path: Some(Checked::new(crate::environment::BESIDE)),
             parked: Vec::new(),
             headers: Vec::new(),
             expect: None,
-            requests_per_connection: 0,
+            requests_per_connection: Some(0),
             pipeline: 1,
             think_time: Duration::ZERO,
             ..settings.load
@@ -456,26 +457,15 @@ pub(crate) fn load_words(
     duration: Duration,
     seed: u64,
 ) -> Vec<String> {
-    let Load {
-        arrivals,
-        requests_per_connection,
-        pipeline,
-        think_time,
-        connect_timeout,
-        timeout,
-        generators,
-        parked,
-        path,
-        expect,
-        ..
-    } = &settings.load;
+    let Load { arrivals, pipeline, think_time, connect_timeout, timeout, generators, parked, path, expect, .. } =
+        &settings.load;
     let target = path.as_deref().unwrap_or(if site.manifest.is_some() { "/" } else { &site.target });
     let mut words = vec!["load".to_owned(), format!("http://{server}{target}"), "--json".to_owned()];
     let mut say = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
     match step {
         Step::Rate(rate) => {
             say("--rate", rate.to_string());
-            say("--arrivals", arrivals.clone());
+            say("--arrivals", arrivals.to_string());
         }
         Step::Clients(clients) => {
             say("--clients", clients.to_string());
@@ -486,7 +476,7 @@ pub(crate) fn load_words(
     }
     say("--duration", micros(duration));
     say("--seed", seed.to_string());
-    say("--requests-per-connection", requests_per_connection.to_string());
+    say("--requests-per-connection", settings.load.requests_per_connection().to_string());
     say("--pipeline", pipeline.to_string());
     say("--connect-timeout", micros(*connect_timeout));
     say("--timeout", micros(*timeout));
@@ -495,9 +485,9 @@ pub(crate) fn load_words(
     say("--generators", generators.to_string());
     // Control groups measure this more precisely here.
     say("--others-max", "100%".to_owned());
-    parked.iter().for_each(|parked| say("--parked", parked.clone()));
+    parked.iter().for_each(|parked| say("--parked", parked.to_string()));
     fields(settings, server, target).into_iter().for_each(|field| say("--header", field));
-    expect.iter().for_each(|statuses| say("--expect", statuses.clone()));
+    expect.iter().for_each(|statuses| say("--expect", statuses.to_string()));
     site.manifest.iter().for_each(|manifest| say("--workload", manifest.display().to_string()));
     words
 }
@@ -505,9 +495,9 @@ pub(crate) fn load_words(
 /// Returns the header fields of each request, with `@etag@` replaced by the server's entity tag for `target`.
 pub(crate) fn fields(settings: &Settings, server: SocketAddr, target: &str) -> Vec<String> {
     const ETAG: &str = "@etag@";
-    let put = |field: &String| {
+    let put = |field: &Checked<_>| {
         if !field.contains(ETAG) {
-            return field.clone();
+            return field.to_string();
         }
         let etag = Answer::fetch(server, target, &[]).and_then(|answer| answer.field("ETag"));
         field.replace(ETAG, &etag.unwrap_or_else(|| "\"none\"".to_owned()))

@@ -16,6 +16,7 @@ use amped_measure::Failure;
 use serde::{Deserialize, Serialize};
 
 use crate::archive::Program;
+use crate::values::scalars;
 
 /// A kind of server, with its own configuration template and command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -226,23 +227,28 @@ pub(crate) struct Start {
     pub(crate) config: String,
 }
 
-/// A server under test.
+/// A server under test, as its table in the experiment file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
 pub(crate) struct Subject {
-    /// Name in the experiment.
+    /// Name in the experiment; if empty, that of its kind.
+    #[serde(default)]
     pub(crate) name: String,
     /// Kind, which determines how it is started.
     pub(crate) kind: Kind,
     /// Path of the program, instead of the default lookup.
     pub(crate) program: Option<PathBuf>,
     /// For [`Kind::Command`]: the program and its arguments.
+    #[serde(default)]
     pub(crate) start: Vec<String>,
-    /// Configuration template; empty for the kind's own.
+    /// Configuration template; empty for the kind's own. In the file also the template's path.
+    #[serde(default)]
     pub(crate) config: String,
     /// Values for the placeholders.
+    #[serde(default, deserialize_with = "scalars")]
     pub(crate) settings: BTreeMap<String, String>,
     /// Whether the experiment skips this server if its program is missing.
-    #[serde(default)]
+    #[serde(default, rename = "optional")]
     pub(crate) is_optional: bool,
 }
 

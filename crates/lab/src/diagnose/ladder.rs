@@ -377,7 +377,7 @@ fn resolved(settings: &Settings) -> Result<Resolved, Failure> {
         title: format!("What limits {}", settings.url),
         seed: settings.seed,
         repetitions: settings.repeat,
-        rules: Rules::USUAL,
+        rules: Rules::default(),
         duration_s: settings.duration.as_secs_f64(),
         interval_ms: settings.interval.as_secs_f64() * 1e3,
         requests_per_connection: 1,

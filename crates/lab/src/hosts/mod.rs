@@ -92,7 +92,8 @@ impl Fleet {
 
     fn open(&mut self, name: &str) -> Result<Connection, Failure> {
         self.opened += 1;
-        Connection::open(name, &self.spec.ssh, &self.folder.join(format!("ssh-{}", self.opened)))
+        let ssh = self.spec.ssh.as_deref().unwrap_or("ssh").split_whitespace().map(str::to_owned);
+        Connection::open(name, &ssh.collect::<Vec<_>>(), &self.folder.join(format!("ssh-{}", self.opened)))
     }
 
     /// Reconnects to the hosts that were lost.

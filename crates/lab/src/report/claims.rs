@@ -593,6 +593,7 @@ impl Repeats {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::values::Checked;
     use std::collections::BTreeMap;
     use std::path::Path;
 
@@ -926,7 +927,8 @@ mod tests {
         assert_eq!(status(&archive, 0, 0), why("one machine carries both"));
         assert_eq!(status(&archive, 1, 2).0, ClaimStatus::Holds);
         let mut two = archive.clone();
-        two.resolved.hosts = Some(Hosts { clients: vec!["c".to_owned()], ..Hosts::default() });
+        two.resolved.hosts =
+            Some(Hosts { server: Checked::new("s"), clients: vec![Checked::new("c")], address: None, ssh: None });
         assert_eq!(status(&two, 2, 0).0, ClaimStatus::Holds);
     }
 
