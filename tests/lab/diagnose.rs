@@ -190,7 +190,7 @@ fn pool_of_two_helpers_is_named() {
     let [address] = super::nginx::free_addresses();
     let start = format!("{} --port {} --helpers {{helpers}} --sleep-ms 10", program().display(), address.port());
     let url = format!("http://{address}/");
-    let words = ["diagnose", &url, "--start", &start, "--knob", "helpers=2", "--intervene", "--pairs", "2"];
+    let words = ["diagnose", &url, "--start", &start, "--setting", "helpers=2", "--intervene", "--pairs", "2"];
     let rates = ["--rates", "20..420/100", "--json", "--repeat", "1", "--seed", "7"];
     undisturbed(
         || vec![read(&ammeter(&[&words[..], &rates, &QUICK].concat()))],

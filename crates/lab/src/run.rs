@@ -44,7 +44,7 @@ use crate::values::Checked;
 const START: Duration = Duration::from_secs(20);
 
 /// Maximum time for a process to exit after SIGTERM.
-const END: Duration = Duration::from_secs(5);
+pub(crate) const END: Duration = Duration::from_secs(5);
 
 /// Returns the wall-clock time in seconds since 1970.
 pub(crate) fn now_s() -> f64 {
@@ -252,15 +252,11 @@ impl Side {
     }
 
     fn watch(&mut self, stop: &Stop) -> Result<(), Failure> {
-        let (pid, interval) = (self.server.pid().to_string(), micros(self.interval));
-        let mut words = self.own(&["monitor", "--pid", &pid, "--json", "--interval", &interval, "--census", &interval]);
-        words.extend(["--budget", "5%", "--record"].map(str::to_owned));
-        words.push(self.into.join(name::MONITOR).display().to_string());
+        let mut whom = vec!["--pid".to_owned(), self.server.pid().to_string()];
         if self.server.metrics.exists() {
-            words.extend(["--server-file".to_owned(), self.server.metrics.display().to_string()]);
+            whom.extend(["--server-file".to_owned(), self.server.metrics.display().to_string()]);
         }
-        let streams = Streams::to(None, &self.into.join("monitor.log"))?;
-        self.monitor = Some(Running::start("the monitor", &words, streams)?);
+        self.monitor = Some(monitor(self.prefix.clone(), &whom, self.interval, "5%", &self.into)?);
         self.await_samples(stop)
     }
 
@@ -421,9 +417,35 @@ impl Side {
     }
 }
 
+/// Starts `ammeter monitor` for the server that the flags `whom` name, with its record and its errors in `into`.
+/// `prefix` is the command that starts this program; the monitor may use at most `budget` of a core.
+///
+/// # Errors
+/// If its files cannot be created.
+pub(crate) fn monitor(
+    prefix: Vec<String>,
+    whom: &[String],
+    interval: Duration,
+    budget: &str,
+    into: &Path,
+) -> Result<Running, Failure> {
+    let (interval, record) = (micros(interval), into.join(name::MONITOR).display().to_string());
+    let mut words = prefix;
+    words.push("monitor".to_owned());
+    words.extend(whom.iter().cloned());
+    let flags = ["--json", "--interval", &interval, "--census", &interval, "--budget", budget, "--record", &record];
+    words.extend(flags.map(str::to_owned));
+    Running::start("the monitor", &words, Streams::to(None, &into.join("monitor.log"))?)
+}
+
 /// Waits for two new samples: only the second is certain to have begun after the call. The
 /// monitor's CPU budget may make it sample less often than requested.
-fn await_samples(record: &Path, monitor: &mut Running, interval: Duration, stop: &Stop) -> Result<(), Failure> {
+pub(crate) fn await_samples(
+    record: &Path,
+    monitor: &mut Running,
+    interval: Duration,
+    stop: &Stop,
+) -> Result<(), Failure> {
     let (begin, patience) = (Instant::now(), START + interval * 3);
     let length = || fs::metadata(record).map_or(0, |meta| meta.len());
     for _ in 0..2 {
@@ -444,7 +466,8 @@ pub(crate) fn pinned(cores: Option<&str>) -> Vec<String> {
     cores.map_or(Vec::new(), |cores| ["taskset", "-c", cores].map(str::to_owned).to_vec())
 }
 
-fn micros(time: Duration) -> String {
+/// Formats a duration for the flags of this program.
+pub(crate) fn micros(time: Duration) -> String {
     format!("{}us", time.as_micros())
 }
 

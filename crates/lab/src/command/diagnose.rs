@@ -16,7 +16,7 @@ use super::monitor::Whom;
 use crate::archive::{self, Archive, Step};
 use crate::diagnose::intervene::{Means, intervene};
 use crate::diagnose::ladder::{Settings, climb};
-use crate::diagnose::subject::{Knob, Subject};
+use crate::diagnose::subject::{Setting, Subject};
 use crate::diagnose::verdict::{Answer, Diagnosis};
 use crate::diagnose::{TRIALS, diagnose};
 use crate::{say, terminal};
@@ -68,12 +68,12 @@ pub(crate) struct Args {
     /// Pairs of runs for each intervention
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=50))]
     pairs: u32,
-    /// Command that starts the server, which is stopped afterwards; settings of --knob are written in braces
+    /// Command that starts the server, which is stopped afterwards; values of --setting are written in braces
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["pid", "port"])]
     start: Option<String>,
     /// Setting of the server that --intervene may change, with its value; repeatable
     #[arg(long, value_name = "NAME=NUMBER", requires = "start")]
-    knob: Vec<Knob>,
+    setting: Vec<Setting>,
     /// New folder for the archive [default: one in the temporary folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -87,7 +87,7 @@ Examples:
   ammeter diagnose http://127.0.0.1:8080/ --port 8080 --rates 1000..8000/1000
   ammeter diagnose http://127.0.0.1:8080/ --pid 1234 --rates 100..800/100 --intervene
   ammeter diagnose http://10.77.0.1:8080/ --port 8080 --rates 20..120/20 --bandwidth 50mbit --intervene
-  ammeter diagnose http://127.0.0.1:8080/big --rates 20..200/20 --intervene --knob helpers=2 \\
+  ammeter diagnose http://127.0.0.1:8080/big --rates 20..200/20 --intervene --setting helpers=2 \\
       --start 'amped serve site --listen 127.0.0.1:8080 --helpers {helpers}'
   ammeter diagnose DIR                            from the archive of an experiment
 
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     // The address behind a path exists only together with the path.
     let has_path = args.bandwidth.is_some() || args.latency.is_some();
     let near = if has_path { SocketAddr::from(([127, 0, 0, 1], address.port())) } else { address };
-    let mut subject = args.start.as_deref().map(|command| Subject::start(command, near, &args.knob)).transpose()?;
+    let mut subject = args.start.as_deref().map(|command| Subject::start(command, near, &args.setting)).transpose()?;
     let target = match &subject {
         // By port: a restarted server is another process.
         Some(_) => Target::Port(address.port()),
@@ -145,7 +145,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             settings: &settings,
             target,
             subject: subject.as_mut(),
-            knobs: &args.knob,
+            server: &args.setting,
             pairs: args.pairs,
             stop: &stop,
             tell: &hear,

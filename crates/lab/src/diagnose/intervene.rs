@@ -22,7 +22,7 @@ use amped_measure::stats::Summary;
 use amped_units::BitsPerSecond;
 
 use super::ladder::{self, Settings};
-use super::subject::{Knob, Subject};
+use super::subject::{Setting, Subject};
 use super::verdict::{Diagnosis, Trial};
 use crate::analyse::use_of::{Kind, group_name};
 use crate::archive::Step;
@@ -41,7 +41,7 @@ pub(crate) struct Means<'a> {
     /// The server's command, to restart it with other settings, if known.
     pub(crate) subject: Option<&'a mut Subject>,
     /// The server's settings.
-    pub(crate) knobs: &'a [Knob],
+    pub(crate) server: &'a [Setting],
     /// Number of pairs of runs per trial.
     pub(crate) pairs: u32,
     /// Stops the trials.
@@ -64,7 +64,12 @@ pub(crate) fn intervene(diagnosis: &Diagnosis, mut means: Means<'_>) -> Result<V
                 let moved_settings = lever.settings(&as_it_is);
                 let run = |is_moved: bool, seed| {
                     let _put_back = if is_moved { Some(lever.pull()?) } else { None };
-                    ladder::throughput(if is_moved { &moved_settings } else { &as_it_is }, step(capacity), seed)
+                    ladder::throughput(
+                        if is_moved { &moved_settings } else { &as_it_is },
+                        step(capacity),
+                        seed,
+                        means.stop,
+                    )
                 };
                 trials.extend(pairs(&means, what, true, capacity, run)?);
             }
@@ -74,19 +79,23 @@ pub(crate) fn intervene(diagnosis: &Diagnosis, mut means: Means<'_>) -> Result<V
         }
     }
     if let Some(subject) = means.subject.take() {
-        for knob in means.knobs {
-            let moved = knob.moved(MORE);
-            let what = format!("{} {} in place of {}", knob.name, moved.value, knob.value);
-            let (is_suspect, capacity) = (knob.kind() == diagnosis.kind, moved.value / knob.value);
+        for setting in means.server {
+            let moved = setting.moved(MORE);
+            let what = format!("{} {} in place of {}", setting.name, moved.value, setting.value);
+            let (is_suspect, capacity) = (setting.kind() == diagnosis.kind, moved.value / setting.value);
             let run = |is_moved: bool, seed| {
-                let knobs: Vec<Knob> =
-                    means.knobs.iter().map(|one| if is_moved && one == knob { &moved } else { one }).cloned().collect();
-                subject.restart(&knobs)?;
-                ladder::throughput(&as_it_is, step(capacity), seed)
+                let server: Vec<Setting> = means
+                    .server
+                    .iter()
+                    .map(|one| if is_moved && one == setting { &moved } else { one })
+                    .cloned()
+                    .collect();
+                subject.restart(&server)?;
+                ladder::throughput(&as_it_is, step(capacity), seed, means.stop)
             };
             trials.extend(pairs(&means, what, is_suspect, capacity, run)?);
         }
-        subject.restart(means.knobs)?;
+        subject.restart(means.server)?;
     }
     Ok(trials)
 }
@@ -108,7 +117,7 @@ fn less_cpu_time(means: &Means<'_>, step: Step) -> Result<Option<Trial>, Failure
     let run = |lever: Option<&Lever>, pids: &[u32], seed| {
         let _put_back = lever.map(Lever::pull).transpose()?;
         let (before, begun) = (cpu_ticks(pids), Instant::now());
-        let throughput = ladder::throughput(means.settings, step, seed)?;
+        let throughput = ladder::throughput(means.settings, step, seed, means.stop)?;
         let used = cpu_ticks(pids).saturating_sub(before) as f64 / 100.0;
         Ok::<_, Failure>((throughput, used, begun.elapsed().as_secs_f64()))
     };

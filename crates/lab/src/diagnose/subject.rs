@@ -2,43 +2,43 @@
 //! Restarting it with another value shows the effect of that setting.
 
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use amped_measure::Failure;
-use amped_sys::process;
 
 use crate::analyse::use_of::Kind;
+use crate::environment::{Running, Streams};
 
 /// A setting of a server.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Knob {
+pub(crate) struct Setting {
     /// Its name, which the command has in braces.
     pub(crate) name: String,
     /// Its value.
     pub(crate) value: f64,
 }
 
-impl std::str::FromStr for Knob {
+impl std::str::FromStr for Setting {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Knob, String> {
+    fn from_str(text: &str) -> Result<Setting, String> {
         let read = || {
             let (name, value) = text.split_once('=')?;
             let value: f64 = value.parse().ok()?;
-            (!name.is_empty() && value > 0.0 && value.is_finite()).then(|| Knob { name: name.to_owned(), value })
+            (!name.is_empty() && value > 0.0 && value.is_finite()).then(|| Setting { name: name.to_owned(), value })
         };
         read().ok_or_else(|| format!("invalid setting {text:?}: write for example helpers=2"))
     }
 }
 
-impl Knob {
+impl Setting {
     /// The setting multiplied by `times`; a whole number is rounded up to a whole number.
-    pub(crate) fn moved(&self, times: f64) -> Knob {
+    pub(crate) fn moved(&self, times: f64) -> Setting {
         let value = self.value * times;
         let is_whole = self.value.fract() == 0.0;
-        Knob { name: self.name.clone(), value: if is_whole { value.ceil() } else { value } }
+        Setting { name: self.name.clone(), value: if is_whole { value.ceil() } else { value } }
     }
 
     /// The kind of resource that this setting sizes, by its name.
@@ -64,7 +64,7 @@ impl Knob {
 pub(crate) struct Subject {
     command: String,
     address: SocketAddr,
-    child: Option<Child>,
+    running: Option<Running>,
 }
 
 /// Timeout for a server to listen, and to end.
@@ -74,16 +74,16 @@ impl Subject {
     /// Starts the server, and returns once a process listens on `address`.
     ///
     /// # Errors
-    /// A setting of `knobs` is missing in the command, or the other way round; another process listens on the address;
+    /// A setting is missing in the command, or the other way round; another process listens on the address;
     /// the server exits, or does not listen in time.
-    pub(crate) fn start(command: &str, address: SocketAddr, knobs: &[Knob]) -> Result<Subject, Failure> {
+    pub(crate) fn start(command: &str, address: SocketAddr, settings: &[Setting]) -> Result<Subject, Failure> {
         if TcpStream::connect(address).is_ok() {
             return Err(Failure::failed(format!(
                 "another program already listens at {address}, so the server of --start cannot; stop that program, or omit --start"
             )));
         }
-        let mut subject = Subject { command: command.to_owned(), address, child: None };
-        subject.restart(knobs)?;
+        let mut subject = Subject { command: command.to_owned(), address, running: None };
+        subject.restart(settings)?;
         Ok(subject)
     }
 
@@ -91,18 +91,16 @@ impl Subject {
     ///
     /// # Errors
     /// As [`start`](Subject::start).
-    pub(crate) fn restart(&mut self, knobs: &[Knob]) -> Result<(), Failure> {
-        let command = filled(&self.command, knobs)?;
+    pub(crate) fn restart(&mut self, settings: &[Setting]) -> Result<(), Failure> {
+        let command = filled(&self.command, settings)?;
         self.end();
         // `exec` replaces the shell, so that the child process is the server.
-        let mut words = Command::new("sh");
-        words.args(["-c", &format!("exec {command}")]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        process::end_with_this_thread(&mut words);
-        let child = words.spawn().map_err(Failure::io("start a shell (sh)"))?;
-        let child = self.child.insert(child);
+        let words = ["sh", "-c", &format!("exec {command}")].map(str::to_owned);
+        let streams = Streams { out: Stdio::null(), err: Stdio::null() };
+        let running = self.running.insert(Running::start("the server", &words, streams)?);
         let begun = Instant::now();
         while TcpStream::connect(self.address).is_err() {
-            if let Some(status) = child.try_wait().map_err(Failure::io("wait for the server"))? {
+            if let Some(status) = running.ended() {
                 return Err(Failure::failed(format!(
                     "the server of --start has ended ({status}): {command}; try it by hand"
                 )));
@@ -119,17 +117,9 @@ impl Subject {
     }
 
     fn end(&mut self) {
-        let Some(mut child) = self.child.take() else { return };
-        process::terminate(child.id());
-        let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
-            if !matches!(child.try_wait(), Ok(None)) {
-                return;
-            }
-            thread::sleep(Duration::from_millis(5));
+        if let Some(running) = self.running.take() {
+            running.end(PATIENCE);
         }
-        let _ = child.kill();
-        let _ = child.wait();
     }
 }
 
@@ -140,13 +130,13 @@ impl Drop for Subject {
 }
 
 /// The command with the values of its settings filled in.
-fn filled(command: &str, knobs: &[Knob]) -> Result<String, Failure> {
+fn filled(command: &str, settings: &[Setting]) -> Result<String, Failure> {
     let mut text = command.to_owned();
-    for Knob { name, value } in knobs {
+    for Setting { name, value } in settings {
         let place = format!("{{{name}}}");
         if !text.contains(&place) {
             return Err(Failure::usage(format!(
-                "--knob {name}={value} is not used: write {place} in the command of --start"
+                "--setting {name}={value} is not used: write {place} in the command of --start"
             )));
         }
         text = text.replace(&place, &value.to_string());
@@ -160,13 +150,13 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn valid_knobs_parse_and_invalid_ones_fail() {
-        let knob = |text: &str| text.parse::<Knob>();
-        assert_eq!(knob("helpers=2").unwrap(), Knob { name: "helpers".into(), value: 2.0 });
+    fn valid_settings_parse_and_invalid_ones_fail() {
+        let setting = |text: &str| text.parse::<Setting>();
+        assert_eq!(setting("helpers=2").unwrap(), Setting { name: "helpers".into(), value: 2.0 });
         for bad in ["", "helpers", "=2", "a=x", "a=0", "a=-1", "a=inf"] {
-            assert!(knob(bad).is_err(), "{bad:?}");
+            assert!(setting(bad).is_err(), "{bad:?}");
         }
-        assert_eq!((knob("a=2").unwrap().moved(1.2).value, knob("a=0.5").unwrap().moved(1.2).value), (3.0, 0.6));
+        assert_eq!((setting("a=2").unwrap().moved(1.2).value, setting("a=0.5").unwrap().moved(1.2).value), (3.0, 0.6));
         for (name, kind) in [
             ("backlog=8", Some(Kind::AcceptQueue)),
             ("MaxClients=8", Some(Kind::Pool)),
@@ -175,15 +165,15 @@ mod tests {
             ("cache=64", Some(Kind::Memory)),
             ("colour=1", None),
         ] {
-            assert_eq!(knob(name).unwrap().kind(), kind, "{name}");
+            assert_eq!(setting(name).unwrap().kind(), kind, "{name}");
         }
     }
 
     #[test]
-    fn command_requires_placeholder_for_each_knob() {
-        let knobs = ["a=2".parse().unwrap(), "b=0.5".parse().unwrap()];
-        assert_eq!(filled("x --a {a} --b={b} {a}", &knobs).unwrap(), "x --a 2 --b=0.5 2");
-        assert!(filled("x --a {a}", &knobs).unwrap_err().to_string().contains("{b}"));
+    fn command_requires_placeholder_for_each_setting() {
+        let settings = ["a=2".parse().unwrap(), "b=0.5".parse().unwrap()];
+        assert_eq!(filled("x --a {a} --b={b} {a}", &settings).unwrap(), "x --a 2 --b=0.5 2");
+        assert!(filled("x --a {a}", &settings).unwrap_err().to_string().contains("{b}"));
     }
 
     #[test]

@@ -203,7 +203,7 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
                 &[
                     "more of it: --duration 10s --repeat 5, and finer steps around the knee",
                     "as root, so that it is seen where threads sleep",
-                    "moving what there is and looking what follows: --intervene, with --start and --knob for settings of the server",
+                    "moving what there is and looking what follows: --intervene, with --start and --setting for settings of the server",
                     "where CPU time goes: ammeter profile --port PORT; what it waits for elsewhere: a database, a name server, an upstream",
                 ],
                 evidence,
