@@ -158,7 +158,7 @@ impl Net {
     /// The agent on a host, and the folder of its program.
     fn agent(&self, at: usize) -> Option<(u32, PathBuf)> {
         // An agent that was copied to the host has a parent shell with the same arguments.
-        let agents = self.processes(at).into_iter().filter(|(_, words)| words.ends_with("ammeter session "));
+        let agents = self.processes(at).into_iter().filter(|(_, words)| words.ends_with("ammeter agent session "));
         let programs = agents.filter_map(|(pid, _)| Some((pid, fs::read_link(format!("/proc/{pid}/exe")).ok()?)));
         let mut found = programs.filter(|(_, program)| program.file_name().is_some_and(|name| name == "ammeter"));
         found.next().map(|(pid, program)| (pid, program.parent().unwrap().to_owned()))

@@ -44,6 +44,9 @@ struct Ammeter {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Take part in an experiment of another host, until standard input ends
+    #[command(hide = true)]
+    Agent(command::agent::Args),
     /// Compare two experiments, or two subjects of one, against the noise of the machine
     #[command(after_help = command::compare::EXAMPLES, arg_required_else_help = true)]
     Compare(command::compare::Args),
@@ -80,12 +83,6 @@ enum Command {
     /// Run an experiment: servers, factors and a ladder of load, measured, validated and archived
     #[command(after_help = command::run::EXAMPLES, arg_required_else_help = true)]
     Run(command::run::Args),
-    /// Keep this host ready for an experiment elsewhere, until standard input ends
-    #[command(hide = true)]
-    Session(command::session::Args),
-    /// Start a server for an experiment elsewhere, until standard input ends
-    #[command(hide = true)]
-    Subject(command::subject::Args),
     /// Run a command behind an emulated network path
     Wan(Box<command::wan::Args>),
 }
@@ -98,6 +95,7 @@ impl Command {
             Command::Wan(args) => return command::wan::run(args),
             // One more exit status: undecided.
             Command::Compare(args) => return command::compare::run(args),
+            Command::Agent(args) => command::agent::run(args),
             Command::Diagnose(args) => command::diagnose::run(args),
             Command::Exhibits(args) => command::exhibits::run(args),
             Command::Files(args) => command::files::run(args),
@@ -111,8 +109,6 @@ impl Command {
             Command::Profile(args) => command::profile::run(args),
             Command::Report(args) => command::report::run(args),
             Command::Run(args) => command::run::run(args),
-            Command::Session(args) => command::session::run(args),
-            Command::Subject(args) => command::subject::run(args),
         };
         verdict.map(|verdict| verdict.exit_status())
     }

@@ -4,7 +4,7 @@
 //! `ammeter profile` run beside it as separate processes of this program, on cores of their own. On one
 //! machine the whole run happens in a network namespace of its own, which a dedicated thread enters
 //! ([`apart`]). If the experiment has a network path, server and clients are in two namespaces, with the
-//! router of `ammeter wan up` between them. With several hosts, the server's side runs in `ammeter subject` on
+//! router of `ammeter wan up` between them. With several hosts, the server's side runs in `ammeter agent` on
 //! one of them. `runner.rs` steps through a run, `generate.rs` generates the load, `validate.rs` judges it.
 
 use std::collections::BTreeMap;

@@ -1,11 +1,9 @@
 //! `ammeter host`: the machine's properties, as recorded with each result.
 
-use ammeter_load::drive::Stop;
 use amped_measure::host::{Machine, load_average};
 use amped_measure::{Failure, Verdict};
 use serde::Serialize;
 
-use crate::run::look_at_rest;
 use crate::say;
 
 /// The command-line flags.
@@ -14,9 +12,6 @@ pub(crate) struct Args {
     /// Print the record as JSON, in one line
     #[arg(long)]
     json: bool,
-    /// Measure for a second how busy the machine is, and print it as JSON
-    #[arg(long)]
-    rest: bool,
 }
 
 #[derive(Serialize)]
@@ -27,9 +22,6 @@ struct Host {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
-    if args.rest {
-        return say::json(&look_at_rest(&Stop::default())?).map(|()| Verdict::valid());
-    }
     let host = Host { machine: Machine::this()?, load_average: load_average()? };
     if args.json {
         say::json(&host)?;

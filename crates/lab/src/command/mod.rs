@@ -1,5 +1,6 @@
 //! The commands, one file each: the flags as clap parses them, and their execution.
 
+pub(crate) mod agent;
 pub(crate) mod compare;
 pub(crate) mod diagnose;
 pub(crate) mod exhibits;
@@ -14,8 +15,6 @@ pub(crate) mod overhead;
 pub(crate) mod profile;
 pub(crate) mod report;
 pub(crate) mod run;
-pub(crate) mod session;
-pub(crate) mod subject;
 pub(crate) mod wan;
 
 use std::time::Duration;

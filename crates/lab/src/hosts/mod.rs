@@ -1,8 +1,8 @@
 //! An experiment on several hosts: the server on one, load from others, each reached through the user's own ssh.
 //!
 //! ```text
-//!   ammeter run --- ssh --- the server's host: ammeter session, ammeter subject (server, monitor, profile)
-//!              \--- ssh --- each client: ammeter session, ammeter load --slice
+//!   ammeter run --- ssh --- the server's host: ammeter agent session, ammeter agent server (with monitor and profile)
+//!              \--- ssh --- each client: ammeter agent session, ammeter load --slice
 //! ```
 //!
 //! [`Fleet`] is the counterpart of the local machine in `runner.rs`. Nothing stays on a host: a session ends with its
@@ -138,7 +138,7 @@ impl Fleet {
             }
         }
         let server = &self.connections[0];
-        let mut command = Command::start(&server.name, &server.own(&["subject", "--programs"])?)?;
+        let mut command = Command::start(&server.name, &server.own(&["agent", "programs"])?)?;
         let printed = command.ask(&encoded(&subjects)?, SOON, stop)?;
         let mut programs: BTreeMap<String, Program> = decoded(&printed)?;
         for connection in &self.connections {
@@ -155,8 +155,7 @@ impl Fleet {
     /// A lost host; an interrupt.
     pub(crate) fn look_at_rest(&mut self, stop: &Stop) -> Result<Block, Failure> {
         self.revive(stop)?;
-        let looks =
-            self.connections.iter().map(|one| Command::start(&one.name, &one.own(&["host", "--rest", "--json"])?));
+        let looks = self.connections.iter().map(|one| Command::start(&one.name, &one.own(&["agent", "rest"])?));
         let looks = looks.collect::<Result<Vec<_>, Failure>>()?;
         let mut blocks = Vec::new();
         for (connection, look) in self.connections.iter().zip(looks) {
@@ -184,7 +183,8 @@ impl Fleet {
         stop: &Stop,
     ) -> Result<Result<(SocketAddr, Site), String>, Failure> {
         self.server = None;
-        let order = Order { settings: settings.clone(), seed, interval, address: self.address };
+        let session::Facts { scratch, pid, .. } = self.connections[0].facts()?.clone();
+        let order = Order { scratch, session: pid, settings: settings.clone(), seed, interval, address: self.address };
         let server = match RemoteServer::start(&self.connections[0], &order, stop)? {
             Ok(server) => self.server.insert(server),
             Err(why) => return Ok(Err(why)),

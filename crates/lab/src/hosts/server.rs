@@ -1,6 +1,6 @@
-//! The server of a run on another host: `ammeter subject` there, and [`RemoteServer`], which controls it from here.
+//! The server of a run on another host: `ammeter agent server` there, and [`RemoteServer`], which controls it from here.
 //!
-//! `ammeter subject` reads an order as a line of JSON, starts the server, and prints its address. The line `measure`
+//! `ammeter agent server` reads an order as a line of JSON, starts the server, and prints its address. The line `measure`
 //! starts the measurement; the line `end` stops everything and prints the results. Its files remain until standard
 //! input ends; the end of standard input stops it at any time.
 
@@ -37,6 +37,10 @@ const FILES: [&str; 7] =
 /// An order to start a server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Order {
+    /// Scratch folder of the session.
+    pub(super) scratch: PathBuf,
+    /// Process id of the session; the server ends with it.
+    pub(super) session: u32,
     /// The server, its content and its limits.
     pub(super) settings: Settings,
     /// Seed for the generated content.
@@ -68,30 +72,30 @@ pub(super) struct Ready {
     folder: PathBuf,
 }
 
-/// Runs `ammeter subject` in the scratch folder of the session with this process id.
+/// Runs `ammeter agent server`.
 ///
 /// # Errors
 /// Any failure that is not the server's fault.
-pub(crate) fn serve(scratch: &Path, session: u32) -> Result<(), Failure> {
+pub(crate) fn serve() -> Result<(), Failure> {
     // Handle signals before any thread starts.
     let stop = Stop::on_signals(|| ())?;
-    let mut environment = TestEnvironment::within(scratch)?;
-    environment.is_shared = false;
     let (sender, lines) = channel();
-    let (here, of_session) = (stop.clone(), PathBuf::from(format!("/proc/{session}")));
+    let here = stop.clone();
     thread::spawn(move || {
         let _ = io::stdin().lines().map_while(Result::ok).try_for_each(|line| sender.send(line));
         here.stop();
     });
-    let here = stop.clone();
+    let next = || lines.recv().map_err(|_| interrupted());
+    let Order { scratch, session, settings, seed, interval, address } = decoded(&next()?)?;
+    let mut environment = TestEnvironment::within(&scratch)?;
+    environment.is_shared = false;
+    let (here, of_session) = (stop.clone(), PathBuf::from(format!("/proc/{session}")));
     thread::spawn(move || {
         while of_session.exists() {
             thread::sleep(Duration::from_millis(500));
         }
         here.stop();
     });
-    let next = || lines.recv().map_err(|_| interrupted());
-    let Order { settings, seed, interval, address } = decoded(&next()?)?;
     let site = environment.site_for(&settings, seed)?;
     let folder = environment.folder()?;
     let mut side = match Side::begin(&environment, &settings, &site, interval, Some(address), &folder.path, &stop)? {
@@ -122,7 +126,7 @@ pub(crate) fn serve(scratch: &Path, session: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs `ammeter subject --programs`: reads subjects as a line of JSON, and prints their programs.
+/// Runs `ammeter agent programs`: reads subjects as a line of JSON, and prints their programs.
 ///
 /// # Errors
 /// If a program is missing.
@@ -134,14 +138,14 @@ pub(crate) fn print_programs() -> Result<(), Failure> {
     say::json(&programs.collect::<Result<BTreeMap<String, Program>, Failure>>()?)
 }
 
-/// `ammeter subject` on another host. Dropping it stops it and the server.
+/// `ammeter agent server` on another host. Dropping it stops it and the server.
 pub(super) struct RemoteServer {
     command: Command,
     pub(super) ready: Ready,
 }
 
 impl RemoteServer {
-    /// Starts `ammeter subject`; returns the reason, not an error, if the server cannot run.
+    /// Starts `ammeter agent server`; returns the reason, not an error, if the server cannot run.
     ///
     /// # Errors
     /// If the host is lost, or on a failure that is not the server's fault; an interrupt.
@@ -150,10 +154,7 @@ impl RemoteServer {
         order: &Order,
         stop: &Stop,
     ) -> Result<Result<RemoteServer, String>, Failure> {
-        let facts = connection.facts()?;
-        let (scratch, session) = (facts.scratch.display().to_string(), facts.pid.to_string());
-        let words = connection.own(&["subject", "--scratch", &scratch, "--session", &session])?;
-        let mut command = Command::start(&connection.name, &words)?;
+        let mut command = Command::start(&connection.name, &connection.own(&["agent", "server"])?)?;
         Ok(match decoded(&command.ask(&encoded(order)?, START, stop)?)? {
             Started::Ready(ready) => Ok(RemoteServer { command, ready }),
             Started::Refused(why) => Err(why),

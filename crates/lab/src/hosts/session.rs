@@ -1,4 +1,4 @@
-//! `ammeter session`: keeps a host ready for the runs of an experiment while the connection lasts.
+//! `ammeter agent session`: keeps a host ready for the runs of an experiment while the connection lasts.
 //!
 //! It first prints one line that describes the host ([`Facts`]). It then answers each number on standard input with a
 //! line that holds the number, the time and the CPU time used so far ([`Moment`]). At the end of standard input, at a

@@ -2,8 +2,8 @@
 //!
 //! This program starts and stops the master (ssh_config(5), ControlMaster). It does not use the user's own master,
 //! which would outlive it. The shell of the first session reports the installed `ammeter`. It then starts
-//! `ammeter session`, or receives a copy of this program into a folder that it removes when the copy has ended. All
-//! else are ordinary commands: `ammeter load --slice`, `ammeter host --rest`, cat(1). A remote command ends at the end
+//! `ammeter agent session`, or receives a copy of this program into a folder that it removes when the copy has ended. All
+//! else are ordinary commands: `ammeter load --slice`, `ammeter agent`, cat(1). A remote command ends at the end
 //! of its standard input, which ssh closes however the local side ends.
 //!
 //! A host counts as lost when its session ends, or when it stays silent: it is asked for the time every two seconds.
@@ -47,10 +47,10 @@ const SHELL: &str = "exec sh -c 'PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/
     own=$(command -v ammeter); hash=$(sha256sum ${own:-/dev/null} | cut -d\" \" -f1); \
     version=$(${own:-false} --version 2>/dev/null | tr \" \" _); \
     echo ammeter-host $(uname -s) $(uname -m) ${hash:-none} ${version:-none}; read -r what bytes || exit 0; \
-    if [ \"$what\" = own ]; then exec ammeter session; fi; [ \"$what\" = copy ] || exit 0; \
+    if [ \"$what\" = own ]; then exec ammeter agent session; fi; [ \"$what\" = copy ] || exit 0; \
     set -- $(cat /proc/$$/stat); dir=/var/tmp/ammeter-run-$$-${22}-copy; \
     trap \"rm -rf $dir\" EXIT; trap \"exit 1\" HUP INT TERM PIPE; umask 077; \
-    mkdir $dir && head -c $bytes > $dir/ammeter && chmod 700 $dir/ammeter && $dir/ammeter session'";
+    mkdir $dir && head -c $bytes > $dir/ammeter && chmod 700 $dir/ammeter && $dir/ammeter agent session'";
 
 /// Options of every ssh command.
 const OPTIONS: [&str; 5] =
