@@ -179,7 +179,7 @@ impl Checker<'_> {
         let LogTarget::File(path) = &mut file.log.access else { return };
         *path = self.absolute(path, node.get("access"));
         if let Err((message, help)) = log_file(path) {
-            self.findings.at(node.get("access").span(), message, help);
+            self.findings.absent(node.get("access").span(), message, help);
         }
     }
 

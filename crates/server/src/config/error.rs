@@ -186,6 +186,14 @@ impl Findings {
         self.push(spans, message.into(), help.into(), false);
     }
 
+    /// The value is well formed, but what it names is not there. That is no wrong usage, in a flag neither.
+    pub(super) fn absent(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<String>) {
+        self.at(span, message, help);
+        if let Some(problem) = self.problems.last_mut() {
+            problem.usage = false;
+        }
+    }
+
     /// Something outside the file is wrong: what the command line names is not there, say.
     pub(super) fn outside(&mut self, message: impl Into<String>, help: impl Into<String>) {
         self.push(Vec::new(), message.into(), help.into(), false);
