@@ -9,6 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
+use std::time::Instant;
 
 use super::harness::{Client, Ended, PATIENCE, Server, Site, need_root, program, run, run_command, wait_until};
 
@@ -52,11 +53,25 @@ fn preload(site: &Site, args: &[&str]) -> Ended {
 }
 
 /// Opens connections to all four workers: each worker of a pool takes one, loops get a random share.
+///
+/// While a worker of a pool is still starting, another closes its idle connection for one that has waited for 0.1 s. So
+/// closed connections are replaced until all are served twice.
 fn one_for_each(server: &Server, architecture: &str, target: &str, status: u16) -> Vec<Client> {
     let count = if architecture.starts_with('m') { 4 } else { 32 };
     let mut clients: Vec<Client> = (0..count).map(|_| server.connect()).collect();
     clients.iter_mut().for_each(|client| assert_eq!(client.get(target).status, status, "{target}"));
-    clients
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        clients.retain_mut(|client| client.try_get(target).is_some_and(|response| response.status == status));
+        if clients.len() == count {
+            return clients;
+        }
+        assert!(Instant::now() < deadline, "{architecture}: {} of {count} connections stay open", clients.len());
+        for mut client in (clients.len()..count).map(|_| server.connect()).collect::<Vec<_>>() {
+            assert_eq!(client.get(target).status, status, "{target}");
+            clients.push(client);
+        }
+    }
 }
 
 /// Asserts the response that all of these clients get.
