@@ -23,7 +23,7 @@ fn h2load_gets_every_response() {
         assert_eq!(line("requests:"), requests);
         assert_eq!(line("status codes:"), "status codes: 2000 2xx, 0 3xx, 0 4xx, 0 5xx");
     }
-    assert_eq!(server.report("connections", "broken"), 0);
+    assert_eq!(server.report("connections_broken"), 0);
 }
 
 #[test]

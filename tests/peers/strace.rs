@@ -313,7 +313,7 @@ fn at_most_64_connections_are_accepted_per_turn() {
     );
     let crowd: Vec<_> = (0..CROWD).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     let accepted = |text: &str| text.lines().filter(|line| line.contains("accept4(") && !line.contains("= -1")).count();
-    wait_until("all to be taken", || server.report("connections", "accepted") >= CROWD as u64);
+    wait_until("all to be taken", || server.report("connections_accepted") >= CROWD as u64);
     drop((crowd, server));
     // strace writes the rest of its output when it exits.
     wait_until("the calls", || accepted(&fs::read_to_string(&calls).unwrap_or_default()) >= CROWD);

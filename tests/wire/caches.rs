@@ -255,7 +255,7 @@ fn download_survives_unlink() {
         assert!(client.response("GET").body == *WHOLE, "{name}");
     }
     wait_for(&mut server.connect(), "/replaced", 200, b"another", &[&*WHOLE]);
-    assert_eq!(server.report("connections", "broken"), 0);
+    assert_eq!(server.report("connections_broken"), 0);
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn download_of_edited_file_is_cut_and_never_mixed() {
         let body = &received[head..];
         assert!(body.len() < DOWNLOAD, "{what}: all of it came");
         assert!(WHOLE.starts_with(body), "{what}: {} bytes that are not the old version's", body.len());
-        assert_eq!(server.report("connections", "broken"), n as u64 + 1, "{what}");
+        assert_eq!(server.report("connections_broken"), n as u64 + 1, "{what}");
     }
     // The next request receives the current version.
     let now = fs::read(site.path().join("edited")).unwrap();
@@ -420,13 +420,12 @@ fn disabled_caches_change_no_response() {
             assert!(found == expected, "reply {n} with {cache}: {found:?} instead of {expected:?}");
         }
         if cache == all {
-            for (subject, amount) in [
-                ("path cache", "entries"),
-                ("head cache", "bytes"),
-                ("content cache, bodies", "bytes"),
-                ("content cache, files", "descriptors"),
-            ] {
-                assert_eq!((server.report(subject, amount), server.report(subject, "hits")), (0, 0), "{subject}");
+            for amount in ["cache_entries path", "cache_held_bytes head", "cache_held_bytes body", "cache_entries file"]
+            {
+                assert_eq!(server.report(amount), 0, "{amount}");
+            }
+            for cache in ["path", "head", "body", "file"] {
+                assert_eq!(server.report(&format!("cache_hits {cache}")), 0, "{cache}");
             }
         }
     }
@@ -440,15 +439,9 @@ fn each_cache_counts_hits() {
     let_files_settle();
     let server = Server::configured(&site, NEVER);
     let mut client = server.connect();
-    let figures = [
-        ("requests", "hits"),
-        ("requests", "disk_questions"),
-        ("path cache", "hits"),
-        ("head cache", "hits"),
-        ("content cache, bodies", "hits"),
-        ("content cache, files", "hits"),
-    ];
-    let counts = || figures.map(|(subject, key)| server.report(subject, key));
+    let figures =
+        ["request_hits", "disk_questions", "cache_hits path", "cache_hits head", "cache_hits body", "cache_hits file"];
+    let counts = || figures.map(|figure| server.report(figure));
     let mut check = |method: &str, target: &str, fields: &[(&str, &str)], expected: [u64; 6]| {
         // The first request fills the caches.
         client.request(method, target, fields);
@@ -469,8 +462,8 @@ fn each_cache_counts_hits() {
     check("GET", "/large.bin", &[("Range", "bytes=0-1")], [10, 0, 10, 0, 0, 10]);
     // The absence of a file is cached too.
     check("GET", "/missing", &[], [10, 0, 10, 0, 0, 0]);
-    assert_eq!(server.report("path cache", "entries"), 3);
-    assert_eq!(server.report("requests", "total"), 77);
+    assert_eq!(server.report("cache_entries path"), 3);
+    assert_eq!(server.report("requests"), 77);
 }
 
 /// File descriptors of this file that the server has open.
@@ -489,8 +482,8 @@ fn large_file_stays_open_and_small_file_does_not() {
         assert_eq!((server.get("/small").status, server.get("/large").status), (200, 200));
     }
     assert_eq!((descriptors(&server, &small), descriptors(&server, &large)), (0, 1));
-    assert_eq!(server.report("content cache, files", "descriptors"), 1);
-    assert_eq!(server.report("content cache, files", "insertions"), 1);
+    assert_eq!(server.report("cache_entries file"), 1);
+    assert_eq!(server.report("cache_insertions file"), 1);
 
     let server = Server::configured(&site, "[cache]\ndescriptors = 0");
     assert_eq!(server.get("/large").body, pattern(300_000));
@@ -518,16 +511,16 @@ fn cache_budgets_hold_for_many_files() {
         for n in 0..40 {
             assert!(client.get(&format!("/large/{n}")).body == version(n, 40_000 + n), "{n} in round {round}");
         }
-        for (subject, amount, budget) in [
-            ("path cache", "entries", 100),
-            ("head cache", "bytes", 16 << 10),
-            ("content cache, bodies", "bytes", 64 << 10),
-            ("content cache, files", "descriptors", 8),
+        for (amount, cache, budget) in [
+            ("cache_entries", "path", 100),
+            ("cache_held_bytes", "head", 16 << 10),
+            ("cache_held_bytes", "body", 64 << 10),
+            ("cache_entries", "file", 8),
         ] {
-            let held = server.report(subject, amount);
+            let held = server.report(&format!("{amount} {cache}"));
             // Full, or nearly full: the cache uses its budget.
-            assert!((budget * 3 / 4..=budget).contains(&held), "{subject}: {held} of {budget}");
-            assert!(server.report(subject, "evictions") > 0, "{subject}");
+            assert!((budget * 3 / 4..=budget).contains(&held), "{cache}: {held} of {budget}");
+            assert!(server.report(&format!("cache_evictions {cache}")) > 0, "{cache}");
         }
     }
     let open = server.descriptors();

@@ -72,8 +72,8 @@ fn ten_thousand_idle_connections_cost_half_a_kibibyte_each() {
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(open)).collect();
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
-    wait_until("all of them", || server.report("connections", "open") == CONNECTIONS as u64);
-    let bytes = server.report("connections", "bytes") / CONNECTIONS as u64;
+    wait_until("all of them", || server.report("connections") == CONNECTIONS as u64);
+    let bytes = server.report("connection_bytes") / CONNECTIONS as u64;
     let resident = resident_bytes(server.pid()).saturating_sub(resident_before) / CONNECTIONS as u64;
     println!("{bytes} bytes a connection by the server's own count, {resident} by the growth of its resident memory");
     assert!(bytes <= 512, "{bytes} bytes a connection");
@@ -90,7 +90,7 @@ fn ten_thousand_idle_connections_cost_half_a_kibibyte_each() {
         rustix::net::sockopt::set_socket_linger(client.stream(), Some(Duration::ZERO)).unwrap();
     }
     drop(clients);
-    wait_until("all to be gone", || server.report("connections", "open") == 0);
+    wait_until("all to be gone", || server.report("connections") == 0);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn descriptor_exhaustion_is_logged_once_and_accept_resumes() {
     let (time, cpu) = (begin.elapsed(), server.cpu_time() - cpu_before);
     assert!(cpu < time * 3 / 10, "{cpu:?} of CPU in {time:?}: it spins");
     // The limit applies to the highest descriptor number, so gaps below it are filled too.
-    let open = server.report("connections", "open");
+    let open = server.report("connections");
     assert!((9..30).contains(&open), "{open}");
 
     // The accepted clients have received their responses; as they close, the server accepts the others.
@@ -457,12 +457,12 @@ fn start_helpers(server: &Server, count: usize) {
             signal("STOP", pid);
             wait_until("it to stop", || parent_of(pid).is_some_and(|(state, _)| state == 'T'));
         }
-        let asked = server.report("requests", "disk_questions");
+        let asked = server.report("disk_questions");
         let mut client = server.connect();
         client.send_request("GET", &format!("/{}/", clients.len()), &[]);
         clients.push(client);
-        let is_taken = || server.report("helpers", "waiting") == 0;
-        wait_until("it to be asked", || server.report("requests", "disk_questions") > asked && is_taken());
+        let is_taken = || server.report("helper_queue") == 0;
+        wait_until("it to be asked", || server.report("disk_questions") > asked && is_taken());
     }
     helpers_of(server).into_iter().for_each(|pid| signal("CONT", pid));
     for mut client in clients {

@@ -328,15 +328,18 @@ fn alone_clock_model_learns_from_blocking_reads() {
     };
     fetch_all();
     fetch_all();
-    assert_eq!((server.report("clock", "faults"), server.report("clock", "believed")), (0, 8 * LENGTH as u64));
-    let before = server.report("clock", "estimate");
+    assert_eq!(
+        (server.report("page_cache_faults"), server.report("page_cache_believed_bytes")),
+        (0, 8 * LENGTH as u64)
+    );
+    let before = server.report("page_cache_estimate_bytes");
     names.iter().for_each(|name| evict(&site.path().join(name)));
-    let helped = server.report("helpers", "cold_windows");
+    let helped = server.report("probe_misses window");
     fetch_all();
-    let faults = server.report("clock", "faults");
+    let faults = server.report("page_cache_faults");
     assert!((1..=8).contains(&faults), "{faults}");
-    assert!(server.report("clock", "estimate") < before);
-    assert_eq!(server.report("helpers", "cold_windows"), helped, "all were believed to be there");
+    assert!(server.report("page_cache_estimate_bytes") < before);
+    assert_eq!(server.report("probe_misses window"), helped, "all were believed to be there");
 }
 
 #[test]
@@ -392,7 +395,7 @@ fn alone_unresponsive_disk_times_out() {
     assert_eq!(client.get(&cold).status, 503);
     let error = server.connect().try_get(&begun);
     assert!(error.is_none(), "a download that cannot go on is cut");
-    assert_eq!(server.report("connections", "broken"), 1);
+    assert_eq!(server.report("connections_broken"), 1);
     assert!(client.get("/missing").status == 404, "the connection that was answered lives on");
 }
 
@@ -431,7 +434,7 @@ fn check_cold_names(toml: &str) {
         begin.elapsed()
     });
     println!("{FOLDERS} cold names {cold:?}, hot {hot:?}");
-    assert!(server.report("helpers", "peak") >= 1);
+    assert!(server.report("helpers_peak") >= 1);
     assert!(cold > Duration::from_millis(500), "the disk was not slow, or the files not cold: {cold:?}");
     assert!(hot[0].max < cold / 5, "hot {hot:?} beside cold names {cold:?}");
 }
@@ -466,7 +469,7 @@ fn alone_requests_beyond_helper_queue_are_shed() {
     for response in &shed {
         assert_eq!((response.status, response.field("Retry-After")), (503, Some("1")));
     }
-    assert_eq!(server.report("requests", "shed"), shed.len() as u64);
+    assert_eq!(server.report("requests_shed"), shed.len() as u64);
     assert!(elapsed > Duration::from_secs(1), "the disk was not slow: {elapsed:?}");
     assert!(hot[0].max < elapsed / 5, "hot {hot:?}, cold {elapsed:?}");
     // No request is shed after the overload.
@@ -669,7 +672,7 @@ fn concurrent_requests_for_one_cold_file_use_one_helper() {
     }
     println!("{CLIENTS} clients in {:?}", begin.elapsed());
     assert!(begin.elapsed() > Duration::from_millis(300), "the disk was not slow: {:?}", begin.elapsed());
-    assert_eq!(server.report("requests", "disk_questions"), CLIENTS as u64);
-    assert_eq!(server.report("helpers", "peak"), 1);
-    assert_eq!(server.report("content cache, files", "insertions"), 1);
+    assert_eq!(server.report("disk_questions"), CLIENTS as u64);
+    assert_eq!(server.report("helpers_peak"), 1);
+    assert_eq!(server.report("cache_insertions file"), 1);
 }

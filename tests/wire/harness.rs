@@ -251,16 +251,23 @@ impl Server {
         self.child.stdout.take().unwrap()
     }
 
-    /// Reads a figure from the report that SIGUSR2 requests, as `report("path cache", "hits")`.
-    pub fn report(&self, subject: &str, key: &str) -> u64 {
+    /// Reads a figure from the report that SIGUSR2 requests, as `report("connections")` or `report("cache_hits path")`.
+    pub fn report(&self, figure: &str) -> u64 {
         let before = self.said().len();
         self.signal("USR2");
         wait_until("the report", || self.said()[before..].contains("loops: answered="));
-        let said = self.said()[before..].to_owned();
-        let line = said.lines().find(|line| line.starts_with(&format!("{subject}:"))).expect("the subject");
-        let figure = line.split([' ', ',']).find_map(|pair| pair.strip_prefix(&format!("{key}="))).expect("the key");
-        figure.parse().unwrap()
+        figure_in(&self.said()[before..], figure)
     }
+}
+
+/// Reads a figure from the last report in a text (see [`Server::report`]).
+pub fn figure_in(said: &str, figure: &str) -> u64 {
+    let value = |name: &str, before: &str| {
+        let line = said.lines().rev().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))?;
+        line.split(' ').find_map(|value| value.strip_prefix(before)?.parse().ok())
+    };
+    let labelled = || figure.rsplit_once(' ').and_then(|(name, label)| value(name, &format!("{label}=")));
+    value(figure, "").or_else(labelled).unwrap_or_else(|| panic!("no {figure} in {said}"))
 }
 
 /// Targets of the open file descriptors of a process, in order.

@@ -61,10 +61,10 @@ fn give_work_to_a_stopped_one(server: &Server, client: &mut Client) -> u32 {
     let [helper] = helpers_of(server)[..] else { panic!("one helper") };
     signal("STOP", helper);
     wait_until("it to stop", || parent_of(helper).is_some_and(|(state, _)| state == 'T'));
-    let asked = server.report("requests", "disk_questions");
+    let asked = server.report("disk_questions");
     client.send_request("GET", "/folder/", &[]);
-    wait_until("the question", || server.report("requests", "disk_questions") > asked);
-    assert_eq!(server.report("helpers", "waiting"), 0, "it has the work");
+    wait_until("the question", || server.report("disk_questions") > asked);
+    assert_eq!(server.report("helper_queue"), 0, "it has the work");
     helper
 }
 
@@ -98,15 +98,15 @@ fn content_from_helper_processes_is_complete() {
     assert!(listing.body.len() > 400_000, "more than a socket holds: {}", listing.body.len());
     assert_eq!(client.get("/missing").status, 404);
     assert_eq!(client.get("/many").status, 301);
-    assert_eq!(server.report("helpers", "threads"), 0);
-    assert!(server.report("helpers", "processes") > 0);
+    assert_eq!(server.report("helpers threads"), 0);
+    assert!(server.report("helpers processes") > 0);
     // Because of read-ahead, a busy machine may have the whole file in memory before the second window is due.
     wait_until("a window of large.bin that is not in memory", || {
         evict(&site.path().join("large.bin"));
         assert!(client.get("/large.bin").body == large);
-        server.report("helpers", "cold_windows") > 0
+        server.report("probe_misses window") > 0
     });
-    assert_eq!(server.report("helpers", "died"), 0);
+    assert_eq!(server.report("helpers_died"), 0);
 }
 
 #[test]
@@ -115,9 +115,9 @@ fn content_read_by_helper_processes_counts_as_resident() {
     site.file("small.txt", pattern(10 << 10));
     let_files_settle();
     let server = serve(&site, 1, "[send]\nresidency = 'clock'");
-    assert_eq!(server.report("clock", "believed"), 0);
+    assert_eq!(server.report("page_cache_believed_bytes"), 0);
     assert_eq!(server.get("/small.txt").body, pattern(10 << 10));
-    assert!(server.report("clock", "believed") >= 10 << 10);
+    assert!(server.report("page_cache_believed_bytes") >= 10 << 10);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn helper_killed_while_busy_is_replaced_and_request_retried() {
     assert_eq!((response.status, response.text().contains("file")), (200, true));
     server.wait_for(&format!("helper {helper} was killed by signal 9 (Killed) during a task ("));
     server.wait_for("/folder/); retrying it once");
-    assert_eq!(server.report("helpers", "died"), 1);
+    assert_eq!(server.report("helpers_died"), 1);
     assert_eq!(helpers_of(&server).len(), 1);
 }
 
@@ -146,7 +146,7 @@ fn helper_killed_while_idle_costs_nothing() {
         let [helper] = helpers_of(&server)[..] else { panic!("one helper") };
         signal("KILL", helper);
         server.wait_for(&format!("helper {helper} was killed by signal 9 (Killed) while idle"));
-        assert_eq!(server.report("helpers", "died"), died);
+        assert_eq!(server.report("helpers_died"), died);
     }
     assert_eq!(client.get("/").status, 200);
     assert!(!server.said().contains("retrying it once"), "{}", server.said());
@@ -169,13 +169,13 @@ fn alone_request_that_kills_two_helpers_fails() {
     slow.hold(&server);
     let kill_two = |work: &str| {
         for (n, what_then) in ["retrying it once", "giving it up"].into_iter().enumerate() {
-            let died = server.report("helpers", "died");
+            let died = server.report("helpers_died");
             wait_until("a helper", || !helpers_of(&server).is_empty());
             let helper = helpers_of(&server)[0];
             // A helper that waits for the disk has begun its task.
             wait_until("it to wait for the disk", || parent_of(helper).is_some_and(|(state, _)| state == 'D'));
             signal("KILL", helper);
-            wait_until("its end", || server.report("helpers", "died") > died);
+            wait_until("its end", || server.report("helpers_died") > died);
             let which = if n == 0 { "a task" } else { "the retried task" };
             let line = format!("helper {helper} was killed by signal 9 (Killed) during {which} ({work}");
             wait_until("the reason", || {
@@ -193,7 +193,7 @@ fn alone_request_that_kills_two_helpers_fails() {
     client.send_request("GET", &begun, &[]);
     kill_two("reading bytes 262144 to 524288 of inode");
     assert!(client.try_response("GET").is_err(), "a download that cannot go on is cut");
-    assert_eq!(server.report("connections", "broken"), 1);
+    assert_eq!(server.report("connections_broken"), 1);
     assert_eq!(server.get("/missing").status, 404, "the server lives on");
 }
 
@@ -221,7 +221,7 @@ fn thousand_cold_requests_leak_no_descriptor() {
                 });
             }
         });
-        wait_until("the connections' end", || server.report("connections", "open") == 0);
+        wait_until("the connections' end", || server.report("connections") == 0);
     };
     all(1);
     let processes = |server: &Server| [vec![server.pid(), fork_server_of(server)], helpers_of(server)].concat();
@@ -229,7 +229,7 @@ fn thousand_cold_requests_leak_no_descriptor() {
     // Ten concurrent clients start as many helpers, which stay.
     let before = count();
     all(1000 / CLIENTS);
-    assert!(server.report("requests", "disk_questions") >= 1000);
+    assert!(server.report("disk_questions") >= 1000);
     let mut after = Vec::new();
     wait_until("the descriptors to be closed", || {
         after = count();
@@ -332,12 +332,12 @@ fn helper_processes_start_on_demand_and_some_stay_in_reserve() {
     assert_eq!(server.get("/").status, 200);
     // There were two (`peak`). The busy helper stays, and no other.
     wait_until("the other to end", || helpers_of(&server) == [stopped]);
-    assert_eq!((server.report("helpers", "processes"), server.report("helpers", "peak")), (1, 2));
+    assert_eq!((server.report("helpers processes"), server.report("helpers_peak")), (1, 2));
     signal("CONT", stopped);
     assert_eq!(client.response("GET").status, 200);
     thread::sleep(Duration::from_millis(150));
     assert_eq!(helpers_of(&server), [stopped], "the reserve stays");
-    assert_eq!(server.report("helpers", "died"), 0, "none that was let go is counted");
+    assert_eq!(server.report("helpers_died"), 0, "none that was let go is counted");
 }
 
 #[test]
@@ -360,7 +360,7 @@ fn cold_requests_get_503_until_helper_process_starts() {
     allow("0");
     // The helper of the first request.
     helpers_of(&server).into_iter().for_each(|helper| signal("KILL", helper));
-    wait_until("its end", || server.report("helpers", "processes") == 0);
+    wait_until("its end", || server.report("helpers processes") == 0);
     for _ in 0..3 {
         assert_eq!(server.get("/").status, 503);
         assert_eq!(server.get("/hot.txt").status, 200);
@@ -384,7 +384,7 @@ fn signals_are_ignored_by_helper_processes() {
     }
     assert_eq!(server.get("/").status, 200);
     assert_eq!([vec![fork_server_of(&server)], helpers_of(&server)].concat(), family);
-    assert_eq!(server.report("helpers", "died"), 0);
+    assert_eq!(server.report("helpers_died"), 0);
 }
 
 #[test]
@@ -470,8 +470,8 @@ fn alone_large_listing_does_not_delay_others() {
     });
     // Reading 50,000 names takes a hundred times as long as one response.
     assert!(answered > 20, "{answered} replies beside it");
-    assert_eq!((server.report("made pages", "hits"), server.report("waits", "lists")), (0, 1));
+    assert_eq!((server.report("cache_hits page"), server.report("helper_tasks list")), (0, 1));
     // The complete listing is cached, and sent again.
     assert_eq!(client.get("/many/").text().matches("href=\"./a").count(), 50_000);
-    assert_eq!((server.report("made pages", "hits"), server.report("waits", "lists")), (1, 1));
+    assert_eq!((server.report("cache_hits page"), server.report("helper_tasks list")), (1, 1));
 }

@@ -247,10 +247,6 @@ impl Net {
         lines.sort_by_key(|line| host_and_number(line).1);
         lines
     }
-
-    fn dns(&self, key: &str) -> u64 {
-        self.server.report("dns", key)
-    }
 }
 
 impl Drop for Net {
@@ -358,8 +354,15 @@ fn log_line_has_confirmed_name_or_else_address() {
                 assert_eq!(host_and_number(line).0, *expected, "{line}");
             }
         }
-        assert_eq!((net.dns("misses"), net.dns("lookups"), net.dns("failed")), (12, 12, 8));
-        assert_eq!((net.dns("timed_out"), net.dns("entries")), (0, 12));
+        assert_eq!(
+            (
+                net.server.report("cache_misses hostname"),
+                net.server.report("hostname_lookups"),
+                net.server.report("hostname_failures")
+            ),
+            (12, 12, 8)
+        );
+        assert_eq!((net.server.report("hostname_timeouts"), net.server.report("cache_entries hostname")), (0, 12));
     }
 }
 
@@ -380,8 +383,15 @@ fn name_and_lack_of_name_are_looked_up_once() {
         })
     };
     assert_eq!(asked(), (1, 1, 1));
-    assert_eq!((net.dns("lookups"), net.dns("failed"), net.dns("entries")), (2, 1, 2));
-    assert_eq!(net.dns("hits") + net.dns("misses"), 60);
+    assert_eq!(
+        (
+            net.server.report("hostname_lookups"),
+            net.server.report("hostname_failures"),
+            net.server.report("cache_entries hostname")
+        ),
+        (2, 1, 2)
+    );
+    assert_eq!(net.server.report("cache_hits hostname") + net.server.report("cache_misses hostname"), 60);
     // Expired entries are looked up again; a missing name has a TTL of its own.
     net.reload(&format!("{ON}\nhostname_negative_ttl = \"100ms\"\nhostname_entries = 100"));
     net.ask(local(2), [60]);
@@ -403,7 +413,15 @@ fn disabled_cache_looks_up_name_for_each_line() {
         let lines = net.wait_for_lines(25);
         assert!(lines.iter().enumerate().all(|(n, line)| host_and_number(line) == ("host2.test", n)), "{lines:#?}");
         assert_eq!(net.zone(|zone| zone.times_asked(&reverse(local(2)), PTR)), 25);
-        assert_eq!((net.dns("hits"), net.dns("misses"), net.dns("lookups"), net.dns("entries")), (0, 25, 25, 0));
+        assert_eq!(
+            (
+                net.server.report("cache_hits hostname"),
+                net.server.report("cache_misses hostname"),
+                net.server.report("hostname_lookups"),
+                net.server.report("cache_entries hostname")
+            ),
+            (0, 25, 25, 0)
+        );
     }
 }
 
@@ -419,15 +437,17 @@ fn response_does_not_wait_for_name() {
         }
         // All lines of an address share its lookup. Four lookups run at a time: those of four clients, or the first one
         // of each process, which has its own cache.
-        wait_until("questions", || net.dns("misses") == 50 && net.dns("lookups") >= 4);
-        assert!(net.dns("lookups") == 4 || architecture == "mp");
+        wait_until("questions", || {
+            net.server.report("cache_misses hostname") == 50 && net.server.report("hostname_lookups") >= 4
+        });
+        assert!(net.server.report("hostname_lookups") == 4 || architecture == "mp");
         assert!(net.lines().is_empty(), "{:#?}", net.lines());
         net.zone(|zone| zone.closed = false);
         for (n, line) in net.wait_for_lines_in_order(50).iter().enumerate() {
             assert_eq!(host_and_number(line), (format!("host{}.test", 2 + n % 5).as_str(), n));
         }
-        assert!(net.dns("lookups") == 5 || architecture == "mp");
-        assert_eq!(net.dns("timed_out"), 0);
+        assert!(net.server.report("hostname_lookups") == 5 || architecture == "mp");
+        assert_eq!(net.server.report("hostname_timeouts"), 0);
     }
 }
 
@@ -446,7 +466,7 @@ fn silent_name_server_delays_log_and_loses_no_line() {
         assert_eq!(host_and_number(line), (local(2 + (n % 3) as u8).to_string().as_str(), n));
     }
     assert!(begin.elapsed() >= Duration::from_millis(300), "nobody waited");
-    assert_eq!(net.dns("timed_out"), 30);
+    assert_eq!(net.server.report("hostname_timeouts"), 30);
     net.zone(|zone| zone.silent = false);
     let mut n = 30;
     wait_until("a name", || {
@@ -464,7 +484,7 @@ fn stop_and_log_reopen_do_not_wait_for_silent_name_server() {
         for n in 0..20 {
             net.ask(local(2 + (n % 10) as u8), [n]);
         }
-        wait_until("all to be asked about", || net.dns("misses") == 20);
+        wait_until("all to be asked about", || net.server.report("cache_misses hostname") == 20);
         assert!(net.lines().is_empty());
         let old = net.log().with_extension("old");
         fs::rename(net.log(), &old).unwrap();
@@ -480,8 +500,8 @@ fn stop_and_log_reopen_do_not_wait_for_silent_name_server() {
         for (n, line) in net.wait_for_lines_in_order(20).iter().enumerate() {
             assert_eq!(host_and_number(line), (local(2 + (n % 10) as u8).to_string().as_str(), n));
         }
-        assert!(net.server.said().contains("timed_out=20 "), "{}", net.server.said());
-        assert!(net.server.said().contains("lost_lines=0"), "{}", net.server.said());
+        assert_eq!(figure_in(&net.server.said(), "hostname_timeouts"), 20);
+        assert_eq!(figure_in(&net.server.said(), "log_lines_lost"), 0);
     }
 }
 
@@ -495,7 +515,7 @@ fn reload_enables_and_disables_names() {
         asked += 1;
         assert_eq!(host_and_number(&net.wait_for_lines(asked)[asked - 1]), (expected, asked - 1));
     }
-    assert_eq!(net.dns("misses"), 1);
+    assert_eq!(net.server.report("cache_misses hostname"), 1);
 }
 
 #[test]
@@ -516,5 +536,12 @@ fn lines_of_many_clients_have_their_names_in_order() {
     for (n, line) in net.wait_for_lines(6 * CLIENTS).iter().enumerate() {
         assert_eq!(host_and_number(line), (format!("client{}.test", n / 3 % CLIENTS).as_str(), n));
     }
-    assert_eq!((net.dns("refused"), net.dns("timed_out"), net.dns("entries")), (0, 0, 16));
+    assert_eq!(
+        (
+            net.server.report("hostname_refusals"),
+            net.server.report("hostname_timeouts"),
+            net.server.report("cache_entries hostname")
+        ),
+        (0, 0, 16)
+    );
 }

@@ -127,7 +127,7 @@ fn slow_header_returns_408_even_if_bytes_trickle() {
             assert!(begin.elapsed() >= Duration::from_secs(1), "early");
         });
     }
-    assert_eq!(server.report("requests", "bad"), 2);
+    assert_eq!(server.report("bad_requests"), 2);
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn slow_but_steady_download_outlives_send_timeout() {
     let left = body + content.len() - received.len();
     client.stream().take(left as u64).read_to_end(&mut received).unwrap();
     assert!(received[body..] == content, "{} of {} bytes", received.len() - body, content.len());
-    assert_eq!(server.report("connections", "broken"), 0);
+    assert_eq!(server.report("connections_broken"), 0);
 }
 
 #[test]
@@ -240,9 +240,9 @@ fn stalled_download_is_closed_visibly_incomplete() {
     let mut client = Client::connect_narrow(server.address, 4096);
     let begin = Instant::now();
     client.send_request("GET", "/huge.bin", &[]);
-    wait_until("the server to give the client up", || server.report("connections", "open") == 0);
+    wait_until("the server to give the client up", || server.report("connections") == 0);
     assert!(begin.elapsed() >= Duration::from_secs(1), "early");
-    assert_eq!(server.report("connections", "broken"), 1);
+    assert_eq!(server.report("connections_broken"), 1);
     let mut received = 0;
     let mut piece = [0; 64 * 1024];
     let end = loop {
@@ -294,14 +294,14 @@ fn idle_connection_makes_room_at_max_connections() {
             |_| clients.iter_mut().all(|client| client.try_get("/a.txt").is_some_and(|reply| reply.status == 200));
         (0..2).all(&mut is_kept)
     });
-    let before = server.report("connections", "accepted");
+    let before = server.report("connections_accepted");
     let mut one_more = server.connect();
     assert_eq!(one_more.get("/a.txt").status, 200);
     // The idle connection was closed before the new one was accepted.
     let alive = clients.iter_mut().filter_map(|client| client.try_get("/a.txt")).count();
     assert_eq!(alive, 3);
     assert_eq!(one_more.get("/a.txt").status, 200);
-    assert_eq!(server.report("connections", "accepted"), before + 1);
+    assert_eq!(server.report("connections_accepted"), before + 1);
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn new_connections_wait_while_none_is_idle() {
     first.send("GET /a.txt HTTP/1.1\r\n");
     let mut second = Client::connect_narrow(server.address, 4096);
     second.send_request("GET", "/huge.bin", &[]);
-    wait_until("both", || server.report("connections", "accepted") == 2);
+    wait_until("both", || server.report("connections_accepted") == 2);
     second.stream().read_exact(&mut [0; 100]).unwrap();
 
     let mut waiting: Vec<Client> = (0..3).map(|_| server.connect()).collect();
@@ -334,11 +334,11 @@ fn new_connections_wait_while_none_is_idle() {
         client.send_request("GET", "/a.txt", &[("Connection", "close")]);
     }
     assert!(waiting.iter_mut().all(|client| client.is_quiet(Duration::from_millis(200))));
-    assert_eq!(server.report("connections", "accepted"), 2);
+    assert_eq!(server.report("connections_accepted"), 2);
     first.send("Host: localhost\r\n\r\n");
     assert_eq!(first.response("GET").status, 200);
     for client in &mut waiting {
         assert_eq!(client.response("GET").text(), "hello");
     }
-    assert_eq!(server.report("connections", "broken"), 0);
+    assert_eq!(server.report("connections_broken"), 0);
 }

@@ -272,7 +272,7 @@ fn aborted_download_is_logged_with_bytes_sent() {
     assert_eq!((line.status, line.request), (200, b"GET /huge.bin HTTP/1.1".to_vec()));
     // At least the received bytes without the head; more were in buffers.
     assert!((1 << 20) - 1000 < line.bytes && line.bytes < 64 << 20, "{}", line.bytes);
-    assert_eq!(server.report("connections", "broken"), 1);
+    assert_eq!(server.report("connections_broken"), 1);
 }
 
 #[test]
@@ -372,7 +372,7 @@ fn rotated_log_is_reopened_without_losing_a_line() {
     // Each once.
     assert_eq!(found.len(), sent.len());
     assert_eq!(found.into_iter().collect::<HashSet<_>>(), sent.into_iter().collect::<HashSet<_>>());
-    assert!(server.said().contains("lost_lines=0"), "{}", server.said());
+    assert_eq!(figure_in(&server.said(), "log_lines_lost"), 0);
 }
 
 fn wait_for_lines_or_more(path: &Path) {
@@ -442,7 +442,7 @@ fn full_disk_loses_counted_lines_and_no_responses() {
     server.wait_for(failed);
     assert!(server.said().contains("No space left on device"), "{}", server.said());
     ask(100);
-    wait_until("lost lines", || server.report("log", "lost_lines") > 100);
+    wait_until("lost lines", || server.report("log_lines_lost") > 100);
     assert_eq!(server.said().matches(failed).count(), 1, "said once");
 
     fs::remove_file(&filler).unwrap();
@@ -452,7 +452,7 @@ fn full_disk_loses_counted_lines_and_no_responses() {
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0));
     let said = server.said();
-    let lost: usize = said.rsplit_once("lost_lines=").unwrap().1.trim().parse().unwrap();
+    let lost = figure_in(&said, "log_lines_lost") as usize;
     // The log's lines are complete, in order, and all except the counted ones.
     let mut found = lines(&place.log());
     if has_processes() {
@@ -504,7 +504,7 @@ fn closed_log_pipe_affects_no_response() {
     server.get("/a.txt");
     server.wait_for("amped: cannot write the log standard output");
     assert_eq!(server.get("/a.txt").text(), "hello");
-    wait_until("both to be counted", || server.report("log", "lost_lines") == 2);
+    wait_until("both to be counted", || server.report("log_lines_lost") == 2);
 }
 
 #[test]
@@ -556,7 +556,7 @@ fn blocked_log_reader_loses_lines_and_delays_no_response() {
         ask_at_length(&server, COUNT);
         if optimise == "delayed_log = false" {
             server.wait_for("its reader has stopped reading; lines are lost");
-            assert!(server.report("log", "lost_lines") > 100);
+            assert!(server.report("log_lines_lost") > 100);
         }
         server.signal("TERM");
         assert_eq!(server.wait().code(), Some(0), "{}", server.said());
@@ -567,11 +567,9 @@ fn blocked_log_reader_loses_lines_and_delays_no_response() {
         let _ = reader.read_to_end(&mut text);
         kept += text.iter().filter(|&&byte| byte == b'\n').count();
         assert!((1..COUNT).contains(&kept), "{kept}");
-        server.wait_for("lost_lines=");
+        server.wait_for("log_lines_lost: ");
         let said = server.said();
-        let last = said.lines().rev().find(|line| line.starts_with("log:")).unwrap_or_else(|| panic!("{said}"));
-        let lost = last.split([' ', ',']).find_map(|pair| pair.strip_prefix("lost_lines=")).unwrap();
-        assert_eq!(kept + lost.parse::<usize>().unwrap(), COUNT, "{optimise}: {said}");
+        assert_eq!(kept + figure_in(&said, "log_lines_lost") as usize, COUNT, "{optimise}: {said}");
     }
 }
 

@@ -161,7 +161,7 @@ fn choice_is_cached_and_counted() {
     site.file("page.fr.html", "le français");
     let server = serve(&site, &format!("{SETTLED}, negotiation_entries = 8"), "");
     let mut client = server.connect();
-    let figures = || ["hits", "misses", "entries"].map(|key| server.report("choice cache", key));
+    let figures = || ["hits", "misses", "entries"].map(|what| server.report(&format!("cache_{what} choice")));
     assert_eq!(get(&mut client, "/page", "fr, en;q=0.5").text(), "le français");
     let first = figures();
     // In any spelling, and whatever the other fields.
@@ -179,7 +179,7 @@ fn choice_is_cached_and_counted() {
     }
     let [_, misses, entries] = figures();
     assert_eq!((misses - then[1], entries), (50, 8));
-    assert!(server.report("choice cache", "evictions") >= 40);
+    assert!(server.report("cache_evictions choice") >= 40);
 }
 
 #[test]

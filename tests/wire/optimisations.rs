@@ -97,20 +97,20 @@ fn optimisations_do_not_change_responses() {
 fn disabled_optimisation_is_not_used() {
     let site = site();
     let root = site.path().to_str().unwrap();
-    let hits = |flag: &str, switch: &str, subject: &str| {
+    let hits = |flag: &str, switch: &str, cache: &str| {
         let server = Server::start(&[root, flag, switch]);
         replies(&server);
-        server.report(subject, "hits")
+        server.report(&format!("cache_hits {cache}"))
     };
-    for (switch, subject) in [
-        ("path-cache", "path cache"),
-        ("header-cache", "head cache"),
-        ("content-cache", "content cache, bodies"),
-        ("content-cache", "content cache, files"),
-        ("uri-cache", "uri cache"),
+    for (switch, cache) in [
+        ("path-cache", "path"),
+        ("header-cache", "head"),
+        ("content-cache", "body"),
+        ("content-cache", "file"),
+        ("uri-cache", "uri"),
     ] {
-        assert_eq!(hits("--without", switch, subject), 0, "{switch}");
-        assert!(hits("--with", switch, subject) > 0, "{switch}");
+        assert_eq!(hits("--without", switch, cache), 0, "{switch}");
+        assert!(hits("--with", switch, cache) > 0, "{switch}");
     }
     let questions = |flags: &[&str]| {
         let server = Server::start(&[&[root], flags].concat());
@@ -118,7 +118,7 @@ fn disabled_optimisation_is_not_used() {
         for _ in 0..100 {
             client.get("/small.css");
         }
-        server.report("requests", "disk_questions")
+        server.report("disk_questions")
     };
     assert_eq!(questions(&["--without", "file-state-cache"]), 100);
     assert_eq!(questions(&["--without", "all"]), 100);

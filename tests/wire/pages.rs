@@ -28,7 +28,7 @@ fn serve_listings(site: &Site, toml: &str) -> Server {
 
 /// Hits and misses of the cache of generated pages.
 fn pages(server: &Server) -> [u64; 2] {
-    ["hits", "misses"].map(|key| server.report("made pages", key))
+    ["cache_hits page", "cache_misses page"].map(|figure| server.report(figure))
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn burst_of_requests_starts_application_once() {
         // Each process has a cache of its own and generates the page itself.
         match has_processes() {
             true => wait_until("all to run", || runs(&site, "slow") == count),
-            false => wait_until("the others to wait", || server.report("made pages", "shared") == count as u64 - 1),
+            false => wait_until("the others to wait", || server.report("pages_shared") == count as u64 - 1),
         }
         fs::write(&go, "").unwrap();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -376,7 +376,7 @@ fn oversized_page_is_not_shared() {
             scope.spawn(|| assert_eq!(server.get("/cgi-bin/large").body.len(), size));
         }
     });
-    assert_eq!((runs(&site, "large"), server.report("made pages", "hits")), (count, 0));
+    assert_eq!((runs(&site, "large"), server.report("cache_hits page")), (count, 0));
 }
 
 #[test]
@@ -393,7 +393,7 @@ fn leaving_stalled_or_crashed_leader_does_not_fail_followers() {
         &format!("{OK}\\n'; head -c 300000 /dev/zero; echo end >> {}", site.path().join("runs").display()),
     );
     let server = serve_many(&site, "cache = \"1h\"\nmax_processes = 20");
-    server.report("requests", "total");
+    server.report("requests");
     let before = server.descriptors().len();
     let running = || fs::read_to_string(&pid).ok().and_then(|text| text.trim().parse::<u32>().ok());
 
@@ -408,13 +408,13 @@ fn leaving_stalled_or_crashed_leader_does_not_fail_followers() {
     }
     if !has_processes() {
         let waiting = count as u64 - 1;
-        wait_until("the others to wait", || server.report("made pages", "shared") == waiting);
+        wait_until("the others to wait", || server.report("pages_shared") == waiting);
         assert_eq!(scripts_of(&server).len(), 1);
         // The client whose request generates the page disconnects, and another request takes over.
         let first = running();
         drop(clients.remove(0));
         wait_until("another script", || running() != first && runs(&site, "slow") == 2);
-        wait_until("the others to wait", || server.report("made pages", "shared") == 2 * waiting - 1);
+        wait_until("the others to wait", || server.report("pages_shared") == 2 * waiting - 1);
         // The application is killed: each waiting request then starts a run of its own.
         let second = running().expect("it runs");
         assert!(Command::new("kill").args(["-9", &second.to_string()]).status().unwrap().success());

@@ -134,7 +134,7 @@ fn all_workers_serve_new_version_after_preload() {
         all_get(&mut clients, "/a.html", 404, "");
         all_get(&mut clients, "/folder/", 200, "a third");
         all_get(&mut clients, "/folder/index.html", 200, "a third");
-        assert_eq!(server.report("control", "orders"), 9, "{architecture}");
+        assert_eq!(server.report("control orders"), 9, "{architecture}");
     }
 }
 
@@ -264,7 +264,7 @@ fn silent_control_client_does_not_block_signals_or_others() {
         assert!(lines[0].starts_with("200 4 "), "{lines:?}");
         assert!(lines[1].starts_with("400 0 0 0 invalid command"), "{lines:?}");
         assert!(lines[2].starts_with("404 0 "), "{lines:?}");
-        assert_eq!(server.report("control", "orders"), 2);
+        assert_eq!(server.report("control orders"), 2);
         server.signal("HUP");
         server.wait_for("the new configuration is in force");
         // This completes the unfinished line.
@@ -358,9 +358,9 @@ fn watched_file_change_is_detected() {
         wait_for("/folder/in/c", 200, "another");
         fs::remove_dir_all(path("folder")).unwrap();
         wait_for("/folder/in/c", 404, "");
-        assert!(server.report("watch", "directories") > 0, "{architecture}");
-        assert!(server.report("watch", "events") > 0, "{architecture}");
-        assert_eq!(server.report("watch", "overflows"), 0, "{architecture}");
+        assert!(server.report("watched_folders") > 0, "{architecture}");
+        assert!(server.report("watch_events") > 0, "{architecture}");
+        assert_eq!(server.report("watch_overflows"), 0, "{architecture}");
         // A new configuration starts with new watches.
         server.signal("HUP");
         server.wait_for("the new configuration is in force");
@@ -400,11 +400,11 @@ fn beyond_4096_directories_changes_wait_for_revalidation() {
     for n in 0..FOLDERS {
         assert_eq!(client.get(&format!("/{n}/page.html")).status, 404);
     }
-    wait_until("as many as may be", || server.report("watch", "directories") == 4096);
+    wait_until("as many as may be", || server.report("watched_folders") == 4096);
     server.wait_for("watch limit reached with 4096 directories");
     let last = format!("{}/page.html", FOLDERS - 1);
     site.file(&last, "new");
     wait_until("the change", || client.get(&format!("/{last}")).status == 200);
-    assert_eq!(server.report("watch", "directories"), 4096);
+    assert_eq!(server.report("watched_folders"), 4096);
     assert_eq!(server.said().matches("watch limit reached").count(), 1);
 }

@@ -35,7 +35,7 @@ fn every_mode_and_residency_check_sends_same_bytes() {
                         assert!(response.body == pattern(size), "{size} bytes, {toml}");
                     }
                 }
-                assert_eq!(server.report("connections", "broken"), 0, "{toml}");
+                assert_eq!(server.report("connections_broken"), 0, "{toml}");
             }
         }
     }
@@ -54,12 +54,10 @@ fn send_mode_determines_where_bodies_are_cached() {
         for name in ["/small.bin", "/large.bin", "/small.bin", "/large.bin"] {
             assert_eq!(server.get(name).status, 200);
         }
-        let held = (
-            server.report("content cache, bodies", "insertions"),
-            server.report("content cache, files", "descriptors"),
-        );
+        let held = (server.report("cache_insertions body"), server.report("cache_entries file"));
         assert_eq!(held, (bodies, files), "{mode}");
-        let figures = ["chunks", "hits", "misses", "unmapped"].map(|key| server.report("mapped", key));
+        let figures =
+            ["entries", "hits", "misses", "evictions"].map(|what| server.report(&format!("cache_{what} mapped")));
         assert_eq!(figures, if mapped { [2, 2, 2, 0] } else { [0; 4] }, "{mode}");
     }
 }
@@ -77,10 +75,10 @@ fn mapped_windows_stay_within_budget() {
         for _ in 0..3 {
             assert!(server.get("/large.bin").body == content);
         }
-        let [chunks, bytes, misses, unmapped] =
-            ["chunks", "bytes", "misses", "unmapped"].map(|key| server.report("mapped", key));
-        assert_eq!((chunks, bytes), (kept, kept * (WINDOW as u64 + 4096)), "{budget}");
-        assert_eq!(unmapped, misses - chunks, "{budget}");
+        let [entries, bytes, misses, evictions] =
+            ["entries", "held_bytes", "misses", "evictions"].map(|what| server.report(&format!("cache_{what} mapped")));
+        assert_eq!((entries, bytes), (kept, kept * (WINDOW as u64 + 4096)), "{budget}");
+        assert_eq!(evictions, misses - entries, "{budget}");
         assert_eq!(misses == 8, kept == 8, "{budget}: {misses}");
     }
 }
@@ -106,7 +104,7 @@ fn removed_file_is_unmapped() {
             server.get("/large.bin").status == 404
         });
         wait_until("it to be unmapped", || !maps().contains(name));
-        assert_eq!(server.report("mapped", "chunks"), 0);
+        assert_eq!(server.report("cache_entries mapped"), 0);
     }
 }
 
@@ -134,17 +132,17 @@ fn every_architecture_maps_files() {
                 });
             }
         });
-        let chunks = server.report("mapped", "chunks");
+        let chunks = server.report("cache_entries mapped");
         let expected = if architecture == "mp" { 5..=4 * 5 } else { 5..=5 };
         assert!(expected.contains(&chunks), "{architecture}: {chunks}");
         if architecture == "mt" {
             let aside = path.with_extension("aside");
             fs::rename(&path, &aside).unwrap();
             wait_until("the file to be missed", || server.get("/large.bin").status == 404);
-            wait_until("it to be unmapped", || server.report("mapped", "chunks") == 1);
+            wait_until("it to be unmapped", || server.report("cache_entries mapped") == 1);
             fs::rename(&aside, &path).unwrap();
         }
-        assert_eq!(server.report("connections", "broken"), 0, "{architecture}");
+        assert_eq!(server.report("connections_broken"), 0, "{architecture}");
     }
 }
 
@@ -187,7 +185,7 @@ fn file_truncated_while_sent_closes_connection_and_not_server() {
         }
         println!("{mode}: {cut} of {ROUNDS} were cut short");
         // The server also counts downloads whose client had every byte before the server noticed the truncation.
-        assert!(server.report("connections", "broken") >= cut, "{mode}");
+        assert!(server.report("connections_broken") >= cut, "{mode}");
         cut_in_all += cut;
     }
     assert!(cut_in_all > 0);
@@ -213,5 +211,5 @@ fn reload_rejects_changed_send_mode() {
     server.signal("HUP");
     server.wait_for("the new configuration is in force");
     assert!(server.get("/small.bin").body == pattern(1000));
-    assert_eq!(server.report("mapped", "chunks"), 1);
+    assert_eq!(server.report("cache_entries mapped"), 1);
 }

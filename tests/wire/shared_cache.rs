@@ -40,8 +40,8 @@ fn content_read_by_one_process_is_shared() {
         assert_eq!(client.get("/large.bin").body, pattern(500_000));
         assert_eq!(client.get("/nothing").status, 404);
     }
-    assert_eq!(server.report("shared cache", "insertions"), 3);
-    assert!(server.report("shared cache", "hits") >= 15);
+    assert_eq!(server.report("shared cache insertions"), 3);
+    assert!(server.report("shared cache hits") >= 15);
 }
 
 /// The kernel does not notice the use of a cached body, and evicts the pages of the file.
@@ -58,7 +58,7 @@ fn revalidation_does_not_reread_body() {
         thread::sleep(Duration::from_millis(60));
         assert_eq!(client.get("/7.bin").body, body(7));
     }
-    assert_eq!(server.report("shared cache", "insertions"), 7, "each asked for the name anew");
+    assert_eq!(server.report("shared cache insertions"), 7, "each asked for the name anew");
     assert_eq!(pages_in_memory(&File::open(&path).unwrap()), Vec::<usize>::new());
 }
 
@@ -120,7 +120,7 @@ fn killed_processes_do_not_corrupt_shared_cache() {
     for n in 0..FILES {
         assert_eq!(client.get(&format!("/{n}.bin")).body, body(n));
     }
-    let repairs = server.report("shared cache", "repairs");
+    let repairs = server.report("shared cache repairs");
     println!("{kills} killed, {} replies, {repairs} repairs", served.load(Ordering::Relaxed));
     assert!(served.load(Ordering::Relaxed) > 100 && kills > 10);
     assert!(server.said().contains("was killed by signal 9 (Killed); replacing it"), "{}", server.said());

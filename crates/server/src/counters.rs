@@ -9,6 +9,7 @@ use amped_core::cache::Figures;
 use amped_core::cache::hostname::HostnameCounts;
 use amped_core::event::{Delay, Work};
 use amped_core::shared_state::Counts;
+use amped_exporter::seconds;
 
 /// The statistics of one loop, or the sum of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -403,77 +404,27 @@ impl AddAssign<&Snapshot> for Snapshot {
 }
 
 impl fmt::Display for Snapshot {
-    /// One line per subject, each `name: key=value ...`, for people and for `grep`.
+    /// One line per family, `name: value` or `name: label=value ...`, under the names of OpenMetrics.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Snapshot { counts, caches, helpers, mapped, model, .. } = self;
-        writeln!(
-            f,
-            "requests: total={} bad={} hits={} stale_hits={} disk_questions={} shed={}",
-            counts.requests, counts.bad_requests, counts.hits, counts.stale_hits, counts.disk_questions, counts.shed
-        )?;
-        writeln!(
-            f,
-            "connections: accepted={} open={} bytes={} broken={}",
-            self.accepted, self.connections, self.connection_bytes, self.broken
-        )?;
-        for (name, store, unit, amount) in [
-            ("uri cache", &caches.uris, "entries", caches.uri_entries),
-            ("choice cache", &caches.negotiations, "entries", caches.negotiation_entries),
-            ("path cache", &caches.paths, "entries", caches.path_entries),
-            ("head cache", &caches.heads, "bytes", caches.head_bytes),
-            ("content cache, bodies", &caches.bodies, "bytes", caches.body_bytes),
-            ("content cache, files", &caches.files, "descriptors", caches.open_files),
-        ] {
-            writeln!(
-                f,
-                "{name}: hits={} misses={} insertions={} evictions={} refusals={} {unit}={amount}",
-                store.hits, store.misses, store.insertions, store.evictions, store.refusals
-            )?;
+        let mut snapshot = self.clone();
+        let figures: Vec<_> = FIGURES.iter().zip(snapshot.fields()).collect();
+        for family in figures.chunk_by(|(one, _), (next, _)| one.name == next.name) {
+            let suffix = match family[0].0.unit {
+                Unit::Things => "",
+                Unit::Bytes => "_bytes",
+                Unit::Nanoseconds => "_seconds",
+            };
+            write!(f, "{}{suffix}:", family[0].0.name)?;
+            for (figure, value) in family {
+                let label = figure.labels.split('"').nth(1).map_or(String::new(), |label| format!("{label}="));
+                match figure.unit {
+                    Unit::Things | Unit::Bytes => write!(f, " {label}{value}")?,
+                    Unit::Nanoseconds => write!(f, " {label}{}", seconds(**value))?,
+                }
+            }
+            writeln!(f)?;
         }
-        writeln!(
-            f,
-            "made pages: hits={} misses={} shared={}",
-            counts.page_hits, counts.page_misses, counts.page_collapsed
-        )?;
-        writeln!(
-            f,
-            "helpers: threads={} processes={} peak={} waiting={} died={} cold_windows={}",
-            helpers.threads, helpers.processes, helpers.peak, helpers.waiting, helpers.died, self.cold_windows
-        )?;
-        writeln!(
-            f,
-            "mapped: chunks={} bytes={} hits={} misses={} unmapped={}",
-            mapped.chunks, mapped.bytes, mapped.hits, mapped.misses, mapped.unmapped
-        )?;
-        let WaitCounts { names, lists, passwords, windows, changes } = self.waits;
-        write!(f, "waits:")?;
-        for (cause, Waited { tasks, ns }) in
-            [("names", names), ("lists", lists), ("passwords", passwords), ("windows", windows), ("changes", changes)]
-        {
-            write!(f, " {cause}={tasks} {cause}_us={}", ns / 1000)?;
-        }
-        writeln!(f, " cold_names={} changing={}", self.probes.names, self.probes.changes)?;
-        let LoopCounts { turns, busy_ns, stalls, stalled_ns } = self.loops;
-        writeln!(
-            f,
-            "turns: total={turns} busy_us={} stalls={stalls} stalled_us={} sent_bytes={} spooled_bytes={}",
-            busy_ns / 1000,
-            stalled_ns / 1000,
-            self.sent_bytes,
-            self.spooled_bytes
-        )?;
-        if model.estimate > 0 {
-            writeln!(f, "clock: estimate={} believed={} faults={}", model.estimate, model.believed, model.faults)?;
-        }
-        let HostnameCounts { hits, misses, lookups, failed, timed_out, refused, entries } = &self.hostnames;
-        writeln!(
-            f,
-            "dns: hits={hits} misses={misses} lookups={lookups} failed={failed} timed_out={timed_out} \
-             refused={refused} entries={entries}"
-        )?;
-        let WatchCounts { directories, events, overflows } = self.watch;
-        writeln!(f, "watch: directories={directories} events={events} overflows={overflows}")?;
-        writeln!(f, "log: lost_lines={}", self.lost_lines)
+        Ok(())
     }
 }
 
@@ -482,9 +433,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_contains_spooled_bytes() {
-        let snapshot = Snapshot { sent_bytes: 5, spooled_bytes: 7, ..Snapshot::default() };
-        assert!(snapshot.to_string().contains(" sent_bytes=5 spooled_bytes=7\n"), "{snapshot}");
+    fn report_has_one_line_per_family() {
+        let mut snapshot = Snapshot { sent_bytes: 5, spooled_bytes: 7, ..Snapshot::default() };
+        (snapshot.helpers.processes, snapshot.loops.busy_ns) = (3, 1_500_000);
+        let report = snapshot.to_string();
+        for line in ["sent_bytes: 5", "spooled_bytes: 7", "helpers: threads=0 processes=3", "loop_busy_seconds: 0.0015"]
+        {
+            assert!(report.lines().any(|found| found == line), "{line} in {report}");
+        }
     }
 
     #[test]
