@@ -1,6 +1,6 @@
 """An application by FastCGI, for tests: it tells its process and how many requests and connections it has had.
 
-Its query says what it does: `sleep` for long (it makes a file `sleeps` in the folder that it is given), `die` before the answer, `half` way through it, `body` back, `complain`,
+Its query says what it does: `sleep` for long (it writes its process ID to a file `sleeps` in the folder that it is given), `die` before the answer, `half` way through it, `body` back, `complain`,
 `flood` without end; `deaf`: it takes nothing of the body; `short`: it takes 20 ms; `wait`: for a file `go` in
 the folder, once it has made `sleeps`; `stream`: a piece of an answer without end. With the word
 `forks` each connection has a process of its own.
@@ -77,7 +77,8 @@ while True:
         requests += 1
         query = value(params, b"QUERY_STRING")
         if query == "sleep":
-            open(os.path.join(sys.argv[1], "sleeps"), "w").close()
+            with open(os.path.join(sys.argv[1], "sleeps"), "w") as file:
+                print(os.getpid(), file=file)
             time.sleep(1000)
         if query == "wait":
             open(os.path.join(sys.argv[1], "sleeps"), "w").close()
