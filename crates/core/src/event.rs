@@ -322,72 +322,64 @@ pub enum Answer<F> {
 }
 
 /// A summary of a result, for callers without a request (preloading).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AnswerKind {
-    /// Index into [`AnswerKind::KINDS`].
-    kind: u8,
-    /// Size of the file in bytes; 0 if there is none.
-    pub size: u64,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AnswerKind {
+    /// A file of so many bytes.
+    File(u64),
+    /// A directory that is listed.
+    Listing,
+    /// A document with variants.
+    Variants,
+    /// A directory requested without its slash.
+    NeedsSlash,
+    /// A directory that is not listed.
+    NoIndex,
+    /// Permission denied.
+    Forbidden,
+    /// No such file.
+    Absent,
+    /// The disk failed.
+    Failed,
+    /// The disk queue is full, or descriptors are short.
+    Busy,
+    /// The configuration changed meanwhile.
+    Outdated,
 }
 
 impl AnswerKind {
-    /// The status of the response to a request, and why it has no file.
-    const KINDS: [(Status, &str); 10] = [
-        (Status::OK, ""),
-        (Status::OK, "a directory listing, generated on request"),
-        (Status::MOVED_PERMANENTLY, "a directory: add a slash for its index page"),
-        (Status::FORBIDDEN, "a directory without an index page"),
-        (Status::FORBIDDEN, "permission denied"),
-        (Status::NOT_FOUND, ""),
-        (Status::INTERNAL_SERVER_ERROR, "read error"),
-        (Status::SERVICE_UNAVAILABLE, "disk queue full or out of file descriptors: try again"),
-        (Status::SERVICE_UNAVAILABLE, "the configuration was reloaded: try again"),
-        (Status::OK, "a document with variants: load each by its own name"),
-    ];
-
-    /// The disk queue is full.
-    pub const BUSY: AnswerKind = AnswerKind { kind: 7, size: 0 };
-
     /// Summarises a result; `listing`: whether directories are listed.
     pub fn of<F>(answer: &Answer<F>, listing: bool) -> AnswerKind {
-        let (kind, size) = match answer {
-            Answer::Name(LookupResult::File(resource), _) => (0, resource.representations[0].version.size),
-            Answer::Name(LookupResult::Directory(_), _) if listing => (1, 0),
-            Answer::Listing(_) => (1, 0),
-            Answer::Name(LookupResult::NeedsSlash, _) => (2, 0),
-            Answer::Name(LookupResult::Directory(_), _) => (3, 0),
-            Answer::Name(LookupResult::Forbidden, _) => (4, 0),
-            Answer::Name(LookupResult::Absent, _) => (5, 0),
-            Answer::Trouble(Trouble::Failed) => (6, 0),
-            Answer::Trouble(Trouble::Busy | Trouble::Exhausted) => (7, 0),
+        match answer {
+            Answer::Name(LookupResult::File(resource), _) => AnswerKind::File(resource.representations[0].version.size),
+            Answer::Name(LookupResult::Directory(_), _) if listing => AnswerKind::Listing,
+            Answer::Listing(_) => AnswerKind::Listing,
+            Answer::Name(LookupResult::Variants(_), _) => AnswerKind::Variants,
+            Answer::Name(LookupResult::NeedsSlash, _) => AnswerKind::NeedsSlash,
+            Answer::Name(LookupResult::Directory(_), _) => AnswerKind::NoIndex,
+            Answer::Name(LookupResult::Forbidden, _) => AnswerKind::Forbidden,
+            Answer::Name(LookupResult::Absent, _) => AnswerKind::Absent,
+            Answer::Trouble(Trouble::Failed) => AnswerKind::Failed,
+            Answer::Trouble(Trouble::Busy | Trouble::Exhausted) => AnswerKind::Busy,
             // Neither occurs without a request.
-            Answer::Outdated | Answer::Verified(_) => (8, 0),
-            Answer::Name(LookupResult::Variants(_), _) => (9, 0),
-        };
-        AnswerKind { kind, size }
+            Answer::Outdated | Answer::Verified(_) => AnswerKind::Outdated,
+        }
     }
 
-    /// Serialises it for another process of the same program.
-    pub fn to_bytes(self) -> [u8; 9] {
-        let mut bytes = [self.kind; 9];
-        bytes[1..].copy_from_slice(&self.size.to_le_bytes());
-        bytes
-    }
-
-    /// The inverse of [`to_bytes`](AnswerKind::to_bytes); `None` if malformed.
-    pub fn from_bytes(bytes: &[u8]) -> Option<AnswerKind> {
-        let [kind, size @ ..]: [u8; 9] = bytes.try_into().ok()?;
-        (usize::from(kind) < AnswerKind::KINDS.len()).then_some(AnswerKind { kind, size: u64::from_le_bytes(size) })
-    }
-
-    /// The status of the response to a request.
-    pub fn status(self) -> Status {
-        AnswerKind::KINDS[usize::from(self.kind)].0
-    }
-
-    /// Why there is no file, for people; empty if there is one, or if the status is sufficient.
-    pub fn why(self) -> &'static str {
-        AnswerKind::KINDS[usize::from(self.kind)].1
+    /// The status of the response to a request, and for people why there is no file: empty if there is one, or if the
+    /// status is sufficient.
+    pub fn status(self) -> (Status, &'static str) {
+        match self {
+            AnswerKind::File(_) => (Status::OK, ""),
+            AnswerKind::Listing => (Status::OK, "a directory listing, generated on request"),
+            AnswerKind::Variants => (Status::OK, "a document with variants: load each by its own name"),
+            AnswerKind::NeedsSlash => (Status::MOVED_PERMANENTLY, "a directory: add a slash for its index page"),
+            AnswerKind::NoIndex => (Status::FORBIDDEN, "a directory without an index page"),
+            AnswerKind::Forbidden => (Status::FORBIDDEN, "permission denied"),
+            AnswerKind::Absent => (Status::NOT_FOUND, ""),
+            AnswerKind::Failed => (Status::INTERNAL_SERVER_ERROR, "read error"),
+            AnswerKind::Busy => (Status::SERVICE_UNAVAILABLE, "disk queue full or out of file descriptors: try again"),
+            AnswerKind::Outdated => (Status::SERVICE_UNAVAILABLE, "the configuration was reloaded: try again"),
+        }
     }
 }
 

@@ -5,6 +5,8 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use serde::{Deserialize, Serialize};
+
 use crate::cache::{Budgets, Caches, SharedCaches};
 use crate::limits::Limits;
 use crate::record::Records;
@@ -34,7 +36,7 @@ pub struct SharedState<F> {
 }
 
 /// Counters since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Requests whose head was parsed.
     pub requests: u64,

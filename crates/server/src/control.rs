@@ -14,14 +14,13 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use amped_core::event::AnswerKind;
 use amped_core::plan;
 use amped_core::site::Sites;
 use amped_http::status::Status;
-use amped_sys::eventfd::EventFd;
 use amped_sys::poll::Awaited;
 use amped_sys::{local, process};
 
@@ -50,42 +49,6 @@ pub trait Orders {
 
     /// Returns the descriptors that are readable when there may be answers.
     fn bells(&self) -> Vec<BorrowedFd<'_>>;
-}
-
-/// Answers of threads, with an eventfd that is readable when there are any.
-#[derive(Debug)]
-pub struct Answers {
-    answers: Mutex<Vec<(u64, AnswerKind)>>,
-    bell: EventFd,
-}
-
-impl Answers {
-    /// Creates an empty set.
-    ///
-    /// # Errors
-    /// When the process is out of descriptors.
-    pub fn new() -> io::Result<Answers> {
-        Ok(Answers { answers: Mutex::default(), bell: EventFd::new()? })
-    }
-
-    /// Adds an answer to the command of this number.
-    pub fn put(&self, number: u64, answer: AnswerKind) {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner).push((number, answer));
-        self.bell.ring();
-    }
-
-    /// Takes the answers to the command of this number; drops late answers to earlier ones.
-    pub fn take(&self, number: u64) -> Vec<AnswerKind> {
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        self.bell.silence();
-        answers.drain(..).filter(|(of, _)| *of == number).map(|(_, answer)| answer).collect()
-    }
-}
-
-impl AsFd for Answers {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
-    }
 }
 
 /// The socket, its clients, and the command in progress.
@@ -257,8 +220,12 @@ fn is_socket(path: &Path) -> bool {
 
 /// Formats the reply to a command: the worst result of any worker.
 fn sum_up(answers: &[AnswerKind], of: usize) -> String {
-    match answers.iter().max_by_key(|answer| answer.status()) {
-        Some(answer) => format!("{} {} {} {of} {}\n", answer.status().0, answer.size, answers.len(), answer.why()),
+    match answers.iter().max_by_key(|answer| answer.status().0) {
+        Some(answer) => {
+            let (status, why) = answer.status();
+            let size = if let AnswerKind::File(size) = answer { *size } else { 0 };
+            format!("{} {size} {} {of} {why}\n", status.0, answers.len())
+        }
         None => format!("{} 0 0 {of} no worker answered\n", Status::SERVICE_UNAVAILABLE.0),
     }
 }
@@ -340,6 +307,7 @@ impl Client {
 mod tests {
     use super::*;
     use amped_core::site::Site;
+    use amped_sys::eventfd::EventFd;
 
     fn sites() -> Sites {
         let other = Site { hosts: vec!["other.example".into()], ..Site::default() };
@@ -372,15 +340,10 @@ mod tests {
 
     #[test]
     fn worst_worker_result_is_reported() {
-        let (file, absent) = (brief(0, 7), brief(5, 0));
+        let (file, absent) = (AnswerKind::File(7), AnswerKind::Absent);
         assert_eq!(sum_up(&[file, file], 2), "200 7 2 2 \n");
         assert_eq!(sum_up(&[file, absent, file], 4), "404 0 3 4 \n");
         assert_eq!(sum_up(&[], 4), "503 0 0 4 no worker answered\n");
-    }
-
-    /// An answer as received from another process.
-    fn brief(kind: u8, size: u64) -> AnswerKind {
-        AnswerKind::from_bytes(&[&[kind][..], &size.to_le_bytes()].concat()).unwrap()
     }
 
     /// Workers that answer at once and record the commands.
@@ -394,7 +357,7 @@ mod tests {
         }
 
         fn answers(&mut self, _: u64) -> Vec<AnswerKind> {
-            vec![brief(0, 5)]
+            vec![AnswerKind::File(5)]
         }
 
         fn bells(&self) -> Vec<BorrowedFd<'_>> {

@@ -1,7 +1,8 @@
 //! Questions and answers as bytes, for transfer to another process; and the sites that it needs to answer.
 //!
-//! The types are those of the core, [`Work`] and [`Found`], serialised by serde and postcard. They cross a socket
-//! between a loop and a helper process (`helper`), or memory that processes share (`shared_cache`).
+//! The types are those of the core, [`Work`](amped_core::event::Work) and [`Found`], serialised by serde and postcard. They cross a socket
+//! between a loop and a helper process (`helper`), or memory that processes share (`shared_cache`). The parent and the
+//! children of MP use the same serialisation for their messages (`processes`), as the process manager does (`app`).
 //!
 //! A serialised answer is its *outline*: for each file it says where the content is, and the contents follow in the
 //! same order, bodies as they are (each as long as its version says), descriptors in a control message. So a body is
@@ -12,11 +13,12 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use amped_core::event::{Found, Opened, Work};
+use amped_core::event::{Found, Opened};
 use amped_core::file::{FileVersion, Stored};
 use amped_core::site::{Site, Symlinks};
 use amped_http::negotiate::Coding;
@@ -55,12 +57,34 @@ fn read_start<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), Malformed
     postcard::take_from_bytes(bytes).map_err(|_| Malformed)
 }
 
-/// Deserialises a question.
+/// Maximum bytes of a message on a stream.
+const MESSAGE_MAX: usize = 128 * 1024;
+
+/// Sends a value on a stream, after its length.
 ///
 /// # Errors
-/// When the bytes are invalid.
-pub fn read_work(bytes: &[u8]) -> Result<Work, Malformed> {
-    read(bytes)
+/// As write(2).
+pub fn send(mut stream: impl Write, value: &impl Serialize) -> io::Result<()> {
+    let bytes = write(value);
+    let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    stream.write_all(&[&length.to_le_bytes(), &*bytes].concat())
+}
+
+/// Receives a value that [`send`] has sent.
+///
+/// # Errors
+/// As read(2); `InvalidData` when the bytes are invalid.
+pub fn receive<T: DeserializeOwned>(mut stream: impl Read) -> io::Result<T> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    let invalid = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+    if length > MESSAGE_MAX {
+        return Err(invalid(Malformed));
+    }
+    let mut bytes = vec![0; length];
+    stream.read_exact(&mut bytes)?;
+    read(&bytes).map_err(invalid)
 }
 
 /// Deserialises an answer from its outline; `fetch` reads the content of a file of this version from its place, or of
@@ -206,7 +230,7 @@ fn path_of(bytes: Vec<u8>) -> PathBuf {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use amped_core::event::{ListWork, Missing, NameWork, Trouble};
+    use amped_core::event::{ListWork, Missing, NameWork, Trouble, Work};
     use amped_core::file::NotUnpacked;
     use amped_core::listing::{ListForm, ListKey, ListOrder, Listing};
     use proptest::prelude::*;
@@ -305,7 +329,7 @@ pub(crate) mod tests {
     proptest! {
         #[test]
         fn request_round_trips(work in work()) {
-            prop_assert_eq!(read_work(&write(&work)), Ok(work));
+            prop_assert_eq!(read::<Work>(&write(&work)), Ok(work));
         }
 
         #[test]
@@ -325,9 +349,9 @@ pub(crate) mod tests {
             damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
         ) {
             let mut question = write(&work);
-            prop_assert_eq!(read_work(&question[..cut.index(question.len())]), Err(Malformed));
+            prop_assert_eq!(read::<Work>(&question[..cut.index(question.len())]), Err(Malformed));
             question.push(0);
-            prop_assert_eq!(read_work(&question), Err(Malformed));
+            prop_assert_eq!(read::<Work>(&question), Err(Malformed));
 
             let (mut answer, files) = pack(&found);
             let files = || files.iter().map(|&&number| number);
@@ -341,7 +365,7 @@ pub(crate) mod tests {
                 question[in_question] = byte;
                 answer[in_answer] = byte;
             }
-            let _ = read_work(&question);
+            let _ = read::<Work>(&question);
             let _ = unpack(&answer, files(), as_found);
         }
     }
@@ -372,5 +396,24 @@ pub(crate) mod tests {
             let rules = Rules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate };
             prop_assert_eq!(read_rules(&write_rules(&rules)), Ok(rules));
         }
+    }
+
+    #[test]
+    fn stream_delivers_messages_and_rejects_others() {
+        let sent = (7_u64, "text".to_owned());
+        let mut stream = Vec::new();
+        send(&mut stream, &sent).unwrap();
+        send(&mut stream, &sent).unwrap();
+        let mut rest = &stream[..];
+        for _ in 0..2 {
+            assert_eq!(receive::<(u64, String)>(&mut rest).unwrap(), sent);
+        }
+        let check = |bytes: &[u8], expected: io::ErrorKind| {
+            assert_eq!(receive::<(u64, String)>(bytes).map_err(|error| error.kind()), Err(expected), "{bytes:?}");
+        };
+        check(rest, io::ErrorKind::UnexpectedEof);
+        check(&stream[..5], io::ErrorKind::UnexpectedEof);
+        check(&[2, 0, 0, 0, 7, 9], io::ErrorKind::InvalidData);
+        check(&[255; 8], io::ErrorKind::InvalidData);
     }
 }

@@ -4,7 +4,7 @@
 //! end of the line means the end of the other side: a child whose parent has ended exits too. The parent must have only
 //! one thread, because it forks; everything that needs more threads, such as the log writer, starts in the child.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::process::exit;
@@ -18,6 +18,7 @@ use amped_sys::poll;
 use amped_sys::process::{self, Fork};
 use amped_sys::signal::Signals;
 use amped_units::Time;
+use serde::{Deserialize, Serialize};
 
 use crate::access_log::{Sink, Writer, end_log};
 use crate::admin::AdminEndpoint;
@@ -33,6 +34,7 @@ use crate::mailbox::Mailbox;
 use crate::message::{Message, Preload};
 use crate::metrics::{StatsSlot, StatsSlots};
 use crate::notes::Notes;
+use crate::portable;
 use crate::say;
 use crate::say::die;
 use crate::watch::{self, Audience};
@@ -80,9 +82,9 @@ struct Child {
     /// It has closed its line.
     ended: bool,
     /// Its final statistics.
-    last_words: Option<Snapshot>,
+    last_words: Option<Box<Snapshot>>,
     /// Its last report, and the number of that.
-    report: Option<(u64, Snapshot)>,
+    report: Option<(u64, Box<Snapshot>)>,
     /// Its results of preload orders, and their numbers.
     found: Vec<(u64, AnswerKind)>,
     /// Preload orders that it has not answered. `unanswered <= UNANSWERED_MAX`
@@ -102,26 +104,31 @@ const CHILD_OOM_SCORE: i32 = 100;
 /// How long a child may take to report its statistics.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
 
-/// The length of an order: its kind, and a number.
-const ORDER_BYTES: usize = 9;
-/// Finish requests in progress, until this time (nanoseconds of the common clock).
-const STOP: u8 = b'S';
-/// The same, when other children take over.
-const RETIRE: u8 = b'T';
-/// Report the statistics, under this number.
-const REPORT: u8 = b'R';
-/// Reopen the log.
-const REOPEN_LOG: u8 = b'L';
+/// What the parent tells a child.
+#[derive(Debug, Serialize, Deserialize)]
+enum Order {
+    /// Finish requests in progress, until this time (nanoseconds of the common clock).
+    Stop(u64),
+    /// The same, when other children take over.
+    Retire(u64),
+    /// Report the statistics, under this number.
+    Report(u64),
+    /// Reopen the log.
+    ReopenLog,
+    /// Look up this name of this site again, and send the result under this number.
+    Preload(u64, u16, Arc<[u8]>),
+}
 
-/// Look up a name again, and send the result under this number. The site's number, the length
-/// of the path (4 bytes) and the path follow.
-const PRELOAD: u8 = b'P';
-
-/// Maximum length of a path; the control socket accepts no longer ones.
-const PATH_MAX: usize = 64 * 1024;
-
-/// The number of the report that a child sends at its end.
-const LAST_WORDS: u64 = u64::MAX;
+/// What a child tells its parent.
+#[derive(Debug, Serialize, Deserialize)]
+enum Reply {
+    /// The statistics that were asked for under this number.
+    Report(u64, Box<Snapshot>),
+    /// The statistics at its end.
+    LastWords(Box<Snapshot>),
+    /// The result of the preload order of this number.
+    Preloaded(u64, AnswerKind),
+}
 
 impl Pool {
     /// Starts as many children as there are workers.
@@ -225,7 +232,7 @@ impl Pool {
         let log = log.map(|log| end_log(log, clock, Time::START));
         let snapshot = snapshot.with_log(log.as_deref().map(Writer::counts));
         let snapshot = snapshot.with_watch(generation.disk.notes().map(Notes::counts));
-        tell(&line, REPORT, LAST_WORDS, &snapshot.to_bytes());
+        tell(&line, &Reply::LastWords(Box::new(snapshot)));
         exit(0)
     }
 
@@ -245,11 +252,11 @@ impl Pool {
             if let Some(before) = before {
                 (self.parts.generation, self.parts.addresses) = before;
             }
-            self.order_to(old.., RETIRE, stop_at.as_nanos());
+            self.order_to(old.., &Order::Retire(stop_at.as_nanos()));
             return Err(error);
         }
         self.vacancies.clear();
-        self.order_to(..old, RETIRE, stop_at.as_nanos());
+        self.order_to(..old, &Order::Retire(stop_at.as_nanos()));
         Ok(())
     }
 
@@ -268,7 +275,7 @@ impl Pool {
         if log.is_some() {
             self.parts.log = log;
         }
-        self.order_to(.., REOPEN_LOG, 0);
+        self.order_to(.., &Order::ReopenLog);
     }
 
     /// Makes all children finish their requests until this time at the latest, and starts no more.
@@ -276,7 +283,7 @@ impl Pool {
         self.vacancies.clear();
         // Closing them sends new clients elsewhere at once.
         self.parts.addresses.clear();
-        self.order_to(.., STOP, at.as_nanos());
+        self.order_to(.., &Order::Stop(at.as_nanos()));
     }
 
     /// Returns whether no child is left.
@@ -289,23 +296,21 @@ impl Pool {
         self.children.iter().for_each(|child| process::kill(child.pid));
     }
 
-    fn order_to<R>(&mut self, which: R, what: u8, number: u64)
+    fn order_to<R>(&mut self, which: R, order: &Order)
     where
         R: std::slice::SliceIndex<[Child], Output = [Child]>,
     {
-        let mut order = [what; ORDER_BYTES];
-        order[1..].copy_from_slice(&number.to_le_bytes());
         for child in &mut self.children[which] {
-            child.stopping |= what == STOP || what == RETIRE;
+            child.stopping |= matches!(order, Order::Stop(_) | Order::Retire(_));
             // If the child has died, that is noticed elsewhere.
-            let _ = child.line.write_all(&order);
+            let _ = portable::send(&child.line, order);
         }
     }
 
     /// Returns the sum of the statistics, how many children have answered, and of how many.
     pub fn report(&mut self) -> (Snapshot, usize, usize) {
         self.report += 1;
-        self.order_to(.., REPORT, self.report);
+        self.order_to(.., &Order::Report(self.report));
         let mut sum = self.ended.clone();
         let mut answered = 0;
         let until = Instant::now() + ANSWER_TIME;
@@ -369,14 +374,13 @@ impl Pool {
 
 impl Orders for Pool {
     fn preload(&mut self, number: u64, site: u16, path: &Arc<[u8]>) -> usize {
-        let length = u32::try_from(path.len()).unwrap_or(u32::MAX).to_le_bytes();
-        let order = [&[PRELOAD], &number.to_le_bytes()[..], &site.to_le_bytes(), &length, path].concat();
+        let order = Order::Preload(number, site, Arc::clone(path));
         let serving = self.children.iter_mut().filter(|child| !child.stopping);
         let mut of = 0;
         for child in serving {
             of += 1;
             // A child that has not answered the last ones would not answer this one in time.
-            if child.unanswered < UNANSWERED_MAX && child.line.write_all(&order).is_ok() {
+            if child.unanswered < UNANSWERED_MAX && portable::send(&child.line, &order).is_ok() {
                 child.unanswered += 1;
             }
         }
@@ -402,68 +406,47 @@ impl Orders for Pool {
 
 /// The thread of a child that executes the parent's orders.
 fn obey(
-    mut orders: UnixStream,
+    orders: UnixStream,
     answers: &Arc<Mutex<UnixStream>>,
     mailbox: &Mailbox<Message>,
     log: Option<&Writer>,
     disk: &Disk,
     clock: Clock,
 ) {
-    let mut order = [0; ORDER_BYTES];
-    while orders.read_exact(&mut order).is_ok() {
-        let [what, number @ ..] = order;
-        let number = u64::from_le_bytes(number);
-        match what {
-            STOP => mailbox.put(Message::Stop(Time::from_nanos(number))),
-            RETIRE => mailbox.put(Message::Retire(Time::from_nanos(number))),
-            REPORT => {
+    while let Ok(order) = portable::receive(&orders) {
+        match order {
+            Order::Stop(at) => mailbox.put(Message::Stop(Time::from_nanos(at))),
+            Order::Retire(at) => mailbox.put(Message::Retire(Time::from_nanos(at))),
+            Order::Report(number) => {
                 let (to, from) = channel();
                 mailbox.put(Message::Report(to));
                 // While its loop waits for the disk it does not answer.
                 if let Ok(snapshot) = from.recv_timeout(ANSWER_TIME / 2) {
                     let snapshot =
                         snapshot.with_log(log.map(Writer::counts)).with_watch(disk.notes().map(Notes::counts));
-                    tell(answers, REPORT, number, &snapshot.to_bytes());
+                    tell(answers, &Reply::Report(number, Box::new(snapshot)));
                 }
             }
-            PRELOAD => {
-                let Ok((site, path)) = read_name(&mut orders) else { break };
+            Order::Preload(number, site, path) => {
                 let answers = Arc::clone(answers);
-                let tell = Box::new(move |found: AnswerKind| tell(&answers, PRELOAD, number, &found.to_bytes()));
+                let tell = Box::new(move |found| tell(&answers, &Reply::Preloaded(number, found)));
                 mailbox.put(Message::Preload(Arc::new(Mutex::new(Some(Preload { site, path, tell })))));
             }
-            REOPEN_LOG => {
+            Order::ReopenLog => {
                 if let Some(log) = log {
                     log.reopen();
                 }
             }
-            _ => break,
         }
     }
     // The parent has ended.
     mailbox.put(Message::Stop(clock.now()));
 }
 
-/// Reads the name to look up.
-fn read_name(orders: &mut UnixStream) -> io::Result<(u16, Arc<[u8]>)> {
-    let (mut site, mut length) = ([0; 2], [0; 4]);
-    orders.read_exact(&mut site)?;
-    orders.read_exact(&mut length)?;
-    let length = u32::from_le_bytes(length) as usize;
-    if length > PATH_MAX {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    let mut path = vec![0; length];
-    orders.read_exact(&mut path)?;
-    Ok((u16::from_le_bytes(site), path.into()))
-}
-
-/// Sends a message to the parent: its kind, the number that it answers, its length and its text.
-fn tell(line: &Mutex<UnixStream>, what: u8, number: u64, said: &[u8]) {
-    let length = u16::try_from(said.len()).unwrap_or(u16::MAX).to_le_bytes();
-    let bytes = [&[what], &number.to_le_bytes()[..], &length, said].concat();
+/// Sends a message to the parent.
+fn tell(line: &Mutex<UnixStream>, reply: &Reply) {
     // The parent may have ended.
-    let _ = line.lock().unwrap_or_else(PoisonError::into_inner).write_all(&bytes);
+    let _ = portable::send(&*line.lock().unwrap_or_else(PoisonError::into_inner), reply);
 }
 
 impl Child {
@@ -480,18 +463,12 @@ impl Child {
         // A timeout of zero would mean none.
         let patience = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         self.line.set_read_timeout(Some(patience))?;
-        let mut head = [0; 11];
-        self.line.read_exact(&mut head)?;
-        let [what, number @ .., low, high] = head;
-        let number = u64::from_le_bytes(number);
-        let mut said = vec![0; u16::from_le_bytes([low, high]).into()];
-        self.line.read_exact(&mut said)?;
-        match what {
-            REPORT if number == LAST_WORDS => self.last_words = Some(Snapshot::from_bytes(&said)),
-            REPORT => self.report = Some((number, Snapshot::from_bytes(&said))),
-            _ => {
+        match portable::receive(&self.line)? {
+            Reply::LastWords(snapshot) => self.last_words = Some(snapshot),
+            Reply::Report(number, snapshot) => self.report = Some((number, snapshot)),
+            Reply::Preloaded(number, found) => {
                 self.unanswered = self.unanswered.saturating_sub(1);
-                self.found.extend(AnswerKind::from_bytes(&said).map(|found| (number, found)));
+                self.found.push((number, found));
             }
         }
         Ok(())

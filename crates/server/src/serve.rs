@@ -34,7 +34,7 @@ use crate::clock::Clock;
 use crate::config::settings::{HelperKind, LogTarget, MetricsSettings, form};
 use crate::config::{self, Settings, cli};
 use crate::config_snapshot::ConfigSnapshot;
-use crate::control::{Answers, Control, Orders};
+use crate::control::{Control, Orders};
 use crate::counters::Snapshot;
 use crate::descriptors::{self, Needs, Share};
 use crate::disk::Disk;
@@ -82,7 +82,7 @@ struct Threads {
     addresses: Vec<Address>,
     admin: Option<AdminEndpoint>,
     /// Their answers to preload orders.
-    answers: Arc<Answers>,
+    answers: Arc<Mailbox<(u64, AnswerKind)>>,
     /// Whether they share their caches, so that one of them is enough to execute an order.
     shared_caches: bool,
     mailboxes: Vec<Arc<Mailbox<Message>>>,
@@ -216,7 +216,7 @@ impl Server {
             let settings = &generation.settings.log;
             let log = sink.map(|sink| Writer::start(sink, settings, clock)).transpose();
             let log = log.map_err(|error| self::cannot_log(&settings.access, &error))?;
-            let answers = Answers::new().map_err(|error| format!("cannot create a mailbox: {error}"))?;
+            let answers = Mailbox::new().map_err(|error| format!("cannot create a mailbox: {error}"))?;
             let shared_caches = generation.caches.is_some();
             let (answers, mailboxes, loops) = (Arc::new(answers), Vec::new(), Vec::new());
             let mut threads = Threads { addresses, admin, answers, shared_caches, mailboxes, loops, fork_server, log };
@@ -465,7 +465,12 @@ impl Orders for Crew {
 
     fn answers(&mut self, number: u64) -> Vec<AnswerKind> {
         match self {
-            Crew::Threads(threads) => threads.answers.take(number),
+            Crew::Threads(threads) => {
+                let mut answers = Vec::new();
+                threads.answers.take(&mut answers);
+                // Late answers to earlier orders are dropped.
+                answers.into_iter().filter(|(of, _)| *of == number).map(|(_, answer)| answer).collect()
+            }
             Crew::Processes(pool) => pool.answers(number),
         }
     }
@@ -493,7 +498,7 @@ impl Threads {
     fn preload(&self, number: u64, site: u16, path: &Arc<[u8]>) -> usize {
         let order = || {
             let (answers, path) = (Arc::clone(&self.answers), Arc::clone(path));
-            let tell = Box::new(move |found| answers.put(number, found));
+            let tell = Box::new(move |found| answers.put((number, found)));
             Arc::new(Mutex::new(Some(Preload { site, path, tell })))
         };
         let shared = self.shared_caches.then(order);

@@ -25,6 +25,7 @@ use alloc::sync::Arc;
 use amped_units::Time;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 
 use super::policy::Store;
 
@@ -64,7 +65,7 @@ impl Default for HostnameLimits {
 }
 
 /// Counters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostnameCounts {
     /// Lines whose address was in the cache, with or without a name.
     pub hits: u64,

@@ -180,7 +180,7 @@ impl<F> Clone for SharedCaches<F> {
 }
 
 /// Counters and sizes of the caches.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Figures {
     /// The URI cache.
     pub uris: StoreCounts,

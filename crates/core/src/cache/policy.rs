@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use alloc::vec::Vec;
 use foldhash::fast::RandomState;
 use hashbrown::{Equivalent, HashTable};
+use serde::{Deserialize, Serialize};
 
 /// Entries under a budget of weight and of number.
 pub struct Store<K, V> {
@@ -37,7 +38,7 @@ struct Slot<K, V> {
 }
 
 /// Counters of a store since its creation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreCounts {
     /// Lookups that found their entry.
     pub hits: u64,

@@ -37,9 +37,11 @@ use amped_sys::file::Patience;
 use amped_sys::signal::Signals;
 use amped_sys::slots::Slots;
 use amped_sys::{local, poll, process, socket};
+use serde::{Deserialize, Serialize};
 
 use super::process::Process;
 use super::semaphore::{Permit, Semaphore};
+use crate::portable;
 use crate::say;
 use crate::say::die;
 
@@ -90,6 +92,16 @@ const TELL_MS: u64 = 1000;
 /// The maximum length of an application's description.
 const DESCRIPTION_MAX: usize = 128 * 1024;
 
+/// An application, as the server describes it to the manager.
+#[derive(Serialize, Deserialize)]
+struct Description {
+    number: u64,
+    places: usize,
+    reserve: usize,
+    command: Vec<String>,
+    env: Vec<(Box<str>, Box<str>)>,
+}
+
 impl ProcessManager {
     /// Starts the manager: as a process (`own_process`; the caller must be single-threaded), or as a thread.
     ///
@@ -133,28 +145,24 @@ impl ProcessManager {
     ) -> io::Result<Application> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (ours, theirs) = socket::packet_pair()?;
-        let numbers = [number, places as u64, reserve as u64, command.len() as u64].map(|number| number.to_string());
-        let words = numbers.iter().map(String::as_str).chain(command.iter().map(String::as_str));
-        let variables = env.iter().flat_map(|(name, value)| [&**name, &**value]);
-        let text = words.chain(variables).collect::<Vec<_>>().join("\0");
-        if text.len() > DESCRIPTION_MAX {
+        let description = Description { number, places, reserve, command: command.into(), env: env.into() };
+        let description = portable::write(&description);
+        if description.len() > DESCRIPTION_MAX {
             return Err(io::Error::other("its command and variables are longer than 128 KiB"));
         }
         self.gates.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::downgrade(semaphore));
         let descriptors: Vec<BorrowedFd<'_>> =
             [theirs.as_fd()].into_iter().chain(semaphore.slots().map(AsFd::as_fd)).collect();
-        socket::send_with_descriptors(&self.control, text.as_bytes(), &descriptors, Patience::Wait)?;
+        socket::send_with_descriptors(&self.control, &description, &descriptors, Patience::Wait)?;
         let mut answer = vec![0; 64 * 1024];
         let received = socket::receive_with_descriptors(&self.control, &mut answer, &mut Vec::new(), Patience::Wait)?;
-        let answer = String::from_utf8_lossy(&answer[..received.bytes]).into_owned();
-        match answer.split_at_checked(1) {
-            Some(("+", folder)) => {
-                let told_ms = (0..places).map(|_| AtomicU64::new(0)).collect();
-                Ok(Application { number, folder: folder.into(), channel: ours, told_ms, start: Instant::now() })
-            }
-            Some((_, error)) => Err(io::Error::other(error.to_owned())),
-            None => Err(io::Error::other("the process manager has ended")),
+        if received.bytes == 0 {
+            return Err(io::Error::other("the process manager has ended"));
         }
+        let answer: Result<String, String> = portable::read(&answer[..received.bytes]).map_err(io::Error::other)?;
+        let folder = answer.map_err(io::Error::other)?.into();
+        let told_ms = (0..places).map(|_| AtomicU64::new(0)).collect();
+        Ok(Application { number, folder, channel: ours, told_ms, start: Instant::now() })
     }
 
     /// Returns whether this process ID is the manager's.
@@ -232,7 +240,7 @@ struct Manager {
 /// An application and its processes.
 struct Kept {
     command: Vec<String>,
-    env: Vec<(String, String)>,
+    env: Vec<(Box<str>, Box<str>)>,
     reserve: usize,
     semaphore: Weak<Semaphore>,
     /// The semaphore, if it belongs to this process.
@@ -347,40 +355,32 @@ impl Manager {
 
     /// Receives an application. Returns `false` when the server has ended.
     fn take_order(&mut self) -> io::Result<bool> {
-        let (mut text, mut descriptors) = (vec![0; DESCRIPTION_MAX + 1], Vec::new());
-        let received = socket::receive_with_descriptors(&self.control, &mut text, &mut descriptors, Patience::Wait);
+        let (mut description, mut descriptors) = (vec![0; DESCRIPTION_MAX + 1], Vec::new());
+        let received =
+            socket::receive_with_descriptors(&self.control, &mut description, &mut descriptors, Patience::Wait);
         let Ok(received) = received.map(|received| received.bytes).map_err(|_| ()) else {
             return Ok(false);
         };
         if received == 0 {
             return Ok(false);
         }
-        let answer = match self.add(&String::from_utf8_lossy(&text[..received]), descriptors) {
-            Ok(folder) => format!("+{folder}"),
-            Err(error) => format!("-{error}"),
-        };
+        let answer = self.add(&description[..received], descriptors).map_err(|error| error.to_string());
         // A server that has ended reads no answer; its end is noticed.
-        let _ = socket::send_with_descriptors(&self.control, answer.as_bytes(), &[], Patience::Wait);
+        let _ = socket::send_with_descriptors(&self.control, &portable::write(&answer), &[], Patience::Wait);
         Ok(true)
     }
 
-    fn add(&mut self, text: &str, descriptors: Vec<OwnedFd>) -> io::Result<String> {
+    fn add(&mut self, description: &[u8], descriptors: Vec<OwnedFd>) -> io::Result<String> {
         let unreadable = || io::Error::other("it received an invalid message; this is a bug in amped");
-        let mut words = text.split('\0');
-        let mut number = || words.next().and_then(|word| word.parse::<usize>().ok()).ok_or_else(unreadable);
-        let (id, places, reserve, length) = (number()?, number()?, number()?, number()?);
-        let command: Vec<String> = words.by_ref().take(length).map(str::to_owned).collect();
-        let mut env = Vec::new();
-        while let (Some(name), Some(value)) = (words.next(), words.next()) {
-            env.push((name.to_owned(), value.to_owned()));
-        }
+        let Description { number, places, reserve, command, env } =
+            portable::read(description).map_err(|_| unreadable())?;
         let mut descriptors = descriptors.into_iter();
         // Lost if this process is out of descriptors.
         let channel =
             descriptors.next().ok_or_else(|| io::Error::other("the process manager is out of descriptors"))?;
         let (semaphore, own) = match &self.gates {
             Some(gates) => {
-                let semaphore = gates.lock().unwrap_or_else(PoisonError::into_inner).remove(&(id as u64));
+                let semaphore = gates.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
                 (semaphore.ok_or_else(unreadable)?, None)
             }
             None => {
@@ -393,7 +393,7 @@ impl Manager {
             self.folder = Some(Folder::new(&Folder::parent())?);
         }
         let folder = self.folder.as_ref().map(|folder| &folder.path).ok_or_else(unreadable)?;
-        let places = (0..places).map(|place| Place::new(folder.join(format!("{id}-{place}"))));
+        let places = (0..places).map(|place| Place::new(folder.join(format!("{number}-{place}"))));
         let places = places.collect::<io::Result<_>>()?;
         self.kept.push(Kept { command, env, reserve, semaphore, _own: own, channel, places });
         Ok(folder.display().to_string())
@@ -487,12 +487,12 @@ impl Kept {
     }
 }
 
-fn start(command: &[String], env: &[(String, String)], listener: OwnedFd) -> io::Result<Process> {
+fn start(command: &[String], env: &[(Box<str>, Box<str>)], listener: OwnedFd) -> io::Result<Process> {
     let program = Path::new(&command[0]);
     let mut made = Command::new(program);
     made.args(&command[1..]).env_clear();
     made.env("PATH", OsStr::new("/usr/local/bin:/usr/bin:/bin"));
-    made.envs(env.iter().map(|(name, value)| (name, value)));
+    made.envs(env.iter().map(|(name, value)| (&**name, &**value)));
     let folder = program.parent().filter(|folder| folder.is_absolute());
     made.current_dir(folder.unwrap_or(Path::new("/"))).process_group(0);
     // Its standard error outside of requests is the server's standard error.
@@ -663,8 +663,9 @@ mod tests {
         let idle_timeout = Duration::from_secs(1000);
         let mut manager = Manager { control, gates, folder: Some(folder), kept: Vec::new(), idle_timeout };
         let (channel, its_end) = socket::packet_pair().expect("made");
-        let text = format!("0\x002\0{reserve}\0{}\0{}", command.len(), command.join("\0"));
-        manager.add(&text, vec![its_end]).expect("taken");
+        let command = command.iter().map(|&word| word.to_owned()).collect();
+        let description = Description { number: 0, places: 2, reserve, command, env: Vec::new() };
+        manager.add(&portable::write(&description), vec![its_end]).expect("taken");
         let told_ms = [0, 0].map(AtomicU64::new).into();
         let application = Application { number: 0, folder: path, channel, told_ms, start: Instant::now() };
         Bench { manager, application, semaphore, control: ours, _parent: parent }

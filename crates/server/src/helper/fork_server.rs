@@ -243,7 +243,7 @@ fn obey(link: &Link, sites: &mut Sites, frame: Frame) -> Option<io::Result<()>> 
             Some(Ok(()))
         }
         Kind::Work => {
-            let work = portable::read_work(&bytes).ok()?;
+            let work = portable::read(&bytes).ok()?;
             if sites.disk.is_none() {
                 sites.disk = Some(Disk::of_parts(sites.rules.clone(), std::mem::take(&mut sites.parts))?);
             }
