@@ -86,7 +86,7 @@ fn file_set_is_reproducible() {
     assert_eq!((mended["kept"].as_u64(), mended["written"].as_u64()), (Some(72), Some(5)));
     assert!(tree(&one) == first);
     let (why, status) = refused(&["webstone", "--scale", "1/4", "--seed", "2", one.to_str().unwrap()]);
-    assert!(status == 1 && why.contains("is not empty") && why.contains("give one that is empty"), "{why}");
+    assert!(status == 1 && why.contains("is not empty") && why.contains("choose an empty or new one"), "{why}");
     assert!(tree(&one) == first);
 }
 
@@ -128,7 +128,7 @@ fn impossible_file_set_is_rejected_with_hint() {
     check(&["webstone", "--scale", "3", "set"], "1/4, 1/2, 1, 2 or 4", 2);
     check(&["log", empty.to_str().unwrap(), set.to_str().unwrap()], "it is empty", 1);
     check(&["log", "/nowhere.log", set.to_str().unwrap()], "/nowhere.log", 1);
-    check(&["log", excerpt().to_str().unwrap(), "--dataset", "5", "--dry-run"], "give --dataset more", 1);
+    check(&["log", excerpt().to_str().unwrap(), "--dataset", "5", "--dry-run"], "raise --dataset", 1);
     check(&["log", excerpt().to_str().unwrap(), "--dataset", "5 miles", "--dry-run"], "64KiB", 2);
     assert!(!set.exists());
 }
@@ -147,5 +147,8 @@ fn oversized_file_set_does_not_fill_disk() {
         .expect("unshare(1) of util-linux, as root");
     let why = String::from_utf8(output.stderr).unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "1\n", "{why}");
-    assert!(why.contains("no room for 19 more MiB: 4 MiB are free") && why.contains("choose another disk"), "{why}");
+    assert!(
+        why.contains("not enough disk space for 19 MiB: 4 MiB are free") && why.contains("choose another disk"),
+        "{why}"
+    );
 }

@@ -266,7 +266,7 @@ fn invalid_input_is_reported_in_one_line() {
     let url = "http://127.0.0.1:1/";
     check(&["127.0.0.1:80/", "--rate", "1"], 2, "has no scheme");
     check(&["ftp://127.0.0.1/", "--rate", "1"], 2, "neither http nor https");
-    check(&[url, "--rate", "1", "--insecure"], 2, "are for https");
+    check(&[url, "--rate", "1", "--insecure"], 2, "require https");
     check(&["https://127.0.0.1/", "--rate", "1", "--ca", "/no/such/file"], 1, "/no/such/file");
     check(&["https://127.0.0.1/", "--rate", "1", "--ca", "/dev/null"], 1, "-----BEGIN CERTIFICATE-----");
     check(&[url], 2, "--rate");
@@ -276,8 +276,8 @@ fn invalid_input_is_reported_in_one_line() {
     check(&[url, "--rate", "100", "--arrivals", "poison"], 2, "poisson");
     check(&[url, "--rate", "100", "--fail-if", "p98>1ms"], 2, "p99>20ms");
     check(&[url, "--rate", "100", "--header", "nothing"], 2, "Name: value");
-    check(&[url, "--rate", "100", "-H", "content-length: 5"], 2, "give the body itself");
-    check(&[url, "--rate", "100", "-H", "Transfer-Encoding: chunked"], 2, "give the body itself");
+    check(&[url, "--rate", "100", "-H", "content-length: 5"], 2, "give the body with");
+    check(&[url, "--rate", "100", "-H", "Transfer-Encoding: chunked"], 2, "give the body with");
     let none = [url, "--rate", "1", "--duration", "1ms", "--arrivals", "constant", "--wait", "0s"];
     check(&none, 1, "give a longer --duration");
     check(&[url, "--rate", "nan"], 2, "above 0");
@@ -374,7 +374,7 @@ fn lack_of_correct_responses_is_explained() {
         let words = ["load", &url(address), "--rate", "50", "--duration", "200ms"];
         let (text, status) = said(&ammeter(&[&words[..], &PATIENT].concat()));
         assert!(status == 1 && text.contains("no correct response") && text.contains(says), "{text}");
-        assert!(!text.contains("of CPU for a reply"), "there is none: {text}");
+        assert!(!text.contains("of CPU per response"), "there is none: {text}");
     };
     check(answering(|_| BUSY).0, "look at one (curl -i http://127.0.0.1:");
     check(answering(|_| "220 mail\r\n").0, "(malformed): does 127.0.0.1:");
@@ -425,7 +425,7 @@ fn ctrl_c_before_load_gives_no_result() {
     assert_eq!(said.next().as_deref(), Some("parking 3 connections"));
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let said: Vec<String> = said.collect();
-    assert!(said.len() == 1 && said[0].contains("interrupted while connections were parked"), "{said:?}");
+    assert!(said.len() == 1 && said[0].contains("interrupted while opening parked connections"), "{said:?}");
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]));
 }

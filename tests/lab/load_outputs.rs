@@ -100,7 +100,7 @@ fn screen_requires_terminal() {
     let (address, _) = server(|_| {});
     let output = super::ammeter(&["load", &url(address), "--rate", "1", "--screen"]);
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(2) && text.contains("--screen is for a terminal"), "{text}");
+    assert!(output.status.code() == Some(2) && text.contains("--screen requires a terminal"), "{text}");
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn parked_connections_closed_by_server_are_reported() {
     let (text, _) = super::said(&output);
     let line = text.lines().find(|line| line.starts_with("parked ")).unwrap_or_else(|| panic!("{text}"));
     assert!(
-        line.contains("10 idle: ") && line.contains("the server closed ") && line.contains("were opened anew"),
+        line.contains("10 idle: ") && line.contains("the server closed ") && line.contains("were reopened"),
         "{line}"
     );
 }
@@ -277,5 +277,5 @@ fn invalid_parked_connections_are_reported() {
     check(&["--parked", "0"], 2, "write 1000, 1000:idle or 50:slow-read");
     check(&["--parked", "10:fast"], 2, "50:slow-read");
     let output = super::ammeter(&["load", "https://127.0.0.1:1/", "--rate", "1", "--parked", "1"]);
-    assert!(output.status.code() == Some(2) && String::from_utf8_lossy(&output.stderr).contains("speak no TLS"));
+    assert!(output.status.code() == Some(2) && String::from_utf8_lossy(&output.stderr).contains("do not support TLS"));
 }

@@ -76,7 +76,7 @@ fn tls_failure_is_reported_with_hint() {
         assert!(told && status == 1, "{status}: {text}");
     };
     let good = Secure::start(&["127.0.0.1"], |_| {});
-    check(&good, &[], "give the one of its authority, or itself, by --ca FILE, or give --insecure");
+    check(&good, &[], "give the authority's certificate, or this one, with --ca FILE, or give --insecure");
     let other = Secure::start(&["elsewhere.example"], |_| {});
     check(&other, &["--ca", &other.certificate()], "not for 127.0.0.1 but for elsewhere.example");
     let old = Secure::start(&["127.0.0.1"], |parameters| parameters.not_after = rcgen::date_time_ymd(2001, 1, 1));

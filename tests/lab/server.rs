@@ -205,7 +205,7 @@ fn alone_monitor_overhead_is_reported_per_request() {
     assert_eq!(found["unit"], "requests", "{found}");
     // Fewer if the machine ran other processes; 50 if connections were counted, 4000 for segments.
     assert!((8.0..1.5 * REQUESTS).contains(&(work_per_s / 50.0)), "{found}");
-    assert!(shown.contains("for each request"), "{shown}");
+    assert!(shown.contains("per request"), "{shown}");
 }
 
 #[test]

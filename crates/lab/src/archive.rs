@@ -933,11 +933,11 @@ impl Summary {
         ("established-rate", "1/s", "connections established", |run| Some(run.established_rate)),
         ("request-rate", "1/s", "requests sent", |run| Some(run.request_rate)),
         ("rate", "1/s", "responses", |run| Some(run.window.completed_rate)),
-        ("completed-share", "%", "responses completed, of what was offered", |run| {
+        ("completed-share", "%", "completed responses, as a share of offered", |run| {
             Some(100.0 * run.window.completed_share?)
         }),
-        ("backlog", "", "connections that were not over at the window's end", |run| Some(run.window.backlog as f64)),
-        ("backlog-growth", "1/s", "growth of the backlog through the window", |run| run.window.backlog_growth_rate),
+        ("backlog", "", "connections still open at the end of the window", |run| Some(run.window.backlog as f64)),
+        ("backlog-growth", "1/s", "growth of the backlog during the window", |run| run.window.backlog_growth_rate),
         ("drain", "s", "time to drain the backlog", |run| Some(run.window.drain_s)),
         ("failed-rate", "1/s", "failed", |run| Some(run.window.rate(run.window.failed))),
         ("failed-share", "", "failed, of all", |run| {
@@ -961,7 +961,7 @@ impl Summary {
         ("user-share", "%", "CPU time of the server that is in user code", |run| {
             Some(100.0 * run.server.user_s? / run.server.cpu_s.filter(|cpu_s| *cpu_s > 0.0)?)
         }),
-        ("cpu-per-reply", "us", "CPU of the server for a response", |run| {
+        ("cpu-per-reply", "us", "CPU time of the server per response", |run| {
             let replies = run.ok + run.beside.map_or(0, |beside| beside.ok);
             (replies > 0).then_some(run.server.cpu_s? * 1e6 / replies as f64)
         }),
@@ -973,11 +973,11 @@ impl Summary {
         ("processes", "", "processes of the server, at most", |run| run.server.processes_max.map(f64::from)),
         ("threads", "", "threads of the server, at most", |run| run.server.threads_max.map(f64::from)),
         ("memory", "MiB", "memory of the server, at most", |run| Some(run.server.memory_max_bytes? as f64 / MIB)),
-        ("start", "ms", "time from the start of the server to its first answer", |run| run.server.start_ms),
-        ("memory-at-rest", "MiB", "memory of the server before the load, resident", |run| {
+        ("start", "ms", "time from the start of the server to its first response", |run| run.server.start_ms),
+        ("memory-at-rest", "MiB", "resident memory of the server before the load", |run| {
             Some(run.server.rest_bytes? as f64 / MIB)
         }),
-        ("memory-per-parked", "B", "memory that a parked connection takes", |run| {
+        ("memory-per-parked", "B", "memory per parked connection", |run| {
             let grown = run.server.resident_max_bytes?.saturating_sub(run.server.rest_bytes?);
             (run.parked > 0).then(|| grown as f64 / run.parked as f64)
         }),
@@ -1000,7 +1000,7 @@ impl Summary {
         ("in-server", "ms", "in the server, all of it", |run| {
             Some(run.server.parsing_ms? + run.server.processing_ms? + run.server.logging_ms?)
         }),
-        ("set-size", "MiB", "files that are asked for", |run| Some(run.set_bytes? as f64 / MIB)),
+        ("set-size", "MiB", "requested files", |run| Some(run.set_bytes? as f64 / MIB)),
     ];
 
     /// Totals whose shares are metrics as well, such as `category:timers`, or `category:timers+locking` for the
@@ -1090,7 +1090,7 @@ impl Archive {
     pub(crate) fn open(dir: &Path) -> Result<Archive, Failure> {
         if !dir.join(name::RESOLVED).exists() {
             return Err(Failure::usage(format!(
-                "{} is no archive of an experiment: it has no {}; make one with: ammeter run EXPERIMENT --out {0}",
+                "{} is not an archive of an experiment: it has no {}; create one with: ammeter run EXPERIMENT --out {0}",
                 dir.display(),
                 name::RESOLVED
             )));

@@ -79,7 +79,7 @@ pub(crate) fn named(archive: &Archive, metrics: &[&str], a: &str, b: &str) -> Re
         let of = called(archive, name);
         if of.is_empty() {
             return Err(Failure::usage(format!(
-                "{} has nothing that is called {name:?}; it has {}",
+                "{} has no arm {name:?}; it has {}",
                 archive.dir.display(),
                 choices(archive)
             )));
@@ -106,18 +106,18 @@ pub(crate) fn two_names(archive: &Archive, text: &str) -> Result<[String; 2], Fa
     let split = |(at, _)| [text[..at].trim().to_owned(), text[at + 1..].trim().to_owned()];
     let all: Vec<[String; 2]> = text.match_indices(',').map(split).collect();
     let known: Vec<&[String; 2]> = all.iter().filter(|[a, b]| is_known(a) && is_known(b)).collect();
-    let way_out = "or give each with a flag of its own: --arm A --arm B";
+    let way_out = "or give each with its own flag: --arm A --arm B";
     match (&known[..], &all[..]) {
         ([names], _) => Ok((*names).clone()),
         // With a single comma, the caller reports which of the two names is unknown.
         ([], [names]) if names.iter().all(|name| !name.is_empty()) => Ok(names.clone()),
         ([], _) => Err(Failure::usage(format!(
-            "{text:?} are not two names of {}, which has {}: write A,B, {way_out}",
+            "{text:?} are not two arms of {}, which has {}: write A,B, {way_out}",
             archive.dir.display(),
             choices(archive)
         ))),
         _ => Err(Failure::usage(format!(
-            "{text:?} can be read as two names in several ways; give each with a flag of its own: --arm A --arm B"
+            "{text:?} can be read as two names in several ways; give each with its own flag: --arm A --arm B"
         ))),
     }
 }
@@ -135,7 +135,7 @@ pub(crate) fn only_two(archive: &Archive, metrics: &[&str]) -> Result<Comparison
     match arms[..] {
         [a, b] => Ok(within(archive, metrics, (&a.label, &[a]), (&b.label, &[b]))),
         _ => Err(Failure::usage(format!(
-            "{} has {} arms: say which two with --arm A --arm B, of {}; or name a second archive",
+            "{} has {} arms: select two with --arm A --arm B, of {}; or name a second archive",
             archive.dir.display(),
             arms.len(),
             choices(archive)
@@ -182,7 +182,7 @@ fn within(archive: &Archive, metrics: &[&str], (a, of_a): (&str, &[&Arm]), (b, o
     let mut comparison = compare(a, b, metrics, &taken(archive, metrics, place), true);
     let has_band = comparison.figures.iter().all(|figure| figure.noise.is_some_and(|band| band.within_blocks));
     if let Some(rules) = relaxed(archive).filter(|_| !has_band) {
-        comparison.refuse(format!("{rules}, and no repetition of the baseline tells how large the noise is"));
+        comparison.refuse(format!("{rules}, and without a repetition of the baseline the noise is unknown"));
     }
     comparison
 }
@@ -203,7 +203,7 @@ pub(crate) fn archives(a: &Archive, b: &Archive, metrics: &[&str]) -> Result<Com
     let mut comparison = compare(&name(a), &name(b), metrics, &runs, false);
     comparison.cautions.extend(cautions);
     if let Some(rules) = relaxed(a).or_else(|| relaxed(b)) {
-        comparison.refuse(format!("{rules}, so that runs which were disturbed are in both archives"));
+        comparison.refuse(format!("{rules}, so both archives include disturbed runs"));
     }
     Ok(comparison)
 }
@@ -233,7 +233,8 @@ fn relaxed(archive: &Archive) -> Option<String> {
 fn related(a: &Archive, b: &Archive, is_single: bool) -> Result<Vec<String>, Failure> {
     let unrelated = |why: String| {
         Failure::usage(format!(
-            "{} and {} cannot be compared: {why}; two archives must ask the same of the server, as two runs of one experiment do",
+            "{} and {} cannot be compared: {why}; both archives must have the same load and workload, such as two runs \
+             of one experiment",
             a.dir.display(),
             b.dir.display()
         ))
@@ -250,7 +251,7 @@ fn related(a: &Archive, b: &Archive, is_single: bool) -> Result<Vec<String>, Fai
     let (asked, other): (Vec<&Difference>, Vec<&Difference>) = differing.iter().partition(|one| one.is_asked());
     let list = |of: &[&Difference]| of.iter().map(|one| one.to_string()).collect::<Vec<_>>().join(", ");
     if !asked.is_empty() {
-        return Err(unrelated(format!("they ask for different things: {}", list(&asked))));
+        return Err(unrelated(format!("they differ in load or workload: {}", list(&asked))));
     }
     let places = |archive: &Archive| -> BTreeSet<String> {
         let arms = archive.resolved.arms.iter().filter(|arm| !arm.is_again);
@@ -510,13 +511,13 @@ fn compare(a: &str, b: &str, metrics: &[&str], runs: &[Taken], interleaved: bool
     let figures: Vec<Compared> = figures.collect();
     let mut cautions = Vec::new();
     if !interleaved {
-        let text = "A and B were not measured in turns: what changed on the machine in between is in the ratios";
+        let text = "A and B were not measured in turns: the ratios include changes of the machine between them";
         cautions.push(text.to_owned());
     }
     if figures.is_empty() {
-        cautions.push("no run of A has a counterpart of B with figures: the same step, in the same block".to_owned());
+        cautions.push("no run of A has a counterpart in B with figures: the same step, in the same block".to_owned());
     } else if figures.iter().all(|figure| figure.noise.is_none()) {
-        let text = "no noise band: too little was measured twice in a block; let the plan repeat its baseline (A/A)";
+        let text = "no noise band: too few repetitions within blocks; let the plan repeat its baseline (A/A)";
         cautions.push(text.to_owned());
     }
     let finding = figures.iter().map(|figure| figure.finding).max().unwrap_or(Finding::Undecided);
@@ -690,9 +691,9 @@ impl Comparison {
         match self.finding {
             Finding::Difference => format!("{} differs from {}: {}.", self.b, self.a, told.join("; ")),
             Finding::NoDifference => {
-                format!("No difference: in no figure is {} further from {} than the noise.", self.b, self.a)
+                format!("No difference: in every figure {} differs from {} by no more than the noise.", self.b, self.a)
             }
-            Finding::Undecided => "Undecided: there are too few pairs to tell a difference from noise.".to_owned(),
+            Finding::Undecided => "Undecided: too few pairs to distinguish a difference from noise.".to_owned(),
         }
     }
 
@@ -756,7 +757,7 @@ impl Compared {
             Finding::Difference if !(0.5..=2.0).contains(&times) => format!("{times:.2} times"),
             Finding::Difference => format!("{:+.1} %", (times - 1.0) * 100.0),
             Finding::NoDifference => "no difference".to_owned(),
-            Finding::Undecided => format!("undecided: {} pairs cannot tell", self.pairs),
+            Finding::Undecided => format!("undecided: {} pairs are too few", self.pairs),
         }
     }
 }
@@ -881,7 +882,7 @@ mod tests {
     fn text_starts_with_verdict_and_gives_figures() {
         let text = compare("nginx", "amped", METRICS, &experiment(5, 8, 0.5), true).text();
         let (first, rest) = text.split_once('\n').unwrap();
-        assert!(first.starts_with("amped differs from nginx: CPU of the server for a response, us 0."), "{text}");
+        assert!(first.starts_with("amped differs from nginx: CPU time of the server per response, us 0."), "{text}");
         for part in ["A  nginx", "B  amped", "no difference", "noise band", "by step", "24 pairs"] {
             assert!(rest.contains(part), "{part} is not in {text}");
         }
@@ -915,15 +916,12 @@ mod tests {
             let error = named(&archive, METRICS, a, b).unwrap_err();
             assert!(error.exit_status() == 2 && error.to_string().contains(part), "{error}");
         };
-        fails("log off", "h2o", "nothing that is called \"h2o\"; it has \"nginx\", \"log off\", \"log on\"");
+        fails("log off", "h2o", "no arm \"h2o\"; it has \"nginx\", \"log off\", \"log on\"");
         fails("nginx", "log on", "are the same");
         let mut three = archive.clone();
         three.resolved.arms.push(Arm { id: "a2".to_owned(), label: "log far away".to_owned(), ..Arm::default() });
         assert!(
-            only_two(&three, METRICS)
-                .unwrap_err()
-                .to_string()
-                .contains("has 3 arms: say which two with --arm A --arm B")
+            only_two(&three, METRICS).unwrap_err().to_string().contains("has 3 arms: select two with --arm A --arm B")
         );
     }
 
@@ -982,7 +980,8 @@ mod tests {
         archive.runs.retain(|run| run.plan.arm != "aa");
         let compared = only_two(&archive, METRICS).unwrap();
         assert!(
-            compared.finding == Finding::Undecided && compared.sentence().contains("no repetition of the baseline"),
+            compared.finding == Finding::Undecided
+                && compared.sentence().contains("without a repetition of the baseline"),
             "{}",
             compared.text()
         );
@@ -1056,13 +1055,11 @@ mod tests {
             assert!(error.exit_status() == 2 && error.to_string().contains(part), "{error}");
         };
         for text in ["a0", "a0,", ",", "", "a0, b, c"] {
-            fails(&archive, text, "are not two names of dir, which has \"nginx\", \"log off, 2 workers\"");
+            fails(&archive, text, "are not two arms of dir, which has \"nginx\", \"log off, 2 workers\"");
         }
         // One comma and an unknown name: the error names it.
         assert!(two_names(&archive, "a0, h2o").is_ok());
-        assert!(
-            named(&archive, METRICS, "a0", "h2o").unwrap_err().to_string().contains("nothing that is called \"h2o\"")
-        );
+        assert!(named(&archive, METRICS, "a0", "h2o").unwrap_err().to_string().contains("no arm \"h2o\""));
         archive.resolved.arms[0].label = "a".to_owned();
         archive.resolved.arms[1].label = "a,a".to_owned();
         fails(&archive, "a,a,a", "in several ways; give each");

@@ -124,11 +124,13 @@ impl TestEnvironment {
             match self.is_private && self.is_shared {
                 true => "a network namespace for each run".to_owned(),
                 false if !self.is_shared => "the network between the hosts, which must carry no other traffic: the kernel's counters include all of it".to_owned(),
-                false => "the network of this host, as namespaces need root: the kernel's counters include other programs".to_owned(),
+                false => "the network of this host, since namespaces require root: the kernel's counters include other \
+                     programs".to_owned(),
             },
             match self.has_groups {
                 true => "a control group for each server: CPU time of all its processes, to the nanosecond".to_owned(),
-                false => "no control groups, as they need root: CPU time is that of threads that lived through the run".to_owned(),
+                false => "no control groups, since they require root: CPU time is that of threads that existed \
+                     throughout the run".to_owned(),
             },
         ]
     }
@@ -218,7 +220,7 @@ impl TestEnvironment {
                 .map_err(Failure::io("make a file set"))?;
             if !output.status.success() {
                 let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-                return Err(Failure::failed(format!("cannot make the file set: {said}")));
+                return Err(Failure::failed(format!("cannot create the file set: {said}")));
             }
             write_beside(&folder)?;
         }
@@ -399,7 +401,7 @@ impl Running {
     /// As [`start`](Running::start).
     pub(crate) fn start_with(name: &str, words: &[String], streams: Streams, input: Stdio) -> Result<Running, Failure> {
         let (program, arguments) =
-            words.split_first().ok_or_else(|| Failure::failed(format!("{name}: nothing to start")))?;
+            words.split_first().ok_or_else(|| Failure::failed(format!("{name}: the command is empty")))?;
         let mut command = Command::new(program);
         command.args(arguments).process_group(0).stdin(input).stdout(streams.out).stderr(streams.err);
         process::end_with_this_thread(&mut command);
@@ -525,7 +527,7 @@ pub(crate) fn quoted<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
 
 /// The failure reported after Ctrl-C.
 pub(crate) fn interrupted() -> Failure {
-    Failure::failed("interrupted; what was measured is kept, and the same command goes on from there")
+    Failure::failed("interrupted; completed measurements are kept; the same command resumes")
 }
 
 /// Records the machine and its kernel settings.

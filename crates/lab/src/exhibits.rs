@@ -112,7 +112,7 @@ pub(crate) fn find(name: &str) -> Result<Exhibit, Failure> {
     let nearest = nearest.filter(|known| strsim::osa_distance(name, known) * 3 <= name.len());
     let way_out =
         nearest.map_or_else(|| format!("there are: {}", names.join(", ")), |known| format!("did you mean {known}?"));
-    Err(Failure::usage(format!("there is no file {name}, and no experiment of that name is built in; {way_out}")))
+    Err(Failure::usage(format!("no file {name}, and no built-in experiment of that name; {way_out}")))
 }
 
 /// Reads the experiment file at this path, or the built-in experiment of this name: file name and text.

@@ -624,7 +624,7 @@ fn factors<'i>(tree: &Spanned<DeTable<'i>>, file: &File) -> Result<(Vec<Factor>,
         else {
             return Err(wrong(
                 known.span(),
-                "a factor has a name, or sets something",
+                "a factor requires a name, or a key to set",
                 "write for example set = \"server.log\"",
             ));
         };
@@ -632,7 +632,7 @@ fn factors<'i>(tree: &Spanned<DeTable<'i>>, file: &File) -> Result<(Vec<Factor>,
             return Err(wrong(
                 known.span(),
                 format!("the name {name:?} is taken"),
-                "give the factor another: name = \"...\"",
+                "give the factor another name: name = \"...\"",
             ));
         }
         let values = table.get("levels").and_then(|levels| levels.get_ref().as_array());
@@ -644,7 +644,7 @@ fn factors<'i>(tree: &Spanned<DeTable<'i>>, file: &File) -> Result<(Vec<Factor>,
             return Err(wrong(
                 known.span(),
                 format!("the factor {name:?} has levels {labels:?}"),
-                "a factor has at least two levels, all different; the first is the baseline's",
+                "a factor requires at least two different levels; the first is the baseline",
             ));
         }
         factors.push(Factor { name, levels: labels });
@@ -660,7 +660,11 @@ fn level<'i>(value: &Spanned<DeValue<'i>>, place: Option<&Vec<String>>) -> Resul
         (DeValue::Table(table), _) => {
             let label = table.get("label").and_then(|label| label.get_ref().as_str());
             let label = label.ok_or_else(|| {
-                wrong(at.clone(), "a level that is a table has a label", "write { label = \"static\", set = { ... } }")
+                wrong(
+                    at.clone(),
+                    "a level that is a table requires a label",
+                    "write { label = \"static\", set = { ... } }",
+                )
             })?;
             let mut values = Vec::new();
             for (key, value) in table.iter() {
@@ -675,14 +679,14 @@ fn level<'i>(value: &Spanned<DeValue<'i>>, place: Option<&Vec<String>>) -> Resul
                     _ => {
                         let what = format!("a level knows no {:?}", key.get_ref());
                         let way =
-                            "it has label, set = { \"server.log\" = true }, and value where its factor sets something";
+                            "its keys are label, set = { \"server.log\" = true }, and value if its factor sets a key";
                         return Err(wrong(key.span(), what, way));
                     }
                 }
             }
             Ok(Level { label: label.to_owned(), values })
         }
-        (_, None) => Err(wrong(at, "a value of what?", "say in the factor what it sets: set = \"server.log\"")),
+        (_, None) => Err(wrong(at, "a value of what?", "name the key that the factor sets: set = \"server.log\"")),
         (inner, Some(place)) => {
             let label = match inner {
                 DeValue::String(text) => text.to_string(),
@@ -691,7 +695,7 @@ fn level<'i>(value: &Spanned<DeValue<'i>>, place: Option<&Vec<String>>) -> Resul
                 DeValue::Integer(number) => number.to_string(),
                 DeValue::Float(number) => number.as_str().to_owned(),
                 DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => {
-                    return Err(wrong(at, "a level is a text, a number, true, false, or a table", ""));
+                    return Err(wrong(at, "a level must be a string, a number, true, false, or a table", ""));
                 }
             };
             Ok(Level { label, values: vec![(place.clone(), value.clone())] })
@@ -705,8 +709,8 @@ fn dotted(text: &str, at: Range<usize>) -> Result<Vec<String>, Wrong> {
     if !known || path.len() != 2 || path[1].is_empty() {
         return Err(wrong(
             at,
-            format!("{text:?} cannot be set by a level"),
-            format!("it is a key of {SETTABLE}, such as \"server.log\""),
+            format!("a level cannot set {text:?}"),
+            format!("use a key of {SETTABLE}, such as \"server.log\""),
         ));
     }
     Ok(path)
@@ -779,7 +783,8 @@ fn steps(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<Vec<Step>, Wrong> {
         }
         (None, Some(_)) => Err(wrong(place(tree, "load.clients"), "clients are whole numbers: 1, 2, 10", "")),
         _ => {
-            let way = "write rate = \"1000..8000/1000\" (connections to begin a second), or clients = [1, 10, 50] (a closed loop)";
+            let way = "write rate = \"1000..8000/1000\" (connections per second), or clients = [1, 10, 50] (a closed \
+                 loop)";
             Err(wrong(place(tree, "load"), "the load is one ladder", way))
         }
     }
@@ -798,7 +803,7 @@ fn arm_settings(tree: &Spanned<DeTable<'_>>, subject: Option<&str>, wish: Wish) 
     let File { server, workload, load, path, limits, cores, monitor, .. } = file;
     let Some(at) = file.subject.iter().position(|found| subject.is_none_or(|name| found.name == name)) else {
         let way = "name a server: [[subject]], and below it kind = \"nginx\"";
-        return Err(wrong(0..0, "there is no subject", way));
+        return Err(wrong(0..0, "the experiment has no subject", way));
     };
     let subject = arm_subject(tree, at, &file.subject[at], server)?;
     Ok(Settings { subject, workload, load, path, limits, cores, profile: monitor.profile })
@@ -815,8 +820,8 @@ fn check_interleaved(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wro
         () if file.load.beside > 0 => "clients beside the load",
         () => return Ok(()),
     };
-    let way_out = "leave one of them out; servers are interleaved in closed loops on this machine, without a monitor";
-    Err(wrong(place(tree, "interleave"), format!("servers that are interleaved cannot have {what}"), way_out))
+    let way_out = "omit one of them; servers are interleaved only in closed loops on this machine, without a monitor";
+    Err(wrong(place(tree, "interleave"), format!("interleaved servers cannot have {what}"), way_out))
 }
 
 /// Rejects settings that several hosts cannot have, and lists of hosts that cannot be meant.
@@ -894,7 +899,7 @@ fn figures(tree: &Spanned<DeTable<'_>>, file: &File, factors: &[Factor], steps: 
     let usual: [(&str, &[&str]); 3] = [
         ("Connections, requests and responses", &["offered-rate", "request-rate", "rate"]),
         ("Latency", &["p50", "p99"]),
-        ("CPU time of the server for a response", &["cpu-per-reply"]),
+        ("CPU time of the server per response", &["cpu-per-reply"]),
     ];
     let usual = usual.map(|(title, y)| Figure {
         title: title.to_owned(),
@@ -924,17 +929,19 @@ fn figures(tree: &Spanned<DeTable<'_>>, file: &File, factors: &[Factor], steps: 
 fn metric(text: &str, at: Range<usize>, has_profile: bool) -> Result<(), Wrong> {
     match Summary::described(text) {
         Some(_) if has_profile || !Summary::is_of_profile(text) => Ok(()),
-        Some(_) => {
-            Err(wrong(at, format!("{text:?} is of a profile, and none is made"), "write [monitor], profile = true"))
-        }
+        Some(_) => Err(wrong(
+            at,
+            format!("{text:?} requires a profile, and none is recorded"),
+            "write [monitor], profile = true",
+        )),
         None => {
             let known: Vec<&str> = Summary::METRICS.iter().map(|(name, ..)| *name).collect();
             let shares: Vec<String> = Summary::SHARES.iter().map(|(whole, ..)| format!("{whole}:NAME")).collect();
             Err(wrong(
                 at,
-                format!("nothing is measured that is called {text:?}"),
+                format!("unknown figure {text:?}"),
                 format!(
-                    "there are: {}; the columns of `ammeter monitor --csv`; and parts of wholes: {}",
+                    "known: {}; the columns of `ammeter monitor --csv`; and parts of wholes: {}",
                     known.join(", "),
                     shares.join(", ")
                 ),
@@ -966,7 +973,7 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
         for (name, label) in levels {
             let Some(factor) = factors.iter().find(|factor| factor.name == *name.get_ref()) else {
                 let known: Vec<&str> = factors.iter().map(|factor| factor.name.as_str()).collect();
-                let what = format!("no factor is called {:?}", name.get_ref());
+                let what = format!("no factor is named {:?}", name.get_ref());
                 return Err(wrong(name.span(), what, format!("there are: {}", known.join(", "))));
             };
             let text = match label.get_ref().0.as_str() {
@@ -983,7 +990,7 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
         let mut all = arms[0].levels.clone();
         all.extend(chosen.clone());
         if !arms.iter().any(|arm| arm.levels == all) {
-            let what = "no arm has these levels together";
+            let what = "no arm has this combination of levels";
             return Err(wrong(whole.clone(), what, "name levels of one factor, or write design = \"full\""));
         }
         Ok(chosen)
@@ -1017,8 +1024,8 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
             _ => true,
         };
         if !is_sound {
-            let way_out = "write above = ..., below = ..., or both, the first of them the smaller one";
-            return Err(wrong(claim.span(), "a claim has a bound within which it holds", way_out));
+            let way_out = "write above = ..., below = ..., or both, with above smaller than below";
+            return Err(wrong(claim.span(), "a claim requires a bound within which it holds", way_out));
         }
         Ok(Claim { above: *above, below: *below, ..figure(claim)? })
     };
@@ -1026,7 +1033,7 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
         let (whole, ClaimFile { says, check, evidence, needs, no_longer, self_test, paper, .. }) =
             (claim.span(), claim.get_ref());
         if says.is_empty() {
-            return Err(wrong(whole, "a claim without words", "write says = \"...\", as it is to stand in the report"));
+            return Err(wrong(whole, "a claim without words", "write says = \"...\", the sentence for the report"));
         }
         if no_longer.is_empty() && !evidence.is_empty() {
             return Err(wrong(
@@ -1039,7 +1046,7 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
             return Err(wrong(
                 inner.span(),
                 "a condition of `check` with conditions of its own",
-                "write them side by side",
+                "list them side by side",
             ));
         }
         Ok(Claim {
@@ -1267,13 +1274,13 @@ mod tests {
         let claim = |rest: &str| format!("{SHORT}[[claim]]\nsays = \"a\"\nmetric = \"rate\"\n{rest}\n");
         check(&claim("above = 1\nof = { log = true }"), "15:8", "no factor");
         check(&claim("of = {}"), "11:1", "a bound within which it holds");
-        check(&claim("above = 2\nbelow = 1"), "11:1", "the smaller one");
+        check(&claim("above = 2\nbelow = 1"), "11:1", "with above smaller than below");
         check(&claim("above = 1\nat = 1500"), "15:6", "it has: 1000, 2000, 3000");
         check(&claim("above = 1\nagainst-at = \"top\""), "15:14", "or a load of the ladder");
         check(&claim("above = 1\nagainst-metric = \"context:user\""), "15:18", "profile = true");
         let two = "[[factor]]\nset = \"server.log\"\nlevels = [false, true]\n[[factor]]\nset = \"load.pipeline\"\nlevels = [1, 2]\n";
         let both = claim("above = 1\nof = { log = true, pipeline = 2 }") + two;
-        check(&both, "11:1", "no arm has these levels");
+        check(&both, "11:1", "no arm has this combination of levels");
         check(&format!("{SHORT}[cores]\nserver = \"all\"\n"), "12:10", "not a list of cores");
         check(&format!("repetitions = 0\n{SHORT}"), "1:15", "1 to 1000");
         check(&format!("{SHORT}[limits]\ncpu = \"x\"\n"), "12:7", "percent");

@@ -254,7 +254,7 @@ impl Slice {
         let said: Vec<&str> = said.lines().filter(|line| *line != READY).collect();
         let status = self.status.map_or("no status".to_owned(), |status| status.to_string());
         let whose = if self.name.is_empty() { String::new() } else { format!("{}: ", self.name) };
-        format!("{whose}the load ended with {status}: {}", said.join("\n"))
+        format!("{whose}`ammeter load` ended with {status}: {}", said.join("\n"))
     }
 }
 

@@ -152,9 +152,7 @@ impl Group {
     fn set(&self, v1: &str, v2: &str, value: &str) -> Result<(), Failure> {
         let name = if is_v1() { v1 } else { v2 };
         let path = self.file(name).ok_or_else(|| {
-            Failure::failed(format!(
-                "control groups of this kernel have no {name}, so the server cannot be given such a limit"
-            ))
+            Failure::failed(format!("this kernel's control groups have no {name}, so this limit cannot be set"))
         })?;
         fs::write(&path, value).map_err(Failure::io(format_args!("write {value} to {}", path.display())))
     }

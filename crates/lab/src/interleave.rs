@@ -117,7 +117,8 @@ fn look(
     }
     let mut answers = Vec::new();
     for (at, target) in targets.iter().enumerate() {
-        let answer = Answer::fetch(side.address(), target, &fields).ok_or_else(|| format!("{target} has no answer"))?;
+        let answer =
+            Answer::fetch(side.address(), target, &fields).ok_or_else(|| format!("no response for {target}"))?;
         if let Some(first) = reference.and_then(|reference| reference.answers.get(at)) {
             // Error pages may differ between servers.
             let is_alike = answer.status >= 400 || answer.body == first.body;
@@ -125,7 +126,8 @@ fn look(
                 let (status, length, as_status, as_length) =
                     (answer.status, answer.body.len(), first.status, first.body.len());
                 return Err(format!(
-                    "{target} is answered with {status} and {length} bytes, and by the first server with {as_status} and {as_length}"
+                    "{target} the response has status {status} and {length} bytes, but {as_status} and {as_length} \
+                     from the first server"
                 ));
             }
         }

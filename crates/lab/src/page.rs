@@ -28,7 +28,7 @@ pub(crate) fn page(title: &str, heading: &str, below: &str, body: &Markup, data:
     let data = data.to_string().replace('<', "\\u003c");
     let licence = format!("\n/*\nuPlot 1.6.32\n\n{UPLOT_LICENCE}*/\n{UPLOT}");
     let body = html! {
-        noscript { p.bad { "Plots over time are drawn by a script, which is switched off here; tables and figures are not." } }
+        noscript { p.bad { "Plots over time require scripts, which are disabled here; tables and figures do not." } }
         (body)
     };
     let end = html! {

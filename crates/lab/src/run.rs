@@ -81,7 +81,7 @@ pub(crate) fn apart<T: Send>(
             }
             work(environment, stop)
         });
-        thread.join().unwrap_or_else(|_| Err(Failure::failed("the thread of a run has panicked")))
+        thread.join().unwrap_or_else(|_| Err(Failure::failed("the thread of a run panicked")))
     });
     if environment.is_private {
         mark.end_all();
@@ -381,7 +381,7 @@ impl Side {
         };
         let Ok(outcome) = archive::read::<Outcome>(&into.join(name::LOAD)) else {
             let said = fs::read_to_string(into.join("load.log")).unwrap_or_default();
-            return Ok(refused(run, "client", &format!("the load ended with {status}: {}", said.trim())));
+            return Ok(refused(run, "client", &format!("`ammeter load` ended with {status}: {}", said.trim())));
         };
         judge(run, order, &outcome, &watched, environment.is_private, &[])
     }
@@ -620,7 +620,7 @@ impl Server {
         let is_right = |status: u16| if any { status < 500 } else { status == 200 };
         while begin.elapsed() < START && !stop.is_stopped() {
             if let Some(status) = self.running.ended() {
-                return Err(Failure::failed(format!("it ended before it answered ({status}): {}", said())));
+                return Err(Failure::failed(format!("it ended before its first response ({status}): {}", said())));
             }
             answered = subject::ask(self.address, &site.target).map(|(status, _)| status);
             if answered.is_some_and(is_right) {
@@ -629,8 +629,8 @@ impl Server {
             thread::sleep(Duration::from_micros(500));
         }
         Err(Failure::failed(match answered {
-            Some(status) => format!("it answers {} with {status}: {}", site.target, said()),
-            None => format!("it did not answer within {START:?}: {}", said()),
+            Some(status) => format!("it responds to {} with {status}: {}", site.target, said()),
+            None => format!("it did not respond within {START:?}: {}", said()),
         }))
     }
 
@@ -713,7 +713,7 @@ impl PathBetween {
         }
         if line.trim() != "up" {
             let said = fs::read_to_string(&log).unwrap_or_default();
-            return Err(Failure::usage(format!("no path could be made: {}", said.trim())));
+            return Err(Failure::usage(format!("cannot set up the path: {}", said.trim())));
         }
         testbed::enter(&socket, Self::CLIENTS)?;
         Ok(PathBetween { running: Some(running), socket })
@@ -1019,7 +1019,9 @@ impl Rest {
 /// Checks that an archive belongs to the same experiment and programs; returns the reason if it cannot be resumed.
 pub(crate) fn same(old: &Resolved, new: &Resolved) -> Result<(), String> {
     if !old.measures_as(new) {
-        return Err("another experiment was begun there, or this one with other settings, --seed or --quick".to_owned());
+        return Err(
+            "the archive is of another experiment, or of this one with other settings, --seed or --quick".to_owned()
+        );
     }
     let changed: Vec<&str> = new
         .programs
@@ -1030,5 +1032,5 @@ pub(crate) fn same(old: &Resolved, new: &Resolved) -> Result<(), String> {
     if changed.is_empty() {
         return Ok(());
     }
-    Err(format!("{} is another program than when it was begun, and runs of both would be mixed", changed.join(", ")))
+    Err(format!("{} has changed since the archive was begun, and runs of both would be mixed", changed.join(", ")))
 }

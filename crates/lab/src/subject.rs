@@ -147,7 +147,7 @@ impl Template {
             Template::Names(names) if !names.contains(name) => {
                 let names: Vec<&str> = names.iter().map(String::as_str).collect();
                 Err(if names.is_empty() {
-                    "it has none at all".to_owned()
+                    "it has no settings".to_owned()
                 } else {
                     format!("it has: {}", names.join(", "))
                 })
@@ -290,7 +290,7 @@ impl Subject {
         };
         let no_value = |name: String| {
             Failure::usage(format!(
-                "{}: the setting {name:?} has no value; give it one: settings = {{ {name} = ... }}",
+                "{}: the setting {name:?} has no value; set one: settings = {{ {name} = ... }}",
                 self.name
             ))
         };
@@ -360,7 +360,7 @@ impl Subject {
         let (name, way_out) = self.kind.program();
         find(name).ok_or_else(|| {
             Failure::failed(format!(
-                "{}: there is no program {name}; {way_out}, or name it: program = \"/path/to/{name}\"",
+                "{}: there is no program {name}; {way_out}, or set its path: program = \"/path/to/{name}\"",
                 self.name
             ))
         })

@@ -97,9 +97,9 @@ fn check(name: &str, holds: impl Into<Option<bool>>, says: impl Into<String>) ->
 
 fn clients(evidence: &Evidence<'_>) -> Check {
     match evidence.clients {
-        None => check("clients", None, "not tried against a null server"),
+        None => check("clients", None, "not measured against a null server"),
         Some(step) if step.is_kept => {
-            let says = format!("they begin {:.0} connections/s against a null server", step.offered_rate);
+            let says = format!("the clients begin {:.0} connections/s against a null server", step.offered_rate);
             check("clients", true, says)
         }
         Some(step) => {
@@ -115,7 +115,7 @@ fn client(evidence: &Evidence<'_>) -> Check {
     match evidence.client.validity {
         Validity::Valid => {
             let late = evidence.summary.lateness.p99_ms;
-            check("client", true, format!("the schedule was kept, 99 % within {late} ms"))
+            check("client", true, format!("the schedule was kept: p99 lateness {late} ms"))
         }
         Validity::AtLeast | Validity::Disturbed | Validity::ClientBound | Validity::PathBound => {
             check("client", false, says)
@@ -128,7 +128,7 @@ fn idle(evidence: &Evidence<'_>) -> Check {
         None => check("idle", None, "not looked at"),
         Some((is_clean, busy)) => {
             let says = format!(
-                "{:.1} % of the CPU time was used at rest, {:.0} % may be",
+                "{:.1} % of the CPU time was used while idle; the limit is {:.0} %",
                 busy * 100.0,
                 evidence.rules.idle_max * 100.0
             );
@@ -144,7 +144,7 @@ fn others(evidence: &Evidence<'_>) -> Check {
     let all: Vec<(String, Option<f64>)> = [(server, evidence.summary.host.others)].into_iter().chain(clients).collect();
     let known = all.iter().filter_map(|(host, share)| Some((host, (*share)?)));
     match known.max_by(|a, b| a.1.total_cmp(&b.1)) {
-        None => check("others", None, "who used the CPU is not known without control groups"),
+        None => check("others", None, "CPU time by process is unknown without control groups"),
         Some((host, share)) => {
             // Stolen time is included in the share of others.
             let stolen = match evidence.summary.host.stolen {
@@ -152,7 +152,7 @@ fn others(evidence: &Evidence<'_>) -> Check {
                 _ => String::new(),
             };
             let says = format!(
-                "others used {:.1} % of the CPU time{host}{stolen}, {:.0} % may be",
+                "others used {:.1} % of the CPU time{host}{stolen}; the limit is {:.0} %",
                 share * 100.0,
                 max * 100.0
             );
@@ -166,7 +166,11 @@ fn clocks(hosts: &[HostRun]) -> Check {
     const BOUND_MAX_S: f64 = 0.05;
     let says: Vec<String> = hosts.iter().map(|host| format!("{} {}", host.host, host.clock)).collect();
     let worst_s = hosts.iter().map(|host| host.clock.bound_s).fold(0.0, f64::max);
-    let says = format!("ahead of this machine's: {}; {:.0} ms may be unknown", says.join("; "), BOUND_MAX_S * 1e3);
+    let says = format!(
+        "ahead of this machine's: {}; the limit of uncertainty is {:.0} ms",
+        says.join("; "),
+        BOUND_MAX_S * 1e3
+    );
     check("clocks", worst_s <= BOUND_MAX_S, says)
 }
 
@@ -181,7 +185,7 @@ fn stationary(evidence: &Evidence<'_>) -> Check {
     let ticks = evidence.ticks;
     let n = ticks.len();
     if n < TICKS_MIN {
-        return check("stationary", None, format!("too short to tell: {n} ticks, {TICKS_MIN} are needed"));
+        return check("stationary", None, format!("too short: {n} samples, {TICKS_MIN} are required"));
     }
     let (mut score, mut slopes) = (0_i64, Vec::with_capacity(n * (n - 1) / 2));
     for later in 1..n {
@@ -200,8 +204,8 @@ fn stationary(evidence: &Evidence<'_>) -> Check {
     let third = n / 3;
     let part = |ticks: &[f64]| middle(ticks) / middle(evidence.ticks).abs().max(1e-9);
     let says = format!(
-        "what the server sends is {:.2} of its median in the first third of the run and {:.2} in the last ({:.1} standard deviations of \
-         chance); a trend of {:.0} % may be",
+        "the bytes sent are {:.2} of their median in the first third of the run and {:.2} in the last ({:.1} standard \
+         deviations); the limit of a trend is {:.0} %",
         part(&ticks[..third]),
         part(&ticks[n - third..]),
         deviations.abs(),
@@ -220,7 +224,7 @@ fn little(evidence: &Evidence<'_>) -> Check {
     let rate = evidence.summary.window.completed_rate;
     let max = evidence.rules.little_max;
     if *failed * 100 > *ok {
-        return check("little", None, "more than 1 % failed: how long those stayed is not known");
+        return check("little", None, "more than 1 % failed, and their durations are unknown");
     }
     match evidence.step {
         Step::Clients(clients) => {
@@ -229,7 +233,7 @@ fn little(evidence: &Evidence<'_>) -> Check {
             check("little", (n - xr).abs() <= max * n.max(xr) + 0.5, says)
         }
         Step::Rate(_) if evidence.requests_per_connection != 1 => {
-            check("little", None, "connections carry several requests, so how long each is there is not known")
+            check("little", None, "connections carry several requests, so the duration of each is unknown")
         }
         Step::Rate(_) => {
             let counted = evidence.in_flight;
@@ -237,7 +241,7 @@ fn little(evidence: &Evidence<'_>) -> Check {
                 return check(
                     "little",
                     None,
-                    format!("connections were counted {} times, 5 are needed", counted.len()),
+                    format!("connections were counted {} times, 5 are required", counted.len()),
                 );
             }
             let count = counted.len() as f64;
@@ -264,7 +268,7 @@ fn little(evidence: &Evidence<'_>) -> Check {
 fn counts(evidence: &Evidence<'_>) -> Check {
     let Summary { network, server, ok, failed, parked, beside, .. } = evidence.summary;
     if *parked > 0 {
-        return check("counts", None, "connections were parked before the load began, and asked once");
+        return check("counts", None, "connections were parked before the load began, with one request each");
     }
     let replies = ok + beside.map_or(0, |beside| beside.ok);
     let mut says = Vec::new();
@@ -286,7 +290,12 @@ fn counts(evidence: &Evidence<'_>) -> Check {
         compare("replies", replies, counted);
     }
     match holds {
-        None => check("counts", None, "neither the kernel's counts are of this server alone, nor does it count"),
+        None => check(
+            "counts",
+            None,
+            "the kernel's counters are not of this server alone, and the server publishes \
+             none",
+        ),
         holds => check("counts", holds, says.join("; ")),
     }
 }
@@ -299,7 +308,7 @@ fn bytes(evidence: &Evidence<'_>) -> Check {
     const REQUEST: u64 = 1000;
     let Summary { network, server, ok, failed, received_bytes: mine, .. } = evidence.summary;
     if evidence.summary.parked > 0 || evidence.summary.beside.is_some() {
-        return check("bytes", None, "others than the clients of the load received some as well");
+        return check("bytes", None, "others than the load's clients received some as well");
     }
     let slack = (*mine as f64 * evidence.rules.counts_max) as u64;
     let (mut holds, mut says) = (None, Vec::new());
@@ -323,7 +332,7 @@ fn bytes(evidence: &Evidence<'_>) -> Check {
 fn path(evidence: &Evidence<'_>) -> Check {
     match evidence.path {
         None => check("path", None, "there is no path between client and server"),
-        Some(verdict) if verdict.exit_status() == 0 => check("path", true, "packets left when they should have"),
+        Some(verdict) if verdict.exit_status() == 0 => check("path", true, "packets left on time"),
         Some(verdict) => check("path", false, verdict.to_string()),
     }
 }
@@ -332,7 +341,7 @@ fn server(evidence: &Evidence<'_>) -> Check {
     match (evidence.server_ended, evidence.summary.ok) {
         (Some(how), _) => check("server", false, format!("it ended during the run: {how}")),
         (None, 0) => check("server", false, "no correct response"),
-        (None, ok) => check("server", true, format!("it gave {ok} right replies and was there at the end")),
+        (None, ok) => check("server", true, format!("it gave {ok} correct responses and was running at the end")),
     }
 }
 

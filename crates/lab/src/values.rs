@@ -235,7 +235,7 @@ fn range(text: &str) -> Option<Vec<f64>> {
 pub(crate) struct Setting(pub(crate) String);
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a text, a number, true or false")]
+#[serde(untagged, expecting = "expected a string, a number, true or false")]
 enum Scalar {
     Bool(bool),
     Integer(i64),

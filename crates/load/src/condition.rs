@@ -62,7 +62,7 @@ impl FromStr for Condition {
             let names = NAMES.map(|(name, _)| name).join(", ");
             format!("{why}; write for example p99>20ms, failed>0, failed>1% or rate<4990, with one of {names}")
         };
-        let at = text.find(['<', '>']).ok_or_else(|| refusal("there is no < or > in it"))?;
+        let at = text.find(['<', '>']).ok_or_else(|| refusal("it has no < or >"))?;
         let (name, bound) = (text[..at].trim(), text[at + 1..].trim());
         let figure = NAMES.iter().find(|(known, _)| *known == name).map(|(_, figure)| *figure);
         let figure = figure.ok_or_else(|| refusal(&format!("unknown figure {name:?}")))?;

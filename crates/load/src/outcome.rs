@@ -244,7 +244,7 @@ impl Outcome {
     pub fn park(&mut self, parked: Vec<Parked>) {
         for one in parked.iter().filter(|one| one.open_at_start < one.asked) {
             self.verdict.broken.push(format!(
-                "of {} parked connections ({}) {} were open when the run began; does the server bear as many?",
+                "of {} parked connections ({}) {} were open when the run began; does the server allow as many?",
                 one.asked, one.mode, one.open_at_start
             ));
         }
@@ -255,8 +255,8 @@ impl Outcome {
     pub fn shared_with(&mut self, others: Others, max: f64) {
         if others.share > max {
             let text = format!(
-                "{others}, and {:.0} % may be: the figures may be theirs; stop these processes and measure again, or allow \
-                 more with --others-max",
+                "{others}; the limit is {:.0} %, and they may have affected the figures; stop these processes and \
+                 measure again, or allow more with --others-max",
                 max * 100.0
             );
             self.verdict.weaken(Validity::Disturbed, text);
@@ -310,12 +310,11 @@ impl Outcome {
                 0.0 => String::new(),
                 stolen => format!("; meanwhile the hypervisor took {:.0} ms of CPU time away", stolen * 1e3),
             };
-            let text =
-                format!("1 % of connections began {late} ms late or later, and {bound:.1} ms are allowed{stolen}");
+            let text = format!("1 % of connections began {late} ms late or later, the limit is {bound:.1} ms{stolen}");
             verdict.weaken(Validity::ClientBound, text);
         }
         for (fault, what) in
-            [(Fault::Local, "found no port, descriptor or way"), (Fault::Unsent, "came too late to begin")]
+            [(Fault::Local, "had no free port, descriptor or route"), (Fault::Unsent, "came too late to begin")]
         {
             if self.failed_by(fault) > 0 {
                 verdict.weaken(Validity::ClientBound, format!("{} connections {what}", self.failed_by(fault)));

@@ -82,7 +82,7 @@ impl Parts {
     /// When they are not parts of one plan; the text has no remedy.
     pub fn merge(parts: &[(String, Parts)]) -> Result<Outcome, String> {
         let mut rest = parts.iter();
-        let Some((first_name, first)) = rest.next() else { return Err("there are no parts".to_owned()) };
+        let Some((first_name, first)) = rest.next() else { return Err("no parts given".to_owned()) };
         let mut all = first.outcome.clone();
         all.verdict = Verdict::valid();
         judge(&mut all.verdict, first_name, &first.outcome.verdict);
@@ -149,7 +149,7 @@ impl Parts {
         }
         if let Some((name, part)) = parts.iter().find(|(_, part)| part.outcome.series.len() != part.seconds.len()) {
             let (told, heard) = (part.outcome.series.len(), part.seconds.len());
-            return Err(format!("{name} tells of {told} seconds and has the clocks of {heard}"));
+            return Err(format!("{name} has {told} seconds of counts and {heard} of latencies"));
         }
         let mut clocks = Clocks::new();
         all.series.clear();

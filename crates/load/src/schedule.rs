@@ -223,12 +223,12 @@ impl Schedule {
             return found.map(|found| Schedule { duration_ns: found.duration_ns.min(nanos(duration)), ..found });
         }
         if !(rate > 0.0 && rate.is_finite()) {
-            return Err(Failure::usage(format!("a rate of {rate} asks for nothing; give a --rate above 0")));
+            return Err(Failure::usage(format!("--rate must be above 0, not {rate}")));
         }
         if rate * seconds > ARRIVALS_MAX {
             return Err(Failure::usage(format!(
-                "{rate} a second for {seconds} s are {:.3e} arrivals, and no more than {ARRIVALS_MAX:.0e} can be planned; \
-                 shorten --duration or lower --rate",
+                "{rate} a second for {seconds} s are {:.3e} arrivals; the maximum is {ARRIVALS_MAX:.0e}; shorten \
+                 --duration or lower --rate",
                 rate * seconds
             )));
         }
@@ -516,7 +516,7 @@ fn recorded(text: &str) -> Result<Vec<Duration>, String> {
         }
         let wrong = |why: &str| format!("line {}: {line:?} {why}", number + 1);
         let seconds: f64 = line.parse().map_err(|_| wrong("is not a number of seconds"))?;
-        let instant = Duration::try_from_secs_f64(seconds).map_err(|_| wrong("is not a time after the start"))?;
+        let instant = Duration::try_from_secs_f64(seconds).map_err(|_| wrong("is before the start"))?;
         if at.last().is_some_and(|last| *last > instant) {
             return Err(wrong("is earlier than the line before it; instants must not fall"));
         }

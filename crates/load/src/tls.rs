@@ -93,7 +93,7 @@ impl Tls {
                 format!("the certificate of {name} has expired: renew it, or give --insecure")
             }
             Error::InvalidCertificate(CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. }) => {
-                format!("the certificate of {name} is not valid yet: look at this machine's clock, or give --insecure")
+                format!("the certificate of {name} is not valid yet: check this machine's clock, or give --insecure")
             }
             Error::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. }) => {
                 // They have the form `DnsName("example.com")`.
@@ -101,11 +101,11 @@ impl Tls {
                     |name: &String| name.split('(').next_back().unwrap_or(name).trim_matches(['"', ')']).to_owned();
                 let whose: Vec<String> = presented.iter().map(bare).collect();
                 let whose = if whose.is_empty() { "no name".to_owned() } else { whose.join(", ") };
-                format!("the certificate is not for {name} but for {whose}: ask for what it is for, or give --insecure")
+                format!("the certificate is not for {name} but for {whose}: use that name, or give --insecure")
             }
             Error::InvalidCertificate(CertificateError::UnknownIssuer) => format!(
-                "the certificate of {name} is not signed by a trusted authority: give the one of its authority, or itself, \
-                 by --ca FILE, or give --insecure"
+                "the certificate of {name} is not signed by a trusted authority: give the authority's certificate, or \
+                 this one, with --ca FILE, or give --insecure"
             ),
             Error::InvalidCertificate(error) => {
                 // Details that only the certificate parser knows, such as an authority used as a server.
@@ -114,11 +114,11 @@ impl Tls {
                     error => error.to_string(),
                 };
                 format!(
-                    "the certificate of {name} is not accepted ({why}): give it, or that of its authority, by --ca FILE, or \
-                     give --insecure"
+                    "the certificate of {name} is not accepted ({why}): give it, or its authority's, with --ca FILE, \
+                     or give --insecure"
                 )
             }
-            Error::InvalidMessage(_) => format!("what answers for {name} speaks no TLS: is its URL http://?"),
+            Error::InvalidMessage(_) => format!("{name} does not speak TLS: is its URL http://?"),
             error => format!("{name} and this client do not agree on TLS 1.2 or 1.3: {error}"),
         }
     }
@@ -142,7 +142,8 @@ fn of_file(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     match listed {
         Ok(listed) if !listed.is_empty() => Ok(listed),
         Ok(_) => Err(Failure::failed(format!(
-            "{place} holds no certificate in PEM form (-----BEGIN CERTIFICATE-----); `openssl x509 -inform der` makes it of DER"
+            "{place} has no certificate in PEM format (-----BEGIN CERTIFICATE-----); `openssl x509 -inform der` \
+             converts DER"
         ))),
         Err(error) => Err(Failure::failed(format!("cannot read PEM certificates from {place}: {error}"))),
     }

@@ -141,7 +141,7 @@ pub struct Random(
 
 impl Random {
     /// The next 64 bits.
-    #[allow(clippy::should_implement_trait, reason = "it has no end, so it is no iterator's")]
+    #[allow(clippy::should_implement_trait, reason = "an infinite sequence, which no iterator returns")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -113,10 +113,10 @@ fn serve(exporter: &mut Exporter, shared: &Shared, share: f64) {
 fn taken(address: SocketAddr, error: &io::Error) -> Failure {
     let way_out = match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "; another program listens there (`ss -ltnp` shows which): choose another port, or 0 for a free one"
+            "; another program listens there (`ss -ltnp` shows which): choose another port, or 0 for any free one"
         }
-        io::ErrorKind::PermissionDenied => "; ports below 1024 are for root: take a higher one",
-        io::ErrorKind::AddrNotAvailable => "; this machine does not have the address: `ip address` lists its addresses",
+        io::ErrorKind::PermissionDenied => "; ports below 1024 require root: choose a higher one",
+        io::ErrorKind::AddrNotAvailable => "; this machine has no such address: `ip address` lists its addresses",
         _ => "",
     };
     Failure::failed(format!("cannot listen on {address}: {error}{way_out}"))

@@ -176,7 +176,7 @@ fn weigh(costs: &[[Cost; 3]], idle_blocks: usize, unit: Unit, seed: u64) -> Resu
     let work = summary(|[_, plain, again]| f64::midpoint(plain.work_per_s, again.work_per_s));
     let (Some(watched), Some(noise), Some(cpu), Some(work)) = (watched, noise, cpu, work) else {
         return Err(Failure::failed(format!(
-            "no load in any of {idle_blocks} blocks: load the server meanwhile, by `ammeter load URL` or any other \
+            "no load in any of {idle_blocks} blocks: put load on the server, with `ammeter load URL` or any other \
              client"
         )));
     };

@@ -113,7 +113,7 @@ impl Published {
         let shown = path.display();
         Published::try_open(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Failure::failed(format!(
-                "no metrics file {shown}: start the server with one (amped: --metrics-file), or give another"
+                "no metrics file {shown}: start the server with one (amped: --metrics-file), or name another"
             )),
             io::ErrorKind::InvalidData => Failure::failed(format!("{shown} is not a metrics file ({error})")),
             _ => Failure::failed(format!("cannot read {shown}: {error}")),
@@ -173,17 +173,17 @@ fn shared_files(maps: &str) -> Vec<&str> {
 impl Layout {
     /// Reads the layout from the header of a file. `load` returns a word, or `None` after the end.
     fn read(load: impl Fn(usize) -> Option<u64>) -> Result<Layout, String> {
-        let word = |at: usize| load(at).ok_or_else(|| "it ends in its head".to_owned());
+        let word = |at: usize| load(at).ok_or_else(|| "its header is truncated".to_owned());
         match word(1)? {
             VERSION => {}
-            other => return Err(format!("its form is {other}, and this program knows {VERSION}")),
+            other => return Err(format!("its format version is {other}, and this program reads version {VERSION}")),
         }
         let mut numbers = [0; 12];
         for (at, number) in (2..).zip(&mut numbers) {
             *number = word(at)?;
             // Only the start time may be large.
             if at != 6 && *number > PARTS_MAX * 8 {
-                return Err(format!("its head says {number} where nothing is so large"));
+                return Err(format!("invalid number {number} in its header"));
             }
         }
         let [slots_at, slot, slots, _pid, _began, figures, classes, phases, buckets, bits, figures_at, names] = numbers;
@@ -224,16 +224,16 @@ impl Layout {
         }
         let counted = [layout.figures.len(), layout.classes.len(), layout.phases.len()].map(|count| count as u64);
         if counted != [figures, classes, phases] {
-            return Err("its head names other things than it counts".to_owned());
+            return Err("the names in its header do not match its counts".to_owned());
         }
         // The ends of buckets must fit into a word.
         if bits + buckets > 63 {
-            return Err(format!("invalid histogram in its head: {buckets} buckets from 2^{bits} ns"));
+            return Err(format!("invalid histogram in its header: {buckets} buckets from 2^{bits} ns"));
         }
         let slot_words = layout.figures_at + layout.figures.len() + layout.classes.len() * layout.class_words();
         let end = layout.slots.checked_mul(layout.slot).and_then(|words| words.checked_add(layout.slots_at));
         if slot_words > layout.slot || end.is_none_or(|end| end == 0 || load(end - 1).is_none()) {
-            return Err("it is shorter than its head says".to_owned());
+            return Err("it is shorter than its header says".to_owned());
         }
         Ok(layout)
     }

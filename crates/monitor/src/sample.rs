@@ -474,8 +474,8 @@ impl Sampler {
         self.files.read(&mut sample)?;
         let segments = sample.tcp.data_segments_out.ok_or_else(|| {
             Failure::failed(
-                "the server does not publish its requests (amped: --metrics-file), and the counters of its network cannot \
-                 be read: there is nothing to measure its work by",
+                "the server does not publish its requests (amped: --metrics-file), and its network counters cannot be \
+                 read, so its work cannot be measured",
             )
         })?;
         Ok(Used { run_ns, work: (Unit::Segments, segments) })
@@ -667,7 +667,7 @@ impl Files {
     fn read(&mut self, sample: &mut Sample) -> Result<(), Failure> {
         let text = self.stat.read().map_err(Failure::io("read /proc/stat"))?;
         sample.host = Host::parse(&text).ok_or_else(|| {
-            Failure::failed("/proc/stat has another format than proc_stat(5) says; is it a container's?")
+            Failure::failed("/proc/stat does not have the format of proc_stat(5); is this a container?")
         })?;
         self.others.iter_mut().for_each(|(file, take)| take(sample, &text_of(file)));
         if let Some(names) = &self.whole_disks {

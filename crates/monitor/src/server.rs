@@ -99,8 +99,8 @@ impl Server {
                 self.pids = owners(&inodes, &mut hidden)?;
                 if self.pids.is_empty() && hidden > 0 && !inodes.is_empty() {
                     self.missing.push(format!(
-                        "whose port {port} is cannot be seen ({hidden} processes are another user's): no threads and no \
-                         profile of them; run as root, or as the user of the server"
+                        "the owner of port {port} is unknown ({hidden} processes belong to other users), so there are \
+                         no figures of its threads and no profile; run as root, or as the server's user"
                     ));
                 }
             }
@@ -123,8 +123,8 @@ impl Server {
                 listeners.retain(|(_, socket)| inodes.contains(&socket.inode));
                 if hidden > 0 && listeners.is_empty() {
                     self.missing.push(format!(
-                        "the ports of process {pid} cannot be seen, as it is another user's: no connections; run as root, or \
-                         name its port with --port"
+                        "the ports of process {pid} are unknown, since it belongs to another user: no connections; run \
+                         as root, or name its port with --port"
                     ));
                 }
             }
@@ -218,7 +218,7 @@ impl Server {
             // A kernel without that family has no such sockets.
             Err(error) if family == Family::Ipv6 && error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failure::failed(format!(
-                "this kernel does not tell of TCP sockets ({error}): it needs the module tcp_diag (`modprobe tcp_diag`)"
+                "this kernel cannot list TCP sockets ({error}): load the module tcp_diag (`modprobe tcp_diag`)"
             ))),
             other => other.map_err(Failure::io("ask for TCP sockets (sock_diag)")),
         }
@@ -250,7 +250,7 @@ pub fn group_of(pid: u32, controller: &str) -> Option<(PathBuf, PathBuf)> {
 
 /// Opens a sock_diag socket in the network namespace of this process.
 fn diag_of(pid: u32) -> Result<SockDiag, Failure> {
-    let no_process = || Failure::failed(format!("no process {pid}; `ps` or `ss -ltnp` shows that of the server"));
+    let no_process = || Failure::failed(format!("no process {pid}; `ss -ltnp` shows the server's"));
     if !Path::new(&format!("/proc/{pid}")).exists() {
         return Err(no_process());
     }

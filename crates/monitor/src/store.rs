@@ -63,10 +63,10 @@ impl Recorder {
     pub fn create(path: &Path, head: &Head) -> Result<Recorder, Failure> {
         let name = path.display();
         let file = File::options().write(true).create_new(true).open(path).map_err(|error| match error.kind() {
-            ErrorKind::AlreadyExists => Failure::usage(format!(
-                "{name} is there already, and a record is never written over; name another file"
-            )),
-            _ => Failure::failed(format!("cannot make the record {name}: {error}")),
+            ErrorKind::AlreadyExists => {
+                Failure::usage(format!("{name} exists already and is not overwritten; choose another file"))
+            }
+            _ => Failure::failed(format!("cannot create the recording {name}: {error}")),
         })?;
         let encoder = zstd::Encoder::new(file, 3).map_err(Failure::io(format!("compress to {name}")))?;
         let mut recorder = Recorder { path: path.to_owned(), encoder };
@@ -149,7 +149,7 @@ impl<'a> Replay<'a> {
                 Ok(replay)
             }
             Some(Line::Head(head)) => {
-                Err(format!("it has form {}, and this program knows {}", head.version, Head::VERSION))
+                Err(format!("it has format version {}, and this program reads version {}", head.version, Head::VERSION))
             }
             Some(_) => Err(replay.out_of_place()),
         }
@@ -166,7 +166,7 @@ impl<'a> Replay<'a> {
     }
 
     fn out_of_place(&self) -> String {
-        format!("line {} is out of its place", self.number)
+        format!("line {} is misplaced", self.number)
     }
 
     /// The next line; `None` after the last.
@@ -180,7 +180,7 @@ impl<'a> Replay<'a> {
                 serde_json::from_slice(&self.line).map(Some).map_err(|error| format!("line {}: {error}", self.number))
             }
             Ok(count) if count as u64 == LINE_MAX => Err(format!("line {} is longer than any sample", self.number)),
-            Ok(_) => Err("it ends in the middle of a line".to_owned()),
+            Ok(_) => Err("its last line is truncated".to_owned()),
             Err(error) => Err(error.to_string()),
         }
     }

@@ -162,7 +162,10 @@ fn host_side(settings: &Settings) -> Result<(Port, u16), Failure> {
             Err(failure) => return Err(failure),
         }
     }
-    Err(Failure::failed(format!("all {} addresses beside {HOST4} are taken; end some `ammeter wan`", CLIENTS_MAX - 1)))
+    Err(Failure::failed(format!(
+        "all {} addresses beside {HOST4} are in use; end another `ammeter wan`",
+        CLIENTS_MAX - 1
+    )))
 }
 
 /// The thread in the namespace.

@@ -71,7 +71,7 @@ impl FromStr for Prefix {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Prefix, String> {
-        let wrong = || format!("not a prefix of addresses: {text:?}; write for example 10.77.1.0/24 or fd77:1::/64");
+        let wrong = || format!("invalid address prefix {text:?}; write for example 10.77.1.0/24 or fd77:1::/64");
         let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         match bits {

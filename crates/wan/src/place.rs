@@ -52,15 +52,16 @@ pub fn make_device(settings: &DeviceSettings) -> Result<Port, Failure> {
     let DeviceSettings { name, mtu, large_packets, addresses, routes, congestion_control } = settings;
     let tun = Tun::create(name, *large_packets).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Failure::failed(
-            "cannot open /dev/net/tun: it is not there; load the module (modprobe tun), or in a container pass the device on \
-             (--device /dev/net/tun)",
+            "cannot open /dev/net/tun: it does not exist; load the module (modprobe tun), or in a container pass the \
+             device (--device /dev/net/tun)",
         ),
         // Root of a namespace only gets this error too.
         io::ErrorKind::PermissionDenied if tun::is_file_refused(&error) => Failure::failed(
-            "cannot open /dev/net/tun: it is for root alone; use sudo, or have root allow it to all (chmod 666 /dev/net/tun)",
+            "cannot open /dev/net/tun: permission denied; use sudo, or let root permit it to all users (chmod 666 \
+             /dev/net/tun)",
         ),
         io::ErrorKind::PermissionDenied => Failure::failed(NEEDS_ROOT),
-        _ => Failure::failed(format!("cannot make the network device {name}: {error}")),
+        _ => Failure::failed(format!("cannot create the network device {name}: {error}")),
     })?;
     let statistics = Statistics::open(name).map_err(Failure::io("read /proc/net/dev"))?;
     let mut batch = format!(
@@ -84,8 +85,8 @@ pub fn make_device(settings: &DeviceSettings) -> Result<Port, Failure> {
 }
 
 /// The remedy for missing permissions.
-pub const NEEDS_ROOT: &str = "to change this host's network takes root (CAP_NET_ADMIN and CAP_SYS_ADMIN): use sudo; without it there \
-     are test-beds apart from this host (ammeter wan up), or: unshare -rn sh -c 'ip link set lo up; SERVER & ammeter wan ... -- \
+pub const NEEDS_ROOT: &str = "changing this host's network requires root (CAP_NET_ADMIN and CAP_SYS_ADMIN): use sudo, \
+     or a separate test bed (ammeter wan up), or: unshare -rn sh -c 'ip link set lo up; SERVER & ammeter wan ... -- \
      CLIENT'";
 
 /// Gives an ordinary user a user namespace of their own, where the kernel allows that:
@@ -103,7 +104,7 @@ pub fn be_allowed() -> Result<(), Failure> {
     }
     netns::become_root_of_new_users().map_err(|error| {
         Failure::failed(format!(
-            "a network namespace needs root here, because user namespaces are not available ({error}): use sudo"
+            "a network namespace requires root here, since user namespaces are not available ({error}): use sudo"
         ))
     })
 }
@@ -158,7 +159,7 @@ pub fn in_new_namespace<T: Send + 'static>(
 pub fn unshare(mark: Mark) -> Result<(), Failure> {
     NetNs::unshare().map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => Failure::failed(NEEDS_ROOT),
-        _ => Failure::failed(format!("cannot make a network namespace: {error}")),
+        _ => Failure::failed(format!("cannot create a network namespace: {error}")),
     })?;
     // Deprecated from the start, so it is never chosen as a source address (RFC 4862, 5.5.4).
     let address = mark.address();
@@ -198,7 +199,7 @@ pub fn in_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T, Failure> + 
     let done = receiver.recv();
     // The thread has ended or is about to.
     let _ = thread.join();
-    done.unwrap_or_else(|_| Err(Failure::failed("a thread that made a namespace has panicked")))
+    done.unwrap_or_else(|_| Err(Failure::failed("the thread that created a namespace panicked")))
 }
 
 /// Identifies the owner of a namespace, and thereby of the programs in it: an address of its loopback device that

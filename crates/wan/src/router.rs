@@ -247,7 +247,7 @@ impl Report {
             );
         }
         for (count, what) in [
-            (self.overflow, "found no room in the router"),
+            (self.overflow, "were dropped by the router's full queue"),
             (self.kernel_dropped, "were dropped by the kernel before the router read them"),
             (self.refused, "were refused by a device that was down"),
         ] {
@@ -504,13 +504,13 @@ impl State {
                 "SCHED_FIFO".to_owned()
             }
             Some(Err(error)) => {
-                format!("ordinary, as SCHED_FIFO is refused ({error}): packets leave milliseconds late")
+                format!("SCHED_OTHER, since SCHED_FIFO is denied ({error}): packets may leave milliseconds late")
             }
             None => "ordinary, as asked".to_owned(),
         };
         let scheduling = match accuracy.spin {
             Duration::ZERO => policy,
-            spin => format!("{policy}; polls the clock for the last {} us", spin.as_micros()),
+            spin => format!("{policy}; polls the clock in the last {} us", spin.as_micros()),
         };
 
         // Up to a minute, with three digits.
@@ -901,11 +901,7 @@ mod tests {
         check(&report, 100, "valid");
         check(&report, 80, "late");
         let stalls = Stalls { count: 2, sum_ms: 5.0, max_ms: 4.0 };
-        check(
-            &Report { stalls, ..report.clone() },
-            80,
-            "2 times the machine did not run the router when it was to, 4.0 ms",
-        );
+        check(&Report { stalls, ..report.clone() }, 80, "2 times the router was runnable but did not run, 4.0 ms");
         check(&Report { stolen_s: 0.03, ..report.clone() }, 80, "took 30 ms");
         check(&Report { stalls, stolen_s: 0.03, ..report.clone() }, 100, "valid");
         check(&Report { overflow: 1, ..report.clone() }, 100, "no room");

@@ -123,7 +123,7 @@ fn latency_trace(text: &str) -> Result<Latency, String> {
                 .ok_or_else(|| wrong(&format!("invalid time {figure:?}, in ms")))
         });
         if period.is_some() {
-            return Err(wrong("only the last line has a moment alone"));
+            return Err(wrong("only the last line may have a time alone"));
         }
         let at = figures.next().expect("the line is not empty")?;
         let is_next = steps.last().map_or(at.is_zero(), |(last, _)| *last < at);
@@ -155,7 +155,7 @@ pub fn bandwidth(text: &str, files: ReadFile<'_>) -> Result<Bandwidth, String> {
     }
     let rate: BitsPerSecond = text.parse().map_err(|error| format!("{text:?} is {error}"))?;
     if rate.0 == 0 {
-        return Err("nothing ever leaves at 0; for a dead path have 100% lost".to_owned());
+        return Err("a rate of 0 never sends; for a dead path set the loss to 100%".to_owned());
     }
     Ok(Bandwidth::Fixed(rate))
 }
@@ -237,7 +237,7 @@ pub fn queue(text: &str, bandwidth: &Bandwidth) -> Result<QueueSettings, String>
     let help = || {
         format!(
             "invalid queue {text:?}; write a limit (100 for packets, 64KiB for bytes, unlimited), codel, \
-             codel:5ms,100ms or red:30KB,90KB,10%, and a limit behind it if you like: codel 1000"
+             codel:5ms,100ms or red:30KB,90KB,10%, and optionally a limit: codel 1000"
         )
     };
     let (discipline, limit) = match text.split_once(' ') {

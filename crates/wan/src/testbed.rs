@@ -138,7 +138,7 @@ impl Net {
             let wrong = |error: String| format!("class {:?}: {error}", class.name);
             let is_word = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
             if class.name.is_empty() || !class.name.chars().all(is_word) || !names.insert(&class.name) {
-                return Err(wrong("a name is one word of its own, and not `server`".to_owned()));
+                return Err(wrong("a name must be one unique word other than `server`".to_owned()));
             }
             let clients = u32::try_from(class.clients).ok().filter(|count| (1..=CLIENTS_MAX).contains(count));
             let clients = clients.ok_or_else(|| wrong(format!("clients: 1 to {CLIENTS_MAX}")))?;
@@ -188,7 +188,7 @@ fn client(class: usize, number: u32) -> [IpAddr; 2] {
 /// All addresses of a class.
 fn network(class: usize) -> [Prefix; 2] {
     let [v4, v6] = client(class, 0);
-    [Prefix::new(v4, 16), Prefix::new(v6, 32)].map(|prefix| prefix.expect("no longer than an address"))
+    [Prefix::new(v4, 16), Prefix::new(v6, 32)].map(|prefix| prefix.expect("longer than an address"))
 }
 
 /// Creates a test bed and serves requests at this socket until a request or a signal ends it; calls `ready` once it is

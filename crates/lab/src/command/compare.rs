@@ -48,7 +48,7 @@ validity rules were relaxed, unless A and B were interleaved and the baseline wa
 --fail-if: '>' with a positive percentage is an increase from A to B, '<' with a negative one a decrease. It fails if the whole
 interval is beyond the bound and the median outside the noise band, and holds if the whole interval is within; else it is
 undecided. Only the named figures are then compared, so fewer pairs suffice: 6 for one figure, 8 for four.
-Figures: rate (responses/s), throughput (Mbit/s), mean, p50, p90, p99, p999, cpu (CPU of the server for a response), memory, and
+Figures: rate (responses/s), throughput (Mbit/s), mean, p50, p90, p99, p999, cpu (CPU time of the server per response), memory, and
 all others of an experiment's figures.
 
 Exit status: 0 if there is a verdict and no --fail-if failed; 1 if one failed; 2 for wrong usage and for archives that do not
@@ -85,7 +85,7 @@ impl FromStr for Demand {
         match is_increase {
             true if percent < 0.0 => return Err(wrong("'>' is for an increase, which is positive")),
             false if percent > 0.0 => return Err(wrong("'<' is for a decrease, which is negative")),
-            false if percent <= -100.0 => return Err(wrong("nothing decreases by 100 % or more")),
+            false if percent <= -100.0 => return Err(wrong("a decrease must be below 100 %")),
             _ => {}
         }
         let figure = match name {
@@ -146,10 +146,10 @@ fn check(demand: &Demand, comparison: &Comparison) -> Checked {
                 false => (ratio.high < bound, ratio.low >= bound),
             };
             match found.finding {
-                Finding::Undecided => (Outcome::Undecided, format!("{said}; {} pairs cannot tell", found.pairs)),
+                Finding::Undecided => (Outcome::Undecided, format!("{said}; {} pairs are too few", found.pairs)),
                 _ if is_within => (Outcome::Held, said),
                 Finding::Difference if is_beyond => (Outcome::Failed, said),
-                _ if is_beyond => (Outcome::Undecided, format!("{said}; beyond the bound, but not beyond the noise")),
+                _ if is_beyond => (Outcome::Undecided, format!("{said}; beyond the bound, but within the noise")),
                 _ => (Outcome::Undecided, format!("{said}; the bound, {bound:.3}, is within the interval")),
             }
         }

@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         ];
         if let Some((flag, _)) = flags.iter().find(|(_, is_given)| *is_given) {
             return Err(Failure::usage(format!(
-                "{flag} is for a server that is asked now, and {} is no URL: write http://HOST:PORT/, or leave {flag} out",
+                "{flag} measures a running server, and {} is not a URL: write http://HOST:PORT/, or omit {flag}",
                 args.what
             )));
         }
@@ -154,13 +154,13 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             Ok(trials) => {
                 if stop.is_stopped() {
                     cut_short =
-                        Some(format!("interrupted: the ladder was made, of what was moved {} trials", trials.len()));
+                        Some(format!("interrupted after the ladder and {} trials of interventions", trials.len()));
                 }
                 archive::write(&settings.dir.join(TRIALS), &trials)?;
                 only.try_it(trials);
             }
             Err(_) if stop.is_stopped() => {
-                cut_short = Some("interrupted: the ladder was made, and nothing was moved to the end".to_owned());
+                cut_short = Some("interrupted after the ladder, before any intervention was complete".to_owned());
             }
             Err(failure) => return Err(failure),
         }
@@ -174,7 +174,7 @@ fn interrupted(archive: &Archive) -> Option<String> {
     let (made, planned) = (archive.last_attempts().count(), archive.plan.runs.len());
     // An incomplete experiment continues with `ammeter run`, and says so itself.
     (made < planned && archive.resolved.name == "diagnose")
-        .then(|| format!("interrupted: {made} of {planned} runs were made, and what follows is from these alone"))
+        .then(|| format!("interrupted: the result is from {made} of {planned} runs"))
 }
 
 /// The requested loads.
@@ -186,14 +186,13 @@ fn steps(args: &Args) -> Result<Vec<Step>, Failure> {
         }
         (None, None) => {
             return Err(Failure::usage(
-                "how much load? give --rates A..B/STEP, from what is easy for the server to what is too much, such as 100..800/100",
+                "no load given; write --rates A..B/STEP, from below the server's capacity to above it, such as \
+                 100..800/100",
             ));
         }
     };
     if steps.len() < 3 || steps.len() as u32 * args.repeat < 4 {
-        return Err(Failure::usage(
-            "too few runs to tell where throughput stops to follow: give three rates or more, and four runs in all",
-        ));
+        return Err(Failure::usage("too few runs to find the knee: give at least three rates, and four runs in all"));
     }
     Ok(steps)
 }
@@ -236,7 +235,7 @@ struct DiagnosisReport<'a> {
 
 fn tell(args: &Args, archive: &Archive, found: Vec<Diagnosis>, cut_short: Option<String>) -> Result<Verdict, Failure> {
     let mut verdict = Verdict::valid();
-    verdict.broken.extend(cut_short.as_ref().map(|line| format!("all runs are made ({line})")));
+    verdict.broken.extend(cut_short.as_ref().map(|line| format!("all runs are complete ({line})")));
     for one in &found {
         match one.answer {
             Answer::Bottleneck => {}
@@ -313,9 +312,9 @@ mod tests {
             assert!(text.contains(says), "{words}: {text}");
         }
         let text = run(&args("folder --rates 10..30/10")).unwrap_err().to_string();
-        assert!(text.contains("--rates is for a server that is asked now"), "{text}");
+        assert!(text.contains("--rates measures a running server"), "{text}");
         let text = run(&args("/nowhere")).unwrap_err().to_string();
-        assert!(text.contains("is no archive"), "{text}");
+        assert!(text.contains("is not an archive"), "{text}");
     }
 
     #[test]

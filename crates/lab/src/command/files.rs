@@ -242,13 +242,13 @@ impl FileSetReport<'_> {
                 );
             }
             if let Some(cut) = &log.cut {
-                text += &format!("it was read as far as it went: {cut}\n");
+                text += &format!("read up to a truncation: {cut}\n");
             }
         }
         match &self.manifest {
             Some(manifest) => {
                 let (written, kept, place) = (self.written, self.kept, manifest.display());
-                text + &format!("{written} files written, {kept} were there already; the manifest is {place}\n")
+                text + &format!("{written} files written, {kept} existed already; the manifest is {place}\n")
             }
             None => text + "nothing was written\n",
         }

@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     process::raise_descriptor_limit();
     let path = args.replies.display();
     let text = fs::read(&args.replies).map_err(Failure::io(format_args!("read {path}")))?;
-    let floor = Floor::new(&text).ok_or_else(|| Failure::failed(format!("{path} is no file of replies")))?;
+    let floor = Floor::new(&text).ok_or_else(|| Failure::failed(format!("{path} is not a file of responses")))?;
     serve(floor, args.address).map_err(Failure::io(format_args!("serve on {}", args.address)))?;
     Ok(Verdict::valid())
 }

@@ -139,7 +139,7 @@ fn show_record(args: &Args, mut record: Replay<'_>) -> Result<Verdict, Failure> 
     head.missing.iter().for_each(|line| say::plain(line));
     let mut verdict = Verdict::valid();
     if let Some(why) = record.cut() {
-        let text = format!("the record was cut ({why}); what came before is shown");
+        let text = format!("the recording is truncated ({why}); the samples before are shown");
         say::plain(&format!("ammeter: {text}"));
         verdict.broken.push(text);
     }
@@ -268,13 +268,13 @@ fn watch(args: &Args) -> Result<Verdict, Failure> {
     }
     let end = ended?;
     say::plain(&format!(
-        "the monitor used {:.2} % of a processor, of {} % allowed",
+        "the monitor used {:.2} % of one processor; the limit is {} %",
         end.own * 100.0,
         (args.budget * 1e4).round() / 1e2
     ));
     if end.has_server_ended {
         return Err(Failure::failed(format!(
-            "the server ({name}) has ended; what was seen until then is shown and recorded"
+            "the server ({name}) has ended; samples up to then are shown and recorded"
         )));
     }
     Ok(Verdict::valid())
@@ -283,7 +283,8 @@ fn watch(args: &Args) -> Result<Verdict, Failure> {
 fn open_endpoint(args: &Args, address: SocketAddr, name: &str) -> Result<Endpoint, Failure> {
     if !address.ip().to_canonical().is_loopback() && !args.metrics_public {
         return Err(Failure::usage(format!(
-            "other machines could ask for the metrics at {address}: write 127.0.0.1:{}, or add --metrics-public if they may",
+            "other machines could read the metrics at {address}: write 127.0.0.1:{}, or add --metrics-public to permit \
+             it",
             address.port()
         )));
     }

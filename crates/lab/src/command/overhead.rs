@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         ),
     };
     say::out(&format!(
-        "server CPU time for each {unit}: {:.2} us, {:.0} a second ({counted})\n\
+        "server CPU time per {unit}: {:.2} us, {:.0} a second ({counted})\n\
          watched      {}\nthe noise    {}\n{} blocks of three windows of {} ms, {} without load, seed {}",
         found.cpu_us,
         found.work_per_s,

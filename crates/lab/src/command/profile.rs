@@ -105,8 +105,8 @@ fn split(args: &Args, target: Target, stop: &Stop) -> Result<Verdict, Failure> {
     let mut sampler = Sampler::begin(settings)?;
     let mut next = || match sampler.next(stop, Duration::MAX)? {
         Next::Sample(sample) => Ok(sample),
-        Next::Stopped | Next::Waiting => Err(Failure::failed("stopped before there was a result")),
-        Next::Ended => Err(Failure::failed("the server has ended before there was a result")),
+        Next::Stopped | Next::Waiting => Err(Failure::failed("stopped before the first result")),
+        Next::Ended => Err(Failure::failed("the server ended before the first result")),
     };
     let (from, to) = (next()?, next()?);
     let tick = Tick::between(&from, &to).ok_or_else(|| Failure::failed("no time has passed"))?;

@@ -66,7 +66,8 @@ pub(super) fn adopt(archive: &mut Archive, experiment: &str) -> Result<(), Failu
     new.repetitions = old.repetitions;
     if !old.measures_as(&new) {
         return Err(Failure::usage(format!(
-            "{} was measured by other settings than {experiment} has; measure it again: ammeter run {experiment} --out DIR",
+            "{} was measured with other settings than {experiment} has now; measure it again: ammeter run {experiment} \
+             --out DIR",
             archive.dir.display()
         )));
     }

@@ -138,9 +138,10 @@ fn take(dir: &Path) -> Result<File, Failure> {
     let lock = File::open(dir).map_err(Failure::io(format_args!("open {}", dir.display())))?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),
-        Err(_) => {
-            Err(Failure::failed(format!("another ammeter run is at work in {}; name another: --out", dir.display())))
-        }
+        Err(_) => Err(Failure::failed(format!(
+            "another `ammeter run` is using {}; choose another directory: --out",
+            dir.display()
+        ))),
     }
 }
 
@@ -170,11 +171,11 @@ fn begin(
     if place.exists() {
         let old: Resolved = archive::read(&place)?;
         return runs::same(&old, &resolved)
-            .map_err(|why| Failure::usage(format!("{}: {why}; name another directory: --out", dir.display())));
+            .map_err(|why| Failure::usage(format!("{}: {why}; choose another directory: --out", dir.display())));
     }
     if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
         return Err(Failure::usage(format!(
-            "{} is not empty, and no archive; name another directory: --out",
+            "{} is not empty and not an archive; choose another directory: --out",
             dir.display()
         )));
     }
@@ -314,14 +315,14 @@ fn await_quiet(lab: &runner::Lab<'_>, block: u32, timeout: Duration, progress: &
         let who: Vec<String> = found.busiest.iter().map(|(name, cores)| format!("{name} {cores:.2}")).collect();
         let busy = format!("{:.0} % of its CPU time is used (cores: {})", found.busy * 100.0, who.join(", "));
         if waited >= timeout {
-            progress.say(&format!("block {block}: the machine is not at rest, {busy}"));
+            progress.say(&format!("block {block}: the machine is busy: {busy}"));
             return Ok(found);
         }
         let left = timeout.saturating_sub(waited).as_secs_f64();
-        progress.begin(&format!("waiting for a quiet machine, {left:.0} s at most: {busy}"));
+        progress.begin(&format!("waiting up to {left:.0} s for a quiet machine: {busy}"));
         if told.is_none_or(|told| told.elapsed() >= TELL) {
             progress.say(&format!(
-                "block {block}: waiting until the machine is quiet, for {left:.0} s at most: {busy}; stop these programs, or begin \
+                "block {block}: waiting up to {left:.0} s for a quiet machine: {busy}; stop these programs, or begin \
                  at once with --quiet-timeout 0s"
             ));
             told = Some(Instant::now());
@@ -335,9 +336,9 @@ fn warn(clients: &Clients, steps: &[Step], progress: &Progress) {
     let Some(step) = not_kept.min_by(|a, b| a.step.value().total_cmp(&b.step.value())) else { return };
     let (at, why) = (step.step.value(), step.why.join("; "));
     progress.say(&if steps.contains(&step.step) {
-        format!("from {at} a second on the clients are the limit themselves: {why}; such runs count as \"at least\"")
+        format!("from {at}/s on the clients are the limit: {why}; such runs count as lower bounds")
     } else {
-        format!("the clients keep every rate of the ladder, but have little in reserve: at {at} a second {why}")
+        format!("the clients keep every rate of the ladder, with little reserve: at {at}/s {why}")
     });
 }
 
@@ -391,8 +392,12 @@ impl Progress {
         let status = status_name(run.status);
         let why = if run.why.is_empty() { String::new() } else { format!(": {}", run.why.join("; ")) };
         let figures = run.summary.as_ref().map(|summary| {
-            let cpu =
-                summary.metric("cpu-per-reply").map_or(String::new(), |us| format!(", {us:.1} us of server CPU each"));
+            let cpu = summary.metric("cpu-per-reply").map_or(String::new(), |us| {
+                format!(
+                    ", {us:.1} us of server CPU per \
+                     response"
+                )
+            });
             let behind = match summary.window.pace {
                 Pace::FellBehind => format!(", fell behind: backlog {}", summary.window.backlog),
                 _ => String::new(),
@@ -494,7 +499,7 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
     for point in points.iter().filter(|point| point.valid + point.censored == 0) {
         let of_point = runs.iter().find(|run| run.plan.arm == point.arm && run.plan.step == point.step);
         let why = of_point.map(|run| run.why.join("; ")).unwrap_or_default();
-        verdict.broken.push(format!("no run of {} at {} counts: {why}", point.label, point.step.value()));
+        verdict.broken.push(format!("no valid run of {} at {}: {why}", point.label, point.step.value()));
     }
     let told = ExperimentReport { directory: dir.to_owned(), points, claims, verdict };
     if args.json {
@@ -578,7 +583,7 @@ fn table(resolved: &Resolved, told: &ExperimentReport) -> String {
     };
     let again: usize = told.points.iter().map(|point| point.again).sum();
     if again > 0 {
-        text += &format!("again    {again} attempts were invalid and were made again; all are in the archive\n");
+        text += &format!("again    {again} invalid attempts were repeated; all are in the archive\n");
     }
     let claims = [report::claim_summaries(&told.claims), report::open_claims(&told.claims)].concat();
     claims.iter().for_each(|line| text += &format!("{line}\n"));
@@ -589,8 +594,9 @@ fn table(resolved: &Resolved, told: &ExperimentReport) -> String {
         missing => {
             let (missing, count, all) = (missing.join("\n  "), missing.len(), told.points.len());
             text + &format!(
-                "verdict  {count} of {all} points are not measured; with --quick or on a busy machine that is often so, and the \
-                 same command with --retry tries again, but for what is the server's own doing\n  {missing}"
+                "verdict  {count} of {all} points have no valid run, which is common with --quick or on a busy \
+                 machine; the same command with --retry repeats invalid runs unless the server was the cause\n  \
+                 {missing}"
             )
         }
     }

@@ -332,9 +332,8 @@ fn up(args: &Up) -> Result<Verdict, Failure> {
         return up_in_background();
     }
     let name = args.file.display();
-    let text = fs::read_to_string(&args.file).map_err(|error| {
-        Failure::usage(format!("cannot read {name}: {error}; what stands in it shows: ammeter wan up --help"))
-    })?;
+    let text = fs::read_to_string(&args.file)
+        .map_err(|error| Failure::usage(format!("cannot read {name}: {error}; its format: ammeter wan up --help")))?;
     let net = Net::parse(&text, &read_file).map_err(|error| Failure::usage(format!("{name}: {error}")))?;
     let accuracy = Accuracy { realtime: !args.no_realtime, spin: args.spin };
     let report = testbed::run(&net, accuracy, args.pcap.clone(), &args.control, || {
@@ -431,7 +430,7 @@ fn selftest(args: &Selftest) -> Result<Verdict, Failure> {
                 break;
             }
             say::plain(&format!(
-                "{name}, attempt {attempt} of {}, as the one before was {}",
+                "{name}, attempt {attempt} of {}; the previous one was {}",
                 args.attempts, trial.verdict
             ));
             trial = selftest::trial(name, path, &settings)?;
@@ -547,7 +546,7 @@ fn summary(report: &Report) -> String {
     );
     text.push_str(&report.machine());
     for (count, what) in [
-        (report.overflow, "packets found no room in the router"),
+        (report.overflow, "packets were dropped by the router's full queue"),
         (report.kernel_dropped, "packets were dropped by the kernel before the router read them"),
         (report.refused, "packets were refused by a device that was down"),
         (report.no_path, "packets were from or to addresses without a path"),

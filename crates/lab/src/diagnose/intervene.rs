@@ -129,7 +129,7 @@ fn less_cpu_time(means: &Means<'_>, step: Step) -> Result<Option<Trial>, Failure
         let pids = server()?;
         let seed = means.settings.seed.wrapping_add(1000 + u64::from(pair));
         let Some((root, from)) = pids.first().and_then(|pid| group_of(*pid, "cpu")) else {
-            (means.tell)("not moved: the server's control group cannot be seen; run as root");
+            (means.tell)("not changed: the server's control group cannot be seen; run as root");
             return Ok(None);
         };
         let (plain, had_s, elapsed_s) = run(None, &pids, seed)?;
@@ -358,7 +358,7 @@ fn suspect(kind: Kind, diagnosis: &Diagnosis, means: &Means<'_>) -> Result<Optio
         Kind::Client => {
             let mut settings = means.settings.clone();
             settings.load.extend(["--generators".to_owned(), "2".to_owned()]);
-            Some(("two generators in place of one".to_owned(), 2.0, Lever::Words(Box::new(settings))))
+            Some(("two generators instead of one".to_owned(), 2.0, Lever::Words(Box::new(settings))))
         }
         // `less_cpu_time` covers threads and cores.
         Kind::Thread

@@ -138,7 +138,7 @@ fn climb_in(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Arc
         thread::sleep(settings.pause);
     }
     if complaint.is_empty() && stop.is_stopped() {
-        return Err(Failure::failed("interrupted before the first run was whole, so there is nothing to look at"));
+        return Err(Failure::failed("interrupted before the first run was complete; there is no result"));
     }
     if !is_answered {
         return Err(Failure::failed(format!("no correct response at any load: {complaint}")));
@@ -206,7 +206,7 @@ fn watched(record: &Path, monitor: &mut Running, settings: &Settings, stop: &Sto
     }
     let text = fs::read_to_string(record.with_file_name("monitor.log")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("ammeter: ")).unwrap_or("it said nothing");
-    Err(Failure::failed(format!("the server could not be watched: {line}")))
+    Err(Failure::failed(format!("cannot monitor the server: {line}")))
 }
 
 /// Generates a load with its files in `into`; returns its outcome, and the verdict on the path.
@@ -257,7 +257,7 @@ pub(super) fn throughput(settings: &Settings, step: Step, seed: u64, stop: &Stop
     let _ = fs::remove_dir_all(&folder);
     let (outcome, path) = loaded?;
     if path.validity != Validity::Valid {
-        return Err(Failure::failed(format!("the run says nothing of the server: {path}")));
+        return Err(Failure::failed(format!("the run has no data about the server: {path}")));
     }
     Ok(outcome.window.completed_rate)
 }

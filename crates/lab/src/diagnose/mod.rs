@@ -58,7 +58,7 @@ pub(crate) fn diagnose(archive: &Archive) -> Result<Vec<Diagnosis>, Failure> {
         if !has_enough && valid().count() < observed.len() {
             let why = all().flat_map(|run| &run.why).next().map_or("", |why| &why[..]);
             diagnosis.doubt(format!(
-                "{} of {} runs are invalid, and were looked at all the same: {why}",
+                "{} of {} runs are invalid, and were used nevertheless: {why}",
                 observed.len() - valid().count(),
                 observed.len()
             ));
@@ -72,7 +72,7 @@ pub(crate) fn diagnose(archive: &Archive) -> Result<Vec<Diagnosis>, Failure> {
     }
     if found.is_empty() {
         return Err(Failure::failed(format!(
-            "{} has no run that came to anything, so there is nothing to look at; its runs/*/run.json say why",
+            "{} has no run with a result; its runs/*/run.json say why",
             archive.dir.display()
         )));
     }
@@ -89,7 +89,7 @@ fn other_path(runs: &[&Run]) -> Option<String> {
     let failed: Vec<&str> = checks().filter(|check| check.holds == Some(false)).map(|check| &check.says[..]).collect();
     let says = failed.first()?;
     Some(format!(
-        "in {} of {} runs the path was not the one asked for (path-bound): {says}; what is at its end may be its router",
+        "in {} of {} runs the path was not as configured (path-bound): {says}; the saturated resource may be its router",
         failed.len(),
         runs.len()
     ))
@@ -117,6 +117,6 @@ mod tests {
         let (right, wrong) = (run(true), run(false));
         assert_eq!(other_path(&[&right]), None);
         let why = other_path(&[&right, &wrong, &wrong]).unwrap();
-        assert!(why.starts_with("in 2 of 3 runs the path was not the one asked for (path-bound): 9 packets"), "{why}");
+        assert!(why.starts_with("in 2 of 3 runs the path was not as configured (path-bound): 9 packets"), "{why}");
     }
 }

@@ -75,7 +75,7 @@ fn client(run: &Run, summary: &Summary, (planned, started): (u64, u64)) -> Optio
     };
     let certain = match summary.asked_rate {
         Some(_) if (started as f64) < BEGUN_MIN * planned as f64 => {
-            Some(format!("of {planned} connections of the schedule only {started} were begun"))
+            Some(format!("only {started} of {planned} scheduled connections were begun"))
         }
         _ if own as f64 > 0.01 * ended => {
             Some(format!("{own} connections found no port or descriptor at the client, or came too late to begin"))

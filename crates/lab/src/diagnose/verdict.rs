@@ -168,7 +168,7 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
         return plain(
             Answer::ClientBound,
             format!(
-                "client-bound: what makes the load was at its end before the server was, which answers at least {:.0}/s",
+                "client-bound: the load generator was saturated before the server, which completes at least {:.0}/s",
                 analysis.plateau
             ),
             &[
@@ -186,10 +186,10 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
             plain(
                 Answer::Borne,
                 format!(
-                    "no bottleneck within these loads: the server answers all that was asked, up to {:.0}/s",
+                    "no bottleneck within these loads: the server sustains every offered load, up to {:.0}/s",
                     analysis.plateau
                 ),
-                &["higher rates (--rates): where throughput stops to follow them, something is at its end"],
+                &["higher rates (--rates): where throughput stops following, some resource is saturated"],
                 evidence,
                 None,
             )
@@ -197,14 +197,15 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
             plain(
                 Answer::NotFound,
                 format!(
-                    "not found: throughput stops at {:.0}/s, and nothing that is known of is at its end",
+                    "not found: throughput is limited to {:.0}/s, and no known resource is saturated",
                     analysis.plateau
                 ),
                 &[
-                    "more of it: --duration 10s --repeat 5, and finer steps around the knee",
-                    "as root, so that it is seen where threads sleep",
+                    "longer runs: --duration 10s --repeat 5, and finer steps around the knee",
+                    "root, which is needed to see where threads sleep",
                     "moving what there is and looking what follows: --intervene, with --start and --setting for settings of the server",
-                    "where CPU time goes: ammeter profile --port PORT; what it waits for elsewhere: a database, a name server, an upstream",
+                    "where CPU time goes: ammeter profile --port PORT; what it may wait for elsewhere: a database, a \
+                     name server, an upstream",
                 ],
                 evidence,
                 None,
@@ -296,14 +297,14 @@ impl Diagnosis {
                 self.confidence = Confidence::Confirmed;
             } else if trial.high < 0.3 {
                 self.confidence = Confidence::Likely;
-                self.evidence.push("moving it changed little: something else may limit as well".to_owned());
+                self.evidence.push("the change had little effect: another resource may limit as well".to_owned());
             }
         } else if self.answer == Answer::NotFound
             && let Some(trial) = trials.iter().filter(|trial| trial.low > 0.2).max_by(|a, b| a.low.total_cmp(&b.low))
         {
             self.answer = Answer::Bottleneck;
             self.confidence = Confidence::Confirmed;
-            self.sentence = format!("throughput follows what was moved: with {}, it changes as well", trial.what);
+            self.sentence = format!("throughput follows the change: with {}, it changes as well", trial.what);
         }
         self.trials = trials;
     }
@@ -356,9 +357,9 @@ fn sentence(found: &Found, analysis: &Analysis) -> String {
         Kind::Disk => {
             format!("it is busy {} of the time and the server waits for it", percent(found.share_above.unwrap_or(0.0)))
         }
-        Kind::Memory => "work waits for pages that were pushed out".to_owned(),
+        Kind::Memory => "threads wait for pages that were evicted".to_owned(),
         Kind::Thread => {
-            format!("it runs {} of the time, and would run more if it could", percent(found.share_above.unwrap_or(0.0)))
+            format!("it runs {} of the time, and is runnable for more", percent(found.share_above.unwrap_or(0.0)))
         }
         Kind::Lock => {
             let sleeper = sleeper(analysis);
@@ -373,9 +374,9 @@ fn sentence(found: &Found, analysis: &Analysis) -> String {
                 None => "all of them are taken".to_owned(),
             }
         }
-        Kind::Client => "it is at its end".to_owned(),
-        Kind::Core => "it has nothing left, and the server waits for it".to_owned(),
-        Kind::Softirq => "it does nothing else".to_owned(),
+        Kind::Client => "it is saturated".to_owned(),
+        Kind::Core => "it has no idle time, and the server waits for it".to_owned(),
+        Kind::Softirq => "it has no time for anything else".to_owned(),
         Kind::Network => {
             let waiting = &analysis.waiting;
             let by = if waiting.receive_window >= 0.5 {
@@ -383,16 +384,16 @@ fn sentence(found: &Found, analysis: &Analysis) -> String {
             } else if waiting.send_buffer >= 0.5 {
                 "the server's send buffers are too small"
             } else {
-                "the path takes no more"
+                "the path is full"
             };
             format!(
-                "{:.0} connections have bytes on their way, clients receive {:.1} Mbit/s, and {by}",
+                "{:.0} connections have bytes in flight, clients receive {:.1} Mbit/s, and {by}",
                 waiting.sending,
                 waiting.received_bytes_per_s * 8.0 / 1e6
             )
         }
-        Kind::Descriptors => "there are as many open as there may be".to_owned(),
-        Kind::AcceptQueue => "connections are turned away while the server has time for them".to_owned(),
+        Kind::Descriptors => "the limit is reached".to_owned(),
+        Kind::AcceptQueue => "connections are dropped while the server has idle time".to_owned(),
         Kind::Backend => {
             let waiting = analysis.waiting.backends.iter().find(|(name, _)| *name == found.name);
             let count = waiting.map_or(0.0, |(_, count)| *count);
@@ -410,7 +411,8 @@ fn sentence(found: &Found, analysis: &Analysis) -> String {
     let same = analysis.resources.iter().filter(|other| other.kind == Kind::Core && other.full_above >= 0.5).count();
     if found.kind == Kind::Core && same > 1 {
         return format!(
-            "the cores, {same} of them, limit the server to {plateau}: they have nothing left, and the server waits for them"
+            "the cores, {same} of them, limit the server to {plateau}: they have no idle time, and the server waits \
+             for them"
         );
     }
     let limits = if matches!(found.kind, Kind::Pool | Kind::Softirq | Kind::Descriptors) { "limit" } else { "limits" };
@@ -421,22 +423,25 @@ fn sentence(found: &Found, analysis: &Analysis) -> String {
 fn inside_sentence(analysis: &Analysis) -> String {
     let Analysis { plateau, waiting, .. } = analysis;
     let (inside, cpu) = (waiting.inside, waiting.server_cpu);
-    let waits = format!("{inside:.0} requests have been read and wait in it, for no disk, network or backend");
+    let waits = format!(
+        "{inside:.0} requests have been read and wait in it, but not for a disk, the network or a \
+         backend"
+    );
     if is_one_at_a_time(analysis) {
         let each = match plateau {
             plateau if *plateau > 0.0 => format!(" ({:.1} ms each)", 1e3 / plateau),
             _ => String::new(),
         };
         return format!(
-            "a lock (mutex) in the server's own code limits it to {plateau:.0} requests/s: it works on one request at a time{each} and uses \
-             {cpu:.2} cores, while {waits}"
+            "a lock (mutex) in the server's own code limits it to {plateau:.0} requests/s: it serves one request at a \
+             time{each} and uses {cpu:.2} cores, while {waits}"
         );
     }
     let count = at_a_time(analysis)
-        .map_or(String::new(), |count| format!("it works on about {count:.0} requests at a time and "));
+        .map_or(String::new(), |count| format!("it serves about {count:.0} requests at a time and "));
     format!(
-        "the server's own code limits it to {plateau:.0} requests/s: {count}uses {cpu:.2} cores, while {waits}: a pool, a semaphore or a \
-         lock of its own is used up"
+        "the server's own code limits it to {plateau:.0} requests/s: {count}uses {cpu:.2} cores, while {waits}: a \
+         pool, a semaphore or a lock of its own is exhausted"
     )
 }
 
@@ -451,19 +456,21 @@ fn knee_line(analysis: &Analysis) -> String {
     let (low, high) = analysis.plateau_range;
     match analysis.knee {
         Some(knee) => format!(
-            "throughput follows what is offered up to {:.0}/s [{:.0}, {:.0}]; above that it is {:.0}/s ({low:.0} to {high:.0} in {} runs)",
+            "throughput follows the offered load up to {:.0}/s [{:.0}, {:.0}]; above that it is {:.0}/s ({low:.0} to \
+             {high:.0} in {} runs)",
             knee.throughput, knee.throughput_low, knee.throughput_high, analysis.plateau, analysis.above
         ),
         None if analysis.is_of_one_load => format!(
-            "clients that each wait for their reply ask for as much as they get: {:.0}/s ({low:.0} to {high:.0} in {} runs), at one load",
+            "closed loop: clients offer as much as is completed: {:.0}/s ({low:.0} to {high:.0} in {} runs), at one \
+             load",
             analysis.plateau, analysis.above
         ),
         None if analysis.is_limited => format!(
-            "throughput is behind what is offered, {:.0}/s ({low:.0} to {high:.0} in {} runs), but from where on cannot be told: runs \
-             differ too much, or even the lowest load is too much",
+            "throughput is below the offered load, {:.0}/s ({low:.0} to {high:.0} in {} runs), but the knee is \
+             unknown: runs differ too much, or even the lowest load exceeds the capacity",
             analysis.plateau, analysis.above
         ),
-        None => format!("throughput follows what is offered at all loads, up to {:.0}/s", analysis.plateau),
+        None => format!("throughput follows the offered load at all rates, up to {:.0}/s", analysis.plateau),
     }
 }
 
@@ -479,13 +486,13 @@ fn behind_line(analysis: &Analysis) -> Option<String> {
 }
 
 fn use_line(found: &Found, analysis: &Analysis) -> String {
-    let share = found.share_above.map_or(String::new(), |share| format!("; in use {} in the mean", percent(share)));
+    let share = found.share_above.map_or(String::new(), |share| format!("; mean utilisation {}", percent(share)));
     let below = match analysis.is_of_one_load {
         true => String::new(),
         false => format!(" above the knee, in {} at the lowest load", percent(found.full_below)),
     };
     format!(
-        "{} is at its end in {} of {} windows of {:.0} ms{below}{share}",
+        "{} is saturated in {} of {} windows of {:.0} ms{below}{share}",
         thing(found),
         percent(found.full_above),
         analysis.windows,
@@ -498,8 +505,8 @@ fn demand_line(found: &Found, analysis: &Analysis) -> Option<String> {
     let ceiling = demand.ceiling?;
     let end = |end: Option<f64>| end.map_or("no end".to_owned(), |end| format!("{end:.0}"));
     Some(format!(
-        "a request demands {:.2} ms [{:.2}, {:.2}] of it below the knee, so its end was predicted at {ceiling:.0}/s [{}, {}]; \
-         reached were {:.0}/s",
+        "a request demands {:.2} ms [{:.2}, {:.2}] of it below the knee, so saturation was predicted at {ceiling:.0}/s \
+         [{}, {}]; measured: {:.0}/s",
         demand.per_request_s * 1e3,
         demand.low_s.max(0.0) * 1e3,
         demand.high_s * 1e3,
@@ -514,8 +521,8 @@ fn waiting_line(analysis: &Analysis) -> Option<String> {
     let is_any = waiting.unread + waiting.sending + waiting.in_queue + waiting.established > 0.0;
     is_any.then(|| {
         format!(
-            "of {:.1} connections {:.1} are not accepted, {:.1} hold requests that the server has not read, {:.1} have bytes on \
-             their way to the client",
+            "of {:.1} connections {:.1} are not yet accepted, {:.1} hold requests that the server has not read, {:.1} \
+             have bytes in flight to the client",
             waiting.established, waiting.in_queue, waiting.unread, waiting.sending
         )
     })
@@ -523,7 +530,7 @@ fn waiting_line(analysis: &Analysis) -> Option<String> {
 
 fn pool_line(pool: &Pool) -> String {
     let mut text = format!(
-        "of {:.1} threads {} {:.1} rest, {:.1} run or wait for a core, {:.1} wait for a disk",
+        "of {:.1} threads {} {:.1} are idle, {:.1} run or wait for a core, {:.1} wait for a disk",
         pool.threads, pool.name, pool.resting, pool.running, pool.on_disk
     );
     for (place, count) in pool.asleep.iter().take(3).filter(|(_, count)| *count >= 0.05) {
@@ -537,7 +544,7 @@ fn pool_line(pool: &Pool) -> String {
 fn fullest_line(analysis: &Analysis) -> Option<String> {
     let shares = analysis.resources.iter().filter(|found| found.share_above.is_some());
     let fullest = shares.max_by(|a, b| a.share_above.unwrap_or(0.0).total_cmp(&b.share_above.unwrap_or(0.0)))?;
-    Some(format!("nearest to its end is {}, in use {}", thing(fullest), percent(fullest.share_above?)))
+    Some(format!("the most used resource is {}, utilisation {}", thing(fullest), percent(fullest.share_above?)))
 }
 
 fn refuted_by(kind: Kind) -> Vec<String> {
@@ -552,16 +559,18 @@ fn refuted_by(kind: Kind) -> Vec<String> {
             "80 % of a core for it (--intervene): throughput should fall by about as much; or a second such thread, with which it should rise"
         }
         Kind::Lock => {
-            "a shorter hold: half the sleep under the lock should give twice the throughput; more threads should give nothing"
+            "a shorter critical section: half the sleep under the lock should double the throughput; more threads \
+             should not change it"
         }
         Kind::Pool => {
-            "more of these threads: with 20 % more throughput should rise by about as much, unless what they wait for is at its end"
+            "more of these threads: with 20 % more throughput should rise by about as much, unless what they wait for \
+             is saturated"
         }
         Kind::Client => "a second generator",
         Kind::Core => "another core, or clients on another machine: throughput should rise",
         Kind::Softirq => "receive steering to another core (rps_cpus): throughput should rise",
         Kind::Network => {
-            "a path 20 % faster: throughput should rise by about as much; replies half as long should give twice of them"
+            "a path 20 % faster: throughput should rise by about as much; responses half as long should double the rate"
         }
         Kind::Descriptors => "a limit 20 % larger (ulimit -n): throughput should rise by about as much",
         Kind::Backend => {
@@ -569,8 +578,8 @@ fn refuted_by(kind: Kind) -> Vec<String> {
              should come as fast as ever"
         }
         Kind::Inside => {
-            "a profile of the program's own (go tool pprof: mutex and block; py-spy) that names another place; a shorter hold, or a \
-             larger pool, with which throughput should rise"
+            "a profile of the program's own (go tool pprof: mutex and block; py-spy) that names another place; a \
+             shorter critical section, or a larger pool, with which throughput should rise"
         }
         Kind::AcceptQueue => {
             "a longer queue (the server's backlog, net.core.somaxconn): drops should end and throughput rise"
@@ -664,13 +673,13 @@ mod tests {
             check(&idle(runs.clone()), Answer::Bottleneck, Some(Kind::Descriptors), "descriptors of the server");
         assert_eq!(found.follows.len(), 1);
         let without = with(idle(runs), |tick, _| tick.processes.clear());
-        check(&without, Answer::Bottleneck, Some(Kind::AcceptQueue), "turned away");
+        check(&without, Answer::Bottleneck, Some(Kind::AcceptQueue), "connections are dropped");
     }
 
     #[test]
     fn thread_spinning_when_idle_is_not_named() {
         let runs = with(unseen(), |tick, _| tick.threads[0].run = 1.0);
-        check(&runs, Answer::NotFound, None, "not found: throughput stops at 196/s");
+        check(&runs, Answer::NotFound, None, "not found: throughput is limited to 196/s");
     }
 
     #[test]
@@ -733,7 +742,7 @@ mod tests {
         let mut runs = ladder(0.005, 0.0, 0.0, 1);
         runs.truncate(4);
         runs[3].backlog = Some(77);
-        let found = check(&runs, Answer::NotFound, None, "not found: throughput stops at");
+        let found = check(&runs, Answer::NotFound, None, "not found: throughput is limited to");
         let line = "the server fell behind in 1 run, from 160/s on: a backlog of 77 connections was left at 160/s";
         assert!(found.evidence.iter().any(|one| one == line), "{:?}", found.evidence);
     }
@@ -765,7 +774,7 @@ mod tests {
         assert_eq!(found.confidence, Confidence::Likely);
         let mut pool = waiting_elsewhere(40, 0);
         pool.iter_mut().for_each(|run| run.latency_s = Some(0.020));
-        check(&pool, Answer::Bottleneck, Some(Kind::Inside), "it works on about 4 requests at a time");
+        check(&pool, Answer::Bottleneck, Some(Kind::Inside), "it serves about 4 requests at a time");
         // Several threads that use exactly one core also work on one request at a time.
         let python = with(pool, |tick, _| tick.server.user = 1.0);
         check(&python, Answer::Bottleneck, Some(Kind::Lock), "one request at a time");
@@ -780,7 +789,7 @@ mod tests {
             // Other programs use the machine's network, too.
             tick.interfaces = vec![Interface { sent: 1e9, ..Interface::default() }];
         });
-        check(&runs, Answer::Bottleneck, Some(Kind::Network), "clients receive 1.6 Mbit/s, and the path takes no more");
+        check(&runs, Answer::Bottleneck, Some(Kind::Network), "clients receive 1.6 Mbit/s, and the path is full");
     }
 
     #[test]
@@ -812,7 +821,7 @@ mod tests {
             found.confidence == Confidence::Likely && found.evidence[0].ends_with("in 1 runs), at one load"),
             "{found:?}"
         );
-        check(&closed(all[..1].to_vec()), Answer::NotFound, None, "nothing that is known of is at its end");
+        check(&closed(all[..1].to_vec()), Answer::NotFound, None, "no known resource is saturated");
     }
 
     #[test]

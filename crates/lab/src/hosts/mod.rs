@@ -77,13 +77,14 @@ impl Fleet {
         let server = fleet.connections[0].facts()?;
         if !server.is_root && settings.iter().any(|settings| takes_root(&settings.limits)) {
             return Err(Failure::usage(format!(
-                "limits of memory, disk or CPU take root, and {} is another user's; name root there: [hosts] server = \"root@...\"",
+                "limits on memory, disk or CPU require root, and {} logs in as another user; use root: [hosts] server \
+                 = \"root@...\"",
                 spec.server
             )));
         }
         fleet.address = spec.address.or(server.address).ok_or_else(|| {
             Failure::usage(format!(
-                "ssh does not tell by which address it reaches {}; name the one for clients: [hosts] address = \"...\"",
+                "the address by which ssh reaches {} is unknown; set the address for clients: [hosts] address = \"...\"",
                 spec.server
             ))
         })?;

@@ -170,7 +170,7 @@ impl Connection {
     }
 
     fn lost(&mut self, why: Option<String>) -> Failure {
-        let why = why.unwrap_or_else(|| format!("its session ended with {}", self.ending()));
+        let why = why.unwrap_or_else(|| format!("the session ended with {}", self.ending()));
         self.gone = Some(format!("{} is gone: {why}", self.name));
         self.end();
         (self.session, self.master) = (None, None);
@@ -190,7 +190,7 @@ impl Connection {
                 Ok(_) => self.heard = Instant::now(),
                 Err(TryRecvError::Disconnected) => return Err(self.lost(None)),
                 Err(TryRecvError::Empty) if self.heard.elapsed() > SILENCE => {
-                    return Err(self.lost(Some(format!("it has been silent for {SILENCE:?}"))));
+                    return Err(self.lost(Some(format!("it has not responded for {SILENCE:?}"))));
                 }
                 Err(TryRecvError::Empty) => return Ok(()),
             }
@@ -417,8 +417,8 @@ fn is_copied(name: &str, greeting: &str, own: &Program) -> Result<bool, Failure>
     }
     let has = if version == "none" { "no ammeter".to_owned() } else { version.replace('_', " ") };
     Err(Failure::failed(format!(
-        "{name} is {system} on {machine} and has {has}; this machine has another processor, so that it cannot be given a copy: \
-         build {} there (cargo build --release), and put it into its PATH",
+        "{name} is {system} on {machine} and has {has}; this machine has another architecture, so its copy cannot run \
+         there: build {} there (cargo build --release), and put it into PATH",
         own.version
     )))
 }
@@ -448,7 +448,7 @@ mod tests {
         assert_eq!(check(&format!("ammeter-host Linux {arch} none none")), Ok(true));
         assert_eq!(check("ammeter-host Linux sparc64 def ammeter_1"), Ok(false));
         let why = check("ammeter-host Linux sparc64 none none").unwrap_err();
-        assert!(why.contains("sparc64") && why.contains("no ammeter") && why.contains("put it into its PATH"), "{why}");
+        assert!(why.contains("sparc64") && why.contains("no ammeter") && why.contains("put it into PATH"), "{why}");
         assert!(check("ammeter-host").unwrap_err().contains("POSIX sh"));
     }
 }

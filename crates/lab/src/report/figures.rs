@@ -133,7 +133,7 @@ pub(super) fn overlay(archive: &Archive, band: Option<(f64, f64)>) -> Vec<(&'sta
         plots.push(plot("Failures", "failed-share", "failed, share of all".to_owned()));
     }
     if has("cpu-per-reply", 0.0) {
-        plots.push(plot("Cost", "cpu-per-reply", "CPU of the server for a response, us".to_owned()));
+        plots.push(plot("Cost", "cpu-per-reply", "CPU time of the server per response, us".to_owned()));
     }
     plots
 }

@@ -594,7 +594,7 @@ fn validation(archive: &Archive) -> Markup {
             @if let Some(why) = &clients.skipped { p { "Not measured: " (why) } }
             @if !clients.steps.is_empty() {
                 div.scroll { table {
-                    tr { th.text { "load" } th { "begun/s" } th { "right replies/s" } th { "late p99, ms" } th.text { "schedule" } }
+                    tr { th.text { "load" } th { "begun/s" } th { "correct responses/s" } th { "late p99, ms" } th.text { "schedule" } }
                     @for step in &clients.steps {
                         tr {
                             td.text { (figures::step_name(step.step)) } td { (number(step.offered_rate)) } td { (number(step.rate)) }

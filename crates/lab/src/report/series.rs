@@ -100,7 +100,7 @@ fn clients(archive: &Archive, run: &Run, charts: &mut Vec<Chart>) -> Result<(), 
         ("answered", "green", "/s", |second| Some(second.rate(second.ok))),
         ("failed", "red", "/s", |second| Some(second.rate(second.failed))),
     ];
-    let caption = "Clients: connections begun, right replies and failures, each second.";
+    let caption = "Clients: connections begun, correct responses and failures, each second.";
     charts.extend(chart(("per second", caption, false), &x, &seconds, &rates));
     let times: [(_, _, _, Of<Second>); 4] = [
         ("max", "red", " ms", |second| known(second, second.max_ms)),
@@ -108,7 +108,7 @@ fn clients(archive: &Archive, run: &Run, charts: &mut Vec<Chart>) -> Result<(), 
         ("p90", "blue", " ms", |second| known(second, second.p90_ms)),
         ("p50", "green", " ms", |second| known(second, second.p50_ms)),
     ];
-    let caption = "Clients: last byte of right replies since the planned instant.";
+    let caption = "Clients: last byte of correct responses since the planned instant.";
     charts.extend(chart(("ms, logarithmic", caption, true), &x, &seconds, &times));
     Ok(())
 }

@@ -507,7 +507,7 @@ fn corrupt_archive_is_reported() {
         let error = Archive::open(dir).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     };
-    fails("is no archive of an experiment");
+    fails("is not an archive of an experiment");
     store(&archive(dir, 1));
     let run = dir.join("runs/1-a0-500/run.json");
     let whole = fs::read_to_string(&run).unwrap();

@@ -64,7 +64,7 @@ pub fn open(
     let limit = process::raise_descriptor_limit_to((needed + reserve) as u64);
     let limit = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(reserve);
     if limit < needed {
-        let beside = if parked > 0 { format!(" beside {parked} that are parked") } else { String::new() };
+        let beside = if parked > 0 { format!(" in addition to {parked} parked ones") } else { String::new() };
         return Err(Failure::failed(format!(
             "this schedule may have {needed} sockets at once (its peak rate times the connect timeout){beside}, and the limit \
              on descriptors is {}; raise it (ulimit -n {}), or lower --rate or --connect-timeout",
@@ -162,7 +162,7 @@ struct Beginning {
 }
 
 /// The error of a load that received its start time too late.
-pub const TOO_LATE: &str = "the start time came too late";
+pub const TOO_LATE: &str = "the start time is too late";
 
 impl Beginning {
     /// The requested start: a given instant, or now.
@@ -173,7 +173,7 @@ impl Beginning {
         match left(SystemTime::now()).and_then(|left| left.checked_sub(LEAD)) {
             Some(left) => thread::sleep(left),
             None => {
-                return Err(Failure::failed(format!("{TOO_LATE}: it has passed, or is less than {LEAD:?} away")));
+                return Err(Failure::failed(format!("{TOO_LATE}: it has passed, or is less than {LEAD:?} ahead")));
             }
         }
         let (clock, left) = (Clock::start(), left(SystemTime::now()).unwrap_or_default());

@@ -119,13 +119,14 @@ impl fmt::Display for Parked {
         let Parked { mode, asked, open_at_start, open_least, open_at_end, closed, reopened, failed, .. } = self;
         write!(
             f,
-            "{asked} {mode}: {open_at_start} open at the start, {open_least} at the lowest, {open_at_end} at the end"
+            "{asked} {mode}: {open_at_start} open at the start, at least {open_least} during the run, {open_at_end} at \
+             the end"
         )?;
         if *closed > 0 {
-            write!(f, "; the server closed {closed}, {reopened} were opened anew")?;
+            write!(f, "; the server closed {closed}, {reopened} were reopened")?;
         }
         if *failed > 0 {
-            write!(f, "; {failed} attempts came to nothing")?;
+            write!(f, "; {failed} attempts failed")?;
         }
         Ok(())
     }

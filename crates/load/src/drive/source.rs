@@ -119,8 +119,8 @@ fn parked_ports(to: &SocketAddr, parked: usize) -> Result<u32, Failure> {
     let half = (high - low) / 2;
     u32::try_from(needed).ok().filter(|needed| *needed <= half).ok_or_else(|| {
         Failure::failed(format!(
-            "{parked} parked connections to {to} need {needed} ports, and may have {half}, half of \
-             net.ipv4.ip_local_port_range; widen that (sysctl), or lower --parked"
+            "{parked} parked connections to {to} need {needed} ports, and at most {half} may be used, half of \
+             net.ipv4.ip_local_port_range; widen it (sysctl), or lower --parked"
         ))
     })
 }

@@ -233,9 +233,9 @@ pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Resul
     if files.is_empty() {
         let why = match dataset {
             Some(most) if sizes.values().any(Option::is_some) => {
-                format!("the first file that the log {name} shows is larger than {most}: give --dataset more")
+                format!("the first file in the log {name} is larger than {most}: raise --dataset")
             }
-            _ => format!("the log {name} shows the size of no file: none of its requests was answered with 200"),
+            _ => format!("the log {name} has no file size: none of its requests has status 200"),
         };
         return Err(Failure::failed(why));
     }
@@ -343,8 +343,8 @@ fn found(manifest: &Manifest, folder: &Path, names: &[PathBuf]) -> Result<Option
             });
             if !is_ours {
                 return Err(Failure::failed(format!(
-                    "the folder {place} is not empty, and holds another set or none (`{}`): give one that is empty or not \
-                     there",
+                    "the directory {place} is not empty and has another file set or other files (`{}`): choose an \
+                     empty or new one",
                     name.display()
                 )));
             }
@@ -354,7 +354,8 @@ fn found(manifest: &Manifest, folder: &Path, names: &[PathBuf]) -> Result<Option
                 found.insert(name, entry.metadata().map_err(io)?.len());
             } else if !(kind.is_file() && name == Path::new(manifest::NAME)) {
                 return Err(Failure::failed(format!(
-                    "the folder {place} holds this set and `{}`, which is not of it: take that away, or give another folder",
+                    "the directory {place} has this set and `{}`, which does not belong to it: remove that, or choose \
+                     another directory",
                     name.display()
                 )));
             }
@@ -419,7 +420,7 @@ impl Need {
         let free = room.bytes_free.saturating_sub(reserve);
         if self.bytes > free {
             return Err(format!(
-                "no room for {} more MiB: {} MiB are free, and {} MiB of them stay so, not to fill the disk",
+                "not enough disk space for {} MiB: {} MiB are free, of which {} MiB are reserved",
                 self.bytes >> 20,
                 room.bytes_free >> 20,
                 reserve >> 20
@@ -427,7 +428,7 @@ impl Need {
         }
         match room.files_free {
             Some(free) if self.files > free => {
-                Err(format!("no room for {} more files: the file system has inodes for {free}", self.files))
+                Err(format!("not enough inodes for {} files: the file system has {free}", self.files))
             }
             _ => Ok(()),
         }

@@ -368,7 +368,7 @@ impl std::str::FromStr for Spacing {
         match text {
             "max" => Ok(Spacing::Max),
             _ => times(text).map(Spacing::Times).ok_or_else(|| {
-                "write how many times as fast, from 0.001 to 1000000, as `10`, or `max` for no times at all".to_owned()
+                "write a speed factor from 0.001 to 1000000, such as `10`, or `max` to ignore times".to_owned()
             }),
         }
     }
@@ -417,14 +417,14 @@ impl Log {
         let Tally { lines, odd, cut, .. } = log.tally();
         if let (true, Some((_, name, unpack))) = (log.entries.is_empty(), packed) {
             return Err(Failure::failed(format!(
-                "the log {place} is compressed by {name}, and only gzip is read here: unpack it first, `{unpack} {place} > \
-                 access.log`"
+                "the log {place} is compressed by {name}, and only gzip is supported: decompress it first, `{unpack} \
+                 {place} > access.log`"
             )));
         }
         if log.entries.is_empty() {
             let why = match (cut, odd.iter().max_by_key(|(_, count)| **count)) {
                 (Some(cut), _) => format!("it cannot be read: {cut}"),
-                (None, Some((kind, count))) => format!("of its {lines} lines {count} are odd: {}", kind.name()),
+                (None, Some((kind, count))) => format!("{count} of its {lines} lines are invalid: {}", kind.name()),
                 (None, None) => "it is empty".to_owned(),
             };
             return Err(Failure::failed(format!(

@@ -148,12 +148,18 @@ impl Manifest {
     pub fn parse(text: &str) -> Result<Manifest, String> {
         let mut lines = text.lines().enumerate();
         let at = |number: usize, trouble: String| format!("line {}: {trouble}", number + 1);
-        let (number, first) = lines.next().ok_or("the manifest is empty; `ammeter files` writes one")?;
+        let (number, first) = lines.next().ok_or("the manifest is empty; create one with `ammeter files`")?;
         let head: Head = serde_json::from_str(first)
-            .map_err(|error| at(number, format!("not the head of a manifest of `ammeter files`: {error}")))?;
+            .map_err(|error| at(number, format!("not a manifest of `ammeter files`: {error}")))?;
         if head.ammeter_files != FORMAT {
             let form = head.ammeter_files;
-            return Err(at(number, format!("form {form}, and this ammeter knows form {FORMAT}: make the set anew")));
+            return Err(at(
+                number,
+                format!(
+                    "format version {form}, and this ammeter reads version {FORMAT}: create the \
+                 set again"
+                ),
+            ));
         }
         let (mut files, mut names) = (Vec::new(), HashSet::new());
         for (number, line) in lines {
@@ -162,10 +168,10 @@ impl Manifest {
                 at(number, format!("invalid path `{}`: write `/name`, encoded as in a URL", file.path))
             })?;
             if !(file.weight.is_finite() && file.weight >= 0.0) {
-                return Err(at(number, format!("a weight of {}: it must be 0 or more", file.weight)));
+                return Err(at(number, format!("invalid weight {}: it must be 0 or more", file.weight)));
             }
             if !names.insert(name) {
-                return Err(at(number, format!("`{}` is there a second time", file.path)));
+                return Err(at(number, format!("`{}` is listed twice", file.path)));
             }
             files.push(file);
         }
@@ -175,7 +181,7 @@ impl Manifest {
         if files.len() as u64 != head.files || sum != Some(head.bytes) {
             let (count, sum) = (files.len(), sum.map_or("too many".to_owned(), |sum| sum.to_string()));
             return Err(format!(
-                "its head says {} files and {} bytes, its lines {count} and {sum}: was it cut short, or edited?",
+                "its head says {} files and {} bytes, its lines {count} and {sum}: was it truncated or edited?",
                 head.files, head.bytes
             ));
         }
@@ -184,7 +190,7 @@ impl Manifest {
         }
         // Draws use the running sums of the weights.
         if !files.iter().map(|file| file.weight).sum::<f64>().is_finite() {
-            return Err("the weights come to more than a number can say".to_owned());
+            return Err("the sum of the weights is too large".to_owned());
         }
         if manifest.classes().len() > usize::from(u16::MAX) {
             return Err(format!("more than {} classes", u16::MAX));

@@ -60,8 +60,8 @@ pub fn parse(text: &str, seed: u64) -> Result<Requests, String> {
         let plain = target.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
         if !(target.starts_with('/') && plain) {
             return Err(format!(
-                "line {number}: invalid target `{target}`: write only path and query, as `/a%20b?c=d`; which server is \
-                 asked is said elsewhere"
+                "line {number}: invalid target `{target}`: write only path and query, as `/a%20b?c=d`; the server is \
+                 given separately"
             ));
         }
         // A class each, so that results distinguish them, as long as numbers suffice.

@@ -207,7 +207,7 @@ fn profile(
     let chosen = categories.total();
     if chosen == 0 {
         return Err(Failure::failed(format!(
-            "no sample of {} in {:.1} s: it did not run; is there load? Sample longer (--duration), or load it meanwhile",
+            "no sample of {} in {:.1} s: it did not run; put load on it, or sample longer (--duration)",
             head.whose,
             head.elapsed.as_secs_f64()
         )));
@@ -337,8 +337,8 @@ fn list(text: &str) -> Option<Vec<u32>> {
 pub(crate) fn refused(error: &io::Error) -> String {
     let level = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
     format!(
-        "the kernel does not let this user sample ({error}; kernel.perf_event_paranoid is {}): run as root, or give the \
-         program the right by `setcap cap_perfmon,cap_syslog+ep FILE`",
+        "this user may not sample ({error}; kernel.perf_event_paranoid is {}): run as root, or grant it with `setcap \
+         cap_perfmon,cap_syslog+ep FILE`",
         level.trim()
     )
 }

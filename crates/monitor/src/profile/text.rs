@@ -39,8 +39,7 @@ pub fn text(profile: &Profile) -> String {
     }
     let _ = writeln!(
         text,
-        "\nin unknown kernel functions: {:.1} %; the sampler itself used {:.2} % of a processor, of \
-         {} % that it may",
+        "\nin unknown kernel functions: {:.1} %; the sampler used {:.2} % of one processor; the limit is {} %",
         profile.unknown.share * 100.0,
         profile.own_cpu * 100.0,
         (profile.budget * 1e4).round() / 1e2
@@ -48,7 +47,7 @@ pub fn text(profile: &Profile) -> String {
     let rested = profile.seconds - profile.sampled_seconds;
     // Emptying the rings takes a moment as well.
     if rested > 0.1 * profile.seconds {
-        let _ = writeln!(text, "it rested for {rested:.1} s to keep to that: lower --frequency, or raise --budget");
+        let _ = writeln!(text, "it paused for {rested:.1} s to stay below it; lower --frequency, or raise --budget");
     }
     for line in &profile.missing {
         let _ = writeln!(text, "{line}");

@@ -213,7 +213,7 @@ impl Args {
             return Err(Failure::usage(format!("invalid --method {method:?}; write for example POST")));
         }
         if method == "CONNECT" {
-            return Err(Failure::usage("--method CONNECT opens a tunnel, which this program does not measure"));
+            return Err(Failure::usage("--method CONNECT opens a tunnel and is not supported"));
         }
         Ok((method, body.unwrap_or_default()))
     }
@@ -285,7 +285,7 @@ pub(super) fn check_paths(args: &Args) -> Result<(), Failure> {
         };
         if let Some((other, _)) = others.iter().find(|(_, other)| other.is_some_and(is_same)) {
             return Err(Failure::usage(format!(
-                "{} is what {flag} is to write and the file of {other} as well; give {flag} another name",
+                "{} is the output of {flag} and the file of {other}; give {flag} another name",
                 path.display()
             )));
         }

@@ -45,7 +45,7 @@ impl Asked {
                 authority = value.trim();
             } else if ["Content-Length", "Transfer-Encoding"].iter().any(|known| name.eq_ignore_ascii_case(known)) {
                 return Err(Failure::usage(format!(
-                    "--header {field:?} frames a body; give the body itself by --body or --body-file, and its length is sent"
+                    "--header {field:?} is set automatically; give the body with --body or --body-file"
                 )));
             } else {
                 fields.push_str(field);
@@ -60,7 +60,7 @@ impl Asked {
             ];
             if let Some((flag, _)) = pace.iter().find(|(_, is_given)| *is_given) {
                 return Err(Failure::usage(format!(
-                    "a log is replayed at its own times or as {flag} says; give --speed max with {flag}, or leave it out"
+                    "a log is replayed at its own times; give --speed max with {flag}, or omit {flag}"
                 )));
             }
         }
@@ -72,13 +72,13 @@ impl Asked {
                     Ok(true) => Target::Unix(path.clone()),
                     Ok(false) => {
                         return Err(Failure::failed(format!(
-                            "--unix {} is not a socket; give that of the server",
+                            "--unix {} is not a socket; name the server's socket",
                             path.display()
                         )));
                     }
                     Err(error) => {
                         return Err(Failure::failed(format!(
-                            "cannot connect to --unix {}: {error}; does the server run, and is that its socket?",
+                            "cannot connect to --unix {}: {error}; does the server run, and is this its socket?",
                             path.display()
                         )));
                     }
@@ -93,23 +93,24 @@ impl Asked {
         };
         if trust != Trust::System && !url.secure {
             return Err(Failure::usage(format!(
-                "--ca and --insecure are for https, and {text} is not; write https://"
+                "--ca and --insecure require https, and {text} is not; write https://"
             )));
         }
         if url.secure && !args.parked.is_empty() {
-            return Err(Failure::usage("parked connections speak no TLS; leave --parked out, or ask for an http URL"));
+            return Err(Failure::usage("parked connections do not support TLS; omit --parked, or use an http URL"));
         }
         let tls = url.secure.then(|| Tls::new(&url.host, trust)).transpose()?;
         for (what, time) in [("--connect-timeout", args.connect_timeout), ("--timeout", args.timeout)] {
             if time.is_zero() {
-                return Err(Failure::usage(format!("{what} 0 leaves no time for anything; give 500ms, say")));
+                return Err(Failure::usage(format!("{what} 0 must not be zero; write for example 500ms")));
             }
         }
         let per_connection = match (args.requests_per_connection, args.clients) {
             (Some(0), Some(_)) | (None, Some(_)) => u64::MAX,
             (Some(0), None) => {
                 return Err(Failure::usage(
-                    "connections without an end are for --clients; at a rate, give --requests-per-connection 1 or more",
+                    "unlimited requests per connection require --clients; with a rate, give --requests-per-connection \
+                     1 or more",
                 ));
             }
             (None, None) => 1,
@@ -119,7 +120,7 @@ impl Asked {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         if args.seed.is_none() && !args.slice.is_whole() {
             return Err(Failure::usage(
-                "slices are of one plan, which is drawn from a seed: give all of them the same --seed N",
+                "slices share one plan, which depends on the seed: give all of them the same --seed N",
             ));
         }
         let seed = args.seed.unwrap_or(u64::from(now.subsec_nanos()));
@@ -157,7 +158,7 @@ impl Asked {
         }
         let lot = IdlePool::open(&self.settings, &self.parked_plan, &parked(args), stop)?;
         if stop.is_stopped() {
-            return Err(Failure::failed("interrupted while connections were parked: the load had not begun"));
+            return Err(Failure::failed("interrupted while opening parked connections, before the load began"));
         }
         Ok(Some(lot))
     }
@@ -174,7 +175,7 @@ fn requests(args: &Args, url: &Url, seed: u64) -> Result<Requests, Failure> {
             say::plain(&format!("{}: {lines} lines, not replayed: {}", path.display(), odd.join(", ")));
         }
         if let Some(why) = cut {
-            say::plain(&format!("{}: read as far as it goes: {why}", path.display()));
+            say::plain(&format!("{}: read up to a truncation: {why}", path.display()));
         }
         let belief = match &manifest {
             Some(manifest) => ResponseCheck::Manifest { manifest, verify: args.verify },

@@ -47,9 +47,7 @@ struct Heard {
 impl Ears {
     pub(super) fn new(args: &Args, asked: &Asked, stop: &Stop) -> Result<Ears, Failure> {
         if args.screen && !std::io::stdout().is_terminal() {
-            return Err(Failure::usage(
-                "--screen is for a terminal; elsewhere there are --json, --hlog and the summary",
-            ));
+            return Err(Failure::usage("--screen requires a terminal; otherwise use --json, --hlog or the summary"));
         }
         for path in [&args.html, &args.hlog].into_iter().flatten() {
             // Now rather than after the run. An existing file is kept until there is data to write.
@@ -87,7 +85,7 @@ impl Ears {
             };
             if self.stop.is_stopped() {
                 return Err(Failure::failed(
-                    "interrupted while waiting for the server to listen: the load had not begun",
+                    "interrupted while waiting for the server to listen, before the load began",
                 ));
             }
             if begin.elapsed() >= patience {

@@ -97,7 +97,7 @@ fn lines(
     for (name, clock) in interval.clocks.each() {
         let length = Duration::from_secs_f64(second.length_s);
         writer.write_histogram(clock, at, length, Tag::new(name)).map_err(|error| {
-            Failure::failed(format!("cannot write {}: {error}; the log ends there", path.display()))
+            Failure::failed(format!("cannot write {}: {error}; the log is incomplete", path.display()))
         })?;
     }
     Ok(())

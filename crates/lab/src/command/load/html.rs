@@ -97,15 +97,16 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
     let body = html! {
         (verdict(&outcome.verdict, &format!("{}.", headline(outcome))))
         @if outcome.interrupted {
-            p.bad { "The run was interrupted: the figures end there." }
+            p.bad { "The run was interrupted; the figures end there." }
         }
         h2 { "Rate" }
         (plot("rates", match asked {
-            Some(_) => "Connections begun and correct responses, each second, also those of the drain after the measured window. Where completed stays below begun, the server falls behind.",
-            None => "Connections begun and correct responses, each second. A closed loop: the server sets the pace.",
+            Some(_) => "Connections begun and correct responses per second, including the drain after the measured \
+                 window. Where completed stays below begun, the server falls behind.",
+            None => "Connections begun and correct responses per second. Closed loop: the server sets the pace.",
         }))
         h2 { "Latency" }
-        (plot("latencies", "Last byte of correct responses, counted from the planned instant, each second."))
+        (plot("latencies", "Time from the planned instant to the last byte of correct responses, by second."))
         h2 { "Failures" }
         @if failed == 0 {
             p { "None." }
@@ -115,7 +116,8 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
         }
         @if asked.is_some() {
             h2 { "Lateness of the generator" }
-            (plot("lateness", "From the planned instant of a connection to its SYN. Above the dashed line for the whole run, it is the client that is measured."))
+            (plot("lateness", "From the planned instant of a connection to its SYN. If the whole run is above the \
+                 dashed line, the client was measured."))
         }
         h2 { "Distribution" }
         (plot("distribution", "Distribution of each clock over the whole run."))
@@ -143,9 +145,10 @@ pub(super) fn sweep(head: &Head, swept: &Swept) -> Option<String> {
             None => format!("{} runs at {} rates.", swept.runs.len(), by_rate(&swept.runs).len()),
         }))
         h2 { "Rate" }
-        (plot("rates", "Medians of the repetitions, with their intervals. Open points: the load generator was the limit. The band is between the highest sustained and the lowest unsustained rate."))
+        (plot("rates", "Medians of the repetitions, with their intervals. Open points: limited by the load generator. \
+             The band is between the highest sustained and the lowest unsustained rate."))
         h2 { "Latency" }
-        (plot("latencies", "Last byte of correct responses, counted from the planned instant."))
+        (plot("latencies", "Time from the planned instant to the last byte of correct responses."))
         h2 { "Lateness of the generator" }
         (plot("lateness", "From the planned instant of a connection to its SYN."))
         h2 { "Runs" }
@@ -290,7 +293,7 @@ fn about(head: &Head, outcome: &Outcome) -> Markup {
         let fifo = if outcome.real_time { "with" } else { "without" };
         let _ = write!(client, ", beginning them {begun} ({fifo} SCHED_FIFO)");
     }
-    let _ = write!(client, "; {:.1} us of CPU for a correct response", outcome.cpu_us());
+    let _ = write!(client, "; {:.1} us of CPU per correct response", outcome.cpu_us());
     rows.push(("generator", client));
     rows.push(("machine", format!("{}, {} cores", machine.cpu, machine.cores)));
     rows.push(("kernel", format!("{}, {}", machine.kernel, machine.congestion_control)));

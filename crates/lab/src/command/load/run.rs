@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             let clients = args.slice.share(all as u64) as usize;
             if clients == 0 {
                 return Err(Failure::usage(format!(
-                    "of {all} clients there is none in slice {}; give more --clients, or fewer slices",
+                    "slice {} has none of the {all} clients; give more --clients, or fewer slices",
                     args.slice
                 )));
             }
@@ -64,7 +64,8 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
                 (None, _) if args.replay.is_some() && args.speed != Spacing::Max => 0.0,
                 (None, _) => {
                     return Err(Failure::usage(
-                        "how much load? give --rate N (connections a second), --clients N (a closed loop) or --sweep A..B/STEP",
+                        "no load given; write --rate N (connections per second), --clients N (a closed loop) or \
+                         --sweep A..B/STEP",
                     ));
                 }
             };
@@ -88,8 +89,8 @@ fn tell(args: &Args, asked: &Asked, mut outcome: Outcome, ears: Ears) -> Result<
         };
         let most = outcome.failures.iter().max_by_key(|(_, count)| *count).map(|(fault, _)| *fault);
         outcome.verdict.broken.push(match (&outcome.tls, most) {
-            _ if outcome.planned == 0 => "no connection was planned for so short a time at so low a rate; \
-                                          give a longer --duration or a higher --rate"
+            _ if outcome.planned == 0 => "no connection is scheduled in so short a time at so low a rate; give a \
+                 longer --duration or a higher --rate"
                 .to_owned(),
             (Some(why), _) => format!("no correct response: {why}"),
             (None, Some(Fault::Status | Fault::Length | Fault::Content)) => {

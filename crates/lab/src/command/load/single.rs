@@ -49,7 +49,7 @@ pub(super) fn open(
 ) -> Result<Outcome, Failure> {
     if rate > RATE_MAX {
         return Err(Failure::usage(format!(
-            "{rate} connections a second are more than any one machine can begin ({RATE_MAX}); lower --rate"
+            "{rate} connections per second exceed the maximum of {RATE_MAX}; lower --rate"
         )));
     }
     let (requests, per_connection) = (asked.plan.requests(), asked.plan.per_connection());

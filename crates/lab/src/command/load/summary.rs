@@ -216,7 +216,7 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
         let _ = writeln!(text, "status      {}", codes.join(", "));
     }
     if outcome.unasked > 0 {
-        let _ = writeln!(text, "not asked   {}: the server closed their connections early", outcome.unasked);
+        let _ = writeln!(text, "not sent    {}: the server closed their connections early", outcome.unasked);
     }
     if outcome.stray > 0 {
         let _ = writeln!(
@@ -256,14 +256,14 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
     let share = |used: &Used| used.cpu_s / used.elapsed_s.max(1e-9) * 100.0;
     let establisher = match outcome.asked {
         Loop::Open { .. } => format!(
-            "beginning connections took {:.0} % of a core{}, ",
+            "opening connections took {:.0} % of a core{}, ",
             share(&outcome.establisher),
             if outcome.real_time { " (SCHED_FIFO)" } else { " (without SCHED_FIFO: give root or CAP_SYS_NICE)" }
         ),
         Loop::Closed { .. } => String::new(),
     };
     let handler = share(&outcome.handler);
-    let each = if outcome.ok > 0 { format!("{:.1} us of CPU for a reply; ", outcome.cpu_us()) } else { String::new() };
+    let each = if outcome.ok > 0 { format!("{:.1} us of CPU per response; ", outcome.cpu_us()) } else { String::new() };
     let _ = writeln!(text, "client      {each}{establisher}handling them {handler:.0} %");
     let _ = writeln!(text, "verdict     {}", outcome.verdict);
     text
@@ -283,7 +283,7 @@ fn class_lines(classes: &[ClassOutcome]) -> String {
         text += &format!("{class:<width$} {ok:>9}{failed:>10}{times}\n");
     }
     if classes.len() > SHOWN {
-        text += &format!("and {} more classes: --json has them all\n", classes.len() - SHOWN);
+        text += &format!("and {} more classes; --json lists all\n", classes.len() - SHOWN);
     }
     text
 }

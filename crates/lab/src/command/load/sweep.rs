@@ -181,16 +181,21 @@ pub(super) fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdi
         rate = (rate * 1.25 / 100.0).round() * 100.0;
     }
     if found.kept == 0.0 && stop.is_stopped() {
-        found.verdict.broken.push("interrupted before the first rate was through".to_owned());
+        found.verdict.broken.push("interrupted before the first rate was complete".to_owned());
     } else if found.kept == 0.0 {
-        found
-            .verdict
-            .weaken(Validity::ClientBound, "not even 1000 connections a second were kept: what else runs here?");
+        found.verdict.weaken(
+            Validity::ClientBound,
+            "the load generator could not keep 1000 connections/s; which other programs \
+                 run here?",
+        );
     }
     if args.json {
         say::json(&found)?;
     } else {
-        say::out(&format!("one generator keeps {} connections/s on this machine, its server beside it", found.kept))?;
+        say::out(&format!(
+            "one generator keeps {} connections/s on this machine, with its server on the same machine",
+            found.kept
+        ))?;
         say::out(&format!("verdict     {}", found.verdict))?;
     }
     Ok(found.verdict)

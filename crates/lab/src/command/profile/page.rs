@@ -102,9 +102,9 @@ fn flame(profile: &Profile) -> Markup {
     let lines = frames.iter().map(|frame| frame.depth).max().unwrap_or(0) + 1;
     html! {
         p {
-            "The width of a frame is its share of the samples; its callers are below it, the program's functions below those of the kernel. \
-             Click a frame to zoom, the lowest one for all. A program without frame pointers has chains that are cut; code without names \
-             is its file in brackets."
+            "The width of a frame is its share of the samples; its callers are below it, the program's functions below \
+             those of the kernel. Click a frame to zoom, the lowest one for all. A program without frame pointers has \
+             chains that are cut; code without symbols is shown as its file in brackets."
         }
         p { label { "Search " input #search type="search"; } " " span #found {} }
         div #flame style=(format!("height:{}px", lines * LINE)) {
