@@ -884,6 +884,10 @@ pub(crate) struct NetworkUse {
     pub(crate) out_bytes: Option<u64>,
     /// Established connections at the server's port: the mean of all samples.
     pub(crate) established: Option<f64>,
+    /// Connections at the server's port, including those that the server has closed and whose last bytes are not
+    /// acknowledged: the mean of all samples.
+    #[serde(default)]
+    pub(crate) in_flight: Option<f64>,
 }
 
 /// A metric of a run: name, unit, description, and function.
@@ -990,6 +994,7 @@ impl Summary {
             run.seen(if run.network.is_private { "tcp_listen_drops_per_s" } else { "listen_queue_drops_per_s" })
         }),
         ("established", "", "connections established, mean", |run| run.network.established),
+        ("in-flight", "", "connections open or not yet acknowledged to the end, mean", |run| run.network.in_flight),
         ("disk-read", "MiB/s", "read from disks", |run| Some(run.seen("disk_read_bytes_per_s")? / MIB)),
         ("disk-transfers", "1/s", "reads and writes of disks", |run| {
             Some(run.seen("disk_reads_per_s")? + run.seen("disk_writes_per_s")?)

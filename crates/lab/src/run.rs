@@ -816,11 +816,18 @@ pub(crate) struct Seen {
     ticks: Vec<f64>,
     /// Established connections, per census during the load.
     established: Vec<f64>,
+    /// Connections as in `in_flight`, per census during the load.
+    open: Vec<f64>,
     /// Connections, including those whose last bytes are in flight (closed by the server, not fully
     /// acknowledged by the client), each count with the seconds since the census before, up to the last
     /// census. Without the latter connections, a server that closes each connection as soon as it has
     /// written the response would not be charged the time on the path.
     in_flight: Vec<(f64, f64)>,
+}
+
+/// The mean of counts; `None` without any.
+fn mean(counts: &[f64]) -> Option<f64> {
+    (!counts.is_empty()).then(|| counts.iter().sum::<f64>() / counts.len() as f64)
 }
 
 impl Seen {
@@ -865,10 +872,12 @@ impl Seen {
                     let counted = census.states.iter().filter(|(name, _)| names.contains(&name.as_str()));
                     counted.map(|(_, count)| *count).sum()
                 };
+                let open = f64::from(count(&["established", "fin_wait_1", "closing"]));
                 if at_s <= to_s {
                     seen.established.push(f64::from(count(&["established"])));
+                    seen.open.push(open);
                 }
-                seen.in_flight.push((at_s - counted_s, f64::from(count(&["established", "fin_wait_1", "closing"]))));
+                seen.in_flight.push((at_s - counted_s, open));
                 counted_s = at_s;
             }
             before = Some(sample);
@@ -940,8 +949,8 @@ impl Seen {
             passive_opens: tcp(|tcp| tcp.passive_opens),
             segments_out: tcp(|tcp| tcp.segments_out),
             out_bytes: out_bytes(&self.first).zip(out_bytes(&self.last)).map(|(from, to)| to.saturating_sub(from)),
-            established: (!self.established.is_empty())
-                .then(|| self.established.iter().sum::<f64>() / self.established.len() as f64),
+            established: mean(&self.established),
+            in_flight: mean(&self.open),
         }
     }
 
