@@ -77,17 +77,12 @@ impl Group {
             )?;
         }
         if let Some(share) = limits.cpu {
-            // A short period, so that a process which has used up its quota is not throttled for long. The
-            // kernel rejects quotas below 1 ms and periods above 1 s. The monitor's interval is not a multiple
-            // of the period; otherwise every sample of the listen queue would fall at the same phase. The
-            // census of connections chooses its own moments.
-            let period_us = (1033.0 / share).clamp(41_300.0, 1_000_000.0);
-            let quota_us = (period_us * share).round();
+            let (quota_us, period_us) = quota(share);
             if is_v1() {
-                group.set("cpu.cfs_period_us", "", &format!("{period_us:.0}"))?;
+                group.set("cpu.cfs_period_us", "", &period_us.to_string())?;
                 group.set("cpu.cfs_quota_us", "", &quota_us.to_string())?;
             } else {
-                group.set("", "cpu.max", &format!("{quota_us} {period_us:.0}"))?;
+                group.set("", "cpu.max", &format!("{quota_us} {period_us}"))?;
             }
         }
         Ok(group)
@@ -208,6 +203,16 @@ fn end(folders: &[PathBuf]) {
     }
 }
 
+/// The quota and the period of a share of CPU time, in microseconds.
+///
+/// While a server is throttled its listen queue fills, so a period limits it to one queue of connections: the period is
+/// as short as the kernel permits, which rejects quotas below 1 ms and periods above 1 s. The monitor's interval is no
+/// multiple of it; otherwise every sample of the listen queue would fall at the same phase.
+fn quota(share: f64) -> (u64, u64) {
+    let period_us = (1033.0 / share).clamp(10_330.0, 1_000_000.0).round();
+    ((period_us * share).round() as u64, period_us as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,6 +234,15 @@ mod tests {
         drop(group);
         child.wait().unwrap();
         assert!(used > 0 && used < had / 3, "{used} ns of {had}");
+    }
+
+    #[test]
+    fn quota_period_is_as_short_as_permitted() {
+        let check = |share: f64, expected: (u64, u64)| assert_eq!(quota(share), expected, "{share}");
+        check(0.1, (1033, 10_330));
+        check(0.02, (1033, 51_650));
+        check(0.001, (1000, 1_000_000));
+        check(2.0, (20_660, 10_330));
     }
 
     #[test]
