@@ -117,16 +117,14 @@ mod tests {
             &["read"],
             "copying",
         );
-        check(
-            &format!("ep_poll do_epoll_wait __x64_sys_epoll_wait {entry}"),
-            &["epoll_wait"],
-            "high-level file system",
-        );
+        check(&format!("ep_poll do_epoll_wait __x64_sys_epoll_wait {entry}"), &["epoll_wait"], "events");
         check(
             &format!("_raw_spin_unlock_irqrestore ep_poll_callback {entry}"),
             &["system call entry and exit"],
-            "high-level file system",
+            "events",
         );
+        // A file descriptor is taken for whoever asks for it, a socket too.
+        check(&format!("fput __sys_sendto {entry}"), &["sendto"], "tcp/ip and sockets");
         check("entry_SYSCALL_64", &["system call entry and exit"], "entry and exit");
         check(&entry.replace("do_syscall_64", "do_syscall_64 "), &["system call entry and exit"], "entry and exit");
     }
