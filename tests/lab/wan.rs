@@ -232,7 +232,6 @@ fn wrong_usage_is_reported_with_hint() {
         ("--queue", "-3", "codel"),
         ("--queue", "codel:0ms,0ms", "RFC 8289"),
         ("--queue", "red:90KB,30KB", "smaller"),
-        ("--spin", "1h", "150us"),
     ] {
         check(&[flag, value, "--", "true"], says);
     }

@@ -20,13 +20,13 @@ pub struct Tun {
 }
 
 impl Tun {
-    /// Creates a device of this name in the network namespace of the calling thread. `large`: the kernel may send TCP
-    /// segments unsegmented, up to 64 KiB together; otherwise each packet fits the device's MTU.
+    /// Creates a device of this name in the network namespace of the calling thread. The kernel may send TCP segments
+    /// unsegmented, up to 64 KiB together.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] and [`io::ErrorKind::PermissionDenied`] from opening `/dev/net/tun`; EPERM if this
     /// thread may not change the namespace's network; EBUSY for a name that is taken.
-    pub fn create(name: &str, large: bool) -> io::Result<Tun> {
+    pub fn create(name: &str) -> io::Result<Tun> {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -45,12 +45,7 @@ impl Tun {
         // SAFETY: TUNSETIFF reads and writes the `ifreq` that its argument points to, which is alive. JUSTIFICATION:
         // neither std nor rustix creates TUN devices.
         check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
-        let features = if large {
-            libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN
-        } else {
-            // Checksums between two devices of one machine need not be computed at all.
-            libc::TUN_F_CSUM
-        };
+        let features = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
         // SAFETY: TUNSETOFFLOAD takes a plain number.
         check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(features)) })?;
         Ok(Tun { fd: file.into() })
@@ -103,10 +98,7 @@ mod tests {
     #[test]
     fn invalid_device_name_is_rejected() {
         for name in ["", "0123456789abcdef"] {
-            assert_eq!(
-                Tun::create(name, true).map(|_| ()).map_err(|error| error.kind()),
-                Err(io::ErrorKind::InvalidInput)
-            );
+            assert_eq!(Tun::create(name).map(|_| ()).map_err(|error| error.kind()), Err(io::ErrorKind::InvalidInput));
         }
     }
 }

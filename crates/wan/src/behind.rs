@@ -18,10 +18,11 @@ use amped_measure::Failure;
 use amped_sys::process;
 use amped_sys::signal::{Signal, Signals};
 use amped_units::Bytes;
+use ipnet::IpNet;
 
-use crate::path::{PathSettings, Prefix};
+use crate::path::PathSettings;
 use crate::place::{DeviceSettings, Mark, check_congestion_control, ip, make_device, unshare};
-use crate::router::{Accuracy, Plan, Port, Report, Router, RouterSettings};
+use crate::router::{Plan, Port, Report, Router, RouterSettings};
 
 /// This host, as seen from the namespace.
 pub const HOST4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -44,12 +45,8 @@ pub struct Settings {
     pub path: PathSettings,
     /// The seed of all random draws.
     pub seed: u64,
-    /// The router's accuracy.
-    pub accuracy: Accuracy,
     /// The largest packet, in bytes at layer 3.
     pub mtu: u32,
-    /// Whether TCP may hand over unsegmented packets.
-    pub large_packets: bool,
     /// TCP's congestion control, on both sides of the path.
     pub congestion_control: String,
     /// The capture file.
@@ -108,7 +105,7 @@ fn router_settings(settings: &Settings, host: Port, client: Port, address: u16) 
     let (v4, v6) = client_addresses(address);
     let plan = Plan {
         name: "path".to_owned(),
-        prefixes: vec![Prefix::host(v4), Prefix::host(v6)],
+        prefixes: vec![v4.into(), v6.into()],
         client: 0,
         settings: settings.path.clone(),
     };
@@ -118,7 +115,6 @@ fn router_settings(settings: &Settings, host: Port, client: Port, address: u16) 
         paths: vec![plan],
         seed: settings.seed,
         congestion_control: settings.congestion_control.clone(),
-        accuracy: settings.accuracy,
         held_max: HELD_MAX,
         capture: settings.capture.clone(),
     }
@@ -134,9 +130,8 @@ fn device(settings: &Settings, name: String, addresses: [IpAddr; 2], routes: [Ip
     DeviceSettings {
         name,
         mtu: settings.mtu,
-        large_packets: settings.large_packets,
         addresses: addresses.to_vec(),
-        routes: routes.map(Prefix::host).to_vec(),
+        routes: routes.map(IpNet::from).to_vec(),
         congestion_control: settings.congestion_control.clone(),
     }
 }

@@ -19,8 +19,8 @@ use amped_measure::Failure;
 use amped_sys::netns::{self, NetNs};
 use amped_sys::process;
 use amped_sys::tun::{self, Tun};
+use ipnet::IpNet;
 
-use crate::path::Prefix;
 use crate::router::{Port, Statistics};
 
 /// The settings of a namespace's device and its TCP.
@@ -30,12 +30,10 @@ pub struct DeviceSettings {
     pub name: String,
     /// The largest packet, in bytes at layer 3.
     pub mtu: u32,
-    /// Whether TCP may hand over unsegmented packets; the models see segments either way.
-    pub large_packets: bool,
     /// Addresses of the device.
     pub addresses: Vec<IpAddr>,
     /// The destinations reachable through it.
-    pub routes: Vec<Prefix>,
+    pub routes: Vec<IpNet>,
     /// TCP's congestion control on these routes.
     pub congestion_control: String,
 }
@@ -49,8 +47,8 @@ const DEVICE_QUEUE_PACKETS: u32 = 10_000;
 /// # Errors
 /// When permission is missing, an address or a route is in use, or `ip` is missing; the text says what to do.
 pub fn make_device(settings: &DeviceSettings) -> Result<Port, Failure> {
-    let DeviceSettings { name, mtu, large_packets, addresses, routes, congestion_control } = settings;
-    let tun = Tun::create(name, *large_packets).map_err(|error| match error.kind() {
+    let DeviceSettings { name, mtu, addresses, routes, congestion_control } = settings;
+    let tun = Tun::create(name).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Failure::failed(
             "cannot open /dev/net/tun: it does not exist; load the module (modprobe tun), or in a container pass the \
              device (--device /dev/net/tun)",
@@ -70,13 +68,13 @@ pub fn make_device(settings: &DeviceSettings) -> Result<Port, Failure> {
     for address in addresses {
         // The address is unique here, so duplicate address detection is unnecessary (RFC 4862, 5.4).
         let nodad = if address.is_ipv6() { " nodad" } else { "" };
-        let _ = writeln!(batch, "addr add {} dev {name}{nodad}", Prefix::host(*address));
+        let _ = writeln!(batch, "addr add {} dev {name}{nodad}", IpNet::from(*address));
     }
     for route in routes {
         // A metric of the route (ip-route(8), `congctl`), not `net.ipv4.tcp_congestion_control`: the host's setting
         // must not change, and in other namespaces the kernel refuses every algorithm that was never the host's
         // default, so cubic where that is bbr (Linux, `tcp_set_default_congestion_control`).
-        let source = addresses.iter().find(|address| address.is_ipv6() == route.is_ipv6());
+        let source = addresses.iter().find(|address| address.is_ipv6() == route.addr().is_ipv6());
         let source = source.map_or(String::new(), |address| format!(" src {address}"));
         let _ = writeln!(batch, "route add {route} dev {name}{source} congctl {congestion_control}");
     }

@@ -2,7 +2,7 @@
 //! server, asks the links when each must leave, and sends it then.
 //!
 //! One thread, one wait. A turn: (1) wait until a packet arrives or the next one is due, polling the clock at the end
-//! (`spin`), since a sleeping thread wakes tens of microseconds late; (2) read the arrived packets, a batch per device;
+//! (`SPIN`), since a sleeping thread wakes tens of microseconds late; (2) read the arrived packets, a batch per device;
 //! (3) send the packets that are due. The lateness of each packet is always measured: lateness is the router's fault,
 //! not the emulated network's, and [`Report::verdict`] says so. The same holds for packets that the kernel dropped
 //! before they were read, and for packets that exceeded the router's memory limit. Times in which the machine did not
@@ -32,13 +32,14 @@ use amped_sys::process;
 use amped_sys::tun::{self, HEADER_BYTES, Tun};
 use amped_units::{Bytes, Time};
 use hdrhistogram::Histogram;
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::agenda::Agenda;
 use crate::capture::{Capture, Happened};
 use crate::link::{Bandwidth, Counts, Departure, Link};
 use crate::packet::{self, Layout, Packet};
-use crate::path::{Direction, PathSettings, Prefix, Prefixes};
+use crate::path::{PathSettings, Prefixes};
 use crate::queue::Cause;
 
 /// A device of the router.
@@ -89,7 +90,7 @@ pub struct Plan {
     /// Name in reports.
     pub name: String,
     /// Addresses of its clients.
-    pub prefixes: Vec<Prefix>,
+    pub prefixes: Vec<IpNet>,
     /// Index of its clients' device in [`RouterSettings::clients`].
     pub client: usize,
     /// Its two links.
@@ -109,31 +110,16 @@ pub struct RouterSettings {
     pub seed: u64,
     /// TCP's congestion control, which is set where devices are made ([`crate::place`]) and recorded here.
     pub congestion_control: String,
-    /// Requested accuracy.
-    pub accuracy: Accuracy,
     /// Maximum bytes of packets held; packets beyond count as overflow.
     pub held_max: Bytes,
     /// The capture file; `None` for no capture.
     pub capture: Option<PathBuf>,
 }
 
-/// The accuracy of a router.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Accuracy {
-    /// Whether its thread runs with real-time priority (`SCHED_FIFO`), if permitted.
-    pub realtime: bool,
-    /// How long before a packet is due the thread polls the clock instead of sleeping.
-    pub spin: Duration,
-}
-
-impl Default for Accuracy {
-    /// Both: a sleeping thread wakes 80 to 120 us late at p99 even with `SCHED_FIFO` (on a virtual machine of two
-    /// cores, Linux 6.18), so polling must begin earlier than that. Packets 40 ms apart leave 33 us late at p99 with a
-    /// spin of 60 us, and 5 us late with 150 us.
-    fn default() -> Accuracy {
-        Accuracy { realtime: true, spin: Duration::from_micros(150) }
-    }
-}
+/// How long before a departure the router polls the clock instead of sleeping: a sleeping thread wakes 80 to 120 us late
+/// at p99 even with `SCHED_FIFO` (on a virtual machine of two cores, Linux 6.18). Packets 40 ms apart leave 33 us late
+/// at p99 with 60 us, and 5 us late with 150 us.
+const SPIN: Duration = Duration::from_micros(150);
 
 /// The statistics so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -288,7 +274,7 @@ pub struct Router {
 enum Order {
     Report(Sender<Report>),
     Lateness(Sender<Lateness>),
-    SetBandwidth(String, Vec<Direction>, Bandwidth),
+    SetBandwidth(String, Bandwidth),
     Stop,
 }
 
@@ -342,9 +328,9 @@ impl Router {
         receiver.recv().map_err(|_| Failure::failed("the router has ended"))
     }
 
-    /// Sets the bandwidth of these directions in all paths of this name.
-    pub fn set_bandwidth(&self, path: &str, directions: &[Direction], bandwidth: Bandwidth) {
-        self.order(Order::SetBandwidth(path.to_owned(), directions.to_vec(), bandwidth));
+    /// Sets the bandwidth of all paths of this name, in both directions.
+    pub fn set_bandwidth(&self, path: &str, bandwidth: Bandwidth) {
+        self.order(Order::SetBandwidth(path.to_owned(), bandwidth));
     }
 
     /// Whether the router has ended by itself; [`Router::stop`] says why.
@@ -470,7 +456,6 @@ struct State {
     epoll: Epoll,
     orders: Receiver<Order>,
     bell: Arc<EventFd>,
-    spin: Duration,
     /// Start of the window, and time spun within it.
     window: Time,
     spun: Duration,
@@ -492,26 +477,22 @@ struct Delay {
 
 impl State {
     fn new(settings: RouterSettings, orders: Receiver<Order>, bell: Arc<EventFd>) -> Result<State, Failure> {
-        let RouterSettings { server, clients, paths, seed, congestion_control, accuracy, held_max, capture } = settings;
+        let RouterSettings { server, clients, paths, seed, congestion_control, held_max, capture } = settings;
         clock::exact_timers();
-        let priority = accuracy.realtime.then(|| clock::run_first(PRIORITY));
-        let is_realtime = matches!(priority, Some(Ok(())));
+        let priority = clock::run_first(PRIORITY);
+        let is_realtime = priority.is_ok();
         let policy = match priority {
-            Some(Ok(())) => {
+            Ok(()) => {
                 // Code that was paged out would be read from disk while
                 // packets wait. If locking is refused, the lateness shows it.
                 let _ = process::lock_program();
                 "SCHED_FIFO".to_owned()
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 format!("SCHED_OTHER, since SCHED_FIFO is denied ({error}): packets may leave milliseconds late")
             }
-            None => "ordinary, as asked".to_owned(),
         };
-        let scheduling = match accuracy.spin {
-            Duration::ZERO => policy,
-            spin => format!("{policy}; polls the clock in the last {} us", spin.as_micros()),
-        };
+        let scheduling = format!("{policy}; polls the clock in the last {} us", SPIN.as_micros());
 
         // Up to a minute, with three digits.
         let lateness = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("1 < 60e9, and 3 figures are allowed");
@@ -529,7 +510,10 @@ impl State {
         for (number, plan) in paths.iter().enumerate() {
             for prefix in &plan.prefixes {
                 if prefixes.insert(*prefix, number as u32).is_some() {
-                    return Err(Failure::usage(format!("two paths have the prefix {prefix}; give each its own")));
+                    return Err(Failure::usage(format!(
+                        "two paths have the prefix {}; give each its own",
+                        prefix.trunc()
+                    )));
                 }
             }
             for settings in [&plan.settings.up, &plan.settings.down] {
@@ -566,7 +550,6 @@ impl State {
             epoll,
             orders,
             bell,
-            spin: accuracy.spin,
             window: Time::START,
             spun: Duration::ZERO,
             turned: Time::START,
@@ -636,8 +619,8 @@ impl State {
             return None;
         }
         let wait = due - now;
-        if wait > self.spin {
-            return Some(wait - self.spin);
+        if wait > SPIN {
+            return Some(wait - SPIN);
         }
         if now - self.window > WINDOW {
             (self.window, self.spun) = (now, Duration::ZERO);
@@ -646,7 +629,7 @@ impl State {
             return Some(wait);
         }
         // The loop polls without sleeping until then, and sees packets that arrive. It may have slept before.
-        self.spun += (now - turned).min(self.spin);
+        self.spun += (now - turned).min(SPIN);
         Some(Duration::ZERO)
     }
 
@@ -775,11 +758,10 @@ impl State {
                     let _ = to.send(lateness_of(&self.recent));
                     self.forget_recent();
                 }
-                Order::SetBandwidth(name, directions, bandwidth) => {
+                Order::SetBandwidth(name, bandwidth) => {
                     let now = self.clock.now();
                     for path in (0..self.names.len()).filter(|path| self.names[*path] == name) {
-                        for direction in &directions {
-                            let number = path * 2 + usize::from(*direction == Direction::Down);
+                        for number in [path * 2, path * 2 + 1] {
                             self.links[number].set_bandwidth(now, bandwidth.clone());
                             self.agenda.remind(number as u32, self.links[number].next_due());
                         }
@@ -916,7 +898,6 @@ mod tests {
                 let device = DeviceSettings {
                     name: name.to_owned(),
                     mtu: 1500,
-                    large_packets: true,
                     addresses: Vec::new(),
                     routes: Vec::new(),
                     congestion_control: "cubic".to_owned(),
@@ -937,7 +918,6 @@ mod tests {
                 paths: prefixes.iter().map(|prefix| plan(prefix)).collect(),
                 seed: 1,
                 congestion_control: "cubic".to_owned(),
-                accuracy: Accuracy::default(),
                 held_max: Bytes::mib(1),
                 capture: capture.map(PathBuf::from),
             });

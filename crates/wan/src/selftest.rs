@@ -20,15 +20,16 @@ use amped_sys::clock::{self, Clock};
 use amped_sys::netns::NetNs;
 use amped_sys::{datagram, socket};
 use amped_units::Time;
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::behind::HELD_MAX;
 use crate::link::{Bandwidth, Latency};
 use crate::loss::Loss;
-use crate::path::{PathSettings, Prefix};
+use crate::path::PathSettings;
 use crate::place::{DeviceSettings, Mark, check_congestion_control, in_new_namespace, in_thread, make_device};
 use crate::queue::Limit;
-use crate::router::{Accuracy, Lateness, PRIORITY, Plan, Report, Router, RouterSettings, Stalls};
+use crate::router::{Lateness, PRIORITY, Plan, Report, Router, RouterSettings, Stalls};
 
 const SERVER: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1))];
@@ -48,12 +49,8 @@ const SILENCE: Duration = Duration::from_millis(500);
 pub struct TrialSettings {
     /// The seed of all random draws.
     pub seed: u64,
-    /// The router's accuracy.
-    pub accuracy: Accuracy,
     /// The largest packet, in bytes at layer 3.
     pub mtu: u32,
-    /// Whether TCP may hand over unsegmented packets.
-    pub large_packets: bool,
     /// TCP's congestion control.
     pub congestion_control: String,
     /// Maximum lateness of packets at p99; by default that of [`late_max`], and [`LATE_MAX`] while TCP sends at full
@@ -128,13 +125,12 @@ pub fn trial(name: &str, path: &PathSettings, settings: &TrialSettings) -> Resul
         clients: vec![client_port],
         paths: vec![Plan {
             name: name.to_owned(),
-            prefixes: CLIENT.map(Prefix::host).to_vec(),
+            prefixes: CLIENT.map(IpNet::from).to_vec(),
             client: 0,
             settings: path.clone(),
         }],
         seed: settings.seed,
         congestion_control: settings.congestion_control.clone(),
-        accuracy: settings.accuracy,
         held_max: HELD_MAX,
         capture: None,
     })?;
@@ -166,22 +162,16 @@ const CHI_SQUARE_MAX: f64 = 10.83;
 /// Default maximum lateness of packets at p99.
 pub const LATE_MAX: Duration = Duration::from_millis(1);
 
-/// Maximum lateness at p99 of packets below full speed: the figure
-/// that a real-time router reaches, with and without a spin.
-pub fn late_max(is_realtime: bool, spin: Duration) -> Duration {
-    match (is_realtime, spin) {
-        (false, _) => LATE_MAX,
-        (true, Duration::ZERO) => Duration::from_micros(100),
-        (true, _) => Duration::from_micros(5),
-    }
+/// Maximum lateness at p99 of packets below full speed: the figure that a real-time router reaches.
+pub fn late_max(is_realtime: bool) -> Duration {
+    if is_realtime { Duration::from_micros(5) } else { LATE_MAX }
 }
 
 fn judge(trial: &mut Trial, path: &PathSettings, settings: &TrialSettings, report: &Report) {
     let mut broken = Vec::new();
-    for (what, lateness, usual) in [
-        ("packets", trial.lateness, late_max(report.is_realtime, settings.accuracy.spin)),
-        ("with TCP packets", trial.tcp_lateness, LATE_MAX),
-    ] {
+    for (what, lateness, usual) in
+        [("packets", trial.lateness, late_max(report.is_realtime)), ("with TCP packets", trial.tcp_lateness, LATE_MAX)]
+    {
         let bound = settings.late_max.unwrap_or(usual);
         let bound_us = bound.as_secs_f64() * 1e6;
         if lateness.p99_us > bound_us {
@@ -216,13 +206,12 @@ fn end(
     addresses: [IpAddr; 2],
     others: [IpAddr; 2],
 ) -> Result<(crate::router::Port, NetNs), Failure> {
-    let TrialSettings { mtu, large_packets, congestion_control, .. } = settings;
+    let TrialSettings { mtu, congestion_control, .. } = settings;
     let device = DeviceSettings {
         name: "wan0".to_owned(),
         mtu: *mtu,
-        large_packets: *large_packets,
         addresses: addresses.to_vec(),
-        routes: others.map(Prefix::host).to_vec(),
+        routes: others.map(IpNet::from).to_vec(),
         congestion_control: congestion_control.clone(),
     };
     in_new_namespace(Mark::own()?, move || make_device(&device))
@@ -499,7 +488,7 @@ mod tests {
         let lateness =
             |p99_us: f64| json!({"packets": 500, "p50_us": 0.1, "p99_us": p99_us, "p999_us": 9e3, "max_us": 9e3});
         let stalls = json!({"count": 1, "sum_ms": 2.0, "max_ms": 2.0});
-        let verdict_of = |is_realtime: bool, spin_us: u64, p99_us: f64, tcp_p99_us: f64, rate: f64, chi_square: f64| {
+        let verdict_of = |is_realtime: bool, p99_us: f64, tcp_p99_us: f64, rate: f64, chi_square: f64| {
             let mut trial: Trial = serde_json::from_value(json!({
                 "name": "x", "delay_asked_ms": 1.0, "delay_got_ms": 1.01, "delay6_got_ms": 1.01, "rate_asked_mbit": 10.0,
                 "rate_got_mbit": rate, "train_late_us": 0.0, "spacing_asked_us": 1.0, "spacing_got_us": 1.0, "loss_asked": 0.1,
@@ -514,17 +503,8 @@ mod tests {
                 "kernel_dropped": 0, "refused": 0, "no_path": 0, "not_ip": 0, "capture_left_out": 0, "paths": []
             }))
             .expect("the form of a report");
-            let accuracy = Accuracy { realtime: true, spin: Duration::from_micros(spin_us) };
             let (congestion_control, tcp) = ("cubic".to_owned(), Duration::ZERO);
-            let settings = TrialSettings {
-                seed: 1,
-                accuracy,
-                mtu: 1500,
-                large_packets: true,
-                congestion_control,
-                late_max: None,
-                tcp,
-            };
+            let settings = TrialSettings { seed: 1, mtu: 1500, congestion_control, late_max: None, tcp };
             let link = || LinkSettings {
                 bandwidth: Bandwidth::Fixed(BitsPerSecond(10_000_000)),
                 loss: Loss::Bernoulli(0.1),
@@ -534,17 +514,16 @@ mod tests {
             assert_eq!(trial.is_disturbed(), trial.verdict.exit_status() == 1, "a stall is told");
             trial.verdict.to_string()
         };
-        assert_eq!(verdict_of(true, 60, 5.0, 1000.0, 10.09, 10.8), "valid");
-        assert_eq!(verdict_of(true, 0, 100.0, 1000.0, 9.91, 0.0), "valid");
-        assert_eq!(verdict_of(false, 60, 1000.0, 1000.0, 10.0, 0.0), "valid");
+        assert_eq!(verdict_of(true, 5.0, 1000.0, 10.09, 10.8), "valid");
+        assert_eq!(verdict_of(true, 5.0, 1000.0, 9.91, 0.0), "valid");
+        assert_eq!(verdict_of(false, 1000.0, 1000.0, 10.0, 0.0), "valid");
         let check =
             |verdict: String, says: &str| assert!(verdict.contains(says) && verdict.contains("2.0 ms"), "{verdict}");
-        check(verdict_of(true, 60, 5.1, 1.0, 10.0, 0.0), "more than 5 us");
-        check(verdict_of(true, 0, 101.0, 1.0, 10.0, 0.0), "more than 100 us");
-        check(verdict_of(false, 60, 1001.0, 1.0, 10.0, 0.0), "more than 1000 us");
-        check(verdict_of(true, 60, 1.0, 1001.0, 10.0, 0.0), "with TCP");
-        check(verdict_of(true, 60, 1.0, 1.0, 10.11, 0.0), "the rate is 1.1 % off");
-        check(verdict_of(true, 60, 1.0, 1.0, 10.0, 10.9), "chi-square");
+        check(verdict_of(true, 5.1, 1.0, 10.0, 0.0), "more than 5 us");
+        check(verdict_of(false, 1001.0, 1.0, 10.0, 0.0), "more than 1000 us");
+        check(verdict_of(true, 1.0, 1001.0, 10.0, 0.0), "with TCP");
+        check(verdict_of(true, 1.0, 1.0, 10.11, 0.0), "the rate is 1.1 % off");
+        check(verdict_of(true, 1.0, 1.0, 10.0, 10.9), "chi-square");
     }
 
     #[test]

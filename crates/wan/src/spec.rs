@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use amped_units::{BitsPerSecond, Bytes, parse_duration};
+use serde::Deserialize;
 
 use crate::link::{Bandwidth, BandwidthTrace, Jitter, Latency, LatencyTrace, LinkSettings, Shape};
 use crate::loss::{GilbertElliott, Loss};
@@ -15,36 +16,37 @@ use crate::queue::{CoDel, Discipline, Limit, QueueSettings, Red};
 pub type ReadFile<'a> = &'a dyn Fn(&str) -> Result<String, String>;
 
 /// The values of a link as text; absent ones are those of a link that changes nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LinkTexts<'a> {
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkTexts {
     /// See [`latency`].
-    pub latency: Option<&'a str>,
+    pub latency: Option<String>,
     /// See [`bandwidth`].
-    pub bandwidth: Option<&'a str>,
+    pub bandwidth: Option<String>,
     /// See [`loss`].
-    pub loss: Option<&'a str>,
+    pub loss: Option<String>,
     /// See [`queue`].
-    pub queue: Option<&'a str>,
+    pub queue: Option<String>,
 }
 
-impl LinkTexts<'_> {
+impl LinkTexts {
     /// Overrides the values of `link`. A bandwidth without a queue sets the default queue for it.
     ///
     /// # Errors
     /// The name of the invalid value, and what to write instead.
     pub fn apply(&self, link: &mut LinkSettings, files: ReadFile<'_>) -> Result<(), String> {
         let named = |name: &'static str| move |error: String| format!("{name}: {error}");
-        if let Some(text) = self.latency {
+        if let Some(text) = &self.latency {
             link.latency = latency(text, files).map_err(named("latency"))?;
         }
-        if let Some(text) = self.bandwidth {
+        if let Some(text) = &self.bandwidth {
             link.bandwidth = bandwidth(text, files).map_err(named("bandwidth"))?;
             link.queue = default_queue(&link.bandwidth);
         }
-        if let Some(text) = self.loss {
+        if let Some(text) = &self.loss {
             link.loss = loss(text, files).map_err(named("loss"))?;
         }
-        if let Some(text) = self.queue {
+        if let Some(text) = &self.queue {
             link.queue = queue(text, &link.bandwidth).map_err(named("queue"))?;
         }
         Ok(())
@@ -382,10 +384,10 @@ mod tests {
     #[test]
     fn default_queue_depends_on_bandwidth() {
         let mut link = plain_link();
-        let texts = LinkTexts { bandwidth: Some("100mbit"), ..LinkTexts::default() };
+        let texts = LinkTexts { bandwidth: Some("100mbit".to_owned()), ..LinkTexts::default() };
         texts.apply(&mut link, &no_files).expect("right");
         assert_eq!(link.queue.limit, Limit::Bytes(Bytes(1_250_000)));
-        let texts = LinkTexts { loss: Some("all"), ..LinkTexts::default() };
+        let texts = LinkTexts { loss: Some("all".to_owned()), ..LinkTexts::default() };
         let error = texts.apply(&mut link, &no_files).expect_err("wrong");
         assert!(error.starts_with("loss: "), "{error}");
     }

@@ -21,14 +21,16 @@ use amped_measure::Failure;
 use amped_sys::netns::{self, NetNs};
 use amped_sys::poll;
 use amped_sys::signal::{Signal, Signals};
+use ipnet::IpNet;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::behind::{HELD_MAX, HOST4, HOST6, cannot_start};
 use crate::link::{Bandwidth, ETHERNET_BYTES, LinkSettings};
-use crate::path::{Direction, PathSettings, Prefix};
+use crate::path::PathSettings;
 use crate::place::{DeviceSettings, Mark, be_allowed, check_congestion_control, in_new_namespace, make_device};
 use crate::profile::Profile;
-use crate::router::{Accuracy, Plan, Port, Report, Router, RouterSettings};
+use crate::router::{Plan, Port, Report, Router, RouterSettings};
 use crate::spec::{self, LinkTexts, ReadFile};
 
 /// The server's name among the classes.
@@ -93,18 +95,9 @@ struct ClassFile {
     #[serde(default)]
     layer2: bool,
     #[serde(default)]
-    up: LinkFile,
+    up: LinkTexts,
     #[serde(default)]
-    down: LinkFile,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct LinkFile {
-    latency: Option<String>,
-    bandwidth: Option<String>,
-    loss: Option<String>,
-    queue: Option<String>,
+    down: LinkTexts,
 }
 
 fn one() -> u64 {
@@ -153,24 +146,18 @@ impl ClassFile {
     fn path(&self, files: ReadFile<'_>) -> Result<PathSettings, String> {
         let mut path = match &self.profile {
             None => PathSettings { up: spec::plain_link(), down: spec::plain_link() },
-            Some(name) => Profile::find(name)?.path(),
+            Some(name) => Profile::find(name)?,
         };
         let both = LinkTexts {
-            latency: self.latency.as_deref(),
-            bandwidth: self.bandwidth.as_deref(),
-            loss: self.loss.as_deref(),
-            queue: self.queue.as_deref(),
+            latency: self.latency.clone(),
+            bandwidth: self.bandwidth.clone(),
+            loss: self.loss.clone(),
+            queue: self.queue.clone(),
         };
-        let apply = |link: &mut LinkSettings, one: &LinkFile, name: &str| {
+        let apply = |link: &mut LinkSettings, one: &LinkTexts, name: &str| {
             both.apply(link, files)?;
-            let texts = LinkTexts {
-                latency: one.latency.as_deref(),
-                bandwidth: one.bandwidth.as_deref(),
-                loss: one.loss.as_deref(),
-                queue: one.queue.as_deref(),
-            };
             link.framing_bytes = if self.layer2 { ETHERNET_BYTES } else { 0 };
-            texts.apply(link, files).map_err(|error| format!("{name}.{error}"))
+            one.apply(link, files).map_err(|error| format!("{name}.{error}"))
         };
         apply(&mut path.up, &self.up, "up")?;
         apply(&mut path.down, &self.down, "down")?;
@@ -186,9 +173,9 @@ fn client(class: usize, number: u32) -> [IpAddr; 2] {
 }
 
 /// All addresses of a class.
-fn network(class: usize) -> [Prefix; 2] {
+fn network(class: usize) -> [IpNet; 2] {
     let [v4, v6] = client(class, 0);
-    [Prefix::new(v4, 16), Prefix::new(v6, 32)].map(|prefix| prefix.expect("longer than an address"))
+    [IpNet::new(v4, 16), IpNet::new(v6, 32)].map(|prefix| prefix.expect("longer than an address"))
 }
 
 /// Creates a test bed and serves requests at this socket until a request or a signal ends it; calls `ready` once it is
@@ -196,17 +183,10 @@ fn network(class: usize) -> [Prefix; 2] {
 ///
 /// # Errors
 /// When another test bed uses this socket, permission is missing, `ip` is missing, or the router ends by itself.
-pub fn run(
-    net: &Net,
-    accuracy: Accuracy,
-    capture: Option<PathBuf>,
-    socket: &Path,
-    ready: impl FnOnce(),
-) -> Result<Report, Failure> {
+pub fn run(net: &Net, capture: Option<PathBuf>, socket: &Path, ready: impl FnOnce()) -> Result<Report, Failure> {
     let signals = Signals::block().map_err(Failure::io("take signals"))?;
     let listener = listen(socket)?;
-    let ended =
-        Testbed::build(net, accuracy, capture).and_then(|testbed| testbed.serve(socket, &listener, &signals, ready));
+    let ended = Testbed::build(net, capture).and_then(|testbed| testbed.serve(socket, &listener, &signals, ready));
     if ended.is_err() {
         // It may have been removed already.
         let _ = fs::remove_file(socket);
@@ -223,7 +203,7 @@ struct Testbed {
 }
 
 impl Testbed {
-    fn build(net: &Net, accuracy: Accuracy, capture: Option<PathBuf>) -> Result<Testbed, Failure> {
+    fn build(net: &Net, capture: Option<PathBuf>) -> Result<Testbed, Failure> {
         be_allowed()?;
         Mark::end_orphans();
         check_congestion_control(&net.congestion_control)?;
@@ -233,11 +213,11 @@ impl Testbed {
         let (mut clients, mut paths) = (Vec::new(), Vec::new());
         for (number, class) in net.classes.iter().enumerate() {
             let addresses: Vec<[IpAddr; 2]> = (1..=class.clients).map(|n| client(number, n)).collect();
-            let hosts = [HOST4.into(), HOST6.into()].map(Prefix::host).to_vec();
+            let hosts = vec![IpAddr::from(HOST4).into(), IpAddr::from(HOST6).into()];
             let (port, namespace) = end(net, &class.name, addresses.concat(), hosts)?;
             clients.push(port);
             namespaces.push((class.name.clone(), namespace));
-            let plan = |prefixes: Vec<Prefix>| Plan {
+            let plan = |prefixes: Vec<IpNet>| Plan {
                 name: class.name.clone(),
                 prefixes,
                 client: number,
@@ -246,12 +226,12 @@ impl Testbed {
             if class.shared {
                 paths.push(plan(network(number).to_vec()));
             } else {
-                paths.extend(addresses.iter().map(|both| plan(both.map(Prefix::host).to_vec())));
+                paths.extend(addresses.iter().map(|both| plan(both.map(IpNet::from).to_vec())));
             }
         }
         let congestion_control = net.congestion_control.clone();
         let (seed, held_max) = (net.seed, HELD_MAX);
-        let settings = RouterSettings { server, clients, paths, seed, congestion_control, accuracy, held_max, capture };
+        let settings = RouterSettings { server, clients, paths, seed, congestion_control, held_max, capture };
         Ok(Testbed { router: Router::start(settings)?, namespaces, mark: Mark::own()? })
     }
 
@@ -285,12 +265,7 @@ impl Testbed {
         Mark::end_orphans();
         let report = self.router.stop();
         if let Some(mut connection) = asked {
-            let answer = match &report {
-                Ok(report) => Answer::Report(report.clone()),
-                Err(failure) => Answer::Refused(failure.to_string()),
-            };
-            // The caller may have gone.
-            let _ = tell(&mut connection, &answer);
+            let _ = tell(&mut connection, &report.as_ref().map_err(Failure::to_string));
         }
         report
     }
@@ -301,51 +276,48 @@ impl Testbed {
         connection.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
         let mut line = String::new();
         BufReader::new(&connection).read_line(&mut line).ok()?;
-        let answer = match serde_json::from_str(&line) {
-            Ok(Request::Down) => return Some(connection),
-            Ok(Request::Status) => match self.router.report() {
-                Ok(report) => Answer::Report(report),
-                Err(failure) => Answer::Refused(failure.to_string()),
-            },
-            Ok(Request::Namespace(name)) => match self.namespaces.iter().find(|(known, _)| *known == name) {
-                Some((_, namespace)) => self.way_into(namespace),
-                None => self.unknown(&name, 0),
-            },
-            Ok(Request::SetBandwidth { class, bandwidth }) => match live_bandwidth(&bandwidth) {
-                Ok(bandwidth) if self.namespaces.iter().skip(1).any(|(known, _)| *known == class) => {
-                    self.router.set_bandwidth(&class, &Direction::ALL, bandwidth);
-                    Answer::Done
-                }
-                Ok(_) => self.unknown(&class, 1),
-                Err(error) => Answer::Refused(error),
-            },
-            Err(error) => Answer::Refused(format!("not a request: {error}")),
-        };
         // The caller may have gone.
-        let _ = tell(&mut connection, &answer);
+        let _ = match serde_json::from_str(&line) {
+            Ok(Request::Down) => return Some(connection),
+            Ok(Request::Status) => tell(&mut connection, &self.router.report().map_err(|failure| failure.to_string())),
+            Ok(Request::Namespace(name)) => tell(&mut connection, &self.way_into(&name)),
+            Ok(Request::SetBandwidth { class, bandwidth }) => {
+                tell(&mut connection, &self.set_bandwidth(&class, &bandwidth))
+            }
+            Err(error) => tell(&mut connection, &Err::<(), _>(format!("not a request: {error}"))),
+        };
         None
     }
 
     /// Namespaces are found through the process that holds them. For an
     /// ordinary user there is a user namespace too ([`be_allowed`]).
-    fn way_into(&self, namespace: &NetNs) -> Answer {
+    fn way_into(&self, name: &str) -> Result<WayIn, String> {
+        let (_, namespace) = known(&self.namespaces, name)?;
         let users = PathBuf::from(format!("/proc/{}/ns/user", std::process::id()));
-        Answer::Namespace { network: namespace.path(), users }
+        Ok(WayIn { network: namespace.path(), users })
     }
 
-    /// Unknown class: lists the names, without the first `skipped`.
-    fn unknown(&self, name: &str, skipped: usize) -> Answer {
-        let names: Vec<&str> = self.namespaces.iter().skip(skipped).map(|(name, _)| name.as_str()).collect();
-        Answer::Refused(format!("unknown class {name:?}; known: {}", names.join(", ")))
+    fn set_bandwidth(&self, class: &str, bandwidth: &str) -> Result<(), String> {
+        let bandwidth = live_bandwidth(bandwidth)?;
+        // The first is the server's.
+        known(&self.namespaces[1..], class)?;
+        self.router.set_bandwidth(class, bandwidth);
+        Ok(())
     }
 }
 
+fn known<'a>(namespaces: &'a [(String, NetNs)], name: &str) -> Result<&'a (String, NetNs), String> {
+    namespaces.iter().find(|(known, _)| known == name).ok_or_else(|| {
+        let names: Vec<&str> = namespaces.iter().map(|(name, _)| name.as_str()).collect();
+        format!("unknown class {name:?}; known: {}", names.join(", "))
+    })
+}
+
 /// Creates a namespace with a device, whose other end is the router's.
-fn end(net: &Net, name: &str, addresses: Vec<IpAddr>, routes: Vec<Prefix>) -> Result<(Port, NetNs), Failure> {
+fn end(net: &Net, name: &str, addresses: Vec<IpAddr>, routes: Vec<IpNet>) -> Result<(Port, NetNs), Failure> {
     let device = DeviceSettings {
         name: "wan0".to_owned(),
         mtu: net.mtu,
-        large_packets: true,
         addresses,
         routes,
         congestion_control: net.congestion_control.clone(),
@@ -386,12 +358,11 @@ enum Request {
     Down,
 }
 
+/// The answer to [`Request::Namespace`]: files of the namespaces to enter.
 #[derive(Debug, Serialize, Deserialize)]
-enum Answer {
-    Report(Report),
-    Namespace { network: PathBuf, users: PathBuf },
-    Done,
-    Refused(String),
+struct WayIn {
+    network: PathBuf,
+    users: PathBuf,
 }
 
 fn tell(connection: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
@@ -400,7 +371,7 @@ fn tell(connection: &mut UnixStream, message: &impl Serialize) -> io::Result<()>
     connection.write_all(&line)
 }
 
-fn ask(socket: &Path, request: &Request) -> Result<Answer, Failure> {
+fn ask<T: DeserializeOwned>(socket: &Path, request: &Request) -> Result<T, Failure> {
     let place = socket.display();
     let mut connection = UnixStream::connect(socket).map_err(|error| {
         Failure::failed(format!("no test bed at {place} ({error}); start one with `ammeter wan up NET.toml`, or give its socket with --control"))
@@ -408,17 +379,10 @@ fn ask(socket: &Path, request: &Request) -> Result<Answer, Failure> {
     let mut line = String::new();
     // A test bed that ends meanwhile closes the connection.
     let _ = tell(&mut connection, request).and_then(|()| BufReader::new(&connection).read_line(&mut line));
-    match serde_json::from_str(&line) {
-        Ok(Answer::Refused(text)) => Err(Failure::failed(text)),
-        Ok(answer) => Ok(answer),
-        Err(_) => {
-            Err(Failure::failed(format!("the test bed at {place} has ended; start one with `ammeter wan up NET.toml`")))
-        }
-    }
-}
-
-fn unexpected() -> Failure {
-    Failure::failed("unexpected answer of the test bed; is it of another version?")
+    let answer: Result<T, String> = serde_json::from_str(&line).map_err(|_| {
+        Failure::failed(format!("the test bed at {place} has ended; start one with `ammeter wan up NET.toml`"))
+    })?;
+    answer.map_err(Failure::Failed)
 }
 
 /// The packet statistics of the test bed at this socket so far.
@@ -426,10 +390,7 @@ fn unexpected() -> Failure {
 /// # Errors
 /// When there is no test bed.
 pub fn status(socket: &Path) -> Result<Report, Failure> {
-    match ask(socket, &Request::Status)? {
-        Answer::Report(report) => Ok(report),
-        _ => Err(unexpected()),
-    }
+    ask(socket, &Request::Status)
 }
 
 /// Ends the test bed at this socket, with all programs started in it; returns its packet statistics.
@@ -437,10 +398,7 @@ pub fn status(socket: &Path) -> Result<Report, Failure> {
 /// # Errors
 /// When there is no test bed, or it has failed.
 pub fn down(socket: &Path) -> Result<Report, Failure> {
-    match ask(socket, &Request::Down)? {
-        Answer::Report(report) => Ok(report),
-        _ => Err(unexpected()),
-    }
+    ask(socket, &Request::Down)
 }
 
 /// Sets the bandwidth of all paths of this class, in both directions.
@@ -449,10 +407,7 @@ pub fn down(socket: &Path) -> Result<Report, Failure> {
 /// When there is no test bed or no such class, or the bandwidth is invalid.
 pub fn set_bandwidth(socket: &Path, class: &str, bandwidth: &str) -> Result<(), Failure> {
     live_bandwidth(bandwidth).map_err(Failure::Usage)?;
-    match ask(socket, &Request::SetBandwidth { class: class.to_owned(), bandwidth: bandwidth.to_owned() })? {
-        Answer::Done => Ok(()),
-        _ => Err(unexpected()),
-    }
+    ask(socket, &Request::SetBandwidth { class: class.to_owned(), bandwidth: bandwidth.to_owned() })
 }
 
 fn live_bandwidth(text: &str) -> Result<Bandwidth, String> {
@@ -467,9 +422,7 @@ fn live_bandwidth(text: &str) -> Result<Bandwidth, String> {
 /// # Errors
 /// When there is no test bed or no such class.
 pub fn enter(socket: &Path, class: &str) -> Result<(), Failure> {
-    let Answer::Namespace { network, users } = ask(socket, &Request::Namespace(class.to_owned()))? else {
-        return Err(unexpected());
-    };
+    let WayIn { network, users } = ask(socket, &Request::Namespace(class.to_owned()))?;
     // Opened first: from within the user namespace no other file of this host may be opened.
     NetNs::open(&network)
         .and_then(|namespace| netns::enter_users(&users).and_then(|()| namespace.enter()))

@@ -12,8 +12,8 @@ use ammeter_wan::behind;
 use ammeter_wan::link::ETHERNET_BYTES;
 use ammeter_wan::path::PathSettings;
 use ammeter_wan::place::be_allowed;
-use ammeter_wan::profile::{PROFILES, Profile};
-use ammeter_wan::router::{Accuracy, LinkReport, Report};
+use ammeter_wan::profile::{self, Profile};
+use ammeter_wan::router::{LinkReport, Report};
 use ammeter_wan::selftest::{self, LATE_MAX, Trial, TrialSettings};
 use ammeter_wan::spec::{self, LinkTexts};
 use ammeter_wan::testbed::{self, Net};
@@ -91,12 +91,6 @@ struct Up {
     /// Capture packets, including dropped ones with the reason, to this file (pcapng)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Run the router without SCHED_FIFO
-    #[arg(long)]
-    no_realtime: bool,
-    /// Time before a departure to spin instead of sleep; 0: always sleep
-    #[arg(long, value_name = "TIME", default_value = "150us", value_parser = parse_spin)]
-    spin: Duration,
 }
 
 /// The flags of `ammeter wan exec`.
@@ -218,17 +212,8 @@ struct RouterFlags {
     /// MTU, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(1280..=65_535))]
     mtu: u32,
-    /// Segment TCP data in the kernel before the router: slower, for comparison only
-    #[arg(long)]
-    small_packets: bool,
-    /// Run the router without SCHED_FIFO
-    #[arg(long)]
-    no_realtime: bool,
-    /// Time before a departure to spin instead of sleep; 0: always sleep
-    #[arg(long, value_name = "TIME", default_value = "150us", value_parser = parse_spin)]
-    spin: Duration,
     /// Maximum lateness of packets at p99; beyond it the run is path-bound [default: 1ms; for `selftest` 5us with
-    /// SCHED_FIFO and a spin, 100us with SCHED_FIFO alone, 1ms for TCP]
+    /// SCHED_FIFO, 1ms without and for TCP]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, verbatim_doc_comment)]
     late_max: Option<Duration>,
 }
@@ -272,15 +257,13 @@ fn behind_path(args: &Args) -> Result<u8, Failure> {
     if args.command.is_empty() {
         return Err(Failure::usage("no command; write it after two dashes: ammeter wan --latency 50ms -- curl ..."));
     }
-    let RouterFlags { seed, congestion_control, mtu, small_packets, late_max, .. } = &args.router;
+    let RouterFlags { seed, congestion_control, mtu, late_max } = &args.router;
     let late_max = late_max.unwrap_or(LATE_MAX);
     let outcome = behind::run(behind::Settings {
         command: args.command.clone(),
         path: args.path.settings()?,
         seed: *seed,
-        accuracy: args.router.accuracy(),
         mtu: *mtu,
-        large_packets: !small_packets,
         congestion_control: congestion_control.clone(),
         capture: args.pcap.clone(),
     })
@@ -335,8 +318,7 @@ fn up(args: &Up) -> Result<Verdict, Failure> {
     let text = fs::read_to_string(&args.file)
         .map_err(|error| Failure::usage(format!("cannot read {name}: {error}; its format: ammeter wan up --help")))?;
     let net = Net::parse(&text, &read_file).map_err(|error| Failure::usage(format!("{name}: {error}")))?;
-    let accuracy = Accuracy { realtime: !args.no_realtime, spin: args.spin };
-    let report = testbed::run(&net, accuracy, args.pcap.clone(), &args.control, || {
+    let report = testbed::run(&net, args.pcap.clone(), &args.control, || {
         // A closed pipe is no error.
         let _ = say::out("up");
     })?;
@@ -414,9 +396,7 @@ fn selftest(args: &Selftest) -> Result<Verdict, Failure> {
     };
     let settings = TrialSettings {
         seed: args.router.seed,
-        accuracy: args.router.accuracy(),
         mtu: args.router.mtu,
-        large_packets: !args.router.small_packets,
         congestion_control: args.router.congestion_control.clone(),
         late_max: args.router.late_max,
         tcp: args.tcp,
@@ -494,13 +474,13 @@ impl PathFlags {
     fn settings(&self) -> Result<PathSettings, Failure> {
         let mut path = match &self.profile {
             None => PathSettings { up: spec::plain_link(), down: spec::plain_link() },
-            Some(name) => Profile::find(name).map_err(Failure::Usage)?.path(),
+            Some(name) => Profile::find(name).map_err(Failure::Usage)?,
         };
         let texts = LinkTexts {
-            latency: self.latency.as_deref(),
-            bandwidth: self.bandwidth.as_deref(),
-            loss: self.loss.as_deref(),
-            queue: self.queue.as_deref(),
+            latency: self.latency.clone(),
+            bandwidth: self.bandwidth.clone(),
+            loss: self.loss.clone(),
+            queue: self.queue.clone(),
         };
         for link in [&mut path.up, &mut path.down] {
             texts.apply(link, &read_file).map_err(|error| Failure::usage(format!("--{error}")))?;
@@ -508,20 +488,6 @@ impl PathFlags {
         }
         Ok(path)
     }
-}
-
-impl RouterFlags {
-    fn accuracy(&self) -> Accuracy {
-        Accuracy { realtime: !self.no_realtime, spin: self.spin }
-    }
-}
-
-fn parse_spin(text: &str) -> Result<Duration, String> {
-    let spin = parse_duration(text).map_err(|error| error.to_string())?;
-    if spin > Duration::from_millis(100) {
-        return Err("too long; write at most 100ms, for example 150us".to_owned());
-    }
-    Ok(spin)
 }
 
 /// Maximum length of a trace; rules out `/dev/zero`.
@@ -593,7 +559,7 @@ fn summary(report: &Report) -> String {
 }
 
 fn profiles() -> Result<Verdict, Failure> {
-    let lines: Vec<String> = PROFILES.iter().map(|profile| format!("{:14} {}", profile.name, profile.source)).collect();
-    say::out(&lines.join("\n"))?;
+    let lines = profile::profiles().into_iter().map(|profile| format!("{:14} {}", profile.name, profile.source));
+    say::out(&lines.collect::<Vec<_>>().join("\n"))?;
     Ok(Verdict::valid())
 }
