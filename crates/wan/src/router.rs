@@ -251,7 +251,7 @@ impl Report {
             let times = if count == 1 { "once" } else { "times" };
             let count = if count == 1 { String::new() } else { format!("{count} ") };
             text.push_str(&format!(
-                "; {count}{times} the machine did not run the router when it was to, {max_ms:.1} ms at most and {sum_ms:.1} together"
+                "; {count}{times} the router was runnable but did not run, {max_ms:.1} ms at most and {sum_ms:.1} together"
             ));
         }
         if self.stolen_s > 0.0 {
@@ -886,7 +886,7 @@ mod tests {
         check(&Report { stalls, ..report.clone() }, 80, "2 times the router was runnable but did not run, 4.0 ms");
         check(&Report { stolen_s: 0.03, ..report.clone() }, 80, "took 30 ms");
         check(&Report { stalls, stolen_s: 0.03, ..report.clone() }, 100, "valid");
-        check(&Report { overflow: 1, ..report.clone() }, 100, "no room");
+        check(&Report { overflow: 1, ..report.clone() }, 100, "full queue");
         check(&Report { kernel_dropped: 1, ..report.clone() }, 100, "kernel");
         check(&Report { refused: 1, ..report }, 100, "path-bound");
     }

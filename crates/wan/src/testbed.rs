@@ -175,7 +175,7 @@ fn client(class: usize, number: u32) -> [IpAddr; 2] {
 /// All addresses of a class.
 fn network(class: usize) -> [IpNet; 2] {
     let [v4, v6] = client(class, 0);
-    [IpNet::new(v4, 16), IpNet::new(v6, 32)].map(|prefix| prefix.expect("longer than an address"))
+    [IpNet::new(v4, 16), IpNet::new(v6, 32)].map(|prefix| prefix.expect("no longer than an address"))
 }
 
 /// Creates a test bed and serves requests at this socket until a request or a signal ends it; calls `ready` once it is
@@ -475,7 +475,7 @@ mod tests {
         check(&class("up.loss = \"x\""), "up.loss");
         check(&class("clients = 0"), "clients");
         check(&class("profile = \"moon\""), "satellite");
-        check(&class("[[class]]\nname = \"a\""), "of its own");
+        check(&class("[[class]]\nname = \"a\""), "unique");
         check("[[class]]\nname = \"server\"\n", "server");
         check("mtu = 100\n[[class]]\nname = \"a\"\n", "1280");
     }
