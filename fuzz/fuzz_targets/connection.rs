@@ -29,7 +29,7 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
     let sites = Arc::new(Sites::new(vec![Site::default()]).expect("one"));
     let mut shared: SharedState<NoFile> =
         SharedState::new(sites, Limits::default(), Budgets::default(), WallClock::at(0));
-    let mut conn = Conn::new(Time::START);
+    let mut conn = Conn::new(Time::START, false);
     let (mut sent, mut ended, mut actions) = (Vec::new(), false, Vec::new());
     for bytes in bytes.chunks(piece) {
         let mut events = vec![Event::Bytes(bytes)];

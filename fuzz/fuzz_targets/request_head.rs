@@ -3,7 +3,7 @@
 
 use amped_http::h1::request::{HeadLimits, blank_lines, parse};
 
-const LIMITS: HeadLimits = HeadLimits { request_line: 1000, head: 4000, fields: 50 };
+const LIMITS: HeadLimits = HeadLimits { request_line: 1000, head: 4000, fields: 50, secure: false };
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let bytes = &bytes[blank_lines(bytes)..];

@@ -47,7 +47,7 @@ impl Driver {
         site.types.known = |ending| (ending == "html").then_some("text/html");
         let sites = Arc::new(Sites::new(vec![site]).unwrap());
         let shared = SharedState::new(sites, Limits::default(), Budgets::default(), WallClock::at(0));
-        Driver { shared, conn: Conn::new(Time::START), actions: Vec::new(), sent: Vec::new() }
+        Driver { shared, conn: Conn::new(Time::START, false), actions: Vec::new(), sent: Vec::new() }
     }
 
     fn take(&mut self, bytes: &[u8]) {

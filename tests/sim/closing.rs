@@ -76,7 +76,7 @@ fn late_disk_results_of_dropped_connection_are_ignored() {
         world.pass(Duration::from_nanos(0));
         // The driver found the connection broken, and drops it; results with its tickets still arrive.
         let now = world.now;
-        world.sessions[n].conn = amped_core::http1::Conn::new(now);
+        world.sessions[n].conn = amped_core::http1::Conn::new(now, false);
         world.sessions[n].closed = Some(now);
         world.settle();
         assert!(world.sessions[n].received.is_empty());

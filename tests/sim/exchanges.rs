@@ -24,7 +24,7 @@ use crate::oracle::{self, Asked};
 use crate::seed::{Dice, RngExt, each_seed};
 use crate::world::site;
 
-const LIMITS: HeadLimits = HeadLimits { request_line: 10_000, head: 10_000, fields: 100 };
+const LIMITS: HeadLimits = HeadLimits { request_line: 10_000, head: 10_000, fields: 100, secure: false };
 
 /// The state of one request, as seen by a multiplexed protocol.
 #[derive(Default)]

@@ -201,7 +201,7 @@ impl World {
     /// Connects a client that sends this.
     pub(crate) fn connect(&mut self, link: Link, upload: impl Into<Vec<u8>>) -> usize {
         self.sessions.push(Session {
-            conn: Conn::new(self.now),
+            conn: Conn::new(self.now, false),
             link,
             upload: upload.into(),
             read: 0,
@@ -245,7 +245,7 @@ impl World {
         let session = &mut self.sessions[at];
         session.cut = true;
         session.closed = session.closed.or(Some(self.now));
-        session.conn = Conn::new(self.now);
+        session.conn = Conn::new(self.now, false);
         session.send_queue.clear();
         (session.app, session.follows, session.open) = (None, None, None);
         if let Some(Making { maker: (_, ticket), .. }) = self.makings.iter().find(|making| making.maker.0 == at) {

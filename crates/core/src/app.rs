@@ -230,7 +230,10 @@ fn variables(
         (Target::Absolute { path, .. }, Some(query)) => put("REQUEST_URI", &[path, b"?", query].concat()),
         _ => put("REQUEST_URI", request.target_text),
     }
-    put("REQUEST_SCHEME", b"http");
+    if request.secure {
+        put("HTTPS", b"on");
+    }
+    put("REQUEST_SCHEME", if request.secure { b"https" } else { b"http" });
     put("DOCUMENT_URI", served);
     // PHP's CGI program refuses to run without it: it assumes a direct request to its own URL.
     put("REDIRECT_STATUS", b"200");
@@ -316,7 +319,8 @@ pub(crate) fn instead(head: &[u8], target: &[u8]) -> Option<Vec<u8>> {
         }
     }
     made.extend_from_slice(b"\r\n");
-    let whole = request::HeadLimits { request_line: usize::MAX, head: usize::MAX, fields: request::FIELDS_MAX };
+    let whole =
+        request::HeadLimits { request_line: usize::MAX, head: usize::MAX, fields: request::FIELDS_MAX, secure: false };
     matches!(request::parse(&made, &whole), Ok(Some((_, length))) if length == made.len()).then_some(made)
 }
 
@@ -410,7 +414,7 @@ mod tests {
     fn request_becomes_cgi_variables() {
         let head = b"POST /x?a=b HTTP/1.1\r\nHost: h:8080\r\nContent-Length: 7\r\nContent-Type: t/u\r\nProxy: p\r\n\
             Authorization: Basic YTpi\r\n\r\n";
-        let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10 };
+        let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10, secure: false };
         let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
         let text = |(name, value): &(Vec<u8>, Vec<u8>)| {
             alloc::format!("{}={}", String::from_utf8_lossy(name), String::from_utf8_lossy(value))
@@ -447,7 +451,7 @@ mod tests {
     #[test]
     fn absolute_target_sets_host_for_applications() {
         let head = b"GET http://one.example:81/x?y HTTP/1.1\r\nHost: two.example\r\nA: b\r\n\r\n";
-        let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10 };
+        let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10, secure: false };
         let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
         let found = variables(whole(&request, head), b"/x", request.framing, None, false);
         let values = |wanted: &str| -> Vec<&[u8]> {
@@ -463,7 +467,7 @@ mod tests {
     #[test]
     fn cacheable_request_omits_range_and_conditions() {
         let head = b"GET /x HTTP/1.1\r\nHost: h\r\nRange: a\r\nIf-Range: b\r\nIf-None-Match: c\r\nif-modified-since: d\r\nX: y\r\n\r\n";
-        let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10 };
+        let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10, secure: false };
         let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
         for (for_others, expected) in [(false, 6), (true, 2)] {
             let found = variables(whole(&request, head), b"/x", request.framing, None, for_others);

@@ -27,6 +27,8 @@ use crate::reply::Reply;
 pub enum Event<'a, F> {
     /// The client sent these bytes. The connection takes all of them.
     Bytes(&'a [u8]),
+    /// The client sent these bytes without TLS on a port for TLS. What follows is without TLS too.
+    NotTls(&'a [u8]),
     /// The client has closed its side.
     Ended,
     /// The result of the disk work with this ticket.

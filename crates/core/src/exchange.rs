@@ -543,7 +543,8 @@ impl Exchange {
         head: &[u8],
         protocol: &mut P,
     ) -> Progress {
-        let whole = HeadLimits { request_line: usize::MAX, head: usize::MAX, fields: request::FIELDS_MAX };
+        let secure = self.request.request().secure;
+        let whole = HeadLimits { request_line: usize::MAX, head: usize::MAX, fields: request::FIELDS_MAX, secure };
         let Ok(Some((request, _))) = request::parse(head, &whole) else {
             let why = "invalid local redirect by the application";
             return self.step(cx, protocol, |steps| steps.fail(Status::BAD_GATEWAY, why));

@@ -82,6 +82,8 @@ struct Wire {
     ended: bool,
     /// Whether the server is stopping.
     finishing: bool,
+    /// Whether the transport is encrypted (TLS).
+    secure: bool,
     /// Whether the rest of a request body is still expected.
     body_left: bool,
     /// Whether the next response is the last, because an unread body may follow.
@@ -114,8 +116,8 @@ enum After {
 }
 
 impl Conn {
-    /// A connection that was accepted at `now`.
-    pub fn new(now: Time) -> Conn {
+    /// A connection that was accepted at `now`. `secure`: its transport is encrypted (TLS).
+    pub fn new(now: Time, secure: bool) -> Conn {
         Conn {
             state: State::Reading,
             pending: Vec::new(),
@@ -131,6 +133,7 @@ impl Conn {
                 unsent: false,
                 ended: false,
                 finishing: false,
+                secure,
                 body_left: false,
                 last: false,
                 open: Open::No,
@@ -150,6 +153,7 @@ impl Conn {
         let cx = &mut Context { now, shared, actions };
         match event {
             Event::Bytes(bytes) => self.take_bytes(cx, bytes),
+            Event::NotTls(bytes) => self.refuse_plaintext(cx, bytes),
             Event::Ended => self.wire.ended = true,
             Event::Disk(ticket, answer) if self.waits_for(ticket) => {
                 self.advance(cx, |exchange, cx, wire| exchange.take_answer(cx, answer, wire));
@@ -317,7 +321,7 @@ impl Conn {
                         self.partial = false;
                         return at;
                     }
-                    match request::parse(&bytes[at..], &head_limits(&cx.shared.limits)) {
+                    match request::parse(&bytes[at..], &head_limits(&cx.shared.limits, self.wire.secure)) {
                         Ok(None) => {
                             if !mem::replace(&mut self.partial, true) {
                                 self.began = cx.now;
@@ -435,6 +439,13 @@ impl Conn {
         self.state = State::Closing { linger: true };
         self.partial = false;
         self.wire.send(cx, Response { head, body, record }, Connection::Close);
+    }
+
+    /// Responds to a request without TLS on a port for TLS, then closes.
+    fn refuse_plaintext<F: FileHandle>(&mut self, cx: &mut Context<'_, F>, bytes: &[u8]) {
+        self.wire.secure = false;
+        let why = "this port speaks TLS, and the request came without it: use https";
+        self.refuse_head(cx, Status::BAD_REQUEST, why, bytes);
     }
 
     /// All queued output has been sent.
@@ -633,8 +644,9 @@ const LINGER_MAX: Duration = Duration::from_secs(30);
 /// The first bytes follow the connection by one round trip; a second is a generous allowance.
 const FIRST_BYTES: Duration = Duration::from_secs(1);
 
-fn head_limits(limits: &Limits) -> HeadLimits {
+fn head_limits(limits: &Limits, secure: bool) -> HeadLimits {
     HeadLimits {
+        secure,
         request_line: limits.max_request_line_bytes.as_usize(),
         head: limits.max_header_bytes.as_usize(),
         fields: limits.max_header_fields.min(request::FIELDS_MAX),

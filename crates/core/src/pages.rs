@@ -66,12 +66,13 @@ pub(crate) fn wanted(
     Some(Wanted { name, is_authorized: request.authorization.is_some(), has_cookies })
 }
 
-/// The cache key of a request: host with port, and target, as sent, since the application sees both. `None` without a
+/// The cache key of a request: scheme, host with port, and target, as sent, since the application sees both. `None` without a
 /// Host: the application would then see the local address, which this crate does not know.
 pub(crate) fn name_of(generation: u32, handler: &HandlerMatch, request: &Request<'_>, head: &[u8]) -> Option<PageName> {
     let (_, host) = request::fields(head).find(|(name, _)| name.eq_ignore_ascii_case(b"host"))?;
     // Neither part contains a line end.
-    let key = [&host.to_ascii_lowercase(), &b"\n"[..], request.target_text].concat();
+    let scheme: &[u8] = if request.secure { b"https\n" } else { b"http\n" };
+    let key = [scheme, &host.to_ascii_lowercase(), b"\n", request.target_text].concat();
     Some(PageName::App { generation, site: handler.site, rule: handler.rule, key: key.into() })
 }
 
@@ -150,7 +151,7 @@ mod tests {
         };
         let site = Site { apps: Vec::from([rule]), ..Site::default() };
         let head = lines.replace('\n', "\r\n") + "\r\n\r\n";
-        let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10 };
+        let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10, secure: false };
         let (request, _) = request::parse(head.as_bytes(), &limits).expect("good").expect("whole");
         let handler = app::handler_of(&site, b"/a").expect("allowed").expect("claimed");
         wanted(0, &handler, &request, head.as_bytes(), request.framing)

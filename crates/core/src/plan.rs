@@ -317,7 +317,7 @@ mod tests {
     /// The plan for a request: `site path ?query`, `APP path`, a status, or OPTIONS with the path for rules.
     #[track_caller]
     fn check(sites: &Sites, origin: Origin, request: &str, expected: &str) {
-        let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10 };
+        let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10, secure: false };
         let host = if request.contains("\r\n") { "" } else { "\r\nHost: a" };
         let text = request.replacen(" HTTP", &format!(" HTTP/1.1{host}"), 1) + "\r\n\r\n";
         let (request, _) = request::parse(text.as_bytes(), &limits).expect("good").expect("whole");
@@ -358,7 +358,7 @@ mod tests {
     fn plan_made_ahead_is_carried_out_once() {
         let sites = |routes: &[(&str, RouteAction)]| Sites::new(alloc::vec![site(routes)]).expect("one");
         let (before, after) = (sites(&[("/a", redirect("/b"))]), sites(&[]));
-        let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10 };
+        let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10, secure: false };
         let (request, _) =
             request::parse(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n", &limits).expect("good").expect("whole");
         let mut resolved = resolve(&request, &before, 0, &mut UriCache::new(8), &mut Vec::new()).keep();

@@ -869,7 +869,7 @@ mod tests {
     /// Sun, 06 Nov 1994 08:49:37 GMT.
     const MODIFIED: i64 = 784_111_777;
 
-    const LIMITS: HeadLimits = HeadLimits { request_line: 1000, head: 4000, fields: 50 };
+    const LIMITS: HeadLimits = HeadLimits { request_line: 1000, head: 4000, fields: 50, secure: false };
 
     fn site(rules: Vec<HeaderRule>) -> Site {
         Site { rules, ..Site::default() }

@@ -494,7 +494,7 @@ mod tests {
     }
 
     fn ask(negotiations: &mut NegotiationCache, variants: &Arc<Variants>, fields: &str) -> Negotiated {
-        let limits = HeadLimits { request_line: 1000, head: 4000, fields: 50 };
+        let limits = HeadLimits { request_line: 1000, head: 4000, fields: 50, secure: false };
         let text = format!("GET /docs/page HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
         let (request, _) = request::parse(text.as_bytes(), &limits).expect("good").expect("whole");
         negotiations.choose(&request, variants)

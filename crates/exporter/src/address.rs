@@ -36,7 +36,7 @@ const PIECES_MAX: usize = 16;
 const REST: Duration = Duration::from_millis(100);
 
 /// Limits of a request's head.
-const LIMITS: HeadLimits = HeadLimits { request_line: 4096, head: 16 * 1024, fields: 64 };
+const LIMITS: HeadLimits = HeadLimits { request_line: 4096, head: 16 * 1024, fields: 64, secure: false };
 
 /// The listener and its clients.
 #[derive(Debug)]

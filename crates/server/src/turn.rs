@@ -110,7 +110,7 @@ impl Connection {
     /// Creates the state of an accepted connection.
     pub(crate) fn new(socket: OwnedFd, address: Option<SocketAddr>, now: Time) -> Connection {
         Connection {
-            conn: Conn::new(now),
+            conn: Conn::new(now, false),
             transport: Transport::new(socket),
             peer: Peer::new(address),
             send_queue: None,

@@ -29,6 +29,8 @@ pub struct HeadLimits {
     pub head: usize,
     /// Number of header fields, at most [`FIELDS_MAX`].
     pub fields: usize,
+    /// Whether the connection is encrypted (TLS), so that its targets may be https URLs.
+    pub secure: bool,
 }
 
 /// The HTTP minor version, which decides whether a connection persists by default.
@@ -122,6 +124,8 @@ pub struct RequestOf<T> {
     pub target: TargetOf<T>,
     /// The version of the request.
     pub version: Version,
+    /// Whether it came over an encrypted connection (TLS).
+    pub secure: bool,
     /// The requested host without its port: the target's if it has one, else Host's (RFC 9112, 3.2.2); may be empty.
     pub host: T,
     /// Whether the client keeps the connection open after the response (RFC 9112, 9.3).
@@ -173,6 +177,7 @@ impl<T> RequestOf<T> {
             target_text: part(&self.target_text),
             target: self.target.map(part),
             version: self.version,
+            secure: self.secure,
             host: part(&self.host),
             keep_alive: self.keep_alive,
             framing: self.framing,
@@ -336,9 +341,10 @@ fn settle<'a>(
         return Err(BadHead { status: Status::HEAD_TOO_LARGE, why: "too many header fields" });
     }
     let method = Method::from_token(method_text);
-    if target_text.len() > HTTPS.len() && target_text[..HTTPS.len()].eq_ignore_ascii_case(HTTPS) {
-        // RFC 9110, 7.4 and 15.5.20: this server speaks no TLS, so it has no authority over an https URI.
-        let why = "https URL on a server without TLS";
+    let is_https = target_text.len() > HTTPS.len() && target_text[..HTTPS.len()].eq_ignore_ascii_case(HTTPS);
+    if is_https && !limits.secure {
+        // RFC 9110, 7.4 and 15.5.20: only a connection with TLS has authority over an https URI.
+        let why = "https URL on a connection without TLS";
         return Err(BadHead { status: Status::MISDIRECTED_REQUEST, why });
     }
     let target = Target::parse(target_text, method == Some(Method::Connect))
@@ -354,6 +360,7 @@ fn settle<'a>(
         target_text,
         target,
         version,
+        secure: limits.secure,
         host: b"",
         keep_alive: version == Version::Http11,
         framing: Framing::None,
@@ -622,7 +629,7 @@ mod tests {
     use alloc::format;
     use alloc::string::String;
 
-    const LIMITS: HeadLimits = HeadLimits { request_line: 200, head: 1000, fields: 10 };
+    const LIMITS: HeadLimits = HeadLimits { request_line: 200, head: 1000, fields: 10, secure: false };
 
     fn status(text: &str) -> u16 {
         let bytes = &text.as_bytes()[blank_lines(text.as_bytes())..];
