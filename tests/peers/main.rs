@@ -25,6 +25,7 @@ mod curl;
 mod load;
 mod nginx;
 mod strace;
+mod tls;
 
 use std::path::PathBuf;
 use std::process::Command;

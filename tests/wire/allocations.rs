@@ -43,7 +43,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     fs::write(path("amped.toml"), text).unwrap();
     let flags = cli::Serve { config: Some(path("amped.toml")), ..cli::Serve::default() };
     let settings = config::load(&flags).unwrap();
-    let address = listen::bind(settings.listen[0].0, 1, std::iter::empty()).unwrap();
+    let address = listen::bind(settings.listen[0].address, 1, std::iter::empty()).unwrap();
     let bound = address.bound;
     let (sites, budgets) = (Arc::clone(&settings.sites), &settings.cache);
     let disk = Disk::open(sites, &settings.roots, budgets.max_content_file_bytes.0, budgets.revalidate).unwrap();
@@ -60,6 +60,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
         caches: None,
         shared: None,
         apps: Apps::default(),
+        tls: None,
     });
     let start = Start {
         generation,

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustls::ClientConnection;
 use tempfile::TempDir;
 
 /// Timeout of every wait in a test. No test asserts that anything takes less.
@@ -153,7 +154,9 @@ impl Server {
         let stderr = child.stderr.take().unwrap();
         let listener = thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                if let Some(rest) = line.strip_prefix("amped: serving on http://") {
+                if let Some(rest) = line.strip_prefix("amped: serving on http")
+                    && let Some((_, rest)) = rest.split_once("://")
+                {
                     let host = rest.split('/').next().unwrap().replace("localhost", "127.0.0.1");
                     let _ = to.send(host.parse::<SocketAddr>().unwrap());
                 }
@@ -375,6 +378,8 @@ pub fn children_of(pid: u32) -> Vec<u32> {
 /// The client's side of a connection.
 pub struct Client {
     stream: TcpStream,
+    /// Its session, if it uses TLS.
+    tls: Option<Box<ClientConnection>>,
     /// Received bytes that no call has returned yet.
     buffer: Vec<u8>,
 }
@@ -385,7 +390,7 @@ impl Client {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Client { stream, buffer: Vec::new() }
+        Client { stream, tls: None, buffer: Vec::new() }
     }
 
     /// Connects with a small receive buffer: the kernel takes in about twice this size until the client reads, so the
@@ -401,17 +406,43 @@ impl Client {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Client { stream, buffer: Vec::new() }
+        Client { stream, tls: None, buffer: Vec::new() }
     }
 
     /// Opens a second handle on the same connection, for concurrent use.
     pub fn on(stream: &TcpStream) -> Client {
-        Client { stream: stream.try_clone().unwrap(), buffer: Vec::new() }
+        Client { stream: stream.try_clone().unwrap(), tls: None, buffer: Vec::new() }
     }
 
-    /// Sends bytes unchanged. Ignores that the server has already closed, because its earlier response counts.
+    /// Uses TLS from now on. The handshake takes place with the first bytes that are sent or received.
+    pub fn secure(mut self, tls: ClientConnection) -> Client {
+        self.tls = Some(Box::new(tls));
+        self
+    }
+
+    /// The session, if it uses TLS.
+    pub fn tls(&mut self) -> Option<&mut ClientConnection> {
+        self.tls.as_deref_mut()
+    }
+
+    /// Sends bytes, unchanged or in a TLS session. Ignores that the server has already closed, because its earlier response
+    /// counts.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
-        let _ = self.stream.write_all(bytes.as_ref());
+        let _ = match &mut self.tls {
+            Some(tls) => {
+                let mut stream = rustls::Stream::new(&mut **tls, &mut self.stream);
+                stream.write_all(bytes.as_ref()).and_then(|()| stream.flush())
+            }
+            None => self.stream.write_all(bytes.as_ref()),
+        };
+    }
+
+    /// Reads once. With TLS, an end that the server has not announced (close_notify) is an error.
+    fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+        match &mut self.tls {
+            Some(tls) => rustls::Stream::new(&mut **tls, &mut self.stream).read(piece),
+            None => self.stream.read(piece),
+        }
     }
 
     /// Sends a request with a Host field and these fields.
@@ -466,7 +497,7 @@ impl Client {
         // A read with a timeout is not restarted after a process was stopped and continued (signal(7)), as on a busy
         // machine.
         let count = loop {
-            match self.stream.read(&mut piece) {
+            match self.read(&mut piece) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 other => break other?,
             }
@@ -571,7 +602,7 @@ impl Client {
         let mut piece = vec![0; 256 * 1024];
         while received < length {
             let most = piece.len().min(length - received);
-            match self.stream.read(&mut piece[..most]) {
+            match self.read(&mut piece[..most]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => received += count,
                 // As in `fill`.

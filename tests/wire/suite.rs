@@ -24,4 +24,5 @@ mod pages;
 mod ranges;
 mod routes;
 mod stop;
+mod tls;
 mod torture;

@@ -10,10 +10,12 @@ use alloc::vec::Vec;
 use core::mem;
 
 use amped_http::auth::Credentials;
+use amped_http::cgi;
 use amped_http::h1::request::Request;
 use amped_http::method::Method;
 use amped_http::negotiate;
 use amped_http::status::Status;
+use amped_http::uri::Target;
 use amped_units::Time;
 
 use crate::app::{self, HandlerMatch};
@@ -80,6 +82,12 @@ pub(crate) fn first_step<F: FileHandle>(
     shared: &mut SharedState<F>,
 ) -> Step<F> {
     let SharedState { sites, caches, .. } = shared;
+    let site = sites.of(resolved.site);
+    if let Some(port) = required_https(request, site) {
+        // Before a password is asked for, which must not travel in the clear.
+        let location = https_location(request, site, port);
+        return Step::Reply(PreparedResponse::new(reply::to_https(request, location.as_deref()), Outcome::None));
+    }
     if !sites.have_guards() {
         return open_step(now, request, origin, resolved, shared);
     }
@@ -102,6 +110,22 @@ pub(crate) fn first_step<F: FileHandle>(
     open_step(now, request, origin, resolved, shared)
 }
 
+/// The port of https to which the site redirects this request; `None` if it is served.
+fn required_https(request: &Request<'_>, site: &Site) -> Option<u16> {
+    site.https_port.filter(|_| !request.secure)
+}
+
+/// The https URL of what is requested; `None` if it has none, or nobody knows the host.
+fn https_location(request: &Request<'_>, site: &Site, port: u16) -> Option<Vec<u8>> {
+    let (Target::Origin { path, query } | Target::Absolute { path, query, .. }) = request.target else { return None };
+    // HTTP/1.0 need not name the host.
+    let first = || site.hosts.iter().find(|host| !host.starts_with('*'));
+    let host = if request.host.is_empty() { first()?.as_bytes() } else { request.host };
+    let port = if port == 443 { Vec::new() } else { [b":", &*cgi::decimal(port.into())].concat() };
+    let query = query.map_or_else(Vec::new, |query| [b"?", query].concat());
+    Some([b"https://", host, &*port, path, &*query].concat())
+}
+
 /// The user name in a request for a protected path, for the log; in a 401, the claimed one.
 pub(crate) fn claimed_name(request: &Request<'_>, resolved: &Resolved<'_>, sites: &Sites) -> Option<Credentials> {
     let credentials = request.authorization.and_then(Credentials::parse)?;
@@ -116,6 +140,7 @@ pub(crate) fn may_be_for_app(
     sites: &Sites,
 ) -> bool {
     sites.have_apps()
+        && required_https(request, sites.of(resolved.site)).is_none()
         && match resolved.plan_ahead(request, origin, sites) {
             Plan::Run(_) => true,
             Plan::Look => resolved.may_lead_to_app(sites.of(resolved.site)),

@@ -723,6 +723,19 @@ pub fn redirect<F>(
     })
 }
 
+/// Builds the redirect of a request without TLS to https; 403 if it has no URL there. It has no fields of the site: a client
+/// must not see Strict-Transport-Security without TLS (RFC 6797, 7.2).
+pub(crate) fn to_https<F>(request: &Request<'_>, location: Option<&[u8]>) -> (ReplyHead, Body<F>) {
+    let status = if location.is_some() { Status::PERMANENT_REDIRECT } else { Status::FORBIDDEN };
+    let page = error_page(status, "this site requires https");
+    let mut head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
+    if let Some(location) = location {
+        head.field("Location", location);
+    }
+    let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Text(page) };
+    (ReplyHead::Owned(Box::new(head)), body)
+}
+
 /// Adds the fields of an application's response to the head of a file sent on its behalf.
 pub(crate) fn beside_file(head: &ReplyHead, fields: &[(Box<str>, Box<[u8]>)]) -> ReplyHead {
     let mut head = head.get().clone();

@@ -63,6 +63,8 @@ pub struct Site {
     pub symlinks: Symlinks,
     /// Absolute names of the root as applications know it, for files that they name in X-Sendfile.
     pub root_names: Vec<Box<[u8]>>,
+    /// The port of https to which requests without TLS are redirected; `None` serves them.
+    pub https_port: Option<u16>,
 }
 
 /// Which symbolic links are followed.
@@ -103,6 +105,7 @@ impl Default for Site {
             etag: EtagForm::default(),
             symlinks: Symlinks::default(),
             root_names: Vec::new(),
+            https_port: None,
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::notes::Notes;
 use crate::open_file::OpenFile;
 use crate::passwords::verifier::Verifier;
 use crate::shared_cache::SharedCache;
+use crate::tls_config::TlsConfig;
 
 /// The current configuration: the settings, and everything opened for them.
 #[derive(Debug)]
@@ -35,6 +36,8 @@ pub struct ConfigSnapshot {
     pub shared: Option<Arc<SharedCache>>,
     /// The applications.
     pub apps: Apps,
+    /// How TLS sessions begin, if an address has TLS.
+    pub tls: Option<TlsConfig>,
 }
 
 impl ConfigSnapshot {

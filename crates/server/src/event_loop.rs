@@ -21,6 +21,7 @@ use crate::app::AppSide;
 use crate::clock::Clock;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::Snapshot;
+use crate::listen::Listener;
 use crate::mailbox::Mailbox;
 use crate::message::Message;
 use crate::metrics::StatsSlot;
@@ -52,7 +53,7 @@ pub struct Start {
     /// The current configuration.
     pub generation: Arc<ConfigSnapshot>,
     /// Its own listeners, one for each address.
-    pub listeners: Vec<OwnedFd>,
+    pub listeners: Vec<Listener>,
     /// Its mailbox.
     pub mailbox: Arc<Mailbox<Message>>,
     /// The log writer.
@@ -188,7 +189,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
 
 /// The listeners, and whether the loop waits for them.
 struct Door {
-    listeners: Vec<OwnedFd>,
+    listeners: Vec<Listener>,
     /// They are shared with the other loops of a pool.
     pooled: bool,
     is_open: bool,
@@ -203,7 +204,7 @@ struct Door {
 }
 
 impl Door {
-    fn new(listeners: Vec<OwnedFd>, pooled: bool) -> Door {
+    fn new(listeners: Vec<Listener>, pooled: bool) -> Door {
         Door { listeners, pooled, is_open: false, begun: false, again: Time::START, looks: 0, no_watches: false }
     }
 
@@ -278,7 +279,7 @@ impl Door {
     }
 
     /// Replaces the listeners.
-    fn change(&mut self, epoll: &Epoll, listeners: Vec<OwnedFd>) -> io::Result<()> {
+    fn change(&mut self, epoll: &Epoll, listeners: Vec<Listener>) -> io::Result<()> {
         self.close(epoll)?;
         self.listeners = listeners;
         Ok(())

@@ -12,8 +12,9 @@
 //!    parts of a loop that do not know each other.
 //! 4. `disk`, and what passes its results to other processes and threads: `portable`, `shared_cache`, `locked`.
 //! 5. `app`: applications, whose scripts it finds through `disk`.
-//! 6. `config_snapshot`: the current configuration, with everything opened for it.
-//! 7. `transport`, `send`; `helper`, the helpers and their tasks; `message`, the messages
+//! 6. `transport`; `tickets`, `tls_config`: what TLS sessions need; `config_snapshot`: the current configuration, with
+//!    everything opened for it.
+//! 7. `send`; `helper`, the helpers and their tasks; `message`, the messages
 //!    to a loop, also from helpers and `watch`.
 //! 8. `turn`: one connection's turn; `worker`: the connections of a loop.
 //! 9. `event_loop`: the loop.
@@ -52,6 +53,8 @@ pub mod send;
 pub mod serve;
 pub mod shared_cache;
 pub mod slots;
+pub mod tickets;
+pub mod tls_config;
 pub mod token;
 pub mod transport;
 pub mod turn;

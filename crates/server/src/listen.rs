@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use amped_sys::socket;
 
@@ -16,30 +16,56 @@ pub struct Address {
     pub asked: SocketAddr,
     /// The actual address.
     pub bound: SocketAddr,
+    /// Whether its connections use TLS.
+    pub tls: bool,
     /// One for each loop.
     pub listeners: Vec<OwnedFd>,
+}
+
+/// A listening socket of a loop.
+#[derive(Debug)]
+pub struct Listener {
+    /// The socket.
+    pub socket: OwnedFd,
+    /// Whether its connections use TLS.
+    pub tls: bool,
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 /// Returns the listeners of loop `n`, one for each address; in a pool they are shared.
 ///
 /// # Errors
 /// When the process is out of descriptors.
-pub fn listeners_of(addresses: &[Address], n: usize) -> io::Result<Vec<OwnedFd>> {
-    addresses.iter().map(|address| address.listeners[n % address.listeners.len()].try_clone()).collect()
+pub fn listeners_of(addresses: &[Address], n: usize) -> io::Result<Vec<Listener>> {
+    let listener = |address: &Address| {
+        let socket = address.listeners[n % address.listeners.len()].try_clone()?;
+        Ok(Listener { socket, tls: address.tls })
+    };
+    addresses.iter().map(listener).collect()
 }
 
 impl Address {
+    /// Returns all its listeners.
+    pub fn into_listeners(self) -> impl Iterator<Item = Listener> {
+        self.listeners.into_iter().map(move |socket| Listener { socket, tls: self.tls })
+    }
+
     /// Duplicates the listeners for another configuration.
     ///
     /// # Errors
     /// When the process is out of descriptors.
     pub fn share(&self) -> io::Result<Address> {
         let listeners = self.listeners.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
-        Ok(Address { asked: self.asked, bound: self.bound, listeners })
+        Ok(Address { listeners, ..*self })
     }
 }
 
-/// Binds an address for so many loops, in addition to those that this server already has.
+/// Binds an address for so many loops, without TLS, in addition to those that this server already has.
 ///
 /// # Errors
 /// What failed, and what to do about it.
@@ -61,12 +87,12 @@ pub fn bind<'a>(
     .map_err(explain)?;
     let bound = socket::local_address(&first).map_err(explain)?;
     if loops == 1 {
-        return Ok(Address { asked, bound, listeners: vec![first] });
+        return Ok(Address { asked, bound, tls: false, listeners: vec![first] });
     }
     drop(first);
     let listeners =
         (0..loops).map(|_| socket::listen(bound, BACKLOG, true)).collect::<Result<_, _>>().map_err(explain)?;
-    Ok(Address { asked, bound, listeners })
+    Ok(Address { asked, bound, tls: false, listeners })
 }
 
 fn explain<'a>(address: SocketAddr, error: &io::Error, mut own: impl Iterator<Item = &'a Address>) -> String {

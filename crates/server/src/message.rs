@@ -3,7 +3,6 @@
 //! The main thread, helpers, application threads, the password verifier and the watcher thread put messages into the
 //! loop's mailbox; the loop takes them all when epoll wakes it (`event_loop`).
 
-use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
@@ -18,6 +17,7 @@ use crate::app::spool;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::Snapshot;
 use crate::helper::Done;
+use crate::listen::Listener;
 use crate::passwords::verifier::Verified;
 
 /// A message to a loop.
@@ -37,7 +37,7 @@ pub enum Message {
     /// Apply another configuration.
     Renew(Arc<ConfigSnapshot>),
     /// Listen on these sockets from now on, and on no others.
-    Listen(Vec<OwnedFd>),
+    Listen(Vec<Listener>),
     /// Stop: finish requests in progress until this time at the latest.
     Stop(Time),
     /// The same, when other loops take over: connections that are about to send a request are still served.

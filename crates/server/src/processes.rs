@@ -202,7 +202,7 @@ impl Pool {
         let log = log.transpose().unwrap_or_else(|error| die(&format!("cannot start the log: {error}")));
         let start = Start {
             generation: Arc::clone(generation),
-            listeners: std::mem::take(addresses).into_iter().flat_map(|address| address.listeners).collect(),
+            listeners: std::mem::take(addresses).into_iter().flat_map(Address::into_listeners).collect(),
             mailbox: Arc::clone(&mailbox),
             log: log.as_ref().map(|(writer, _)| Arc::clone(writer)),
             clock: *clock,

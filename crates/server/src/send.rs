@@ -42,6 +42,7 @@ use crate::metrics::{Meter, Phase, Timing};
 use crate::open_file::{MappedWindows, OpenFile, WINDOW};
 use crate::residency::Residency;
 use crate::transport::Transport;
+use crate::transport::tls::{Buffers, SEALED_MAX};
 
 /// Bodies up to this size are copied after their head: one piece, one `send`. A copy of this size costs less
 /// than a second entry in the kernel's vector.
@@ -55,6 +56,15 @@ const SHORT: u64 = 32 * 1024;
 /// Each call ends with a partial packet, and each turn with a client that waits: with 64 downloads of 1 MiB, two
 /// windows a turn, one at a time, cost a fifth more than these.
 const WINDOWS_A_TURN: u64 = 4;
+
+/// Bytes of a file that are read and encrypted at once; a connection whose client does not read holds so many.
+const TLS_STEP: u64 = 64 * 1024;
+
+// The head before them, and heads of pipelined responses, fit into the same call.
+const _: () = assert!(TLS_STEP < SEALED_MAX as u64 && WINDOW.is_multiple_of(TLS_STEP));
+
+/// Bytes of bodies in memory that are encrypted for one connection in a turn.
+const ENCRYPTED_A_TURN: u64 = WINDOWS_A_TURN * WINDOW;
 
 /// The error text when the disk fails.
 const UNREAD: &str = "cannot read the file";
@@ -126,6 +136,8 @@ pub struct Sender {
     spare: Vec<Box<SendQueue>>,
     /// Buffer for windows of recently changed files.
     window: Vec<u8>,
+    /// Buffers of TLS sessions.
+    pub(crate) tls: Buffers,
     /// A file that has not changed for longer is sent by sendfile; a newer one is copied. Editors, and people,
     /// save again within a minute, the default.
     sendfile_min_age: Duration,
@@ -292,6 +304,7 @@ impl Sender {
         Sender {
             spare: Vec::new(),
             window: vec![0; WINDOW as usize],
+            tls: Buffers::default(),
             sendfile_min_age: generation.settings.send.sendfile_min_age,
             lends: generation.settings.optimise.sendfile,
             style: Style::of(&generation.settings.optimise),
@@ -448,24 +461,39 @@ impl SendQueue {
     /// `probes`: which windows stop it if they are not in memory; for others it waits for the disk.
     pub fn pump(
         &mut self,
-        transport: &Transport,
+        transport: &mut Transport,
         sender: &mut Sender,
         probes: Probes,
         log_context: &mut LogContext<'_>,
     ) -> Progress {
         let mut windows = 0;
+        let mut encrypted = 0;
         (sender.now, sender.wall_seconds) = (log_context.now, log_context.wall.seconds);
+        sender.tls.now = sender.now;
         loop {
+            if let Err(error) = transport.flush() {
+                match error.kind() {
+                    io::ErrorKind::WouldBlock => return Progress::Full,
+                    io::ErrorKind::Interrupted => continue,
+                    _ => return Progress::Broken,
+                }
+            }
             self.tell_ends(log_context);
             if self.chunks.is_empty() {
                 return Progress::Done;
+            }
+            if encrypted >= ENCRYPTED_A_TURN {
+                return Progress::Yield;
             }
             let probes = match probes {
                 Probes::All { .. } if windows > 0 => Probes::All { fetched: 0 },
                 probes => probes,
             };
             match self.send_front(transport, sender, WINDOWS_A_TURN - windows, probes) {
-                Ok(SendOutcome::Sent(count)) => self.advance(count, log_context),
+                Ok(SendOutcome::Sent(count)) => {
+                    encrypted += if transport.is_tls() { count } else { 0 };
+                    self.advance(count, log_context);
+                }
                 Ok(SendOutcome::SentWindows(number, count)) => {
                     windows += number;
                     self.looked_at = None;
@@ -485,14 +513,18 @@ impl SendQueue {
     /// Sends the front of the queue, in one call: data in memory, at most so many windows of a file, or both.
     fn send_front(
         &self,
-        transport: &Transport,
+        transport: &mut Transport,
         sender: &mut Sender,
         windows_max: u64,
         probes: Probes,
     ) -> io::Result<SendOutcome> {
         // The common case, which need not initialise a kibibyte of empty pieces.
         if self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Text(_) | Chunk::Interim(_) | Chunk::End(_))) {
-            return Ok(SendOutcome::Sent(transport.send(&[IoSlice::new(&self.text[self.text_at..])], false)? as u64));
+            return Ok(SendOutcome::Sent(transport.send(
+                &[IoSlice::new(&self.text[self.text_at..])],
+                false,
+                &mut sender.tls,
+            )? as u64));
         }
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
         let (count, next) = self.gather(&mut pieces);
@@ -518,7 +550,7 @@ impl SendQueue {
         }
         // If a file is next, its first window follows at once; without this the head would be sent in its own packet.
         let more = next.is_some();
-        Ok(SendOutcome::Sent(transport.send(before, more)? as u64))
+        Ok(SendOutcome::Sent(transport.send(before, more, &mut sender.tls)? as u64))
     }
 
     /// Returns whether the front is a response with a file after its head, of which nothing was sent: then it
@@ -809,7 +841,7 @@ fn is_whole(window: &Range<u64>, version: &FileVersion) -> bool {
 /// `windows_max`. `must_look`: it must be checked first that the file has not changed. `before` precedes the range:
 /// both are sent in one call, or neither is.
 fn send_windows(
-    transport: &Transport,
+    transport: &mut Transport,
     before: &[IoSlice<'_>],
     content: &Content<OpenFile>,
     (range, windows_max, must_look): (Range<u64>, u64, bool),
@@ -824,14 +856,16 @@ fn send_windows(
     let number = range.start / WINDOW;
     let mut window = range.start..range.end.min((number + 1) * WINDOW);
     let way = match sender.content {
+        _ if transport.is_tls() => Way::Copied,
         ContentMode::Mixed if range.end - range.start <= SHORT => Way::Copied,
         _ => sender.way(file, version, &window, probes),
     };
     let samples = probes != Probes::None && sender.samples();
 
     if matches!(way, Way::Copied) {
-        let more = window.end < range.end;
-        let buffer = &mut sender.window[..(window.end - window.start) as usize];
+        // TLS encrypts at most so much in a call, and the rest would be read again.
+        let most = if transport.is_tls() { TLS_STEP - window.start % TLS_STEP } else { WINDOW };
+        let buffer = &mut sender.window[..(window.end - window.start).min(most) as usize];
         // Part of what was fetched may be gone again, and part is enough to continue.
         let probe = matches!(probes, Probes::All { fetched: ..FETCHES_MAX });
         let patience = if probe { Patience::Now } else { Patience::Wait };
@@ -845,7 +879,9 @@ fn send_windows(
             Err(_) => return Ok(Window::Unread),
         };
         let buffer = &sender.window[..count];
-        if samples && is_whole(&window, version) && window.start + count as u64 == window.end {
+        let end = window.start + count as u64;
+        let more = end < range.end;
+        if samples && is_whole(&window, version) && end == window.end {
             file.is_seen(number, version.size, sender.now);
         }
         // Checked after reading: the bytes in the buffer are those of this version.
@@ -853,15 +889,16 @@ fn send_windows(
             return Ok(Window::Changed);
         }
         let sent = match before {
-            [] => transport.send(&[IoSlice::new(buffer)], more)?,
+            [] => transport.send(&[IoSlice::new(buffer)], more, &mut sender.tls)?,
             _ => {
                 let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
                 pieces[..before.len()].copy_from_slice(before);
                 pieces[before.len()] = IoSlice::new(buffer);
-                transport.send(&pieces[..=before.len()], more)?
+                transport.send(&pieces[..=before.len()], more, &mut sender.tls)?
             }
         };
-        return Ok(Window::Sent(1, sent as u64));
+        let is_done = end == window.end;
+        return Ok(Window::Sent(u64::from(is_done || !transport.is_tls()), sent as u64));
     }
     // If windows are not probed, the loop waits for the disk in any case, so it may wait
     // for the first byte before the head is sent.

@@ -31,7 +31,7 @@ use crate::admin::AdminEndpoint;
 use crate::app::Apps;
 use crate::arch;
 use crate::clock::Clock;
-use crate::config::settings::{HelperKind, LogTarget, MetricsSettings, form};
+use crate::config::settings::{HelperKind, Listen, LogTarget, MetricsSettings, form};
 use crate::config::{self, Settings, cli};
 use crate::config_snapshot::ConfigSnapshot;
 use crate::control::{Control, Orders};
@@ -54,6 +54,7 @@ use crate::residency::Residency;
 use crate::say;
 use crate::say::die;
 use crate::shared_cache::SharedCache;
+use crate::tls_config::TlsConfig;
 use crate::watch::{self, Audience};
 
 /// Descriptors for which the kernel's table has room from the start, if the limit allows: half a MiB of it.
@@ -180,9 +181,9 @@ impl Server {
             HelperKind::Processes | HelperKind::Threads => None,
         };
         let mut addresses: Vec<Address> = Vec::new();
-        for &asked in &settings.listen {
-            let address = bind(asked.0, &settings, addresses.iter())?;
-            addresses.push(address);
+        for &Listen { address, tls } in &settings.listen {
+            let bound = bind(address, &settings, addresses.iter())?;
+            addresses.push(Address { tls, ..bound });
         }
         let target = &settings.log.access;
         let cannot_log = |error: io::Error| cannot_log(target, &error);
@@ -247,7 +248,8 @@ impl Server {
                 std::net::IpAddr::V4(ip) => ip.to_string(),
                 std::net::IpAddr::V6(ip) => format!("[{ip}]"),
             };
-            text += &format!("amped: serving on http://{host}:{port}/");
+            let scheme = if address.tls { "https" } else { "http" };
+            text += &format!("amped: serving on {scheme}://{host}:{port}/");
             if address.bound.ip().is_unspecified() {
                 text += " and all other addresses of this machine";
             }
@@ -401,12 +403,13 @@ impl Server {
         let mut addresses = Vec::new();
         // Each old one is used once: port 0 may be configured several times.
         let mut old: Vec<&Address> = self.addresses().iter().collect();
-        for &asked in &settings.listen {
-            let known = old.iter().position(|address| address.asked == asked.0).map(|n| old.remove(n));
-            addresses.push(match known {
+        for &Listen { address: asked, tls } in &settings.listen {
+            let known = old.iter().position(|address| address.asked == asked).map(|n| old.remove(n));
+            let address = match known {
                 Some(known) => known.share().map_err(|error| line(cannot_share(error)))?,
-                None => bind(asked.0, &settings, self.addresses().iter().chain(&addresses)).map_err(line)?,
-            });
+                None => bind(asked, &settings, self.addresses().iter().chain(&addresses)).map_err(line)?,
+            };
+            addresses.push(Address { tls, ..address });
         }
         let generation = Arc::new(open(settings, Some(&self.generation)).map_err(line)?);
         Ok((generation, addresses))
@@ -745,7 +748,12 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
     let apps = Apps::new(&settings.apps, &settings.spool, form.processes, old.map(|old| &old.apps));
     let apps = apps.map_err(|error| format!("cannot start the applications: {error}"))?;
     let verifier = verifier(&settings, old).map_err(|error| format!("cannot create the password verifier: {error}"))?;
-    Ok(ConfigSnapshot { settings, disk: Arc::new(disk), verifier, connections_max, caches, shared, apps })
+    if settings.has_tls() {
+        // Private keys are in it from now on.
+        process::keep_memory_private().map_err(|error| format!("cannot protect private keys: {error}"))?;
+    }
+    let tls = TlsConfig::new(&settings, old.and_then(|old| old.tls.as_ref()))?;
+    Ok(ConfigSnapshot { settings, disk: Arc::new(disk), verifier, connections_max, caches, shared, apps, tls })
 }
 
 /// Creates the password verifier, if a site needs one. Attempts under the previous configuration still count.

@@ -1,8 +1,13 @@
-//! The transport between a connection's socket and its protocol: TCP, unchanged.
+//! The transport between a connection's socket and its protocol: TCP, or TLS over it ([`tls`]).
 //!
 //! `turn` receives through it, and `send` sends. Nothing else reads or writes a client's socket, so a transport that
-//! transforms the bytes changes only this file. Bytes of files have functions of their own: only a transport that does
+//! transforms the bytes changes only these files. Bytes of files have functions of their own: only a transport that does
 //! not transform them can send them without a copy.
+//!
+//! TLS may accept bytes that the socket does not take. They count as sent once [`flush`](Transport::flush) succeeds,
+//! which comes before anything else is sent.
+
+pub mod tls;
 
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -12,39 +17,71 @@ use amped_sys::file;
 use amped_sys::mapping::Mapping;
 use amped_sys::socket;
 
+pub use self::tls::Received;
+use self::tls::{Buffers, Tls};
+
 /// The transport of one connection.
-#[derive(Debug)]
 pub struct Transport {
     socket: OwnedFd,
+    /// `None`: bytes travel as they are.
+    tls: Option<Box<Tls>>,
 }
 
 impl Transport {
-    /// Wraps an accepted nonblocking TCP socket.
-    pub fn new(socket: OwnedFd) -> Transport {
-        Transport { socket }
+    /// Wraps an accepted nonblocking TCP socket, with a TLS session if there is to be one.
+    pub fn new(socket: OwnedFd, tls: Option<Box<Tls>>) -> Transport {
+        Transport { socket, tls }
     }
 
-    /// Receives once. `Ok(0)`: the client has closed its side.
+    /// Returns whether bytes are encrypted.
+    pub fn is_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Receives once.
     ///
     /// # Errors
-    /// As recv(2); [`io::ErrorKind::WouldBlock`] if there is no data.
-    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        socket::receive(&self.socket, buffer)
+    /// As recv(2); [`io::ErrorKind::WouldBlock`] if there is no data. With TLS also if the handshake fails, or a record is
+    /// invalid: then the connection must be closed.
+    pub fn receive(&mut self, buffer: &mut [u8], buffers: &mut Buffers) -> io::Result<Received> {
+        let Some(tls) = &mut self.tls else {
+            let count = socket::receive(&self.socket, buffer)?;
+            return Ok(Received::Bytes { count, is_drained: 0 < count && count < buffer.len(), is_end: count == 0 });
+        };
+        let received = tls.receive(&self.socket, buffer, buffers)?;
+        if matches!(received, Received::NotTls { .. }) {
+            self.tls = None;
+        }
+        Ok(received)
     }
 
-    /// Sends these pieces in one call; returns the number of bytes accepted. `more`: more follows at once, so
-    /// the last packet may wait until it is full.
+    /// Sends what was accepted before and not taken by the socket.
     ///
     /// # Errors
     /// As sendmsg(2); [`io::ErrorKind::WouldBlock`] if the socket's buffer is full.
-    pub fn send(&self, pieces: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
-        match pieces {
-            [one] => socket::send(&self.socket, one, more),
-            several => socket::send_vectored(&self.socket, several, more),
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.tls.as_mut().map_or(Ok(()), |tls| tls.flush(&self.socket))
+    }
+
+    /// Returns whether [`flush`](Transport::flush) has something to do.
+    pub fn has_unsent(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
+    }
+
+    /// Sends these pieces in one call; returns the number of bytes accepted. `more`: more follows at once, so
+    /// the last packet may wait until it is full. With TLS nothing may be [unsent](Transport::has_unsent).
+    ///
+    /// # Errors
+    /// As sendmsg(2); [`io::ErrorKind::WouldBlock`] if the socket's buffer is full.
+    pub fn send(&mut self, pieces: &[IoSlice<'_>], more: bool, buffers: &mut Buffers) -> io::Result<usize> {
+        match (&mut self.tls, pieces) {
+            (Some(tls), _) => tls.send(&self.socket, pieces, more, buffers),
+            (None, [one]) => socket::send(&self.socket, one, more),
+            (None, several) => socket::send_vectored(&self.socket, several, more),
         }
     }
 
-    /// Sends a range of a file without a copy; waits for the disk if the range is not in
+    /// Sends a range of a file without a copy, and so without TLS; waits for the disk if the range is not in
     /// memory. `Ok(0)`: the file ends before it.
     ///
     /// # Errors
@@ -53,7 +90,7 @@ impl Transport {
         file::send_file(&self.socket, file, &mut range.start.clone(), (range.end - range.start) as usize)
     }
 
-    /// Sends these pieces, followed by a range of a mapped file, in one call.
+    /// Sends these pieces, followed by a range of a mapped file, in one call, without TLS.
     ///
     /// # Errors
     /// As sendmsg(2); EFAULT if the file no longer has that range.
@@ -71,8 +108,21 @@ impl Transport {
     ///
     /// # Errors
     /// As shutdown(2).
-    pub fn half_close(&self) -> io::Result<()> {
+    pub fn half_close(&mut self) -> io::Result<()> {
+        self.close();
         socket::half_close(&self.socket)
+    }
+
+    /// Announces the end of the stream, if the transport has a way to: TCP does it when the socket closes.
+    pub fn close(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.close(&self.socket);
+        }
+    }
+
+    /// Returns the memory that it uses in addition to its own size, bytes.
+    pub fn heap_bytes(&self) -> usize {
+        self.tls.as_ref().map_or(0, |tls| tls.heap_bytes())
     }
 
     /// Returns the number of bytes sent but not yet acknowledged by the client.

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,7 +37,8 @@ use crate::passwords::verifier::{self, Asker};
 use crate::say;
 use crate::send::{LogContext, Probes, Progress, SendQueue, Sender};
 use crate::token::Token;
-use crate::transport::Transport;
+use crate::transport::tls::PARTIAL_MAX;
+use crate::transport::{Received, Transport};
 
 /// How a turn asks the disk.
 pub trait DiskAccess {
@@ -108,10 +109,10 @@ pub struct Connection {
 
 impl Connection {
     /// Creates the state of an accepted connection.
-    pub(crate) fn new(socket: OwnedFd, address: Option<SocketAddr>, now: Time) -> Connection {
+    pub(crate) fn new(transport: Transport, address: Option<SocketAddr>, now: Time) -> Connection {
         Connection {
-            conn: Conn::new(now, false),
-            transport: Transport::new(socket),
+            conn: Conn::new(now, transport.is_tls()),
+            transport,
             peer: Peer::new(address),
             send_queue: None,
             armed: Time::NEVER,
@@ -133,7 +134,10 @@ impl Connection {
     /// Returns the memory that it uses in addition to its own size, bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         let send_queue = self.send_queue.as_ref().map_or(0, |send_queue| send_queue.heap_bytes());
-        self.conn.heap_bytes() + send_queue + self.app.as_ref().map_or(0, |app| app.heap_bytes())
+        self.conn.heap_bytes()
+            + self.transport.heap_bytes()
+            + send_queue
+            + self.app.as_ref().map_or(0, |app| app.heap_bytes())
     }
 }
 
@@ -241,27 +245,29 @@ impl<D: DiskAccess> Turn<'_, D> {
         if !connection.readable || !connection.conn.wants_bytes() {
             return Ok(());
         }
-        let event = match connection.transport.receive(&mut context.buffer) {
-            Ok(0) => {
-                connection.readable = false;
-                Event::Ended
-            }
-            Ok(count) => {
-                // Less than the buffer has room for: nothing is left, and epoll will report new data (epoll(7), "short
-                // read"). Only the end is not reported twice.
-                if count < context.buffer.len() && !connection.ending {
-                    connection.readable = false;
+        let (event, is_drained, is_end) =
+            match connection.transport.receive(&mut context.buffer, &mut context.sender.tls) {
+                Ok(Received::Bytes { count, is_drained, is_end }) => {
+                    ((count > 0).then(|| Event::Bytes(&context.buffer[..count])), is_drained, is_end)
                 }
-                Event::Bytes(&context.buffer[..count])
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                connection.readable = false;
-                return Ok(());
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-            Err(_) => return Err(Dead),
-        };
-        connection.conn.handle(self.now, event, &mut context.shared, self.actions);
+                Ok(Received::NotTls { count, is_drained }) => {
+                    (Some(Event::NotTls(&context.buffer[..count])), is_drained, false)
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    connection.readable = false;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+                Err(_) => return Err(Dead),
+            };
+        // Less than the buffer has room for: nothing is left, and epoll will report new data (epoll(7), "short read").
+        // Only the end is not reported twice.
+        if is_end || is_drained && !connection.ending {
+            connection.readable = false;
+        }
+        for event in event.into_iter().chain(is_end.then_some(Event::Ended)) {
+            connection.conn.handle(self.now, event, &mut context.shared, self.actions);
+        }
         Ok(())
     }
 
@@ -374,13 +380,26 @@ impl<D: DiskAccess> Turn<'_, D> {
     /// Sends from the send queue, and notifies the connection.
     fn send(&mut self) -> Result<Sent, Dead> {
         let Turn { connection, context, now, .. } = self;
+        let has_unsent = connection.transport.has_unsent();
+        let is_empty = connection.send_queue.as_ref().is_none_or(|send_queue| send_queue.is_empty());
         // An empty queue waits for more output of an application.
-        let Some(send_queue) = connection.send_queue.as_mut().filter(|send_queue| !send_queue.is_empty()) else {
+        if is_empty && !has_unsent {
             return Ok(Sent::Nothing);
-        };
+        }
         if !connection.writable || connection.cold != Time::NEVER {
             return Ok(Sent::Waits);
         }
+        let Some(send_queue) = &mut connection.send_queue else {
+            // Messages of the TLS handshake.
+            return match connection.transport.flush() {
+                Ok(()) => Ok(Sent::Nothing),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    connection.writable = false;
+                    Ok(Sent::Waits)
+                }
+                Err(_) => Err(Dead),
+            };
+        };
         let mut log_context = LogContext {
             // Only JSON lines contain the time taken; for these the clock is read again.
             now: if context.log.format() == LogFormat::Json { context.clock.now() } else { *now },
@@ -394,7 +413,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         // A window that has just been fetched is sent without another probe: it may have been evicted in the meantime,
         // and some file systems cannot tell, but it must make progress eventually.
         let probes = if D::PROBES { Probes::All { fetched: connection.fetched.0 } } else { Probes::None };
-        let progress = send_queue.pump(&connection.transport, &mut context.sender, probes, &mut log_context);
+        let progress = send_queue.pump(&mut connection.transport, &mut context.sender, probes, &mut log_context);
         match &progress {
             Progress::Cold(_, range) if range.start == connection.fetched.1 => {}
             Progress::Cold(_, range) => connection.fetched = (0, range.start),
@@ -486,6 +505,9 @@ impl<D> Turn<'_, D> {
 
 /// Maximum bytes per receive; the longest head fits, and many pipelined ones.
 pub(crate) const BUFFER: usize = 64 * 1024;
+
+// Beside what is kept of a TLS session there is room for more of it.
+const _: () = assert!(BUFFER >= 2 * PARTIAL_MAX);
 
 /// Maximum batches of one turn.
 const BATCHES_A_TURN: usize = 4;

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ use crate::clock::{Clock, wall};
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::{MappedCounts, ModelCounts, Snapshot, WaitCounts, Waited};
 use crate::helper::Done;
+use crate::listen::Listener;
 use crate::mailbox::Mailbox;
 use crate::message::{Forget, Message, Preload};
 use crate::metrics::{Meter, Scope, StatsSlot};
@@ -38,6 +39,7 @@ use crate::say;
 use crate::send::{LogContext, Sender};
 use crate::slots::Slots;
 use crate::token::{APP_BIT, Token};
+use crate::transport::Transport;
 use crate::turn::{ASK_ANEW, BUFFER, Connection, Dead, DiskAccess, DiskAnswer, LoopContext, Rest, Turn};
 
 /// How an architecture asks the disk and gets its answers.
@@ -204,7 +206,7 @@ impl Worker {
 
     /// Accepts connections that wait at a listener, up to a limit; the rest is accepted later. Accepted
     /// connections must be [greeted](Worker::greet).
-    pub fn accept(&mut self, listener: impl AsFd, now: Time) -> Accepted {
+    pub fn accept(&mut self, listener: &Listener, now: Time) -> Accepted {
         for _ in 0..ACCEPTS_A_TURN {
             let full = self.is_full();
             let gives_way = match full {
@@ -222,13 +224,13 @@ impl Worker {
                 }
                 return Accepted::Full;
             }
-            match socket::accept(&listener) {
+            match socket::accept(listener) {
                 Ok((socket, address)) => {
                     // Only now: perhaps no connection waits, and then none has to be closed.
                     if let Some(token) = gives_way {
                         self.remove(token);
                     }
-                    self.add(socket, address, now);
+                    self.add((socket, listener.tls), address, now);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // Only now: while others still wait, one free slot does not end the shortage.
@@ -254,8 +256,17 @@ impl Worker {
         Accepted::Some
     }
 
-    fn add(&mut self, socket: OwnedFd, address: Option<SocketAddr>, now: Time) {
-        let mut connection = Connection::new(socket, address, now);
+    fn add(&mut self, (socket, is_tls): (OwnedFd, bool), address: Option<SocketAddr>, now: Time) {
+        let tls = match (is_tls, &self.context.generation.tls) {
+            (false, _) => None,
+            (true, Some(config)) => match config.session() {
+                Ok(session) => Some(Box::new(session)),
+                Err(error) => return say!("cannot begin a TLS session: {error}"),
+            },
+            // The listener is about to be replaced by that of a configuration without TLS.
+            (true, None) => return,
+        };
+        let mut connection = Connection::new(Transport::new(socket, tls), address, now);
         let armed = connection.conn.next_due(&self.context.shared.limits);
         connection.armed = armed;
         let token = self.connections.insert(connection);
@@ -678,6 +689,8 @@ impl Worker {
                 timing: &mut connection.timing,
             };
             send_queue.give_up(&mut log_context);
+        } else {
+            connection.transport.close();
         }
     }
 }

@@ -140,6 +140,15 @@ pub fn keep_files_private() {
     MASK_BEFORE.store(before.as_raw_mode() + 1, Relaxed);
 }
 
+/// Keeps the memory of this process out of core dumps and from other processes of its user (`PR_SET_DUMPABLE`). Processes that
+/// it forks inherit this; programs that it executes do not.
+///
+/// # Errors
+/// As prctl(2).
+pub fn keep_memory_private() -> io::Result<()> {
+    Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
+}
+
 /// Makes the out-of-memory killer prefer this process to others that use as much memory: `more` thousandths of all
 /// memory are added to its use (proc_pid_oom_score_adj(5)). Any process may raise its own value.
 pub fn offer_to_memory_killer(more: i32) {
@@ -570,6 +579,15 @@ pub fn c_string(text: impl Into<Vec<u8>>) -> Option<CString> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_kept_private() {
+        use rustix::process::{DumpableBehavior, dumpable_behavior, set_dumpable_behavior};
+        let before = dumpable_behavior().expect("known");
+        keep_memory_private().expect("allowed");
+        assert_eq!(dumpable_behavior().expect("known"), DumpableBehavior::NotDumpable);
+        set_dumpable_behavior(before).expect("allowed");
+    }
     use crate::file;
 
     #[test]

@@ -20,13 +20,14 @@ use amped_core::glob::Glob;
 use amped_core::routes::{FixedResponse, Route, RouteAction};
 use amped_core::site::{AppRule, Site, Sites, Types};
 use amped_http::status::Status;
+use rustls::sign::CertifiedKey;
 
 use super::cli::Serve;
 use super::error::Findings;
 use super::file::{AppTable, AuthTable, File, RouteTable, SiteTable};
 use super::read::{Node, Read};
 use super::settings::{
-    Address, AppKind, AppSettings, Form, LogTarget, SharedSettings, SiteRoot, form, number, parse_listen,
+    Address, AppKind, AppSettings, Form, Listen, LogTarget, SharedSettings, SiteRoot, form, number, parse_listen,
 };
 use super::types;
 
@@ -49,6 +50,15 @@ pub struct Settings {
     pub accounts: Vec<PathBuf>,
     /// How each site's applications run: `apps[site.number][rule]`, with the rules of the site.
     pub apps: Vec<Vec<AppSettings>>,
+    /// Each site's certificates with their private keys: `certificates[site.number]`. If an address has TLS, a site has one.
+    pub certificates: Vec<Vec<Arc<CertifiedKey>>>,
+}
+
+impl Settings {
+    /// Returns whether an address has TLS.
+    pub fn has_tls(&self) -> bool {
+        self.listen.iter().any(|listen| listen.tls)
+    }
 }
 
 impl Deref for Settings {
@@ -73,11 +83,17 @@ pub(super) fn settle(flags: &Serve, read: Read<'_>, folder: &Path, findings: &mu
     Checker { folder, whole, findings, accounts: Vec::new() }.settings(flags, file, root)
 }
 
-struct Checker<'a> {
+/// Each site's certificates, with their private keys.
+pub(super) type SiteCertificates = Vec<Vec<Arc<CertifiedKey>>>;
+
+/// The sites, and for each by number: its root, how its applications run, and its certificates.
+type OfSites = (Sites, Vec<SiteRoot>, Vec<Vec<AppSettings>>, SiteCertificates);
+
+pub(super) struct Checker<'a> {
     folder: &'a Path,
     /// Nothing is missing because its shape was wrong. Else the operator did write it, and is not asked for it again.
-    whole: bool,
-    findings: &'a mut Findings,
+    pub(super) whole: bool,
+    pub(super) findings: &'a mut Findings,
     /// Files of accounts that have been named so far, and where first.
     accounts: Vec<(PathBuf, Range<usize>)>,
 }
@@ -103,7 +119,7 @@ impl Checker<'_> {
         self.spool(&mut file, root.get("spool"));
         self.control(&mut file, root.get("control"));
         self.metrics(&mut file, root.get("metrics"));
-        let (sites, roots, apps) = self.sites(flags, &mut file, root)?;
+        let (sites, roots, apps, certificates) = self.sites(flags, &mut file, root)?;
         (file.log.delayed, file.log.string_caches) = (file.optimise.delayed_log, file.optimise.string_caches);
         // As much as the processes would have together without it, and files up to the same size.
         let shared = SharedSettings {
@@ -114,7 +130,7 @@ impl Checker<'_> {
         let is_shared = file.cache.shared && shared.bytes.0 > 0 && shared.entries > 0;
         let accounts = std::mem::take(&mut self.accounts).into_iter().map(|(path, _)| path).collect();
         let shared_cache = is_shared.then_some(shared);
-        Some(Settings { file, workers, shared_cache, sites: Arc::new(sites), roots, accounts, apps })
+        Some(Settings { file, workers, shared_cache, sites: Arc::new(sites), roots, accounts, apps, certificates })
     }
 
     fn listen(&mut self, node: Node<'_>) {
@@ -125,7 +141,7 @@ impl Checker<'_> {
         let mut seen = HashMap::new();
         for text in node.elements() {
             // Port 0 asks the system for a free one, and may well be asked for twice.
-            if let Ok(address) = parse_listen(text.text().trim())
+            if let Ok(Listen { address, .. }) = Listen::parse(text.text())
                 && address.port() != 0
                 && let Some(earlier) = seen.insert(address, text.span())
             {
@@ -184,7 +200,7 @@ impl Checker<'_> {
     }
 
     /// The absolute form of a path: relative to the folder of the file, from a flag to the current one.
-    fn absolute(&self, path: &Path, node: Node<'_>) -> PathBuf {
+    pub(super) fn absolute(&self, path: &Path, node: Node<'_>) -> PathBuf {
         let path = if node.is_flag() { path.to_owned() } else { self.folder.join(path) };
         std::path::absolute(&path).unwrap_or(path)
     }
@@ -259,12 +275,7 @@ impl Checker<'_> {
     }
 
     /// The sites and their roots.
-    fn sites(
-        &mut self,
-        flags: &Serve,
-        file: &mut File,
-        root: Node<'_>,
-    ) -> Option<(Sites, Vec<SiteRoot>, Vec<Vec<AppSettings>>)> {
+    fn sites(&mut self, flags: &Serve, file: &mut File, root: Node<'_>) -> Option<OfSites> {
         let mut places: Vec<Node<'_>> = root.get("site").elements().collect();
         // The shorthand goes first; without it and without any site, the folder of the command line makes one.
         if file.root.is_some() || (file.site.is_empty() && flags.dir.is_some()) {
@@ -274,6 +285,7 @@ impl Checker<'_> {
         }
         let keeps_bodies = file.cache.content_bytes.0 > 0;
         let (mut roots, mut sites, mut apps, mut hosts) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
+        let mut certificates = Vec::new();
         for (number, (site, node)) in file.site.iter_mut().zip(places).enumerate() {
             let dir = flags.dir.as_deref().filter(|_| number == 0);
             if dir.is_none() && site.root.is_none() && self.whole {
@@ -290,9 +302,12 @@ impl Checker<'_> {
             let own = site.app.iter_mut().zip(own).filter_map(|(app, node)| self.app(app, node, keeps_bodies));
             let (rules, settings) = own.unzip();
             let made = self.site(site, node, &mut hosts, rules);
-            sites.push(Site { root_names: root_names(roots.last()), ..made });
+            certificates.push(self.certificates(site, node));
+            let https_port = self.https_port(&file.listen, site, node);
+            sites.push(Site { root_names: root_names(roots.last()), https_port, ..made });
             apps.push(settings);
         }
+        self.tls(&file.listen, &certificates, root.get("listen"));
         if sites.is_empty() && self.whole {
             match flags.config {
                 None => self.findings.usage(
@@ -317,7 +332,7 @@ impl Checker<'_> {
             }
         }
         let roots: Option<Vec<SiteRoot>> = roots.into_iter().collect();
-        Some((Sites::new(sites)?, roots?, apps))
+        Some((Sites::new(sites)?, roots?, apps, certificates))
     }
 
     fn root(&mut self, dir: Option<&Path>, site: &mut SiteTable, node: Node<'_>) -> Option<SiteRoot> {
@@ -401,6 +416,7 @@ impl Checker<'_> {
             symlinks: table.symlinks,
             types: self.types(table, node),
             root_names: Vec::new(), // The caller knows the root.
+            https_port: None,       // And the addresses.
         }
     }
 

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::optimise::Optimise;
 use super::settings::{
-    Address, Architecture, ControlSettings, HelperSettings, LogSettings, MetricsSettings, SendSettings, SpoolSettings,
+    Architecture, ControlSettings, HelperSettings, Listen, LogSettings, MetricsSettings, SendSettings, SpoolSettings,
     StopSettings,
 };
 
@@ -28,9 +28,10 @@ use super::settings::{
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct File {
-    /// Addresses and ports to listen on, such as `[::1]:8080`, or `*:8080` for every address of IPv4 and IPv6
+    /// Addresses and ports to listen on, such as `[::1]:8080`, or `*:8080` for every address of IPv4 and IPv6; `*:443 tls` serves
+    /// https
     #[schemars(length(min = 1))]
-    pub listen: Vec<Address>,
+    pub listen: Vec<Listen>,
     /// Server architecture
     ///
     /// Fixed at the start.
@@ -69,7 +70,7 @@ pub struct File {
 impl Default for File {
     fn default() -> File {
         File {
-            listen: vec![Address(([127, 0, 0, 1], 8080).into())],
+            listen: vec![Listen { address: ([127, 0, 0, 1], 8080).into(), tls: false }],
             architecture: Architecture::default(),
             workers: None,
             user: None,
@@ -106,6 +107,19 @@ pub struct SiteTable {
     /// Required, unless it is the folder of the command line.
     #[schemars(example = "/var/www")]
     pub root: Option<PathBuf>,
+    /// Certificate chains (PEM), the site's own certificate first in each file
+    ///
+    /// With an ECDSA and an RSA certificate, clients get the first that they accept. A site without one has that of the first
+    /// site that has one.
+    #[schemars(extend("examples" = [["example.org.pem"]]))]
+    pub certificate: Vec<PathBuf>,
+    /// Private keys (PEM) of these certificates, in their order
+    ///
+    /// Read before the server becomes its `user`, and again at each SIGHUP, which that user must be able to.
+    #[schemars(extend("examples" = [["example.org.key"]]))]
+    pub key: Vec<PathBuf>,
+    /// Redirect requests without TLS to https
+    pub redirect_to_https: bool,
     /// Index pages of a folder, the best first
     pub index: Vec<Box<str>>,
     /// List folders without an index page; else 403
@@ -147,6 +161,9 @@ impl Default for SiteTable {
         SiteTable {
             hosts: Vec::new(),
             root: None,
+            certificate: Vec::new(),
+            key: Vec::new(),
+            redirect_to_https: false,
             index: ["index.html", "index.htm"].map(Box::from).into(),
             listing: false,
             dotfiles: false,

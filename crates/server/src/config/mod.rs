@@ -8,6 +8,7 @@
 //!
 //! Roots are checked here but opened by the server: they may vanish in between.
 
+mod certificates;
 mod checked;
 pub mod cli;
 pub mod error;
@@ -67,7 +68,7 @@ pub fn load(flags: &cli::Serve) -> Result<Settings, Error> {
 /// What `amped check` prints: the file is good, and what it would do.
 pub fn check(flags: &cli::Check) -> Result<String, Error> {
     let settings = load(&cli::Serve { config: Some(flags.config.clone()), ..cli::Serve::default() })?;
-    let addresses: Vec<String> = settings.listen.iter().map(|address| address.0.to_string()).collect();
+    let addresses: Vec<String> = settings.listen.iter().map(|listen| listen.to_string()).collect();
     let sites = match settings.roots.len() {
         1 => "1 site".to_owned(),
         n => format!("{n} sites"),

@@ -453,29 +453,82 @@ impl Serialize for Address {
 }
 
 impl<'de> Deserialize<'de> for Address {
-    /// The error has a second line: what to do.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Address, D::Error> {
-        struct Reader;
-        impl Visitor<'_> for Reader {
-            type Value = Address;
+        deserializer.deserialize_str(AddressReader(|text| parse_listen(text.trim()).map(Address)))
+    }
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string")
-            }
+/// Reads an address by this function. The error has a second line: what to do.
+struct AddressReader<T>(fn(&str) -> Result<T, String>);
 
-            // Not after `String::deserialize`: an error from here has the place of the element in its list.
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Address, E> {
-                let wrong = |help| E::custom(format!("`{text}` is not an address and port\n{help}"));
-                parse_listen(text.trim()).map(Address).map_err(wrong)
-            }
-        }
-        deserializer.deserialize_str(Reader)
+impl<T> Visitor<'_> for AddressReader<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    // Not after `String::deserialize`: an error from here has the place of the element in its list.
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        (self.0)(text).map_err(|help| E::custom(format!("`{text}` is not an address and port\n{help}")))
     }
 }
 
 impl JsonSchema for Address {
     fn schema_name() -> Cow<'static, str> {
         "Address".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "format": "address" })
+    }
+}
+
+/// An address and port of clients, written as an [`Address`], with ` tls` after it if they must use TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Listen {
+    /// The address and port.
+    pub address: SocketAddr,
+    /// Whether connections use TLS.
+    pub tls: bool,
+}
+
+impl Listen {
+    /// Reads `ADDR:PORT` or `ADDR:PORT tls`.
+    ///
+    /// # Errors
+    /// What to write instead.
+    pub fn parse(text: &str) -> Result<Listen, String> {
+        let (address, tls) = match text.trim().split_once(' ') {
+            None => (text.trim(), false),
+            Some((address, option)) if option.trim() == "tls" => (address, true),
+            Some((address, _)) => return Err(format!("only `tls` may follow the port: `{address} tls`")),
+        };
+        parse_listen(address).map(|address| Listen { address, tls })
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.address, if self.tls { " tls" } else { "" })
+    }
+}
+
+impl Serialize for Listen {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Listen, D::Error> {
+        deserializer.deserialize_str(AddressReader(Listen::parse))
+    }
+}
+
+impl JsonSchema for Listen {
+    fn schema_name() -> Cow<'static, str> {
+        "Listen".into()
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {

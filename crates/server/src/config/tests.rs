@@ -359,7 +359,7 @@ fn flag_overrides_file() {
         "--with=dns-cache",
     ]);
     let settings = read_with(&flags, text).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(settings.listen.iter().map(|address| address.0.port()).collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(settings.listen.iter().map(|listen| listen.address.port()).collect::<Vec<_>>(), [2, 3]);
     assert_eq!(settings.send.residency, Residency::Clock);
     assert_eq!(settings.metrics.listen.map(|address| address.0.port()), Some(9145));
     assert_eq!((settings.optimise.path_cache, settings.optimise.dns_cache), (false, true));
@@ -501,7 +501,7 @@ fn truncated_file_does_not_panic() {
 
 #[test]
 fn listen_addresses_are_parsed() {
-    let check = |text: &str, expected: Result<&str, &str>| match (settings::parse_listen(text), expected) {
+    let check = |text: &str, expected: Result<&str, &str>| match (settings::Listen::parse(text), expected) {
         (Ok(address), Ok(expected)) => assert_eq!(address.to_string(), expected, "{text}"),
         (Err(help), Err(says)) => assert!(help.contains(says), "{text}: {help}"),
         (read, _) => panic!("{text} was read as {read:?}"),
@@ -510,6 +510,9 @@ fn listen_addresses_are_parsed() {
     check("0.0.0.0:0", Ok("0.0.0.0:0"));
     check("[::1]:80", Ok("[::1]:80"));
     check("*:80", Ok("[::]:80"));
+    check("*:443 tls", Ok("[::]:443 tls"));
+    check(" *:443  tls ", Ok("[::]:443 tls"));
+    check("*:443 ssl", Err("`*:443 tls`"));
     check("8080", Err("`127.0.0.1:8080`"));
     check(":8080", Err("`*:8080`"));
     check("10.0.0.1", Err("`10.0.0.1:8080`"));
@@ -556,4 +559,44 @@ fn invalid_flag_value_is_wrong_usage() {
         &["--without=path-cash"],
         "--without: unknown key `path_cash` in `[optimise]`\n  help: did you mean `path_cache`?",
     );
+}
+
+#[test]
+fn certificates_are_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    for name in ["a", "b"] {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate = rcgen::CertificateParams::new(vec![format!("{name}.example")]).unwrap();
+        write(&format!("{name}.pem"), &certificate.self_signed(&key).unwrap().pem());
+        write(&format!("{name}.key"), &key.serialize_pem());
+    }
+    write("empty", "");
+    write("text", "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n");
+    write("encrypted.key", "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n");
+    write("short.key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n");
+    let load_with = |certificate: &str, key: &str| {
+        let text = format!(
+            "listen = ['*:443 tls']\n[[site]]\nroot = '.'\ncertificate = ['{certificate}']\nkey = ['{key}']\n\
+             redirect_to_https = true\n"
+        );
+        write("amped.toml", &text);
+        load(&Serve { config: Some(folder.path().join("amped.toml")), ..Serve::default() })
+    };
+    let settings = load_with("a.pem", "a.key").unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((settings.certificates.len(), settings.certificates[0].len()), (1, 1));
+    assert_eq!(settings.sites.first().https_port, Some(443));
+    let check = |certificate: &str, key: &str, says: &str| {
+        let error = load_with(certificate, key).expect_err(says).to_string();
+        assert!(error.contains(says), "{says} is not in:\n{error}");
+    };
+    check("none.pem", "a.key", "No such file or directory");
+    check("empty", "a.key", "contains no certificate");
+    check("a.key", "a.key", "contains no certificate");
+    check("text", "a.key", "cannot read the certificate");
+    check("a.pem", "b.key", "does not belong to the certificate");
+    check("a.pem", "empty", "contains no private key");
+    check("a.pem", "a.pem", "contains no private key");
+    check("a.pem", "encrypted.key", "an encrypted key must be");
+    check("a.pem", "short.key", "cannot be used");
 }

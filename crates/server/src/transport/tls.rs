@@ -1,0 +1,455 @@
+//! A TLS session: records between the socket and the bytes of the protocol.
+//!
+//! rustls does the cryptography and keeps no buffers (its *unbuffered* interface): bytes are received into a buffer of
+//! the loop, decrypted, and passed on at once; bytes to send are encrypted into another one and sent from there. A
+//! connection owns memory only for what is incomplete: part of a record from the client, or records that the socket did
+//! not take. An idle connection owns neither.
+//!
+//! This file alone knows rustls's interface, which its next version replaces.
+//!
+//! The client sees a record only when all of it has arrived. So records are small at first, one packet each, and grow
+//! as the client's congestion window does ([`RecordSize`]).
+
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use amped_sys::socket;
+use amped_units::Time;
+use rustls::ServerConfig;
+use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
+use rustls::unbuffered::{
+    ConnectionState, EncodeError, EncodeTlsData, EncryptError, InsufficientSizeError, UnbufferedStatus, WriteTraffic,
+};
+
+/// Maximum bytes of a record from a client that are kept until the rest arrives. A record has at most 16,640 bytes (RFC
+/// 8446, 5.2); a handshake message may span several, and the only long one, a client's certificate, is not requested.
+pub const PARTIAL_MAX: usize = 32 * 1024;
+
+/// Maximum bytes encrypted by one call. One call of the kernel takes them, and what it does not take is kept for the
+/// connection, so this bounds the memory of a client that does not read.
+pub const SEALED_MAX: usize = 72 * 1024;
+
+/// Maximum bytes that wait for the socket before a client that does not read, but causes answers, is dropped.
+const UNSENT_MAX: usize = 256 * 1024;
+
+/// Most that encryption adds to a record: a header, an explicit nonce (TLS 1.2), a content type and a tag.
+const OVERHEAD: usize = 64;
+
+/// The result of receiving, with TLS or without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// So many bytes, which may be none with TLS.
+    Bytes {
+        /// Their number.
+        count: usize,
+        /// The socket had no more.
+        is_drained: bool,
+        /// The client has closed its side, after these bytes.
+        is_end: bool,
+    },
+    /// So many bytes of a client that does not use TLS where it must. From now on the transport does not either, so that
+    /// the client can be told.
+    NotTls {
+        /// Their number.
+        count: usize,
+        /// The socket had no more.
+        is_drained: bool,
+    },
+}
+
+/// The session of one connection.
+pub struct Tls {
+    session: UnbufferedServerConnection,
+    /// Received bytes that are not yet a whole record or handshake message. `partial.len() <= PARTIAL_MAX`
+    partial: Vec<u8>,
+    /// Records for the client; those before `unsent_at` were taken by the socket.
+    unsent: Vec<u8>,
+    unsent_at: usize,
+    /// Nothing was received yet.
+    is_new: bool,
+    /// The session has failed and must not be used any more: `partial` may not be what rustls left of the input.
+    has_failed: bool,
+    size: RecordSize,
+}
+
+/// A loop's buffers for sessions. They stay empty while there are none.
+#[derive(Default)]
+pub struct Buffers {
+    /// What was received, before it is decrypted.
+    input: Vec<u8>,
+    /// Records to send: `sealed[..filled]`.
+    sealed: Vec<u8>,
+    filled: usize,
+    /// Pieces that together make a record.
+    joined: Vec<u8>,
+    /// The time of this turn.
+    pub now: Time,
+}
+
+impl Tls {
+    /// Begins a session with a client that has just connected.
+    ///
+    /// # Errors
+    /// The configuration cannot be used.
+    pub fn new(config: &Arc<ServerConfig>) -> Result<Tls, rustls::Error> {
+        Ok(Tls {
+            session: UnbufferedServerConnection::new(Arc::clone(config))?,
+            partial: Vec::new(),
+            unsent: Vec::new(),
+            unsent_at: 0,
+            is_new: true,
+            has_failed: false,
+            size: RecordSize::default(),
+        })
+    }
+
+    /// Receives once, and decrypts into `plain`, which must have room for as much as is received.
+    pub fn receive(&mut self, socket: &OwnedFd, plain: &mut [u8], buffers: &mut Buffers) -> io::Result<Received> {
+        let room = plain.len();
+        buffers.input.resize(room.max(buffers.input.len()), 0);
+        let input = &mut buffers.input[..room];
+        let kept = self.partial.len();
+        input[..kept].copy_from_slice(&self.partial);
+        let count = socket::receive(socket, &mut input[kept..])?;
+        if count == 0 {
+            return match self.session.is_handshaking() {
+                true => Err(io::ErrorKind::UnexpectedEof.into()),
+                // Without close_notify the end may be forged. HTTP knows the length of each request, so an incomplete one
+                // is not mistaken for a complete one.
+                false => Ok(Received::Bytes { count: 0, is_drained: false, is_end: true }),
+            };
+        }
+        let (filled, is_drained) = (kept + count, kept + count < room);
+        // RFC 8446, 5.1: the type of the first record is handshake, 22. HTTP begins with the name of a method.
+        if std::mem::take(&mut self.is_new) && input[0].is_ascii_uppercase() {
+            plain[..filled].copy_from_slice(&input[..filled]);
+            return Ok(Received::NotTls { count: filled, is_drained });
+        }
+        let processed = self.process(&mut input[..filled], plain);
+        let sent = self.flush(socket);
+        self.has_failed = processed.is_err();
+        let (count, is_end) = processed.map_err(io::Error::other)?;
+        match sent {
+            Err(error) if !is_transient(&error) => Err(error),
+            _ if self.unsent.len() - self.unsent_at > UNSENT_MAX => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(Received::Bytes { count, is_drained, is_end }),
+        }
+    }
+
+    /// Decrypts `input` into `plain`, and answers messages of the handshake. Returns the number of bytes, and whether the
+    /// client has closed its side.
+    fn process(&mut self, input: &mut [u8], plain: &mut [u8]) -> Result<(usize, bool), rustls::Error> {
+        let (mut at, mut count, mut is_end) = (0, 0, false);
+        loop {
+            let UnbufferedStatus { discard, state } = self.session.process_tls_records(&mut input[at..]);
+            let mut is_over = false;
+            match state {
+                Ok(ConnectionState::ReadTraffic(mut traffic)) => {
+                    while let Some(record) = traffic.next_record() {
+                        let payload = record?.payload;
+                        plain[count..count + payload.len()].copy_from_slice(payload);
+                        count += payload.len();
+                    }
+                }
+                Ok(ConnectionState::EncodeTlsData(data)) => encode(data, &mut self.unsent),
+                Ok(ConnectionState::TransmitTlsData(data)) => data.done(),
+                Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => {
+                    (is_end, is_over) = (true, true);
+                }
+                // Early data (0-RTT) is not offered, so it never arrives.
+                Ok(_) => is_over = true,
+                Err(error) => {
+                    self.queue_alert();
+                    return Err(error);
+                }
+            }
+            at += discard;
+            if is_over {
+                break;
+            }
+        }
+        let rest = &input[at..];
+        if is_end || rest.is_empty() {
+            self.partial = Vec::new();
+        } else if rest.len() > PARTIAL_MAX {
+            return Err(rustls::Error::General("handshake message too long".to_owned()));
+        } else {
+            self.partial.clear();
+            self.partial.extend_from_slice(rest);
+        }
+        Ok((count, is_end))
+    }
+
+    /// Queues the alert that tells the client why the session fails.
+    fn queue_alert(&mut self) {
+        // Only while there is something to encode: rustls must not see input after it has failed.
+        while self.session.wants_write()
+            && let Ok(ConnectionState::EncodeTlsData(data)) = self.session.process_tls_records(&mut []).state
+        {
+            encode(data, &mut self.unsent);
+        }
+    }
+
+    /// Encrypts the beginning of these pieces and sends it; returns the number of bytes encrypted. What the socket does
+    /// not take at once is sent by [`flush`](Tls::flush), which must have succeeded before.
+    pub fn send(
+        &mut self,
+        socket: &OwnedFd,
+        pieces: &[IoSlice<'_>],
+        more: bool,
+        buffers: &mut Buffers,
+    ) -> io::Result<usize> {
+        buffers.filled = 0;
+        let count = self.seal(pieces, buffers).inspect_err(|_| self.has_failed = true)?;
+        let sealed = &buffers.sealed[..buffers.filled];
+        let sent = match socket::send(socket, sealed, more) {
+            Ok(sent) => sent,
+            Err(error) if is_transient(&error) => 0,
+            Err(error) => return Err(error),
+        };
+        self.unsent.extend_from_slice(&sealed[sent..]);
+        Ok(count)
+    }
+
+    fn seal(&mut self, pieces: &[IoSlice<'_>], buffers: &mut Buffers) -> io::Result<usize> {
+        let Tls { session, partial, size, .. } = self;
+        let Buffers { sealed, filled, joined, now, .. } = buffers;
+        size.begin(*now);
+        let (mut count, mut is_done) = (0, false);
+        while !is_done {
+            let UnbufferedStatus { discard, state } = session.process_tls_records(partial);
+            match state.map_err(io::Error::other)? {
+                ConnectionState::WriteTraffic(mut traffic) => {
+                    let mut pieces = Pieces { pieces, at: 0 };
+                    while count < SEALED_MAX {
+                        let record = pieces.next(size.next().min(SEALED_MAX - count), joined);
+                        if record.is_empty() {
+                            break;
+                        }
+                        encrypt(&mut traffic, record, sealed, filled)?;
+                        size.note(record.len());
+                        count += record.len();
+                    }
+                    is_done = true;
+                }
+                // An answer to a request for new keys; it precedes what is encrypted with them.
+                ConnectionState::EncodeTlsData(data) => {
+                    sealed.truncate(*filled);
+                    encode(data, sealed);
+                    *filled = sealed.len();
+                }
+                ConnectionState::TransmitTlsData(data) => data.done(),
+                // There is nothing to send before the handshake is complete.
+                _ => return Err(io::ErrorKind::NotConnected.into()),
+            }
+            partial.drain(..discard);
+        }
+        Ok(count)
+    }
+
+    /// Sends the records that the socket did not take before.
+    ///
+    /// # Errors
+    /// As send(2); [`io::ErrorKind::WouldBlock`] if the socket's buffer is full.
+    pub fn flush(&mut self, socket: &OwnedFd) -> io::Result<()> {
+        while self.has_unsent() {
+            self.unsent_at += socket::send(socket, &self.unsent[self.unsent_at..], false)?;
+        }
+        (self.unsent, self.unsent_at) = (Vec::new(), 0);
+        Ok(())
+    }
+
+    /// Returns whether records wait for the socket.
+    pub fn has_unsent(&self) -> bool {
+        self.unsent_at < self.unsent.len()
+    }
+
+    /// Tells the client that nothing follows (close_notify; RFC 8446, 6.1), so that it can distinguish the end of the
+    /// stream from a truncation. Best effort: a client that does not read is not waited for.
+    pub fn close(&mut self, socket: &OwnedFd) {
+        if self.has_unsent() || self.has_failed {
+            return;
+        }
+        let UnbufferedStatus { discard, state } = self.session.process_tls_records(&mut self.partial);
+        if let Ok(ConnectionState::WriteTraffic(mut traffic)) = state {
+            let mut alert = [0; 2 * OVERHEAD];
+            if let Ok(length @ 1..) = traffic.queue_close_notify(&mut alert) {
+                let _ = socket::send(socket, &alert[..length], false);
+            }
+        }
+        self.partial.drain(..discard);
+    }
+
+    /// Returns the memory that it uses, bytes, as far as it is known: rustls does not tell what a session allocates.
+    pub fn heap_bytes(&self) -> usize {
+        size_of::<Tls>() + self.partial.capacity() + self.unsent.capacity()
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Appends an encoded message of the handshake to `out`.
+fn encode(mut data: EncodeTlsData<'_, ServerConnectionData>, out: &mut Vec<u8>) {
+    let start = out.len();
+    if let Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) = data.encode(&mut []) {
+        out.resize(start + required_size, 0);
+        // It has the size that was asked for.
+        let _ = data.encode(&mut out[start..]);
+    }
+}
+
+/// Encrypts one record into `out` after the first `filled` bytes.
+fn encrypt(
+    traffic: &mut WriteTraffic<'_, ServerConnectionData>,
+    plain: &[u8],
+    out: &mut Vec<u8>,
+    filled: &mut usize,
+) -> io::Result<()> {
+    let mut room = plain.len() + OVERHEAD;
+    loop {
+        if out.len() < *filled + room {
+            out.resize(*filled + room, 0);
+        }
+        match traffic.encrypt(plain, &mut out[*filled..]) {
+            Ok(length) => {
+                *filled += length;
+                return Ok(());
+            }
+            // A message about new keys precedes the record.
+            Err(EncryptError::InsufficientSize(InsufficientSizeError { required_size })) if required_size > room => {
+                room = required_size;
+            }
+            Err(error) => return Err(io::Error::other(error)),
+        }
+    }
+}
+
+/// The bytes of several pieces, in order.
+struct Pieces<'a> {
+    pieces: &'a [IoSlice<'a>],
+    /// Bytes of the first piece that were taken.
+    at: usize,
+}
+
+impl<'a> Pieces<'a> {
+    /// Takes up to `most` bytes: part of one piece if that has as many, else copied together into `joined`.
+    fn next<'b>(&mut self, most: usize, joined: &'b mut Vec<u8>) -> &'b [u8]
+    where
+        'a: 'b,
+    {
+        let first = self.first();
+        if first.len() >= most || self.pieces.len() <= 1 {
+            return self.take(most);
+        }
+        joined.clear();
+        while joined.len() < most && !self.first().is_empty() {
+            let part = self.take(most - joined.len());
+            joined.extend_from_slice(part);
+        }
+        joined
+    }
+
+    /// The rest of the first piece; empty only if all were taken.
+    fn first(&mut self) -> &'a [u8] {
+        while let [first, rest @ ..] = self.pieces
+            && self.at == first.len()
+        {
+            (self.pieces, self.at) = (rest, 0);
+        }
+        self.pieces.first().map_or(&[], |piece| &piece[self.at..])
+    }
+
+    fn take(&mut self, most: usize) -> &'a [u8] {
+        let first = self.first();
+        let taken = &first[..most.min(first.len())];
+        self.at += taken.len();
+        taken
+    }
+}
+
+/// The size of the next record: one packet for the first 8 KiB, 4 KiB up to 128 KiB, then the largest that TLS has; from
+/// the start again after a second of silence, when TCP begins slowly again too.
+#[derive(Debug, Default)]
+struct RecordSize {
+    sent: usize,
+    last: Time,
+}
+
+/// A payload that makes one packet of 1,460 bytes, less TCP options and what TLS adds.
+const PACKET: usize = 1_369;
+
+const SILENCE: Duration = Duration::from_secs(1);
+
+impl RecordSize {
+    fn begin(&mut self, now: Time) {
+        if now.since(self.last) >= SILENCE {
+            self.sent = 0;
+        }
+        self.last = now;
+    }
+
+    fn next(&self) -> usize {
+        match self.sent {
+            ..8_192 => PACKET,
+            8_192..131_072 => 4_096,
+            _ => 16_384,
+        }
+    }
+
+    fn note(&mut self, length: usize) {
+        self.sent += length;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_grow_and_shrink_after_silence() {
+        let mut size = RecordSize::default();
+        let mut sizes = Vec::new();
+        let mut send = |at: u64, length: usize| {
+            size.begin(Time::from_millis(at));
+            let mut left = length;
+            while left > 0 {
+                let next = size.next().min(left);
+                size.note(next);
+                left -= next;
+                sizes.push(next);
+            }
+            std::mem::take(&mut sizes)
+        };
+        assert_eq!(send(1_000, 1_000), [1_000]);
+        let sizes = send(1_999, 200_000);
+        assert!(sizes.starts_with(&[PACKET; 6]) && sizes[6..36].iter().all(|&size| size == 4_096), "{sizes:?}");
+        assert!(sizes[37..sizes.len() - 1].iter().all(|&size| size == 16_384), "{sizes:?}");
+        assert_eq!(send(2_998, 20_000), [16_384, 3_616]);
+        assert_eq!(send(3_998, 2_000), [PACKET, 2_000 - PACKET]);
+    }
+
+    #[test]
+    fn pieces_are_joined_only_within_a_record() {
+        let check = |pieces: &[&str], most: usize, expected: &[&str]| {
+            let slices: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece.as_bytes())).collect();
+            let (mut pieces, mut joined, mut records) = (Pieces { pieces: &slices, at: 0 }, Vec::new(), Vec::new());
+            loop {
+                let record = pieces.next(most, &mut joined);
+                if record.is_empty() {
+                    break;
+                }
+                records.push(String::from_utf8(record.to_vec()).expect("text"));
+            }
+            assert_eq!(records, expected);
+        };
+        check(&[], 4, &[]);
+        check(&["", ""], 4, &[]);
+        check(&["abcdef"], 4, &["abcd", "ef"]);
+        check(&["ab", "", "cdefgh", "i"], 4, &["abcd", "efgh", "i"]);
+        check(&["abcd", "e"], 4, &["abcd", "e"]);
+    }
+}

@@ -1,0 +1,159 @@
+//! TLS with curl and OpenSSL: keys in the forms that OpenSSL writes, both versions, resumption, and what is refused.
+
+use std::fs;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+
+use super::harness::{Server, Site, pattern, wait_until};
+use super::{peer, said};
+
+/// A site with a certificate for `localhost` made by OpenSSL with these options, and its server.
+fn serve(options: &[&str]) -> (Site, Server) {
+    let site = Site::new();
+    let path = |name: &str| site.path().join(name).to_str().unwrap().to_owned();
+    let mut openssl = peer("openssl");
+    openssl.args(["req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"]);
+    openssl.args(["-addext", "subjectAltName=DNS:localhost", "-keyout", &path("key"), "-out", &path("certificate")]);
+    said(openssl.args(options));
+    fs::create_dir(path("root")).unwrap();
+    let text =
+        "listen = [\"127.0.0.1:0 tls\"]\n[[site]]\nroot = \"root\"\ncertificate = [\"certificate\"]\nkey = [\"key\"]\n";
+    let config = site.file("amped.toml", text);
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    (site, server)
+}
+
+const ECDSA: [&str; 4] = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"];
+
+fn curl(site: &Site, server: &Server, args: &[&str]) -> Command {
+    let SocketAddr::V4(address) = server.address else { panic!("it was told to listen on IPv4") };
+    let mut command = peer("curl");
+    command.args(["--disable", "--silent", "--show-error", "--noproxy", "*", "--max-time", "60", "--cacert"]);
+    command
+        .arg(site.path().join("certificate"))
+        .args(["--resolve", &format!("localhost:{}:{}", address.port(), address.ip())]);
+    command.args(args);
+    command
+}
+
+fn url(server: &Server, path: &str) -> String {
+    format!("https://localhost:{}{path}", server.address.port())
+}
+
+#[test]
+fn curl_downloads_over_both_versions_and_kinds_of_keys() {
+    for options in [&ECDSA[..], &["-newkey", "rsa:2048"], &["-newkey", "ed25519"]] {
+        let (site, server) = serve(options);
+        let body = pattern(3_000_000);
+        site.file("root/a", &body);
+        for version in [&["--tls-max", "1.2"][..], &["--tlsv1.3"]] {
+            let to = site.path().join("downloaded");
+            let address = url(&server, "/a");
+            let mut command = curl(&site, &server, version);
+            said(command.args(["--output", to.to_str().unwrap(), &address]));
+            assert!(fs::read(&to).unwrap() == body, "{options:?}, {version:?}");
+            // One connection, and what is left of a response is no part of the next one.
+            let twice = said(curl(&site, &server, version).args(["--range", "10-13", &address, &address]));
+            assert_eq!(twice.as_bytes(), [&body[10..14], &body[10..14]].concat(), "{options:?}, {version:?}");
+        }
+        // The server offers HTTP/1.1 only, to a client that would rather have HTTP/2.
+        let version = said(
+            curl(&site, &server, &["--http2", "--write-out", "%{http_version}", "--output", "/dev/null"])
+                .arg(url(&server, "/a")),
+        );
+        assert_eq!(version, "1.1");
+    }
+}
+
+/// `openssl s_client`, whose input is ours and whose output goes to a file.
+struct Openssl {
+    child: Child,
+    output: std::path::PathBuf,
+}
+
+impl Openssl {
+    fn connect(site: &Site, server: &Server, args: &[&str]) -> Openssl {
+        let output = site.path().join("openssl");
+        let file = fs::File::create(&output).unwrap();
+        let mut command = peer("openssl");
+        command.args(["s_client", "-servername", "localhost", "-connect", &server.address.to_string(), "-CAfile"]);
+        command.arg(site.path().join("certificate")).args(args);
+        let errors = file.try_clone().unwrap();
+        let child = command.stdin(Stdio::piped()).stdout(file).stderr(errors).spawn().unwrap();
+        Openssl { child, output }
+    }
+
+    fn said(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.output).unwrap()).into_owned()
+    }
+
+    fn wait_for(&self, text: &str) {
+        wait_until(text, || self.said().contains(text));
+    }
+
+    fn send(&mut self, text: &str) {
+        self.child.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Its output, and whether it has succeeded.
+    fn end(mut self) -> (String, bool) {
+        drop(self.child.stdin.take());
+        let status = self.child.wait().unwrap();
+        (self.said(), status.success())
+    }
+}
+
+#[test]
+fn openssl_resumes_sessions() {
+    let (site, server) = serve(&ECDSA);
+    site.file("root/a", "of the file");
+    let session = site.path().join("session");
+    let session = session.to_str().unwrap();
+    for version in ["-tls1_2", "-tls1_3"] {
+        for (option, kind) in [("-sess_out", "New, TLSv1"), ("-sess_in", "Reused, TLSv1")] {
+            let mut openssl = Openssl::connect(&site, &server, &[version, option, session]);
+            openssl.wait_for("Verify return code: 0 (ok)");
+            openssl.send("GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            openssl.wait_for("of the file");
+            let (output, is_good) = openssl.end();
+            assert!(is_good && output.contains(kind), "{version}, {option}:\n{output}");
+        }
+    }
+}
+
+#[test]
+fn openssl_updates_keys_and_cannot_renegotiate() {
+    let (site, server) = serve(&ECDSA);
+    site.file("root/a", "of the file");
+    let mut openssl = Openssl::connect(&site, &server, &["-tls1_3"]);
+    openssl.wait_for("Verify return code: 0 (ok)");
+    // A command, if it begins what it reads: a change of keys, which the server must answer with its own.
+    openssl.send("K\n");
+    openssl.wait_for("KEYUPDATE");
+    openssl.send("GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    openssl.wait_for("of the file");
+    assert!(openssl.end().1);
+
+    let mut openssl = Openssl::connect(&site, &server, &["-tls1_2"]);
+    openssl.wait_for("Verify return code: 0 (ok)");
+    openssl.send("R\n");
+    openssl.wait_for("no renegotiation");
+    let (output, is_good) = openssl.end();
+    assert!(!is_good, "{output}");
+}
+
+#[test]
+fn outdated_versions_and_ciphers_are_refused() {
+    let (site, server) = serve(&["-newkey", "rsa:2048"]);
+    for options in [
+        &["-tls1_1", "-cipher", "ALL:@SECLEVEL=0"][..],
+        // Without forward secrecy.
+        &["-tls1_2", "-cipher", "AES128-GCM-SHA256"],
+        // Without authenticated encryption.
+        &["-tls1_2", "-cipher", "ECDHE-RSA-AES128-SHA"],
+    ] {
+        let (output, is_good) = Openssl::connect(&site, &server, options).end();
+        assert!(!is_good && output.contains("alert"), "{options:?}:\n{output}");
+    }
+}

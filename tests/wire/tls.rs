@@ -1,0 +1,476 @@
+//! TLS: files, applications and refusals over encrypted connections, certificates, and clients that break the protocol.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{
+    ClientConfig, ClientConnection, HandshakeKind, RootCertStore, SignatureScheme, SupportedProtocolVersion, version,
+};
+
+use super::harness::*;
+
+/// Certificates that clients trust; each is its own authority.
+#[derive(Clone)]
+struct Trust {
+    roots: RootCertStore,
+    /// Stored sessions, shared by all clients.
+    config: Option<Arc<ClientConfig>>,
+}
+
+impl Trust {
+    fn new() -> Trust {
+        Trust { roots: RootCertStore::empty(), config: None }
+    }
+
+    /// Writes a new certificate for these names to `NAME.pem`, and its key to `NAME.key`.
+    fn issue(&mut self, site: &Site, name: &str, algorithm: &'static rcgen::SignatureAlgorithm, hosts: &[&str]) {
+        let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
+        let key = rcgen::KeyPair::generate_for(algorithm).unwrap();
+        let certificate = rcgen::CertificateParams::new(hosts).unwrap().self_signed(&key).unwrap();
+        fs::write(site.path().join(name).with_extension("pem"), certificate.pem()).unwrap();
+        fs::write(site.path().join(name).with_extension("key"), key.serialize_pem()).unwrap();
+        self.roots.add(certificate.der().clone()).unwrap();
+    }
+
+    /// A session with the site of this name.
+    fn session(
+        &self,
+        name: &str,
+        provider: CryptoProvider,
+        version: &'static SupportedProtocolVersion,
+    ) -> ClientConnection {
+        let config = self.config.clone().unwrap_or_else(|| {
+            let config =
+                ClientConfig::builder_with_provider(provider.into()).with_protocol_versions(&[version]).unwrap();
+            Arc::new(config.with_root_certificates(self.roots.clone()).with_no_client_auth())
+        });
+        ClientConnection::new(config, ServerName::try_from(name.to_owned()).unwrap()).unwrap()
+    }
+
+    fn connect(&self, server: &Server) -> Client {
+        self.connect_as(server, &version::TLS13)
+    }
+
+    fn connect_as(&self, server: &Server, version: &'static SupportedProtocolVersion) -> Client {
+        server.connect().secure(self.session("localhost", aws_lc_rs::default_provider(), version))
+    }
+
+    /// Waits for the end of the handshake, and returns the certificate that the server has sent.
+    fn certificate(client: &mut Client) -> CertificateDer<'static> {
+        client.get("/");
+        client.tls().unwrap().peer_certificates().unwrap()[0].clone().into_owned()
+    }
+}
+
+const BOTH: [&SupportedProtocolVersion; 2] = [&version::TLS12, &version::TLS13];
+
+/// A site in a folder of its own, with its certificate beside it.
+fn place() -> (Site, Trust) {
+    let (site, mut trust) = (Site::new(), Trust::new());
+    fs::create_dir(site.path().join("root")).unwrap();
+    trust.issue(&site, "own", &rcgen::PKCS_ECDSA_P256_SHA256, &["localhost"]);
+    (site, trust)
+}
+
+/// Serves it; `keys` are added at the top, `tables` to the site.
+fn serve(site: &Site, keys: &str, tables: &str) -> Server {
+    Server::start(&["--config", configure(site, keys, tables).to_str().unwrap()])
+}
+
+fn configure(site: &Site, keys: &str, tables: &str) -> std::path::PathBuf {
+    let text = format!(
+        "listen = [\"127.0.0.1:0 tls\", \"127.0.0.1:0\"]\n{keys}\n\
+         [[site]]\nroot = \"root\"\ncertificate = [\"own.pem\"]\nkey = [\"own.key\"]\n{tables}\n"
+    );
+    site.file("amped.toml", text)
+}
+
+/// The server's address without TLS, the second that it reports.
+fn plain_address(server: &Server) -> SocketAddr {
+    server.wait_for("serving on http://");
+    let said = server.said();
+    let line = said.lines().find_map(|line| line.split_once("serving on http://")).expect("it waited for it");
+    line.1.trim_end_matches('/').parse().unwrap()
+}
+
+#[test]
+fn files_of_all_sizes_are_served_over_tls() {
+    let (site, trust) = place();
+    // Below and above the sizes of records, of inlined bodies, of the content cache and of windows.
+    let sizes = [0, 1, 1_000, 1_369, 5_000, 20_000, 70_000, 262_144, 300_001, 2_500_000];
+    for size in sizes {
+        site.file(&format!("root/{size}"), pattern(size));
+    }
+    let server = serve(&site, "", "");
+    for version in BOTH {
+        let mut client = trust.connect_as(&server, version);
+        // The second round is answered from the caches.
+        for size in sizes.iter().chain(&sizes) {
+            assert!(client.get(&format!("/{size}")).body == pattern(*size), "{size} bytes, {version:?}");
+        }
+        for size in sizes {
+            client.send_request("GET", &format!("/{size}"), &[]);
+        }
+        for size in sizes {
+            assert!(client.response("GET").body == pattern(size), "{size} bytes, pipelined, {version:?}");
+        }
+        let range = client.request("GET", "/2500000", &[("Range", "bytes=262000-530000")]);
+        assert!(range.status == 206 && range.body == pattern(2_500_000)[262_000..=530_000]);
+        assert_eq!(client.tls().unwrap().alpn_protocol(), None);
+    }
+}
+
+#[test]
+fn every_content_mode_serves_files_over_tls() {
+    let (site, trust) = place();
+    site.file("root/a", pattern(1_000_000));
+    for mode in MODES {
+        let server = serve(&site, &format!("send.content = \"{mode}\"\nsend.sendfile_min_age = \"0s\""), "");
+        let mut client = trust.connect(&server);
+        for _ in 0..2 {
+            assert!(client.get("/a").body == pattern(1_000_000), "{mode}");
+        }
+    }
+}
+
+#[test]
+fn alpn_chooses_http_1_1_and_refuses_others() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    let server = serve(&site, "", "");
+    let connect = |protocol: &[u8]| {
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let mut config = config.with_root_certificates(trust.roots.clone()).with_no_client_auth();
+        config.alpn_protocols = vec![protocol.to_vec()];
+        let name = ServerName::try_from("localhost").unwrap();
+        server.connect().secure(ClientConnection::new(Arc::new(config), name).unwrap())
+    };
+    let mut client = connect(b"http/1.1");
+    assert_eq!(client.get("/a").text(), "a");
+    assert_eq!(client.tls().unwrap().alpn_protocol(), Some(&b"http/1.1"[..]));
+    assert!(connect(b"h2").try_get("/a").is_none());
+}
+
+#[test]
+fn response_without_length_is_ended_by_close_notify() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    let server = serve(&site, "", "");
+    for version in BOTH {
+        let mut client = trust.connect_as(&server, version);
+        client.send("GET /a HTTP/1.0\r\n\r\n");
+        // An end without close_notify would be an error.
+        assert_eq!(client.response("GET").text(), "a");
+        assert!(client.ends(), "{version:?}");
+    }
+}
+
+#[test]
+fn applications_receive_https_and_large_bodies() {
+    let (site, trust) = place();
+    let script = site.file(
+        "root/cgi-bin/echo",
+        "#!/bin/sh\nprintf 'Content-Type: a/b\\n\\n%s %s ' \"$HTTPS\" \"$REQUEST_SCHEME\"; cat",
+    );
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let server = serve(&site, "", "[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true");
+    let body = pattern(3_000_000);
+    let check = |mut client: Client, prefix: &str| {
+        client.send(format!("POST /cgi-bin/echo HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", body.len()));
+        client.send(&body);
+        let response = client.response("POST");
+        assert!(response.body == [prefix.as_bytes(), &body].concat(), "{prefix}");
+    };
+    for version in BOTH {
+        check(trust.connect_as(&server, version), "on https ");
+    }
+    check(Client::connect(plain_address(&server)), " http ");
+}
+
+#[test]
+fn cached_application_responses_differ_by_scheme() {
+    let (site, trust) = place();
+    let script = site.file("root/cgi-bin/scheme", "#!/bin/sh\nprintf 'Content-Type: a/b\\n\\n%s' \"$REQUEST_SCHEME\"");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let server = serve(&site, one_set_of_caches(), "[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\ncache = \"1h\"");
+    let plain = plain_address(&server);
+    for _ in 0..2 {
+        assert_eq!(trust.connect(&server).get("/cgi-bin/scheme").text(), "https");
+        assert_eq!(Client::connect(plain).get("/cgi-bin/scheme").text(), "http");
+    }
+}
+
+#[test]
+fn plain_http_on_port_for_tls_is_400() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    let server = serve(&site, "", "");
+    let refused = server.get("/a");
+    assert_eq!(refused.status, 400);
+    assert!(refused.text().contains("port speaks TLS"), "{}", refused.text());
+    let mut byte_wise = server.connect();
+    for byte in b"GET / HTTP/1.1\r\n\r\n" {
+        byte_wise.send([*byte]);
+    }
+    assert_eq!(byte_wise.response("GET").status, 400);
+    assert_eq!(trust.connect(&server).get("/a").text(), "a");
+}
+
+#[test]
+fn certificate_is_chosen_by_name_and_signature() {
+    let (site, mut trust) = place();
+    trust.issue(&site, "rsa", &rcgen::PKCS_RSA_SHA256, &["localhost"]);
+    trust.issue(&site, "wild", &rcgen::PKCS_ECDSA_P384_SHA384, &["*.b.example"]);
+    let text = "listen = [\"127.0.0.1:0 tls\"]\n\
+         [[site]]\nroot = \"root\"\ncertificate = [\"rsa.pem\", \"own.pem\"]\nkey = [\"rsa.key\", \"own.key\"]\n\
+         [[site]]\nroot = \"root\"\nhosts = [\"*.b.example\"]\ncertificate = [\"wild.pem\"]\nkey = [\"wild.key\"]\n\
+         [[site]]\nroot = \"root\"\nhosts = [\"c.example\"]\n";
+    let config = site.file("amped.toml", text);
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let file = |name: &str| rustls::pki_types::pem::PemObject::from_pem_file(site.path().join(name)).unwrap();
+    let rsa_only = || {
+        let mut provider = aws_lc_rs::default_provider();
+        let schemes = provider.signature_verification_algorithms;
+        let mapping: Vec<_> = schemes.mapping.iter().filter(|(scheme, _)| is_rsa(*scheme)).copied().collect();
+        provider.signature_verification_algorithms.mapping = Vec::leak(mapping);
+        provider
+    };
+    let check = |name: &str, provider: CryptoProvider, version, expected: &str| {
+        let mut client = server.connect().secure(trust.session(name, provider, version));
+        let expected: CertificateDer<'static> = file(expected);
+        assert!(Trust::certificate(&mut client) == expected, "{name}, {version:?}");
+    };
+    for version in BOTH {
+        // Clients that accept both get ECDSA.
+        check("localhost", aws_lc_rs::default_provider(), version, "own.pem");
+        check("localhost", rsa_only(), version, "rsa.pem");
+        check("a.b.example", aws_lc_rs::default_provider(), version, "wild.pem");
+        let mut unknown = server.connect().secure(trust.session("c.example", aws_lc_rs::default_provider(), version));
+        // The client does not accept the certificate of the default site for this name.
+        assert!(unknown.try_get("/").is_none());
+    }
+}
+
+fn is_rsa(scheme: SignatureScheme) -> bool {
+    matches!(
+        scheme,
+        SignatureScheme::RSA_PSS_SHA256
+            | SignatureScheme::RSA_PSS_SHA384
+            | SignatureScheme::RSA_PSS_SHA512
+            | SignatureScheme::RSA_PKCS1_SHA256
+            | SignatureScheme::RSA_PKCS1_SHA384
+            | SignatureScheme::RSA_PKCS1_SHA512
+    )
+}
+
+#[test]
+fn sessions_are_resumed_by_any_worker() {
+    let (site, mut trust) = place();
+    site.file("root/a", "a");
+    for version in BOTH {
+        let server = serve(&site, "", "");
+        let provider = aws_lc_rs::default_provider().into();
+        let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[version]).unwrap();
+        let config = config.with_root_certificates(trust.roots.clone()).with_no_client_auth();
+        trust.config = Some(Arc::new(config));
+        let kind = |trust: &Trust| {
+            let mut client = trust.connect(&server);
+            assert_eq!(client.get("/a").text(), "a");
+            client.tls().unwrap().handshake_kind()
+        };
+        assert_eq!(kind(&trust), Some(HandshakeKind::Full), "{version:?}");
+        // Each goes to another thread or process of a pool; the first connection is still open there.
+        let held = trust.connect(&server);
+        for _ in 0..4 {
+            assert_eq!(kind(&trust), Some(HandshakeKind::Resumed), "{version:?}");
+        }
+        drop(held);
+    }
+}
+
+#[test]
+fn handshake_may_be_split_anywhere_and_must_not_take_forever() {
+    let (site, trust) = place();
+    site.file("root/a", pattern(100_000));
+    let server = serve(&site, "limits.header_timeout = \"2s\"", "");
+    for version in BOTH {
+        let mut tls = trust.session("localhost", aws_lc_rs::default_provider(), version);
+        let stream = server.connect();
+        let mut stream = stream.stream();
+        let mut received = [0; 4096];
+        // Each byte of the client's flights is a packet of its own.
+        while tls.is_handshaking() {
+            let mut flight = Vec::new();
+            while tls.wants_write() {
+                tls.write_tls(&mut flight).unwrap();
+            }
+            for byte in flight {
+                stream.write_all(&[byte]).unwrap();
+            }
+            if tls.is_handshaking() {
+                let count = stream.read(&mut received).unwrap();
+                assert!(count > 0, "the server closed in the handshake");
+                tls.read_tls(&mut &received[..count]).unwrap();
+                tls.process_new_packets().unwrap();
+            }
+        }
+        let mut client = Client::on(stream).secure(tls);
+        assert!(client.get("/a").body == pattern(100_000), "{version:?}");
+    }
+    // Clients that send nothing, or stop in the middle, are closed.
+    let mut silent = server.connect();
+    assert!(silent.is_closed());
+    let mut tls = trust.session("localhost", aws_lc_rs::default_provider(), &version::TLS13);
+    let mut hello = Vec::new();
+    tls.write_tls(&mut hello).unwrap();
+    let mut slow = server.connect();
+    slow.send(&hello[..hello.len() / 2]);
+    assert!(slow.is_closed());
+    let mut silent_after_hello = server.connect();
+    silent_after_hello.send(&hello);
+    assert!(!silent_after_hello.read_to_end().is_empty());
+}
+
+#[test]
+fn slow_reader_gets_large_file_over_tls() {
+    let (site, trust) = place();
+    let size = 6_000_000;
+    site.file("root/a", pattern(size));
+    site.file("root/b", "b");
+    let server = serve(&site, "", "");
+    let tls = trust.session("localhost", aws_lc_rs::default_provider(), &version::TLS13);
+    let mut slow = Client::connect_narrow(server.address, 4096).secure(tls);
+    slow.send_request("GET", "/a", &[]);
+    slow.wait_for_bytes();
+    // Others are served while it does not read.
+    assert_eq!(trust.connect(&server).get("/b").text(), "b");
+    assert!(slow.response("GET").body == pattern(size));
+    assert!(slow.get("/a").body == pattern(size));
+}
+
+#[test]
+fn broken_records_close_their_connection_alone() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    let server = serve(&site, "", "");
+    let mut kept = trust.connect(&server);
+    assert_eq!(kept.get("/a").text(), "a");
+    // A seeded generator (Knuth, MMIX): a failure is repeatable.
+    let mut seed = 1_u64;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % below
+    };
+    for round in 0..60 {
+        let version = BOTH[round % 2];
+        let mut tls = trust.session("localhost", aws_lc_rs::default_provider(), version);
+        let client = server.connect();
+        let mut stream = client.stream();
+        let mut received = [0; 16 * 1024];
+        // Half of them are broken in the handshake, half after it.
+        if round >= 30 {
+            while tls.is_handshaking() {
+                let Ok(_) = tls.complete_io(&mut stream) else { panic!("a handshake failed") };
+            }
+        }
+        let mut flight = Vec::new();
+        if !tls.is_handshaking() {
+            tls.writer().write_all(b"GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        }
+        while tls.wants_write() {
+            tls.write_tls(&mut flight).unwrap();
+        }
+        for _ in 0..=random(3) {
+            let at = random(flight.len());
+            match random(3) {
+                0 => flight[at] ^= 1 << random(8),
+                1 => flight.truncate(at),
+                _ => flight.insert(at, random(256) as u8),
+            }
+            flight.push(0x17);
+        }
+        let _ = stream.write_all(&flight);
+        let _ = stream.shutdown(Shutdown::Write);
+        // To the end: the server closes whatever came.
+        while matches!(stream.read(&mut received), Ok(count) if count > 0) {}
+    }
+    assert_eq!(kept.get("/a").text(), "a");
+    assert_eq!(trust.connect(&server).get("/a").text(), "a");
+}
+
+#[test]
+fn reload_brings_new_certificate_and_keeps_connections() {
+    let (site, mut trust) = place();
+    site.file("root/a", "a");
+    let server = serve(&site, "", "");
+    let mut old = trust.connect(&server);
+    assert_eq!(old.get("/a").text(), "a");
+    let before = Trust::certificate(&mut trust.connect(&server));
+    trust.issue(&site, "own", &rcgen::PKCS_ECDSA_P256_SHA256, &["localhost"]);
+    server.signal("HUP");
+    server.wait_for("the new configuration is in force");
+    // The processes of a pool are replaced after that.
+    wait_until("the new certificate", || Trust::certificate(&mut trust.connect(&server)) != before);
+    if !has_processes() {
+        assert_eq!(old.get("/a").text(), "a");
+    }
+    // A certificate and a key that do not belong together change nothing.
+    trust.issue(&site, "other", &rcgen::PKCS_ECDSA_P256_SHA256, &["localhost"]);
+    fs::copy(site.path().join("other.key"), site.path().join("own.key")).unwrap();
+    server.signal("HUP");
+    server.wait_for("keeping the current configuration");
+    assert!(server.said().contains("does not belong to the certificate"), "{}", server.said());
+    assert_eq!(trust.connect(&server).get("/a").text(), "a");
+}
+
+#[test]
+fn requests_without_tls_are_redirected_where_configured() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    let tables = "redirect_to_https = true\n[[site.headers]]\nmatch = \"/**\"\nset = { Strict-Transport-Security = \"max-age=9\" }";
+    let server = serve(&site, "", tables);
+    let secure = trust.connect(&server).get("/a");
+    assert_eq!((secure.status, secure.field("Strict-Transport-Security")), (200, Some("max-age=9")));
+    let mut plain = Client::connect(plain_address(&server));
+    for (method, target, host, location) in [
+        ("GET", "/a", "one.example", "https://one.example/a"),
+        ("HEAD", "/b%20c?d=e&f", "one.example:8080", "https://one.example/b%20c?d=e&f"),
+        ("POST", "/../a", "[::1]:80", "https://[::1]/../a"),
+    ] {
+        let moved = plain.request(method, target, &[("Host", host)]);
+        assert_eq!((moved.status, moved.field("Location")), (308, Some(location)), "{target}");
+        // RFC 6797, 7.2: not without TLS.
+        assert_eq!(moved.field("Strict-Transport-Security"), None);
+    }
+    // Without a name there is no URL to redirect to.
+    plain.send("GET /a HTTP/1.0\r\n\r\n");
+    assert_eq!(plain.response("GET").status, 403);
+}
+
+#[test]
+fn https_url_is_valid_only_with_tls() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    let server = serve(&site, "", "");
+    assert_eq!(trust.connect(&server).get("https://localhost/a").text(), "a");
+    assert_eq!(Client::connect(plain_address(&server)).get("https://localhost/a").status, 421);
+}
+
+#[test]
+fn connection_ends_when_its_server_stops() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    let mut server = serve(&site, "", "");
+    let mut client = trust.connect(&server);
+    assert_eq!(client.get("/a").text(), "a");
+    server.signal("TERM");
+    // Idle connections are closed with close_notify.
+    assert!(client.ends());
+    assert!(server.wait().success());
+}
