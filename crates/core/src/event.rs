@@ -6,6 +6,7 @@
 //! arrives in pieces. Lookups and results ([`Work`], [`Found`]) are plain data apart from the opened file, so that they
 //! can cross to another thread or process.
 
+use alloc::borrow::Cow;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -323,67 +324,52 @@ pub enum Answer<F> {
     Outdated,
 }
 
-/// A summary of a result, for callers without a request (preloading).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum AnswerKind {
-    /// A file of so many bytes.
-    File(u64),
-    /// A directory that is listed.
-    Listing,
-    /// A document with variants.
-    Variants,
-    /// A directory requested without its slash.
-    NeedsSlash,
-    /// A directory that is not listed.
-    NoIndex,
-    /// Permission denied.
-    Forbidden,
-    /// No such file.
-    Absent,
-    /// The disk failed.
-    Failed,
-    /// The disk queue is full, or descriptors are short.
-    Busy,
-    /// The configuration changed meanwhile.
-    Outdated,
+/// A result for callers without a request (preloading).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PreloadResult {
+    /// The status of the response to a request.
+    pub status: u16,
+    /// The size of the file in bytes; 0 if there is none.
+    pub size: u64,
+    /// Why there is no file, for people; empty if there is one, or if the status is sufficient.
+    pub why: Cow<'static, str>,
 }
 
-impl AnswerKind {
+impl PreloadResult {
     /// Summarises a result; `listing`: whether directories are listed.
-    pub fn of<F>(answer: &Answer<F>, listing: bool) -> AnswerKind {
-        match answer {
-            Answer::Name(LookupResult::File(resource), _) => AnswerKind::File(resource.representations[0].version.size),
-            Answer::Name(LookupResult::Directory(_), _) if listing => AnswerKind::Listing,
-            Answer::Listing(_) => AnswerKind::Listing,
-            Answer::Name(LookupResult::Variants(_), _) => AnswerKind::Variants,
-            Answer::Name(LookupResult::NeedsSlash, _) => AnswerKind::NeedsSlash,
-            Answer::Name(LookupResult::Directory(_), _) => AnswerKind::NoIndex,
-            Answer::Name(LookupResult::Forbidden, _) => AnswerKind::Forbidden,
-            Answer::Name(LookupResult::Absent, _) => AnswerKind::Absent,
-            Answer::Trouble(Trouble::Failed) => AnswerKind::Failed,
-            Answer::Trouble(Trouble::Busy | Trouble::Exhausted) => AnswerKind::Busy,
-            // Neither occurs without a request.
-            Answer::Outdated | Answer::Verified(_) => AnswerKind::Outdated,
-        }
-    }
-
-    /// The status of the response to a request, and for people why there is no file: empty if there is one, or if the
-    /// status is sufficient.
-    pub fn status(self) -> (Status, &'static str) {
-        match self {
-            AnswerKind::File(_) => (Status::OK, ""),
-            AnswerKind::Listing => (Status::OK, "a directory listing, generated on request"),
-            AnswerKind::Variants => (Status::OK, "a document with variants: load each by its own name"),
-            AnswerKind::NeedsSlash => (Status::MOVED_PERMANENTLY, "a directory: add a slash for its index page"),
-            AnswerKind::NoIndex => (Status::FORBIDDEN, "a directory without an index page"),
-            AnswerKind::Forbidden => (Status::FORBIDDEN, "permission denied"),
-            AnswerKind::Absent => (Status::NOT_FOUND, ""),
-            AnswerKind::Failed => (Status::INTERNAL_SERVER_ERROR, "read error"),
-            AnswerKind::Busy => (Status::SERVICE_UNAVAILABLE, "disk queue full or out of file descriptors: try again"),
-            AnswerKind::Outdated => (Status::SERVICE_UNAVAILABLE, "the configuration was reloaded: try again"),
-        }
+    pub fn of<F>(answer: &Answer<F>, listing: bool) -> PreloadResult {
+        let mut size = 0;
+        let (status, why) = match answer {
+            Answer::Name(LookupResult::File(resource), _) => {
+                size = resource.representations[0].version.size;
+                (Status::OK, "")
+            }
+            Answer::Name(LookupResult::Directory(_), _) if listing => (Status::OK, LISTED),
+            Answer::Listing(_) => (Status::OK, LISTED),
+            Answer::Name(LookupResult::Variants(_), _) => {
+                (Status::OK, "a document with variants: load each by its own name")
+            }
+            Answer::Name(LookupResult::NeedsSlash, _) => {
+                (Status::MOVED_PERMANENTLY, "a directory: add a slash for its index page")
+            }
+            Answer::Name(LookupResult::Directory(_), _) => (Status::FORBIDDEN, "a directory without an index page"),
+            Answer::Name(LookupResult::Forbidden, _) => (Status::FORBIDDEN, "permission denied"),
+            Answer::Name(LookupResult::Absent, _) => (Status::NOT_FOUND, ""),
+            Answer::Trouble(Trouble::Failed) => (Status::INTERNAL_SERVER_ERROR, "read error"),
+            Answer::Trouble(Trouble::Busy | Trouble::Exhausted) => {
+                (Status::SERVICE_UNAVAILABLE, "disk queue full or out of file descriptors: try again")
+            }
+            // A verdict does not occur without a request.
+            Answer::Outdated | Answer::Verified(_) => {
+                (Status::SERVICE_UNAVAILABLE, "the configuration was reloaded: try again")
+            }
+        };
+        PreloadResult { status: status.0, size, why: why.into() }
     }
 }
+
+/// What preloading tells of a directory.
+const LISTED: &str = "a directory listing, generated on request";
 
 impl<F> Clone for Answer<F> {
     fn clone(&self) -> Self {

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use amped_core::event::AnswerKind;
+use amped_core::event::PreloadResult;
 use amped_core::plan;
 use amped_core::site::Sites;
 use amped_http::status::Status;
@@ -45,7 +45,7 @@ pub trait Orders {
     fn preload(&mut self, number: u64, site: u16, path: &Arc<[u8]>) -> usize;
 
     /// Takes the answers to the command of this number that have arrived since the last call.
-    fn answers(&mut self, number: u64) -> Vec<AnswerKind>;
+    fn answers(&mut self, number: u64) -> Vec<PreloadResult>;
 
     /// Returns the descriptors that are readable when there may be answers.
     fn bells(&self) -> Vec<BorrowedFd<'_>>;
@@ -79,7 +79,7 @@ struct Client {
 struct Round {
     number: u64,
     of: usize,
-    answers: Vec<AnswerKind>,
+    answers: Vec<PreloadResult>,
     until: Instant,
 }
 
@@ -219,13 +219,9 @@ fn is_socket(path: &Path) -> bool {
 }
 
 /// Formats the reply to a command: the worst result of any worker.
-fn sum_up(answers: &[AnswerKind], of: usize) -> String {
-    match answers.iter().max_by_key(|answer| answer.status().0) {
-        Some(answer) => {
-            let (status, why) = answer.status();
-            let size = if let AnswerKind::File(size) = answer { *size } else { 0 };
-            format!("{} {size} {} {of} {why}\n", status.0, answers.len())
-        }
+fn sum_up(answers: &[PreloadResult], of: usize) -> String {
+    match answers.iter().max_by_key(|answer| answer.status) {
+        Some(PreloadResult { status, size, why }) => format!("{status} {size} {} {of} {why}\n", answers.len()),
         None => format!("{} 0 0 {of} no worker answered\n", Status::SERVICE_UNAVAILABLE.0),
     }
 }
@@ -338,11 +334,15 @@ mod tests {
         check("preload - /a%2fb", Err(404));
     }
 
+    fn result(status: u16, size: u64) -> PreloadResult {
+        PreloadResult { status, size, why: "".into() }
+    }
+
     #[test]
     fn worst_worker_result_is_reported() {
-        let (file, absent) = (AnswerKind::File(7), AnswerKind::Absent);
-        assert_eq!(sum_up(&[file, file], 2), "200 7 2 2 \n");
-        assert_eq!(sum_up(&[file, absent, file], 4), "404 0 3 4 \n");
+        let file = || result(200, 7);
+        assert_eq!(sum_up(&[file(), file()], 2), "200 7 2 2 \n");
+        assert_eq!(sum_up(&[file(), result(404, 0), file()], 4), "404 0 3 4 \n");
         assert_eq!(sum_up(&[], 4), "503 0 0 4 no worker answered\n");
     }
 
@@ -356,8 +356,8 @@ mod tests {
             1
         }
 
-        fn answers(&mut self, _: u64) -> Vec<AnswerKind> {
-            vec![AnswerKind::File(5)]
+        fn answers(&mut self, _: u64) -> Vec<PreloadResult> {
+            vec![result(200, 5)]
         }
 
         fn bells(&self) -> Vec<BorrowedFd<'_>> {

@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
 use amped_core::cache::{Caches, Change};
-use amped_core::event::AnswerKind;
+use amped_core::event::PreloadResult;
 use amped_core::site::Sites;
 use amped_units::Time;
 
@@ -100,7 +100,7 @@ pub struct Preload {
     /// The clean path.
     pub path: Arc<[u8]>,
     /// Receives the result.
-    pub tell: Box<dyn FnOnce(AnswerKind) + Send>,
+    pub tell: Box<dyn FnOnce(PreloadResult) + Send>,
 }
 
 impl std::fmt::Debug for Preload {

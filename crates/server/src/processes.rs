@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use amped_core::event::AnswerKind;
+use amped_core::event::PreloadResult;
 use amped_sys::poll;
 use amped_sys::process::{self, Fork};
 use amped_sys::signal::Signals;
@@ -86,7 +86,7 @@ struct Child {
     /// Its last report, and the number of that.
     report: Option<(u64, Box<Snapshot>)>,
     /// Its results of preload orders, and their numbers.
-    found: Vec<(u64, AnswerKind)>,
+    found: Vec<(u64, PreloadResult)>,
     /// Preload orders that it has not answered. `unanswered <= UNANSWERED_MAX`
     unanswered: usize,
 }
@@ -127,7 +127,7 @@ enum Reply {
     /// The statistics at its end.
     LastWords(Box<Snapshot>),
     /// The result of the preload order of this number.
-    Preloaded(u64, AnswerKind),
+    Preloaded(u64, PreloadResult),
 }
 
 impl Pool {
@@ -387,7 +387,7 @@ impl Orders for Pool {
         of
     }
 
-    fn answers(&mut self, number: u64) -> Vec<AnswerKind> {
+    fn answers(&mut self, number: u64) -> Vec<PreloadResult> {
         let mut found = Vec::new();
         for child in &mut self.children {
             if poll::wait_readable(&[child.line.as_fd()], Duration::ZERO).is_ok_and(|readable| readable[0]) {

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use amped_core::event::AnswerKind;
+use amped_core::event::PreloadResult;
 use amped_exporter::Exporter;
 use amped_sys::process::{self, User};
 use amped_sys::signal::{Signal, Signals};
@@ -83,7 +83,7 @@ struct Threads {
     addresses: Vec<Address>,
     admin: Option<AdminEndpoint>,
     /// Their answers to preload orders.
-    answers: Arc<Mailbox<(u64, AnswerKind)>>,
+    answers: Arc<Mailbox<(u64, PreloadResult)>>,
     /// Whether they share their caches, so that one of them is enough to execute an order.
     shared_caches: bool,
     mailboxes: Vec<Arc<Mailbox<Message>>>,
@@ -466,7 +466,7 @@ impl Orders for Crew {
         }
     }
 
-    fn answers(&mut self, number: u64) -> Vec<AnswerKind> {
+    fn answers(&mut self, number: u64) -> Vec<PreloadResult> {
         match self {
             Crew::Threads(threads) => {
                 let mut answers = Vec::new();

@@ -14,7 +14,7 @@ use std::time::Duration;
 use amped_core::app::Output;
 use amped_core::cache::{Caches, Change};
 use amped_core::deadline::Wheel;
-use amped_core::event::{Action, Answer, AnswerKind, Event, Ticket, Trouble, Work};
+use amped_core::event::{Action, Answer, Event, PreloadResult, Ticket, Trouble, Work};
 use amped_core::shared_state::SharedState;
 use amped_sys::epoll::{Epoll, Interest, Ready};
 use amped_sys::{file, socket};
@@ -443,7 +443,7 @@ impl Worker {
         let Some(Preload { site, tell, .. }) = self.errands.remove(&index) else {
             return;
         };
-        tell(AnswerKind::of(answer, self.context.shared.sites.get(site).is_some_and(|site| site.listing)));
+        tell(PreloadResult::of(answer, self.context.shared.sites.get(site).is_some_and(|site| site.listing)));
     }
 
     /// The next data of a connection were read into memory, as far as possible.
