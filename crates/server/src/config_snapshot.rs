@@ -58,7 +58,7 @@ impl ConfigSnapshot {
             Snapshot::default().with_log(log.map(Writer::counts)).with_watch(self.disk.notes().map(Notes::counts));
         snapshots.iter().for_each(|snapshot| sum += snapshot);
         if let Some(shared) = &self.caches {
-            sum.caches += &shared.figures();
+            sum += &Snapshot { caches: shared.figures(), ..Snapshot::default() };
         }
         sum.mapped = self.disk.mapped().counts();
         sum.model = self.disk.residency().counts();

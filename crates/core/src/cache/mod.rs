@@ -18,7 +18,6 @@ pub mod uri;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::ops::AddAssign;
 use core::time::Duration;
 
 use amped_http::negotiate::Coding;
@@ -206,23 +205,6 @@ pub struct Figures {
     pub files: StoreCounts,
     /// Descriptors in it.
     pub open_files: u64,
-}
-
-impl AddAssign<&Figures> for Figures {
-    fn add_assign(&mut self, other: &Figures) {
-        self.uris += &other.uris;
-        self.uri_entries += other.uri_entries;
-        self.negotiations += &other.negotiations;
-        self.negotiation_entries += other.negotiation_entries;
-        self.paths += &other.paths;
-        self.path_entries += other.path_entries;
-        self.heads += &other.heads;
-        self.head_bytes += other.head_bytes;
-        self.bodies += &other.bodies;
-        self.body_bytes += other.body_bytes;
-        self.files += &other.files;
-        self.open_files += other.open_files;
-    }
 }
 
 /// A name whose file may have changed.
