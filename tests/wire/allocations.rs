@@ -19,7 +19,7 @@ use amped::clock::Clock;
 use amped::config::settings::Architecture;
 use amped::config::{self, cli};
 use amped::config_snapshot::ConfigSnapshot;
-use amped::disk::Disk;
+use amped::disk::{Disk, Rules};
 use amped::event_loop::Start;
 use amped::listen;
 use amped::mailbox::Mailbox;
@@ -46,7 +46,12 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     let address = listen::bind(settings.listen[0].address, 1, std::iter::empty()).unwrap();
     let bound = address.bound;
     let (sites, budgets) = (Arc::clone(&settings.sites), &settings.cache);
-    let disk = Disk::open(sites, &settings.roots, budgets.max_content_file_bytes.0, budgets.revalidate).unwrap();
+    let rules = Rules {
+        max_content_file_bytes: budgets.max_content_file_bytes.0,
+        revalidate: budgets.revalidate,
+        ..Rules::default()
+    };
+    let disk = Disk::open(sites, &settings.roots, rules).unwrap();
     let clock = Clock::start();
     let sink = Sink::open(&settings.log.access, None).unwrap().unwrap();
     let (log, writing) = Writer::start(sink, &settings.log, clock).unwrap();

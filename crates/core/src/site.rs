@@ -22,16 +22,20 @@ use crate::cors::{CorsOrigin, CorsRule};
 use crate::glob::Glob;
 use crate::routes::{Fallback, Route, RouteAction, Routed};
 
-/// One site.
-#[derive(Clone, Debug)]
+/// One site. Serialised are only the rules by which the disk side finds files.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Site {
     /// Its index in [`Sites`], by which the disk side finds its root.
+    #[serde(skip)]
     pub number: u16,
     /// Host names in lower case: exact (`example.org`), or with a leading `*.` for any name below.
+    #[serde(skip)]
     pub hosts: Vec<Box<str>>,
     /// Index file names of directories, in order of preference.
     pub index: Vec<Box<str>>,
     /// Whether a directory without an index file is listed; else it gets 403.
+    #[serde(skip)]
     pub listing: bool,
     /// Whether names that begin with a dot are served; else they get 404. `/.well-known` is always served.
     pub dotfiles: bool,
@@ -40,28 +44,39 @@ pub struct Site {
     /// The folder in a user's home that `/~user/` serves; `None` disables such paths.
     pub user_dir: Option<Box<str>>,
     /// Media types by file name extension.
+    #[serde(skip)]
     pub types: Types,
     /// Application rules; the first match applies.
+    #[serde(skip)]
     pub apps: Vec<AppRule>,
     /// Header rules; all matches apply in order, and a later value replaces an earlier one.
+    #[serde(skip)]
     pub rules: Vec<HeaderRule>,
     /// Negotiation rules; the last match applies.
+    #[serde(skip)]
     pub negotiations: Vec<NegotiationRule>,
     /// Password-protected folders.
+    #[serde(skip)]
     pub guards: Vec<Guard>,
     /// CORS rules; the last match applies.
+    #[serde(skip)]
     pub cors: Vec<CorsRule>,
     /// Routes, applied before files and applications are looked up; the first match applies.
+    #[serde(skip)]
     pub routes: Vec<Route>,
     /// Fallback files for missing names.
+    #[serde(skip)]
     pub fallbacks: Vec<Fallback>,
     /// Error pages by status: absolute paths within the site.
+    #[serde(skip)]
     pub error_pages: Vec<(Status, Box<str>)>,
     /// The form of entity tags.
+    #[serde(skip)]
     pub etag: EtagForm,
     /// Which symbolic links are followed.
     pub symlinks: Symlinks,
     /// Absolute names of the root as applications know it, for files that they name in X-Sendfile.
+    #[serde(skip)]
     pub root_names: Vec<Box<[u8]>>,
     /// The port of https to which requests without TLS are redirected; `None` serves them.
     pub https_port: Option<u16>,

@@ -8,7 +8,7 @@
 //! `symlinks` permits otherwise; see `sys/links`.
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +20,6 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use amped_core::app::AppTrouble;
-use amped_core::cache::Budgets;
 use amped_core::event::{self, Delay, Found, ListWork, Missing, NameWork, Opened, Trouble, Work};
 use amped_core::file::{FileHandle, FileVersion, NotUnpacked, Stored};
 use amped_core::listing::{self, Entry, Listing};
@@ -33,6 +32,7 @@ use amped_sys::links::{self, Links, RefusedLink};
 use amped_sys::mapping::Mapping;
 use amped_sys::process;
 use amped_units::{Bytes, Time};
+use serde::{Deserialize, Serialize};
 
 use crate::config::settings::SiteRoot;
 use crate::listings::Listings;
@@ -49,21 +49,15 @@ pub struct Disk {
     roots: Vec<Root>,
     /// Users' directories that were looked up, by user name; `None`: there is no such user or directory.
     users: Mutex<HashMap<Vec<u8>, UserRoot>>,
-    /// Files up to this size are read whole.
-    max_content_file_bytes: u64,
-    /// Files that exist only compressed are unpacked up to this size.
-    max_unpacked_file_bytes: u64,
-    /// A root, or a user's directory, is looked up again after this time,
-    revalidate: Duration,
+    rules: Rules,
     residency: Arc<Residency>,
     mapped: MappedWindows,
-    /// and if it was looked up before this moment: nanoseconds since `start`.
+    /// Roots and users' directories that were looked up before this moment are looked up again: nanoseconds since
+    /// `start`.
     forgotten_ns: AtomicU64,
     start: Instant,
     /// Receives the names that become cached, if directories are watched.
     notes: OnceLock<Arc<Notes>>,
-    /// Files that are never served, whatever name or link leads to them: the password files.
-    secrets: Vec<PathBuf>,
     /// Names already reported because their symbolic links were refused or they were not unpacked.
     refused: Mutex<HashSet<(u16, Box<[u8]>)>>,
     /// Listings that threads sharing this disk are creating.
@@ -71,10 +65,10 @@ pub struct Disk {
 }
 
 /// Settings of a [`Disk`] that apply to all sites.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
-    /// Files that are never served.
-    pub secrets: Vec<PathBuf>,
+    /// Files that are never served, whatever name or link leads to them: the password files.
+    pub secrets: Vec<OsString>,
     /// Files up to this size are read whole, bytes.
     pub max_content_file_bytes: u64,
     /// Files that exist only compressed are unpacked up to this size, bytes.
@@ -169,12 +163,7 @@ impl Disk {
     ///
     /// # Errors
     /// The first root that cannot be opened, with its path.
-    pub fn open(
-        sites: Arc<Sites>,
-        roots: &[SiteRoot],
-        max_content_file_bytes: u64,
-        revalidate: Duration,
-    ) -> Result<Disk, (PathBuf, io::Error)> {
+    pub fn open(sites: Arc<Sites>, roots: &[SiteRoot], rules: Rules) -> Result<Disk, (PathBuf, io::Error)> {
         let open = |root: &SiteRoot| match file::open_root(&root.path, Patience::Wait) {
             Ok(folder) => {
                 if let Err(error) = file::can_open_without_waiting(folder.as_fd()) {
@@ -190,37 +179,24 @@ impl Disk {
             Err(error) => Err((root.path.clone(), error)),
         };
         let roots = roots.iter().map(open).collect::<Result<_, _>>()?;
-        Ok(Disk::new(sites, roots, max_content_file_bytes, revalidate))
+        Ok(Disk::new(sites, roots, rules))
     }
 
     /// Creates a disk with open roots, empty caches and the default residency test.
-    fn new(sites: Arc<Sites>, roots: Vec<Root>, max_content_file_bytes: u64, revalidate: Duration) -> Disk {
+    fn new(sites: Arc<Sites>, roots: Vec<Root>, rules: Rules) -> Disk {
         Disk {
             sites,
             roots,
             users: Mutex::default(),
-            max_content_file_bytes,
-            max_unpacked_file_bytes: Budgets::default().max_unpacked_file_bytes.0,
-            revalidate,
+            rules,
             residency: Arc::new(Residency::Nowait),
             mapped: MappedWindows::new(0),
             forgotten_ns: AtomicU64::new(0),
             start: Instant::now(),
             notes: OnceLock::new(),
-            secrets: Vec::new(),
             refused: Mutex::default(),
             listings: Listings::default(),
         }
-    }
-
-    /// Never serves these files.
-    pub fn with_secrets(self, secrets: Vec<PathBuf>) -> Disk {
-        Disk { secrets, ..self }
-    }
-
-    /// Unpacks files that exist only compressed, up to this size, bytes.
-    pub fn unpacking_up_to(self, max_unpacked_file_bytes: u64) -> Disk {
-        Disk { max_unpacked_file_bytes, ..self }
     }
 
     /// Replaces the residency test, and sets the room for mapped windows.
@@ -248,14 +224,8 @@ impl Disk {
     }
 
     /// Returns the settings that apply to all sites.
-    pub fn rules(&self) -> Rules {
-        let Disk { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate, .. } = self;
-        Rules {
-            secrets: secrets.clone(),
-            max_content_file_bytes: *max_content_file_bytes,
-            max_unpacked_file_bytes: *max_unpacked_file_bytes,
-            revalidate: *revalidate,
-        }
+    pub fn rules(&self) -> &Rules {
+        &self.rules
     }
 
     /// Creates the same disk in another process, with empty caches. Returns `None` if there is no site.
@@ -267,9 +237,7 @@ impl Disk {
                 (site, Root { path, current: Mutex::new(current) })
             })
             .unzip();
-        let Rules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate } = rules;
-        let disk = Disk::new(Arc::new(Sites::new(sites)?), roots, max_content_file_bytes, revalidate);
-        Some(disk.with_secrets(secrets).unpacking_up_to(max_unpacked_file_bytes))
+        Some(Disk::new(Arc::new(Sites::new(sites)?), roots, rules))
     }
 
     /// A helper of another process has read these files: they are in memory.
@@ -411,7 +379,7 @@ impl Disk {
 
     /// Returns whether a result that was looked up at this time is still valid.
     pub fn believes(&self, checked: Instant) -> bool {
-        checked >= self.start + self.folders_forgotten() && checked.elapsed() < self.revalidate
+        checked >= self.start + self.folders_forgotten() && checked.elapsed() < self.rules.revalidate
     }
 
     /// Performs the work.
@@ -650,7 +618,7 @@ impl Disk {
 
     /// Unpacks the content of a compressed file.
     fn unpack(&self, packed: &Opened<OpenFile>) -> Answer<Result<Opened<OpenFile>, NotUnpacked>> {
-        let bytes_max = self.max_unpacked_file_bytes;
+        let bytes_max = self.rules.max_unpacked_file_bytes;
         let bytes = match &packed.content {
             Some(Stored::Memory(bytes)) => unpack::gunzip(&**bytes, bytes_max)?,
             Some(Stored::File(_)) if packed.version.size > bytes_max => Err(NotUnpacked::TooLarge),
@@ -670,7 +638,7 @@ impl Disk {
         let suffix = Coding::Gzip.suffix();
         match why {
             NotUnpacked::TooLarge => {
-                let max = Bytes(self.max_unpacked_file_bytes);
+                let max = Bytes(self.rules.max_unpacked_file_bytes);
                 let what = format_args!(
                     "exists only as {suffix}, which unpacks to more than {max}: clients that do not accept \
                                          gzip get 406 (see `max_unpacked_file_bytes`)"
@@ -787,7 +755,7 @@ impl Disk {
             if is_young {
                 file::wait_for_writer(&opened);
             }
-            let is_small = version.size <= self.max_content_file_bytes;
+            let is_small = version.size <= self.rules.max_content_file_bytes;
             let bytes = if is_small { self.read_whole(&opened, &version, effort.patience())? } else { None };
             if is_young || is_small {
                 let now = version_of(&file::status(&opened)?);
@@ -823,8 +791,8 @@ impl Disk {
     /// Returns whether a file in this state is never to be served. A hard link, or a link out of the root if those are
     /// followed, may lead to it under any name.
     fn is_secret(&self, status: &file::Status, patience: Patience) -> io::Result<bool> {
-        for path in &self.secrets {
-            match file::open_path(path, patience).and_then(file::status) {
+        for path in &self.rules.secrets {
+            match file::open_path(Path::new(path), patience).and_then(file::status) {
                 Ok(secret) if (secret.device, secret.inode) == (status.device, status.inode) => return Ok(true),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
                 Ok(_) | Err(_) => {}

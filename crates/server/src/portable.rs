@@ -1,4 +1,4 @@
-//! Questions and answers as bytes, for transfer to another process; and the sites that it needs to answer.
+//! Questions, answers and messages as bytes, for transfer to another process.
 //!
 //! The types are those of the core, [`Work`](amped_core::event::Work) and [`Found`], serialised by serde and postcard. They cross a socket
 //! between a loop and a helper process (`helper`), or memory that processes share (`shared_cache`). The parent and the
@@ -11,21 +11,13 @@
 //! Both ends are the same program, started once. Even so the reader validates everything: data left by a dying process
 //! cause [`Malformed`], and neither a panic nor an excessive allocation.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use amped_core::event::{Found, Opened};
 use amped_core::file::{FileVersion, Stored};
-use amped_core::site::{Site, Symlinks};
-use amped_http::negotiate::Coding;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-
-use crate::disk::Rules;
 
 /// The bytes were not written here, or were damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,83 +150,14 @@ pub fn unpack<D, F>(
     if descriptors.next().is_none() && bodies.is_empty() { Ok(found) } else { Err(Malformed) }
 }
 
-/// [`Rules`] in serialised form: paths are bytes.
-#[derive(Serialize, Deserialize)]
-struct PortableRules {
-    secrets: Vec<Vec<u8>>,
-    max_content_file_bytes: u64,
-    max_unpacked_file_bytes: u64,
-    revalidate: Duration,
-}
-
-/// Serialises the rules for all sites.
-pub fn write_rules(rules: &Rules) -> Vec<u8> {
-    let Rules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate } = rules;
-    write(&PortableRules {
-        secrets: secrets.iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect(),
-        max_content_file_bytes: *max_content_file_bytes,
-        max_unpacked_file_bytes: *max_unpacked_file_bytes,
-        revalidate: *revalidate,
-    })
-}
-
-/// Deserialises the rules of [`write_rules`].
-///
-/// # Errors
-/// When the bytes are invalid.
-pub fn read_rules(bytes: &[u8]) -> Result<Rules, Malformed> {
-    let PortableRules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate } = read(bytes)?;
-    let secrets = secrets.into_iter().map(path_of).collect();
-    Ok(Rules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate })
-}
-
-/// A site as far as the disk side needs it (`Disk::of_parts`).
-#[derive(Serialize, Deserialize)]
-struct PortableSite {
-    root: Vec<u8>,
-    index: Vec<Box<str>>,
-    precompressed: Vec<Coding>,
-    dotfiles: bool,
-    symlinks: Symlinks,
-    user_dir: Option<Box<str>>,
-}
-
-/// Serialises sites, as far as the disk side needs them; descriptors of their roots are sent along.
-pub fn write_sites<'a>(sites: impl IntoIterator<Item = (&'a Site, &'a Path)>) -> Vec<u8> {
-    let portable = |(site, root): (&Site, &Path)| PortableSite {
-        root: root.as_os_str().as_bytes().to_vec(),
-        index: site.index.clone(),
-        precompressed: site.precompressed.clone(),
-        dotfiles: site.dotfiles,
-        symlinks: site.symlinks,
-        user_dir: site.user_dir.clone(),
-    };
-    write(&sites.into_iter().map(portable).collect::<Vec<_>>())
-}
-
-/// Deserialises the sites of [`write_sites`], each with the path of its root.
-///
-/// # Errors
-/// When the bytes are invalid.
-pub fn read_sites(bytes: &[u8]) -> Result<Vec<(Site, PathBuf)>, Malformed> {
-    let site = |PortableSite { root, index, precompressed, dotfiles, symlinks, user_dir }| {
-        (Site { index, precompressed, dotfiles, symlinks, user_dir, ..Site::default() }, path_of(root))
-    };
-    Ok(read::<Vec<PortableSite>>(bytes)?.into_iter().map(site).collect())
-}
-
-fn path_of(bytes: Vec<u8>) -> PathBuf {
-    PathBuf::from(OsString::from_vec(bytes))
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use amped_core::event::{ListWork, Missing, NameWork, Trouble, Work};
     use amped_core::file::NotUnpacked;
     use amped_core::listing::{ListForm, ListKey, ListOrder, Listing};
+    use amped_http::negotiate::Coding;
     use proptest::prelude::*;
-    use std::ffi::OsStr;
     use std::sync::Arc;
 
     fn text() -> impl Strategy<Value = Arc<[u8]>> {
@@ -367,34 +290,6 @@ pub(crate) mod tests {
             }
             let _ = read::<Work>(&question);
             let _ = unpack(&answer, files(), as_found);
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn sites_and_rules_round_trip(
-            sites in prop::collection::vec(
-                (prop::collection::vec("[a-z.]{0,9}", 0..3), any::<bool>(), any::<Option<String>>(), text()), 0..4),
-            rules in any::<(u64, u64, u64)>(),
-            secrets in prop::collection::vec("[a-z/]{0,9}", 0..3),
-            cut in any::<prop::sample::Index>(),
-        ) {
-            let sites: Vec<(Site, PathBuf)> = sites.into_iter().map(|(index, dotfiles, user_dir, root)| {
-                let precompressed = if dotfiles { vec![Coding::Brotli, Coding::Gzip] } else { Vec::new() };
-                let index = index.into_iter().map(String::into_boxed_str).collect();
-                let user_dir = user_dir.map(String::into_boxed_str);
-                let site = Site { index, dotfiles, precompressed, user_dir, ..Site::default() };
-                (site, PathBuf::from(OsStr::from_bytes(&root)))
-            }).collect();
-            let bytes = write_sites(sites.iter().map(|(site, root)| (site, &**root)));
-            prop_assert_eq!(format!("{:?}", read_sites(&bytes)), format!("{:?}", Ok::<_, Malformed>(sites)));
-            // Truncated between two sites it is valid, which the number of descriptors sent along reveals.
-            let _ = read_sites(&bytes[..cut.index(bytes.len())]);
-            let secrets = secrets.into_iter().map(PathBuf::from).collect();
-            let (max_content_file_bytes, max_unpacked_file_bytes, nanos) = rules;
-            let revalidate = Duration::from_nanos(nanos);
-            let rules = Rules { secrets, max_content_file_bytes, max_unpacked_file_bytes, revalidate };
-            prop_assert_eq!(read_rules(&write_rules(&rules)), Ok(rules));
         }
     }
 

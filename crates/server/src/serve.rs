@@ -37,7 +37,7 @@ use crate::config_snapshot::ConfigSnapshot;
 use crate::control::{Control, Orders};
 use crate::counters::Snapshot;
 use crate::descriptors::{self, Needs, Share};
-use crate::disk::Disk;
+use crate::disk::{Disk, Rules};
 use crate::event_loop::Start;
 use crate::helper::fork_server::{self, ForkServer};
 use crate::listen::{self, Address};
@@ -708,10 +708,13 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
     let sites = Arc::clone(&settings.sites);
     let budgets = &settings.cache;
     let roots = &settings.roots;
-    let disk = roots
-        .iter()
-        .try_for_each(|root| enter(&root.path))
-        .and_then(|()| Disk::open(sites, roots, budgets.max_content_file_bytes.0, budgets.revalidate));
+    let rules = Rules {
+        secrets: settings.accounts.iter().map(|path| path.clone().into_os_string()).collect(),
+        max_content_file_bytes: budgets.max_content_file_bytes.0,
+        max_unpacked_file_bytes: budgets.max_unpacked_file_bytes.0,
+        revalidate: budgets.revalidate,
+    };
+    let disk = roots.iter().try_for_each(|root| enter(&root.path)).and_then(|()| Disk::open(sites, roots, rules));
     let disk = disk.map_err(|(path, error)| cannot_open_root(&path, &error, settings.user.as_deref()))?;
     if settings.send.residency == config::settings::Residency::Mincore
         && let Some(root) = roots.iter().find(|root| seems_anothers(&root.path))
@@ -731,8 +734,7 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
             (Arc::new(Residency::new(settings.send.residency)), MappedWindows::new(bytes))
         }
     };
-    let disk = disk.with(residency, mapped).with_secrets(settings.accounts.clone());
-    let disk = disk.unpacking_up_to(budgets.max_unpacked_file_bytes.0);
+    let disk = disk.with(residency, mapped);
     let caches = form.shared_caches.then(|| {
         let shared = locked::caches(&settings.cache);
         match old {

@@ -263,12 +263,13 @@ fn what_to_forget(changes: Changes, all: bool) -> Option<Forget> {
 mod tests {
     use super::*;
     use crate::config::{cli, load};
+    use crate::disk::Rules;
     use std::fs;
     use std::os::unix::fs::symlink;
 
     fn watcher(folder: &std::path::Path) -> Watcher {
         let settings = load(&cli::Serve { dir: Some(folder.into()), ..cli::Serve::default() }).unwrap();
-        let disk = Arc::new(Disk::open(settings.sites, &settings.roots, 0, Duration::ZERO).unwrap());
+        let disk = Arc::new(Disk::open(settings.sites, &settings.roots, Rules::default()).unwrap());
         let (notes, inotify) = (Arc::new(Notes::new().unwrap()), Inotify::new().unwrap());
         Watcher { notes, disk, inotify, folders: HashMap::new(), watches: HashMap::new(), full: false }
     }

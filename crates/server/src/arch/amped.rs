@@ -196,6 +196,7 @@ impl<H: Helpers> Helped<H> {
 mod tests {
     use super::*;
     use crate::config::settings::{HelperSettings, SiteRoot};
+    use crate::disk::Rules;
     use crate::mailbox::Mailbox;
     use amped_core::cache::Budgets;
     use amped_core::event::ListWork;
@@ -211,7 +212,7 @@ mod tests {
         let sites = Arc::new(Sites::new(vec![site]).expect("one"));
         let folder = tempfile::tempdir().expect("a temporary folder");
         let root = SiteRoot { path: folder.path().to_owned() };
-        let disk = Disk::open(Arc::clone(&sites), &[root], 0, Duration::ZERO).expect("opened");
+        let disk = Disk::open(Arc::clone(&sites), &[root], Rules::default()).expect("opened");
         let idle_timeout = Duration::from_secs(1);
         let settings = HelperSettings { kind: HelperKind::Threads, max: 1, min_spare: 0, max_queue: 1, idle_timeout };
         let helpers = Threads::new(settings, Arc::new(Mailbox::new().expect("made")));

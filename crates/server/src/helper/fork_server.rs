@@ -14,13 +14,15 @@
 //! and helpers. All of these processes end when the other end of their link is closed, for whatever reason. They ignore
 //! signals, which are the server's business even if a terminal or a supervisor sends them to all processes.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::exit;
 
-use amped_core::event::{Found, Trouble};
+use amped_core::event::{Found, Trouble, Work};
 use amped_core::site::Site;
 use amped_sys::epoll::{Epoll, Events, Interest};
 use amped_sys::file::{self, Patience};
@@ -29,7 +31,7 @@ use amped_sys::signal::Signals;
 use amped_sys::socket;
 use serde::{Deserialize, Serialize};
 
-use super::link::{Frame, Kind, Link};
+use super::link::{Frame, Link};
 use super::perform;
 use crate::disk::{self, Disk, Rules};
 use crate::open_file::OpenFile;
@@ -92,6 +94,19 @@ pub(super) enum Fate {
     NotStarted(i32),
 }
 
+/// What a loop tells a helper.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Order<'a> {
+    /// The sites of another configuration follow.
+    Begin(Cow<'a, Rules>),
+    /// Some of these sites, with the paths of their roots, whose descriptors are sent along.
+    Sites(Vec<(Cow<'a, Site>, Cow<'a, OsStr>)>),
+    /// Answer this question; the answer is that of [`portable::pack`].
+    Work(Cow<'a, Work>),
+    /// Read this range of a file, whose descriptor is sent along, into memory; the answer is an empty frame.
+    Warm(u64, u64),
+}
+
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Ending")]
 enum PortableEnding {
@@ -139,10 +154,9 @@ impl Keeper {
                     self.links[n] = None;
                 }
                 while let Some(order) = self.links[n].as_mut().and_then(Link::take) {
-                    let Some((number, socket)) = read_order(order) else {
-                        return Err(io::Error::other("it received an invalid message; this is a bug in amped"));
-                    };
-                    let Some(socket) = socket else {
+                    // The number of the helper to start, and its socket, unless this process was out of descriptors.
+                    let number = portable::read(&order.bytes).map_err(io::Error::other)?;
+                    let Some(socket) = order.descriptors.into_iter().next() else {
                         self.tell(n, number, Fate::NotStarted(NO_DESCRIPTORS));
                         continue;
                     };
@@ -183,19 +197,13 @@ impl Keeper {
     fn tell(&self, n: usize, number: u64, fate: Fate) {
         if let Some(link) = &self.links[n] {
             // A loop that has ended receives nothing; its end is noticed.
-            let _ = link.say(Kind::Ended, &portable::write(&(number, fate)), &[]);
+            let _ = link.say(&portable::write(&(number, fate)), &[]);
         }
     }
 }
 
 /// EMFILE, errno(3).
 const NO_DESCRIPTORS: i32 = 24;
-
-/// Parses an order: the number of the helper to start, and its socket, unless this process was out of descriptors.
-fn read_order(order: Frame) -> Option<(u64, Option<OwnedFd>)> {
-    let number = portable::read(&order.bytes).ok()?;
-    (order.kind == Some(Kind::Start)).then(|| (number, order.descriptors.into_iter().next()))
-}
 
 /// The main loop of a helper: one task after the other, until its loop closes the link.
 fn help(mut link: Link) -> ! {
@@ -230,41 +238,63 @@ struct Sites {
 }
 
 /// Handles a frame. Returns `None` if it is invalid.
-fn obey(link: &Link, sites: &mut Sites, frame: Frame) -> Option<io::Result<()>> {
-    let Frame { kind, bytes, descriptors, .. } = frame;
-    match kind? {
-        Kind::Begin => {
-            *sites = Sites { rules: portable::read_rules(&bytes).ok()?, ..Sites::default() };
-            Some(Ok(()))
+fn obey(link: &Link, sites: &mut Sites, Frame { bytes, descriptors, .. }: Frame) -> Option<io::Result<()>> {
+    match portable::read(&bytes).ok()? {
+        Order::Begin(rules) => *sites = Sites { rules: rules.into_owned(), ..Sites::default() },
+        Order::Sites(more) => {
+            let parts = more.into_iter().zip(descriptors);
+            let part = |((site, path), folder): ((Cow<'_, Site>, Cow<'_, OsStr>), _)| {
+                (site.into_owned(), PathBuf::from(path.into_owned()), folder)
+            };
+            sites.parts.extend(parts.map(part));
         }
-        Kind::Sites => {
-            let read = portable::read_sites(&bytes).ok()?;
-            sites.parts.extend(read.into_iter().zip(descriptors).map(|((site, path), folder)| (site, path, folder)));
-            Some(Ok(()))
-        }
-        Kind::Work => {
-            let work = portable::read(&bytes).ok()?;
+        Order::Work(work) => {
             if sites.disk.is_none() {
                 sites.disk = Some(Disk::of_parts(sites.rules.clone(), std::mem::take(&mut sites.parts))?);
             }
             let found = perform(sites.disk.as_ref()?, &work);
             let (bytes, files) = portable::pack(&found);
             let files: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
-            Some(link.say(Kind::Answer, &bytes, &files).or_else(|error| match file::is_exhaustion(&error) {
+            return Some(link.say(&bytes, &files).or_else(|error| match file::is_exhaustion(&error) {
                 // Too many descriptors are in transit.
-                true => {
-                    let (bytes, _) = portable::pack(&Found::<OpenFile>::Trouble(Trouble::Exhausted));
-                    link.say(Kind::Answer, &bytes, &[])
-                }
+                true => link.say(&portable::pack(&Found::<OpenFile>::Trouble(Trouble::Exhausted)).0, &[]),
                 false => Err(error),
-            }))
+            }));
         }
-        Kind::Warm => {
-            let (start, end): (u64, u64) = portable::read(&bytes).ok()?;
+        Order::Warm(start, end) => {
             // Errors are found when the window is sent.
             let _ = disk::warm(descriptors.first()?, start, end.checked_sub(start)?);
-            Some(link.say(Kind::Warmed, &[], &[]))
+            return Some(link.say(&[], &[]));
         }
-        Kind::Start | Kind::Ended | Kind::Answer | Kind::Warmed => None,
+    }
+    Some(Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amped_core::site::Symlinks;
+    use amped_http::negotiate::Coding;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn orders_round_trip_with_any_file_name() {
+        let name = OsStr::from_bytes(b"/srv/\xff");
+        let rules = Rules { secrets: vec![name.to_owned()], max_content_file_bytes: 1, ..Rules::default() };
+        let site = Site {
+            index: vec!["a.html".into(), "b.html".into()],
+            dotfiles: true,
+            precompressed: vec![Coding::Brotli, Coding::Gzip],
+            symlinks: Symlinks::Owner,
+            user_dir: Some("public".into()),
+            ..Site::default()
+        };
+        let sites = vec![(Cow::Borrowed(&site), Cow::Borrowed(name)), (Cow::Borrowed(&site), Cow::Borrowed(name))];
+        for order in [Order::Begin(Cow::Borrowed(&rules)), Order::Sites(sites), Order::Warm(3, 9)] {
+            let bytes = portable::write(&order);
+            let read = |end: usize| portable::read::<Order<'static>>(&bytes[..end]);
+            assert_eq!(format!("{:?}", read(bytes.len())), format!("{:?}", Ok::<_, portable::Malformed>(&order)));
+            assert!((0..bytes.len()).all(|end| read(end).is_err()), "{order:?}");
+        }
     }
 }

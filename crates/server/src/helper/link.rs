@@ -1,6 +1,6 @@
 //! A link: frames, with descriptors, over a socket pair between two processes of the server.
 //!
-//! A frame is its length, its kind, the number of its descriptors, and its bytes, which `portable` writes and reads.
+//! A frame is its length, the number of its descriptors, and its bytes, which `portable` writes and reads.
 //! The descriptors are sent with the first byte, and the kernel delivers none before its byte, so they arrive in the
 //! order of the frames. A loop never blocks here: what the socket does not accept stays in a queue, and an incomplete
 //! frame is not returned. The other side may block, and does.
@@ -17,37 +17,9 @@ use amped_sys::socket;
 
 use crate::open_file::OpenFile;
 
-/// The type of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// To the fork server: start a helper with this number, on this socket.
-    Start,
-    /// From the fork server: the helper with this number has ended, or could not be started.
-    Ended,
-    /// To a helper: the sites of another configuration follow.
-    Begin,
-    /// To a helper: some of these sites, with their roots.
-    Sites,
-    /// To a helper: a question.
-    Work,
-    /// To a helper: a file, and a range of it to read into memory.
-    Warm,
-    /// From a helper: the answer.
-    Answer,
-    /// From a helper: the range was read.
-    Warmed,
-}
-
-impl Kind {
-    const ALL: [Kind; 8] =
-        [Kind::Start, Kind::Ended, Kind::Begin, Kind::Sites, Kind::Work, Kind::Warm, Kind::Answer, Kind::Warmed];
-}
-
 /// A received frame.
 #[derive(Debug)]
 pub(super) struct Frame {
-    /// `None`: an unknown type.
-    pub kind: Option<Kind>,
     pub bytes: Vec<u8>,
     pub descriptors: Vec<OwnedFd>,
     /// Descriptors were sent with it, but this process had no room for them.
@@ -77,8 +49,8 @@ pub(super) struct Link {
     waits_for_room: bool,
 }
 
-/// Length, type, number of descriptors.
-const HEADER: usize = 6;
+/// Length, number of descriptors.
+const HEADER: usize = 5;
 
 /// Maximum bytes per receive.
 const PIECE: usize = 64 * 1024;
@@ -90,8 +62,8 @@ impl Link {
     }
 
     /// Queues a frame.
-    pub(super) fn put(&mut self, kind: Kind, bytes: &[u8], lent: Vec<Lent>) {
-        self.output.push_back((with_header(kind, bytes, lent.len()), lent));
+    pub(super) fn put(&mut self, bytes: &[u8], lent: Vec<Lent>) {
+        self.output.push_back((with_header(bytes, lent.len()), lent));
     }
 
     /// Sends as much as the socket accepts; the rest when `epoll`, where this link has the
@@ -127,8 +99,8 @@ impl Link {
     ///
     /// # Errors
     /// As [`flush`](Link::flush).
-    pub(super) fn say(&self, kind: Kind, bytes: &[u8], mut descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let bytes = with_header(kind, bytes, descriptors.len());
+    pub(super) fn say(&self, bytes: &[u8], mut descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let bytes = with_header(bytes, descriptors.len());
         let mut gone = 0;
         while gone < bytes.len() {
             gone += socket::send_with_descriptors(&self.socket, &bytes[gone..], descriptors, Patience::Wait)?;
@@ -159,7 +131,7 @@ impl Link {
 
     /// Returns the next frame, if it is complete.
     pub(super) fn take(&mut self) -> Option<Frame> {
-        let (&[a, b, c, d, kind, count], rest) = self.input.split_first_chunk::<HEADER>()?;
+        let (&[a, b, c, d, count], rest) = self.input.split_first_chunk::<HEADER>()?;
         let length = u32::from_le_bytes([a, b, c, d]) as usize;
         if rest.len() < length {
             return None;
@@ -172,7 +144,6 @@ impl Link {
         let lost = std::mem::take(&mut self.lost);
         let there = if lost { self.came.len() } else { usize::from(count).min(self.came.len()) };
         Some(Frame {
-            kind: Kind::ALL.get(usize::from(kind)).copied(),
             bytes,
             descriptors: self.came.drain(..there).collect(),
             incomplete: lost || there < usize::from(count),
@@ -204,12 +175,12 @@ impl Lent {
     }
 }
 
-fn with_header(kind: Kind, bytes: &[u8], descriptors: usize) -> Vec<u8> {
+fn with_header(bytes: &[u8], descriptors: usize) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).expect("a frame is shorter than 4 GiB");
     let count = u8::try_from(descriptors).expect("no more than are sent at once");
     let mut frame = Vec::with_capacity(HEADER + bytes.len());
     frame.extend(length.to_le_bytes());
-    frame.extend([kind as u8, count]);
+    frame.push(count);
     frame.extend_from_slice(bytes);
     frame
 }
@@ -243,17 +214,13 @@ mod tests {
     #[test]
     fn frames_carry_their_descriptors() {
         let (mut ours, mut theirs, epoll) = links();
-        ours.put(Kind::Begin, b"", vec![]);
-        ours.put(Kind::Sites, b"a", vec![lent("Cargo.toml"), lent("src/lib.rs")]);
-        ours.put(Kind::Warm, b"bc", vec![lent("Cargo.toml")]);
+        ours.put(b"", vec![]);
+        ours.put(b"a", vec![lent("Cargo.toml"), lent("src/lib.rs")]);
+        ours.put(b"bc", vec![lent("Cargo.toml")]);
         ours.flush(&epoll, 7).expect("sent");
         let frames = frames(&mut theirs);
-        let shape = |frame: &Frame| (frame.kind, frame.bytes.clone(), frame.descriptors.len(), frame.incomplete);
-        let expected = [
-            (Some(Kind::Begin), vec![], 0, false),
-            (Some(Kind::Sites), b"a".to_vec(), 2, false),
-            (Some(Kind::Warm), b"bc".to_vec(), 1, false),
-        ];
+        let shape = |frame: &Frame| (frame.bytes.clone(), frame.descriptors.len(), frame.incomplete);
+        let expected = [(vec![], 0, false), (b"a".to_vec(), 2, false), (b"bc".to_vec(), 1, false)];
         assert_eq!(frames.iter().map(shape).collect::<Vec<_>>(), expected);
         drop(ours);
         assert!(theirs.receive(Patience::Wait).is_err(), "the end");
@@ -264,7 +231,7 @@ mod tests {
         let (mut ours, mut theirs, epoll) = links();
         let large = vec![5; 3 << 20];
         for _ in 0..3 {
-            ours.put(Kind::Work, &large, vec![lent("Cargo.toml")]);
+            ours.put(&large, vec![lent("Cargo.toml")]);
         }
         ours.flush(&epoll, 7).expect("a part");
         let mut events = Events::with_capacity(4);
@@ -289,9 +256,9 @@ mod tests {
     fn frame_without_its_descriptors_is_an_error() {
         let (ours, mut theirs, _) = links();
         // As if two had been sent, and the kernel had room for neither.
-        let frame = with_header(Kind::Answer, b"x", 2);
+        let frame = with_header(b"x", 2);
         socket::send_with_descriptors(&ours.socket, &frame, &[], Patience::Now).expect("sent");
-        ours.say(Kind::Warmed, b"", &[]).expect("sent");
+        ours.say(b"", &[]).expect("sent");
         let frames = frames(&mut theirs);
         assert_eq!(frames.iter().map(|frame| frame.incomplete).collect::<Vec<_>>(), [true, false]);
     }

@@ -8,6 +8,7 @@
 //! The fork server reports how a helper ended, and only then is its task dealt with: it is retried once,
 //! and abandoned if another helper dies of it.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,8 +21,8 @@ use amped_sys::file::Patience;
 use amped_sys::socket;
 use amped_units::Time;
 
-use super::fork_server::Fate;
-use super::link::{Kind, Lent, Link};
+use super::fork_server::{Fate, Order};
+use super::link::{Lent, Link};
 use super::{Busy, Done, Helpers, Task};
 use crate::clock::Clock;
 use crate::config::settings::HelperSettings;
@@ -160,7 +161,7 @@ impl Processes {
         let (ours, theirs) = socket::pair()?;
         self.epoll.add(&ours, number, Interest::Readable)?;
         let theirs = vec![Lent::Descriptor(Arc::new(theirs))];
-        self.fork_server.put(Kind::Start, &portable::write(&number), theirs);
+        self.fork_server.put(&portable::write(&number), theirs);
         self.fork_server.flush(&self.epoll, FORK_SERVER)?;
         Ok(Link::new(ours))
     }
@@ -206,8 +207,8 @@ impl Processes {
             return;
         };
         let job = helper.job.take();
-        let came = match (&job, frame.kind) {
-            (Some(Job { task: Task::Work(disk, work), .. }), Some(Kind::Answer)) => match frame.incomplete {
+        let came = match &job {
+            Some(Job { task: Task::Work(disk, work), .. }) => match frame.incomplete {
                 true => Ok(Found::Trouble(Trouble::Exhausted)),
                 false => portable::unpack(&frame.bytes, frame.descriptors, OpenFile::new),
             }
@@ -215,7 +216,7 @@ impl Processes {
                 disk.was_brought(&found);
                 Done::Work(work.clone(), found)
             }),
-            (Some(Job { task: Task::Warm(token, ..), .. }), Some(Kind::Warmed)) => Ok(Done::Warm(*token)),
+            Some(Job { task: Task::Warm(token, ..), .. }) if frame.bytes.is_empty() => Ok(Done::Warm(*token)),
             _ => Err(portable::Malformed),
         };
         match came {
@@ -236,9 +237,7 @@ impl Processes {
         let flushed = if ready.writable { self.fork_server.flush(&self.epoll, FORK_SERVER) } else { Ok(()) };
         let received = if ready.readable { self.fork_server.receive(Patience::Now) } else { Ok(false) };
         while let Some(frame) = self.fork_server.take() {
-            if frame.kind == Some(Kind::Ended)
-                && let Ok((number, fate)) = portable::read(&frame.bytes)
-            {
+            if let Ok((number, fate)) = portable::read(&frame.bytes) {
                 self.bury(number, fate, done);
             }
         }
@@ -381,11 +380,10 @@ impl Helper {
         match &job.task {
             Task::Work(disk, work) => {
                 self.equip(disk);
-                self.link.put(Kind::Work, &portable::write(work), Vec::new());
+                self.put(&Order::Work(Cow::Borrowed(work)), Vec::new());
             }
             Task::Warm(_, content, range) => {
-                let range = portable::write(&(range.start, range.end));
-                self.link.put(Kind::Warm, &range, vec![Lent::Content(Arc::clone(content))]);
+                self.put(&Order::Warm(range.start, range.end), vec![Lent::Content(Arc::clone(content))]);
             }
         }
         self.job = Some(job);
@@ -400,13 +398,18 @@ impl Helper {
             return;
         }
         (self.disk, self.forgotten) = (disk_of_it, forgotten);
-        self.link.put(Kind::Begin, &portable::write_rules(&disk.rules()), Vec::new());
+        self.put(&Order::Begin(Cow::Borrowed(disk.rules())), Vec::new());
         let parts: Vec<_> = disk.parts().collect();
         for parts in parts.chunks(socket::DESCRIPTORS_MAX) {
-            let sites = portable::write_sites(parts.iter().map(|(site, root, _)| (*site, *root)));
+            let sites =
+                parts.iter().map(|(site, root, _)| (Cow::Borrowed(*site), Cow::Borrowed(root.as_os_str()))).collect();
             let roots = parts.iter().map(|(_, _, folder)| Lent::Descriptor(Arc::clone(folder))).collect();
-            self.link.put(Kind::Sites, &sites, roots);
+            self.put(&Order::Sites(sites), roots);
         }
+    }
+
+    fn put(&mut self, order: &Order<'_>, lent: Vec<Lent>) {
+        self.link.put(&portable::write(order), lent);
     }
 }
 

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use crate::config::settings::HelperKind;
     use crate::config::{cli, load};
-    use crate::disk::Disk;
+    use crate::disk::{Disk, Rules};
     use amped_core::event::{ListWork, Work};
     use amped_core::listing::{ListForm, ListOrder};
     use std::time::{Duration, Instant};
@@ -173,7 +173,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let flags = cli::Serve { dir: Some(folder.path().into()), ..cli::Serve::default() };
         let settings_of_all = load(&flags).unwrap();
-        let disk = Disk::open(settings_of_all.sites, &settings_of_all.roots, 0, Duration::ZERO).unwrap();
+        let disk = Disk::open(settings_of_all.sites, &settings_of_all.roots, Rules::default()).unwrap();
         let (order, form) = (ListOrder::of(None), ListForm::Json);
         let work = Work::List(ListWork { generation: 0, site: 0, path: b"/"[..].into(), edition: 0, order, form });
         let mailbox = Arc::new(Mailbox::new().unwrap());
