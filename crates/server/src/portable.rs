@@ -2,7 +2,7 @@
 //!
 //! The types are those of the core, [`Work`](amped_core::event::Work) and [`Found`], serialised by serde and postcard. They cross a socket
 //! between a loop and a helper process (`helper`), or memory that processes share (`shared_cache`). The parent and the
-//! children of MP use the same serialisation for their messages (`processes`), as the process manager does (`app`).
+//! children of MP (`processes`) and the process manager (`app`) [`send`] each other messages.
 //!
 //! A serialised answer is its *outline*: for each file it says where the content is, and the contents follow in the
 //! same order, bodies as they are (each as long as its version says), descriptors in a control message. So a body is
@@ -12,10 +12,13 @@
 //! cause [`Malformed`], and neither a panic nor an excessive allocation.
 
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use amped_core::event::{Found, Opened};
 use amped_core::file::{FileVersion, Stored};
+use amped_sys::file::Patience;
+use amped_sys::socket;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -49,34 +52,41 @@ fn read_start<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), Malformed
     postcard::take_from_bytes(bytes).map_err(|_| Malformed)
 }
 
-/// Maximum bytes of a message on a stream.
+/// Maximum bytes of a message.
 const MESSAGE_MAX: usize = 128 * 1024;
 
-/// Sends a value on a stream, after its length.
+/// Sends a value and descriptors as one message, on a socket that keeps the boundaries of messages.
 ///
 /// # Errors
-/// As write(2).
-pub fn send(mut stream: impl Write, value: &impl Serialize) -> io::Result<()> {
+/// As [`socket::send_with_descriptors`]; `InvalidInput` when the value takes more than 128 KiB.
+pub fn send(
+    socket: impl AsFd,
+    value: &impl Serialize,
+    descriptors: &[BorrowedFd<'_>],
+    patience: Patience,
+) -> io::Result<()> {
     let bytes = write(value);
-    let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
-    stream.write_all(&[&length.to_le_bytes(), &*bytes].concat())
+    if bytes.len() > MESSAGE_MAX {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    socket::send_with_descriptors(socket, &bytes, descriptors, patience).map(drop)
 }
 
-/// Receives a value that [`send`] has sent.
+/// Receives a message of [`send`]; appends its descriptors.
 ///
 /// # Errors
-/// As read(2); `InvalidData` when the bytes are invalid.
-pub fn receive<T: DeserializeOwned>(mut stream: impl Read) -> io::Result<T> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length)?;
-    let length = u32::from_le_bytes(length) as usize;
-    let invalid = |why| io::Error::new(io::ErrorKind::InvalidData, why);
-    if length > MESSAGE_MAX {
-        return Err(invalid(Malformed));
+/// As [`socket::receive_with_descriptors`]; `UnexpectedEof` when the peer has closed, and `InvalidData` when the
+/// bytes are invalid.
+pub fn receive<T: DeserializeOwned>(
+    socket: impl AsFd,
+    descriptors: &mut Vec<OwnedFd>,
+    patience: Patience,
+) -> io::Result<T> {
+    let mut bytes = vec![0; MESSAGE_MAX];
+    match socket::receive_with_descriptors(socket, &mut bytes, descriptors, patience)?.bytes {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        count => read(&bytes[..count]).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why)),
     }
-    let mut bytes = vec![0; length];
-    stream.read_exact(&mut bytes)?;
-    read(&bytes).map_err(invalid)
 }
 
 /// Deserialises an answer from its outline; `fetch` reads the content of a file of this version from its place, or of
@@ -294,21 +304,25 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn stream_delivers_messages_and_rejects_others() {
+    fn socket_delivers_messages_and_rejects_others() {
+        let (ours, theirs) = socket::packet_pair().unwrap();
         let sent = (7_u64, "text".to_owned());
-        let mut stream = Vec::new();
-        send(&mut stream, &sent).unwrap();
-        send(&mut stream, &sent).unwrap();
-        let mut rest = &stream[..];
-        for _ in 0..2 {
-            assert_eq!(receive::<(u64, String)>(&mut rest).unwrap(), sent);
+        let heard = || receive::<(u64, String)>(&theirs, &mut Vec::new(), Patience::Now).map_err(|error| error.kind());
+        (0..2).for_each(|_| send(&ours, &sent, &[], Patience::Now).unwrap());
+        assert_eq!([heard(), heard()], [Ok(sent.clone()), Ok(sent)]);
+        assert_eq!(heard(), Err(io::ErrorKind::WouldBlock));
+        for bytes in [&[7, 9][..], &[255; 8], &write(&(7_u64, "text", 1_u8))] {
+            socket::send_with_descriptors(&ours, bytes, &[], Patience::Now).unwrap();
+            assert_eq!(heard(), Err(io::ErrorKind::InvalidData), "{bytes:?}");
         }
-        let check = |bytes: &[u8], expected: io::ErrorKind| {
-            assert_eq!(receive::<(u64, String)>(bytes).map_err(|error| error.kind()), Err(expected), "{bytes:?}");
-        };
-        check(rest, io::ErrorKind::UnexpectedEof);
-        check(&stream[..5], io::ErrorKind::UnexpectedEof);
-        check(&[2, 0, 0, 0, 7, 9], io::ErrorKind::InvalidData);
-        check(&[255; 8], io::ErrorKind::InvalidData);
+        let most = "x".repeat(MESSAGE_MAX - 4);
+        send(&ours, &(7_u64, &most), &[ours.as_fd()], Patience::Now).unwrap();
+        let mut descriptors = Vec::new();
+        let received: (u64, String) = receive(&theirs, &mut descriptors, Patience::Now).unwrap();
+        assert!(received == (7, most.clone()) && descriptors.len() == 1);
+        let too_long = send(&ours, &(7_u64, most + "x"), &[], Patience::Now);
+        assert_eq!(too_long.map_err(|error| error.kind()), Err(io::ErrorKind::InvalidInput));
+        drop((ours, descriptors));
+        assert_eq!(heard(), Err(io::ErrorKind::UnexpectedEof));
     }
 }

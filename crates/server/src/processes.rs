@@ -5,18 +5,19 @@
 //! one thread, because it forks; everything that needs more threads, such as the log writer, starts in the child.
 
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::exit;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use amped_core::event::PreloadResult;
+use amped_sys::file::Patience;
 use amped_sys::poll;
 use amped_sys::process::{self, Fork};
 use amped_sys::signal::Signals;
+use amped_sys::socket;
 use amped_units::Time;
 use serde::{Deserialize, Serialize};
 
@@ -73,7 +74,7 @@ pub struct Pool {
 
 struct Child {
     pid: u32,
-    line: UnixStream,
+    line: OwnedFd,
     /// The slot of its statistics.
     slot: Option<StatsSlot>,
     started: Instant,
@@ -145,15 +146,13 @@ impl Pool {
     }
 
     fn add(&mut self) -> io::Result<()> {
-        let (ours, theirs) = UnixStream::pair()?;
+        let (ours, theirs) = socket::packet_pair()?;
         let slot = self.parts.slots.as_mut().map(StatsSlots::take);
         // Otherwise both processes would write buffered output.
         io::stdout().flush()?;
         let forked = process::fork().inspect_err(|_| self.give_back(slot.as_ref()))?;
         match forked {
             Fork::Parent(pid) => {
-                // A stopped child (SIGSTOP) must not block its parent.
-                ours.set_write_timeout(Some(ANSWER_TIME))?;
                 self.children.push(Child {
                     pid,
                     line: ours,
@@ -189,7 +188,7 @@ impl Pool {
     }
 
     /// The main function of a child.
-    fn run(&mut self, line: UnixStream, slot: Option<StatsSlot>) -> ! {
+    fn run(&mut self, line: OwnedFd, slot: Option<StatsSlot>) -> ! {
         let Parts { generation, addresses, log, clock, signals, .. } = &mut self.parts;
         signals.leave_to_parent();
         // When memory runs out, killing a child costs one client; killing the parent costs all.
@@ -212,13 +211,11 @@ impl Pool {
         if generation.settings.cache.watch {
             watch::start(&generation.disk, Audience::Workers(vec![Arc::clone(&mailbox)]));
         }
-        let orders =
-            line.try_clone().unwrap_or_else(|error| die(&format!("cannot duplicate the line to the parent: {error}")));
-        let line = Arc::new(Mutex::new(line));
-        let (answers, writer, clock) = (Arc::clone(&line), start.log.clone(), *clock);
+        let line = Arc::new(line);
+        let (its_line, writer, clock) = (Arc::clone(&line), start.log.clone(), *clock);
         let disk = Arc::clone(&generation.disk);
         let listening = thread::Builder::new().name("line".to_owned()).stack_size(128 * 1024);
-        let listening = listening.spawn(move || obey(orders, &answers, &mailbox, writer.as_deref(), &disk, clock));
+        let listening = listening.spawn(move || obey(&its_line, &mailbox, writer.as_deref(), &disk, clock));
         if let Err(error) = listening {
             die(&format!("cannot start the thread for the parent's orders: {error}"));
         }
@@ -302,8 +299,8 @@ impl Pool {
     {
         for child in &mut self.children[which] {
             child.stopping |= matches!(order, Order::Stop(_) | Order::Retire(_));
-            // If the child has died, that is noticed elsewhere.
-            let _ = portable::send(&child.line, order);
+            // If the child has died, that is noticed elsewhere. One that is stopped (SIGSTOP) must not block its parent.
+            let _ = portable::send(&child.line, order, &[], Patience::Now);
         }
     }
 
@@ -380,7 +377,7 @@ impl Orders for Pool {
         for child in serving {
             of += 1;
             // A child that has not answered the last ones would not answer this one in time.
-            if child.unanswered < UNANSWERED_MAX && portable::send(&child.line, &order).is_ok() {
+            if child.unanswered < UNANSWERED_MAX && portable::send(&child.line, &order, &[], Patience::Now).is_ok() {
                 child.unanswered += 1;
             }
         }
@@ -390,10 +387,7 @@ impl Orders for Pool {
     fn answers(&mut self, number: u64) -> Vec<PreloadResult> {
         let mut found = Vec::new();
         for child in &mut self.children {
-            if poll::wait_readable(&[child.line.as_fd()], Duration::ZERO).is_ok_and(|readable| readable[0]) {
-                // One at a time: the data behind it keeps the line readable. It was written at once, so it is there.
-                child.hear(Instant::now());
-            }
+            while child.hear(Instant::now()) {}
             found.extend(child.found.drain(..).filter(|(of, _)| *of == number).map(|(_, found)| found));
         }
         found
@@ -405,15 +399,8 @@ impl Orders for Pool {
 }
 
 /// The thread of a child that executes the parent's orders.
-fn obey(
-    orders: UnixStream,
-    answers: &Arc<Mutex<UnixStream>>,
-    mailbox: &Mailbox<Message>,
-    log: Option<&Writer>,
-    disk: &Disk,
-    clock: Clock,
-) {
-    while let Ok(order) = portable::receive(&orders) {
+fn obey(line: &Arc<OwnedFd>, mailbox: &Mailbox<Message>, log: Option<&Writer>, disk: &Disk, clock: Clock) {
+    while let Ok(order) = portable::receive(line, &mut Vec::new(), Patience::Wait) {
         match order {
             Order::Stop(at) => mailbox.put(Message::Stop(Time::from_nanos(at))),
             Order::Retire(at) => mailbox.put(Message::Retire(Time::from_nanos(at))),
@@ -424,12 +411,12 @@ fn obey(
                 if let Ok(snapshot) = from.recv_timeout(ANSWER_TIME / 2) {
                     let snapshot =
                         snapshot.with_log(log.map(Writer::counts)).with_watch(disk.notes().map(Notes::counts));
-                    tell(answers, &Reply::Report(number, Box::new(snapshot)));
+                    tell(line, &Reply::Report(number, Box::new(snapshot)));
                 }
             }
             Order::Preload(number, site, path) => {
-                let answers = Arc::clone(answers);
-                let tell = Box::new(move |found| tell(&answers, &Reply::Preloaded(number, found)));
+                let line = Arc::clone(line);
+                let tell = Box::new(move |found| tell(&line, &Reply::Preloaded(number, found)));
                 mailbox.put(Message::Preload(Arc::new(Mutex::new(Some(Preload { site, path, tell })))));
             }
             Order::ReopenLog => {
@@ -444,9 +431,9 @@ fn obey(
 }
 
 /// Sends a message to the parent.
-fn tell(line: &Mutex<UnixStream>, reply: &Reply) {
+fn tell(line: &OwnedFd, reply: &Reply) {
     // The parent may have ended.
-    let _ = portable::send(&*line.lock().unwrap_or_else(PoisonError::into_inner), reply);
+    let _ = portable::send(line, reply, &[], Patience::Wait);
 }
 
 impl Child {
@@ -460,10 +447,8 @@ impl Child {
     }
 
     fn try_hear(&mut self, until: Instant) -> io::Result<()> {
-        // A timeout of zero would mean none.
-        let patience = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        self.line.set_read_timeout(Some(patience))?;
-        match portable::receive(&self.line)? {
+        poll::wait_readable(&[self.line.as_fd()], until.saturating_duration_since(Instant::now()))?;
+        match portable::receive(&self.line, &mut Vec::new(), Patience::Now)? {
             Reply::LastWords(snapshot) => self.last_words = Some(snapshot),
             Reply::Report(number, snapshot) => self.report = Some((number, snapshot)),
             Reply::Preloaded(number, found) => {

@@ -79,18 +79,17 @@ pub struct Application {
 /// FastCGI 1.0: the application cannot be started.
 pub const CANNOT_START: u8 = 255;
 
-/// Channel message: this slot is in use.
-const USED: u8 = b'U';
-/// Channel message: end the process of this slot, with all connections that it has accepted or that wait.
-const END: u8 = b'E';
-/// The length of a channel message: its kind and the slot.
-const MESSAGE: usize = 5;
+/// What the holder of a permit tells the manager of its slot.
+#[derive(Serialize, Deserialize)]
+enum Notice {
+    /// It is in use.
+    Used(usize),
+    /// End its process, with all connections that it has accepted or that wait.
+    End(usize),
+}
 
 /// The use of a slot is reported at most once in so many milliseconds.
 const TELL_MS: u64 = 1000;
-
-/// The maximum length of an application's description.
-const DESCRIPTION_MAX: usize = 128 * 1024;
 
 /// An application, as the server describes it to the manager.
 #[derive(Serialize, Deserialize)]
@@ -146,20 +145,17 @@ impl ProcessManager {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (ours, theirs) = socket::packet_pair()?;
         let description = Description { number, places, reserve, command: command.into(), env: env.into() };
-        let description = portable::write(&description);
-        if description.len() > DESCRIPTION_MAX {
-            return Err(io::Error::other("its command and variables are longer than 128 KiB"));
-        }
         self.gates.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::downgrade(semaphore));
         let descriptors: Vec<BorrowedFd<'_>> =
             [theirs.as_fd()].into_iter().chain(semaphore.slots().map(AsFd::as_fd)).collect();
-        socket::send_with_descriptors(&self.control, &description, &descriptors, Patience::Wait)?;
-        let mut answer = vec![0; 64 * 1024];
-        let received = socket::receive_with_descriptors(&self.control, &mut answer, &mut Vec::new(), Patience::Wait)?;
-        if received.bytes == 0 {
-            return Err(io::Error::other("the process manager has ended"));
-        }
-        let answer: Result<String, String> = portable::read(&answer[..received.bytes]).map_err(io::Error::other)?;
+        portable::send(&self.control, &description, &descriptors, Patience::Wait).map_err(|error| {
+            match error.kind() {
+                io::ErrorKind::InvalidInput => io::Error::other("its command and variables are longer than 128 KiB"),
+                _ => error,
+            }
+        })?;
+        let answer: Result<String, String> = portable::receive(&self.control, &mut Vec::new(), Patience::Wait)
+            .map_err(|error| io::Error::other(format!("the process manager does not answer: {error}")))?;
         let folder = answer.map_err(io::Error::other)?.into();
         let told_ms = (0..places).map(|_| AtomicU64::new(0)).collect();
         Ok(Application { number, folder, channel: ours, told_ms, start: Instant::now() })
@@ -195,24 +191,20 @@ impl Application {
         let told = self.told_ms[place].load(Ordering::Relaxed);
         if told == 0 || now >= told + TELL_MS {
             self.told_ms[place].store(now, Ordering::Relaxed);
-            self.tell(USED, place);
+            self.tell(&Notice::Used(place));
         }
     }
 
     /// Ends the process of a slot; for the holder of its permit. Its connection then ends, and the permit must be held
     /// until then. Returns `false` if the message cannot be sent now.
     pub fn end(&self, place: usize) -> bool {
-        self.tell(END, place)
+        self.tell(&Notice::End(place))
     }
 
-    fn tell(&self, what: u8, place: usize) -> bool {
-        let mut message = [what; MESSAGE];
-        message[1..].copy_from_slice(&(place as u32).to_le_bytes());
-        match socket::send_with_descriptors(&self.channel, &message, &[], Patience::Now) {
-            // If the manager has ended, its processes have too.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
-            Ok(_) | Err(_) => true,
-        }
+    fn tell(&self, notice: &Notice) -> bool {
+        // If the manager has ended, its processes have too.
+        let told = portable::send(&self.channel, notice, &[], Patience::Now);
+        told.err().is_none_or(|error| error.kind() != io::ErrorKind::WouldBlock)
     }
 }
 
@@ -299,7 +291,7 @@ impl Manager {
         for source in ready {
             match source {
                 Source::Control => {
-                    if !self.take_order()? {
+                    if !self.take_order() {
                         self.kept.clear();
                         self.folder = None;
                         return Ok(false);
@@ -354,26 +346,21 @@ impl Manager {
     }
 
     /// Receives an application. Returns `false` when the server has ended.
-    fn take_order(&mut self) -> io::Result<bool> {
-        let (mut description, mut descriptors) = (vec![0; DESCRIPTION_MAX + 1], Vec::new());
-        let received =
-            socket::receive_with_descriptors(&self.control, &mut description, &mut descriptors, Patience::Wait);
-        let Ok(received) = received.map(|received| received.bytes).map_err(|_| ()) else {
-            return Ok(false);
+    fn take_order(&mut self) -> bool {
+        let mut descriptors = Vec::new();
+        let answer = match portable::receive(&self.control, &mut descriptors, Patience::Wait) {
+            Ok(description) => self.add(description, descriptors).map_err(|error| error.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
+            Err(_) => return false,
         };
-        if received == 0 {
-            return Ok(false);
-        }
-        let answer = self.add(&description[..received], descriptors).map_err(|error| error.to_string());
         // A server that has ended reads no answer; its end is noticed.
-        let _ = socket::send_with_descriptors(&self.control, &portable::write(&answer), &[], Patience::Wait);
-        Ok(true)
+        let _ = portable::send(&self.control, &answer, &[], Patience::Wait);
+        true
     }
 
-    fn add(&mut self, description: &[u8], descriptors: Vec<OwnedFd>) -> io::Result<String> {
+    fn add(&mut self, description: Description, descriptors: Vec<OwnedFd>) -> io::Result<String> {
         let unreadable = || io::Error::other("it received an invalid message; this is a bug in amped");
-        let Description { number, places, reserve, command, env } =
-            portable::read(description).map_err(|_| unreadable())?;
+        let Description { number, places, reserve, command, env } = description;
         let mut descriptors = descriptors.into_iter();
         // Lost if this process is out of descriptors.
         let channel =
@@ -408,19 +395,14 @@ impl Kept {
     /// Handles the loops' messages. Returns `false` when no loop uses the application any more.
     fn obey(&mut self) -> bool {
         loop {
-            let mut message = [0; MESSAGE];
-            let received =
-                socket::receive_with_descriptors(&self.channel, &mut message, &mut Vec::new(), Patience::Now);
-            match received {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
-                Ok(received) if received.bytes == MESSAGE => {}
-                Ok(_) | Err(_) => return false,
-            }
-            let [what, number @ ..] = message;
-            let number = u32::from_le_bytes(number) as usize;
+            let notice = match portable::receive(&self.channel, &mut Vec::new(), Patience::Now) {
+                Ok(notice) => notice,
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            };
+            let (Notice::Used(number) | Notice::End(number)) = notice;
             let Some(place) = self.places.get_mut(number) else { continue };
             place.used = Instant::now();
-            if what == END {
+            if matches!(notice, Notice::End(_)) {
                 match &place.process {
                     Some(process) => {
                         process.kill();
@@ -665,7 +647,7 @@ mod tests {
         let (channel, its_end) = socket::packet_pair().expect("made");
         let command = command.iter().map(|&word| word.to_owned()).collect();
         let description = Description { number: 0, places: 2, reserve, command, env: Vec::new() };
-        manager.add(&portable::write(&description), vec![its_end]).expect("taken");
+        manager.add(description, vec![its_end]).expect("taken");
         let told_ms = [0, 0].map(AtomicU64::new).into();
         let application = Application { number: 0, folder: path, channel, told_ms, start: Instant::now() };
         Bench { manager, application, semaphore, control: ours, _parent: parent }
