@@ -231,7 +231,7 @@ fn wrong_usage_is_reported_with_hint() {
         ("--loss", "-1%", "0.5%"),
         ("--queue", "-3", "codel"),
         ("--queue", "codel:0ms,0ms", "RFC 8289"),
-        ("--queue", "red:90KB,30KB", "smaller"),
+        ("--queue", "red:30KB,90KB", "codel"),
     ] {
         check(&[flag, value, "--", "true"], says);
     }

@@ -170,14 +170,12 @@ pub struct Counts {
     pub queue_full: u64,
     /// Dropped by CoDel.
     pub codel: u64,
-    /// Dropped by RED.
-    pub red: u64,
 }
 
 impl Counts {
     /// Packets dropped for any cause.
     pub fn dropped(&self) -> u64 {
-        self.lost + self.queue_full + self.codel + self.red
+        self.lost + self.queue_full + self.codel
     }
 }
 
@@ -232,13 +230,12 @@ impl<T> Link<T> {
     pub fn new(settings: &LinkSettings, seed: u64) -> Link<T> {
         // Each model has a random sequence of its own, so that changing one does not affect the others.
         let mut seeds = Random(seed);
-        let typical = settings.bandwidth.mean().map_or(0.0, |rate| 8.0 * 500.0 / rate);
         Link {
             latency: settings.latency.clone(),
             bandwidth: settings.bandwidth.clone(),
             framing_bytes: settings.framing_bytes,
             wire: Wire::new(settings.loss.clone(), seeds.next()),
-            queue: Queue::new(&settings.queue, Duration::from_secs_f64(typical), seeds.next()),
+            queue: Queue::new(&settings.queue),
             random: Random(seeds.next()),
             began: None,
             sending: None,
@@ -255,16 +252,10 @@ impl<T> Link<T> {
         self.began.get_or_insert(now);
         let bytes = bytes + self.framing_bytes;
         self.counts.entered += 1;
-        let refused = if self.sending.is_some() {
-            self.queue.push(now, bytes, item).err()
-        } else if self.queue.admits(now) {
+        if self.sending.is_none() {
             self.send(now, bytes, item);
-            None
-        } else {
-            Some((item, Cause::Red))
-        };
-        if let Some((item, cause)) = refused {
-            self.drop(Dropped { at: now, cause, bytes, item });
+        } else if let Err(item) = self.queue.push(now, bytes, item) {
+            self.drop(Dropped { at: now, cause: Cause::QueueFull, bytes, item });
         }
     }
 
@@ -394,7 +385,6 @@ impl<T> Link<T> {
         match dropped.cause {
             Cause::Loss => self.counts.lost += 1,
             Cause::QueueFull => self.counts.queue_full += 1,
-            Cause::Red => self.counts.red += 1,
             // Counted when they are taken from the queue.
             Cause::CoDel => {}
         }
@@ -459,7 +449,7 @@ impl Shape {
 mod tests {
     use super::*;
     use crate::loss::GilbertElliott;
-    use crate::queue::{CoDel, Discipline, Limit, Red};
+    use crate::queue::{CoDel, Discipline, Limit};
     use amped_units::Bytes;
     use proptest::prelude::*;
 
@@ -661,7 +651,6 @@ mod tests {
         settings: &'a LinkSettings,
         fates: Vec<Option<Fate>>,
         loss: Random,
-        red: Random,
         jitter: Random,
         began: u64,
         /// (arrival, bytes, number).
@@ -677,10 +666,6 @@ mod tests {
         sent: usize,
         is_bad: bool,
         latest: u64,
-        /// Floyd and Jacobson 1993, figure 2: avg, count, q_time.
-        average: f64,
-        count: i64,
-        empty_since: Option<u64>,
         /// RFC 8289, 5: first_above_time, drop_next, count, lastcount, dropping.
         above: u64,
         drop_next: u64,
@@ -692,12 +677,11 @@ mod tests {
     impl Reference<'_> {
         fn fates(settings: &LinkSettings, seed: u64, packets: &[(u64, u32)]) -> Vec<Option<Fate>> {
             let mut seeds = Random(seed);
-            let [loss, red, jitter] = [0; 3].map(|_| Random(seeds.next()));
+            let [loss, jitter] = [0; 2].map(|_| Random(seeds.next()));
             let mut all = Reference {
                 settings,
                 fates: vec![None; packets.len()],
                 loss,
-                red,
                 jitter,
                 began: packets[0].0,
                 waiting: Vec::new(),
@@ -709,9 +693,6 @@ mod tests {
                 sent: 0,
                 is_bad: false,
                 latest: 0,
-                average: 0.0,
-                count: -1,
-                empty_since: Some(0),
                 above: 0,
                 drop_next: 0,
                 drops: 0,
@@ -740,12 +721,6 @@ mod tests {
 
         fn arrive(&mut self, now: u64, bytes: u64, n: usize) {
             let queued: u64 = self.waiting.iter().map(|(_, bytes, _)| bytes).sum();
-            if let Discipline::Red(red) = self.settings.queue.discipline
-                && self.red_drops(red, now, queued)
-            {
-                self.fates[n] = Some((now, Some(Cause::Red)));
-                return;
-            }
             if self.wire.is_none() {
                 return self.send(now, bytes, n);
             }
@@ -837,41 +812,10 @@ mod tests {
             }
         }
 
-        fn red_drops(&mut self, red: Red, now: u64, queued: u64) -> bool {
-            if let Some(since) = self.empty_since.take() {
-                let rate = self.settings.bandwidth.mean();
-                let small = rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(4000.0 / rate)).as_secs_f64();
-                let packets = Duration::from_nanos(now - since).as_secs_f64() / small.max(1e-9);
-                self.average *= (1.0 - red.weight).powf(packets);
-            }
-            self.average += red.weight * (queued as f64 - self.average);
-            let (min, max) = (red.min.0 as f64, red.max.0 as f64);
-            if self.average < min {
-                self.count = -1;
-                return false;
-            }
-            self.count += 1;
-            let marks = if self.average < max {
-                let p_b = red.probability_max * (self.average - min) / (max - min);
-                let rest = 1.0 - self.count as f64 * p_b;
-                rest <= 0.0 || self.red.fraction() < p_b / rest
-            } else {
-                true
-            };
-            if marks {
-                self.count = 0;
-            }
-            marks
-        }
-
         /// The number of the packet to send now.
         fn take(&mut self, now: u64) -> Option<usize> {
             let Discipline::CoDel(codel) = self.settings.queue.discipline else {
-                if self.waiting.is_empty() {
-                    self.empty_since = Some(now);
-                    return None;
-                }
-                return Some(self.waiting.remove(0).2);
+                return (!self.waiting.is_empty()).then(|| self.waiting.remove(0).2);
             };
             let law = |from: u64, count: u32| from + codel.interval.div_f64(f64::from(count).sqrt()).as_nanos() as u64;
             let (mut packet, mut may_drop) = self.look(now, codel);
@@ -968,16 +912,7 @@ mod tests {
             (0..60_000u64).prop_map(|bytes| Limit::Bytes(Bytes(bytes))),
             Just(Limit::Unlimited)
         ];
-        let discipline = prop_oneof![
-            Just(Discipline::DropTail),
-            Just(Discipline::CoDel(CoDel::default())),
-            (1..20_000u64, 1..20_000u64, 0.0..1.0f64).prop_map(|(min, more, weight)| Discipline::Red(Red {
-                min: Bytes(min),
-                max: Bytes(min + more),
-                probability_max: 0.1,
-                weight
-            })),
-        ];
+        let discipline = prop_oneof![Just(Discipline::DropTail), Just(Discipline::CoDel(CoDel::default())),];
         let loss = prop_oneof![
             Just(Loss::None),
             (0.0..1.0f64).prop_map(Loss::Bernoulli),

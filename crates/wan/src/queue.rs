@@ -1,13 +1,11 @@
 //! The queue before a wire: it holds packets while another is sent, and decides which are dropped.
 //!
-//! Three disciplines. Droptail drops arriving packets when the queue is full; RED drops some earlier, so that senders
-//! slow down before it is full; CoDel accepts all and drops at the head those that have waited too long. `link.rs` asks
-//! for the next packet whenever the wire becomes free, and passes the time.
+//! Two disciplines. Droptail drops arriving packets when the queue is full; CoDel also drops at the head those that have
+//! waited too long. `link.rs` asks for the next packet whenever the wire becomes free, and passes the time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use amped_measure::stats::Random;
 use amped_units::{Bytes, Time};
 
 /// The settings of a queue.
@@ -31,14 +29,12 @@ pub enum Limit {
 }
 
 /// The drop discipline of a queue.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discipline {
     /// Drops arriving packets when full.
     DropTail,
     /// Drops packets that have waited too long: CoDel (RFC 8289).
     CoDel(CoDel),
-    /// Drops some arriving packets while the average queue is long: RED (Floyd and Jacobson 1993).
-    Red(Red),
 }
 
 /// Why a packet was dropped.
@@ -50,8 +46,6 @@ pub enum Cause {
     QueueFull,
     /// It had waited too long.
     CoDel,
-    /// The average queue was too long.
-    Red,
 }
 
 /// A dropped packet.
@@ -83,24 +77,11 @@ impl Default for CoDel {
     }
 }
 
-/// The four parameters of RED.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Red {
-    /// Below this average it drops no packet (min_th).
-    pub min: Bytes,
-    /// From this average on it drops every packet (max_th); above `min`.
-    pub max: Bytes,
-    /// Drop probability just below `max` (max_p).
-    pub probability_max: f64,
-    /// Weight of each new length in the average (w_q).
-    pub weight: f64,
-}
-
 /// A queue of packets.
 #[derive(Clone, Debug)]
 pub(crate) struct Queue<T> {
     limit: Limit,
-    state: State,
+    codel: Option<CoDelState>,
     waiting: VecDeque<Waiting<T>>,
     bytes: u64,
 }
@@ -112,47 +93,24 @@ struct Waiting<T> {
     item: T,
 }
 
-#[derive(Clone, Debug)]
-enum State {
-    DropTail,
-    CoDel(CoDelState),
-    Red(RedState),
-}
-
 impl<T> Queue<T> {
-    /// `typical` is the transmission time of a packet of usual
-    /// size, by which RED's average ages while no packets arrive.
-    pub(crate) fn new(settings: &QueueSettings, typical: Duration, seed: u64) -> Queue<T> {
-        let state = match settings.discipline {
-            Discipline::DropTail => State::DropTail,
-            Discipline::CoDel(settings) => State::CoDel(CoDelState::new(settings)),
-            Discipline::Red(settings) => State::Red(RedState::new(settings, typical, seed)),
+    pub(crate) fn new(settings: &QueueSettings) -> Queue<T> {
+        let codel = match settings.discipline {
+            Discipline::DropTail => None,
+            Discipline::CoDel(settings) => Some(CoDelState::new(settings)),
         };
-        Queue { limit: settings.limit, state, waiting: VecDeque::new(), bytes: 0 }
+        Queue { limit: settings.limit, codel, waiting: VecDeque::new(), bytes: 0 }
     }
 
-    /// Whether a packet that arrives while the wire is free may pass. Only RED may refuse: its average covers the past.
-    pub(crate) fn admits(&mut self, now: Time) -> bool {
-        match &mut self.state {
-            State::Red(red) => !red.drops(now, 0),
-            State::DropTail | State::CoDel(_) => true,
-        }
-    }
-
-    /// Appends a packet, or returns it with the reason.
-    pub(crate) fn push(&mut self, now: Time, bytes: u32, item: T) -> Result<(), (T, Cause)> {
+    /// Appends a packet, or returns it if the queue is full.
+    pub(crate) fn push(&mut self, now: Time, bytes: u32, item: T) -> Result<(), T> {
         let is_full = match self.limit {
             Limit::Packets(limit) => self.packets() >= limit,
             Limit::Bytes(limit) => self.bytes + u64::from(bytes) > limit.0,
             Limit::Unlimited => false,
         };
-        if let State::Red(red) = &mut self.state
-            && red.drops(now, self.bytes)
-        {
-            return Err((item, Cause::Red));
-        }
         if is_full {
-            return Err((item, Cause::QueueFull));
+            return Err(item);
         }
         self.bytes += u64::from(bytes);
         self.waiting.push_back(Waiting { since: now, bytes, item });
@@ -164,15 +122,10 @@ impl<T> Queue<T> {
         let mut drop = |packet: Waiting<T>| {
             dropped.push(Dropped { at: now, cause: Cause::CoDel, bytes: packet.bytes, item: packet.item });
         };
-        let packet = match &mut self.state {
-            State::CoDel(codel) => codel.pop(now, &mut self.waiting, &mut self.bytes, &mut drop),
-            State::DropTail | State::Red(_) => take(&mut self.waiting, &mut self.bytes),
+        let packet = match &mut self.codel {
+            Some(codel) => codel.pop(now, &mut self.waiting, &mut self.bytes, &mut drop),
+            None => take(&mut self.waiting, &mut self.bytes),
         };
-        if let State::Red(red) = &mut self.state
-            && packet.is_none()
-        {
-            red.idle_since = Some(now);
-        }
         packet.map(|packet| (packet.bytes, packet.item))
     }
 
@@ -271,49 +224,6 @@ impl CoDelState {
     }
 }
 
-/// The state of RED, by the names of its paper, section 4.
-#[derive(Clone, Debug)]
-struct RedState {
-    settings: Red,
-    typical: Duration,
-    random: Random,
-    average: f64,
-    /// Packets since the last drop; `None` while the average is below `min`.
-    count: Option<u64>,
-    idle_since: Option<Time>,
-}
-
-impl RedState {
-    fn new(settings: Red, typical: Duration, seed: u64) -> RedState {
-        RedState { settings, typical, random: Random(seed), average: 0.0, count: None, idle_since: Some(Time::START) }
-    }
-
-    /// Whether to drop a packet that arrives now, with `bytes` in the queue.
-    fn drops(&mut self, now: Time, bytes: u64) -> bool {
-        let Red { min, max, probability_max, weight } = self.settings;
-        if let Some(since) = self.idle_since.take() {
-            // As if small packets had arrived at an empty queue in the meantime.
-            let packets = (now - since).as_secs_f64() / self.typical.as_secs_f64().max(1e-9);
-            self.average *= (1.0 - weight).powf(packets);
-        }
-        self.average += weight * (bytes as f64 - self.average);
-        let (min, max) = (min.0 as f64, max.0 as f64);
-        if self.average < min {
-            self.count = None;
-            return false;
-        }
-        let count = self.count.map_or(0, |count| count + 1);
-        let is_dropped = self.average >= max || {
-            let probability = probability_max * (self.average - min) / (max - min);
-            // The probability rises with the packets since the last drop: gaps are uniform, not geometric.
-            let rest = 1.0 - count as f64 * probability;
-            rest <= 0.0 || self.random.fraction() < probability / rest
-        };
-        self.count = Some(if is_dropped { 0 } else { count });
-        is_dropped
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -321,7 +231,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn queue(limit: Limit, discipline: Discipline) -> Queue<u64> {
-        Queue::new(&QueueSettings { limit, discipline }, Duration::from_millis(1), 1)
+        Queue::new(&QueueSettings { limit, discipline })
     }
 
     #[test]
@@ -388,45 +298,5 @@ mod tests {
             assert!((gap - law).abs() <= 2.0, "gap {n}: {gap} ms, {law} by the law");
         }
         assert!(longest < Duration::from_millis(60), "{longest:?}");
-    }
-
-    #[test]
-    fn red_drops_none_below_and_all_above_thresholds() {
-        let red = Red { min: Bytes(10_000), max: Bytes(30_000), probability_max: 0.1, weight: 0.5 };
-        let mut queue = queue(Limit::Unlimited, Discipline::Red(red));
-        let mut early = 0;
-        for n in 0..1000 {
-            let before = queue.bytes();
-            let is_taken = queue.push(Time::START, 1000, n).is_ok();
-            if before <= 10_000 {
-                assert!(is_taken, "at {before} bytes");
-            } else if !is_taken && before < 30_000 {
-                early += 1;
-            }
-            assert!(before <= 33_000, "at {before} bytes nobody gets in");
-        }
-        assert!(early >= 1, "some are dropped between the two");
-        assert!(queue.bytes() < 33_000);
-    }
-
-    #[test]
-    fn red_drop_rate_between_thresholds_matches_paper() {
-        // With a constant average half way p_b = 0.05. The count is 1 at the first packet after a drop, so gaps are
-        // uniform on 1 to 1 / p_b - 1, 10 packets on average.
-        let settings = Red { min: Bytes(10_000), max: Bytes(30_000), probability_max: 0.1, weight: 1.0 };
-        let mut red = RedState::new(settings, Duration::from_millis(1), 5);
-        let drops = (0..100_000).filter(|_| red.drops(Time::START, 20_000)).count();
-        let gap = 100_000.0 / drops as f64;
-        assert!((gap - 10.0).abs() < 0.3, "{gap} packets from drop to drop");
-    }
-
-    #[test]
-    fn red_average_decays_while_idle() {
-        let settings = Red { min: Bytes(1000), max: Bytes(3000), probability_max: 1.0, weight: 0.1 };
-        let mut red = RedState::new(settings, Duration::from_millis(1), 5);
-        red.average = 2000.0;
-        red.idle_since = Some(Time::START);
-        assert!(!red.drops(Time::from_millis(100), 0));
-        assert!(red.average < 1.0, "{}", red.average);
     }
 }

@@ -734,7 +734,6 @@ impl State {
                 Cause::Loss => "lost",
                 Cause::QueueFull => "queue full",
                 Cause::CoDel => "codel",
-                Cause::Red => "red",
             };
             let (held, segment) = &dropped.item;
             // Nothing is written, so nothing can fail.

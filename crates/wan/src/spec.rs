@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::link::{Bandwidth, BandwidthTrace, Jitter, Latency, LatencyTrace, LinkSettings, Shape};
 use crate::loss::{GilbertElliott, Loss};
-use crate::queue::{CoDel, Discipline, Limit, QueueSettings, Red};
+use crate::queue::{CoDel, Discipline, Limit, QueueSettings};
 
 /// Reads the file of this name as text, or returns the error.
 pub type ReadFile<'a> = &'a dyn Fn(&str) -> Result<String, String>;
@@ -230,16 +230,15 @@ fn pattern(text: &str) -> Result<Loss, String> {
     Ok(Loss::Pattern(packets.into()))
 }
 
-/// A limit (`100` packets, `64KiB`, `unlimited`), or `codel[:TARGET,INTERVAL]`, or `red:MIN,MAX[,PERCENT]`, either
-/// optionally followed by a space and a limit.
+/// A limit (`100` packets, `64KiB`, `unlimited`), or `codel[:TARGET,INTERVAL]`, optionally followed by a space and a limit.
 ///
 /// # Errors
 /// When the text is invalid; the error says what to write instead.
 pub fn queue(text: &str, bandwidth: &Bandwidth) -> Result<QueueSettings, String> {
     let help = || {
         format!(
-            "invalid queue {text:?}; write a limit (100 for packets, 64KiB for bytes, unlimited), codel, \
-             codel:5ms,100ms or red:30KB,90KB,10%, and optionally a limit: codel 1000"
+            "invalid queue {text:?}; write a limit (100 for packets, 64KiB for bytes, unlimited), codel or \
+             codel:5ms,100ms, and optionally a limit: codel 1000"
         )
     };
     let (discipline, limit) = match text.split_once(' ') {
@@ -261,22 +260,13 @@ pub fn queue(text: &str, bandwidth: &Bandwidth) -> Result<QueueSettings, String>
             }
             Discipline::CoDel(codel)
         }
-        ("red", [min, max, more @ ..]) if more.len() <= 1 => {
-            let probability_max = more.first().map_or(Ok(0.1), |text| share(text))?;
-            // The paper's section 11 and ns's defaults: w_q = 0.002.
-            let red = Red { min: bytes(min)?, max: bytes(max)?, probability_max, weight: 0.002 };
-            if red.min >= red.max {
-                return Err(format!("{text:?}: the first threshold of RED must be the smaller one"));
-            }
-            Discipline::Red(red)
-        }
         _ => return Err(help()),
     };
     let limit = match limit {
         None => match discipline {
             // CoDel bounds the time in the queue, so the limit only stops floods.
             Discipline::CoDel(_) => Limit::Packets(10_000),
-            Discipline::DropTail | Discipline::Red(_) => default_queue(bandwidth).limit,
+            Discipline::DropTail => default_queue(bandwidth).limit,
         },
         Some("unlimited") => Limit::Unlimited,
         Some(number) => match number.parse() {
@@ -374,9 +364,7 @@ mod tests {
         check("droptail", Limit::Bytes(Bytes(30_000)), Discipline::DropTail);
         check("codel", Limit::Packets(10_000), Discipline::CoDel(CoDel::default()));
         check("codel:10ms,200ms 50", Limit::Packets(50), Discipline::CoDel(codel));
-        let red = Red { min: Bytes(30_000), max: Bytes(90_000), probability_max: 0.02, weight: 0.002 };
-        check("red:30KB,90KB,2% unlimited", Limit::Unlimited, Discipline::Red(red));
-        for bad in ["", "many", "codel:5ms", "red:90KB,30KB", "red:1", "red:1,2,3,4", "100 100 100", "codel:x,y"] {
+        for bad in ["", "many", "codel:5ms", "red:30KB,90KB", "100 100 100", "codel:x,y"] {
             queue(bad, &slow).expect_err(bad);
         }
     }
@@ -394,7 +382,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_text_does_not_panic(text in "\\PC{0,40}", start in "(trace:|gilbert:|pattern:|codel:|red:|)") {
+        fn random_text_does_not_panic(text in "\\PC{0,40}", start in "(trace:|gilbert:|pattern:|codel:|)") {
             let text = format!("{start}{text}");
             let files = |_: &str| Ok(text.clone());
             let _ = latency(&text, &files);

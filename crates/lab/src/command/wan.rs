@@ -191,7 +191,7 @@ struct PathFlags {
     /// Packet loss: `1%`, `gilbert:0.5%,25%` (to bad, to good), `pattern:...x`, or `trace:FILE` [default: 0]
     #[arg(long, allow_hyphen_values = true, value_name = "LOSS")]
     loss: Option<String>,
-    /// Queue limit: 100 packets, 64KiB, unlimited, codel, `codel:5ms,100ms` or `red:30KB,90KB,10%` [default: 100 ms of
+    /// Queue limit: 100 packets, 64KiB, unlimited, codel or `codel:5ms,100ms` [default: 100 ms of
     /// the bandwidth, at least 30 KB]
     #[arg(long, allow_hyphen_values = true, value_name = "QUEUE", verbatim_doc_comment)]
     queue: Option<String>,
@@ -534,7 +534,6 @@ fn summary(report: &Report) -> String {
                 (sum(|link| link.packets.lost), "lost"),
                 (sum(|link| link.packets.queue_full), "queue full"),
                 (sum(|link| link.packets.codel), "codel"),
-                (sum(|link| link.packets.red), "red"),
             ];
             let dropped: Vec<String> = causes
                 .iter()
