@@ -39,26 +39,14 @@ pub enum Arrivals {
         /// Time from the start of one burst to the next.
         period: Duration,
     },
-    /// Bursty at all time scales.
+    /// Bursty at all time scales: the rate is fractional Gaussian noise in steps of 100 ms, by the method of Davies and
+    /// Harte (Biometrika 74, 1987).
     SelfSimilar {
         /// The Hurst parameter, from 0.5 (no memory) to 1.
         hurst: f64,
-        /// The process of the rate.
-        model: Model,
     },
     /// Read from this file: one instant per line, in seconds from the start, not decreasing; `#` begins a comment.
     File(PathBuf),
-}
-
-/// The process of a self-similar rate.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Model {
-    /// Fractional Gaussian noise in steps of 100 ms, by the method of Davies and Harte (Biometrika 74, 1987). The value
-    /// is the standard deviation in one step, relative to the mean; negative rates become 0.
-    Gaussian(f64),
-    /// 64 on-off sources with Pareto-distributed periods, mean 100 ms,
-    /// exponent 3 - 2 * Hurst (Willinger, Taqqu, Sherman and Wilson, 1997).
-    OnOff,
 }
 
 /// Step length of a self-similar rate.
@@ -74,8 +62,7 @@ impl FromStr for Arrivals {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Arrivals, String> {
-        const FORMS: &str =
-            "write constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST[,onoff] or file:NAME";
+        const FORMS: &str = "write constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST or file:NAME";
         let (name, rest) = text.split_once(':').unwrap_or((text, ""));
         let mut parts = rest.split(',').map(str::trim);
         let number = |part: Option<&str>, what: &str| -> Result<f64, String> {
@@ -105,12 +92,7 @@ impl FromStr for Arrivals {
                 if !(0.5..1.0).contains(&hurst) {
                     return Err(format!("the Hurst parameter must be at least 0.5 and below 1, not {hurst}"));
                 }
-                let model = match parts.next() {
-                    None | Some("gaussian") => Model::Gaussian(0.3),
-                    Some("onoff") => Model::OnOff,
-                    Some(other) => return Err(format!("unknown arrival process {other:?}; {FORMS}")),
-                };
-                Arrivals::SelfSimilar { hurst, model }
+                Arrivals::SelfSimilar { hurst }
             }
             "file" if !rest.is_empty() => return Ok(Arrivals::File(rest.into())),
             _ => return Err(FORMS.to_owned()),
@@ -130,8 +112,7 @@ impl fmt::Display for Arrivals {
             Arrivals::Bursty { ratio, share, period } => {
                 write!(f, "bursty:{ratio},{}%,{}ms", share * 100.0, period.as_millis())
             }
-            Arrivals::SelfSimilar { hurst, model: Model::Gaussian(_) } => write!(f, "self-similar:{hurst}"),
-            Arrivals::SelfSimilar { hurst, model: Model::OnOff } => write!(f, "self-similar:{hurst},onoff"),
+            Arrivals::SelfSimilar { hurst } => write!(f, "self-similar:{hurst}"),
             Arrivals::File(path) => write!(f, "file:{}", path.display()),
         }
     }
@@ -250,16 +231,12 @@ impl Schedule {
                 });
                 poisson_over(cut, &mut random)
             }
-            Arrivals::SelfSimilar { hurst, model } => {
+            Arrivals::SelfSimilar { hurst } => {
+                /// The standard deviation of the rate in one step, relative to its mean; negative rates become 0.
+                const DEVIATION: f64 = 0.3;
                 let steps = (seconds / STEP.as_secs_f64()).ceil() as usize;
-                let mut rates = match model {
-                    Model::Gaussian(part) => {
-                        let noise = fractional_noise(*hurst, steps, &mut random);
-                        noise.into_iter().map(|noise| (1.0 + part * noise).max(0.0)).collect()
-                    }
-                    Model::OnOff => on_off(*hurst, steps, &mut random),
-                };
-                // The requested rate is the mean of this run, not that of the ensemble.
+                let noise = fractional_noise(*hurst, steps, &mut random);
+                let mut rates: Vec<f64> = noise.into_iter().map(|noise| (1.0 + DEVIATION * noise).max(0.0)).collect();
                 let mean = rates.iter().sum::<f64>() / steps as f64;
                 rates.iter_mut().for_each(|step| *step *= rate / mean.max(f64::MIN_POSITIVE));
                 let mut left = seconds;
@@ -475,37 +452,6 @@ fn fractional_noise(hurst: f64, count: usize, random: &mut Random) -> Vec<f64> {
     values.into_iter().map(|value| value.re).collect()
 }
 
-/// The mean number of sources that are on, for each step.
-fn on_off(hurst: f64, steps: usize, random: &mut Random) -> Vec<f64> {
-    let exponent = 3.0 - 2.0 * hurst;
-    let step = STEP.as_secs_f64();
-    // The mean of a Pareto distribution is exponent * least / (exponent - 1): this sets it to one step. At a Hurst
-    // parameter of 0.5 the exponent is 2; near 1 the mean diverges, and a period may be longer than any run.
-    let least = step * (exponent - 1.0) / exponent;
-    let end = steps as f64 * step;
-    let mut on = vec![0.0; steps];
-    for _ in 0..64 {
-        let mut is_on = random.fraction() < 0.5;
-        // Begins before the start, so that the sources are not synchronised.
-        let mut at = -random.fraction() * 100.0 * step;
-        while at < end {
-            let until = at + least * (1.0 - random.fraction()).powf(-1.0 / exponent);
-            if is_on {
-                let (mut from, to) = (at.max(0.0), until.min(end));
-                while from < to {
-                    let index = ((from / step) as usize).min(steps - 1);
-                    let stop = ((index + 1) as f64 * step).min(to);
-                    on[index] += (stop - from) / step;
-                    // The last step may end a rounding error after `end`.
-                    from = if stop > from { stop } else { to };
-                }
-            }
-            (is_on, at) = (!is_on, until);
-        }
-    }
-    on
-}
-
 /// Parses a recorded series.
 fn recorded(text: &str) -> Result<Vec<Duration>, String> {
     let mut at: Vec<Duration> = Vec::new();
@@ -575,7 +521,6 @@ mod tests {
         check("bursty:6,5%", "bursty:6,5%,10000ms");
         check("bursty:4,10,500ms", "bursty:4,10%,500ms");
         check("self-similar:0.8", "self-similar:0.8");
-        check("self-similar:0.75,onoff", "self-similar:0.75,onoff");
         check("file:/a,b:c", "file:/a,b:c");
         for bad in ["", "poison", "poisson:3", "bursty:6", "bursty:30,5%", "bursty:0.5,5%", "bursty:2,5%,1us", "file:"]
         {
@@ -606,7 +551,7 @@ mod tests {
 
     #[test]
     fn seed_determines_schedule() {
-        for arrivals in ["constant", "poisson", "bursty:6,5%,1s", "self-similar:0.8", "self-similar:0.8,onoff"] {
+        for arrivals in ["constant", "poisson", "bursty:6,5%,1s", "self-similar:0.8"] {
             let first = schedule(arrivals, 1000.0, 20, 7);
             assert_eq!(first, schedule(arrivals, 1000.0, 20, 7), "{arrivals}");
             assert_eq!(first == schedule(arrivals, 1000.0, 20, 8), arrivals == "constant", "{arrivals}");
@@ -670,8 +615,6 @@ mod tests {
         check("self-similar:0.6", 0.54, 0.66);
         check("self-similar:0.8", 0.72, 0.86);
         check("self-similar:0.9", 0.78, 0.95);
-        // Truncated sources approach it from below (Taqqu, Willinger, Sherman: slow convergence).
-        check("self-similar:0.8,onoff", 0.66, 0.95);
         assert_eq!(schedule("poisson", 1000.0, 1, 1).shape().hurst, None, "too short");
     }
 

@@ -65,7 +65,7 @@ pub(crate) struct Args {
     /// Check the contents of each response against the manifest
     #[arg(long, requires = "workload")]
     pub(super) verify: bool,
-    /// Arrival process: constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST[,onoff], file:F
+    /// Arrival process: constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST, file:F
     #[arg(long, value_name = "PROCESS", default_value = "poisson", conflicts_with = "clients")]
     pub(super) arrivals: Arrivals,
     /// Random seed of the schedule [default: random, and printed]
