@@ -16,7 +16,7 @@ thread_local! {
 }
 
 fn counts(tally: &Tally) -> Vec<u64> {
-    [tally.ok()].into_iter().chain(Fault::ALL.map(|fault| tally.failed(fault))).collect()
+    [tally.ok()].into_iter().chain(Fault::ALL.iter().map(|fault| tally.failed(*fault))).collect()
 }
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

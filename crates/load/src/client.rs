@@ -418,7 +418,7 @@ mod tests {
                 }
             }
             let found: Vec<(Fault, u64)> =
-                Fault::ALL.into_iter().map(|fault| (fault, tally.failed(fault))).filter(|(_, n)| *n > 0).collect();
+                Fault::ALL.iter().map(|fault| (*fault, tally.failed(*fault))).filter(|(_, n)| *n > 0).collect();
             assert_eq!((tally.ok(), &found[..]), (expected_ok, expected), "{server:?} by {piece}");
             assert_eq!(tally.ok() + tally.all_failed(), connection.asked(), "every request ends once: {server:?}");
         }

@@ -6,76 +6,67 @@ use std::str::FromStr;
 use crate::outcome::Outcome;
 use crate::schedule::duration;
 
-/// A condition that fails a run if it holds of the result.
+/// A condition on a result: a figure is above or below a bound.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition {
     text: String,
-    figure: Figure,
+    /// Its place in [`FIGURES`].
+    figure: usize,
     above: bool,
+    /// In the figure's unit.
     bound: f64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Figure {
-    /// Latencies, in milliseconds.
-    Mean,
-    P50,
-    P90,
-    P95,
-    P99,
-    P999,
-    Max,
-    /// Lateness of the generator, 99th percentile, in milliseconds.
-    Lateness,
-    /// Failures.
-    Failed,
-    /// Failures as a share of all that ended, in percent.
-    FailedPercent,
-    /// Correct replies per second, within the window.
-    Rate,
-    /// Connections begun per second.
-    Offered,
-    /// Connections still open at the end of the window.
-    Backlog,
-}
+/// Name, unit and value of a figure.
+type Figure = (&'static str, &'static str, fn(&Outcome) -> f64);
 
-const NAMES: [(&str, Figure); 12] = [
-    ("mean", Figure::Mean),
-    ("p50", Figure::P50),
-    ("p90", Figure::P90),
-    ("p95", Figure::P95),
-    ("p99", Figure::P99),
-    ("p99.9", Figure::P999),
-    ("max", Figure::Max),
-    ("lateness", Figure::Lateness),
-    ("failed", Figure::Failed),
-    ("rate", Figure::Rate),
-    ("offered", Figure::Offered),
-    ("backlog", Figure::Backlog),
+const FIGURES: [Figure; 13] = [
+    ("mean", " ms", |outcome| latency(outcome, outcome.latency.mean_ms)),
+    ("p50", " ms", |outcome| latency(outcome, outcome.latency.p50_ms)),
+    ("p90", " ms", |outcome| latency(outcome, outcome.latency.p90_ms)),
+    ("p95", " ms", |outcome| latency(outcome, outcome.latency.p95_ms)),
+    ("p99", " ms", |outcome| latency(outcome, outcome.latency.p99_ms)),
+    ("p99.9", " ms", |outcome| latency(outcome, outcome.latency.p999_ms)),
+    ("max", " ms", |outcome| latency(outcome, outcome.latency.max_ms)),
+    ("lateness", " ms", |outcome| outcome.lateness.p99_ms),
+    ("failed", "", |outcome| outcome.failed() as f64),
+    ("failed", " %", |outcome| outcome.failed() as f64 * 100.0 / (outcome.failed() + outcome.ok).max(1) as f64),
+    ("rate", "/s", |outcome| outcome.window.completed_rate),
+    ("offered", "/s", |outcome| outcome.window.offered_rate),
+    ("backlog", "", |outcome| outcome.window.backlog as f64),
 ];
+
+/// Without a correct reply, every latency is infinite.
+fn latency(outcome: &Outcome, figure: f64) -> f64 {
+    if outcome.ok == 0 { f64::INFINITY } else { figure }
+}
 
 impl FromStr for Condition {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Condition, String> {
         let refusal = |why: &str| {
-            let names = NAMES.map(|(name, _)| name).join(", ");
+            let mut names = FIGURES.map(|(name, ..)| name).to_vec();
+            names.dedup();
+            let names = names.join(", ");
             format!("{why}; write for example p99>20ms, failed>0, failed>1% or rate<4990, with one of {names}")
         };
         let at = text.find(['<', '>']).ok_or_else(|| refusal("it has no < or >"))?;
         let (name, bound) = (text[..at].trim(), text[at + 1..].trim());
-        let figure = NAMES.iter().find(|(known, _)| *known == name).map(|(_, figure)| *figure);
-        let figure = figure.ok_or_else(|| refusal(&format!("unknown figure {name:?}")))?;
+        if !FIGURES.iter().any(|(known, ..)| *known == name) {
+            return Err(refusal(&format!("unknown figure {name:?}")));
+        }
         let number = |text: &str| text.parse::<f64>().ok().filter(|number| number.is_finite());
-        let wrong = || refusal(&format!("invalid bound {bound:?} for {name}"));
-        let (figure, bound) = match (figure, bound.strip_suffix('%')) {
-            (Figure::Failed, Some(percent)) => (Figure::FailedPercent, number(percent).ok_or_else(wrong)?),
-            (Figure::Failed | Figure::Rate | Figure::Offered | Figure::Backlog, None) => {
-                (figure, number(bound).ok_or_else(wrong)?)
-            }
-            (_, Some(_)) => return Err(wrong()),
-            (_, None) => (figure, duration(bound).map_err(|_| wrong())?.as_secs_f64() * 1e3),
+        let of_unit = |unit: &str| match unit {
+            " ms" => duration(bound).ok().map(|bound| bound.as_secs_f64() * 1e3),
+            " %" => bound.strip_suffix('%').and_then(number),
+            _ => number(bound),
         };
+        let named = FIGURES.iter().enumerate().filter(|(_, (known, ..))| *known == name);
+        let (figure, bound) = named
+            .filter_map(|(at, (_, unit, _))| Some((at, of_unit(unit)?)))
+            .next()
+            .ok_or_else(|| refusal(&format!("invalid bound {bound:?} for {name}")))?;
         Ok(Condition { text: text.to_owned(), figure, above: text[at..].starts_with('>'), bound })
     }
 }
@@ -90,24 +81,8 @@ impl Condition {
     /// The value of the figure, if the condition holds. A latency without samples is above every bound, so a run
     /// without a correct reply does not pass.
     pub fn holds(&self, outcome: &Outcome) -> Option<String> {
-        let latency = |figure: f64| if outcome.ok == 0 { f64::INFINITY } else { figure };
-        let (found, unit) = match self.figure {
-            Figure::Mean => (latency(outcome.latency.mean_ms), " ms"),
-            Figure::P50 => (latency(outcome.latency.p50_ms), " ms"),
-            Figure::P90 => (latency(outcome.latency.p90_ms), " ms"),
-            Figure::P95 => (latency(outcome.latency.p95_ms), " ms"),
-            Figure::P99 => (latency(outcome.latency.p99_ms), " ms"),
-            Figure::P999 => (latency(outcome.latency.p999_ms), " ms"),
-            Figure::Max => (latency(outcome.latency.max_ms), " ms"),
-            Figure::Lateness => (outcome.lateness.p99_ms, " ms"),
-            Figure::Failed => (outcome.failed() as f64, ""),
-            Figure::FailedPercent => {
-                (outcome.failed() as f64 * 100.0 / (outcome.failed() + outcome.ok).max(1) as f64, " %")
-            }
-            Figure::Rate => (outcome.window.completed_rate, "/s"),
-            Figure::Offered => (outcome.window.offered_rate, "/s"),
-            Figure::Backlog => (outcome.window.backlog as f64, ""),
-        };
+        let (_, unit, value) = FIGURES[self.figure];
+        let found = value(outcome);
         let holds = if self.above { found > self.bound } else { found < self.bound };
         holds.then(|| format!("--fail-if {}: {found}{unit}", self.text))
     }
@@ -119,17 +94,18 @@ mod tests {
 
     #[test]
     fn conditions_are_parsed() {
-        let check = |text: &str, expected: Option<(Figure, bool, f64)>| {
-            let found = text.parse::<Condition>().ok().map(|found| (found.figure, found.above, found.bound));
+        let check = |text: &str, expected: Option<(&str, &str, bool, f64)>| {
+            let found = text.parse::<Condition>().ok();
+            let found = found.map(|found| (FIGURES[found.figure].0, FIGURES[found.figure].1, found.above, found.bound));
             assert_eq!(found, expected, "{text:?}");
         };
-        check("p99>20ms", Some((Figure::P99, true, 20.0)));
-        check("p99.9 > 1.5s", Some((Figure::P999, true, 1500.0)));
-        check("backlog>100", Some((Figure::Backlog, true, 100.0)));
-        check("p95>20ms", Some((Figure::P95, true, 20.0)));
-        check("failed>0", Some((Figure::Failed, true, 0.0)));
-        check("failed>0.5%", Some((Figure::FailedPercent, true, 0.5)));
-        check("rate<4990", Some((Figure::Rate, false, 4990.0)));
+        check("p99>20ms", Some(("p99", " ms", true, 20.0)));
+        check("p99.9 > 1.5s", Some(("p99.9", " ms", true, 1500.0)));
+        check("backlog>100", Some(("backlog", "", true, 100.0)));
+        check("p95>20ms", Some(("p95", " ms", true, 20.0)));
+        check("failed>0", Some(("failed", "", true, 0.0)));
+        check("failed>0.5%", Some(("failed", " %", true, 0.5)));
+        check("rate<4990", Some(("rate", "/s", false, 4990.0)));
         for bad in ["", "p99", "p98>1ms", "p99>", "p99>fast", "p99>1%", "rate<1ms", "failed>x%", "rate<NaN", ">1"] {
             check(bad, None);
         }

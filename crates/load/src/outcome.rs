@@ -174,7 +174,7 @@ impl Outcome {
             course.cut(seconds);
         }
         let ended_s = (tally.last_end - start).as_secs_f64();
-        let failures = Fault::ALL.into_iter().map(|fault| (fault, tally.failed(fault))).filter(|(_, n)| *n > 0);
+        let failures = Fault::ALL.iter().map(|fault| (*fault, tally.failed(*fault))).filter(|(_, n)| *n > 0);
         let of_class = |(name, class): (String, &Class)| ClassOutcome {
             class: name,
             ok: class.ok,

@@ -113,7 +113,8 @@ impl Parts {
                 mine.failed = mine.failed.saturating_add(theirs.failed);
             }
             let failed = |fault: Fault| all.failed_by(fault).saturating_add(other.failed_by(fault));
-            all.failures = Fault::ALL.map(|fault| (fault, failed(fault))).into_iter().filter(|(_, n)| *n > 0).collect();
+            let failures = Fault::ALL.iter().map(|fault| (*fault, failed(*fault)));
+            all.failures = failures.filter(|(_, n)| *n > 0).collect();
             all.tls = all.tls.take().or_else(|| other.tls.clone());
             seconds = seconds.max(other.window.seconds);
             drain_s = drain_s.max(other.window.drain_s);

@@ -11,12 +11,14 @@ use std::{array, mem};
 use amped_units::Time;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 
 use crate::window::{Course, Second};
 
 /// How a connection or a request failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, VariantArray, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Fault {
     /// Not connected before the connect timeout.
     Abandoned,
@@ -48,39 +50,11 @@ pub enum Fault {
 
 impl Fault {
     /// All kinds.
-    pub const ALL: [Fault; 13] = [
-        Fault::Abandoned,
-        Fault::Refused,
-        Fault::Tls,
-        Fault::Reset,
-        Fault::TimedOut,
-        Fault::Closed,
-        Fault::Short,
-        Fault::Malformed,
-        Fault::Status,
-        Fault::Length,
-        Fault::Content,
-        Fault::Local,
-        Fault::Unsent,
-    ];
+    pub const ALL: &[Fault] = Fault::VARIANTS;
 
-    /// The name in output.
+    /// Its name, as in JSON.
     pub fn name(self) -> &'static str {
-        match self {
-            Fault::Abandoned => "abandoned",
-            Fault::Refused => "refused",
-            Fault::Tls => "tls",
-            Fault::Reset => "reset",
-            Fault::TimedOut => "timed-out",
-            Fault::Closed => "closed",
-            Fault::Short => "short",
-            Fault::Malformed => "malformed",
-            Fault::Status => "status",
-            Fault::Length => "length",
-            Fault::Content => "content",
-            Fault::Local => "local",
-            Fault::Unsent => "unsent",
-        }
+        self.into()
     }
 }
 

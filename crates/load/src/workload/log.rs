@@ -16,7 +16,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::time::Duration;
 
@@ -81,17 +81,6 @@ pub enum SkipReason {
 }
 
 impl SkipReason {
-    /// All kinds.
-    pub const ALL: [SkipReason; 7] = [
-        SkipReason::Blank,
-        SkipReason::Long,
-        SkipReason::Time,
-        SkipReason::Request,
-        SkipReason::Nothing,
-        SkipReason::Method,
-        SkipReason::Target,
-    ];
-
     /// A short description.
     pub fn name(self) -> &'static str {
         match self {
@@ -439,37 +428,19 @@ impl Log {
     pub fn read_from(mut source: impl BufRead) -> Log {
         let mut log = Log::default();
         let mut known: HashMap<Box<[u8]>, u32> = HashMap::new();
-        let mut carried = Vec::new();
+        let mut line = Vec::new();
         let mut before: Option<[i64; 2]> = None;
         loop {
-            let held = match source.fill_buf() {
-                Ok(held) => held,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => {
-                    log.tally.cut = Some(error.to_string());
-                    &[]
-                }
-            };
-            let ended = held.is_empty();
-            let (piece, used) = match memchr(b'\n', held) {
-                Some(end) => (&held[..end], end + 1),
-                None => (held, held.len()),
-            };
-            let complete = used > piece.len();
+            line.clear();
             // A line that is too long is kept only as far as needed to detect it.
-            let line = if complete && carried.is_empty() {
-                piece
-            } else {
-                let room = LINE_MAX + 1 - carried.len();
-                carried.extend_from_slice(&piece[..piece.len().min(room)]);
-                &carried[..]
-            };
-            if complete || ended && !line.is_empty() {
-                log.take(line, &mut known, &mut before);
-                carried.clear();
+            let read = (&mut source).take(LINE_MAX as u64 + 2).read_until(b'\n', &mut line).and_then(|_| {
+                if line.len() > LINE_MAX && !line.ends_with(b"\n") { source.skip_until(b'\n') } else { Ok(0) }
+            });
+            log.tally.cut = read.err().map(|error| error.to_string());
+            if !line.is_empty() {
+                log.take(line.strip_suffix(b"\n").unwrap_or(&line), &mut known, &mut before);
             }
-            source.consume(used);
-            if ended {
+            if line.is_empty() || log.tally.cut.is_some() {
                 return log;
             }
         }
