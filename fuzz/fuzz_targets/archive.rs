@@ -6,10 +6,13 @@ use ammeter_load::outcome::Outcome;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-// The laboratory is a program without a library; its archive module depends on no other module.
+// The laboratory is a program without a library; its archive module depends on the module of values alone.
 #[allow(dead_code)]
 #[path = "../../crates/lab/src/archive.rs"]
 mod archive;
+#[allow(dead_code)]
+#[path = "../../crates/lab/src/values.rs"]
+mod values;
 
 use archive::{Block, Clients, Host, Plan, Resolved, Run, Summary};
 
