@@ -59,6 +59,10 @@ const VERSION_MAX: Duration = Duration::from_millis(800);
 /// Bytes of one append.
 const RECORD: usize = 16 << 10;
 
+/// A file that has grown to this is replaced by one record, so that it is sent as one window: a response of several is
+/// broken off if the file grows meanwhile, and on a busy machine it always does.
+const APPENDED_MAX: u64 = 192 << 10;
+
 struct Subject {
     kind: Kind,
     size: usize,
@@ -90,6 +94,13 @@ fn versions_of(body: &[u8]) -> Option<Vec<u64>> {
 }
 
 impl Subject {
+    /// Writes another file, which is renamed over it.
+    fn replace(&self, bytes: &[u8]) {
+        let temporary = self.path.with_extension("new");
+        fs::write(&temporary, bytes).unwrap();
+        fs::rename(&temporary, &self.path).unwrap();
+    }
+
     /// Writes one version.
     fn write(&self, version: u64, random: &mut Random) {
         let bytes = blocks(version, 0, self.size);
@@ -105,11 +116,7 @@ impl Subject {
             gap_max = gap_max.max(last.replace(before).unwrap_or(before).elapsed());
         };
         match self.kind {
-            Kind::Renamed => {
-                let temporary = self.path.with_extension("new");
-                fs::write(&temporary, &bytes).unwrap();
-                fs::rename(&temporary, &self.path).unwrap();
-            }
+            Kind::Renamed => self.replace(&bytes),
             Kind::Stalled => assert_eq!(write_with_pause(open(), &bytes, 0, pause).unwrap(), bytes.len()),
             Kind::Pieces => {
                 let file = open();
@@ -128,6 +135,9 @@ impl Subject {
             }
             Kind::Appended => {
                 let length = fs::metadata(&self.path).unwrap().len();
+                if length >= APPENDED_MAX {
+                    return self.replace(&blocks(version, 0, RECORD));
+                }
                 let more = blocks(version, length as usize / BLOCK, RECORD);
                 assert_eq!(write_with_pause(open(), &more, length, pause).unwrap(), RECORD);
             }
