@@ -41,14 +41,51 @@ pub fn format(unix_seconds: i64) -> [u8; LEN] {
 /// since clients that compute it wrongly still mean the date. `now_unix_seconds` resolves the two-digit year of RFC
 /// 850. A date before 1970 is negative.
 pub fn parse(text: &[u8], now_unix_seconds: i64) -> Option<i64> {
+    let weekday = WEEKDAYS.iter().find(|name| text.starts_with(&name.as_bytes()[..3]))?;
     // The fourth byte distinguishes the forms: "Sun, ", "Sun " or a letter of "Sunday".
-    let mut reader = Reader { rest: text };
-    let seconds = match text.get(3)? {
-        b',' => reader.imf_fixdate(),
-        b' ' => reader.asctime(),
-        _ => reader.rfc850(now_unix_seconds),
-    }?;
-    reader.rest.is_empty().then_some(seconds)
+    match text.get(3)? {
+        b',' => read(text, b"___, __ ___ ____ __:__:__ GMT", [5, 8, 12, 17])?.to_unix(),
+        b' ' => read(text, b"___ ___ __ __:__:__ ____", [8, 4, 20, 11])?.to_unix(),
+        _ => {
+            let rest = text.strip_prefix(weekday.as_bytes())?;
+            let mut civil = read(rest, b", __-___-__ __:__:__ GMT", [2, 5, 9, 12])?;
+            // RFC 9110, 5.6.7: a date more than 50 years ahead is the most recent year in the past with the same
+            // digits. So take the latest year with these two digits within 50 years from now. 1970 + 50 - 99 - 100 is
+            // still positive.
+            let limit = Civil::from_unix(now_unix_seconds);
+            let limit = Civil { year: limit.year + 50, weekday: 0, ..limit };
+            civil.year = limit.year - (limit.year + 100 - civil.year) % 100;
+            civil.year -= if civil > limit { 100 } else { 0 };
+            civil.to_unix()
+        }
+    }
+}
+
+/// Parses a date of this form, in which underscores stand for letters and digits, with
+/// day, month, year and time at these positions. The weekday is not computed.
+fn read(text: &[u8], form: &[u8], [day, month, year, time]: [usize; 4]) -> Option<Civil> {
+    let is_of_form = text.iter().zip(form).all(|(byte, of_form)| byte == of_form || *of_form == b'_');
+    if text.len() != form.len() || !is_of_form {
+        return None;
+    }
+    let number = |at: usize, digits: usize| {
+        text[at..at + digits]
+            .iter()
+            .try_fold(0, |value, digit| digit.is_ascii_digit().then(|| value * 10 + u16::from(digit - b'0')))
+    };
+    let two = |at: usize| Some(number(at, 2)? as u8);
+    // RFC 9110, 5.6.7: HTTP-date is case sensitive.
+    let name = &text[month..month + 3];
+    Some(Civil {
+        year: number(year, form[year..].iter().take_while(|byte| **byte == b'_').count())?,
+        month: MONTHS.iter().position(|known| known.as_bytes() == name)? as u8 + 1,
+        // RFC 9110, 5.6.7: in asctime, date3 = month SP ( 2DIGIT / ( SP 1DIGIT )).
+        day: if day > month && text[day] == b' ' { number(day + 1, 1)? as u8 } else { two(day)? },
+        hour: two(time)?,
+        minute: two(time + 3)?,
+        second: two(time + 6)?,
+        weekday: 0,
+    })
 }
 
 /// A second of the Gregorian calendar, in UTC. The ordering is chronological: fields compare from the year down.
@@ -161,99 +198,6 @@ fn month_length(year: u16, month: u8) -> u8 {
 /// Formats `n`, which must be below 100.
 fn two_digits(n: u8) -> [u8; 2] {
     [b'0' + n / 10, b'0' + n % 10]
-}
-
-/// The unread rest of a date. Each method consumes its part from the front, or returns `None`.
-struct Reader<'a> {
-    rest: &'a [u8],
-}
-
-impl Reader<'_> {
-    /// `Sun, 06 Nov 1994 08:49:37 GMT`
-    fn imf_fixdate(&mut self) -> Option<i64> {
-        let weekday = self.weekday_short()?;
-        self.literal(b", ")?;
-        let day = self.number(2)?;
-        self.literal(b" ")?;
-        let month = self.month()?;
-        self.literal(b" ")?;
-        let year = self.number(4)?;
-        let (hour, minute, second) = self.time()?;
-        self.literal(b" GMT")?;
-        Civil { year, month, day: day as u8, hour, minute, second, weekday }.to_unix()
-    }
-
-    /// `Sunday, 06-Nov-94 08:49:37 GMT`
-    fn rfc850(&mut self, now_unix_seconds: i64) -> Option<i64> {
-        let weekday = WEEKDAYS.iter().position(|name| self.literal(name.as_bytes()).is_some())? as u8;
-        self.literal(b", ")?;
-        let day = self.number(2)?;
-        self.literal(b"-")?;
-        let month = self.month()?;
-        self.literal(b"-")?;
-        let year_of_century = self.number(2)?;
-        let (hour, minute, second) = self.time()?;
-        self.literal(b" GMT")?;
-
-        // RFC 9110, 5.6.7: a date more than 50 years ahead is the most recent year in the past with the same digits. So
-        // take the latest year with these two digits within 50 years from now. 1970 + 50 - 99 - 100 is still positive.
-        let mut limit = Civil::from_unix(now_unix_seconds);
-        limit.year += 50;
-        let year = limit.year - (limit.year + 100 - year_of_century) % 100;
-        let mut civil = Civil { year, month, day: day as u8, hour, minute, second, weekday };
-        if (Civil { weekday: 0, ..civil }) > (Civil { weekday: 0, ..limit }) {
-            civil.year -= 100;
-        }
-        civil.to_unix()
-    }
-
-    /// `Sun Nov  6 08:49:37 1994`
-    fn asctime(&mut self) -> Option<i64> {
-        let weekday = self.weekday_short()?;
-        self.literal(b" ")?;
-        let month = self.month()?;
-        self.literal(b" ")?;
-        // RFC 9110, 5.6.7: date3 = month SP ( 2DIGIT / ( SP 1DIGIT )).
-        let day = if self.literal(b" ").is_some() { self.number(1)? } else { self.number(2)? };
-        let (hour, minute, second) = self.time()?;
-        self.literal(b" ")?;
-        let year = self.number(4)?;
-        Civil { year, month, day: day as u8, hour, minute, second, weekday }.to_unix()
-    }
-
-    /// Parses ` 08:49:37`, which all three forms share.
-    fn time(&mut self) -> Option<(u8, u8, u8)> {
-        self.literal(b" ")?;
-        let hour = self.number(2)?;
-        self.literal(b":")?;
-        let minute = self.number(2)?;
-        self.literal(b":")?;
-        let second = self.number(2)?;
-        Some((hour as u8, minute as u8, second as u8))
-    }
-
-    fn weekday_short(&mut self) -> Option<u8> {
-        let position = WEEKDAYS.iter().position(|name| self.literal(&name.as_bytes()[..3]).is_some())?;
-        Some(position as u8)
-    }
-
-    fn month(&mut self) -> Option<u8> {
-        let position = MONTHS.iter().position(|name| self.literal(name.as_bytes()).is_some())?;
-        Some(position as u8 + 1)
-    }
-
-    // RFC 9110, 5.6.7: HTTP-date is case sensitive.
-    fn literal(&mut self, text: &[u8]) -> Option<()> {
-        self.rest = self.rest.strip_prefix(text)?;
-        Some(())
-    }
-
-    /// Parses exactly `digits` digits, 4 at most, so that the value fits; two or fewer fit u8 as well.
-    fn number(&mut self, digits: usize) -> Option<u16> {
-        let (number, rest) = self.rest.split_at_checked(digits)?;
-        self.rest = rest;
-        number.iter().try_fold(0, |value, digit| digit.is_ascii_digit().then(|| value * 10 + u16::from(digit - b'0')))
-    }
 }
 
 #[cfg(test)]
