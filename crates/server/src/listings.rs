@@ -5,7 +5,7 @@
 //! and processes know nothing of each other.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use amped_core::event::{Found, ListWork};
 use amped_core::listing::Listing;
@@ -14,56 +14,28 @@ use amped_core::listing::Listing;
 #[derive(Debug, Default)]
 pub struct Listings(Mutex<HashMap<ListWork, Arc<Making>>>);
 
-#[derive(Debug, Default)]
-struct Making {
-    /// `None` while in progress; then the result, if it is a listing.
-    made: Mutex<Option<Option<Listing>>>,
-    bell: Condvar,
-}
-
-/// The thread that creates a listing; dropping it notifies the others.
-struct Maker<'a> {
-    listings: &'a Listings,
-    work: &'a ListWork,
-    making: Arc<Making>,
-    listing: Option<Listing>,
-}
+/// Locked by the thread that creates the listing; then the result, if it is a listing.
+type Making = Mutex<Option<Option<Listing>>>;
 
 impl Listings {
     /// Returns the result of `make`, or the result of another thread that is already creating this
     /// listing, and whether it was another's. Blocks.
     pub fn once<F>(&self, work: &ListWork, make: impl FnOnce() -> Found<F>) -> (Found<F>, bool) {
-        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all = lock();
-        if let Some(making) = all.get(work).map(Arc::clone) {
-            drop(all);
-            let made = making.made.lock().unwrap_or_else(PoisonError::into_inner);
-            let made = making.bell.wait_while(made, |made| made.is_none()).unwrap_or_else(PoisonError::into_inner);
-            return match made.as_ref().and_then(Option::as_ref) {
-                Some(listing) => (Found::Listing(listing.clone()), true),
-                None => {
-                    drop(made);
-                    (make(), false)
-                }
-            };
+        let all = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let making = Arc::clone(all().entry(work.clone()).or_default());
+        let mut made = making.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*made {
+            Some(Some(listing)) => return (Found::Listing(listing.clone()), true),
+            Some(None) => {
+                drop(made);
+                return (make(), false);
+            }
+            None => {}
         }
-        let making = Arc::default();
-        all.insert(work.clone(), Arc::clone(&making));
-        drop(all);
-        let mut maker = Maker { listings: self, work, making, listing: None };
         let found = make();
-        if let Found::Listing(listing) = &found {
-            maker.listing = Some(listing.clone());
-        }
+        *made = Some(if let Found::Listing(listing) = &found { Some(listing.clone()) } else { None });
+        all().remove(work);
         (found, false)
-    }
-}
-
-impl Drop for Maker<'_> {
-    fn drop(&mut self) {
-        self.listings.0.lock().unwrap_or_else(PoisonError::into_inner).remove(self.work);
-        *self.making.made.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.listing.take());
-        self.making.bell.notify_all();
     }
 }
 
