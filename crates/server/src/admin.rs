@@ -5,15 +5,57 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use amped_core::site::Sites;
 use amped_exporter::Exporter;
 use amped_sys::poll::Awaited;
 use amped_sys::signal::Signals;
+use amped_units::Time;
 
+use crate::config_snapshot::ConfigSnapshot;
 use crate::control::{Control, Orders};
+use crate::counters::Snapshot;
+use crate::listen::Address;
 use crate::metrics::{self, StatsSegment};
+
+/// The workers of a server, threads or processes, as its main thread sees them.
+pub trait Workers: Orders {
+    /// Returns the current configuration.
+    fn generation(&self) -> &Arc<ConfigSnapshot>;
+
+    /// Returns the addresses at which they listen.
+    fn addresses(&self) -> &[Address];
+
+    /// Returns the endpoint. It belongs to them because a process that is forked must close it: a client whose
+    /// connection another process held too would not see it close.
+    fn admin(&mut self) -> &mut Option<AdminEndpoint>;
+
+    /// Returns how long [`look_after`](Workers::look_after) has nothing to do, unless a child ends.
+    fn patience(&self) -> Duration {
+        Duration::MAX
+    }
+
+    /// Replaces processes that have ended, or ends the server if it cannot go on without one.
+    fn look_after(&mut self);
+
+    /// Applies another configuration.
+    ///
+    /// # Errors
+    /// A message; the current configuration then continues.
+    fn renew(&mut self, generation: Arc<ConfigSnapshot>, addresses: Vec<Address>) -> Result<(), String>;
+
+    /// Reopens the log after rotation.
+    fn reopen_log(&mut self);
+
+    /// Returns the sum of the statistics, how many workers have answered within a second, and of how many.
+    fn report(&mut self) -> (Snapshot, usize, usize);
+
+    /// Finishes requests in progress, until this time at the latest; a second signal ends the server at once.
+    fn stop(self: Box<Self>, at: Time, signals: &Signals) -> ExitCode;
+}
 
 /// The control socket and the metrics endpoint; at least one of them is enabled.
 #[derive(Debug)]
@@ -43,7 +85,7 @@ impl AdminEndpoint {
     }
 
     /// Waits until a connection needs service or a signal is pending, at most for `patience`.
-    pub fn wait(&self, workers: &impl Orders, patience: Duration) {
+    pub fn wait(&self, workers: &dyn Workers, patience: Duration) {
         let mut awaited = Awaited::default();
         awaited.readable(self.bell.as_fd());
         self.control.iter().for_each(|control| control.await_in(workers, &mut awaited));
@@ -52,7 +94,7 @@ impl AdminEndpoint {
     }
 
     /// Serves what is ready, without blocking.
-    pub fn turn(&mut self, sites: &Sites, workers: &mut impl Orders, segment: Option<&StatsSegment>) {
+    pub fn turn(&mut self, sites: &Sites, workers: &mut dyn Workers, segment: Option<&StatsSegment>) {
         if let Some(control) = &mut self.control {
             control.turn(sites, workers);
         }

@@ -134,7 +134,7 @@ impl Control {
     }
 
     /// Adds the descriptors and timeouts that it waits for.
-    pub fn await_in<'a>(&'a self, workers: &'a impl Orders, awaited: &mut Awaited<'a>) {
+    pub fn await_in<'a>(&'a self, workers: &'a (impl Orders + ?Sized), awaited: &mut Awaited<'a>) {
         self.clients.iter().filter(|client| client.order == 0).for_each(|client| awaited.until(client.due()));
         if let Some(round) = &self.round {
             awaited.until(round.until);
@@ -149,7 +149,7 @@ impl Control {
     }
 
     /// Handles everything that is ready, without blocking.
-    pub fn turn(&mut self, sites: &Sites, workers: &mut impl Orders) {
+    pub fn turn(&mut self, sites: &Sites, workers: &mut (impl Orders + ?Sized)) {
         while self.clients.len() < CLIENTS_MAX
             && let Ok((stream, _)) = self.listener.accept()
         {
@@ -186,7 +186,7 @@ impl Control {
 
     /// Collects the answers to the command in progress. When these are complete or it
     /// has timed out, the client gets its reply.
-    fn collect(&mut self, workers: &mut impl Orders) {
+    fn collect(&mut self, workers: &mut (impl Orders + ?Sized)) {
         let Some(round) = &mut self.round else { return };
         round.answers.extend(workers.answers(round.number));
         if round.answers.len() < round.of && Instant::now() < round.until {

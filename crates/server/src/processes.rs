@@ -6,7 +6,7 @@
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::exit;
+use std::process::{ExitCode, exit};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -16,13 +16,13 @@ use amped_core::event::PreloadResult;
 use amped_sys::file::Patience;
 use amped_sys::poll;
 use amped_sys::process::{self, Fork};
-use amped_sys::signal::Signals;
+use amped_sys::signal::{Signal, Signals};
 use amped_sys::socket;
 use amped_units::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::access_log::{Sink, Writer, end_log};
-use crate::admin::AdminEndpoint;
+use crate::admin::{AdminEndpoint, Workers};
 use crate::arch;
 use crate::clock::Clock;
 use crate::config_snapshot::ConfigSnapshot;
@@ -61,8 +61,8 @@ pub struct Pool {
     parts: Parts,
     /// The previous configuration, while it may have to be restored.
     before: Option<(Arc<ConfigSnapshot>, Vec<Address>)>,
-    /// For the parent only: a client whose connection a child held too would not see it close.
-    pub admin: Option<AdminEndpoint>,
+    /// For the parent only.
+    admin: Option<AdminEndpoint>,
     children: Vec<Child>,
     /// When to replace each child that died soon after its start.
     vacancies: Vec<Instant>,
@@ -233,63 +233,7 @@ impl Pool {
         exit(0)
     }
 
-    /// Applies another configuration: new children start with it, the old ones finish their requests.
-    ///
-    /// # Errors
-    /// When a new one cannot be started; then the old ones continue.
-    pub fn renew(&mut self, generation: Arc<ConfigSnapshot>, addresses: Vec<Address>, stop_at: Time) -> io::Result<()> {
-        let old = self.children.len();
-        self.before = Some((
-            std::mem::replace(&mut self.parts.generation, generation),
-            std::mem::replace(&mut self.parts.addresses, addresses),
-        ));
-        let started = (0..self.parts.generation.settings.workers).try_for_each(|_| self.add());
-        let before = self.before.take();
-        if let Err(error) = started {
-            if let Some(before) = before {
-                (self.parts.generation, self.parts.addresses) = before;
-            }
-            self.order_to(old.., &Order::Retire(stop_at.as_nanos()));
-            return Err(error);
-        }
-        self.vacancies.clear();
-        self.order_to(..old, &Order::Retire(stop_at.as_nanos()));
-        Ok(())
-    }
-
-    /// Returns the current configuration.
-    pub fn generation(&self) -> &Arc<ConfigSnapshot> {
-        &self.parts.generation
-    }
-
-    /// Returns the children's addresses.
-    pub fn addresses(&self) -> &[Address] {
-        &self.parts.addresses
-    }
-
-    /// Reopens the log after rotation.
-    pub fn reopen_log(&mut self, log: Option<Sink>) {
-        if log.is_some() {
-            self.parts.log = log;
-        }
-        self.order_to(.., &Order::ReopenLog);
-    }
-
-    /// Makes all children finish their requests until this time at the latest, and starts no more.
-    pub fn stop(&mut self, at: Time) {
-        self.vacancies.clear();
-        // Closing them sends new clients elsewhere at once.
-        self.parts.addresses.clear();
-        self.order_to(.., &Order::Stop(at.as_nanos()));
-    }
-
-    /// Returns whether no child is left.
-    pub fn is_empty(&self) -> bool {
-        self.children.is_empty()
-    }
-
-    /// Kills all remaining children.
-    pub fn kill(&self) {
+    fn kill(&self) {
         self.children.iter().for_each(|child| process::kill(child.pid));
     }
 
@@ -303,31 +247,27 @@ impl Pool {
             let _ = portable::send(&child.line, order, &[], Patience::Now);
         }
     }
+}
 
-    /// Returns the sum of the statistics, how many children have answered, and of how many.
-    pub fn report(&mut self) -> (Snapshot, usize, usize) {
-        self.report += 1;
-        self.order_to(.., &Order::Report(self.report));
-        let mut sum = self.ended.clone();
-        let mut answered = 0;
-        let until = Instant::now() + ANSWER_TIME;
-        for child in &mut self.children {
-            while child.report.as_ref().is_none_or(|(number, _)| *number != self.report) && child.hear(until) {}
-            if let Some((_, snapshot)) = child.report.take_if(|(number, _)| *number == self.report) {
-                sum += &snapshot;
-                answered += 1;
-            }
-        }
-        (sum, answered, self.children.len())
+impl Workers for Pool {
+    fn generation(&self) -> &Arc<ConfigSnapshot> {
+        &self.parts.generation
     }
 
-    /// Returns the statistics of children that have ended.
-    pub fn ended(&self) -> &Snapshot {
-        &self.ended
+    fn addresses(&self) -> &[Address] {
+        &self.parts.addresses
     }
 
-    /// Reaps children that have ended, and replaces those that were not told to stop.
-    pub fn look_after(&mut self) {
+    fn admin(&mut self) -> &mut Option<AdminEndpoint> {
+        &mut self.admin
+    }
+
+    fn patience(&self) -> Duration {
+        let next = self.vacancies.iter().min();
+        next.map_or(Duration::MAX, |due| due.saturating_duration_since(Instant::now()))
+    }
+
+    fn look_after(&mut self) {
         while let Some((pid, ending)) = process::ended_child() {
             let Some(n) = self.children.iter().position(|child| child.pid == pid) else {
                 if self.parts.generation.apps.is_manager(pid) {
@@ -362,10 +302,77 @@ impl Pool {
         }
     }
 
-    /// Returns how long [`look_after`](Pool::look_after) has nothing to do, unless a child ends.
-    pub fn patience(&self) -> Duration {
-        let next = self.vacancies.iter().min();
-        next.map_or(Duration::MAX, |due| due.saturating_duration_since(Instant::now()))
+    /// New children start with the other configuration, the old ones finish their requests.
+    fn renew(&mut self, generation: Arc<ConfigSnapshot>, addresses: Vec<Address>) -> Result<(), String> {
+        let old = self.children.len();
+        let stop_at = self.parts.clock.now() + self.parts.generation.settings.stop.deadline;
+        let retire = Order::Retire(stop_at.as_nanos());
+        self.before = Some((
+            std::mem::replace(&mut self.parts.generation, generation),
+            std::mem::replace(&mut self.parts.addresses, addresses),
+        ));
+        let started = (0..self.parts.generation.settings.workers).try_for_each(|_| self.add());
+        let before = self.before.take();
+        if let Err(error) = started {
+            if let Some(before) = before {
+                (self.parts.generation, self.parts.addresses) = before;
+            }
+            self.order_to(old.., &retire);
+            return Err(format!("cannot start a process: {error}"));
+        }
+        self.vacancies.clear();
+        self.order_to(..old, &retire);
+        Ok(())
+    }
+
+    fn reopen_log(&mut self) {
+        // For children started later. Each child reports its own errors.
+        if let Ok(Some(log)) = Sink::open(&self.parts.generation.settings.log.access, None) {
+            self.parts.log = Some(log);
+        }
+        self.order_to(.., &Order::ReopenLog);
+    }
+
+    fn report(&mut self) -> (Snapshot, usize, usize) {
+        self.report += 1;
+        self.order_to(.., &Order::Report(self.report));
+        let mut sum = self.ended.clone();
+        let mut answered = 0;
+        let until = Instant::now() + ANSWER_TIME;
+        for child in &mut self.children {
+            while child.report.as_ref().is_none_or(|(number, _)| *number != self.report) && child.hear(until) {}
+            if let Some((_, snapshot)) = child.report.take_if(|(number, _)| *number == self.report) {
+                sum += &snapshot;
+                answered += 1;
+            }
+        }
+        (sum, answered, self.children.len())
+    }
+
+    /// Children observe the deadline themselves, but one that hangs in the kernel cannot.
+    fn stop(mut self: Box<Self>, at: Time, signals: &Signals) -> ExitCode {
+        self.vacancies.clear();
+        // Closing them sends new clients elsewhere at once.
+        self.parts.addresses.clear();
+        self.order_to(.., &Order::Stop(at.as_nanos()));
+        let clock = self.parts.clock;
+        // The last lines of the log get one more second.
+        let latest = at.max(clock.now()) + Duration::from_secs(2);
+        loop {
+            self.look_after();
+            let left = latest.since(clock.now());
+            if self.children.is_empty() || left.is_zero() {
+                break;
+            }
+            if let Some(Signal::Terminate | Signal::Interrupt) = signals.wait_for(left) {
+                self.kill();
+                die("stopped by a second signal");
+            }
+        }
+        self.kill();
+        self.parts.generation.apps.stop();
+        say::plain(&self.ended.to_string());
+        ExitCode::SUCCESS
     }
 }
 

@@ -27,7 +27,7 @@ use amped_sys::signal::{Signal, Signals};
 use amped_units::{Bytes, Time};
 
 use crate::access_log::{Sink, Writer, end_log};
-use crate::admin::AdminEndpoint;
+use crate::admin::{AdminEndpoint, Workers};
 use crate::app::Apps;
 use crate::arch;
 use crate::clock::Clock;
@@ -65,21 +65,16 @@ struct Server {
     flags: cli::Serve,
     /// Configured workers; there may be fewer.
     workers_asked: usize,
-    generation: Arc<ConfigSnapshot>,
-    workers: Crew,
+    workers: Box<dyn Workers>,
     clock: Clock,
     /// Where the loops publish their counters, if they are published.
     segment: Option<Arc<StatsSegment>>,
 }
 
-/// The workers.
-enum Crew {
-    Threads(Box<Threads>),
-    Processes(Box<Pool>),
-}
-
 /// Workers that are threads of this process.
 struct Threads {
+    generation: Arc<ConfigSnapshot>,
+    clock: Clock,
     addresses: Vec<Address>,
     admin: Option<AdminEndpoint>,
     /// Their answers to preload orders.
@@ -103,7 +98,7 @@ pub fn serve(flags: &cli::Serve) -> ExitCode {
         Err(error) => return print_or_report(Err(error)),
     };
     let server = Signals::block().map_err(|error| format!("cannot block signals: {error}")).and_then(|signals| {
-        let server = Server::start(flags, settings, signals)?;
+        let mut server = Server::start(flags, settings, signals)?;
         server.greet();
         Ok((server, signals))
     });
@@ -208,11 +203,10 @@ impl Server {
 
         // Threads and processes start only after all privileges are given up.
         let (generation, clock) = (Arc::new(open(settings, None)?), Clock::start());
-        let workers = if form(generation.settings.architecture).processes {
+        let workers: Box<dyn Workers> = if form(generation.settings.architecture).processes {
             let slots = segment.clone().map(StatsSlots::of);
-            let parts = Parts { generation: Arc::clone(&generation), addresses, log: sink, clock, signals, slots };
-            let pool = Pool::start(parts, admin).map_err(|error| format!("cannot start a process: {error}"))?;
-            Crew::Processes(Box::new(pool))
+            let parts = Parts { generation, addresses, log: sink, clock, signals, slots };
+            Box::new(Pool::start(parts, admin).map_err(|error| format!("cannot start a process: {error}"))?)
         } else {
             let settings = &generation.settings.log;
             let log = sink.map(|sink| Writer::start(sink, settings, clock)).transpose();
@@ -220,28 +214,36 @@ impl Server {
             let answers = Mailbox::new().map_err(|error| format!("cannot create a mailbox: {error}"))?;
             let shared_caches = generation.caches.is_some();
             let (answers, mailboxes, loops) = (Arc::new(answers), Vec::new(), Vec::new());
-            let mut threads = Threads { addresses, admin, answers, shared_caches, mailboxes, loops, fork_server, log };
-            for n in 0..generation.settings.workers {
-                threads.add(n, &generation, clock, segment.as_ref().map(|segment| segment.slot(n)))?;
+            let mut threads = Threads {
+                generation,
+                clock,
+                addresses,
+                admin,
+                answers,
+                shared_caches,
+                mailboxes,
+                loops,
+                fork_server,
+                log,
+            };
+            for n in 0..threads.generation.settings.workers {
+                threads.add(n, segment.as_ref().map(|segment| segment.slot(n)))?;
             }
-            threads.watch(&generation);
-            Crew::Threads(Box::new(threads))
+            threads.watch();
+            Box::new(threads)
         };
-        Ok(Server { flags: flags.clone(), workers_asked, generation, workers, clock, segment })
+        Ok(Server { flags: flags.clone(), workers_asked, workers, clock, segment })
     }
 
-    fn addresses(&self) -> &[Address] {
-        match &self.workers {
-            Crew::Threads(threads) => &threads.addresses,
-            Crew::Processes(pool) => pool.addresses(),
-        }
+    fn settings(&self) -> &Settings {
+        &self.workers.generation().settings
     }
 
     /// Reports where and how it serves.
-    fn greet(&self) {
-        let settings = &self.generation.settings;
+    fn greet(&mut self) {
+        let settings = self.settings();
         let mut text = String::new();
-        for address in self.addresses() {
+        for address in self.workers.addresses() {
             let port = address.bound.port();
             let host = match address.bound.ip() {
                 ip if ip.is_unspecified() => "localhost".to_owned(),
@@ -274,7 +276,7 @@ impl Server {
             text += &format!(", up to {} {what} per loop", settings.helpers.max);
         }
         text += "\n";
-        if let Some(exporter) = self.workers.admin().and_then(|admin| admin.exporter.as_ref()) {
+        if let Some(AdminEndpoint { exporter: Some(exporter), .. }) = self.workers.admin() {
             text += &format!("amped: metrics on http://{}/metrics\n", exporter.address());
         }
         // To standard error: standard output may be used for the log.
@@ -283,100 +285,45 @@ impl Server {
 
     fn obey(mut self, signals: &Signals) -> ExitCode {
         loop {
-            let patience = match &self.workers {
-                Crew::Threads(_) => Duration::MAX,
-                Crew::Processes(pool) => pool.patience(),
-            };
-            let patience = match self.workers.admin() {
-                Some(admin) => {
-                    admin.wait(&self.workers, patience);
-                    Duration::ZERO
-                }
-                None => patience,
-            };
+            let mut patience = self.workers.patience();
+            let admin = self.workers.admin().take();
+            if let Some(admin) = &admin {
+                admin.wait(&*self.workers, patience);
+                patience = Duration::ZERO;
+            }
+            *self.workers.admin() = admin;
             match signals.wait_for(patience) {
                 Some(Signal::Terminate | Signal::Interrupt) => return self.stop(signals),
                 Some(Signal::HangUp) => self.reload(),
-                Some(Signal::User1) => self.reopen_log(),
+                Some(Signal::User1) => self.workers.reopen_log(),
                 Some(Signal::User2) => say::plain(&self.report()),
                 Some(Signal::Child) | None => {}
             }
-            // Without it no helper could be started any more; a supervisor that sees the server end restarts it.
-            if let Crew::Threads(threads) = &self.workers
-                && let Some(fork_server) = &threads.fork_server
-                && let Some(ending) = process::has_ended(fork_server.pid)
-            {
-                die(&format!("the fork server {ending}"));
-            }
-            if let Crew::Processes(pool) = &mut self.workers {
-                pool.look_after();
-            }
-            if let Some(mut admin) = self.workers.admin_mut().take() {
-                admin.turn(&self.generation.settings.sites, &mut self.workers, self.segment.as_deref());
-                *self.workers.admin_mut() = Some(admin);
+            self.workers.look_after();
+            if let Some(mut admin) = self.workers.admin().take() {
+                let sites = Arc::clone(&self.settings().sites);
+                admin.turn(&sites, &mut *self.workers, self.segment.as_deref());
+                *self.workers.admin() = Some(admin);
             }
         }
     }
 
     /// Reloads the configuration. If there is any error, nothing changes.
     fn reload(&mut self) {
-        if let Err(message) = self.try_reload() {
+        let line = |message: String| format!("amped: {message}\n");
+        let renewed =
+            self.prepare().and_then(|(generation, addresses)| self.workers.renew(generation, addresses).map_err(line));
+        if let Err(message) = renewed {
             say::plain(&format!("{message}amped: keeping the current configuration\n"));
         } else {
             say!("the new configuration is in force");
         }
     }
 
-    fn try_reload(&mut self) -> Result<(), String> {
-        let (generation, addresses) = self.prepare()?;
-        match &mut self.workers {
-            Crew::Threads(threads) => {
-                let listeners = (0..threads.mailboxes.len()).map(|n| listen::listeners_of(&addresses, n));
-                let listeners = listeners.collect::<io::Result<Vec<_>>>();
-                let listeners = listeners.map_err(|error| format!("amped: {}\n", cannot_share(error)))?;
-                for (mailbox, listeners) in threads.mailboxes.iter().zip(listeners) {
-                    mailbox.put(Message::Renew(Arc::clone(&generation)));
-                    mailbox.put(Message::Listen(listeners));
-                }
-                if let Some((writer, _)) = &threads.log {
-                    writer.renew(&generation.settings.log);
-                }
-                if let Some(notes) = self.generation.disk.notes() {
-                    notes.stop();
-                }
-                threads.watch(&generation);
-                (self.generation, threads.addresses) = (generation, addresses);
-            }
-            Crew::Processes(pool) => {
-                let stop_at = self.clock.now() + self.generation.settings.stop.deadline;
-                // Dropped before the children start, so that they do not inherit its descriptors.
-                self.generation = Arc::clone(&generation);
-                let renewed = pool.renew(generation, addresses, stop_at);
-                self.generation = Arc::clone(pool.generation());
-                renewed.map_err(|error| format!("amped: cannot start a process: {error}\n"))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn reopen_log(&mut self) {
-        match &mut self.workers {
-            Crew::Threads(threads) => {
-                if let Some((writer, _)) = &threads.log {
-                    writer.reopen();
-                }
-            }
-            Crew::Processes(pool) => {
-                // For children started later. Each child reports its own errors.
-                pool.reopen_log(Sink::open(&self.generation.settings.log.access, None).ok().flatten());
-            }
-        }
-    }
-
     /// Creates everything that a new configuration needs.
     fn prepare(&self) -> Result<(Arc<ConfigSnapshot>, Vec<Address>), String> {
         let mut settings = config::load(&self.flags).map_err(|error| error.to_string())?;
-        let old = &self.generation.settings;
+        let old = self.settings();
         let mut fixed = Vec::new();
         for (name, changed) in [
             ("architecture", settings.architecture != old.architecture),
@@ -402,134 +349,68 @@ impl Server {
         let line = |message: String| format!("amped: {message}\n");
         let mut addresses = Vec::new();
         // Each old one is used once: port 0 may be configured several times.
-        let mut old: Vec<&Address> = self.addresses().iter().collect();
+        let mut old: Vec<&Address> = self.workers.addresses().iter().collect();
         for &Listen { address: asked, tls } in &settings.listen {
             let known = old.iter().position(|address| address.asked == asked).map(|n| old.remove(n));
             let address = match known {
                 Some(known) => known.share().map_err(|error| line(cannot_share(error)))?,
-                None => bind(asked, &settings, self.addresses().iter().chain(&addresses)).map_err(line)?,
+                None => bind(asked, &settings, self.workers.addresses().iter().chain(&addresses)).map_err(line)?,
             };
             addresses.push(Address { tls, ..address });
         }
-        let generation = Arc::new(open(settings, Some(&self.generation)).map_err(line)?);
+        let generation = Arc::new(open(settings, Some(self.workers.generation())).map_err(line)?);
         Ok((generation, addresses))
     }
 
     /// Returns the statistics of all workers, except those that do not answer within a second.
     fn report(&mut self) -> String {
-        let (sum, answered, of) = match &mut self.workers {
-            Crew::Threads(threads) => threads.report(&self.generation),
-            Crew::Processes(pool) => pool.report(),
+        let (sum, answered, of) = self.workers.report();
+        let shared = &self.workers.generation().shared;
+        let shared = shared.as_ref().map_or(String::new(), |shared| format!("{}\n", shared.counts()));
+        let control = match self.workers.admin() {
+            Some(AdminEndpoint { control: Some(control), .. }) => format!("control: orders={}\n", control.orders()),
+            _ => String::new(),
         };
-        let shared = self.generation.shared.as_ref().map_or(String::new(), |shared| format!("{}\n", shared.counts()));
-        let control = self.workers.admin().and_then(|admin| admin.control.as_ref());
-        let control = control.map_or(String::new(), |control| format!("control: orders={}\n", control.orders()));
         format!("{sum}{shared}{control}loops: answered={answered} of={of}\n")
     }
 
     /// Finishes requests in progress, within the deadline; a second signal ends the server at once.
     fn stop(mut self, signals: &Signals) -> ExitCode {
-        if let Some(control) = self.workers.admin_mut().take().and_then(|admin| admin.control) {
+        if let Some(control) = self.workers.admin().take().and_then(|admin| admin.control) {
             control.close();
         }
-        let deadline = self.generation.settings.stop.deadline;
+        let deadline = self.settings().stop.deadline;
         say!("finishing requests in progress, for at most {} s (signal again to stop at once)", deadline.as_secs());
         let at = self.clock.now() + deadline;
-        match self.workers {
-            Crew::Threads(threads) => threads.stop(self.generation, at, self.clock, signals),
-            Crew::Processes(pool) => stop_processes(*pool, at, self.clock, signals),
-        }
-    }
-}
-
-impl Crew {
-    fn admin(&self) -> Option<&AdminEndpoint> {
-        match self {
-            Crew::Threads(threads) => threads.admin.as_ref(),
-            Crew::Processes(pool) => pool.admin.as_ref(),
-        }
-    }
-
-    fn admin_mut(&mut self) -> &mut Option<AdminEndpoint> {
-        match self {
-            Crew::Threads(threads) => &mut threads.admin,
-            Crew::Processes(pool) => &mut pool.admin,
-        }
-    }
-}
-
-impl Orders for Crew {
-    fn preload(&mut self, number: u64, site: u16, path: &Arc<[u8]>) -> usize {
-        match self {
-            Crew::Threads(threads) => threads.preload(number, site, path),
-            Crew::Processes(pool) => pool.preload(number, site, path),
-        }
-    }
-
-    fn answers(&mut self, number: u64) -> Vec<PreloadResult> {
-        match self {
-            Crew::Threads(threads) => {
-                let mut answers = Vec::new();
-                threads.answers.take(&mut answers);
-                // Late answers to earlier orders are dropped.
-                answers.into_iter().filter(|(of, _)| *of == number).map(|(_, answer)| answer).collect()
-            }
-            Crew::Processes(pool) => pool.answers(number),
-        }
-    }
-
-    fn bells(&self) -> Vec<BorrowedFd<'_>> {
-        match self {
-            Crew::Threads(threads) => vec![threads.answers.as_fd()],
-            Crew::Processes(pool) => pool.bells(),
-        }
+        self.workers.stop(at, signals)
     }
 }
 
 impl Threads {
     /// Starts watching directories, if that is enabled.
-    fn watch(&self, generation: &ConfigSnapshot) {
-        if generation.settings.cache.watch {
-            let audience = match &generation.caches {
+    fn watch(&self) {
+        if self.generation.settings.cache.watch {
+            let audience = match &self.generation.caches {
                 Some(shared) => Audience::Shared(shared.clone()),
                 None => Audience::Workers(self.mailboxes.clone()),
             };
-            watch::start(&generation.disk, audience);
+            watch::start(&self.generation.disk, audience);
         }
     }
 
-    fn preload(&self, number: u64, site: u16, path: &Arc<[u8]>) -> usize {
-        let order = || {
-            let (answers, path) = (Arc::clone(&self.answers), Arc::clone(path));
-            let tell = Box::new(move |found| answers.put((number, found)));
-            Arc::new(Mutex::new(Some(Preload { site, path, tell })))
-        };
-        let shared = self.shared_caches.then(order);
-        for mailbox in &self.mailboxes {
-            mailbox.put(Message::Preload(shared.clone().unwrap_or_else(order)));
-        }
-        if self.shared_caches { 1 } else { self.mailboxes.len() }
-    }
-
-    fn add(
-        &mut self,
-        n: usize,
-        generation: &Arc<ConfigSnapshot>,
-        clock: Clock,
-        slot: Option<StatsSlot>,
-    ) -> Result<(), String> {
+    fn add(&mut self, n: usize, slot: Option<StatsSlot>) -> Result<(), String> {
         let listeners = listen::listeners_of(&self.addresses, n).map_err(cannot_share)?;
         let mailbox = Arc::new(Mailbox::new().map_err(|error| format!("cannot create a mailbox: {error}"))?);
         let start = Start {
-            generation: Arc::clone(generation),
+            generation: Arc::clone(&self.generation),
             listeners,
             mailbox: Arc::clone(&mailbox),
             log: self.log.as_ref().map(|(writer, _)| Arc::clone(writer)),
-            clock,
+            clock: self.clock,
             fork_server: self.fork_server.as_mut().and_then(|fork_server| fork_server.links.pop()),
             slot,
         };
-        let architecture = generation.settings.architecture;
+        let architecture = self.generation.settings.architecture;
         let thread = thread::Builder::new().name(format!("loop-{n}")).spawn(move || {
             // A loop that dies takes its connections with it. A supervisor that sees the process end restarts it; one
             // that sees it live on without its loop does not.
@@ -544,8 +425,81 @@ impl Threads {
         self.mailboxes.push(mailbox);
         Ok(())
     }
+}
 
-    fn report(&self, generation: &ConfigSnapshot) -> (Snapshot, usize, usize) {
+impl Orders for Threads {
+    fn preload(&mut self, number: u64, site: u16, path: &Arc<[u8]>) -> usize {
+        let order = || {
+            let (answers, path) = (Arc::clone(&self.answers), Arc::clone(path));
+            let tell = Box::new(move |found| answers.put((number, found)));
+            Arc::new(Mutex::new(Some(Preload { site, path, tell })))
+        };
+        let shared = self.shared_caches.then(order);
+        for mailbox in &self.mailboxes {
+            mailbox.put(Message::Preload(shared.clone().unwrap_or_else(order)));
+        }
+        if self.shared_caches { 1 } else { self.mailboxes.len() }
+    }
+
+    fn answers(&mut self, number: u64) -> Vec<PreloadResult> {
+        let mut answers = Vec::new();
+        self.answers.take(&mut answers);
+        // Late answers to earlier orders are dropped.
+        answers.into_iter().filter(|(of, _)| *of == number).map(|(_, answer)| answer).collect()
+    }
+
+    fn bells(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.answers.as_fd()]
+    }
+}
+
+impl Workers for Threads {
+    fn generation(&self) -> &Arc<ConfigSnapshot> {
+        &self.generation
+    }
+
+    fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    fn admin(&mut self) -> &mut Option<AdminEndpoint> {
+        &mut self.admin
+    }
+
+    fn look_after(&mut self) {
+        // Without it no helper could be started any more; a supervisor that sees the server end restarts it.
+        if let Some(fork_server) = &self.fork_server
+            && let Some(ending) = process::has_ended(fork_server.pid)
+        {
+            die(&format!("the fork server {ending}"));
+        }
+    }
+
+    fn renew(&mut self, generation: Arc<ConfigSnapshot>, addresses: Vec<Address>) -> Result<(), String> {
+        let listeners = (0..self.mailboxes.len()).map(|n| listen::listeners_of(&addresses, n));
+        let listeners = listeners.collect::<io::Result<Vec<_>>>().map_err(cannot_share)?;
+        for (mailbox, listeners) in self.mailboxes.iter().zip(listeners) {
+            mailbox.put(Message::Renew(Arc::clone(&generation)));
+            mailbox.put(Message::Listen(listeners));
+        }
+        if let Some((writer, _)) = &self.log {
+            writer.renew(&generation.settings.log);
+        }
+        if let Some(notes) = self.generation.disk.notes() {
+            notes.stop();
+        }
+        (self.generation, self.addresses) = (generation, addresses);
+        self.watch();
+        Ok(())
+    }
+
+    fn reopen_log(&mut self) {
+        if let Some((writer, _)) = &self.log {
+            writer.reopen();
+        }
+    }
+
+    fn report(&mut self) -> (Snapshot, usize, usize) {
         let (to, from) = channel();
         for mailbox in &self.mailboxes {
             mailbox.put(Message::Report(to.clone()));
@@ -557,20 +511,21 @@ impl Threads {
             snapshots.push(snapshot);
         }
         let writer = self.log.as_ref().map(|(writer, _)| &**writer);
-        (generation.sum_up(&snapshots, writer), snapshots.len(), self.mailboxes.len())
+        (self.generation.sum_up(&snapshots, writer), snapshots.len(), self.mailboxes.len())
     }
 
-    fn stop(mut self, generation: Arc<ConfigSnapshot>, at: Time, clock: Clock, signals: &Signals) -> ! {
-        self.addresses.clear();
-        for mailbox in &self.mailboxes {
+    fn stop(self: Box<Self>, at: Time, signals: &Signals) -> ExitCode {
+        let Threads { generation, clock, addresses, mailboxes, loops, log, .. } = *self;
+        drop(addresses);
+        for mailbox in &mailboxes {
             mailbox.put(Message::Stop(at));
         }
         thread::scope(|scope| {
             // This thread cannot wait both for the loops and for a signal; the other one ends with the process.
             let waiter = thread::Builder::new().spawn_scoped(scope, move || {
                 // A loop that fails ends the process itself.
-                let snapshots: Vec<_> = self.loops.into_iter().filter_map(|thread| thread.join().ok()).collect();
-                let writer = self.log.map(|log| end_log(log, clock, at));
+                let snapshots: Vec<_> = loops.into_iter().filter_map(|thread| thread.join().ok()).collect();
+                let writer = log.map(|log| end_log(log, clock, at));
                 generation.apps.stop();
                 say::plain(&generation.sum_up(&snapshots, writer.as_deref()).to_string());
                 std::process::exit(0);
@@ -585,28 +540,6 @@ impl Threads {
             }
         })
     }
-}
-
-/// Waits for all processes to end. They observe the deadline themselves, but one that hangs in the kernel cannot.
-fn stop_processes(mut pool: Pool, at: Time, clock: Clock, signals: &Signals) -> ExitCode {
-    pool.stop(at);
-    // The last lines of the log get one more second.
-    let latest = at.max(clock.now()) + Duration::from_secs(2);
-    loop {
-        pool.look_after();
-        let left = latest.since(clock.now());
-        if pool.is_empty() || left.is_zero() {
-            break;
-        }
-        if let Some(Signal::Terminate | Signal::Interrupt) = signals.wait_for(left) {
-            pool.kill();
-            die("stopped by a second signal");
-        }
-    }
-    pool.kill();
-    pool.generation().apps.stop();
-    say::plain(&pool.ended().to_string());
-    ExitCode::SUCCESS
 }
 
 fn cannot_share(error: io::Error) -> String {
