@@ -1,6 +1,6 @@
 //! The process: its user, its limit on descriptors, its children, and the disk use of its threads.
 
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -26,28 +26,8 @@ pub struct User {
 /// # Errors
 /// As getpwnam_r(3).
 pub fn user(name: &CStr) -> io::Result<Option<User>> {
-    let mut buffer = vec![0; 16 * 1024];
-    let mut entry = std::mem::MaybeUninit::<libc::passwd>::uninit();
-    let mut found = std::ptr::null_mut();
-    // SAFETY: getpwnam_r(3) writes the entry to `entry`, its texts to `buffer` (whose length is given), and a
-    // pointer to the entry, or null, to `found`; all three live until the end of this function.
-    // JUSTIFICATION: std cannot query the name service.
-    let error = unsafe {
-        libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), buffer.as_mut_ptr(), buffer.len(), &raw mut found)
-    };
-    if error != 0 {
-        return Err(io::Error::from_raw_os_error(error));
-    }
-    if found.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: `found` is not null, so the entry was written, and its texts end with a NUL inside `buffer`.
-    let (entry, home) = unsafe {
-        let entry = entry.assume_init();
-        (entry, CStr::from_ptr(entry.pw_dir))
-    };
-    let home = PathBuf::from(OsStr::from_bytes(home.to_bytes()));
-    Ok(Some(User { uid: entry.pw_uid, gid: entry.pw_gid, home }))
+    let found = nix::unistd::User::from_name(&name.to_string_lossy())?;
+    Ok(found.map(|user| User { uid: user.uid.as_raw(), gid: user.gid.as_raw(), home: user.dir }))
 }
 
 /// Looks up the GID of the group of this name; `None` if there is none.
@@ -55,21 +35,7 @@ pub fn user(name: &CStr) -> io::Result<Option<User>> {
 /// # Errors
 /// As getgrnam_r(3).
 pub fn group(name: &CStr) -> io::Result<Option<u32>> {
-    let mut buffer = vec![0; 64 * 1024];
-    let mut entry = std::mem::MaybeUninit::<libc::group>::uninit();
-    let mut found = std::ptr::null_mut();
-    // SAFETY: as for `user`, with group(5) in place of passwd(5).
-    let error = unsafe {
-        libc::getgrnam_r(name.as_ptr(), entry.as_mut_ptr(), buffer.as_mut_ptr(), buffer.len(), &raw mut found)
-    };
-    if error != 0 {
-        return Err(io::Error::from_raw_os_error(error));
-    }
-    if found.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: `found` is not null, so the entry was written.
-    Ok(Some(unsafe { entry.assume_init() }.gr_gid))
+    Ok(nix::unistd::Group::from_name(&name.to_string_lossy())?.map(|group| group.gid.as_raw()))
 }
 
 /// Returns whether this process runs as root.
@@ -88,14 +54,12 @@ pub fn is_user(uid: u32) -> bool {
 /// # Errors
 /// As setresuid(2): when this process is not root.
 pub fn become_user(name: &CStr, uid: u32, gid: u32) -> io::Result<()> {
-    let check = |result: libc::c_int| if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
-    // SAFETY: initgroups(3) reads the NUL-terminated name; the others take plain numbers. JUSTIFICATION: the raw system
-    // calls, which rustix offers, change only one thread.
-    unsafe {
-        check(libc::initgroups(name.as_ptr(), gid))?;
-        check(libc::setresgid(gid, gid, gid))?;
-        check(libc::setresuid(uid, uid, uid))
-    }
+    // The raw system calls, which rustix offers, change only one thread.
+    use nix::unistd::{Gid, Uid, initgroups, setresgid, setresuid};
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    initgroups(name, gid)?;
+    setresgid(gid, gid, gid)?;
+    Ok(setresuid(uid, uid, uid)?)
 }
 
 /// Closes all inherited descriptors except the standard three: otherwise a listener or a secret of the program
@@ -118,15 +82,11 @@ pub fn close_inherited() -> io::Result<()> {
 /// # Errors
 /// As prctl(2).
 pub fn gain_no_privileges() -> io::Result<()> {
-    // SAFETY: prctl(2) takes plain numbers here. JUSTIFICATION: rustix's form of the second is unsafe as well, and one form
-    // for both is easier to read.
-    unsafe {
-        if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // Up to the last one that the kernel knows (EINVAL). Without CAP_SETPCAP none can be dropped (EPERM).
-        (0..64).all(|capability| libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) == 0);
-    }
+    use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set, set_no_new_privs};
+    set_no_new_privs(true)?;
+    let drop = |number: u32| remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)).is_ok();
+    // Up to the last one that the kernel knows (EINVAL). Without CAP_SETPCAP none can be dropped (EPERM).
+    (0..64).all(drop);
     Ok(())
 }
 
@@ -496,8 +456,8 @@ pub fn lock_program() -> io::Result<()> {
 
 /// Undoes [`lock_program`] for this process; its forked children have no locked memory anyway (mlock(2)).
 pub fn unlock_program() {
-    // SAFETY: munlockall(2) takes no arguments and changes no content. JUSTIFICATION: neither std nor rustix has it.
-    unsafe { libc::munlockall() };
+    // It cannot fail.
+    let _ = rustix::mm::munlockall();
 }
 
 /// Returns start and length, in bytes, of the mappings of files (proc_pid_maps(5)):
@@ -527,14 +487,14 @@ pub struct DiskUse {
 
 /// Returns the calling thread's use of the disk so far.
 pub fn disk_use() -> DiskUse {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: getrusage(2) writes to `usage`, which is alive; a zeroed one is valid, as it contains only numbers, also
-    // if the call fails. JUSTIFICATION: neither std nor rustix has the call.
-    let usage = unsafe {
-        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
-        usage.assume_init()
-    };
-    DiskUse { major_faults: usage.ru_majflt, blocks_read: usage.ru_inblock, waits: usage.ru_nvcsw }
+    use nix::sys::resource::{UsageWho, getrusage};
+    // It fails only for an unknown argument.
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return DiskUse::default() };
+    DiskUse {
+        major_faults: usage.major_page_faults(),
+        blocks_read: usage.block_reads(),
+        waits: usage.voluntary_context_switches(),
+    }
 }
 
 /// Returns the CPU time that this process has used since it started, all threads together.

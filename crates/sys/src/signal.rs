@@ -2,9 +2,11 @@
 //! and so none of a handler's restrictions.
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
+
+use nix::sys::signal::{SigHandler, SigSet, Signal as Number, signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 /// A signal that the server handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,19 +25,19 @@ pub enum Signal {
     Child,
 }
 
-const KNOWN: [(libc::c_int, Signal); 6] = [
-    (libc::SIGTERM, Signal::Terminate),
-    (libc::SIGINT, Signal::Interrupt),
-    (libc::SIGHUP, Signal::HangUp),
-    (libc::SIGUSR1, Signal::User1),
-    (libc::SIGUSR2, Signal::User2),
-    (libc::SIGCHLD, Signal::Child),
+const KNOWN: [(Number, Signal); 6] = [
+    (Number::SIGTERM, Signal::Terminate),
+    (Number::SIGINT, Signal::Interrupt),
+    (Number::SIGHUP, Signal::HangUp),
+    (Number::SIGUSR1, Signal::User1),
+    (Number::SIGUSR2, Signal::User2),
+    (Number::SIGCHLD, Signal::Child),
 ];
 
 /// All handled signals, blocked so that [`Signals::wait`] receives them.
 #[derive(Clone, Copy, Debug)]
 pub struct Signals {
-    set: libc::sigset_t,
+    set: SigSet,
 }
 
 impl Signals {
@@ -45,22 +47,8 @@ impl Signals {
     /// # Errors
     /// None on Linux.
     pub fn block() -> io::Result<Signals> {
-        let mut set = MaybeUninit::uninit();
-        // SAFETY: sigemptyset(3) initialises the set that its argument points to, `set`, which is alive.
-        // JUSTIFICATION: neither std nor rustix can change the signal mask.
-        let mut set = unsafe {
-            libc::sigemptyset(set.as_mut_ptr());
-            set.assume_init()
-        };
-        for (number, _) in KNOWN {
-            // SAFETY: `set` was initialised above, and `number` is a valid signal.
-            unsafe { libc::sigaddset(&raw mut set, number) };
-        }
-        // SAFETY: pthread_sigmask(3) reads the initialised `set`; the old mask is not requested.
-        let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
-        if error != 0 {
-            return Err(io::Error::from_raw_os_error(error));
-        }
+        let set = SigSet::from_iter(KNOWN.map(|(number, _)| number));
+        set.thread_block()?;
         Ok(Signals { set })
     }
 
@@ -79,9 +67,10 @@ impl Signals {
             tv_sec: timeout.as_secs().min(i64::MAX as u64 / 2) as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         };
-        // SAFETY: sigtimedwait(2) reads the set, initialised by `block`, and the time; the details are not requested.
-        let number = unsafe { libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const timeout) };
-        KNOWN.iter().find(|(known, _)| *known == number).map(|(_, signal)| *signal)
+        // SAFETY: sigtimedwait(2) reads the set and the time, both alive; the details are not requested. JUSTIFICATION:
+        // nix waits only without a timeout.
+        let number = unsafe { libc::sigtimedwait(self.set.as_ref(), std::ptr::null_mut(), &raw const timeout) };
+        KNOWN.iter().find(|(known, _)| *known as libc::c_int == number).map(|(_, signal)| *signal)
     }
 
     /// Returns a descriptor that is readable while a signal is pending for [`wait_for`](Signals::wait_for), for callers
@@ -90,27 +79,18 @@ impl Signals {
     /// # Errors
     /// When the process is out of descriptors.
     pub fn bell(&self) -> io::Result<OwnedFd> {
-        // SAFETY: signalfd(2) reads the set, initialised by `block`. JUSTIFICATION: neither std nor rustix has it.
-        let bell = unsafe { libc::signalfd(-1, &raw const self.set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
-        if bell < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: it has just been created, and nothing else owns it.
-        Ok(unsafe { OwnedFd::from_raw_fd(bell) })
+        Ok(SignalFd::with_flags(&self.set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?.into())
     }
 
     /// Ignores signals in a supervised child: what a terminal or a supervisor sends to all processes is for
     /// the parent. SIGKILL still ends the child.
     pub fn leave_to_parent(self) {
-        for (number, signal) in KNOWN {
-            let disposition = match signal {
-                Signal::Child => libc::SIG_DFL,
-                Signal::Terminate | Signal::Interrupt | Signal::HangUp | Signal::User1 | Signal::User2 => libc::SIG_IGN,
-            };
-            // SAFETY: signal(2) with a valid number and one of the two dispositions that are not functions.
-            unsafe { libc::signal(number, disposition) };
+        for (number, known) in KNOWN {
+            let disposition = if known == Signal::Child { SigHandler::SigDfl } else { SigHandler::SigIgn };
+            // SAFETY: neither disposition is a function. It fails only for SIGKILL and SIGSTOP.
+            let _ = unsafe { signal(number, disposition) };
         }
-        // SAFETY: pthread_sigmask(3) reads the set, initialised by `block`; the old mask is not requested.
-        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const self.set, std::ptr::null_mut()) };
+        // It fails only for an unknown operation.
+        let _ = self.set.thread_unblock();
     }
 }

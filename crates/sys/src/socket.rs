@@ -56,14 +56,8 @@ pub fn outgoing(from: Option<SocketAddr>, to: SocketAddr) -> io::Result<OwnedFd>
     if let Some(from) = from {
         // Without a port there can be no conflict, and the kernel searches among those that are free for this peer.
         if from.port() == 0 {
-            let on: libc::c_int = 1;
-            // SAFETY: setsockopt(2) reads one int from `on`, alive for the call, and its length is given; this function
-            // owns the descriptor. JUSTIFICATION: rustix has no such option.
-            unsafe {
-                let length = size_of::<libc::c_int>() as libc::socklen_t;
-                let option = libc::IP_BIND_ADDRESS_NO_PORT;
-                libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, option, (&raw const on).cast(), length);
-            }
+            // An old kernel without it only searches among fewer.
+            let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::IpBindAddressNoPort, &true);
         } else {
             sockopt::set_socket_reuseaddr(&socket, true)?;
         }
