@@ -28,6 +28,8 @@ figures! {
     listen_drops: Option<N> => Counter Things "ListenDrops",
     /// SYN cookies sent because the queue of half-open connections was full.
     syn_cookies_sent: Option<N> => Counter Things "SyncookiesSent",
+    /// Segments dropped because the backlog of their socket was full: its process did not run or read in time.
+    backlog_drops: Option<N> => Counter Things "TCPBacklogDrop",
     /// Retransmission timeouts.
     timeouts: Option<N> => Counter Things "TCPTimeouts",
     /// Sockets in TIME_WAIT.
@@ -129,6 +131,7 @@ mod tests {
             timeouts: Some(11),
             time_wait: Some(12),
             orphans: Some(4),
+            ..Tcp::default()
         };
         assert_eq!(tcp(SNMP, NETSTAT, SOCKSTAT), expected);
         // A field that a later kernel inserts.
