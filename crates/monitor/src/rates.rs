@@ -246,8 +246,8 @@ impl Tick {
         to.all(&self.processes);
         to.all(&self.listeners);
         for state in connection_states() {
-            let count = self.connections(state.name()).map(f64::from);
-            to.named("connections", state.name(), "Connections at the server's ports in this state.", count);
+            let count = self.connections(state).map(f64::from);
+            to.named("connections", state, "Connections at the server's ports in this state.", count);
         }
         to.all(self.census.as_ref().map(|census| &census.limits).as_slice());
         let rate = |key: &str| self.module.as_ref()?.per_s.get(key).copied();
@@ -272,8 +272,9 @@ impl Tick {
 }
 
 /// The states of a connection.
-pub(crate) fn connection_states() -> impl Iterator<Item = TcpState> {
-    TcpState::ALL.into_iter().filter(|state| !matches!(state, TcpState::Listen | TcpState::Close))
+pub(crate) fn connection_states() -> impl Iterator<Item = &'static str> {
+    let states = TcpState::ALL.into_iter().filter(|(state, _)| !matches!(state, TcpState::Listen | TcpState::Close));
+    states.map(|(_, name)| name)
 }
 
 /// The name of a tick's figure, with its unit: `tcp_retransmits_per_s`.

@@ -614,7 +614,7 @@ impl Sampler {
             }
         })?;
         census.backends = self.server.backends();
-        let counted = TcpState::ALL.into_iter().map(|state| (state.name().to_owned(), states[state as usize & 15]));
+        let counted = TcpState::ALL.into_iter().map(|(state, name)| (name.to_owned(), states[state as usize & 15]));
         census.states = counted.filter(|(_, count)| *count > 0).collect();
         self.census = Some(census);
         Ok(())

@@ -6,7 +6,6 @@
 //!
 //! `/proc/net/tcp` has less information (neither drops nor `tcp_info`) and takes four to nine times as long.
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -43,47 +42,24 @@ pub enum TcpState {
 }
 
 impl TcpState {
-    /// All states, by number.
-    pub const ALL: [TcpState; 11] = [
-        TcpState::Established,
-        TcpState::SynSent,
-        TcpState::SynReceived,
-        TcpState::FinWait1,
-        TcpState::FinWait2,
-        TcpState::TimeWait,
-        TcpState::Close,
-        TcpState::CloseWait,
-        TcpState::LastAck,
-        TcpState::Listen,
-        TcpState::Closing,
+    /// All states by the kernel's number, from 1, with their names as `ss` prints them, with underscores.
+    pub const ALL: [(TcpState, &'static str); 11] = [
+        (TcpState::Established, "established"),
+        (TcpState::SynSent, "syn_sent"),
+        (TcpState::SynReceived, "syn_received"),
+        (TcpState::FinWait1, "fin_wait_1"),
+        (TcpState::FinWait2, "fin_wait_2"),
+        (TcpState::TimeWait, "time_wait"),
+        (TcpState::Close, "close"),
+        (TcpState::CloseWait, "close_wait"),
+        (TcpState::LastAck, "last_ack"),
+        (TcpState::Listen, "listen"),
+        (TcpState::Closing, "closing"),
     ];
 
     /// Returns the state with the kernel's number.
     pub fn of(number: u8) -> Option<TcpState> {
-        TcpState::ALL.into_iter().find(|state| *state as u8 == number)
-    }
-
-    /// Returns its name as `ss` prints it, with underscores.
-    pub fn name(self) -> &'static str {
-        match self {
-            TcpState::Established => "established",
-            TcpState::SynSent => "syn_sent",
-            TcpState::SynReceived => "syn_received",
-            TcpState::FinWait1 => "fin_wait_1",
-            TcpState::FinWait2 => "fin_wait_2",
-            TcpState::TimeWait => "time_wait",
-            TcpState::Close => "close",
-            TcpState::CloseWait => "close_wait",
-            TcpState::LastAck => "last_ack",
-            TcpState::Listen => "listen",
-            TcpState::Closing => "closing",
-        }
-    }
-}
-
-impl fmt::Display for TcpState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        TcpState::ALL.get(usize::from(number).checked_sub(1)?).map(|(state, _)| *state)
     }
 }
 
@@ -249,8 +225,8 @@ fn request(family: Family, port: u16, question: Question) -> Vec<u8> {
     let (states, attributes): (u32, u8) = match question {
         Question::Listeners => (1 << TcpState::Listen as u8, 1 << (SKMEMINFO - 1)),
         Question::Connections { limits } => {
-            let all = TcpState::ALL.iter().filter(|state| **state != TcpState::Listen);
-            (all.fold(0, |states, state| states | 1 << *state as u8), u8::from(limits) << (INFO - 1))
+            let all = TcpState::ALL.iter().filter(|(state, _)| *state != TcpState::Listen);
+            (all.fold(0, |states, (state, _)| states | 1 << *state as u8), u8::from(limits) << (INFO - 1))
         }
         Question::Open => (1 << TcpState::Established as u8 | 1 << TcpState::SynSent as u8, 1 << (INFO - 1)),
     };

@@ -132,7 +132,7 @@ impl Families {
         self.gauge("census_timestamp", Unit::Seconds, help, sample.wall_ms as f64 / 1e3 - ago_s);
         // All states, including empty ones: a collector cannot distinguish a missing state from an unknown one.
         let count = |state: &str| census.states.get(state).copied().unwrap_or(0);
-        let states = connection_states().map(|state| (Page::labels(&[("state", &state.name())]), count(state.name())));
+        let states = connection_states().map(|state| (Page::labels(&[("state", &state)]), count(state)));
         let help = "Connections at the server's ports, by TCP state.";
         self.family("connections", Kind::Gauge, Unit::Things, help, states);
         self.one(&census.limits);
