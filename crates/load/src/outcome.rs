@@ -201,11 +201,6 @@ impl Outcome {
                 .collect(),
             tls: tally.tls.clone(),
             classes: classes.into_iter().zip(counted).map(of_class).collect(),
-            seconds: 0.0,
-            offered_rate: 0.0,
-            rate: 0.0,
-            window: Window::default(),
-            course: Course::default(),
             received_bytes: tally.received,
             latency: Spread::of(&clocks.latency),
             first_byte: Spread::of(&clocks.first_byte),
@@ -217,12 +212,10 @@ impl Outcome {
             handler,
             real_time,
             stolen_s,
-            others: None,
             interrupted,
             series,
-            parked: Vec::new(),
             machine,
-            verdict: Verdict::valid(),
+            ..Outcome::default()
         };
         outcome.verdict = outcome.judge(lanes);
         outcome.set_window(seconds, ended_s, requests, course);
@@ -358,7 +351,7 @@ pub(crate) mod tests {
     }
 
     fn finished(mut tally: Tally, ran: Ran) -> Outcome {
-        let part = tally.cut(Clocks::new());
+        let part = tally.cut(Clocks::default());
         let series = vec![part.second(Duration::ZERO, Duration::from_secs(1), 0)];
         Outcome::new(&tally, Ran { clocks: part.clocks, series, ..ran })
     }
@@ -379,7 +372,7 @@ pub(crate) mod tests {
             stolen_s: 0.0,
             interrupted: false,
             series: Vec::new(),
-            clocks: Clocks::new(),
+            clocks: Clocks::default(),
             machine: Machine::default(),
             classes: vec!["a".to_owned(), "b".to_owned()],
         }
@@ -427,13 +420,13 @@ pub(crate) mod tests {
             tally.fail(Fault::Reset, 0);
         };
         count(&mut tally, 5);
-        tally.cut(Clocks::new());
+        tally.cut(Clocks::default());
         count(&mut tally, 3);
-        let mut part = tally.cut(Clocks::new());
+        let mut part = tally.cut(Clocks::default());
         assert_eq!((part.started, part.ok, part.failed, part.clocks.latency.len()), (1, 3, 1, 3));
         let mut elsewhere = Tally::new(1);
         elsewhere.sent(Time::START, Time::from_millis(40));
-        part.add(&elsewhere.cut(Clocks::new()));
+        part.add(&elsewhere.cut(Clocks::default()));
         let second = part.second(Duration::from_secs(1), Duration::from_millis(500), 0);
         assert_eq!((second.at_s, second.started, second.ok, second.failed), (1.0, 2, 3, 1));
         assert_eq!((second.rate(second.ok), second.p50_ms.round(), second.lateness_p99_ms.round()), (6.0, 2.0, 40.0));

@@ -31,7 +31,7 @@ impl Recorded {
 
     /// Restores the clocks.
     pub fn clocks(&self) -> Clocks {
-        let mut clocks = Clocks::new();
+        let mut clocks = Clocks::default();
         clocks.each_mut().into_iter().zip(&self.0).for_each(|(clock, counts)| restore(clock, counts));
         clocks
     }
@@ -152,7 +152,7 @@ impl Parts {
             let (told, heard) = (part.outcome.series.len(), part.seconds.len());
             return Err(format!("{name} has {told} seconds of counts and {heard} of latencies"));
         }
-        let mut clocks = Clocks::new();
+        let mut clocks = Clocks::default();
         all.series.clear();
         for interval in Parts::intervals(parts) {
             clocks.add(&interval.clocks);
@@ -236,7 +236,7 @@ mod tests {
 
     fn tallied(events: &[Event], seconds: usize) -> Parts {
         let mut tally = Tally::new(3);
-        let (mut series, mut recorded, mut clocks) = (Vec::new(), Vec::new(), Clocks::new());
+        let (mut series, mut recorded, mut clocks) = (Vec::new(), Vec::new(), Clocks::default());
         for at in 0..seconds {
             for (_, class, us) in events.iter().filter(|event| event.0 == at) {
                 let planned = Time::START;
@@ -251,7 +251,7 @@ mod tests {
                     None => tally.fail(Fault::Reset, *class),
                 }
             }
-            let part = tally.cut(Clocks::new());
+            let part = tally.cut(Clocks::default());
             let backlog = series.last().map_or(0, |last: &Second| last.backlog);
             series.push(part.second(Duration::from_secs(at as u64), Duration::from_secs(1), backlog));
             clocks.add(&part.clocks);

@@ -59,7 +59,7 @@ impl Fault {
 }
 
 /// The counters of one thread. Recording does not allocate.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Tally {
     /// Connections whose SYN was sent.
     pub started: u64,
@@ -117,21 +117,9 @@ impl Tally {
         let timed = (2..=CLASSES_TIMED).contains(&classes);
         let class = || Class { last: timed.then(coarse), ..Class::default() };
         Tally {
-            started: 0,
-            established: 0,
-            ended: 0,
-            unasked: 0,
-            stray: 0,
-            received: 0,
-            ok: 0,
-            faults: [0; Fault::ALL.len()],
             statuses: vec![0; STATUSES + 1].into_boxed_slice(),
             classes: (0..classes.max(1)).map(|_| class()).collect(),
-            tls: None,
-            clocks: Clocks::new(),
-            before: [0; 5],
-            course: Course::default(),
-            last_end: Time::START,
+            ..Tally::default()
         }
     }
 
@@ -318,17 +306,6 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// Empty clocks.
-    pub fn new() -> Clocks {
-        Clocks {
-            latency: histogram(),
-            first_byte: histogram(),
-            secured: histogram(),
-            connected: histogram(),
-            lateness: histogram(),
-        }
-    }
-
     /// All clocks, by their names in a result.
     pub fn each(&self) -> [(&'static str, &Histogram<u64>); 5] {
         let Clocks { latency, first_byte, secured, connected, lateness } = self;
@@ -361,7 +338,8 @@ impl Clocks {
 
 impl Default for Clocks {
     fn default() -> Clocks {
-        Clocks::new()
+        let [latency, first_byte, secured, connected, lateness] = array::from_fn(|_| histogram());
+        Clocks { latency, first_byte, secured, connected, lateness }
     }
 }
 

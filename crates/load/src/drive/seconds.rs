@@ -110,7 +110,7 @@ struct Open {
 pub(super) fn seconds(threads: usize, start: Time, window: Duration, began_s: f64) -> (Vec<Cutter>, Seconds) {
     let (out, input) = channel();
     // Two per thread: one to fill next, and one that is being read.
-    let spare: Spare = Arc::new(Mutex::new((0..2 * threads).map(|_| Clocks::new()).collect()));
+    let spare: Spare = Arc::new(Mutex::new((0..2 * threads).map(|_| Clocks::default()).collect()));
     let end = start + place(0, window).1;
     let cutter = |_| Cutter { start, window, number: 0, end, out: out.clone(), spare: Arc::clone(&spare) };
     let cutters = (0..threads).map(cutter).collect();
@@ -120,7 +120,7 @@ pub(super) fn seconds(threads: usize, start: Time, window: Duration, began_s: f6
 impl Seconds {
     /// Reports each second as soon as all threads have sent their part, until the last thread has ended.
     pub(super) fn gather(self, on_second: &dyn Fn(&Interval)) -> LoadSeconds {
-        let mut told = LoadSeconds { series: Vec::new(), clocks: Clocks::new() };
+        let mut told = LoadSeconds { series: Vec::new(), clocks: Clocks::default() };
         let (mut open, mut ended): (VecDeque<Open>, Vec<usize>) = (VecDeque::new(), Vec::new());
         let mut backlog = 0;
         let mut tell = |at: usize, Open { part, length, .. }: Open| {

@@ -120,7 +120,7 @@ mod tests {
         log.note("constant, 10/s").unwrap();
         let began_s = log.start_s + 1.5;
         for number in 0..3u64 {
-            let mut clocks = Clocks::new();
+            let mut clocks = Clocks::default();
             (1..=10 * number).for_each(|ms| clocks.latency.saturating_record(ms * 1_000_000));
             clocks.lateness.saturating_record(700);
             let second = Second { at_s: number as f64, length_s: 1.0, ..Second::default() };
@@ -145,7 +145,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!((times, found.len()), (2, 3 * Clocks::new().each().len()));
+        assert_eq!((times, found.len()), (2, 3 * Clocks::default().each().len()));
         let of = |tag: &str| -> Vec<(f64, u64)> {
             found.iter().filter(|line| line.0 == tag).map(|line| (line.1, line.2)).collect()
         };

@@ -314,7 +314,7 @@ mod tests {
     fn after(seconds: u64) -> Screen {
         let mut screen = Screen { title: "http://h/ at 1000/s".to_owned(), length_s: 10.0, ..Screen::default() };
         for number in 0..seconds {
-            let mut clocks = Clocks::new();
+            let mut clocks = Clocks::default();
             clocks.latency.saturating_record(7_000_000);
             clocks.lateness.saturating_record(2_000_000);
             let (at_s, ok) = (number as f64, 100 * number);
@@ -410,7 +410,7 @@ mod tests {
     fn history_is_bounded() {
         let mut screen = Screen::default();
         let second = Second { started: 1000, ..Second::default() };
-        let interval = Interval { began_s: 0.0, second, clocks: Clocks::new() };
+        let interval = Interval { began_s: 0.0, second, clocks: Clocks::default() };
         (0..700).for_each(|_| screen.add(&interval));
         assert_eq!((screen.seconds.len(), screen.counts[0]), (512, 700_000));
     }
