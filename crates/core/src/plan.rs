@@ -123,7 +123,7 @@ pub(crate) fn resolve<'a>(
     let (Target::Origin { path: sent, .. } | Target::Absolute { path: sent, .. }) = request.target else {
         return resolved(site(sites), CleanPath::Borrowed(b"/"), PathForm::Missing);
     };
-    if let Some(Translated { site, path }) = uris.find(request.host, sent) {
+    if let Some(Translated { site, path }) = uris.translated(request.host, sent) {
         return resolved(*site, CleanPath::Shared(Arc::clone(path)), PathForm::Plain);
     }
     let (asked, has_slash) = match uri::clean_path_with_slashes(sent, scratch) {
@@ -321,7 +321,7 @@ mod tests {
         let host = if request.contains("\r\n") { "" } else { "\r\nHost: a" };
         let text = request.replacen(" HTTP", &format!(" HTTP/1.1{host}"), 1) + "\r\n\r\n";
         let (request, _) = request::parse(text.as_bytes(), &limits).expect("good").expect("whole");
-        let (mut scratch, mut uris) = (Vec::new(), UriCache::new(8));
+        let (mut scratch, mut uris) = (Vec::new(), UriCache::of(8));
         // The second iteration uses the cached path.
         for _ in 0..2 {
             let mut resolved = resolve(&request, sites, 0, &mut uris, &mut scratch);
@@ -361,7 +361,7 @@ mod tests {
         let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10, secure: false };
         let (request, _) =
             request::parse(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n", &limits).expect("good").expect("whole");
-        let mut resolved = resolve(&request, &before, 0, &mut UriCache::new(8), &mut Vec::new()).keep();
+        let mut resolved = resolve(&request, &before, 0, &mut UriCache::of(8), &mut Vec::new()).keep();
         assert!(matches!(resolved.plan_ahead(&request, Origin::Client, &before), Plan::Redirect { .. }));
         assert!(matches!(resolved.plan(&request, Origin::Client, &after), Plan::Redirect { .. }));
         assert!(matches!(resolved.plan(&request, Origin::Client, &after), Plan::Look));

@@ -1050,7 +1050,7 @@ mod tests {
             let resource = resource(vec![representation(size, Coding::Identity)]);
             let representation = &resource.representations[0];
             let content = Content { version: representation.version, store: Stored::File(()) };
-            let mut heads = CacheBackend::Own(HeadCache::new(1 << 20));
+            let mut heads = CacheBackend::Own(HeadCache::of(1 << 20));
             let content = Some(Arc::new(content));
             let reply = file(&site(vec![]), &request, &resource, representation, verdict.clone(), content, &mut heads);
             let (head, length) = shown(reply);
@@ -1088,7 +1088,7 @@ mod tests {
         let text = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
         let (request, _) = request::parse(text, &LIMITS).expect("good").expect("whole");
         let resource = resource(vec![representation(10, Coding::Identity), representation(5, Coding::Gzip)]);
-        let mut none = CacheBackend::Own(HeadCache::new(0));
+        let mut none = CacheBackend::Own(HeadCache::of(0));
         for (verdict, caches) in [
             (Verdict::Whole, true),
             (Verdict::Partial(vec![0..1]), true),

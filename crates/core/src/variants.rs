@@ -7,17 +7,14 @@
 //!
 //! A name that exists is served as it is, so each variant has its own URL, which `Content-Location` gives.
 
-use core::hash::{Hash, Hasher};
-
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use amped_http::h1::request::{Lines, Request};
 use amped_http::negotiate::{self, AcceptFields, Choice, Coding, Variant};
-use hashbrown::Equivalent;
 
-use crate::cache::policy::{Store, StoreCounts};
+use crate::cache::policy::{KeyRef, Store};
 use crate::file::FileVersion;
 use crate::resource::Resource;
 use crate::site::{Ambiguous, Site, Unacceptable};
@@ -222,39 +219,11 @@ fn essence(traits: &Traits) -> &str {
 /// choice among other variants, or among these in another state, is never used.
 ///
 /// Hu, Nanda and Yang left this open (section 5.4): their URI cache could not hold a URI that stands for several files.
-#[derive(Default)]
 pub struct NegotiationCache {
-    store: Option<Store<Key, (Arc<Variants>, Negotiated)>>,
+    /// By the variants and the fields. Variants are identified by their address: each choice keeps them alive there.
+    pub(crate) store: Store<(usize, Box<[u8]>), (Arc<Variants>, Negotiated)>,
     /// The fields of the current request, concatenated, and their positions.
     fields: Vec<u8>,
-}
-
-/// Variants are identified by their address: each cached choice keeps them alive there.
-#[derive(PartialEq, Eq)]
-struct Key {
-    variants: usize,
-    fields: Box<[u8]>,
-}
-
-struct KeyRef<'a>(usize, &'a [u8]);
-
-impl Equivalent<Key> for KeyRef<'_> {
-    fn equivalent(&self, key: &Key) -> bool {
-        (self.0, self.1) == (key.variants, &*key.fields)
-    }
-}
-
-impl Hash for KeyRef<'_> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_usize(self.0);
-        state.write(self.1);
-    }
-}
-
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        KeyRef(self.variants, &self.fields).hash(state);
-    }
 }
 
 /// Maximum average weight of an entry in bytes. Those of browsers are far lighter.
@@ -267,7 +236,7 @@ impl NegotiationCache {
     /// Creates an empty cache of at most this many choices; 0 disables it.
     pub fn new(entries_max: usize) -> NegotiationCache {
         let store = Store::new(entries_max, (entries_max as u64).saturating_mul(MEAN_BYTES));
-        NegotiationCache { store: (entries_max > 0).then_some(store), fields: Vec::new() }
+        NegotiationCache { store, fields: Vec::new() }
     }
 
     /// Chooses a variant for this request.
@@ -294,41 +263,18 @@ impl NegotiationCache {
             is_there.then_some((start, fields.len() - 1))
         });
         let at = Arc::as_ptr(variants) as usize;
-        if let Some(store) = &mut self.store
-            && let Some((_, known)) = store.get(&KeyRef(at, fields))
+        if self.store.is_on()
+            && let Some((_, known)) = self.store.get(&KeyRef(at, fields))
         {
             return *known;
         }
         let [accept, language, charset, encoding] = places.map(|place| place.map(|(start, end)| &fields[start..end]));
         let chosen = variants.choose(&AcceptFields { accept, language, charset, encoding });
-        if let Some(store) = &mut self.store {
-            let key = Key { variants: at, fields: fields[..].into() };
+        if self.store.is_on() {
             let weight = OVERHEAD + fields.len() as u64;
-            store.insert(key, (Arc::clone(variants), chosen), weight);
+            self.store.insert((at, fields[..].into()), (Arc::clone(variants), chosen), weight);
         }
         chosen
-    }
-
-    /// Removes all entries.
-    pub fn clear(&mut self) {
-        if let Some(store) = &mut self.store {
-            store.clear();
-        }
-    }
-
-    /// The number of choices.
-    pub fn len(&self) -> usize {
-        self.store.as_ref().map_or(0, Store::len)
-    }
-
-    /// Whether the cache is empty.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Counters since the start.
-    pub fn counts(&self) -> StoreCounts {
-        self.store.as_ref().map_or(StoreCounts::default(), Store::counts)
     }
 }
 
@@ -509,7 +455,7 @@ mod tests {
         let (fr, en) = (Negotiated::Variant(0), Negotiated::Variant(1));
         let mut check = |fields: &str, expected, hits: u64, misses: u64| {
             assert_eq!(ask(&mut negotiations, &variants, fields), expected, "{fields}");
-            let counts = negotiations.counts();
+            let counts = negotiations.store.counts();
             assert_eq!((counts.hits, counts.misses), (hits, misses), "{fields}");
         };
         check("", fr, 0, 1);
@@ -528,14 +474,14 @@ mod tests {
         let changed = Variants::of(&site, b"/docs/page", &files[..1]).expect("some");
         assert!(!changed.is_same_as(&variants));
         assert_eq!(ask(&mut negotiations, &Arc::new(changed), "Accept-Language: en\r\n"), Negotiated::Variant(0));
-        assert_eq!((negotiations.counts().hits, negotiations.len()), (4, 5));
+        assert_eq!((negotiations.store.counts().hits, negotiations.store.len()), (4, 5));
         // As many as the budget allows, and no more.
         for n in 0..100 {
             ask(&mut negotiations, &variants, &format!("Accept-Language: x-{n}\r\n"));
         }
-        assert_eq!(negotiations.len(), 10);
-        negotiations.clear();
-        assert!(negotiations.is_empty());
+        assert_eq!(negotiations.store.len(), 10);
+        negotiations.store.clear();
+        assert!(negotiations.store.is_empty());
     }
 
     fn set(rule: &mut NegotiationRule, list_ties: bool, refuse: bool) {

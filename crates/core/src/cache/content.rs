@@ -10,18 +10,18 @@ use core::hash::{Hash, Hasher};
 use hashbrown::Equivalent;
 
 use super::page::{Page, PageName};
-use super::policy::{Hint, Store, StoreCounts};
+use super::policy::{Hint, Store};
 use crate::file::{Content, FileVersion, Stored};
 
 /// The content cache.
 pub struct ContentCache<F> {
-    memory: Store<Name, Kept<F>>,
-    files: Store<Name, Kept<F>>,
+    pub(super) memory: Store<Name, Kept<F>>,
+    pub(super) files: Store<Name, Kept<F>>,
 }
 
 /// The key.
 #[derive(PartialEq, Eq)]
-enum Name {
+pub(super) enum Name {
     /// A file in this state.
     File(FileVersion),
     /// A generated page.
@@ -53,7 +53,7 @@ impl Hash for PageRef<'_> {
 }
 
 /// A cached value.
-enum Kept<F> {
+pub(super) enum Kept<F> {
     File(Arc<Content<F>>),
     Page(Page),
 }
@@ -120,20 +120,5 @@ impl<F> ContentCache<F> {
         let name = Name::File(*version);
         self.memory.remove(&name);
         self.files.remove(&name);
-    }
-
-    /// Bytes in memory.
-    pub fn weight(&self) -> u64 {
-        self.memory.weight()
-    }
-
-    /// Number of descriptors.
-    pub fn files(&self) -> usize {
-        self.files.len()
-    }
-
-    /// Counters since the start: of contents in memory, and of descriptors.
-    pub fn counts(&self) -> (StoreCounts, StoreCounts) {
-        (self.memory.counts(), self.files.counts())
     }
 }

@@ -9,7 +9,7 @@ use amped_http::h1::response::Head;
 use amped_http::negotiate::Coding;
 
 use super::backend::CacheBackend;
-use super::policy::{Hint, Store, StoreCounts};
+use super::policy::{Hint, Store};
 use crate::cors::CorsOrigin;
 use crate::file::FileVersion;
 use crate::vary::Vary;
@@ -45,43 +45,26 @@ pub struct HeadKey {
 }
 
 /// The head cache.
-pub struct HeadCache {
-    store: Store<HeadKey, Arc<Head>>,
-}
+pub type HeadCache = Store<HeadKey, Arc<Head>>;
 
 /// Bytes of an entry in addition to its content: key, name, slot and index.
 const OVERHEAD: u64 = 200;
 
 impl HeadCache {
     /// Creates an empty cache of at most this many bytes; 0 disables it.
-    pub fn new(bytes_max: u64) -> HeadCache {
-        HeadCache { store: Store::new(usize::MAX, bytes_max) }
+    pub fn of(bytes_max: u64) -> HeadCache {
+        Store::new(usize::MAX, bytes_max)
     }
 
     /// Looks up the head of `key`, or builds it with `make` and inserts it.
     pub fn get_or_make(&mut self, hint: &Hint, key: HeadKey, make: impl FnOnce() -> Head) -> Arc<Head> {
-        if let Some(head) = self.store.get_at(hint, &key) {
+        if let Some(head) = self.get_at(hint, &key) {
             return Arc::clone(head);
         }
         let head = Arc::new(make());
         let weight = head.len() as u64 + key.name.len() as u64 + OVERHEAD;
-        self.store.insert(key, Arc::clone(&head), weight);
+        self.insert(key, Arc::clone(&head), weight);
         head
-    }
-
-    /// Removes all entries.
-    pub fn clear(&mut self) {
-        self.store.clear();
-    }
-
-    /// Bytes in the cache.
-    pub fn weight(&self) -> u64 {
-        self.store.weight()
-    }
-
-    /// Counters since the start.
-    pub fn counts(&self) -> StoreCounts {
-        self.store.counts()
     }
 }
 

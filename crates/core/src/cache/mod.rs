@@ -272,10 +272,10 @@ impl<F> Caches<F> {
     /// Creates empty private caches.
     pub fn new(budgets: Budgets) -> Caches<F> {
         Caches {
-            uris: UriCache::new(budgets.uri_entries),
+            uris: UriCache::of(budgets.uri_entries),
             negotiations: NegotiationCache::new(budgets.negotiation_entries),
             paths: CacheBackend::Own(PathCache::new(budgets.path_entries)),
-            heads: CacheBackend::Own(HeadCache::new(budgets.head_bytes.0)),
+            heads: CacheBackend::Own(HeadCache::of(budgets.head_bytes.0)),
             contents: CacheBackend::Own(ContentCache::new(budgets.content_bytes.0, budgets.descriptors)),
             budgets,
             generation: 0,
@@ -286,7 +286,7 @@ impl<F> Caches<F> {
     /// when the configuration changes; `generation` counts the configurations.
     pub fn shared(shared: &SharedCaches<F>, budgets: Budgets, generation: u32) -> Caches<F> {
         Caches {
-            uris: UriCache::new(budgets.uri_entries),
+            uris: UriCache::of(budgets.uri_entries),
             negotiations: NegotiationCache::new(budgets.negotiation_entries),
             paths: CacheBackend::Shared(shared.paths.clone()),
             heads: CacheBackend::Shared(shared.heads.clone()),
@@ -299,7 +299,8 @@ impl<F> Caches<F> {
     /// Counters and sizes of the private caches.
     pub fn own_figures(&self) -> Figures {
         let (uris, uri_entries) = (self.uris.counts(), self.uris.len() as u64);
-        let (negotiations, negotiation_entries) = (self.negotiations.counts(), self.negotiations.len() as u64);
+        let (negotiations, negotiation_entries) =
+            (self.negotiations.store.counts(), self.negotiations.store.len() as u64);
         Figures { uris, uri_entries, negotiations, negotiation_entries, ..Figures::default() }
     }
 
@@ -307,19 +308,18 @@ impl<F> Caches<F> {
     pub fn figures(&self) -> Figures {
         let mut figures = self.own_figures();
         self.paths.each(|cache| {
-            figures.paths += &cache.counts();
-            figures.path_entries += cache.len() as u64;
+            figures.paths += &cache.store.counts();
+            figures.path_entries += cache.store.len() as u64;
         });
         self.heads.each(|cache| {
             figures.heads += &cache.counts();
             figures.head_bytes += cache.weight();
         });
         self.contents.each(|cache| {
-            let (bodies, files) = cache.counts();
-            figures.bodies += &bodies;
-            figures.files += &files;
-            figures.body_bytes += cache.weight();
-            figures.open_files += cache.files() as u64;
+            figures.bodies += &cache.memory.counts();
+            figures.files += &cache.files.counts();
+            figures.body_bytes += cache.memory.weight();
+            figures.open_files += cache.files.len() as u64;
         });
         figures
     }
@@ -334,8 +334,8 @@ impl<F> Caches<F> {
     pub fn renew(&mut self, generation: u32) {
         self.generation = generation;
         self.uris.clear();
-        self.negotiations.clear();
-        self.paths.change(PathCache::clear);
+        self.negotiations.store.clear();
+        self.paths.change(|paths| paths.store.clear());
         self.heads.change(HeadCache::clear);
     }
 

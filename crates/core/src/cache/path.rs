@@ -3,16 +3,14 @@
 //! The key is a site's number and a clean path. A resolution holds no descriptor and no content, only the file and its
 //! state, so that this cache and that of contents can be sized, and disabled, independently.
 
-use core::hash::{Hash, Hasher};
 use core::time::Duration;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use amped_units::Time;
-use hashbrown::Equivalent;
 
-use super::policy::{Store, StoreCounts};
+use super::policy::{KeyRef, Store};
 use crate::file::FileVersion;
 use crate::resource::Resource;
 use crate::variants::Variants;
@@ -60,7 +58,8 @@ pub struct CachedEntry {
 
 /// The path cache.
 pub struct PathCache {
-    store: Store<Name, Entry>,
+    /// By site and clean path.
+    pub(super) store: Store<(u16, Arc<[u8]>), Entry>,
     /// How often names were invalidated. Names share these counters by their hash, since the number of names is
     /// unbounded; a collision costs at most one extra lookup.
     editions: [Edition; 64],
@@ -79,38 +78,9 @@ impl Edition {
     }
 }
 
-struct Entry {
+pub(super) struct Entry {
     meaning: LookupResult,
     checked: Time,
-}
-
-/// The key: a site and a clean path.
-#[derive(PartialEq, Eq)]
-struct Name {
-    site: u16,
-    path: Arc<[u8]>,
-}
-
-/// The key, borrowed, for lookups.
-struct NameRef<'a>(u16, &'a [u8]);
-
-impl Equivalent<Name> for NameRef<'_> {
-    fn equivalent(&self, name: &Name) -> bool {
-        (self.0, self.1) == (name.site, &*name.path)
-    }
-}
-
-impl Hash for NameRef<'_> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u16(self.0);
-        state.write(self.1);
-    }
-}
-
-impl Hash for Name {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        NameRef(self.site, &self.path).hash(state);
-    }
 }
 
 /// Maximum average weight of an entry in bytes. Real names are far shorter; without this limit, a client that requests
@@ -129,13 +99,13 @@ impl PathCache {
 
     /// Looks up the resolution of `path`.
     pub fn find(&mut self, now: Time, site: u16, path: &[u8]) -> Option<CachedEntry> {
-        let entry = self.store.get(&NameRef(site, path))?;
+        let entry = self.store.get(&KeyRef(site, path))?;
         Some(CachedEntry { meaning: entry.meaning.clone(), age: now.since(entry.checked) })
     }
 
     /// The resolution of `path`, at any age. Does not count as a use.
     pub fn meaning(&mut self, site: u16, path: &[u8]) -> Option<LookupResult> {
-        self.store.peek(&NameRef(site, path)).map(|entry| entry.meaning.clone())
+        self.store.peek(&KeyRef(site, path)).map(|entry| entry.meaning.clone())
     }
 
     /// The edition of a name: it changes each time the name is invalidated.
@@ -149,7 +119,7 @@ impl PathCache {
     }
 
     fn shared_count(&self, site: u16, path: &[u8]) -> usize {
-        let hash = self.store.hash(&NameRef(site, path));
+        let hash = self.store.hash(&KeyRef(site, path));
         // The upper half, because the store uses the lower bits to find its entries.
         (hash >> 32) as usize % self.editions.len()
     }
@@ -158,14 +128,14 @@ impl PathCache {
     pub fn forget(&mut self, now: Time, site: u16, path: &[u8]) -> Option<LookupResult> {
         let count = self.shared_count(site, path);
         self.editions[count].end(now);
-        self.store.remove(&NameRef(site, path)).map(|entry| entry.meaning)
+        self.store.remove(&KeyRef(site, path)).map(|entry| entry.meaning)
     }
 
     /// Invalidates all names for which `gone` returns true, as [`forget`](PathCache::forget) does. It cannot test names
     /// whose lookup is in progress: none of these results is cached.
     pub fn forget_if(&mut self, now: Time, gone: impl Fn(u16, &[u8]) -> bool) -> Vec<LookupResult> {
         self.editions.iter_mut().for_each(|edition| edition.end(now));
-        let entries = self.store.remove_where(|name| gone(name.site, &name.path));
+        let entries = self.store.remove_where(|(site, path)| gone(*site, path));
         entries.into_iter().map(|entry| entry.meaning).collect()
     }
 
@@ -183,7 +153,7 @@ impl PathCache {
         if edition != self.edition(site, path) {
             return (meaning, None);
         }
-        if let Some(entry) = self.store.peek(&NameRef(site, path)) {
+        if let Some(entry) = self.store.peek(&KeyRef(site, path)) {
             let says_more = match (&entry.meaning, &meaning) {
                 (LookupResult::File(old), LookupResult::File(new)) => {
                     new.says_no_less_than(old) && !old.says_no_less_than(new)
@@ -209,30 +179,9 @@ impl PathCache {
             let replaced = core::mem::replace(&mut entry.meaning, meaning);
             return (entry.meaning.clone(), Some(replaced));
         }
-        let name = Name { site, path: Arc::clone(path) };
         let weight = OVERHEAD + path.len() as u64;
-        self.store.insert(name, Entry { meaning: meaning.clone(), checked: asked }, weight);
+        self.store.insert((site, Arc::clone(path)), Entry { meaning: meaning.clone(), checked: asked }, weight);
         (meaning, None)
-    }
-
-    /// Removes all entries.
-    pub fn clear(&mut self) {
-        self.store.clear();
-    }
-
-    /// The number of names in the cache.
-    pub fn len(&self) -> usize {
-        self.store.len()
-    }
-
-    /// Whether the cache is empty.
-    pub fn is_empty(&self) -> bool {
-        self.store.is_empty()
-    }
-
-    /// Counters since the start.
-    pub fn counts(&self) -> StoreCounts {
-        self.store.counts()
     }
 }
 
@@ -297,11 +246,11 @@ mod tests {
             let path: Arc<[u8]> = alloc::format!("/{n}{}", "x".repeat(8000)).into_bytes().into();
             cache.learn((Time::START, 0), 0, &path, LookupResult::Absent);
         }
-        assert!(cache.len() * 8000 <= 100 * 512, "{} of 8000 bytes", cache.len());
+        assert!(cache.store.len() * 8000 <= 100 * 512, "{} of 8000 bytes", cache.store.len());
         for n in 0..1000 {
             let path = alloc::format!("/{n}").into_bytes().into();
             cache.learn((Time::START, 0), 0, &path, LookupResult::Absent);
         }
-        assert_eq!(cache.len(), 100);
+        assert_eq!(cache.store.len(), 100);
     }
 }

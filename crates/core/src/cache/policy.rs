@@ -8,7 +8,7 @@
 //! With a hint a hit costs one comparison and no hashing.
 
 use core::hash::{BuildHasher, Hash};
-use core::ops::AddAssign;
+use core::ops::{AddAssign, Deref};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use alloc::vec::Vec;
@@ -73,6 +73,16 @@ impl Hint {
 
     fn set(&self, slot: u32) {
         self.0.store(slot, Ordering::Relaxed);
+    }
+}
+
+/// A key of two parts, the second of which is borrowed, for lookups.
+#[derive(Hash)]
+pub struct KeyRef<'a, N>(pub N, pub &'a [u8]);
+
+impl<M, N: PartialEq<M>, P: Deref<Target = [u8]>> Equivalent<(M, P)> for KeyRef<'_, N> {
+    fn equivalent(&self, (first, second): &(M, P)) -> bool {
+        self.0 == *first && *self.1 == **second
     }
 }
 
