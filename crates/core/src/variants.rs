@@ -220,11 +220,13 @@ fn essence(traits: &Traits) -> &str {
 ///
 /// Hu, Nanda and Yang left this open (section 5.4): their URI cache could not hold a URI that stands for several files.
 pub struct NegotiationCache {
-    /// By the variants and the fields. Variants are identified by their address: each choice keeps them alive there.
-    pub(crate) store: Store<(usize, Box<[u8]>), (Arc<Variants>, Negotiated)>,
+    pub(crate) store: Store<(usize, Box<[u8]>), Chosen>,
     /// The fields of the current request, concatenated, and their positions.
     fields: Vec<u8>,
 }
+
+/// A cached choice, by the address of its variants, which it keeps alive there, and the fields.
+type Chosen = (Arc<Variants>, Negotiated);
 
 /// Maximum average weight of an entry in bytes. Those of browsers are far lighter.
 const MEAN_BYTES: u64 = 512;
