@@ -71,7 +71,7 @@ pub fn start(
     signals.leave_to_parent();
     process::set_name(c"fork-server");
     become_user().unwrap_or_else(|message| die(&message));
-    match (Keeper { links: theirs.into_iter().map(|end| Some(Link::new(end))).collect(), children: HashMap::new() })
+    match (Supervisor { links: theirs.into_iter().map(|end| Some(Link::new(end))).collect(), children: HashMap::new() })
         .watch()
     {
         Ok(None) => exit(0),
@@ -87,7 +87,7 @@ pub fn start(
 
 /// How a helper has ended, as the fork server reports it to the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Fate {
+pub(super) enum HelperEnd {
     /// The process with this ID has ended.
     Ended(u32, #[serde(with = "PortableEnding")] Ending),
     /// No process was started, for this reason (errno(3)).
@@ -114,7 +114,7 @@ enum PortableEnding {
     Signal(i32),
 }
 
-struct Keeper {
+struct Supervisor {
     /// `None`: this loop has ended.
     links: Vec<Option<Link>>,
     /// By process ID.
@@ -129,7 +129,7 @@ struct Child {
     _watch: OwnedFd,
 }
 
-impl Keeper {
+impl Supervisor {
     /// Starts helpers until all loops have ended, and watches them. In a helper it returns the helper's socket; the
     /// descriptors of the fork server are closed by then.
     fn watch(mut self) -> io::Result<Option<OwnedFd>> {
@@ -157,7 +157,7 @@ impl Keeper {
                     // The number of the helper to start, and its socket, unless this process was out of descriptors.
                     let number = portable::read(&order.bytes).map_err(io::Error::other)?;
                     let Some(socket) = order.descriptors.into_iter().next() else {
-                        self.tell(n, number, Fate::NotStarted(NO_DESCRIPTORS));
+                        self.tell(n, number, HelperEnd::NotStarted(NO_DESCRIPTORS));
                         continue;
                     };
                     match process::fork() {
@@ -174,11 +174,11 @@ impl Keeper {
                                 Err(error) => {
                                     process::kill(pid);
                                     process::wait_for(pid)?;
-                                    self.tell(n, number, Fate::NotStarted(error.raw_os_error().unwrap_or(0)));
+                                    self.tell(n, number, HelperEnd::NotStarted(error.raw_os_error().unwrap_or(0)));
                                 }
                             }
                         }
-                        Err(error) => self.tell(n, number, Fate::NotStarted(error.raw_os_error().unwrap_or(0))),
+                        Err(error) => self.tell(n, number, HelperEnd::NotStarted(error.raw_os_error().unwrap_or(0))),
                     }
                 }
             }
@@ -189,15 +189,15 @@ impl Keeper {
     fn ended(&mut self, pid: u32) -> io::Result<()> {
         if let Some(Child { whose, number, .. }) = self.children.remove(&pid) {
             let ending = process::wait_for(pid)?;
-            self.tell(whose, number, Fate::Ended(pid, ending));
+            self.tell(whose, number, HelperEnd::Ended(pid, ending));
         }
         Ok(())
     }
 
-    fn tell(&self, n: usize, number: u64, fate: Fate) {
+    fn tell(&self, n: usize, number: u64, end: HelperEnd) {
         if let Some(link) = &self.links[n] {
             // A loop that has ended receives nothing; its end is noticed.
-            let _ = link.say(&portable::write(&(number, fate)), &[]);
+            let _ = link.say(&portable::write(&(number, end)), &[]);
         }
     }
 }

@@ -39,12 +39,12 @@ pub(super) struct Link {
     socket: OwnedFd,
     /// Incomplete frames, and descriptors that belong to them.
     input: Vec<u8>,
-    came: VecDeque<OwnedFd>,
+    received: VecDeque<OwnedFd>,
     /// Some descriptors were lost, so it is unknown which belong to which frame.
     lost: bool,
     /// Frames not sent completely, and how much of the first has been sent.
     output: VecDeque<(Vec<u8>, Vec<Lent>)>,
-    gone: usize,
+    sent: usize,
     /// Whether epoll waits for room to write.
     waits_for_room: bool,
 }
@@ -57,8 +57,8 @@ const PIECE: usize = 64 * 1024;
 
 impl Link {
     pub(super) fn new(socket: OwnedFd) -> Link {
-        let (input, came, output) = Default::default();
-        Link { socket, input, came, lost: false, output, gone: 0, waits_for_room: false }
+        let (input, received, output) = Default::default();
+        Link { socket, input, received, lost: false, output, sent: 0, waits_for_room: false }
     }
 
     /// Queues a frame.
@@ -73,18 +73,18 @@ impl Link {
     /// The other side has closed, or descriptors cannot be sent.
     pub(super) fn flush(&mut self, epoll: &Epoll, token: u64) -> io::Result<()> {
         while let Some((bytes, lent)) = self.output.front() {
-            let descriptors: Vec<BorrowedFd<'_>> = match self.gone {
+            let descriptors: Vec<BorrowedFd<'_>> = match self.sent {
                 0 => lent.iter().filter_map(Lent::descriptor).collect(),
                 _ => Vec::new(),
             };
-            match socket::send_with_descriptors(&self.socket, &bytes[self.gone..], &descriptors, Patience::Now) {
-                Ok(count) => self.gone += count,
+            match socket::send_with_descriptors(&self.socket, &bytes[self.sent..], &descriptors, Patience::Now) {
+                Ok(count) => self.sent += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }
-            if self.gone == bytes.len() {
+            if self.sent == bytes.len() {
                 self.output.pop_front();
-                self.gone = 0;
+                self.sent = 0;
             }
         }
         let waits = !self.output.is_empty();
@@ -101,9 +101,9 @@ impl Link {
     /// As [`flush`](Link::flush).
     pub(super) fn say(&self, bytes: &[u8], mut descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = with_header(bytes, descriptors.len());
-        let mut gone = 0;
-        while gone < bytes.len() {
-            gone += socket::send_with_descriptors(&self.socket, &bytes[gone..], descriptors, Patience::Wait)?;
+        let mut sent = 0;
+        while sent < bytes.len() {
+            sent += socket::send_with_descriptors(&self.socket, &bytes[sent..], descriptors, Patience::Wait)?;
             descriptors = &[];
         }
         Ok(())
@@ -116,7 +116,8 @@ impl Link {
     pub(super) fn receive(&mut self, patience: Patience) -> io::Result<bool> {
         let at = self.input.len();
         self.input.resize(at + PIECE, 0);
-        let received = socket::receive_with_descriptors(&self.socket, &mut self.input[at..], &mut self.came, patience);
+        let received =
+            socket::receive_with_descriptors(&self.socket, &mut self.input[at..], &mut self.received, patience);
         self.input.truncate(at + received.as_ref().map_or(0, |received| received.bytes));
         match received {
             Ok(received) if received.bytes == 0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -142,10 +143,10 @@ impl Link {
         // Another frame may follow it only if several are sent ahead, which happens only towards helpers; a
         // helper that loses any descriptor gives up.
         let lost = std::mem::take(&mut self.lost);
-        let there = if lost { self.came.len() } else { usize::from(count).min(self.came.len()) };
+        let there = if lost { self.received.len() } else { usize::from(count).min(self.received.len()) };
         Some(Frame {
             bytes,
-            descriptors: self.came.drain(..there).collect(),
+            descriptors: self.received.drain(..there).collect(),
             incomplete: lost || there < usize::from(count),
         })
     }
@@ -235,10 +236,10 @@ mod tests {
         }
         ours.flush(&epoll, 7).expect("a part");
         let mut events = Events::with_capacity(4);
-        let mut came = Vec::new();
+        let mut received = Vec::new();
         let mut rounds = 0;
-        while came.len() < 3 {
-            came.extend(frames(&mut theirs));
+        while received.len() < 3 {
+            received.extend(frames(&mut theirs));
             epoll.wait(&mut events, Some(Duration::ZERO)).expect("waited");
             if !ours.output.is_empty() {
                 assert!(events.iter().any(|ready| ready.token == 7 && ready.writable), "room is not reported");
@@ -247,7 +248,7 @@ mod tests {
             rounds += 1;
         }
         assert!(rounds > 2, "it was sent at once");
-        assert!(came.iter().all(|frame| frame.bytes == large && frame.descriptors.len() == 1));
+        assert!(received.iter().all(|frame| frame.bytes == large && frame.descriptors.len() == 1));
         epoll.wait(&mut events, Some(Duration::ZERO)).expect("waited");
         assert!(events.is_empty(), "epoll waits for room although the queue is empty");
     }

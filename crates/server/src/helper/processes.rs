@@ -21,7 +21,7 @@ use amped_sys::file::Patience;
 use amped_sys::socket;
 use amped_units::Time;
 
-use super::fork_server::{Fate, Order};
+use super::fork_server::{HelperEnd, Order};
 use super::link::{Lent, Link};
 use super::{Busy, Done, Helpers, Task};
 use crate::clock::Clock;
@@ -40,7 +40,7 @@ pub struct Processes {
     disk: Weak<Disk>,
     fork_server: Link,
     /// The fork server has ended; the server is about to.
-    orphaned: bool,
+    fork_server_ended: bool,
     clock: Clock,
     /// Waits for the fork server and all helpers.
     epoll: Epoll,
@@ -54,7 +54,7 @@ pub struct Processes {
     peak: usize,
     died: u64,
     /// No helper could be started: when to try again.
-    barren: Option<Time>,
+    retry_at: Option<Time>,
     /// The failure was reported.
     cannot_start: bool,
 }
@@ -98,7 +98,7 @@ impl Processes {
             settings: generation.settings.helpers.clone(),
             disk: Arc::downgrade(&generation.disk),
             fork_server: Link::new(link),
-            orphaned: false,
+            fork_server_ended: false,
             clock,
             epoll,
             events: Events::with_capacity(64),
@@ -107,13 +107,13 @@ impl Processes {
             next: 0,
             peak: 0,
             died: 0,
-            barren: None,
+            retry_at: None,
             cannot_start: false,
         })
     }
 
     /// Gives queued tasks to idle helpers, and starts others as far as allowed.
-    fn give_out(&mut self) {
+    fn assign(&mut self) {
         while !self.queue.is_empty() {
             let Some(number) = self.idle().or_else(|| self.start()) else {
                 return;
@@ -123,7 +123,7 @@ impl Processes {
             {
                 // It had ended before, so it did not die of this task.
                 helper.job.take().into_iter().for_each(|job| self.queue.push_front(job));
-                self.lose(number);
+                self.close_link(number);
             }
         }
     }
@@ -136,11 +136,12 @@ impl Processes {
 
     /// Starts a helper, if the limit allows.
     fn start(&mut self) -> Option<u64> {
-        if self.helpers.len() >= self.settings.max || self.barren.is_some() {
+        if self.helpers.len() >= self.settings.max || self.retry_at.is_some() {
             return None;
         }
         let number = self.next;
-        let started = if self.orphaned { Err(io::ErrorKind::BrokenPipe.into()) } else { self.try_start(number) };
+        let started =
+            if self.fork_server_ended { Err(io::ErrorKind::BrokenPipe.into()) } else { self.try_start(number) };
         match started {
             Ok(link) => {
                 let (job, disk, idle_since) = (None, Weak::new(), self.clock.now());
@@ -167,14 +168,14 @@ impl Processes {
     }
 
     fn cannot_start(&mut self, error: &io::Error) {
-        self.barren = Some(self.clock.now() + START_AGAIN);
+        self.retry_at = Some(self.clock.now() + START_AGAIN);
         if !std::mem::replace(&mut self.cannot_start, true) {
             say!("cannot start a helper: {error}; until one starts, requests that need the disk get 503");
         }
     }
 
     /// Closes the link to a helper.
-    fn lose(&mut self, number: u64) {
+    fn close_link(&mut self, number: u64) {
         if let Some(helper) = self.helpers.get_mut(&number)
             && !std::mem::replace(&mut helper.ended, true)
         {
@@ -185,7 +186,7 @@ impl Processes {
     }
 
     /// Handles a helper whose socket is readable or writable.
-    fn hear(&mut self, number: u64, ready: Ready, done: &mut Vec<Done>) {
+    fn receive(&mut self, number: u64, ready: Ready, done: &mut Vec<Done>) {
         let Some(helper) = self.helpers.get_mut(&number).filter(|helper| !helper.ended) else {
             return;
         };
@@ -194,7 +195,7 @@ impl Processes {
         let received = if ready.readable { helper.link.receive(Patience::Now) } else { Ok(false) };
         self.take_answer(number, done);
         if flushed.and(received).is_err() {
-            self.lose(number);
+            self.close_link(number);
         }
     }
 
@@ -227,28 +228,28 @@ impl Processes {
             Err(error) => {
                 say!("a helper sent an invalid message ({error}); this is a bug in amped");
                 helper.job = job;
-                self.lose(number);
+                self.close_link(number);
             }
         }
     }
 
     /// Handles the fork server's reports of how helpers ended.
-    fn hear_nursery(&mut self, ready: Ready, done: &mut Vec<Done>) {
+    fn receive_from_fork_server(&mut self, ready: Ready, done: &mut Vec<Done>) {
         let flushed = if ready.writable { self.fork_server.flush(&self.epoll, FORK_SERVER) } else { Ok(()) };
         let received = if ready.readable { self.fork_server.receive(Patience::Now) } else { Ok(false) };
         while let Some(frame) = self.fork_server.take() {
-            if let Ok((number, fate)) = portable::read(&frame.bytes) {
-                self.bury(number, fate, done);
+            if let Ok((number, end)) = portable::read(&frame.bytes) {
+                self.remove_ended(number, end, done);
             }
         }
         if flushed.and(received).is_err() {
-            self.orphaned = true;
+            self.fork_server_ended = true;
             let _ = self.epoll.remove(&self.fork_server);
         }
     }
 
     /// Removes a helper that has ended. One that was released is already unknown.
-    fn bury(&mut self, number: u64, fate: Fate, done: &mut Vec<Done>) {
+    fn remove_ended(&mut self, number: u64, end: HelperEnd, done: &mut Vec<Done>) {
         // It may have answered before.
         while let Some(helper) = self.helpers.get_mut(&number)
             && !helper.ended
@@ -258,9 +259,9 @@ impl Processes {
         let Some(Helper { job, .. }) = self.helpers.remove(&number) else {
             return;
         };
-        let (pid, ending) = match fate {
-            Fate::Ended(pid, ending) => (pid, ending),
-            Fate::NotStarted(error) => {
+        let (pid, ending) = match end {
+            HelperEnd::Ended(pid, ending) => (pid, ending),
+            HelperEnd::NotStarted(error) => {
                 job.into_iter().for_each(|job| self.queue.push_front(job));
                 return self.cannot_start(&io::Error::from_raw_os_error(error));
             }
@@ -283,22 +284,22 @@ impl Processes {
     }
 
     /// Sends the current configuration to idle helpers.
-    fn spread_the_news(&mut self) {
+    fn send_configuration(&mut self) {
         let Some(disk) = self.disk.upgrade() else {
             return;
         };
         let mut lost = Vec::new();
         for (&number, helper) in self.helpers.iter_mut().filter(|(_, helper)| helper.is_idle()) {
-            helper.equip(&disk);
+            helper.update_sites(&disk);
             if helper.link.flush(&self.epoll, number).is_err() {
                 lost.push(number);
             }
         }
-        lost.into_iter().for_each(|number| self.lose(number));
+        lost.into_iter().for_each(|number| self.close_link(number));
     }
 
     /// Returns when the next surplus helper will have been idle for long enough, and which it is.
-    fn superfluous(&self) -> Option<(Time, u64)> {
+    fn next_surplus(&self) -> Option<(Time, u64)> {
         let idle = self.helpers.iter().filter(|(_, helper)| helper.is_idle());
         let first = idle.map(|(&number, helper)| (helper.idle_since + self.settings.idle_timeout, number)).min();
         first.filter(|_| self.helpers.len() > self.settings.min_spare)
@@ -311,7 +312,7 @@ impl Helpers for Processes {
             return Err(Busy);
         }
         self.queue.push_back(Job { task, again: false });
-        self.give_out();
+        self.assign();
         if self.helpers.is_empty() {
             // No helper would ever take it.
             self.queue.pop_back();
@@ -323,8 +324,8 @@ impl Helpers for Processes {
     fn renew(&mut self, generation: &ConfigSnapshot) {
         self.settings = generation.settings.helpers.clone();
         self.disk = Arc::downgrade(&generation.disk);
-        self.spread_the_news();
-        self.give_out();
+        self.send_configuration();
+        self.assign();
     }
 
     fn counts(&self) -> HelperCounts {
@@ -343,22 +344,22 @@ impl Helpers for Processes {
         let ready: Vec<Ready> = self.events.iter().collect();
         for ready in ready {
             match ready.token {
-                FORK_SERVER => self.hear_nursery(ready, done),
-                number => self.hear(number, ready, done),
+                FORK_SERVER => self.receive_from_fork_server(ready, done),
+                number => self.receive(number, ready, done),
             }
         }
-        self.give_out();
-        self.spread_the_news();
+        self.assign();
+        self.send_configuration();
     }
 
     fn next_due(&self) -> Time {
-        self.superfluous().map_or(Time::NEVER, |(due, _)| due).min(self.barren.unwrap_or(Time::NEVER))
+        self.next_surplus().map_or(Time::NEVER, |(due, _)| due).min(self.retry_at.unwrap_or(Time::NEVER))
     }
 
     fn take_due(&mut self, now: Time) {
-        self.barren = self.barren.filter(|until| *until > now);
-        self.give_out();
-        while let Some((due, number)) = self.superfluous()
+        self.retry_at = self.retry_at.filter(|until| *until > now);
+        self.assign();
+        while let Some((due, number)) = self.next_surplus()
             && due <= now
         {
             // It sees its socket close.
@@ -379,7 +380,7 @@ impl Helper {
     fn give(&mut self, job: Job, number: u64, epoll: &Epoll) -> io::Result<()> {
         match &job.task {
             Task::Work(disk, work) => {
-                self.equip(disk);
+                self.update_sites(disk);
                 self.put(&Order::Work(Cow::Borrowed(work)), Vec::new());
             }
             Task::Warm(_, content, range) => {
@@ -391,7 +392,7 @@ impl Helper {
     }
 
     /// Ensures that it uses this configuration.
-    fn equip(&mut self, disk: &Arc<Disk>) {
+    fn update_sites(&mut self, disk: &Arc<Disk>) {
         let disk_of_it = Arc::downgrade(disk);
         let forgotten = disk.folders_forgotten();
         if Weak::ptr_eq(&self.disk, &disk_of_it) && self.forgotten == forgotten {
