@@ -2,7 +2,7 @@
 //! `F_SETLK`). The kernel releases all slots of a process that ends, for whatever reason.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -42,9 +42,7 @@ impl Slots {
             l_len: 1,
             l_pid: 0,
         };
-        // SAFETY: F_SETLK reads one `flock`, alive for the call; this value owns the descriptor.
-        // JUSTIFICATION: rustix locks only whole files.
-        unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_SETLK, &raw const lock) == 0 }
+        nix::fcntl::fcntl(&self.0, nix::fcntl::FcntlArg::F_SETLK(&lock)).is_ok()
     }
 }
 
