@@ -29,23 +29,15 @@ use super::source::Sources;
 use crate::client::{Connection, Plan};
 
 /// The behaviour of a parked connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::Display, strum::EnumString)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum IdleMode {
     /// Sends one request, reads the reply at full speed, and stays silent: a keep-alive connection.
     Idle,
     /// Sends a request and reads 16 bytes of the reply per second, with the smallest receive window that the kernel
     /// allows; at the end of the replies it sends a request again.
     SlowRead,
-}
-
-impl fmt::Display for IdleMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            IdleMode::Idle => "idle",
-            IdleMode::SlowRead => "slow-read",
-        })
-    }
 }
 
 /// A requested number of connections of a mode: `1000` or `1000:idle`, `50:slow-read`.
@@ -62,7 +54,7 @@ impl FromStr for Wanted {
 
     fn from_str(text: &str) -> Result<Wanted, String> {
         let (count, mode) = text.split_once(':').unwrap_or((text, "idle"));
-        let mode = [IdleMode::Idle, IdleMode::SlowRead].into_iter().find(|known| known.to_string() == mode.trim());
+        let mode = mode.trim().parse().ok();
         let count = count.trim().parse().ok().filter(|count| (1..=COUNT_MAX).contains(count));
         match (count, mode) {
             (Some(count), Some(mode)) => Ok(Wanted { count, mode }),
