@@ -463,7 +463,7 @@ pub(crate) mod tests {
         };
         let ms = Duration::from_millis;
         check(1000.0, Duration::from_micros(900), |_, _| {}, Validity::Valid, "valid");
-        check(1000.0, ms(2), |_, _| {}, Validity::ClientBound, "and 1.0 ms are allowed");
+        check(1000.0, ms(2), |_, _| {}, Validity::ClientBound, "the limit is 1.0 ms");
         check(
             1000.0,
             ms(2),
@@ -473,8 +473,8 @@ pub(crate) mod tests {
         );
         // 5 % of a gap of 100 ms.
         check(10.0, ms(4), |_, _| {}, Validity::Valid, "valid");
-        check(10.0, ms(6), |_, _| {}, Validity::ClientBound, "5.0 ms are allowed");
-        check(1.0, ms(1), |tally, _| tally.fail_connection(Fault::Local), Validity::ClientBound, "no port");
+        check(10.0, ms(6), |_, _| {}, Validity::ClientBound, "the limit is 5.0 ms");
+        check(1.0, ms(1), |tally, _| tally.fail_connection(Fault::Local), Validity::ClientBound, "no free port");
         check(1.0, ms(1), |tally, _| tally.fail_connection(Fault::Unsent), Validity::ClientBound, "too late");
         check(
             1.0,

@@ -335,12 +335,12 @@ mod tests {
             let error = layout(&words).unwrap_err();
             assert!(error.contains(says), "{error}");
         };
-        check(|words| words[1] = 2, "its form is 2");
-        check(|words| words.truncate(10), "ends in its head");
-        check(|words| words.truncate(words.len() - 1), "shorter than its head says");
-        check(|words| words[4] = u64::MAX, "nothing is so large");
-        check(|words| words[7] = 3, "names other things");
-        check(|words| words[3] = 8, "shorter than its head says");
+        check(|words| words[1] = 2, "its format version is 2");
+        check(|words| words.truncate(10), "its header is truncated");
+        check(|words| words.truncate(words.len() - 1), "shorter than its header says");
+        check(|words| words[4] = u64::MAX, "in its header");
+        check(|words| words[7] = 3, "do not match its counts");
+        check(|words| words[3] = 8, "shorter than its header says");
         check(|words| words[16] = u64::MAX, "not valid UTF-8");
         check(|words| words[11] = 62, "invalid histogram");
     }
@@ -367,7 +367,7 @@ mod tests {
         fs::write(folder.path().join("letter"), "Dear reader").unwrap();
         check("letter", "is not a metrics file");
         fs::write(folder.path().join("short"), MAGIC).unwrap();
-        check("short", "ends in its head");
+        check("short", "its header is truncated");
     }
 
     proptest! {

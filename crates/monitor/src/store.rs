@@ -227,7 +227,7 @@ mod tests {
         (0..samples).for_each(|number| recorder.add(&sample(number)).unwrap());
         recorder.finish().unwrap();
         let again = Recorder::create(&path, &head).err().unwrap();
-        assert!(again.exit_status() == 2 && again.to_string().contains("never written over"), "{again}");
+        assert!(again.exit_status() == 2 && again.to_string().contains("is not overwritten"), "{again}");
         std::fs::read(path).unwrap()
     }
 
@@ -268,13 +268,13 @@ mod tests {
         check(b"no zstd at all", "");
         check(&packed("{}\n"), "line 1");
         check(&packed("{\"head\":{\"version\":2}}\n"), "line 1");
-        check(&packed(&record_text().replace("\"version\":2", "\"version\":1")), "form 1");
+        check(&packed(&record_text().replace("\"version\":2", "\"version\":1")), "format version 1");
         check(
             &packed(&format!("{}{}", record_text(), record_text())[record_text().find('\n').unwrap() + 1..]),
-            "out of its place",
+            "is misplaced",
         );
         let twice = record_text() + &record_text();
-        cut(&twice, "line 3 is out of its place");
+        cut(&twice, "line 3 is misplaced");
         cut(&(record_text() + "{\"sample\":{}}\n"), "line 3");
         cut(&(record_text() + &"x".repeat(LINE_MAX as usize)), "longer than any sample");
     }

@@ -312,7 +312,7 @@ fn parked_connections_closed_by_server_are_counted_and_reopened() {
     assert_eq!((found[0].closed, found[0].failed), (10, 0), "{found:?}");
     assert!(found[0].open_least < 10, "{found:?}");
     let text = found[0].to_string();
-    assert!(text.contains("the server closed 10, 10 were opened anew"), "{text}");
+    assert!(text.contains("the server closed 10, 10 were reopened"), "{text}");
 }
 
 #[test]
@@ -419,7 +419,7 @@ fn certificates_are_verified() {
     let good = certificate(|_| {});
     check(&good, "localhost", true, None);
     check(&good, "localhost", false, Some("the certificate of localhost is not signed by a trusted authority"));
-    check(&good, "example.com", true, Some("is not for example.com but for localhost: ask"));
+    check(&good, "example.com", true, Some("is not for example.com but for localhost: use that name"));
     check(&good, "127.0.0.1", true, Some("is not for 127.0.0.1"));
     // As `openssl req -x509` makes it.
     let own_authority = certificate(is_ca);

@@ -537,10 +537,10 @@ mod tests {
         check(Some(1000), &all[..2], LogFileSet { requests: 9, whole, unsized_files: 1, impossible: 2 });
         check(Some(109), &[("/", 10, 1.0)], LogFileSet { requests: 1, whole, unsized_files: 0, impossible: 0 });
         let fails = |log: &Log, most| of_log(log, "x.log", most, 1).expect_err("nothing").to_string();
-        assert!(fails(&log, Some(Bytes(9))).contains("is larger than 9B: give --dataset more"));
+        assert!(fails(&log, Some(Bytes(9))).contains("is larger than 9B: raise --dataset"));
         let none = self::log(&[("/a", 404, "5"), ("/b", 304, "0")]);
         for most in [None, Some(Bytes(9))] {
-            assert!(fails(&none, most).contains("shows the size of no file"));
+            assert!(fails(&none, most).contains("has no file size"));
         }
     }
 
@@ -581,7 +581,7 @@ mod tests {
         fs::create_dir(&other).expect("made");
         write(&small(), &other, |_| ()).expect("an empty folder will do");
         let another = Manifest::new("another".to_owned(), 3, [("/x".to_owned(), 1, String::new(), 1.0)]);
-        assert!(fails(&another, &other).contains("is not empty, and holds another set or none"));
+        assert!(fails(&another, &other).contains("is not empty and has another file set"));
         assert!(!other.join("x").exists());
         // A file, a folder and a link that are not part of the set.
         for (at, make) in
@@ -591,7 +591,7 @@ mod tests {
         {
             let stranger = other.join(format!("a/stranger{at}"));
             make(&stranger).expect("made");
-            assert!(fails(&small(), &other).contains("which is not of it"), "{at}");
+            assert!(fails(&small(), &other).contains("which does not belong to it"), "{at}");
             if at == 1 { fs::remove_dir(&stranger) } else { fs::remove_file(&stranger) }.expect("removed");
         }
         // A link in the place of a file is not followed.
@@ -617,13 +617,16 @@ mod tests {
         assert_eq!(need(&[0, 1, 4096]), Need { files: 3, bytes: 8192 });
         assert!(need(&[90 * mib]).fits(&room(200 * mib, 100 * mib, None)).is_ok());
         let error = need(&[91 * mib]).fits(&room(200 * mib, 100 * mib, None)).expect_err("no room");
-        assert!(error.contains("91 more MiB: 100 MiB are free, and 10 MiB of them stay so"), "{error}");
+        assert!(error.contains("for 91 MiB: 100 MiB are free, of which 10 MiB are reserved"), "{error}");
         // The reserve of a large disk is at most 1 GiB; an empty need fits a full disk.
         assert!(need(&[99 << 30]).fits(&room(1 << 50, 100 << 30, None)).is_ok());
         assert!(need(&[]).fits(&room(100, 0, Some(0))).is_ok());
         assert!(need(&[1, 1]).fits(&room(1 << 40, 1 << 40, Some(2))).is_ok());
         assert!(
-            need(&[1, 1, 1]).fits(&room(1 << 40, 1 << 40, Some(2))).expect_err("no inodes").contains("inodes for 2")
+            need(&[1, 1, 1])
+                .fits(&room(1 << 40, 1 << 40, Some(2)))
+                .expect_err("no inodes")
+                .contains("inodes for 3 files: the file system has 2")
         );
         assert!(need(&[u64::MAX, u64::MAX]).fits(&room(u64::MAX, u64::MAX, None)).is_err());
 

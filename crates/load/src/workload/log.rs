@@ -777,7 +777,7 @@ mod tests {
 
         let fails = |name: &str, bytes: &[u8]| read(name, bytes).expect_err(name).to_string();
         assert!(fails("empty", b"").contains("it is empty"));
-        assert!(fails("text", b"hello\nworld\n").contains("of its 2 lines 2 are odd: without client and time"));
+        assert!(fails("text", b"hello\nworld\n").contains("2 of its 2 lines are invalid: without client and time"));
         assert!(fails("garbled", &packed[..12]).contains("it cannot be read"));
         for (magic, name, unpack) in PACKED {
             let file = [magic, b"\0\n\xff"].concat();

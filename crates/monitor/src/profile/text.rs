@@ -141,7 +141,10 @@ mod tests {
         assert_eq!(words[..8], ["writev", "10.0", "%", "5.5", "..", "17.4", "40.0", "%"]);
         assert_eq!(words[8].chars().count(), 4);
         assert!(text.contains("something") && text.contains("796 expected"), "{text}");
-        assert!(text.contains("0.10 % of a processor, of 0.5 %") && text.contains("rested for 0.5 s"), "{text}");
+        assert!(
+            text.contains("0.10 % of one processor; the limit is 0.5 %") && text.contains("paused for 0.5 s"),
+            "{text}"
+        );
         assert_eq!(folded(&profile()), "nginx;[user] 60\n");
         assert!(text.contains("  …odulemodulemodulemodule::f0    5.0 %"), "{text}");
         assert!(
