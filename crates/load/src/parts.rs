@@ -337,7 +337,7 @@ mod tests {
         assert!(why.contains("two") && why.contains("not parts of the same load"), "{why}");
         let mut cut = good.clone();
         cut.seconds.pop();
-        assert!(Parts::merge(&[named("one", &cut)]).unwrap_err().contains("one tells of 1 seconds"));
+        assert!(Parts::merge(&[named("one", &cut)]).unwrap_err().contains("one has 1 seconds"));
         assert!(Parts::merge(&[]).is_err());
     }
 }
