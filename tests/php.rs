@@ -37,7 +37,7 @@ impl Php {
         command.args(["--nodaemonize", "--allow-to-run-as-root", "--fpm-config"]).arg(&config).env("PATH", path);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = child.expect("php-fpm8.2; `cargo xtask setup` brings it (Debian package php8.2-fpm)");
-        wait_until("php-fpm", || socket.exists());
+        wait_until("php-fpm to listen", || socket.exists());
         Php(child)
     }
 }

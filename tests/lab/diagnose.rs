@@ -376,7 +376,7 @@ fn interrupted_diagnosis_is_marked_and_keeps_complete_runs() {
     all.extend(["--out".to_owned(), out.to_str().unwrap().to_owned()]);
     let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
     let child = command.args(&all).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    super::until("some runs to be whole", || {
+    super::until("some complete runs", || {
         fs::read_dir(out.join("runs"))
             .is_ok_and(|runs| runs.filter(|run| run.as_ref().unwrap().path().join("run.json").exists()).count() >= 3)
     });

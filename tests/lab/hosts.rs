@@ -61,7 +61,7 @@ impl Net {
             net.holders.push(holder);
         }
         for holder in &net.holders {
-            until("a namespace", || ![PathBuf::new(), own.clone()].contains(&namespace(holder.id())));
+            until("the network namespace", || ![PathBuf::new(), own.clone()].contains(&namespace(holder.id())));
         }
         done(net.within(0, &["ip", "link", "set", "lo", "up"]).stdin(Stdio::null()));
         done(&mut net.within(0, &["ip", "link", "add", "br0", "type", "bridge"]));
@@ -111,7 +111,9 @@ impl Net {
         fs::write(at("ssh_config"), config).unwrap();
         for name in NAMES {
             let log = at(&format!("{name}.log"));
-            until(&format!("sshd of {name}: {log}"), || fs::read_to_string(&log).unwrap().contains("Server listening"));
+            until(&format!("sshd on {name} to listen; its log: {log}"), || {
+                fs::read_to_string(&log).unwrap().contains("Server listening")
+            });
         }
         net.servers = servers;
         net
@@ -188,13 +190,13 @@ impl Drop for Net {
 /// Asserts that no process and no file of these agents is left on a host.
 fn assert_nothing_is_left(net: &Net, agents: &[(u32, PathBuf)]) {
     for (at, name) in NAMES.iter().enumerate() {
-        until(&format!("nobody to be left on {name}"), || net.processes(at + 1).is_empty());
+        until(&format!("all processes on {name} to exit"), || net.processes(at + 1).is_empty());
     }
     for (pid, folder) in agents {
         // A copied program is removed, an installed one is not.
         let is_copy = folder.to_string_lossy().ends_with("-copy");
         let gone = || left_of(*pid, Path::new("/no/folder")).is_empty() && is_copy != folder.exists();
-        until(&format!("nothing to be left of {pid}, {}", folder.display()), gone);
+        until(&format!("process {pid} and its directory {} to be removed", folder.display()), gone);
     }
 }
 

@@ -77,7 +77,7 @@ fn screen_shows_run_and_restores_terminal() {
         String::from_utf8_lossy(&text).into_owned()
     });
     // The display has drawn two seconds.
-    until("a run of two seconds", || count.load(Ordering::Relaxed) > 450);
+    until("two seconds of load", || count.load(Ordering::Relaxed) > 450);
     let mut keyboard = child.stdin.take().unwrap();
     keyboard.write_all(b"\x03").unwrap();
     assert!(child.wait().unwrap().success());
@@ -111,7 +111,7 @@ fn page_is_written_for_interrupted_run_and_path_is_checked_first() {
     let words = ["load", &url(address), "--rate", "100", "--duration", "10m", "--html", path.to_str().unwrap()];
     let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
     let child = command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    until("a few requests", || count.load(Ordering::Relaxed) > 20);
+    until("20 requests", || count.load(Ordering::Relaxed) > 20);
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     child.wait_with_output().unwrap();
     let page = fs::read_to_string(&path).unwrap();
@@ -250,7 +250,7 @@ fn parked_connections_match_kernel_count() {
     assert!((20 * 16..20 * 16 * 100).contains(&taken), "{taken} bytes");
     // Parked connections are counted separately: the responses are those of the schedule.
     assert_eq!(outcome["ok"], outcome["planned"]);
-    until("all to be closed", || established(nginx.patient) == 0);
+    until("all parked connections to be closed", || established(nginx.patient) == 0);
 }
 
 #[test]

@@ -57,7 +57,7 @@ pub fn excerpt() -> PathBuf {
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "waited for a minute: {what}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "timed out waiting for {what}");
         thread::sleep(Duration::from_millis(5));
     }
 }

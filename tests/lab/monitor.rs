@@ -94,7 +94,7 @@ fn connections_are_counted_by_state() {
         namespace.loopback("up");
         // A new loopback device takes a moment to check its IPv6 address.
         let mut bound = None;
-        until("an address of the loopback", || {
+        until("the address of the loopback device", || {
             bound = namespace.within(|| TcpListener::bind(address)).ok();
             bound.is_some()
         });
@@ -120,14 +120,14 @@ fn connections_are_counted_by_state() {
             found.len() == expected.len()
                 && expected.iter().all(|(state, count)| found.get(*state).and_then(Value::as_u64) == Some(*count))
         };
-        until("what is planted while the network works", || {
+        until("the expected connection states", || {
             states(&[("established", 9), ("close_wait", 9), ("fin_wait_2", 4), ("time_wait", 5)])
         });
         // From here on no packet arrives: an end that closes waits for an acknowledgement.
         namespace.loopback("down");
         last_ack.iter().for_each(|server| server.shutdown(Shutdown::Write).unwrap());
         fin_wait_1.iter().for_each(|(_, server)| server.shutdown(Shutdown::Write).unwrap());
-        until("what is planted while it does not", || {
+        until("the expected connection states without network", || {
             states(&[
                 ("established", 7),
                 ("close_wait", 3),
@@ -199,7 +199,7 @@ fn half_open_connections_are_counted() {
         (full, waiting, asking)
     });
     let held = namespace.within(|| pairs(&listener, 2));
-    until("what is planted", || {
+    until("the expected connection states", || {
         let tick = last_tick(&namespace, address.port());
         let expected = serde_json::json!({ "established": 2, "syn_received": 6, "syn_sent": 3 });
         tick["census"]["states"] == expected
@@ -348,7 +348,7 @@ fn disk_reads_are_measured() {
     add(&watch.next());
     let before = own();
     // On a busy machine other processes hold pages for a moment, and these are not evicted.
-    until("a file that is read from a disk; if the build folder is no disk's, build elsewhere", || {
+    until("a file that is read from disk; if the build directory is not on a disk, build elsewhere", || {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         std::io::Seek::rewind(&mut file).unwrap();
         std::io::copy(&mut file, &mut std::io::sink()).unwrap();
@@ -420,7 +420,7 @@ fn collectors_receive_samples() {
     let held = pairs(&listener, 3);
     let told = Told::start(&["--interval", "50ms", "--budget", "100%"]);
     let mut page = String::new();
-    until("two ticks", || {
+    until("two samples", || {
         page = told.page();
         of_page(&page, "ammeter_ticks_total") >= 2.0
     });
@@ -605,7 +605,7 @@ fn server_exit_keeps_collected_samples() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    until("a record", || fs::metadata(&path).is_ok_and(|meta| meta.len() > 2000));
+    until("a recording of 2 kB", || fs::metadata(&path).is_ok_and(|meta| meta.len() > 2000));
     server.kill().unwrap();
     server.wait().unwrap();
     let output = watch.wait_with_output().unwrap();
@@ -775,7 +775,7 @@ int main(void) { for (;;) { seventy(); thirty(); } }
         let child =
             unshared.args(["--mount", "sh", "-c", command, "sh"]).arg(&program).spawn().expect("unshare (util-linux)");
         let planted = Planted(child);
-        until("the program to run", || {
+        until("the planted program to run", || {
             fs::read_to_string(format!("/proc/{}/comm", planted.0.id())).unwrap().trim() == "plant"
         });
         planted
@@ -862,7 +862,7 @@ impl Writer {
         let writer = Writer(Command::new("yes").stdout(nowhere).spawn().expect("the program `yes` (coreutils)"));
         let stat = format!("/proc/{}/stat", writer.0.id());
         // Until it has written for 0.1 s it may still be starting.
-        until("it to write", || {
+        until("the program to write", || {
             let text = fs::read_to_string(&stat).unwrap();
             let ticks = text.rsplit_once(") ").unwrap().1.split(' ').nth(12).unwrap();
             text.contains("(yes)") && ticks.parse::<u64>().unwrap() > 10

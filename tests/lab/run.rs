@@ -215,7 +215,7 @@ fn killed_experiment_leaves_nothing_and_resumes() {
         let mut child = start();
         let before = kept.len();
         // In the middle of a run: some time after the first run of this round has been written.
-        until("a run to be there", || finished().len() > before || child.try_wait().unwrap().is_some());
+        until("a complete run", || finished().len() > before || child.try_wait().unwrap().is_some());
         std::thread::sleep(Duration::from_millis(u64::from(noise.rotate_left(round * 7) % 1200)));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -355,7 +355,7 @@ fn interrupt_keeps_completed_measurements() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    until("a run to be there", || out.join("runs/1-a0-100/run.json").exists());
+    until("a complete run", || out.join("runs/1-a0-100/run.json").exists());
     Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     let mut said = String::new();
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();

@@ -96,7 +96,7 @@ fn server_figures_match_client_counts() {
         };
         // The server counts the last responses a moment after the client has received them.
         let mut module = Value::Null;
-        until("the file to be found and all to be counted", || {
+        until("the metrics file, with all responses counted", || {
             module = watched(&port, &[]);
             module.is_object() && all(&module, "replies") >= replies
         });
@@ -139,7 +139,7 @@ fn alone_stalled_loop_reports_count_and_duration() {
     let inject = format!("inject=preadv2,pread64:delay_enter={}", DELAY_S * 1e6);
     let words = ["-f", "-qq", "-e", "trace=preadv2,pread64", "-e", &inject, "-p", &pid, "-o"];
     let mut strace = Command::new("strace").args(words).arg(&trace).spawn().expect("the program `strace`");
-    until("strace to have hold of each thread", || {
+    until("strace to attach to every thread", || {
         let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
         let mut states = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("status")).unwrap());
         states.all(|state| !state.contains("TracerPid:\t0\n"))
@@ -158,7 +158,7 @@ fn alone_stalled_loop_reports_count_and_duration() {
     }
     // A turn is counted when it ends.
     let mut found = before;
-    until("all stalls to be told", || {
+    until("all stalls to be reported", || {
         found = told();
         found[0] - before[0] >= FILES as f64
     });
@@ -193,7 +193,7 @@ fn alone_monitor_overhead_is_reported_per_request() {
     let words = ["overhead", "--port", &port, "--blocks", "6", "--window", "200ms", "--of", "monitor", "--seed", "3"];
     let mut found = Value::Null;
     // The load must begin first.
-    until("all blocks to have load", || {
+    until("load in every block", || {
         let output = ammeter(&[&words[..], &["--json"]].concat());
         found = serde_json::from_slice(&output.stdout).unwrap_or_default();
         found["idle_blocks"] == 0
@@ -223,7 +223,7 @@ fn phases_of_concurrent_requests_are_shown() {
         .spawn()
         .unwrap();
     let port = server.address.port().to_string();
-    until("a tick in which some were timed", || {
+    until("a sample with phase times", || {
         let module = watched(&port, &[]);
         let class = &module["classes"][0];
         let Some(phases) = class["phases"].as_array().filter(|phases| !phases.is_empty()) else { return false };

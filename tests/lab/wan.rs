@@ -265,7 +265,7 @@ fn endless(folder: &Path) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    until("the command is there", || ready.exists());
+    until("the command to start", || ready.exists());
     assert!(device(&child).exists(), "its device is there");
     child
 }
@@ -299,7 +299,7 @@ fn signal_ends_command_and_leaves_nothing() {
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert!(said.contains("SIGTERM"), "{name}: {said}");
         assert!(!device.exists());
-        until("what the command has started has ended", || !is_running(&sleeper));
+        until("the child of the command to exit", || !is_running(&sleeper));
     }
 }
 
@@ -308,7 +308,7 @@ fn signal_before_command_starts_ends_it() {
     let command = ["wan", "--", "sleep", "600"];
     let mut child = Command::new(env!("CARGO_BIN_EXE_ammeter")).args(command).stderr(Stdio::null()).spawn().unwrap();
     // The host's end of the path exists; the other end and the command do not.
-    until("the host's device", || device(&child).exists());
+    until("the network device", || device(&child).exists());
     signal(&child, "-INT");
     assert_eq!(child.wait().unwrap().code(), Some(143));
 }
@@ -320,11 +320,11 @@ fn killed_path_is_cleaned_up() {
     let (device, sleeper) = (device(&child), sleeper(folder.path()));
     signal(&child, "-KILL");
     child.wait().unwrap();
-    until("the device goes with its program", || !device.exists());
+    until("the device to be removed with its program", || !device.exists());
     // The process that the command had started continues without a network until the next `ammeter wan` runs.
     let (_, told, status) = wan(&[], &["true"]);
     assert_eq!(status, 0, "{told}");
-    until("what was left behind has ended", || !is_running(&sleeper));
+    until("the orphaned process to exit", || !is_running(&sleeper));
 }
 
 #[test]
@@ -392,7 +392,7 @@ fn testbed_classes_have_their_own_paths() {
         let plain = ["curl", "-s", "-o", "/dev/null", "-w", "%{time_connect}", "--max-time", "60"];
         net.exec(class, &[&plain, more].concat())
     };
-    until("the server listens", || curl("near", &["http://10.77.0.1/"]).1 == Some(0));
+    until("the server to listen", || curl("near", &["http://10.77.0.1/"]).1 == Some(0));
     for more in [&["http://10.77.0.1/", "--interface", "10.79.0.3"][..], &["http://[fd77::1]/"]] {
         let (time, status) = curl("far", more);
         assert_eq!(status, Some(0), "{more:?}");
@@ -425,7 +425,7 @@ for _ in range(3):
         let paths = status["paths"].as_array().unwrap();
         paths.iter().map(|path| path["up"]["packets"]["left"].as_u64().unwrap()).collect()
     };
-    until("three packets have left each path", || left(&net.status()) == [3; 1000]);
+    until("three packets through each path", || left(&net.status()) == [3; 1000]);
     let status = net.status();
     assert_eq!((&status["overflow"], &status["kernel_dropped"]), (&Value::from(0), &Value::from(0)));
 }
@@ -438,11 +438,11 @@ fn bandwidth_changes_at_run_time() {
     let send = ["python3", "-c", send];
     assert_eq!(net.exec("a", &send).1, Some(0));
     let delay = |status: Value| status["paths"][0]["up"]["delay_max_ms"].as_f64().unwrap();
-    until("they have arrived", || net.status()["paths"][0]["up"]["packets"]["left"].as_u64() >= Some(20));
+    until("the packets to arrive", || net.status()["paths"][0]["up"]["packets"]["left"].as_u64() >= Some(20));
     let before = delay(net.status());
     assert!(net.wan("set", &["a", "--bandwidth", "200kbit"]).status.success());
     assert_eq!(net.exec("a", &send).1, Some(0));
-    until("they have arrived", || net.status()["paths"][0]["up"]["packets"]["left"].as_u64() >= Some(40));
+    until("the packets to arrive", || net.status()["paths"][0]["up"]["packets"]["left"].as_u64() >= Some(40));
     let after = delay(net.status());
     // 20 packets of 1028 bytes take 822 ms at 200 kbit/s, and 164 us at 1 Gbit/s. A slow sender reduces the delay.
     assert!(after > 100.0 && after > 10.0 * before, "{before} ms, then {after}");
@@ -489,13 +489,13 @@ fn leftovers_of_killed_testbed_do_not_block_next() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    until("it is up", || net.wan("status", &[]).status.success());
+    until("the test bed to start", || net.wan("status", &[]).status.success());
     let mut left = Command::new(env!("CARGO_BIN_EXE_ammeter"))
         .args(["wan", "exec", "--control", socket.to_str().unwrap(), "a", "--", "sleep", "600"])
         .spawn()
         .unwrap();
     let name = Path::new("/proc").join(left.id().to_string()).join("comm");
-    until("it runs", || fs::read_to_string(&name).is_ok_and(|name| name == "sleep\n"));
+    until("the command to run", || fs::read_to_string(&name).is_ok_and(|name| name == "sleep\n"));
     first.kill().unwrap();
     first.wait().unwrap();
     assert_eq!(net.wan("status", &[]).status.code(), Some(1));
@@ -563,7 +563,7 @@ fn under_traffic(flags: &[&str], inside: &str) -> Child {
         .spawn()
         .unwrap();
     let bytes = device(&child).join("statistics/rx_bytes");
-    until("packets pass", || {
+    until("traffic through the path", || {
         fs::read_to_string(&bytes).is_ok_and(|count| count.trim().parse::<u64>().unwrap() > 100_000)
     });
     child
@@ -589,9 +589,9 @@ fn alone_failure_under_traffic_restores_network() {
         let mut killed = under_traffic(&flags, &inside);
         signal(&killed, "-KILL");
         killed.wait().unwrap();
-        until("the device goes with its program", || !device(&killed).exists());
+        until("the device to be removed with its program", || !device(&killed).exists());
         assert_eq!(wan(&[], &["true"]).2, 0);
-        as_before("after SIGKILL, and a start");
+        as_before("the network to be restored after SIGKILL and a start");
 
         let mut removed = under_traffic(&flags, &inside);
         let name = device(&removed).file_name().unwrap().to_owned();
@@ -600,12 +600,12 @@ fn alone_failure_under_traffic_restores_network() {
         let mut said = String::new();
         removed.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert!(said.contains("removed"), "{said}");
-        as_before("after the device was removed");
+        as_before("the network to be restored after the device was removed");
 
         let mut asked = under_traffic(&flags, &inside);
         signal(&asked, "-INT");
         asked.wait().unwrap();
-        as_before("after Ctrl-C");
+        as_before("the network to be restored after Ctrl-C");
     }
 
     let net = Net { folder: tempfile::tempdir().unwrap() };
@@ -617,14 +617,14 @@ fn alone_failure_under_traffic_restores_network() {
         let quiet = || Stdio::null();
         let bed =
             Command::new(env!("CARGO_BIN_EXE_ammeter")).args(words).stdout(quiet()).stderr(quiet()).spawn().unwrap();
-        until("it is up", || net.wan("status", &[]).status.success());
+        until("the test bed to start", || net.wan("status", &[]).status.success());
         bed
     };
     let mut bed = up();
     let words = ["wan", "exec", "--control", socket.to_str().unwrap(), "a", "--", "sh", "-c", flood];
     let mut client = Command::new(env!("CARGO_BIN_EXE_ammeter")).args(words).spawn().unwrap();
     let entered = || net.status()["paths"][0]["up"]["packets"]["entered"].as_u64();
-    until("packets pass", || entered() > Some(1000));
+    until("traffic through the path", || entered() > Some(1000));
     bed.kill().unwrap();
     bed.wait().unwrap();
     let mut next = up();
@@ -633,7 +633,7 @@ fn alone_failure_under_traffic_restores_network() {
     net.exec("a", &["sh", "-c", &format!("ip link del wan0; touch {}", ready.display())]);
     assert_eq!(next.wait().unwrap().code(), Some(1));
     assert!(!socket.exists());
-    as_before("after a test-bed that was killed, and one whose device was removed");
+    as_before("the network to be restored after a killed test bed and a removed device");
 }
 
 #[test]

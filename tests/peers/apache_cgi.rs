@@ -45,7 +45,7 @@ impl Apache {
         // LD_LIBRARY_PATH on.
         let mut child = command.process_group(0).env_clear().spawn().expect("apache2");
         let log = folder.path().join("error.log");
-        wait_until("Apache", || {
+        wait_until("Apache to listen", || {
             let ended = child.try_wait().unwrap();
             assert!(ended.is_none(), "it has ended: {}", fs::read_to_string(&log).unwrap_or_default());
             TcpStream::connect(address).is_ok()

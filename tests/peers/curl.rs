@@ -124,7 +124,7 @@ fn curl_conditional_requests_are_honored() {
     assert_eq!(code(&["--etag-compare", tag]), "304 0");
     site.file("a.txt", "something else");
     // After a second; a busy disk may take longer.
-    wait_until("the change", || code(&["--etag-compare", tag]) == "200 14");
+    wait_until("the changed file", || code(&["--etag-compare", tag]) == "200 14");
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn spool_files_are_accessed_by_helper_threads_only() {
         } else {
             assert!(client.read_chunks().unwrap() == body);
         }
-        wait_until("all files to be closed", || {
+        wait_until("all spool files to be closed", || {
             !server.descriptors().iter().any(|path| path.starts_with(spool.path()))
         });
     }
@@ -179,7 +179,9 @@ fn single_request_is_answered_without_epoll_wait() {
     }
     drop(server);
     let added = |text: &str| text.lines().filter(|line| line.contains("EPOLL_CTL_ADD")).count();
-    wait_until("the calls", || fs::read_to_string(&calls).unwrap_or_default().matches("close(").count() >= CLIENTS);
+    wait_until("the traced calls", || {
+        fs::read_to_string(&calls).unwrap_or_default().matches("close(").count() >= CLIENTS
+    });
     let text = fs::read_to_string(&calls).unwrap();
     // The mailbox, the listener, the first client, and connections accepted before their request arrived.
     assert!(added(&text) < 4 + CLIENTS / 2, "{text}");
@@ -313,10 +315,10 @@ fn at_most_64_connections_are_accepted_per_turn() {
     );
     let crowd: Vec<_> = (0..CROWD).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     let accepted = |text: &str| text.lines().filter(|line| line.contains("accept4(") && !line.contains("= -1")).count();
-    wait_until("all to be taken", || server.report("connections_accepted") >= CROWD as u64);
+    wait_until("all connections to be accepted", || server.report("connections_accepted") >= CROWD as u64);
     drop((crowd, server));
     // strace writes the rest of its output when it exits.
-    wait_until("the calls", || accepted(&fs::read_to_string(&calls).unwrap_or_default()) >= CROWD);
+    wait_until("the traced calls", || accepted(&fs::read_to_string(&calls).unwrap_or_default()) >= CROWD);
     let text = fs::read_to_string(&calls).unwrap();
     let turns: Vec<usize> = text.split("epoll_pwait2(").map(accepted).collect();
     assert_eq!(turns.iter().max(), Some(&64), "{turns:?}");
@@ -374,7 +376,7 @@ fn disk_error_on_first_bytes_of_cached_name_returns_500() {
         strace.detach();
         assert_eq!(client.get("/large.bin").body.len(), 300_000);
         let line = format!("\"GET /large.bin HTTP/1.1\" 500 {}\n", response.body.len());
-        wait_until("the line of the log", || fs::read_to_string(&log).unwrap().contains(&line));
+        wait_until("the log line", || fs::read_to_string(&log).unwrap().contains(&line));
     }
 }
 

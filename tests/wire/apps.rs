@@ -32,7 +32,7 @@ fn scripts_of(server: &Server) -> Vec<u32> {
 
 /// Counts the server's open file descriptors after all its loops have started.
 pub(super) fn descriptors(server: &Server) -> usize {
-    wait_until("all loops", || {
+    wait_until("a report from all loops", || {
         let before = server.said().len();
         server.signal("USR2");
         wait_until("the report", || server.said()[before..].contains("loops: answered="));
@@ -325,7 +325,7 @@ fn failing_script_returns_error() {
     ] {
         server.wait_for(&format!("/cgi-bin/{name}: {why}\n"));
     }
-    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+    wait_until("all scripts to exit", || scripts_of(&server).is_empty());
 }
 
 #[test]
@@ -339,13 +339,13 @@ fn client_disconnect_kills_process_group() {
     for _ in 0..3 {
         let mut client = server.connect();
         client.send_request("GET", "/cgi-bin/waits", &[]);
-        wait_until("the script", || pids.exists());
+        wait_until("the script to start", || pids.exists());
         let text = fs::read_to_string(&pids).unwrap();
         fs::remove_file(&pids).unwrap();
         let pids: Vec<u32> = text.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
         assert!(pids.iter().all(|&pid| parent_of(pid).is_some()), "{text}");
         drop(client);
-        wait_until("its processes to end", || pids.iter().all(|&pid| parent_of(pid).is_none()));
+        wait_until("its processes to exit", || pids.iter().all(|&pid| parent_of(pid).is_none()));
     }
     wait_until("its descriptors to be closed", || server.descriptors().len() <= before);
 }
@@ -388,7 +388,7 @@ fn script_limit_or_exit_kills_process_group() {
     for file in files {
         let text = fs::read_to_string(file).unwrap();
         for pid in text.split_whitespace().map(|pid| pid.parse().unwrap()) {
-            wait_until("its processes to end", || parent_of(pid).is_none());
+            wait_until("its processes to exit", || parent_of(pid).is_none());
         }
     }
     wait_until("its descriptors to be closed", || server.descriptors().len() <= before);
@@ -417,16 +417,16 @@ fn scripts_killed_under_load_do_not_affect_others() {
         }
         for _ in 0..10 {
             let so_far = answers.load(Ordering::Relaxed);
-            wait_until("scripts", || !scripts_of(&server).is_empty());
+            wait_until("a running script", || !scripts_of(&server).is_empty());
             for pid in scripts_of(&server) {
                 // It may have exited since then; the kernel does not reuse its number so soon.
                 let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
             }
-            wait_until("more answers", || answers.load(Ordering::Relaxed) > so_far + 6);
+            wait_until("more responses", || answers.load(Ordering::Relaxed) > so_far + 6);
         }
     });
     assert_eq!(server.get("/cgi-bin/works").text(), "hello you");
-    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+    wait_until("all scripts to exit", || scripts_of(&server).is_empty());
     wait_until("all descriptors to be closed", || server.descriptors().len() <= before);
 }
 
@@ -455,7 +455,7 @@ fn max_processes_bounds_running_scripts() {
             .max()
     });
     assert!(most <= Some(processes), "{most:?} at a time");
-    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+    wait_until("all scripts to exit", || scripts_of(&server).is_empty());
 }
 
 #[test]
@@ -467,7 +467,7 @@ fn full_script_queue_returns_503() {
     let server = serve(&site, "max_processes = 1\nmax_queue = 0");
     let mut first = server.connect();
     first.send_request("GET", "/cgi-bin/waits", &[]);
-    wait_until("the script", || !scripts_of(&server).is_empty());
+    wait_until("the script to start", || !scripts_of(&server).is_empty());
     let response = server.get("/cgi-bin/waits");
     assert_eq!((response.status, response.field("Retry-After")), (503, Some("1")));
     fs::write(go, "").unwrap();
@@ -514,7 +514,7 @@ pub(crate) fn slow_ones(
         sender.send_request("POST", deaf, &[("Content-Length", "50000000")]);
         sender.send(vec![0; 100_000]);
     });
-    wait_until("the applications", are_at_work);
+    wait_until("the applications to run", are_at_work);
     for n in 0..20 {
         drips.send("x");
         assert_eq!(server.get("/a.txt").text(), "static", "{n}");
@@ -523,7 +523,7 @@ pub(crate) fn slow_ones(
     unheard.stream().shutdown(std::net::Shutdown::Both).unwrap();
     flood.join().unwrap();
     drop(unheard);
-    wait_until("all applications to end", have_ended);
+    wait_until("all applications to exit", have_ended);
     wait_until("all descriptors to be closed", || server.descriptors().len() <= before);
 }
 
@@ -562,7 +562,7 @@ fn log_counts_body_without_framing() {
     assert!(server.connect().try_get("/cgi-bin/half").is_none());
     assert_eq!(server.connect().request("HEAD", "/cgi-bin/hello", &[]).status, 200);
     let lines = || fs::read_to_string(&log).unwrap_or_default();
-    wait_until("three lines", || lines().lines().count() >= 3);
+    wait_until("three log lines", || lines().lines().count() >= 3);
     let mut counted: Vec<(Option<u64>, Option<u64>)> = Vec::new();
     for line in lines().lines() {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();

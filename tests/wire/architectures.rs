@@ -76,7 +76,7 @@ fn both_loops_serve(architecture: &str) {
         found
     };
     // A thread sets its own name after it starts.
-    wait_until("two loops", || waits().len() == 2);
+    wait_until("two idle loops", || waits().len() == 2);
     let before = waits();
     // Kept open, so that the number of connections of each loop stays.
     let mut clients: Vec<Client> = (0..100).map(|_| server.connect()).collect();
@@ -169,15 +169,15 @@ fn crashed_process_is_replaced_and_logged() {
                 }
             });
         }
-        wait_until("requests", || served.load(Ordering::Relaxed) > 100);
+        wait_until("100 responses", || served.load(Ordering::Relaxed) > 100);
         kill("KILL", &victim.to_string());
         server.wait_for(&format!("process {victim} was killed by signal 9 (Killed); replacing it"));
         // The server reaps the process that died and restores the number of workers.
-        wait_until("the pool to be whole", || {
+        wait_until("six live workers", || {
             server.children().len() == 6 && server.children().iter().all(|&pid| lives(pid))
         });
         let before = served.load(Ordering::Relaxed);
-        wait_until("requests to go on", || served.load(Ordering::Relaxed) > before + 100);
+        wait_until("100 more responses", || served.load(Ordering::Relaxed) > before + 100);
     });
     let after: BTreeSet<u32> = server.children().into_iter().collect();
     assert_eq!(after.intersection(&before).count(), 5, "{before:?} {after:?}");
@@ -215,9 +215,9 @@ fn twenty_reloads_leak_no_descriptor() {
     let server = start(&site, "mp", 4);
     let reload = |n: usize| {
         server.signal("HUP");
-        wait_until("the new configuration", || server.said().matches("the new configuration is in force").count() == n);
+        wait_until("the reload", || server.said().matches("the new configuration is in force").count() == n);
         // The old processes have no requests to finish.
-        wait_until("the old ones to end", || server.children().len() == 4);
+        wait_until("the old processes to exit", || server.children().len() == 4);
         let of = |pid: u32| {
             let name = |target: &std::path::PathBuf| {
                 // The names of sockets and pipes contain a number.
@@ -226,7 +226,7 @@ fn twenty_reloads_leak_no_descriptor() {
             descriptors_of(pid).iter().map(name).collect::<Vec<_>>()
         };
         // A thread of a child process may not have started yet.
-        wait_until("an answer of all", || server.report("loops answered") == 4);
+        wait_until("a report from all loops", || server.report("loops answered") == 4);
         (of(server.pid()), server.children().into_iter().map(of).collect::<BTreeSet<_>>())
     };
     let first = reload(1);
@@ -250,8 +250,8 @@ fn counters_include_exited_processes() {
         let old = server.children();
         server.signal("HUP");
         // Reaped, and therefore included in the sums.
-        wait_until("the old ones to end", || server.children().iter().all(|pid| !old.contains(pid)));
-        wait_until("their counts", || server.report("requests") == requests);
+        wait_until("the old processes to exit", || server.children().iter().all(|pid| !old.contains(pid)));
+        wait_until("the counts of the old processes", || server.report("requests") == requests);
         assert_eq!(server.report("connections"), 0);
     }
 }

@@ -146,11 +146,11 @@ fn accounts_file_change_takes_effect() {
     let status = |password: &str| get_as(&server, "/private/page.html", "ann", password).status;
     assert_eq!([status("open sesame"), status("another")], [200, 401]);
     fs::write(&users, format!("ann:{}\n", bcrypt::hash("another", 4).unwrap())).unwrap();
-    wait_until("the old password to be none", || status("open sesame") == 401);
+    wait_until("the old password to be rejected", || status("open sesame") == 401);
     assert_eq!(status("another"), 200);
     // Without the accounts file nobody is admitted, and the error log states the reason.
     fs::remove_file(&users).unwrap();
-    wait_until("an error", || status("another") == 500);
+    wait_until("status 500", || status("another") == 500);
     server.wait_for("cannot read password file ");
     fs::write(&users, "ann:$y$x$y\n").unwrap();
     wait_until("a refusal", || status("another") == 401);
@@ -245,7 +245,7 @@ fn log_contains_user_name() {
         get_as(&server, "/index.html", "ann", "open sesame");
         server.get("/private/page.html");
         let lines = || fs::read_to_string(&log).unwrap_or_default();
-        wait_until("four lines", || lines().lines().count() == 4);
+        wait_until("four log lines", || lines().lines().count() == 4);
         let text = lines();
         let with = |what: &str| text.lines().filter(|line| line.contains(what)).count();
         assert_eq!((with(good), with(bad)), (1, 1), "{text}");

@@ -88,7 +88,7 @@ fn chunked_body_reaches_application_with_length() {
         client.send(chunked(b"hello"));
         let response = client.response("PUT");
         assert_eq!((response.text().as_str(), response.field("X-Length")), ("hello", Some("5")));
-        wait_until("all files to be closed", || !has_files(&server));
+        wait_until("all spool files to be closed", || !has_files(&server));
     }
 }
 
@@ -223,7 +223,7 @@ fn slow_downloads_hold_no_application_process() {
     let mut clients = Vec::new();
     for _ in 0..3 {
         // There is one place and no queue: the place is free again although no client has read anything.
-        wait_until("the place", || {
+        wait_until("a free application process", || {
             let mut client = download(&server, "/cgi-bin/much");
             let is_begun = client.read_head().starts_with("HTTP/1.1 200");
             clients.extend(is_begun.then_some(client));
@@ -235,7 +235,7 @@ fn slow_downloads_hold_no_application_process() {
         assert!(body == expected.as_bytes(), "{} bytes came", body.len());
     }
     drop(clients);
-    wait_until("all files to be closed", || !has_files(&server));
+    wait_until("all spool files to be closed", || !has_files(&server));
 }
 
 #[test]

@@ -124,9 +124,9 @@ fn created_file_replaces_cached_404() {
     // The page of an error is a file as well.
     assert_eq!(client.get("/missing").text(), "first");
     site.file("404.html", "second");
-    wait_until("the second page", || client.get("/missing").text() == "second");
+    wait_until("the new error page", || client.get("/missing").text() == "second");
     fs::remove_file(site.path().join("404.html")).unwrap();
-    wait_until("our own page", || client.get("/missing").text().contains("404 Not Found"));
+    wait_until("the built-in error page", || client.get("/missing").text().contains("404 Not Found"));
 }
 
 #[test]
@@ -286,9 +286,7 @@ fn download_of_edited_file_is_cut_and_never_mixed() {
     }
     // The next request receives the current version.
     let now = fs::read(site.path().join("edited")).unwrap();
-    wait_until("the file as it is", || {
-        server.connect().try_get("/edited").is_some_and(|response| response.body == now)
-    });
+    wait_until("the edited file", || server.connect().try_get("/edited").is_some_and(|response| response.body == now));
 }
 
 #[test]
@@ -352,7 +350,7 @@ fn rests_after_all(size: usize) {
             }
         });
         // A truncated response means that the file changed while it was sent.
-        wait_until("a weak tag", || match server.connect().try_get("/file.bin") {
+        wait_until("a weak ETag", || match server.connect().try_get("/file.bin") {
             Some(response) => {
                 assert_eq!(response.status, 200);
                 response.field("ETag").unwrap().starts_with("W/\"")
@@ -360,7 +358,7 @@ fn rests_after_all(size: usize) {
             None => false,
         });
     });
-    wait_until("a strong tag", || {
+    wait_until("a strong ETag", || {
         let response = server.get("/file.bin");
         response.body == version(25, size) && response.field("ETag").unwrap().starts_with('"')
     });

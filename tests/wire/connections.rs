@@ -14,7 +14,7 @@ fn assert_others_are_answered_while(server: &Server, greedy: impl Fn(&AtomicBool
     thread::scope(|scope| {
         let stop = SetOnDrop(&done);
         scope.spawn(|| greedy(&done, &progress));
-        wait_until("the greedy one to begin", || progress.load(Ordering::Relaxed) > 1 << 20);
+        wait_until("the pipelining client to start", || progress.load(Ordering::Relaxed) > 1 << 20);
         let mut stays = server.connect();
         let (mut worst, before) = (Duration::ZERO, progress.load(Ordering::Relaxed));
         let begin = Instant::now();
@@ -25,7 +25,7 @@ fn assert_others_are_answered_while(server: &Server, greedy: impl Fn(&AtomicBool
             worst = worst.max(begin.elapsed());
         }
         // The greedy client makes progress too, though perhaps not in so short a time.
-        wait_until("the greedy one to go on", || progress.load(Ordering::Relaxed) > before);
+        wait_until("the pipelining client to continue", || progress.load(Ordering::Relaxed) > before);
         drop(stop);
         println!("50 pairs of requests took {:?}, the longest {worst:?}", begin.elapsed());
     });

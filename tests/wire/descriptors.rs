@@ -72,7 +72,7 @@ fn ten_thousand_idle_connections_cost_half_a_kibibyte_each() {
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(open)).collect();
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
-    wait_until("all of them", || server.report("connections") == CONNECTIONS as u64);
+    wait_until("all connections to be accepted", || server.report("connections") == CONNECTIONS as u64);
     let bytes = server.report("connection_bytes") / CONNECTIONS as u64;
     let resident = resident_bytes(server.pid()).saturating_sub(resident_before) / CONNECTIONS as u64;
     println!("{bytes} bytes a connection by the server's own count, {resident} by the growth of its resident memory");
@@ -90,7 +90,7 @@ fn ten_thousand_idle_connections_cost_half_a_kibibyte_each() {
         rustix::net::sockopt::set_socket_linger(client.stream(), Some(Duration::ZERO)).unwrap();
     }
     drop(clients);
-    wait_until("all to be gone", || server.report("connections") == 0);
+    wait_until("all connections to close", || server.report("connections") == 0);
 }
 
 #[test]
@@ -434,7 +434,7 @@ impl Hog {
         if self.cat.stdin.as_mut().unwrap().write_all(&vec![0; bytes]).is_err() {
             return false;
         }
-        wait_until("memory to be taken", || {
+        wait_until("the memory to be allocated", || {
             group.kills() > 0 || self.file.as_file().metadata().unwrap().len() == self.taken
         });
         group.kills() == 0
@@ -455,14 +455,14 @@ fn start_helpers(server: &Server, count: usize) {
     while helpers_of(server).len() < count {
         for pid in helpers_of(server) {
             signal("STOP", pid);
-            wait_until("it to stop", || parent_of(pid).is_some_and(|(state, _)| state == 'T'));
+            wait_until("the helper to stop", || parent_of(pid).is_some_and(|(state, _)| state == 'T'));
         }
         let asked = server.report("disk_questions");
         let mut client = server.connect();
         client.send_request("GET", &format!("/{}/", clients.len()), &[]);
         clients.push(client);
         let is_taken = || server.report("helper_queue") == 0;
-        wait_until("it to be asked", || server.report("disk_questions") > asked && is_taken());
+        wait_until("the disk question to reach the helper", || server.report("disk_questions") > asked && is_taken());
     }
     helpers_of(server).into_iter().for_each(|pid| signal("CONT", pid));
     for mut client in clients {
@@ -500,16 +500,16 @@ fn server_survives_memory_exhaustion() {
         group.leave(48 << 20);
         // In large steps first and in pages at the end: no more than needed for one process to be killed.
         let _ = (0..32).all(|_| hog.takes(1 << 20, &group)) && (0..8000).all(|_| hog.takes(4 << 10, &group));
-        wait_until("memory to run out", || group.kills() > 0);
+        wait_until("the OOM killer", || group.kills() > 0);
         drop(hog);
         let answers = |target: &str| {
             let response = server.connect().try_get(target);
             response.is_some_and(|response| response.status == 200)
         };
-        wait_until("the service to go on", || answers("/a.txt") && answers("/1/"));
+        wait_until("responses from the server", || answers("/a.txt") && answers("/1/"));
         if is_mp {
             server.wait_for("was killed by signal 9 (Killed)");
-            wait_until("the pool to be whole", || server.children().len() == 3);
+            wait_until("a full pool of workers", || server.children().len() == 3);
         }
         let after = server.pids();
         assert!(needed.iter().all(|pid| after.contains(pid)), "{needed:?} {after:?}");

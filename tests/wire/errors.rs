@@ -286,7 +286,7 @@ fn give_up_root(architecture: &str) {
     }
 
     // The log can be reopened, because its folder belongs to nobody.
-    wait_until("lines", || fs::read_to_string(&log).is_ok_and(|text| text.lines().count() == 3));
+    wait_until("three log lines", || fs::read_to_string(&log).is_ok_and(|text| text.lines().count() == 3));
     fs::rename(&log, logs.path().join("old.log")).unwrap();
     server.signal("USR1");
     // A process learns of the new file once it exists; until then its lines go to the old one.

@@ -73,7 +73,7 @@ fn unused_application_is_stopped() {
     let server = serve(&site, "min_spare = 0");
     let before = super::apps::descriptors(&server);
     let [pid, ..] = told(&server.get("/app"));
-    wait_until("it to end", || parent_of(pid as u32).is_none());
+    wait_until("the application to exit", || parent_of(pid as u32).is_none());
     wait_until("its descriptors to be closed", || server.descriptors().len() <= before);
 }
 
@@ -101,11 +101,11 @@ fn crashed_applications_are_restarted() {
     // Killed between two requests: no client notices.
     let kill = |pid: usize| assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
     kill(first);
-    wait_until("it to end", || parent_of(first as u32).is_none());
+    wait_until("the application to exit", || parent_of(first as u32).is_none());
     // A process that died soon after its start is restarted after a delay.
     let again = || {
         let mut second = None;
-        wait_until("another one", || {
+        wait_until("another application process", || {
             let response = server.get("/app");
             // 502: another request restarted it, and it was about to exit.
             assert!([200, 502, 503].contains(&response.status), "{}", response.text());
@@ -128,7 +128,7 @@ fn crashed_applications_are_restarted() {
     // Not always the process that has answered last: its slot may not be free again yet.
     let sleeper = || {
         let mut pid = None;
-        wait_until("the application", || {
+        wait_until("the application to start its request", || {
             let text = fs::read_to_string(&sleeps).unwrap_or_default();
             pid = text.strip_suffix('\n').and_then(|pid| pid.parse().ok());
             pid.is_some()
@@ -138,7 +138,7 @@ fn crashed_applications_are_restarted() {
     // An application that exceeds the timeout is killed.
     assert_eq!(server.get("/app?sleep").status, 504);
     let late = sleeper();
-    wait_until("the application that was too late to end", || parent_of(late).is_none());
+    wait_until("the application past its timeout to exit", || parent_of(late).is_none());
     // So is one whose client has disconnected.
     again();
     fs::remove_file(&sleeps).unwrap();
@@ -146,7 +146,7 @@ fn crashed_applications_are_restarted() {
     leaver.send_request("GET", "/app?sleep", &[]);
     let left = sleeper();
     drop(leaver);
-    wait_until("the application whose client has left to end", || parent_of(left).is_none());
+    wait_until("the application of the disconnected client to exit", || parent_of(left).is_none());
     again();
     assert!(applications_of(&server).len() <= 2);
 }
@@ -169,7 +169,9 @@ fn applications_killed_under_load_are_restarted() {
         };
         let clients: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
         for _ in 0..3 {
-            wait_until("an answer", || server.connect().try_get("/app").is_some_and(|response| response.status == 200));
+            wait_until("status 200", || {
+                server.connect().try_get("/app").is_some_and(|response| response.status == 200)
+            });
             for pid in applications_of(&server) {
                 let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
             }
@@ -178,7 +180,7 @@ fn applications_killed_under_load_are_restarted() {
         clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
     });
     assert!(!statuses.is_empty() && statuses.iter().all(|status| [200, 502, 503].contains(status)), "{statuses:?}");
-    wait_until("it to be well again", || server.get("/app").status == 200);
+    wait_until("the application to respond again", || server.get("/app").status == 200);
     assert!(applications_of(&server).len() <= 3);
     // Two descriptors per process: one that signals its exit, and a connection.
     wait_until("all other descriptors to be closed", || server.descriptors().len() <= before + 3 * 2);
@@ -217,7 +219,7 @@ fn application_on_tcp_port_is_served() {
     client.send(&body);
     assert!(client.response("POST").body == body);
     drop(app);
-    wait_until("an error", || {
+    wait_until("status 502", || {
         let response = client.get("/app");
         response.status == 502 && response.text().contains("application cannot be reached")
     });
@@ -248,7 +250,7 @@ fn waiting(site: &Site, server: &Server) -> Client {
     let _ = fs::remove_file(&sleeps);
     let mut client = server.connect();
     client.send_request("GET", "/app?wait", &[]);
-    wait_until("the application", || sleeps.exists());
+    wait_until("the application to start its request", || sleeps.exists());
     client
 }
 
@@ -277,7 +279,7 @@ fn reload_keeps_unchanged_applications_and_their_requests() {
     reload("max_processes = 2\nenv = { SCRIPT_NAME = \"/new\" }", 2);
     // A worker that is about to retire may still accept a connection.
     let mut other = pid;
-    wait_until("the new one", || {
+    wait_until("the new application", || {
         let response = server.get("/app");
         other = told(&response)[0];
         response.text().contains("/new")
@@ -286,7 +288,7 @@ fn reload_keeps_unchanged_applications_and_their_requests() {
     fs::write(site.path().join("go"), "").unwrap();
     assert_eq!(told(&client.response("GET"))[0], pid);
     drop(client);
-    wait_until("the old one to end", || parent_of(pid as u32).is_none());
+    wait_until("the old application to exit", || parent_of(pid as u32).is_none());
     assert_eq!(told(&server.get("/app"))[0], other);
 }
 
@@ -303,7 +305,7 @@ fn stopping_server_lets_applications_finish_and_leaves_nothing() {
     assert_eq!(client.response("GET").status, 200);
     drop(client);
     assert!(server.wait().success());
-    wait_until("its processes to end", || parent_of(pid as u32).is_none());
+    wait_until("its processes to exit", || parent_of(pid as u32).is_none());
     let left: Vec<_> = fs::read_dir(beside.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["amped.toml"]);
 }
@@ -322,11 +324,13 @@ fn crashed_worker_does_not_affect_application() {
     for worker in server.children().into_iter().filter(|&child| child != manager) {
         let _ = Command::new("kill").args(["-9", &worker.to_string()]).status();
     }
-    wait_until("another worker", || server.connect().try_get("/app").is_some_and(|response| told(&response)[0] == pid));
+    wait_until("a response through another worker", || {
+        server.connect().try_get("/app").is_some_and(|response| told(&response)[0] == pid)
+    });
     assert_eq!(applications_of(&server), applications);
     // After SIGKILL of the server no process stays either.
     let _ = Command::new("kill").args(["-9", &server.pid().to_string()]).status();
-    wait_until("its processes to end", || [pid as u32, manager].iter().all(|&pid| parent_of(pid).is_none()));
+    wait_until("its processes to exit", || [pid as u32, manager].iter().all(|&pid| parent_of(pid).is_none()));
 }
 
 #[test]

@@ -1213,14 +1213,14 @@ fn lone_gzip_file_change_is_detected() {
     let mut client = server.connect();
     assert_eq!(client.get("/a.txt").text(), "the first");
     site.file("a.txt.gz", gzip(b"the second"));
-    wait_until("the second", || client.get("/a.txt").text() == "the second");
+    wait_until("the second version", || client.get("/a.txt").text() == "the second");
     assert_eq!(client.request("GET", "/a.txt", &[TAKES_GZIP]).body, gzip(b"the second"));
     site.file("a.txt", "by itself");
-    wait_until("the file itself", || client.get("/a.txt").text() == "by itself");
+    wait_until("the uncompressed file", || client.get("/a.txt").text() == "by itself");
     fs::remove_file(site.path().join("a.txt")).unwrap();
     wait_until("the second again", || client.get("/a.txt").text() == "the second");
     fs::remove_file(site.path().join("a.txt.gz")).unwrap();
-    wait_until("nothing", || client.get("/a.txt").status == 404);
+    wait_until("status 404", || client.get("/a.txt").status == 404);
 }
 
 #[test]

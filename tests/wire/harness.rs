@@ -228,7 +228,7 @@ impl Server {
 
     /// Waits until standard error contains `text`.
     pub fn wait_for(&self, text: &str) {
-        wait_until(&format!("the server to say {text:?}; it said {}", self.said()), || self.said().contains(text));
+        wait_until(&format!("{text:?} on standard error, which is {}", self.said()), || self.said().contains(text));
     }
 
     /// Waits until the process exits.

@@ -60,7 +60,7 @@ fn give_work_to_a_stopped_one(server: &Server, client: &mut Client) -> u32 {
     assert_eq!(client.get("/").status, 200);
     let [helper] = helpers_of(server)[..] else { panic!("one helper") };
     signal("STOP", helper);
-    wait_until("it to stop", || parent_of(helper).is_some_and(|(state, _)| state == 'T'));
+    wait_until("the helper to stop", || parent_of(helper).is_some_and(|(state, _)| state == 'T'));
     let asked = server.report("disk_questions");
     client.send_request("GET", "/folder/", &[]);
     wait_until("the question", || server.report("disk_questions") > asked);
@@ -170,15 +170,15 @@ fn alone_request_that_kills_two_helpers_fails() {
     let kill_two = |work: &str| {
         for (n, what_then) in ["retrying it once", "giving it up"].into_iter().enumerate() {
             let died = server.report("helpers_died");
-            wait_until("a helper", || !helpers_of(&server).is_empty());
+            wait_until("a helper to start", || !helpers_of(&server).is_empty());
             let helper = helpers_of(&server)[0];
             // A helper that waits for the disk has begun its task.
             wait_until("it to wait for the disk", || parent_of(helper).is_some_and(|(state, _)| state == 'D'));
             signal("KILL", helper);
-            wait_until("its end", || server.report("helpers_died") > died);
+            wait_until("the exit of the helper", || server.report("helpers_died") > died);
             let which = if n == 0 { "a task" } else { "the retried task" };
             let line = format!("helper {helper} was killed by signal 9 (Killed) during {which} ({work}");
-            wait_until("the reason", || {
+            wait_until("the reason in the error log", || {
                 server.said().lines().any(|said| said.contains(&line) && said.ends_with(what_then))
             });
         }
@@ -221,7 +221,7 @@ fn thousand_cold_requests_leak_no_descriptor() {
                 });
             }
         });
-        wait_until("the connections' end", || server.report("connections") == 0);
+        wait_until("all connections to close", || server.report("connections") == 0);
     };
     all(1);
     let processes = |server: &Server| [vec![server.pid(), fork_server_of(server)], helpers_of(server)].concat();
@@ -267,7 +267,7 @@ fn reload_reaches_helper_processes() {
     server.signal("HUP");
     server.wait_for("the new configuration is in force");
     // An idle helper also releases a root that is no longer served.
-    wait_until("the helper to hear of it", || root_of(helper).as_deref() == Some(new.path()));
+    wait_until("the helper to use the new root", || root_of(helper).as_deref() == Some(new.path()));
     assert!(client.get("/which/").text().contains("new"));
     assert_eq!(client.get("/").text(), "index");
     assert_eq!(helpers_of(&server), [helper], "the helper stayed");
@@ -316,7 +316,7 @@ fn helper_processes_exit_with_server() {
             family
         };
         server.wait();
-        wait_until("all to end", || family.iter().all(|pid| parent_of(*pid).is_none()));
+        wait_until("all processes to exit", || family.iter().all(|pid| parent_of(*pid).is_none()));
     }
 }
 
@@ -331,7 +331,7 @@ fn helper_processes_start_on_demand_and_some_stay_in_reserve() {
     let stopped = give_work_to_a_stopped_one(&server, &mut client);
     assert_eq!(server.get("/").status, 200);
     // There were two (`peak`). The busy helper stays, and no other.
-    wait_until("the other to end", || helpers_of(&server) == [stopped]);
+    wait_until("the idle helper to exit", || helpers_of(&server) == [stopped]);
     assert_eq!((server.report("helpers processes"), server.report("helpers_peak")), (1, 2));
     signal("CONT", stopped);
     assert_eq!(client.response("GET").status, 200);
@@ -360,7 +360,7 @@ fn cold_requests_get_503_until_helper_process_starts() {
     allow("0");
     // The helper of the first request.
     helpers_of(&server).into_iter().for_each(|helper| signal("KILL", helper));
-    wait_until("its end", || server.report("helpers processes") == 0);
+    wait_until("the exit of the helper", || server.report("helpers processes") == 0);
     for _ in 0..3 {
         assert_eq!(server.get("/").status, 503);
         assert_eq!(server.get("/hot.txt").status, 200);
@@ -369,7 +369,7 @@ fn cold_requests_get_503_until_helper_process_starts() {
     assert_eq!(server.said().matches("cannot start a helper").count(), 1);
     let most = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum;
     allow(&most.map_or("unlimited".to_owned(), |most| most.to_string()));
-    wait_until("a helper", || server.get("/").status == 200);
+    wait_until("a helper to start", || server.get("/").status == 200);
 }
 
 #[test]

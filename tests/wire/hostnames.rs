@@ -198,7 +198,7 @@ impl Net {
         let before = in_force();
         Net::configure(&self.site, &self.logs, keys);
         self.server.signal("HUP");
-        wait_until("the new configuration", || in_force() > before);
+        wait_until("the reload", || in_force() > before);
     }
 
     /// Runs a closure in the network namespace.
@@ -437,7 +437,7 @@ fn response_does_not_wait_for_name() {
         }
         // All lines of an address share its lookup. Four lookups run at a time: those of four clients, or the first one
         // of each process, which has its own cache.
-        wait_until("questions", || {
+        wait_until("the pending lookups", || {
             net.server.report("cache_misses hostname") == 50 && net.server.report("hostname_lookups") >= 4
         });
         assert!(net.server.report("hostname_lookups") == 4 || architecture == "mp");
@@ -469,7 +469,7 @@ fn silent_name_server_delays_log_and_loses_no_line() {
     assert_eq!(net.server.report("hostname_timeouts"), 30);
     net.zone(|zone| zone.silent = false);
     let mut n = 30;
-    wait_until("a name", || {
+    wait_until("a line with a host name", || {
         net.ask(local(2), [n]);
         n += 1;
         host_and_number(&net.wait_for_lines(n)[n - 1]).0 == "host2.test"
@@ -484,12 +484,12 @@ fn stop_and_log_reopen_do_not_wait_for_silent_name_server() {
         for n in 0..20 {
             net.ask(local(2 + (n % 10) as u8), [n]);
         }
-        wait_until("all to be asked about", || net.server.report("cache_misses hostname") == 20);
+        wait_until("all 20 lookups", || net.server.report("cache_misses hostname") == 20);
         assert!(net.lines().is_empty());
         let old = net.log().with_extension("old");
         fs::rename(net.log(), &old).unwrap();
         net.server.signal("USR1");
-        wait_until("the new file", || net.log().exists());
+        wait_until("the reopened log", || net.log().exists());
         let begin = Instant::now();
         net.server.signal("TERM");
         assert_eq!(net.server.wait().code(), Some(0));

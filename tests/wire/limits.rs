@@ -240,7 +240,7 @@ fn stalled_download_is_closed_visibly_incomplete() {
     let mut client = Client::connect_narrow(server.address, 4096);
     let begin = Instant::now();
     client.send_request("GET", "/huge.bin", &[]);
-    wait_until("the server to give the client up", || server.report("connections") == 0);
+    wait_until("the server to close the connection", || server.report("connections") == 0);
     assert!(begin.elapsed() >= Duration::from_secs(1), "early");
     assert_eq!(server.report("connections_broken"), 1);
     let mut received = 0;
@@ -288,7 +288,7 @@ fn idle_connection_makes_room_at_max_connections() {
     let server = Server::configured(&site, "[limits]\nmax_connections = 4");
     let mut clients: Vec<Client> = Vec::new();
     // Some workers of a pool may not have started; then a running one closes its idle connection for a waiting one.
-    wait_until("four that are kept", || {
+    wait_until("four connections that are kept open", || {
         clients = (0..4).map(|_| server.connect()).collect();
         let mut is_kept =
             |_| clients.iter_mut().all(|client| client.try_get("/a.txt").is_some_and(|reply| reply.status == 200));
@@ -326,7 +326,7 @@ fn new_connections_wait_while_none_is_idle() {
     first.send("GET /a.txt HTTP/1.1\r\n");
     let mut second = Client::connect_narrow(server.address, 4096);
     second.send_request("GET", "/huge.bin", &[]);
-    wait_until("both", || server.report("connections_accepted") == 2);
+    wait_until("both connections to be accepted", || server.report("connections_accepted") == 2);
     second.stream().read_exact(&mut [0; 100]).unwrap();
 
     let mut waiting: Vec<Client> = (0..3).map(|_| server.connect()).collect();

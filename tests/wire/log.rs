@@ -352,7 +352,7 @@ fn rotated_log_is_reopened_without_losing_a_line() {
             let old = place.logs.path().join(format!("access.log.{n}"));
             fs::rename(place.log(), &old).unwrap();
             server.signal("USR1");
-            wait_until("the new file", || place.log().exists());
+            wait_until("the reopened log", || place.log().exists());
             rotated.push(old);
         }
         wait_for_lines_or_more(&place.log());
@@ -376,7 +376,7 @@ fn rotated_log_is_reopened_without_losing_a_line() {
 }
 
 fn wait_for_lines_or_more(path: &Path) {
-    wait_until("lines", || fs::read_to_string(path).is_ok_and(|text| text.matches('\n').count() > 20));
+    wait_until("20 log lines", || fs::read_to_string(path).is_ok_and(|text| text.matches('\n').count() > 20));
 }
 
 #[test]
@@ -395,7 +395,7 @@ fn log_that_cannot_be_reopened_continues_in_old_file() {
     wait_for_lines(&old, 2);
     fs::remove_dir(place.log()).unwrap();
     server.signal("USR1");
-    wait_until("the new file", || place.log().is_file());
+    wait_until("the reopened log", || place.log().is_file());
     server.get("/a.txt?3");
     wait_for_lines(&place.log(), 1);
 }
@@ -504,7 +504,7 @@ fn closed_log_pipe_affects_no_response() {
     server.get("/a.txt");
     server.wait_for("amped: cannot write the log standard output");
     assert_eq!(server.get("/a.txt").text(), "hello");
-    wait_until("both to be counted", || server.report("log_lines_lost") == 2);
+    wait_until("two lost lines to be counted", || server.report("log_lines_lost") == 2);
 }
 
 #[test]

@@ -323,8 +323,8 @@ fn gauges_and_cache_counters_are_published_promptly() {
     assert_eq!(page.of("amped_request_hits_total", ""), 9.0);
     assert!(page.of("amped_loop_turns_total", "") >= 10.0 && page.of("amped_loop_busy_seconds_total", "") > 0.0);
     drop(client);
-    wait_until("the connection to be gone", || told.page().of("amped_connections", "") == 0.0);
-    wait_until("its memory to be gone", || {
+    wait_until("the connection to close", || told.page().of("amped_connections", "") == 0.0);
+    wait_until("its memory to be released", || {
         let page = told.page();
         page.of("amped_connection_bytes", "") < 100_000.0
     });
@@ -341,18 +341,18 @@ fn blocking_operations_are_counted_by_cause() {
     assert_eq!(told.get("/folder/"), 200);
     let list = "cause=\"list\"";
     let page = told.page_with("amped_replies_total", "kind=\"dynamic\"", 1.0);
-    wait_until("the listing to be told of", || told.page().of("amped_helper_tasks_total", list) == with_helpers(1.0));
+    wait_until("the listing to be counted", || told.page().of("amped_helper_tasks_total", list) == with_helpers(1.0));
     assert_eq!(told.page().of("amped_helper_wait_seconds_total", list) > 0.0, has_helpers);
     assert_eq!(page.of("amped_helper_queue", ""), 0.0);
     // The server waits for a new file until it no longer changes; on a busy machine that may be before the request.
     let mut fresh = 0;
-    wait_until("a file that was asked for while it was written", || {
+    wait_until("a request for a file that is being written", || {
         fresh += 1;
         site.file(&format!("fresh-{fresh}"), "x");
         assert_eq!(told.get(&format!("/fresh-{fresh}")), 200);
         told.page().of("amped_probe_misses_total", "of=\"change\"") > 0.0
     });
-    wait_until("the helpers to be told of", || {
+    wait_until("the helper tasks to be counted", || {
         let page = told.page();
         let [tasks, seconds] = ["amped_helper_tasks_total", "amped_helper_wait_seconds_total"];
         let of = |name: &str| page.of(name, "cause=\"change\"");
@@ -404,13 +404,13 @@ fn killed_process_keeps_its_counts() {
         let page = told.page();
         assert_eq!(page.of("amped_requests_total", ""), f64::from(asked));
         drop(client);
-        wait_until("another process in its place", || told.server.children().len() == 3);
+        wait_until("a replacement process", || told.server.children().len() == 3);
     }
     let page = told.page();
     // Each process may have been killed between the last byte of its last response and its count, but not earlier.
     let replies = page.sum("amped_replies_total", "");
     assert!((f64::from(asked) - 3.0..=f64::from(asked)).contains(&replies), "{replies} of {asked}");
-    wait_until("nothing to be held for those who are dead", || told.page().of("amped_connections", "") == 0.0);
+    wait_until("the gauges of exited processes to be removed", || told.page().of("amped_connections", "") == 0.0);
 }
 
 #[test]
@@ -443,7 +443,7 @@ fn a_server_that_is_killed(site: &Site) {
     (0..25).for_each(|_| assert_eq!(client.get("/a").status, 200));
     let before = fs::read(&told.file).unwrap();
     told.server.signal("KILL");
-    wait_until("the server to be gone", || std::net::TcpStream::connect(told.server.address).is_err());
+    wait_until("the server to exit", || std::net::TcpStream::connect(told.server.address).is_err());
     let after = fs::read(&told.file).unwrap();
     assert_eq!((first_figure(&before), first_figure(&after)), (25, 25));
 }
@@ -471,7 +471,7 @@ fn reload_keeps_sums() {
         }
         let before = told.server.said().len();
         told.server.signal("HUP");
-        wait_until("the new configuration", || told.server.said()[before..].contains("is in force"));
+        wait_until("the reload", || told.server.said()[before..].contains("is in force"));
     }
     let page = told.page_with("amped_requests_total", "", f64::from(asked));
     assert_eq!(page.sum("amped_replies_total", ""), f64::from(asked));

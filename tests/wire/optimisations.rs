@@ -136,7 +136,7 @@ fn disabled_log_delay_writes_each_line_at_once() {
     let mut client = server.connect();
     for n in 1..=20 {
         client.get(if n % 2 == 0 { "/small.css" } else { "/nothing" });
-        wait_until("its line", || fs::read_to_string(&log).unwrap().lines().count() == n);
+        wait_until("the log line", || fs::read_to_string(&log).unwrap().lines().count() == n);
     }
     let lines = fs::read_to_string(&log).unwrap();
     fs::remove_file(&log).unwrap();

@@ -125,7 +125,7 @@ fn listing_changes_with_its_directory() {
     fs::remove_file(site.path().join("folder/third")).unwrap();
     seen(&["./second"], &["./third"]);
     fs::remove_dir_all(site.path().join("folder")).unwrap();
-    wait_until("it to be gone", || client.get("/folder/").status == 404);
+    wait_until("status 404", || client.get("/folder/").status == 404);
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn application_page_is_cached_for_its_lifetime() {
         assert_eq!(runs(&site, name), expected, "{name}");
     }
     assert_eq!(client.get("/cgi-bin/brief").text(), "brief");
-    wait_until("it to be made anew", || {
+    wait_until("the page to be generated again", || {
         client.get("/cgi-bin/brief");
         runs(&site, "brief") > 1
     });
@@ -334,8 +334,8 @@ fn burst_of_requests_starts_application_once() {
         let threads: Vec<_> = (0..count).map(|_| scope.spawn(ask)).collect();
         // Each process has a cache of its own and generates the page itself.
         match has_processes() {
-            true => wait_until("all to run", || runs(&site, "slow") == count),
-            false => wait_until("the others to wait", || server.report("pages_shared") == count as u64 - 1),
+            true => wait_until("all scripts to run", || runs(&site, "slow") == count),
+            false => wait_until("the other requests to wait", || server.report("pages_shared") == count as u64 - 1),
         }
         fs::write(&go, "").unwrap();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -362,7 +362,7 @@ fn uncacheable_pages_are_requested_concurrently() {
         }
     });
     assert_eq!(runs(&site, "not-kept"), count);
-    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+    wait_until("all scripts to exit", || scripts_of(&server).is_empty());
 }
 
 #[test]
@@ -402,23 +402,23 @@ fn leaving_stalled_or_crashed_leader_does_not_fail_followers() {
         let mut client = server.connect();
         client.send_request("GET", "/cgi-bin/slow", &[]);
         if n == 0 {
-            wait_until("the script", || running().is_some());
+            wait_until("the script to start", || running().is_some());
         }
         clients.push(client);
     }
     if !has_processes() {
         let waiting = count as u64 - 1;
-        wait_until("the others to wait", || server.report("pages_shared") == waiting);
+        wait_until("the other requests to wait", || server.report("pages_shared") == waiting);
         assert_eq!(scripts_of(&server).len(), 1);
         // The client whose request generates the page disconnects, and another request takes over.
         let first = running();
         drop(clients.remove(0));
-        wait_until("another script", || running() != first && runs(&site, "slow") == 2);
-        wait_until("the others to wait", || server.report("pages_shared") == 2 * waiting - 1);
+        wait_until("a second script", || running() != first && runs(&site, "slow") == 2);
+        wait_until("the other requests to wait", || server.report("pages_shared") == 2 * waiting - 1);
         // The application is killed: each waiting request then starts a run of its own.
         let second = running().expect("it runs");
         assert!(Command::new("kill").args(["-9", &second.to_string()]).status().unwrap().success());
-        wait_until("the others to run", || runs(&site, "slow") > 3);
+        wait_until("the other scripts to run", || runs(&site, "slow") > 3);
     }
     fs::write(&go, "").unwrap();
     let statuses: Vec<u16> = clients.iter_mut().map(|client| client.response("GET").status).collect();
@@ -426,13 +426,13 @@ fn leaving_stalled_or_crashed_leader_does_not_fail_followers() {
     assert_eq!(statuses.iter().filter(|status| **status == 502).count(), bad, "{statuses:?}");
     assert_eq!(statuses.iter().filter(|status| **status == 200).count(), clients.len() - bad, "{statuses:?}");
     drop(clients);
-    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+    wait_until("all scripts to exit", || scripts_of(&server).is_empty());
     wait_until("all descriptors to be closed", || server.descriptors().len() <= before);
 
     // The client whose request generates the page reads nothing of it: the page is completed all the same.
     let mut narrow = Client::connect_narrow(server.address, 4096);
     narrow.send_request("GET", "/cgi-bin/long", &[]);
-    wait_until("the page to be made", || runs(&site, "end") == 1);
+    wait_until("the page to be generated", || runs(&site, "end") == 1);
     let mut other = server.connect();
     assert_eq!(other.get("/cgi-bin/long").body.len(), 300_000);
     if !has_processes() {
@@ -460,7 +460,7 @@ fn follower_requests_page_itself_after_timeout() {
     // One run may have filled the cache before the other requests stopped waiting.
     assert!((2..=5).contains(&runs(&site, "drips")));
     drop(first);
-    wait_until("all scripts to end", || scripts_of(&server).is_empty());
+    wait_until("all scripts to exit", || scripts_of(&server).is_empty());
 }
 
 #[test]

@@ -294,11 +294,11 @@ fn unresponsive_worker_is_reported() {
     assert_eq!(done.stdout, "/a.html: 200 4 bytes; 1 of 4 workers did not answer within 5 s\n");
     // The process responds again, and its late response is not taken for the current one.
     site.file("a.html", "longer");
-    wait_until("all four", || preload(&site, &["/a.html"]).stdout == "/a.html: 200 6 bytes\n");
+    wait_until("a result from all four workers", || preload(&site, &["/a.html"]).stdout == "/a.html: 200 6 bytes\n");
     // A process that dies is replaced, and the new one receives the next request.
     signal("-KILL");
     server.wait_for("replacing it");
-    wait_until("all four", || preload(&site, &["/a.html"]).stdout == "/a.html: 200 6 bytes\n");
+    wait_until("a result from all four workers", || preload(&site, &["/a.html"]).stdout == "/a.html: 200 6 bytes\n");
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| assert_eq!(preload(&site, &["/a.html", "/a.html"]).status, 0));
@@ -400,7 +400,7 @@ fn beyond_4096_directories_changes_wait_for_revalidation() {
     for n in 0..FOLDERS {
         assert_eq!(client.get(&format!("/{n}/page.html")).status, 404);
     }
-    wait_until("as many as may be", || server.report("watched_folders") == 4096);
+    wait_until("4096 watched directories", || server.report("watched_folders") == 4096);
     server.wait_for("watch limit reached with 4096 directories");
     let last = format!("{}/page.html", FOLDERS - 1);
     site.file(&last, "new");

@@ -99,11 +99,11 @@ fn removed_file_is_unmapped() {
         assert_eq!(server.get("/large.bin").status, 200);
         assert!(maps().contains(name), "{}", maps());
         fs::remove_file(&path).unwrap();
-        wait_until("the file to be missed", || {
+        wait_until("status 404", || {
             std::thread::sleep(Duration::from_millis(20));
             server.get("/large.bin").status == 404
         });
-        wait_until("it to be unmapped", || !maps().contains(name));
+        wait_until("the file to be unmapped", || !maps().contains(name));
         assert_eq!(server.report("cache_entries mapped"), 0);
     }
 }
@@ -138,8 +138,8 @@ fn every_architecture_maps_files() {
         if architecture == "mt" {
             let aside = path.with_extension("aside");
             fs::rename(&path, &aside).unwrap();
-            wait_until("the file to be missed", || server.get("/large.bin").status == 404);
-            wait_until("it to be unmapped", || server.report("cache_entries mapped") == 1);
+            wait_until("status 404", || server.get("/large.bin").status == 404);
+            wait_until("the file to be unmapped", || server.report("cache_entries mapped") == 1);
             fs::rename(&aside, &path).unwrap();
         }
         assert_eq!(server.report("connections_broken"), 0, "{architecture}");
@@ -201,7 +201,9 @@ fn reload_rejects_changed_send_mode() {
         let before = server.said().len();
         fs::write(&config, super::harness::configuration(site.path(), key)).unwrap();
         server.signal("HUP");
-        wait_until("the refusal", || server.said()[before..].contains("keeping the current configuration"));
+        wait_until("the reload to be rejected", || {
+            server.said()[before..].contains("keeping the current configuration")
+        });
         assert!(server.said()[before..].contains("cannot change while the server runs"), "{}", server.said());
     }
     // Other settings may change, and mapped files are still served.

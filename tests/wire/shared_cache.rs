@@ -115,7 +115,7 @@ fn killed_processes_do_not_corrupt_shared_cache() {
             thread::sleep(Duration::from_millis(30 + 10 * random.below(16) as u64));
         }
     });
-    wait_until("the pool to be whole again", || server.children().len() == 6);
+    wait_until("a full pool of workers", || server.children().len() == 6);
     let mut client = server.connect();
     for n in 0..FILES {
         assert_eq!(client.get(&format!("/{n}.bin")).body, body(n));

@@ -40,7 +40,7 @@ impl Place {
         self.configure(toml);
         let before = server.said().matches(IN_FORCE).count();
         server.signal("HUP");
-        wait_until("the new configuration", || server.said().matches(IN_FORCE).count() > before);
+        wait_until("the reload", || server.said().matches(IN_FORCE).count() > before);
     }
 
     /// Writes an invalid configuration, waits until it is rejected, and returns the message.
@@ -48,7 +48,9 @@ impl Place {
         self.configure(toml);
         let before = server.said().len();
         server.signal("HUP");
-        wait_until("the refusal", || server.said()[before..].contains("keeping the current configuration"));
+        wait_until("the reload to be rejected", || {
+            server.said()[before..].contains("keeping the current configuration")
+        });
         assert!(!server.said()[before..].contains(IN_FORCE));
         server.said()[before..].to_owned()
     }
@@ -143,7 +145,7 @@ fn request_begun_before_stop_is_answered_with_close() {
     let mut server = place.start(ONE);
     let mut client = server.connect();
     client.send("GET /a.txt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n1");
-    wait_until("the head", || server.report("requests") == 1);
+    wait_until("the request head to be read", || server.report("requests") == 1);
     server.signal("TERM");
     // Every stopping loop has closed its listener.
     wait_until("connections to be refused", || is_refused(server.address));
@@ -237,7 +239,7 @@ fn reload_applies_new_configuration_without_dropping_connections() {
             &format!("{top}[limits]\nmax_request_line_bytes = 100\n[[site]]\nroot = \"two\"\n{rule}{other}"),
         );
         // The loops switch to the new configuration a moment after it was prepared.
-        wait_until("all loops", || (0..20).all(|_| server.get("/a.txt").text() == "two"));
+        wait_until("the new content from all loops", || (0..20).all(|_| server.get("/a.txt").text() == "two"));
         assert_idle_connection_after_reload(&mut kept, "two");
         let mut kept = server.connect();
         let response = kept.get("/a.txt");
@@ -268,7 +270,7 @@ fn reload_changes_addresses_and_keeps_connections_of_others() {
             assert_eq!(Client::connect(address).get("/a.txt").text(), "one");
         }
         place.reload(&server, &config(&[second]));
-        wait_until("the first to be closed", || is_refused(first));
+        wait_until("the first address to be closed", || is_refused(first));
         // A connection accepted there stays open.
         assert_idle_connection_after_reload(&mut kept, "one");
         assert_eq!(Client::connect(second).get("/a.txt").text(), "one");
@@ -308,7 +310,7 @@ fn invalid_configuration_on_reload_changes_nothing() {
     fs::remove_file(&file).unwrap();
     let before = server.said().len();
     server.signal("HUP");
-    wait_until("the refusal", || server.said()[before..].contains("keeping the current configuration"));
+    wait_until("the reload to be rejected", || server.said()[before..].contains("keeping the current configuration"));
     assert!(server.said()[before..].contains(&file), "{}", server.said());
     assert_eq!(kept.get("/a.txt").text(), "one");
     assert_eq!(server.get("/a.txt").text(), "one");
@@ -343,7 +345,7 @@ fn fifty_reloads_under_load_lose_no_request_or_descriptor() {
         let server = place.start(&config(0));
         // Opens everything that is opened only once before descriptors are counted.
         let warm_up = |n: u32| {
-            wait_until("the generation in all loops", || {
+            wait_until("the new header from all loops", || {
                 (0..20).all(|_| server.get("/a.txt").field("X-Generation") == Some(n.to_string().as_str()))
             });
             // Enough requests that each loop has the file open.
@@ -379,7 +381,7 @@ fn fifty_reloads_under_load_lose_no_request_or_descriptor() {
             for n in 2..=51 {
                 let before = requests.load(Ordering::Relaxed);
                 place.reload(server, &config(n));
-                wait_until("requests to go on", || requests.load(Ordering::Relaxed) > before);
+                wait_until("further responses", || requests.load(Ordering::Relaxed) > before);
             }
         });
         warm_up(51);

@@ -662,7 +662,7 @@ mod tests {
             let start = Instant::now();
             while !holds(&self.manager.kept[0]) {
                 assert!(start.elapsed() < Duration::from_secs(60), "timed out waiting for {what}");
-                self.manager.turn().expect("goes on");
+                self.manager.turn().expect("the manager continues");
             }
         }
     }
@@ -681,17 +681,17 @@ mod tests {
         let mut bench = bench(&["/bin/false"], 0);
         let waits = bench.connect(0);
         // Connections wait through the short delays.
-        bench.turn_until("a long pause", |kept| kept.places[0].pause > HOLD);
-        bench.manager.turn().expect("goes on");
+        bench.turn_until("a long restart delay", |kept| kept.places[0].pause > HOLD);
+        bench.manager.turn().expect("the manager continues");
         assert_eq!(status_of(waits), Some(fastcgi::OVERLOADED));
-        assert!(bench.manager.kept[0].places[1].pause.is_zero(), "another place is another process");
+        assert!(bench.manager.kept[0].places[1].pause.is_zero(), "the other slot is unaffected");
     }
 
     #[test]
     fn missing_program_fails_its_requests() {
         let mut bench = bench(&["/there/is/none"], 0);
         let waits = bench.connect(0);
-        bench.manager.turn().expect("goes on");
+        bench.manager.turn().expect("the manager continues");
         assert_eq!(status_of(waits), Some(CANNOT_START));
     }
 
@@ -702,7 +702,7 @@ mod tests {
         bench.turn_until("two processes", |kept| kept.alive() == 2);
         let held = bench.semaphore.enter_at(1).expect("free");
         bench.manager.idle_timeout = Duration::ZERO;
-        bench.turn_until("the end of one", |kept| kept.alive() == 1);
+        bench.turn_until("the exit of one process", |kept| kept.alive() == 1);
         assert!(bench.manager.kept[0].places[1].process.is_some(), "a held permit keeps its process");
         assert!(bench.semaphore.enter_at(0).is_some(), "its permit is free again");
         drop((held, connections));
@@ -714,11 +714,11 @@ mod tests {
         let waits = bench.connect(0);
         bench.turn_until("a process", |kept| kept.alive() == 1);
         assert!(bench.application.end(0));
-        bench.turn_until("its end", |kept| kept.alive() == 0);
-        assert_eq!(status_of(waits), None, "closed without an answer");
+        bench.turn_until("the exit of the process", |kept| kept.alive() == 0);
+        assert_eq!(status_of(waits), None, "closed without a response");
         // No process is started for an abandoned connection.
         drop(bench.connect(1));
-        bench.turn_until("another", |kept| kept.places[1].process.is_some());
+        bench.turn_until("a process in the other slot", |kept| kept.places[1].process.is_some());
         assert!(bench.manager.kept[0].places[0].process.is_none());
     }
 
@@ -730,7 +730,7 @@ mod tests {
         let (folder, socket) = (bench.application.folder.clone(), bench.application.name(0));
         drop(bench.application);
         while !bench.manager.kept.is_empty() {
-            bench.manager.turn().expect("goes on");
+            bench.manager.turn().expect("the manager continues");
         }
         assert!(!socket.exists() && folder.exists());
         drop(bench.control);

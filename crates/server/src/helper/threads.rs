@@ -190,7 +190,7 @@ mod tests {
     fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
         let start = Instant::now();
         while !holds() {
-            assert!(start.elapsed() < Duration::from_secs(20), "timed out waiting until {what}");
+            assert!(start.elapsed() < Duration::from_secs(20), "timed out waiting for {what}");
             thread::sleep(Duration::from_millis(2));
         }
     }
@@ -203,14 +203,14 @@ mod tests {
         assert_eq!(helpers.counts(), HelperCounts::default());
         (0..500).for_each(|_| helpers.ask(again(&task)).unwrap());
         let (mut done, mut messages) = (0, Vec::new());
-        wait_until("all is done", || {
+        wait_until("all tasks to complete", || {
             mailbox.take(&mut messages);
             done += messages.drain(..).filter(|message| matches!(message, Message::Done(Done::Work(..)))).count();
             done == 500
         });
         let peak = helpers.counts().peak;
         assert!((1..=4).contains(&peak), "{peak}");
-        wait_until("no more than the reserve is left", || helpers.counts().threads <= 2);
+        wait_until("the helpers beyond the reserve to end", || helpers.counts().threads <= 2);
         thread::sleep(idle_timeout * 3);
         assert_eq!(helpers.counts().threads, peak.min(2), "the reserve stays");
     }
