@@ -204,7 +204,7 @@ fn pool_of_two_helpers_is_named() {
                 && is_right(&found[0], "pool", "the threads helper limit")
         },
     );
-    assert!(TcpStream::connect(address).is_err(), "it is ended with the diagnosis");
+    assert!(TcpStream::connect(address).is_err(), "it exits with the diagnosis");
 }
 
 /// An experiment in which each server has another limit.
@@ -251,8 +251,8 @@ fn diagnosed_experiment(text: &str) -> Vec<Value> {
     for found in &found {
         let (arm, sentence) = (found["arm"].as_str().unwrap(), found["sentence"].as_str().unwrap());
         let is_told =
-            [sentence, "none of its runs counts"].iter().any(|part| verdict.contains(&format!("{arm}: {part}")));
-        let none_counts = verdict.contains("No run counts");
+            [sentence, "none of its runs is valid"].iter().any(|part| verdict.contains(&format!("{arm}: {part}")));
+        let none_counts = verdict.contains("No run is valid");
         // A report uses no invalid runs as evidence; `diagnose` uses them where few others are left, and says so.
         let evidence = found["evidence"].as_array().unwrap();
         let has_few = evidence.iter().any(|why| why.as_str().unwrap().contains("were used nevertheless"));

@@ -123,7 +123,7 @@ fn page_is_written_for_interrupted_run_and_path_is_checked_first() {
     let output = super::ammeter(&["load", &url(address), "--rate", "100", "--html", place.to_str().unwrap()]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(1) && text.contains("no/such/folder.html"), "{text}");
-    assert_eq!(count.load(Ordering::Relaxed), 0, "nothing was asked before");
+    assert_eq!(count.load(Ordering::Relaxed), 0, "no request was sent before");
 }
 
 #[test]

@@ -13,7 +13,7 @@ fn invalid_archive_is_rejected_with_hint() {
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(2) && text.contains("ammeter run EXPERIMENT --out"), "{words:?}: {text}");
     }
-    assert!(fs::read_dir(folder.path()).unwrap().next().is_none(), "nothing is written where there is no archive");
+    assert!(fs::read_dir(folder.path()).unwrap().next().is_none(), "nothing is written without an archive");
 }
 
 #[test]

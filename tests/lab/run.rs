@@ -58,7 +58,7 @@ fn null_server() -> String {
 fn ten_lines_for_nginx_run_as_experiment() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(
-        "title = \"What nginx bears\"\nrepetitions = 1\n[[subject]]\nkind = \"nginx\"\n[workload]\nfile = \"1KiB\"\n[load]\nrate = [100, 200]\n\
+        "title = \"Capacity of nginx\"\nrepetitions = 1\n[[subject]]\nkind = \"nginx\"\n[workload]\nfile = \"1KiB\"\n[load]\nrate = [100, 200]\n\
          duration = \"600ms\"\nconnect-timeout = \"20s\"\ntimeout = \"30s\"\n[[factor]]\nset = \"server.log\"\nlevels = [false, true]\n{PATIENT}"
     );
     let output = run(home.path(), &text, &[]);
@@ -450,7 +450,7 @@ fn alone_disturbed_run_is_repeated_once_and_again_on_demand() {
         ),
         "{err}"
     );
-    assert_eq!(texts(), before, "an attempt that is there is never changed");
+    assert_eq!(texts(), before, "existing attempts are never changed");
     let runs = runs(home.path());
     assert!(["1-a0-50", "1-a0-50-2"].iter().all(|id| check(&runs[*id], "others") == false), "{runs:?}");
     // Other processes on this machine may use the core too, and then the run is as invalid as before.
@@ -459,7 +459,7 @@ fn alone_disturbed_run_is_repeated_once_and_again_on_demand() {
     let counted = [&result["points"][0]["invalid"], &result["points"][0]["again"]];
     assert_eq!(counted, [&Value::from(u8::from(is_invalid)), &2.into()], "{result}");
     let page = fs::read_to_string(home.path().join("out/report.html")).unwrap();
-    assert!(page.contains("before these 2 attempts were invalid and made again"), "the page tells of attempts");
+    assert!(page.contains("before these 2 attempts were invalid and repeated"), "the page lists the attempts");
     // A valid run stays unchanged.
     if !is_invalid {
         run(home.path(), &text, &["--retry"]);
@@ -531,7 +531,7 @@ fn alone_client_bound_result_is_lower_bound() {
         (Some(0), &"at-least".into()),
         "{result}\n{err}"
     );
-    assert!(err.contains("the clients are the limit"), "{err}");
+    assert!(err.contains("the clients limit throughput"), "{err}");
 }
 
 #[test]

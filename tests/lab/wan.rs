@@ -156,7 +156,7 @@ fn command_status_becomes_own_status() {
     // In text output the command's status is beside the verdict on the path.
     let output = ammeter(&["wan", "--", "sh", "-c", "exit 7"]);
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(7) && text.contains("the command ended with exit status: 7"), "{text}");
+    assert!(output.status.code() == Some(7) && text.contains("the command exited with exit status: 7"), "{text}");
 }
 
 /// No router is exact to a nanosecond, so every packet on this path is late.
@@ -501,7 +501,7 @@ fn leftovers_of_killed_testbed_do_not_block_next() {
     assert_eq!(net.wan("status", &[]).status.code(), Some(1));
     let output = net.wan("up", &[file.to_str().unwrap()]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(!left.wait().unwrap().success(), "what was left behind is ended");
+    assert!(!left.wait().unwrap().success(), "the orphaned process is killed");
 }
 
 #[test]

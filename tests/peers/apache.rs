@@ -161,14 +161,14 @@ const DIFFERENCES: &[Difference] = &[
         applies: |asked| asked.charset.is_some(),
     },
     Difference {
-        reason: "a plain file is better than nothing, also for those who exclude it (RFC 9110, 12.4.1); Apache refuses it",
+        reason: "an uncoded file is better than none, even if the client excludes identity (RFC 9110, 12.4.1); Apache refuses it",
         applies: |asked| {
             let star = excludes(&asked.encoding, "*") && !names(&asked.encoding, "identity");
             star || excludes(&asked.encoding, "identity")
         },
     },
     Difference {
-        reason: "`*` in Accept-Encoding asks for codings, and leaves plain files as the last resort; to Apache they are as good \
+        reason: "`*` in Accept-Encoding prefers coded files, and uncoded ones are the last resort; to Apache they are as good \
                  as what is coded, and the shortest goes first",
         applies: |asked| names(&asked.encoding, "*"),
     },

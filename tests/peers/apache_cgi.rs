@@ -174,8 +174,11 @@ const MEANT: &[(&str, &str)] = &[
         "no line at all",
         "Apache answers 500 for a script that says no head; RFC 9110, 15.6.3 has 502 for who stands between",
     ),
-    ("Status: 99", "no status; Apache passes on what it is told"),
-    ("Status: 100 Continue", "another reply would have to follow (RFC 9110, 15.2), and a script has only one"),
+    ("Status: 99", "no status; Apache forwards the value"),
+    (
+        "Status: 100 Continue",
+        "a final response would have to follow (RFC 9110, 15.2), and a script has only one response",
+    ),
     ("X-Own: a\n folded: b", "lines are not folded any more (RFC 9112, 5.2), and RFC 3875 never had it"),
     ("Content-Length: x", "no length; Apache takes the field away"),
     ("Status: 200\nStatus: 404", "which of them is meant? Apache takes the last"),

@@ -64,7 +64,7 @@ struct Wanted {
     may_end: bool,
     /// The script that it selects.
     play: Option<usize>,
-    /// How often that is started; `None`: other requests select it too.
+    /// How often it is started; `None`: other requests select it too.
     begun: Option<usize>,
 }
 
@@ -267,7 +267,7 @@ fn check(world: &World, n: usize, requests: &[Wanted], left: bool) {
             (wanted.play.map(|number| &world.plays[number]), wanted.head_only, response.status, &response.fields)
         });
         // A client that closes its side while an application is running
-        // counts as gone, even if it reads all of the output.
+        // counts as disconnected, even if it reads all of the output.
         let is_app = missing.play.is_some() || last.is_some_and(|(wanted, _)| wanted.play.is_some());
         assert!(is_end || (left && is_app), "no reply to request {} behind {told:?}", responses.len());
     } else if !left {

@@ -87,7 +87,7 @@ fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
     }
     let mut response = Response { status, fields, body: Vec::new(), complete: true, end: start + length };
     if status < 200 {
-        assert!(response.fields.is_empty(), "an interim reply has nothing to say: {response:?}");
+        assert!(response.fields.is_empty(), "an interim response has no fields: {response:?}");
         return Some(response);
     }
     let date_text = response.field("Date").expect("a clock means a Date (RFC 9110, 6.6.1)");

@@ -228,7 +228,7 @@ impl Streams {
                     Input::Join(_) | Input::Settled | Input::Unbuffered => panic!("no pages are kept here"),
                 },
                 Action::Log(_) => {}
-                other => panic!("an exchange says nothing of connections: {other:?}"),
+                other => panic!("an exchange must not act on connections: {other:?}"),
             }
         }
         assert_eq!(carried.exchange.is_none(), carried.stream.is_over, "over, and a response or none");
@@ -276,7 +276,7 @@ impl Streams {
     fn app_says_more(&mut self, n: usize, ticket: Ticket) {
         let carried = &mut self.all[n];
         let whole = [&b"Content-Type: text/plain\r\n\r\n"[..], &carried.given].concat();
-        let said = carried.answer.as_mut().expect("it was begun");
+        let said = carried.answer.as_mut().expect("it was started");
         if said.len() == whole.len() {
             return self.tell(n, |exchange, cx, stream| exchange.take_output(cx, (ticket, Output::Ended), stream));
         }

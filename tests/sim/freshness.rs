@@ -318,9 +318,9 @@ fn listing_is_cached_until_directory_changes() {
         };
         assert_eq!(shows(&mut world), (200, true));
         let made = lists(&world);
-        assert!(shows(&mut world).1 && lists(&world) == made, "it was asked whether it has changed, and it has not");
+        assert!(shows(&mut world).1 && lists(&world) == made, "the file was checked and is unchanged");
         world.pass(Duration::from_secs(10));
-        assert!(shows(&mut world).1 && lists(&world) == made + 1, "sizes may have changed all the same");
+        assert!(shows(&mut world).1 && lists(&world) == made + 1, "sizes may have changed nevertheless");
         world.files.delete(world.now, "/list");
         world.pass(Duration::from_secs(20));
         assert_eq!(world.ask(n, "GET /list/ HTTP/1.1\r\nHost: a\r\n\r\n").status, 404);

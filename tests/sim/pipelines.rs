@@ -53,7 +53,7 @@ fn check(world: &World, n: usize, requests: &[Asked], slack: Duration) {
         let from = Time::from_nanos(asked_at.as_nanos().saturating_sub(slack.as_nanos() as u64));
         request.check(response, &world.files, from, session.arrival_time(response.end), world.disk.trouble > 0.0);
         if request.ends {
-            assert!(response.closes(), "the client is told that this was the last reply");
+            assert!(response.closes(), "the last response has Connection: close");
             assert!(session.closed.is_some() || session.half_closed.is_some());
         }
     }
@@ -166,7 +166,7 @@ fn muddle(dice: Dice, budgets: Budgets, shares: bool, trouble: f64, slack: Durat
     for (n, requests) in all.iter().enumerate() {
         check(&world, n, requests, slack);
         if world.sessions[n].half_closes {
-            assert!(world.sessions[n].closed.is_some(), "a client that is served and has gone");
+            assert!(world.sessions[n].closed.is_some(), "a client that was served and disconnected");
         }
     }
     world.pass_until_closed();
@@ -241,7 +241,7 @@ fn pipelining_client_is_throttled() {
         let n = world.connect(link, request.repeat(count));
         world.sessions[n].stalled = true;
         world.pass(Duration::from_secs(1));
-        assert!(!world.sessions[n].conn.wants_bytes(), "it goes on reading though nothing is taken");
+        assert!(!world.sessions[n].conn.wants_bytes(), "it continues to read although the client reads nothing");
         world.sessions[n].stalled = false;
         world.settle();
         assert_eq!(world.sessions[n].responses(&vec![false; count]).len(), count);

@@ -71,7 +71,7 @@ pub(crate) struct Disk {
     pub(crate) trouble: f64,
     /// Whether it returns a descriptor for every file, even a small one.
     pub(crate) lazy: bool,
-    /// Whether it does not respond at all; the test responds in its place.
+    /// Whether it does not respond at all; the test responds instead.
     pub(crate) silent: bool,
     /// Whether connections with equal lookups in progress share the result.
     pub(crate) shares: bool,
@@ -132,7 +132,7 @@ pub(crate) struct Session {
     pub(crate) app: Option<Application>,
     /// The ticket under which it waits for another request's response.
     follows: Option<Ticket>,
-    /// The last application that has ended by itself: input sent to it in the same turn is dropped.
+    /// The last application that ended on its own: input sent to it in the same turn is dropped.
     gone: Ticket,
     /// The record of the last response while its body is open; it is written with the end.
     open: Option<Box<Record>>,
@@ -575,7 +575,7 @@ impl World {
         let nanos = app.play.pause_max.as_nanos() as u64;
         app.act_at = self.now + Duration::from_nanos(self.dice.random_range(0..=nanos));
         let ticket = app.ticket;
-        // An application that has ended is gone before its connection learns of it.
+        // An application that has ended is removed before its connection is notified.
         match output {
             Output::Last(_) | Output::Ended | Output::Failed(_) => session.gone = ticket,
             Output::Begun | Output::Room | Output::Bytes(_) => session.app = Some(app),
@@ -733,13 +733,13 @@ impl Session {
         let heap = self.conn.heap_bytes();
         self.heap_max = self.heap_max.max(heap);
         if self.closed.is_some() {
-            assert!(self.app.is_none(), "an application whose client has gone");
+            assert!(self.app.is_none(), "an application whose client has disconnected");
         }
         if self.closed.is_some() && self.conn.is_closed() {
             assert_eq!(heap, 0, "a closed connection holds memory");
         }
         if self.conn.is_idle() {
-            assert!(self.send_queue.is_empty() && self.open.is_none(), "idle while a reply is under way");
+            assert!(self.send_queue.is_empty() && self.open.is_none(), "idle during a response");
             assert!(self.app.is_none(), "idle while an application has its request");
             assert_eq!(heap, 0, "an idle connection holds memory: {:?}", self.conn);
         }
@@ -788,7 +788,7 @@ pub(crate) fn site() -> Site {
     }
 }
 
-/// The root of a site lies at the name of its first host; a site without one has everything.
+/// The root of a site is named after its first host; the root of a site without hosts is the whole tree.
 fn roots_of(sites: &[Site]) -> Vec<String> {
     let root = |site: &Site| site.hosts.first().map_or(String::new(), |host| format!("/{host}"));
     sites.iter().map(root).collect()

@@ -134,7 +134,7 @@ impl Client {
                 first = head;
             }
         }
-        assert_eq!(self.reply.len(), at, "no more than was asked for");
+        assert_eq!(self.reply.len(), at, "no more than requested");
         first
     }
 

@@ -212,8 +212,8 @@ fn address_with_too_many_wrong_passwords_is_refused() {
     let refused = get_as(&server, "/private/page.html", "ann", "wrong");
     assert_eq!((refused.status, refused.field("Retry-After")), (429, Some("60")));
     assert_eq!(status("nobody", "wrong"), 429);
-    assert_eq!(status("ann", "open sesame"), 200, "a remembered password is answered all the same");
-    assert_eq!(server.get("/private/page.html").status, 401, "without a password there is nothing to refuse");
+    assert_eq!(status("ann", "open sesame"), 200, "a remembered password is still accepted");
+    assert_eq!(server.get("/private/page.html").status, 401, "a request without a password is not counted");
 }
 
 /// Under any name, and however the accounts file came there.
@@ -323,7 +323,7 @@ fn body_waits_for_authentication() {
         client.send("x\r\n");
         assert_eq!(client.response("POST").status, 400);
     }
-    assert!(!site.path().join("private/ran").exists(), "it ran for somebody without a password");
+    assert!(!site.path().join("private/ran").exists(), "it ran without a valid password");
 
     // A client with valid credentials receives 100 Continue. The application receives the complete body, and the
     // client's name in place of its password.

@@ -114,7 +114,7 @@ fn incomplete_body_does_not_reach_application() {
         client.half_close();
         assert!(client.try_response("POST").is_err(), "there is nothing to answer");
     }
-    assert!(!seen.exists(), "the application was begun");
+    assert!(!seen.exists(), "the application was started");
     assert_eq!(server.get("/cgi-bin/notes").text(), "ok");
 }
 
@@ -148,7 +148,7 @@ fn body_over_limit_returns_413_and_is_logged() {
     for path in ["/cgi-bin/notes", "/app"] {
         server.wait_for(&format!("{path}: 413, the request body exceeds 100000B"));
     }
-    assert!(!seen.exists(), "the application was begun");
+    assert!(!seen.exists(), "the application was started");
 }
 
 #[test]

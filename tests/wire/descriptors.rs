@@ -210,7 +210,10 @@ fn max_connections_above_descriptor_limit_is_reported_and_reduced() {
     command.args(["serve", "--config", config.to_str().unwrap()]);
     let server = Server::spawn(command);
     let said = server.said();
-    assert!(said.contains("limits.max_connections is 10000, but the limit on open files (200) allows about"), "{said}");
+    assert!(
+        said.contains("limits.max_connections is 10000, but the limit on open files (200) allows only about"),
+        "{said}"
+    );
     assert!(said.contains("ulimit -n"), "{said}");
     let mut clients = Vec::new();
     for n in 0..300 {

@@ -396,7 +396,7 @@ fn alone_unresponsive_disk_times_out() {
     let error = server.connect().try_get(&begun);
     assert!(error.is_none(), "a download that cannot go on is cut");
     assert_eq!(server.report("connections_broken"), 1);
-    assert!(client.get("/missing").status == 404, "the connection that was answered lives on");
+    assert!(client.get("/missing").status == 404, "the answered connection stays open");
 }
 
 #[test]

@@ -138,7 +138,7 @@ fn privileged_port_is_refused_to_others_with_two_hints() {
     assert_eq!(
         start.trim(),
         "1024",
-        "this test needs ports that are for root: sysctl -w net.ipv4.ip_unprivileged_port_start=1024"
+        "this test requires privileged ports: sysctl -w net.ipv4.ip_unprivileged_port_start=1024"
     );
     let nobody = AsNobody::new();
     let ended = nobody.run(&["serve", "/usr", "--listen", "127.0.0.1:81"]);

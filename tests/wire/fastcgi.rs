@@ -41,7 +41,7 @@ fn application_is_started_and_kept_running() {
     let count = if matches!(architecture(), Some("amped" | "mp")) { 2000 } else { 300 };
     let site = Site::new();
     let server = serve(&site, "");
-    assert!(applications_of(&server).is_empty(), "it is started when it is needed");
+    assert!(applications_of(&server).is_empty(), "it is started on demand");
     let mut client = server.connect();
     let first = client.get("/app/more/of%20it?x");
     assert!(first.text().ends_with(" /app /more/of it"), "{}", first.text());
@@ -268,9 +268,9 @@ fn reload_keeps_unchanged_applications_and_their_requests() {
     };
     reload("max_processes = 2", 1);
     fs::write(site.path().join("go"), "").unwrap();
-    assert_eq!(told(&client.response("GET"))[0], pid, "the request goes on");
+    assert_eq!(told(&client.response("GET"))[0], pid, "the request continues");
     for _ in 0..3 {
-        assert_eq!(told(&server.get("/app"))[0], pid, "and so does the process");
+        assert_eq!(told(&server.get("/app"))[0], pid, "the process continues");
     }
     // After a change of the application, a pending request ends with the old process and further ones go to the new
     // one.

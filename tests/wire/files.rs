@@ -817,7 +817,7 @@ fn somebody(folder: &str) -> Option<(String, Home)> {
 fn user_directories_are_served_only_if_enabled() {
     let folder = format!("amped-wire-{}", std::process::id());
     let (user, home) =
-        somebody(&folder).expect("an account of a person with a home to write to: run this as root, or make one");
+        somebody(&folder).expect("an account with a writable home directory: run this as root, or create one");
     fs::create_dir(home.folder.join("sub")).unwrap();
     for (name, text) in [("index.html", "home"), ("file.txt", "file"), (".hidden", "x"), ("sub/page", "page")] {
         fs::write(home.folder.join(name), text).unwrap();
@@ -939,7 +939,7 @@ fn listing_shows_only_servable_entries() {
     for expected in ["./folder/", "./good", "./in/", "./%2e%2e".replace('%', "%25").as_str(), "./javascript:alert(1)"] {
         assert!(links.iter().any(|link| link == expected), "{expected} in {links:?}");
     }
-    assert!(!page.contains("href=\"../\""), "the root has nothing above it");
+    assert!(!page.contains("href=\"../\""), "nothing is above the root");
     let server = Server::start(&[site.path().to_str().unwrap(), "--listing"]);
     assert!(server.get("/root/").text().contains("href=\"../\""));
 }

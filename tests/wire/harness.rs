@@ -18,7 +18,7 @@ use tempfile::TempDir;
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Values of `send.content`.
-#[allow(dead_code, reason = "the tests with other programs need it not")]
+#[allow(dead_code, reason = "unused by the tests with other programs")]
 pub const MODES: [&str; 4] = ["mixed", "copy", "mmap", "sendfile"];
 
 /// The program under test.
@@ -316,7 +316,7 @@ pub fn run(args: &[&str]) -> Ended {
     run_command(command)
 }
 
-/// Runs a command that exits by itself and writes little.
+/// Runs a command that exits on its own and writes little.
 pub fn run_command(mut command: Command) -> Ended {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
@@ -547,7 +547,7 @@ impl Client {
             response.body = self.read_chunks()?;
             return Ok(response);
         }
-        let length: usize = response.field("Content-Length").expect("every body has its length").parse().unwrap();
+        let length: usize = response.field("Content-Length").expect("every body has a length").parse().unwrap();
         while self.buffer.len() < length {
             if self.fill()? == 0 {
                 return Err(cut(&format!("a body, {} of {length} bytes", self.buffer.len())));
@@ -589,7 +589,7 @@ impl Client {
         let end = loop {
             match find(&self.buffer, b"\r\n\r\n") {
                 Some(end) => break end + 4,
-                None => assert!(self.fill().unwrap() > 0, "the connection ended in the head"),
+                None => assert!(self.fill().unwrap() > 0, "the connection ended within the head"),
             }
         };
         String::from_utf8(self.buffer.drain(..end).collect()).unwrap()
@@ -677,8 +677,8 @@ impl Response {
     }
 }
 
-/// Starts a FastCGI application at this socket. It answers each request with these bytes and their end in one write,
-/// then closes the connection.
+/// Starts a FastCGI application at this socket. It answers each request with these bytes and an end record in one
+/// write, then closes the connection.
 #[allow(dead_code, reason = "not every suite that shares this file has need of it")]
 pub fn answer_by_fastcgi(socket: &Path, answer: &str) {
     let listener = UnixListener::bind(socket).unwrap();

@@ -342,7 +342,7 @@ fn helper_processes_start_on_demand_and_some_stay_in_reserve() {
 
 #[test]
 fn cold_requests_get_503_until_helper_process_starts() {
-    need_root("takes the right to have processes from another user");
+    need_root("limits the processes of another user");
     let site = Site::new();
     site.file("hot.txt", "hot");
     let_files_settle();
@@ -469,7 +469,7 @@ fn alone_large_listing_does_not_delay_others() {
         answered
     });
     // Reading 50,000 names takes a hundred times as long as one response.
-    assert!(answered > 20, "{answered} replies beside it");
+    assert!(answered > 20, "{answered} responses meanwhile");
     assert_eq!((server.report("cache_hits page"), server.report("helper_tasks list")), (0, 1));
     // The complete listing is cached, and sent again.
     assert_eq!(client.get("/many/").text().matches("href=\"./a").count(), 50_000);

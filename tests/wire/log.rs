@@ -443,7 +443,7 @@ fn full_disk_loses_counted_lines_and_no_responses() {
     assert!(server.said().contains("No space left on device"), "{}", server.said());
     ask(100);
     wait_until("lost lines", || server.report("log_lines_lost") > 100);
-    assert_eq!(server.said().matches(failed).count(), 1, "said once");
+    assert_eq!(server.said().matches(failed).count(), 1, "logged once");
 
     fs::remove_file(&filler).unwrap();
     ask(20);

@@ -78,7 +78,7 @@ impl Page {
     /// OpenMetrics 1.0: each family once, with its metadata first; samples of a family together, with names that its
     /// type requires; units at the end of names; histograms that increase to `+Inf`; one `# EOF` at the end.
     fn read(text: &str) -> Page {
-        let body = text.strip_suffix("# EOF\n").expect("the end is marked, and nothing follows");
+        let body = text.strip_suffix("# EOF\n").expect("the page ends with # EOF");
         let mut samples = BTreeMap::new();
         let mut families: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
         let mut family = String::new();
@@ -279,7 +279,7 @@ fn phase_times_do_not_exceed_total() {
     }
     // One client sends its requests in sequence, so the sum of all timed phases is less than the elapsed time.
     assert!(sum < elapsed, "{sum} s of {elapsed} s");
-    assert!(page.sum("amped_request_phase_seconds_count", "size=\"<1M\"") == 0.0, "none was asked for");
+    assert!(page.sum("amped_request_phase_seconds_count", "size=\"<1M\"") == 0.0, "no metrics are configured");
 }
 
 #[test]

@@ -429,7 +429,7 @@ fn leaving_stalled_or_crashed_leader_does_not_fail_followers() {
     wait_until("all scripts to exit", || scripts_of(&server).is_empty());
     wait_until("all descriptors to be closed", || server.descriptors().len() <= before);
 
-    // The client whose request generates the page reads nothing of it: the page is completed all the same.
+    // The client whose request generates the page reads nothing of it: the page is completed nevertheless.
     let mut narrow = Client::connect_narrow(server.address, 4096);
     narrow.send_request("GET", "/cgi-bin/long", &[]);
     wait_until("the page to be generated", || runs(&site, "end") == 1);

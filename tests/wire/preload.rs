@@ -210,7 +210,7 @@ fn only_serving_user_and_root_may_send_commands() {
         let refused = as_user(1);
         assert_eq!((refused.status, refused.stdout.as_str()), (1, ""));
         assert!(
-            refused.stderr.contains("closed the connection") || refused.stderr.contains("no reply from the server")
+            refused.stderr.contains("the connection was closed") || refused.stderr.contains("no reply from the server")
         );
         server.signal("TERM");
         assert!(server.wait().success());
@@ -243,7 +243,7 @@ fn stale_socket_is_taken_over_and_removed_on_clean_exit() {
         let no_socket = run(&[&["serve", "--listen=127.0.0.1:0"], &arguments[..]].concat());
         assert_eq!(no_socket.status, 1);
         assert!(no_socket.stderr.contains("is not a socket"), "{}", no_socket.stderr);
-        assert_eq!(fs::read_to_string(&path).unwrap(), "a file", "it is not ours to remove");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "a file", "it belongs to another program");
     }
 }
 
@@ -351,7 +351,7 @@ fn watched_file_change_is_detected() {
         wait_for("/d.html", 200, "b");
         site.file("new/deep.html", "deep");
         wait_for("/new/deep.html", 200, "deep");
-        // A folder that is moved away, and another in its place.
+        // A directory that is renamed and replaced by another.
         fs::rename(path("folder"), path("was")).unwrap();
         wait_for("/folder/in/c", 404, "");
         site.file("folder/in/c", "another");

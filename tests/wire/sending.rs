@@ -183,7 +183,7 @@ fn file_truncated_while_sent_closes_connection_and_not_server() {
             }
             assert_eq!(server.get(&target).body.len(), left, "{mode}, round {round}");
         }
-        println!("{mode}: {cut} of {ROUNDS} were cut short");
+        println!("{mode}: {cut} of {ROUNDS} were truncated");
         // The server also counts downloads whose client had every byte before the server noticed the truncation.
         assert!(server.report("connections_broken") >= cut, "{mode}");
         cut_in_all += cut;

@@ -155,7 +155,7 @@ impl Subject {
 
     /// Checks a complete body; returns its version, or the error.
     fn judge(&self, body: &[u8]) -> Result<u64, String> {
-        let versions = versions_of(body).ok_or("it holds what was never written")?;
+        let versions = versions_of(body).ok_or("it has content that was never written")?;
         let (Some(first), Some(last)) = (versions.first(), versions.last()) else {
             return Err("it is empty".into());
         };

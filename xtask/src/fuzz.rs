@@ -33,7 +33,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 pub(crate) fn smoke(seconds: u32, wanted: &[String]) -> Outcome {
     let all = targets()?;
     if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
-        return Err(format!("there is no fuzz target `{unknown}`; there are: {}", all.join(", ")));
+        return Err(format!("unknown fuzz target `{unknown}`; known: {}", all.join(", ")));
     }
     let targets = if wanted.is_empty() { &all[..] } else { wanted };
     let binaries = build(wanted)?;
@@ -64,14 +64,15 @@ pub(crate) fn smoke(seconds: u32, wanted: &[String]) -> Outcome {
 /// The names of all targets, in order.
 fn targets() -> Outcome<Vec<String>> {
     let dir = root().join("fuzz/fuzz_targets");
-    let entries = fs::read_dir(&dir).map_err(|error| format!("cannot read the folder {}: {error}", dir.display()))?;
+    let entries =
+        fs::read_dir(&dir).map_err(|error| format!("cannot read the directory {}: {error}", dir.display()))?;
     let paths = entries.flatten().map(|entry| entry.path());
     let mut names: Vec<String> = paths.filter_map(|file| Some(file.file_stem()?.to_str()?.to_owned())).collect();
     names.sort();
     Ok(names)
 }
 
-/// Builds the targets in `wanted`, or all targets if it is empty, and returns the folder of the binaries.
+/// Builds the targets in `wanted`, or all targets if it is empty, and returns the directory of the binaries.
 fn build(wanted: &[String]) -> Outcome<PathBuf> {
     let target_dir = target_dir().join("fuzz");
     // Name the host: the default of cargo-fuzz is the system that it was itself built on.
@@ -97,7 +98,7 @@ fn has_nightly() -> bool {
     succeeds(program("cargo").args(["+nightly", "--version"]))
 }
 
-/// Fuzzes a target for a while. libFuzzer first runs every input of all folders, those that once crashed included, and
+/// Fuzzes a target for a while. libFuzzer first runs every input of all directories, those that once crashed included, and
 /// keeps new inputs in the first. All that it prints goes to a file, of which the end is shown if it fails.
 fn check(binary: &Path, name: &str, seconds: u32) -> Outcome {
     let folder = |kind: &str| root().join("fuzz").join(kind).join(name);

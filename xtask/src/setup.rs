@@ -30,37 +30,29 @@ struct Needed {
 }
 
 const NEEDED: &[Needed] = &[
-    Needed { program: "curl", package: "curl", why: "a client that is not ours" },
+    Needed { program: "curl", package: "curl", why: "an independent HTTP client" },
     Needed { program: "strace", package: "strace", why: "counts the system calls of a request" },
-    Needed { program: "perf", package: "linux-perf", why: "a profile that is not ours" },
+    Needed { program: "perf", package: "linux-perf", why: "an independent profiler" },
     Needed { program: "ip", package: "iproute2", why: "sets up network namespaces" },
-    Needed {
-        program: "python3",
-        package: "python3",
-        why: "speaks sockets in a namespace, as clients and servers of a test",
-    },
-    Needed { program: "unshare", package: "util-linux", why: "puts a test into namespaces of its own" },
-    Needed { program: "kill", package: "procps", why: "sends the signals of a test" },
-    Needed { program: "script", package: "bsdutils", why: "makes the terminal of a screen" },
-    Needed { program: "chromium", package: "chromium", why: "opens a report as a reader does" },
-    Needed { program: "sshd", package: "openssh-server", why: "the hosts of an experiment, in namespaces" },
+    Needed { program: "python3", package: "python3", why: "clients and servers of tests in a network namespace" },
+    Needed { program: "unshare", package: "util-linux", why: "runs a test in its own namespaces" },
+    Needed { program: "kill", package: "procps", why: "sends signals in tests" },
+    Needed { program: "script", package: "bsdutils", why: "provides a terminal for screen tests" },
+    Needed { program: "chromium", package: "chromium", why: "renders report pages" },
+    Needed { program: "sshd", package: "openssh-server", why: "the hosts of an experiment, in network namespaces" },
     Needed { program: "ssh", package: "openssh-client", why: "reaches them" },
-    Needed { program: "nginx", package: "nginx", why: "the peer that answers are compared with" },
-    Needed { program: "openssl", package: "openssl", why: "writes the passwords that the server reads" },
-    Needed { program: "htpasswd", package: "apache2-utils", why: "writes the passwords that the server reads" },
-    Needed { program: "php-fpm8.2", package: "php8.2-fpm", why: "an application that is not ours, by FastCGI" },
-    Needed { program: "git", package: "git", why: "pushes and clones by a script of its own" },
-    Needed {
-        program: "apache2",
-        package: "apache2",
-        why: "the peer that scripts and choices among variants are compared with",
-    },
-    Needed { program: "lighttpd", package: "lighttpd", why: "a server that experiments start" },
-    Needed { program: "h2o", package: "h2o", why: "a server that experiments start" },
-    Needed { program: "fcgiwrap", package: "fcgiwrap", why: "another, which is started by the server" },
-    Needed { program: "h2load", package: "nghttp2-client", why: "a load generator that is not ours" },
-    Needed { program: "wrk", package: "wrk", why: "a load generator that is not ours" },
-    Needed { program: "c++", package: "g++", why: "libFuzzer is C++ and is compiled with each fuzz target" },
+    Needed { program: "nginx", package: "nginx", why: "responses are compared with it" },
+    Needed { program: "openssl", package: "openssl", why: "creates password hashes for tests" },
+    Needed { program: "htpasswd", package: "apache2-utils", why: "creates password hashes for tests" },
+    Needed { program: "php-fpm8.2", package: "php8.2-fpm", why: "an independent FastCGI application" },
+    Needed { program: "git", package: "git", why: "pushes and clones through its CGI program" },
+    Needed { program: "apache2", package: "apache2", why: "CGI and content negotiation are compared with it" },
+    Needed { program: "lighttpd", package: "lighttpd", why: "a server used in experiments" },
+    Needed { program: "h2o", package: "h2o", why: "a server used in experiments" },
+    Needed { program: "fcgiwrap", package: "fcgiwrap", why: "a FastCGI wrapper that the server starts" },
+    Needed { program: "h2load", package: "nghttp2-client", why: "an independent load generator" },
+    Needed { program: "wrk", package: "wrk", why: "an independent load generator" },
+    Needed { program: "c++", package: "g++", why: "compiles libFuzzer, which is C++, with each fuzz target" },
 ];
 
 /// A Cargo tool, from the wheel `astral-dev-toolchain-NAME` on PyPI.
@@ -99,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
 
     if troubles.is_empty() {
-        println!("setup: all that the tests need is there");
+        println!("setup: all test dependencies are installed");
         return Ok(());
     }
     Err(format!("setup is not complete:\n  {}", troubles.join("\n  ")))
@@ -166,7 +158,7 @@ impl Tool {
             return Ok(());
         }
         let way_out = format!("needed from PyPI: {wheel} (a wheel with the binary {})", self.name);
-        Err(format!("{}\n    {way_out}", fetched.err().unwrap_or_else(|| "the wheel held no such binary".into())))
+        Err(format!("{}\n    {way_out}", fetched.err().unwrap_or_else(|| "the wheel contains no such binary".into())))
     }
 }
 
@@ -219,7 +211,10 @@ exit 0
 
 fn install(packages: &[&str]) -> Outcome {
     if find("apt-get").is_none() {
-        return Err(format!("no apt-get here; install what these Debian packages bring: {}", packages.join(" ")));
+        return Err(format!(
+            "apt-get not found; install the contents of these Debian packages: {}",
+            packages.join(" ")
+        ));
     }
     let is_root = output(program("id").arg("-u"))?.trim() == "0";
     let mut shell = if is_root {
@@ -238,15 +233,15 @@ fn install(packages: &[&str]) -> Outcome {
     // `run_command` would print the whole script.
     let status = shell.status().map_err(|error| format!("cannot start `{}`: {error}", shown(&shell)))?;
     if !status.success() {
-        return Err(format!("apt-get failed ({status}), its reason is above; {}", way_out(packages)));
+        return Err(format!("apt-get failed ({status}), see above; {}", way_out(packages)));
     }
     if let Some((server, _)) = servers.iter().zip(ran).find(|(server, ran)| !ran && is_running(server)) {
         return Err(format!(
-            "installing {server} has started it, and it would be measured too; stop it: sudo service {server} stop"
+            "installing {server} has started it, which would disturb measurements; stop it: sudo service {server} stop"
         ));
     }
     match NEEDED.iter().find(|needed| packages.contains(&needed.package) && find(needed.program).is_none()) {
-        Some(needed) => Err(format!("package {} is installed but brought no {}", needed.package, needed.program)),
+        Some(needed) => Err(format!("package {} is installed but does not contain {}", needed.package, needed.program)),
         None => Ok(()),
     }
 }

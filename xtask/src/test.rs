@@ -156,9 +156,9 @@ fn check_tree(tree: &str) -> Outcome<usize> {
     for line in &crates {
         let name = line.split(' ').next().unwrap_or(line);
         if RUNTIMES.contains(&name) {
-            let way_out = format!("find out who brings it: cargo tree -p amped -i {name}");
+            let way_out = format!("find what depends on it: cargo tree -p amped -i {name}");
             return Err(format!(
-                "the server depends on the async runtime {name}, but its own loop must wait; {way_out}"
+                "the server depends on the async runtime {name}, but it has its own event loop; {way_out}"
             ));
         }
     }

@@ -31,7 +31,7 @@ pub(crate) fn run() -> Outcome {
             println!("{} files are tidy", tree.files.len());
             Ok(())
         }
-        n => Err(format!("{n} house rules are broken, see above")),
+        n => Err(format!("{n} rules are violated, see above")),
     }
 }
 
@@ -55,7 +55,7 @@ impl Tree {
         // In CI the checkout may belong to another user, which git does not trust by default.
         let mut git = program("git");
         git.args(["-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
-        let names = output(&mut git).map_err(|text| format!("tidy asks git for the project's files: {text}"))?;
+        let names = output(&mut git).map_err(|text| format!("cannot list the project's files with git: {text}"))?;
         let mut files = BTreeMap::new();
         for name in names.split_terminator('\0') {
             let path = root.join(name);
@@ -101,7 +101,7 @@ fn documents(tree: &Tree) -> Vec<String> {
     ["README.md", "ARCHITECTURE.md", "SPECIFICATION.md", "GLOSSARY.md", "CONTRIBUTING.md", "CHANGELOG.md"]
         .into_iter()
         .filter(|path| tree.text(path).is_none())
-        .map(|path| format!("{path}: missing; CONTRIBUTING.md says which document answers what"))
+        .map(|path| format!("{path}: missing; see the list of documents in CONTRIBUTING.md"))
         .collect()
 }
 
@@ -119,7 +119,7 @@ fn unsafe_code(tree: &Tree) -> Vec<String> {
     for (path, text) in tree.rust().filter(|(path, _)| !path.starts_with("crates/sys/")) {
         let is_root = path.ends_with("src/lib.rs") || path.ends_with("src/main.rs");
         if is_root && !text.lines().any(|line| line.trim() == "#![forbid(unsafe_code)]") {
-            complaints.push(format!("{path}: lacks `#![forbid(unsafe_code)]`; only crates/sys may do without"));
+            complaints.push(format!("{path}: lacks `#![forbid(unsafe_code)]`; only crates/sys may omit it"));
         }
         // The attribute covers only its own crate; tests, examples and fuzz targets are separate crates.
         for (number, line) in numbered(text) {
@@ -130,8 +130,9 @@ fn unsafe_code(tree: &Tree) -> Vec<String> {
             };
             // Joined at compile time, so that this file does not match its own rule.
             if code.split(concat!("un", "safe")).skip(1).any(opens) {
-                complaints
-                    .push(format!("{path}:{number}: unsafe code; put the primitive into crates/sys, with a safe face"));
+                complaints.push(format!(
+                    "{path}:{number}: unsafe code; move the primitive to crates/sys, with a safe interface"
+                ));
             }
         }
     }
@@ -151,7 +152,8 @@ fn no_std(tree: &Tree) -> Vec<String> {
             continue;
         };
         if !text.lines().any(|line| line.trim() == "#![no_std]") {
-            complaints.push(format!("{path}: lacks `#![no_std]`, which is how the compiler keeps clock and files out"));
+            complaints
+                .push(format!("{path}: lacks `#![no_std]`, by which the compiler rejects the use of clock and files"));
         }
         let prefix = format!("crates/{name}/src/");
         for (path, text) in tree.rust().filter(|(path, _)| path.starts_with(&prefix)) {
@@ -159,7 +161,7 @@ fn no_std(tree: &Tree) -> Vec<String> {
             for (number, line) in numbered(text) {
                 let line = line.trim();
                 if line.starts_with("extern crate std") && before != "#[cfg(test)]" {
-                    complaints.push(format!("{path}:{number}: `std` comes back in a pure crate; only for tests"));
+                    complaints.push(format!("{path}:{number}: `std` is linked in a pure crate outside tests"));
                 }
                 before = line;
             }
@@ -205,14 +207,15 @@ fn layers(tree: &str) -> Vec<String> {
         if depth == "0" {
             crate_name = name;
             if name != "xtask" && !MAY_KNOW.iter().any(|(known, _)| *known == name) {
-                complaints.push(format!("{name}: a new crate; say in MAY_KNOW of xtask/src/tidy.rs whom it may know"));
+                complaints
+                    .push(format!("{name}: new crate; list its allowed dependencies in MAY_KNOW of xtask/src/tidy.rs"));
             }
             continue;
         }
         let Some((_, allowed)) = MAY_KNOW.iter().find(|(known, _)| *known == crate_name) else { continue };
         if ours.contains(name) && !allowed.contains(&name) {
             complaints.push(format!(
-                "{crate_name}: may not know {name}, only [{}]; ARCHITECTURE.md says why it is so layered",
+                "{crate_name}: may not depend on {name}, only on [{}]; ARCHITECTURE.md explains the layers",
                 allowed.join(", ")
             ));
         }
@@ -254,13 +257,13 @@ fn stops(tree: &Tree) -> Vec<String> {
             for (number, line) in numbered(text).filter(|(_, line)| line.contains(&marker)) {
                 places.push(format!("{path}:{number}"));
                 if !line.starts_with("//!") {
-                    complaints.push(format!("{path}:{number}: `{marker}` belongs into the story that opens the file"));
+                    complaints.push(format!("{path}:{number}: `{marker}` belongs in the module comment"));
                 }
             }
         }
         if places.len() != 1 {
             let places = if places.is_empty() { "nowhere".to_owned() } else { places.join(", ") };
-            complaints.push(format!("crates: `{marker}` must occur once, but is {places}; readers follow it by grep"));
+            complaints.push(format!("crates: `{marker}` must occur once, but is {places}; readers search for it"));
         }
     }
     complaints
@@ -275,11 +278,10 @@ fn unfinished(tree: &Tree) -> Vec<String> {
     for (path, text) in tree.texts().filter(|(path, _)| !is_data(path)) {
         for (number, line) in numbered(text) {
             for note in NOTES.iter().filter(|note| has_word(line, note)) {
-                complaints
-                    .push(format!("{path}:{number}: `{note}`; finish it, or say plainly what is not done and why"));
+                complaints.push(format!("{path}:{number}: `{note}`; finish it, or document what is missing and why"));
             }
             for call in MACROS.iter().filter(|call| path.ends_with(".rs") && line.contains(**call)) {
-                complaints.push(format!("{path}:{number}: `{call})` is for the desk, not for the repository"));
+                complaints.push(format!("{path}:{number}: `{call})` is for debugging, and must not be committed"));
             }
         }
     }
@@ -291,11 +293,10 @@ fn whitespace(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     for (path, text) in tree.texts().filter(|(path, _)| !is_data(path)) {
         for (number, _) in numbered(text).filter(|(_, line)| line.ends_with([' ', '\t'])) {
-            complaints
-                .push(format!("{path}:{number}: space at the end of the line; it would show up in later changes"));
+            complaints.push(format!("{path}:{number}: trailing space"));
         }
         if !text.is_empty() && !text.ends_with('\n') {
-            complaints.push(format!("{path}: does not end with a line end; the next line added would change this one"));
+            complaints.push(format!("{path}: no newline at the end of the file"));
         }
     }
     complaints
@@ -303,17 +304,12 @@ fn whitespace(tree: &Tree) -> Vec<String> {
 
 const SIZE_MAX: u64 = 1 << 20;
 
-/// No file is large: git keeps every version for ever, and every clone fetches them all.
+/// No file is large: git keeps every version, and every clone fetches them all.
 fn size(tree: &Tree) -> Vec<String> {
     tree.files
         .iter()
         .filter(|(path, file)| file.length > SIZE_MAX && !path.starts_with("fuzz/seeds/"))
-        .map(|(path, file)| {
-            format!(
-                "{path}: {} bytes, more than 1 MiB; make it when it is needed, every clone would bring it",
-                file.length
-            )
-        })
+        .map(|(path, file)| format!("{path}: {} bytes, more than 1 MiB; generate it when needed instead", file.length))
         .collect()
 }
 
@@ -341,7 +337,7 @@ fn links(tree: &Tree) -> Vec<String> {
                     full.is_empty() || tree.files.keys().any(|file| *file == full || file.starts_with(&below))
                 });
                 if !found {
-                    complaints.push(format!("{path}:{number}: the link to `{target}` leads nowhere"));
+                    complaints.push(format!("{path}:{number}: broken link to `{target}`"));
                 }
             }
         }
@@ -380,10 +376,9 @@ fn promises(tree: &Tree) -> Vec<String> {
         for (file, test) in line.split('`').skip(1).step_by(2).filter_map(test_name) {
             let mut files = tree.rust().filter(|(path, _)| is_named(path, file)).peekable();
             if files.peek().is_none() {
-                complaints.push(format!("SPECIFICATION.md:{number}: `{file}::{test}`: there is no file {file}"));
+                complaints.push(format!("SPECIFICATION.md:{number}: `{file}::{test}`: file {file} not found"));
             } else if !files.any(|(_, text)| has_function(text, test)) {
-                complaints
-                    .push(format!("SPECIFICATION.md:{number}: `{file}::{test}`: there is no such test in {file}"));
+                complaints.push(format!("SPECIFICATION.md:{number}: `{file}::{test}`: no such test in {file}"));
             }
         }
     }
@@ -466,7 +461,9 @@ fn map(tree: &Tree) -> Vec<String> {
     tree.crates()
         .into_iter()
         .filter(|name| !named(name))
-        .map(|name| format!("ARCHITECTURE.md: crates/{name} is not on the map; say what it does and must never do"))
+        .map(|name| {
+            format!("ARCHITECTURE.md: crates/{name} is missing from the map; describe what it does and must never do")
+        })
         .collect()
 }
 
@@ -571,8 +568,8 @@ mod tests {
                     0amped-sys v0.1.0 (/x)\n1libc v0.2.0\n\n0xtask v0.1.0 (/x)\n1amped-core v0.1.0 (/x)\n";
         same(&layers(good), &[]);
         let upward = "0amped-http v0.1.0 (/x)\n1amped-core v0.1.0 (/x)\n\n0amped-core v0.1.0 (/x)\n";
-        same(&layers(upward), &["amped-http: may not know amped-core"]);
-        same(&layers("0amped-new v0.1.0 (/x)\n"), &["a new crate"]);
+        same(&layers(upward), &["amped-http: may not depend on amped-core"]);
+        same(&layers("0amped-new v0.1.0 (/x)\n"), &["new crate"]);
         same(&layers("0amped v0.1.0 (/x)\n1libc v0.2.0\n"), &["go through amped-sys"]);
         same(&layers(""), &["names no crate"]);
     }
@@ -589,7 +586,7 @@ mod tests {
             &["crates/a.rs:3, crates/b.rs:1"],
         );
         let late = marked.replace("//! Stop 3", "/// Stop 3");
-        check(stops, &[("crates/a.rs", &late)], &["story"]);
+        check(stops, &[("crates/a.rs", &late)], &["module comment"]);
     }
 
     #[test]
@@ -608,7 +605,7 @@ mod tests {
             &[("a.md", "x\n"), ("empty", ""), ("fuzz/seeds/h1/a", "GET / "), ("a/golden/x.txt", "y ")],
             &[],
         );
-        check(whitespace, &[("a.md", "x \ny\t\n"), ("b.md", "x")], &["a.md:1", "a.md:2", "b.md: does not end"]);
+        check(whitespace, &[("a.md", "x \ny\t\n"), ("b.md", "x")], &["a.md:1", "a.md:2", "b.md: no newline"]);
     }
 
     #[test]
@@ -627,7 +624,7 @@ mod tests {
         let good = "[a](b/c.md) [b](../README.md#x) [c](#here) [d](https://x.org/y) [e](b/) `[f](none)`\n";
         check(links, &files(good), &[]);
         check(links, &files("```\n[a](none)\n```\n"), &[]);
-        check(links, &files("[a](c.md \"title\")\n[b](../../x)\n"), &["a.md:1: the link to `c.md`", "a.md:2"]);
+        check(links, &files("[a](c.md \"title\")\n[b](../../x)\n"), &["a.md:1: broken link to `c.md`", "a.md:2"]);
     }
 
     #[test]
@@ -641,7 +638,7 @@ mod tests {
         };
         check(promises, &files("`wire::serves` `core/conn::tests::closes` `wire/files.rs::serves` `Time::NEVER`"), &[]);
         check(promises, &files("`wire::serve` `conn::closes_lat`"), &["no such test in wire", "no such test in conn"]);
-        check(promises, &files("`wires::serves`"), &["no file wires"]);
+        check(promises, &files("`wires::serves`"), &["file wires not found"]);
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub enum Input {
     Body(Vec<u8>),
     /// The request body is complete.
     End,
-    /// The response is no longer needed. The text is the reason for the error log if the application is at fault, else
+    /// The response is no longer needed. The text is the reason for the error log if the application failed, else
     /// empty. The application may have finished already.
     Leave(&'static str),
     /// The response will be cached under this name: answered by
@@ -272,7 +272,7 @@ fn fields<'a>(target: Target<'a>, head: &'a [u8]) -> impl Iterator<Item = (&'a [
 /// Fields by which a client requests less than a whole page (RFC 9110, 13.1 and 14.2).
 const OF_ONE: [&str; 4] = ["if-none-match", "if-modified-since", "if-range", "range"];
 
-/// The target of a request for the file that an application has the server send; `None` if it lies outside the site.
+/// The target of a request for the file that an application delegates to the server; `None` if it lies outside the site.
 pub(crate) fn target_of(send: SendFile<'_>, site: &Site) -> Option<Vec<u8>> {
     let mut target = Vec::new();
     match send {

@@ -78,7 +78,7 @@ struct Waiting {
     late: bool,
 }
 
-/// What the disk was asked for.
+/// The pending disk request.
 #[derive(Clone, Copy, Debug)]
 enum Purpose {
     /// The request's target.
@@ -630,7 +630,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         if self.detour.beside_file.is_some() { Origin::Site } else { Origin::Client }
     }
 
-    /// A request whose body no application gets, because files accept none. `has_more`: part of it has arrived.
+    /// A request whose body is discarded, because files accept none. `has_more`: part of it has arrived.
     fn discard_body(&mut self, has_more: bool) -> Option<State> {
         if self.has_long_body() {
             return self.refuse_body(Status::CONTENT_TOO_LARGE, app_request::BODY_TOO_LONG);
@@ -664,7 +664,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         self.fail_plainly(status, why)
     }
 
-    /// Responds with an error in place of the application that would have got the body. A client may not read before it
+    /// Responds with an error instead of passing the body to the application. A client may not read before it
     /// has sent the whole body, so the body is discarded first; but a client that expects 100 (Continue), or announces
     /// a body over the limit, gets the error at once.
     fn fail_before_body(&mut self, status: Status, why: &'static str) -> Option<State> {

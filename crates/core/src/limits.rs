@@ -69,7 +69,7 @@ pub struct Limits {
     pub send_timeout: Duration,
     /// A disk that does not answer for this long fails the request with 503
     ///
-    /// A download that has begun is cut off. A disk that is alive answers within seconds, even one that has to spin up.
+    /// A download in progress is cut off. A working disk answers within seconds, even one that has to spin up.
     #[serde(with = "PositiveSeconds")]
     pub disk_timeout: Duration,
     /// Lingering close: wait for a refused client to stop sending, 30 s at most
@@ -80,7 +80,7 @@ pub struct Limits {
     pub linger_timeout: Duration,
     /// Maximum requests per connection
     ///
-    /// Then the connection is closed, so that clients spread anew over the workers.
+    /// Then the connection is closed, so that clients are distributed over the workers again.
     #[serde(with = "Positive")]
     pub max_requests: usize,
     /// Maximum wrong passwords per address and minute; more: 429; 0: no limit

@@ -3,7 +3,7 @@
 //! Before it, `http/h1/request` has parsed the head. First the target is resolved to a site and a clean path
 //! ([`Resolved`]), once per request, which keeps the result while it waits. Then routes apply, then applications, then
 //! files, in the order of the specification. The result is a rejection, a request to an application, or a name to look
-//! up in the caches and, on a miss, on the disk; `decide` does the lookup, `reply` builds the response.
+//! up in the caches and, on a miss, on the disk.
 
 use amped_http::h1::request::{Expectation, Request};
 use amped_http::method::Method;
@@ -162,7 +162,7 @@ pub(crate) enum Plan {
     Refuse {
         /// The status.
         status: Status,
-        /// The reason, for people.
+        /// The human-readable reason.
         why: &'static str,
     },
 }
@@ -273,7 +273,7 @@ fn refuse_path(error: PathError) -> (Status, &'static str) {
 /// Cleans a path, given as sent, and checks that the site does not hide it.
 ///
 /// # Errors
-/// The status and the reason, for people, if the path is invalid or hidden.
+/// The status and a human-readable reason, if the path is invalid or hidden.
 pub fn name_of<'a>(site: &Site, path: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<&'a [u8], (Status, &'static str)> {
     let path = uri::clean_path(path, scratch).map_err(refuse_path)?;
     if !site.dotfiles && uri::hidden(path) {

@@ -489,7 +489,7 @@ fn add_to_script(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8
     if !is_said("Cache-Control") && site.guard(path).is_some() {
         head.field("Cache-Control", "private");
     }
-    // If the application controls cross-origin access itself, its decision stands.
+    // If the application controls cross-origin access itself, its headers are kept.
     if let Some(rule) = site.cors(path).filter(|_| !is_said("Access-Control-Allow-Origin")) {
         vary(head, site, path, Vary::NOTHING);
         rule.allow(head, site.cors_origin(path, request));

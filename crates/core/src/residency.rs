@@ -179,7 +179,7 @@ mod tests {
             before.map(|before| self.by_use.remove(&before));
             self.by_use.insert(self.uses, file);
             while self.used.len() > capacity {
-                let (_, oldest) = self.by_use.pop_first().expect("as many as there are");
+                let (_, oldest) = self.by_use.pop_first().expect("all of them");
                 self.used.remove(&oldest);
             }
             before.is_none()

@@ -84,7 +84,7 @@ pub struct ScriptHead<'a> {
     pub reason: &'a [u8],
     /// Its `Location`: a redirect for the client, or a local path.
     pub location: Option<&'a [u8]>,
-    /// The file to send in place of the body.
+    /// The file to send instead of the body.
     pub send: Option<SendFile<'a>>,
     /// Its `Content-Length`.
     pub length: Option<u64>,

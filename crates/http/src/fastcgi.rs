@@ -156,7 +156,7 @@ impl RecordReader {
                 }
                 self.content -= count;
                 used += count;
-                // Ignore records of another request, or of the application as a whole: we asked for none.
+                // Ignore records of another request and management records: the server requests neither.
                 let is_ours = u16::from_be_bytes([self.header[2], self.header[3]]) == REQUEST;
                 match self.header[1] {
                     STDOUT if is_ours => return Ok(Piece { used, said: Said::Output(&rest[..count]) }),

@@ -70,7 +70,7 @@
       const [low, middle, high] = ["low", "median", "high"].map(end => (positive ? above0(of(name, end)) : of(name, end)));
       return { at: x, low, middle, high, hue };
     };
-    // Between the rate that is borne and the one that is not lies the capacity.
+    // The capacity is between the highest sustained and the lowest unsustained rate.
     const band = color => capacity && capacity.not_borne != null ? [self => {
       const [from, to] = [capacity.borne, capacity.not_borne].map(rate => self.valToPos(rate, "x", true));
       const { top, height } = self.bbox;

@@ -4,7 +4,7 @@
 const drawing = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  // Okabe and Ito: told apart by all eyes, on both papers.
+  // Okabe and Ito: distinguishable with colour blindness, on light and dark backgrounds.
   const LIGHT = {
     ink: "#1a1a1a", grid: "#e4e4e4", paper: "#ffffff",
     blue: "#0072b2", green: "#007a5a", orange: "#c65f00", red: "#b2182b", grey: "#777777", violet: "#9e4a80",

@@ -1,4 +1,4 @@
-// Click: a frame has the whole width. Search: frames that hold the text are marked, and their share is told.
+// A click zooms to a frame. The search marks frames that contain the text, and shows their share.
 const frames = [...document.querySelectorAll('#flame button')];
 const of = frame => [Number(frame.dataset.left), Number(frame.dataset.width)];
 for (const chosen of frames) chosen.addEventListener('click', () => {

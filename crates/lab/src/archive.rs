@@ -1002,7 +1002,7 @@ impl Summary {
         ("parsing", "ms", "in the server, parsing", |run| run.server.parsing_ms),
         ("processing", "ms", "in the server, processing", |run| run.server.processing_ms),
         ("logging", "ms", "in the server, logging", |run| run.server.logging_ms),
-        ("in-server", "ms", "in the server, all of it", |run| {
+        ("in-server", "ms", "in the server, total", |run| {
             Some(run.server.parsing_ms? + run.server.processing_ms? + run.server.logging_ms?)
         }),
         ("set-size", "MiB", "requested files", |run| Some(run.set_bytes? as f64 / MIB)),
@@ -1103,7 +1103,7 @@ impl Archive {
         let form: Form = read(&dir.join(name::RESOLVED))?;
         if form.form != FORM {
             return Err(Failure::failed(format!(
-                "{} has format version {}, and this ammeter reads version {FORM}; read it with the ammeter that wrote it, or run the \
+                "{} has format version {}, but this ammeter reads version {FORM}; use the ammeter that wrote it, or run the \
                  experiment again",
                 dir.display(),
                 form.form
@@ -1224,7 +1224,7 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
     let text = fs::read(path).map_err(Failure::io(format_args!("read {}", path.display())))?;
     serde_json::from_slice(&text).map_err(|error| {
         Failure::failed(format!(
-            "cannot read {}: {error}; the file is damaged, or another version of ammeter wrote it",
+            "cannot read {}: {error}; the file is damaged, or was written by another version of ammeter",
             path.display()
         ))
     })

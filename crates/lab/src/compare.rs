@@ -89,7 +89,7 @@ pub(crate) fn named(archive: &Archive, metrics: &[&str], a: &str, b: &str) -> Re
     let (of_a, of_b) = (of(a)?, of(b)?);
     if of_a.iter().any(|arm| of_b.contains(arm)) {
         return Err(Failure::usage(format!(
-            "{a:?} and {b:?} are the same in {}; it has {}",
+            "{a:?} and {b:?} select the same arm of {}, which has {}",
             archive.dir.display(),
             choices(archive)
         )));
@@ -515,7 +515,7 @@ fn compare(a: &str, b: &str, metrics: &[&str], runs: &[Taken], interleaved: bool
         cautions.push(text.to_owned());
     }
     if figures.is_empty() {
-        cautions.push("no run of A has a counterpart in B with figures: the same step, in the same block".to_owned());
+        cautions.push("no run of A has a counterpart with results in B: the same step, in the same block".to_owned());
     } else if figures.iter().all(|figure| figure.noise.is_none()) {
         let text = "no noise band: too few repetitions within blocks; let the plan repeat its baseline (A/A)";
         cautions.push(text.to_owned());
@@ -972,11 +972,7 @@ mod tests {
     fn relaxed_validity_within_archive_needs_baseline_twice() {
         let mut archive = crate::report::tests::archive(std::path::Path::new("dir"), 8);
         archive.resolved.rules = Rules { others_max: 10.0, ..Rules::default() };
-        assert_eq!(
-            only_two(&archive, METRICS).unwrap().finding,
-            Finding::Difference,
-            "A/A pairs tell how large the noise is"
-        );
+        assert_eq!(only_two(&archive, METRICS).unwrap().finding, Finding::Difference, "A/A pairs show the noise");
         archive.runs.retain(|run| run.plan.arm != "aa");
         let compared = only_two(&archive, METRICS).unwrap();
         assert!(

@@ -527,7 +527,7 @@ pub(crate) fn quoted<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
 
 /// The failure reported after Ctrl-C.
 pub(crate) fn interrupted() -> Failure {
-    Failure::failed("interrupted; completed measurements are kept; the same command resumes")
+    Failure::failed("interrupted; completed measurements are kept, and the same command resumes")
 }
 
 /// Records the machine and its kernel settings.
@@ -611,7 +611,7 @@ mod tests {
         let begin = Instant::now();
         let is_there = || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
         while is_there() {
-            assert!(begin.elapsed() < Duration::from_secs(20), "it is there still");
+            assert!(begin.elapsed() < Duration::from_secs(20), "it still exists");
             thread::sleep(Duration::from_millis(5));
         }
         let failure = start().unwrap().wait(Duration::from_millis(20), &Stop::default()).unwrap_err();

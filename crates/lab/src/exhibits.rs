@@ -153,7 +153,7 @@ mod tests {
                 assert!(!quick || expected_s < 600.0, "{} takes {expected_s} s", exhibit.name);
                 // Parsing has checked all references: arms, loads and metrics.
                 assert!(!resolved.claims.is_empty(), "{} claims nothing", exhibit.name);
-                assert!(!quick || resolved.repetitions > 1, "{}: nothing can be told from one block", exhibit.name);
+                assert!(!quick || resolved.repetitions > 1, "{}: one block decides nothing", exhibit.name);
             }
         }
     }
@@ -166,7 +166,7 @@ mod tests {
             let made = exhibit.makes();
             for (name, shows) in &made {
                 assert!(find(name).unwrap().name == exhibit.name && !shows.is_empty(), "{name}");
-                assert!(names.insert(name.clone()), "two experiments make {name}");
+                assert!(names.insert(name.clone()), "two experiments produce {name}");
             }
             assert!(!made.is_empty() || names.insert(exhibit.name.to_owned()), "{}", exhibit.name);
         }

@@ -59,7 +59,7 @@ impl Experiment {
     pub(crate) fn settings_of(&self, planned: &Planned) -> Result<&Settings, Failure> {
         let at = self.resolved.arms.iter().position(|arm| arm.id == planned.arm);
         at.and_then(|at| self.settings.get(at)).ok_or_else(|| {
-            Failure::failed(format!("the plan has an arm {:?}, and the experiment has none", planned.arm))
+            Failure::failed(format!("the plan has an arm {:?} that is not in the experiment", planned.arm))
         })
     }
 
@@ -73,7 +73,7 @@ impl Experiment {
         if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
             let levels = factors.iter().map(|factor| format!("{}: {}", factor.name, factor.levels.join(", ")));
             let levels = levels.collect::<Vec<_>>().join("; ");
-            return Err(Failure::usage(format!("--only {unknown}: no factor has this level; there are {levels}")));
+            return Err(Failure::usage(format!("--only {unknown}: no factor has this level; known levels: {levels}")));
         }
         let has_any = |factor: &str| {
             factors.iter().any(|one| one.name == factor && one.levels.iter().any(|level| names.contains(level)))
@@ -322,7 +322,7 @@ struct File {
     #[serde(default)]
     claim: Vec<Spanned<ClaimFile>>,
     #[serde(default)]
-    #[expect(dead_code, reason = "they are read by `exhibits.rs`, and may stand in every file")]
+    #[expect(dead_code, reason = "they are read by `exhibits.rs`, and are allowed in every file")]
     exhibits: BTreeMap<String, String>,
 }
 
@@ -453,7 +453,7 @@ pub(crate) fn parse(name: &str, text: &str, wish: Wish) -> Result<Experiment, Fa
     read(name, text, wish).map_err(|wrong| Failure::Usage(drawn(name, text, wrong)))
 }
 
-/// Formats an error: `FILE:LINE:COLUMN: message` for tools, followed by the lines for people.
+/// Formats an error: `FILE:LINE:COLUMN: message` for tools, followed by the source lines.
 fn drawn(name: &str, text: &str, wrong: Wrong) -> String {
     let Wrong { at, what, way_out } = wrong;
     let before = text.get(..at.start).unwrap_or(text);
@@ -600,12 +600,8 @@ fn factors<'i>(tree: &Spanned<DeTable<'i>>, file: &File) -> Result<(Vec<Factor>,
     let names: Vec<String> = file.subject.iter().map(|subject| subject.name.clone()).collect();
     for (at, name) in names.iter().enumerate() {
         if names[..at].contains(name) {
-            let what = format!("a second subject is named {name:?}");
-            return Err(wrong(
-                place(tree, &format!("subject.{at}")),
-                what,
-                "give one of them another name: name = \"...\"",
-            ));
+            let what = format!("duplicate subject name {name:?}");
+            return Err(wrong(place(tree, &format!("subject.{at}")), what, "rename one of them: name = \"...\""));
         }
     }
     if names.len() > 1 {
@@ -631,8 +627,8 @@ fn factors<'i>(tree: &Spanned<DeTable<'i>>, file: &File) -> Result<(Vec<Factor>,
         if factors.iter().any(|factor: &Factor| factor.name == name) || ["rate", "clients"].contains(&name.as_str()) {
             return Err(wrong(
                 known.span(),
-                format!("the name {name:?} is taken"),
-                "give the factor another name: name = \"...\"",
+                format!("duplicate factor name {name:?}"),
+                "rename the factor: name = \"...\"",
             ));
         }
         let values = table.get("levels").and_then(|levels| levels.get_ref().as_array());
@@ -785,7 +781,7 @@ fn steps(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<Vec<Step>, Wrong> {
         _ => {
             let way = "write rate = \"1000..8000/1000\" (connections per second), or clients = [1, 10, 50] (a closed \
                  loop)";
-            Err(wrong(place(tree, "load"), "the load is one ladder", way))
+            Err(wrong(place(tree, "load"), "`rate` and `clients` exclude each other", way))
         }
     }
 }
@@ -798,7 +794,7 @@ fn arm_settings(tree: &Spanned<DeTable<'_>>, subject: Option<&str>, wish: Wish) 
     check_workload(tree, &file)?;
     if file.load.requests_per_connection == Some(0) && file.load.clients.is_none() {
         let at = place(tree, "load.requests-per-connection");
-        return Err(wrong(at, "0 (unlimited) requests per connection need a closed loop", "write 1 or more"));
+        return Err(wrong(at, "0 (unlimited) requests per connection require a closed loop", "write 1 or more"));
     }
     let File { server, workload, load, path, limits, cores, monitor, .. } = file;
     let Some(at) = file.subject.iter().position(|found| subject.is_none_or(|name| found.name == name)) else {
@@ -831,15 +827,19 @@ fn check_hosts(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
     let at = |path| place(tree, path);
     if !(1..=100).contains(&clients.len()) {
         let way = "write them as for ssh: clients = [\"c1\", \"user@c2\"]";
-        return Err(wrong(at("hosts.clients"), "there are 1 to 100 clients", way));
+        return Err(wrong(at("hosts.clients"), "the number of clients must be 1 to 100", way));
     }
     if names.len() < clients.len() {
-        let way = "each generates one slice of the load; for more threads there is load.generators";
-        return Err(wrong(at("hosts.clients"), "a client is named twice", way));
+        let way = "each generates one slice of the load; for more threads use load.generators";
+        return Err(wrong(at("hosts.clients"), "duplicate client", way));
     }
     if file.path.is_some() {
-        let way = "leave [path] out, or start `ammeter wan` on the hosts";
-        return Err(wrong(at("hosts"), "a [path] is emulated on one machine, and [hosts] are several", way));
+        let way = "omit [path], or start `ammeter wan` on the hosts";
+        return Err(wrong(
+            at("hosts"),
+            "a [path] is emulated on one machine, and cannot be combined with [hosts]",
+            way,
+        ));
     }
     if file.load.beside > 0 {
         return Err(wrong(at("load.beside"), "clients beside the load are possible only without [hosts]", ""));
@@ -915,7 +915,7 @@ fn figures(tree: &Spanned<DeTable<'_>>, file: &File, factors: &[Factor], steps: 
         let known: Vec<&str> = [axis].into_iter().chain(factors.iter().map(|factor| factor.name.as_str())).collect();
         if !known.contains(&&figure.x[..]) {
             let way = format!("the axis is one of: {}", known.join(", "));
-            return Err(wrong(at("x"), format!("there is no axis {:?}", figure.x), way));
+            return Err(wrong(at("x"), format!("unknown axis {:?}", figure.x), way));
         }
         for (place, y) in figure.y.iter().enumerate() {
             metric(y, at(&format!("y.{place}")), file.monitor.profile)?;
@@ -931,7 +931,7 @@ fn metric(text: &str, at: Range<usize>, has_profile: bool) -> Result<(), Wrong> 
         Some(_) if has_profile || !Summary::is_of_profile(text) => Ok(()),
         Some(_) => Err(wrong(
             at,
-            format!("{text:?} requires a profile, and none is recorded"),
+            format!("{text:?} requires a profile, but none is recorded"),
             "write [monitor], profile = true",
         )),
         None => {
@@ -973,7 +973,7 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
         for (name, label) in levels {
             let Some(factor) = factors.iter().find(|factor| factor.name == *name.get_ref()) else {
                 let known: Vec<&str> = factors.iter().map(|factor| factor.name.as_str()).collect();
-                let what = format!("no factor is named {:?}", name.get_ref());
+                let what = format!("unknown factor {:?}", name.get_ref());
                 return Err(wrong(name.span(), what, format!("there are: {}", known.join(", "))));
             };
             let text = match label.get_ref().0.as_str() {
@@ -1045,8 +1045,8 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
         if let Some(inner) = check.iter().find(|inner| !inner.get_ref().check.is_empty()) {
             return Err(wrong(
                 inner.span(),
-                "a condition of `check` with conditions of its own",
-                "list them side by side",
+                "a condition of `check` cannot contain `check`",
+                "list all conditions in one `check`",
             ));
         }
         Ok(Claim {
@@ -1087,7 +1087,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    const SHORT: &str = "title = \"What nginx bears\"\n\n[[subject]]\nkind = \"nginx\"\n\n[workload]\nfile = \"1KiB\"\n\n[load]\nrate = \"1000..3000/1000\"\n";
+    const SHORT: &str = "title = \"Capacity of nginx\"\n\n[[subject]]\nkind = \"nginx\"\n\n[workload]\nfile = \"1KiB\"\n\n[load]\nrate = \"1000..3000/1000\"\n";
 
     fn parsed(text: &str, quick: bool) -> Experiment {
         parse("a/b.toml", text, Wish { quick, seed: Some(7) }).unwrap_or_else(|failure| panic!("{failure}"))
@@ -1259,7 +1259,7 @@ mod tests {
         check(&SHORT.replace("1KiB", "1 apple"), "7:8", "apple");
         check(&SHORT.replace("1000..3000/1000", "3000..1000/1000"), "10:8", "FROM..TO/STEP");
         check(&SHORT.replace("\"1000..3000/1000\"", "[1, -1]"), "10:8", "above 0");
-        check(&SHORT.replace("rate =", "clients = 3\nrate ="), "9:1", "one ladder");
+        check(&SHORT.replace("rate =", "clients = 3\nrate ="), "9:1", "exclude each other");
         check(&format!("{SHORT}duration = \"5\"\n"), "11:12", "not a duration");
         check(&format!("{SHORT}duration = \"1ms\"\n"), "11:12", "200 ms");
         check(&format!("{SHORT}arrivals = \"monday\"\n"), "11:12", "monday");

@@ -287,7 +287,7 @@ fn await_end(hosts: &mut impl Hosts, slices: &mut [Slice], patience: Duration, s
             return Err(interrupted());
         }
         if begin.elapsed() > patience {
-            return Err(Failure::failed(format!("the load did not end within {patience:?}, and was killed")));
+            return Err(Failure::failed(format!("the load did not end within {patience:?} and was killed")));
         }
         for slice in slices.iter_mut().filter(|slice| slice.status.is_none()) {
             slice.status = slice.running.ended();

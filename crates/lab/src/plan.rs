@@ -117,7 +117,7 @@ fn clients_s(resolved: &Resolved) -> f64 {
     client_steps(&resolved.steps).len() as f64 * (CLIENTS_S + 0.5)
 }
 
-/// Formats a duration for people: `42 s`, `7 min`, `3 h 20 min`.
+/// Formats a duration in readable units: `42 s`, `7 min`, `3 h 20 min`.
 pub(crate) fn told(seconds: f64) -> String {
     let whole = seconds.round().max(0.0) as u64;
     match whole {

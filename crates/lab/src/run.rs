@@ -417,7 +417,7 @@ impl Side {
     }
 }
 
-/// Starts `ammeter monitor` for the server that the flags `whom` name, with its record and its errors in `into`.
+/// Starts `ammeter monitor` for the server that the flags `target` name, with its record and its errors in `into`.
 /// `prefix` is the command that starts this program; the monitor may use at most `budget` of a core.
 ///
 /// # Errors
@@ -620,7 +620,7 @@ impl Server {
         let is_right = |status: u16| if any { status < 500 } else { status == 200 };
         while begin.elapsed() < START && !stop.is_stopped() {
             if let Some(status) = self.running.ended() {
-                return Err(Failure::failed(format!("it ended before its first response ({status}): {}", said())));
+                return Err(Failure::failed(format!("it exited before its first response ({status}): {}", said())));
             }
             answered = subject::ask(self.address, &site.target).map(|(status, _)| status);
             if answered.is_some_and(is_right) {
@@ -1028,9 +1028,8 @@ impl Rest {
 /// Checks that an archive belongs to the same experiment and programs; returns the reason if it cannot be resumed.
 pub(crate) fn same(old: &Resolved, new: &Resolved) -> Result<(), String> {
     if !old.measures_as(new) {
-        return Err(
-            "the archive is of another experiment, or of this one with other settings, --seed or --quick".to_owned()
-        );
+        return Err("the archive belongs to another experiment, or to this one with other settings, --seed or --quick"
+            .to_owned());
     }
     let changed: Vec<&str> = new
         .programs
@@ -1041,5 +1040,8 @@ pub(crate) fn same(old: &Resolved, new: &Resolved) -> Result<(), String> {
     if changed.is_empty() {
         return Ok(());
     }
-    Err(format!("{} has changed since the archive was begun, and runs of both would be mixed", changed.join(", ")))
+    Err(format!(
+        "{} has changed since the archive was created, and runs of both versions would be mixed",
+        changed.join(", ")
+    ))
 }

@@ -252,7 +252,7 @@ impl Bench<'_> {
     fn end(&mut self, settings: &Settings, into: &Path, stop: &Stop) -> Result<Watched, Failure> {
         match &mut self.place {
             Place::Hosts(fleet) => fleet.end(settings, into, stop),
-            Place::Here { side, .. } => side.take().ok_or_else(|| Failure::failed("there is no server"))?.end(stop),
+            Place::Here { side, .. } => side.take().ok_or_else(|| Failure::failed("no server was started"))?.end(stop),
         }
     }
 

@@ -339,13 +339,13 @@ impl Subject {
     pub(crate) fn program(&self) -> Result<PathBuf, Failure> {
         if let Some(path) = &self.program {
             return find(&path.display().to_string())
-                .ok_or_else(|| Failure::failed(format!("{}: there is no program {}", self.name, path.display())));
+                .ok_or_else(|| Failure::failed(format!("{}: program not found: {}", self.name, path.display())));
         }
         match self.kind {
             Kind::Null | Kind::Floor => own_program(),
             Kind::Command => {
                 let name = self.start.first().map_or("", String::as_str);
-                find(name).ok_or_else(|| Failure::failed(format!("{}: there is no program {name:?}", self.name)))
+                find(name).ok_or_else(|| Failure::failed(format!("{}: program not found: {name:?}", self.name)))
             }
             Kind::Amped => {
                 // One cargo command builds both into the same directory.
@@ -360,7 +360,7 @@ impl Subject {
         let (name, way_out) = self.kind.program();
         find(name).ok_or_else(|| {
             Failure::failed(format!(
-                "{}: there is no program {name}; {way_out}, or set its path: program = \"/path/to/{name}\"",
+                "{}: program not found: {name}; {way_out}, or set its path: program = \"/path/to/{name}\"",
                 self.name
             ))
         })
@@ -386,7 +386,7 @@ impl Subject {
 /// # Errors
 /// If `/proc` is not mounted.
 pub(crate) fn own_program() -> Result<PathBuf, Failure> {
-    std::env::current_exe().map_err(Failure::io("find this program itself"))
+    std::env::current_exe().map_err(Failure::io("find the path of this program"))
 }
 
 /// Returns the commit of the sources in whose tree a program lies, with `-dirty` if they were changed; empty if there is none.

@@ -99,7 +99,7 @@ fn clients(evidence: &Evidence<'_>) -> Check {
     match evidence.clients {
         None => check("clients", None, "not measured against a null server"),
         Some(step) if step.is_kept => {
-            let says = format!("the clients begin {:.0} connections/s against a null server", step.offered_rate);
+            let says = format!("the clients start {:.0} connections/s against a null server", step.offered_rate);
             check("clients", true, says)
         }
         Some(step) => {
@@ -308,7 +308,7 @@ fn bytes(evidence: &Evidence<'_>) -> Check {
     const REQUEST: u64 = 1000;
     let Summary { network, server, ok, failed, received_bytes: mine, .. } = evidence.summary;
     if evidence.summary.parked > 0 || evidence.summary.beside.is_some() {
-        return check("bytes", None, "others than the load's clients received some as well");
+        return check("bytes", None, "clients other than the load's received some as well");
     }
     let slack = (*mine as f64 * evidence.rules.counts_max) as u64;
     let (mut holds, mut says) = (None, Vec::new());
@@ -331,7 +331,7 @@ fn bytes(evidence: &Evidence<'_>) -> Check {
 
 fn path(evidence: &Evidence<'_>) -> Check {
     match evidence.path {
-        None => check("path", None, "there is no path between client and server"),
+        None => check("path", None, "no path between client and server is emulated"),
         Some(verdict) if verdict.exit_status() == 0 => check("path", true, "packets left on time"),
         Some(verdict) => check("path", false, verdict.to_string()),
     }

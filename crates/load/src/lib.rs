@@ -1,6 +1,6 @@
 //! Load that does not slow down when the server does: what is asked, when, and what came of it.
 //!
-//! `workload` says what is asked for, `schedule` when, `client` is one connection as a state machine, `drive` runs them over
+//! `workload` says what is requested, `schedule` when, `client` is one connection as a state machine, `drive` runs them over
 //! sockets, `tls` is what may lie between the two (`no_tls` without the feature of that name), `tally` counts, `outcome` judges,
 //! `window` defines what was offered and completed, and whether the server fell behind,
 //! `slice` and `parts` cut a plan for several generators and put their results together, `condition` checks what was demanded, `knee` finds the rate that a server bears, and `null` is a server to calibrate by.
@@ -25,7 +25,7 @@ pub mod workload;
 
 pub use amped_http::h1::request::Version;
 
-/// A moment in seconds since 1970 (UTC) as people write it: as a date of HTTP (RFC 9110, 5.6.7).
+/// Formats a time in seconds since 1970 (UTC) as an HTTP date (RFC 9110, 5.6.7).
 pub fn date(unix_s: f64) -> String {
     String::from_utf8_lossy(&amped_http::date::format(unix_s as i64)).into_owned()
 }

@@ -430,7 +430,7 @@ pub(crate) mod tests {
         let second = part.second(Duration::from_secs(1), Duration::from_millis(500), 0);
         assert_eq!((second.at_s, second.started, second.ok, second.failed), (1.0, 2, 3, 1));
         assert_eq!((second.rate(second.ok), second.p50_ms.round(), second.lateness_p99_ms.round()), (6.0, 2.0, 40.0));
-        assert_eq!((tally.ok(), tally.all_failed()), (8, 2), "a cut takes nothing away");
+        assert_eq!((tally.ok(), tally.all_failed()), (8, 2), "cut series lose nothing");
     }
 
     #[test]

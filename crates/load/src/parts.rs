@@ -285,7 +285,7 @@ mod tests {
                 panic!("{merged:?}")
             };
             prop_assert!((rate - one * of as f64).abs() < 1e-6);
-            // All figures except those that each machine has for itself.
+            // All figures except those of a single machine.
             let alike = |outcome: &Outcome| {
                 let mut outcome = outcome.clone();
                 outcome.asked = whole.outcome.asked.clone();

@@ -78,7 +78,7 @@ impl FromStr for Arrivals {
                 let share = percent / 100.0;
                 if !(ratio >= 1.0 && share > 0.0 && ratio * share <= 1.0) {
                     return Err(format!(
-                        "bursts of {ratio} times the mean rate for {percent} % of the time cannot be: the ratio must be 1 \
+                        "bursts of {ratio} times the mean rate for {percent} % of the time are impossible: the ratio must be 1 \
                          or more, and ratio times percentage at most 100"
                     ));
                 }
@@ -464,7 +464,7 @@ fn recorded(text: &str) -> Result<Vec<Duration>, String> {
         let seconds: f64 = line.parse().map_err(|_| wrong("is not a number of seconds"))?;
         let instant = Duration::try_from_secs_f64(seconds).map_err(|_| wrong("is before the start"))?;
         if at.last().is_some_and(|last| *last > instant) {
-            return Err(wrong("is earlier than the line before it; instants must not fall"));
+            return Err(wrong("is earlier than the line before it; instants must not decrease"));
         }
         at.push(instant);
     }

@@ -42,7 +42,7 @@ impl Url {
             return Err(wrong("has a character that must be percent-encoded"));
         }
         if authority.contains('@') {
-            return Err(wrong("has a user in it, which http does not send"));
+            return Err(wrong("contains a user name, which http does not send"));
         }
         // The last colon, unless it is in the brackets of an IPv6 address.
         let (host, port) = match authority.rsplit_once(':') {
@@ -55,7 +55,7 @@ impl Url {
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         if bare.map_or(host.contains([':', '[', ']']), |bare| bare.parse::<Ipv6Addr>().is_err()) {
             return Err(wrong(
-                "has a host that is neither a name nor an address (an IPv6 address stands in brackets: [::1])",
+                "has a host that is neither a name nor an address (write an IPv6 address in brackets: [::1])",
             ));
         }
         let host = bare.unwrap_or(host);

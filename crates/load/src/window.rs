@@ -1,4 +1,4 @@
-//! The measured window of a run: the offered and completed load within it, and the backlog at its end.
+//! The measured window of a run: the offered and completed load within it, and the backlog at the end.
 //!
 //! The window is the time in which the schedule begins connections, or closed-loop clients send requests; the drain is
 //! the time from its end to the end of the last connection. A reply during the drain is correct and has a latency, but
@@ -18,13 +18,13 @@ use serde::{Deserialize, Serialize};
 pub struct Second {
     /// Start, in seconds from the start of the run.
     pub at_s: f64,
-    /// Length in seconds: the last second of a window is cut at the window's end, and the last of a run at its end.
+    /// Length in seconds: the last second of a window or of a run may be shorter.
     pub length_s: f64,
     /// Connections begun.
     pub started: u64,
     /// Connections ended.
     pub ended: u64,
-    /// Connections still open at its end.
+    /// Connections still open at the end.
     pub backlog: u64,
     /// Correct replies.
     pub ok: u64,
@@ -72,7 +72,7 @@ pub struct Window {
     pub failed: u64,
     /// Bytes received within it, including heads.
     pub received_bytes: u64,
-    /// Connections still open at its end.
+    /// Connections still open at the end.
     pub backlog: u64,
     /// Growth rate of the backlog over the window, in connections per second: from the mean of its first third to that
     /// of its last. `None` in a closed loop, whose backlog is bounded by the number of clients.
@@ -361,7 +361,7 @@ mod tests {
 
     /// One connection at a time, in order of arrival, with a fixed service time. A
     /// connection that would wait longer than `patience_ns` fails then, and is served
-    /// all the same, by a server that does not notice that its client has gone.
+    /// nevertheless, by a server that does not notice that its client has disconnected.
     struct Fifo {
         service_ns: u64,
         free_ns: u64,

@@ -231,7 +231,7 @@ impl Tick {
     /// several things, such as disks, it is the sum.
     pub fn each_figure(&self, each: impl FnMut(Name, Option<f64>)) {
         let mut to = Each(each);
-        to.named("", "at_s", "Time since the monitor began.", Some(self.at_s));
+        to.named("", "at_s", "Time since the monitor started.", Some(self.at_s));
         to.named("", "interval_s", "Time since the previous sample.", Some(self.interval_s));
         to.one(&self.cpu);
         to.named("", "busiest_core", "Time that the busiest processor was not idle.", Some(self.busiest_core));
@@ -254,7 +254,7 @@ impl Tick {
         to.named("module", "requests_per_s", "Requests that the server has read.", rate("requests"));
         to.named("module", "sent_bytes_per_s", "Bytes that the server has sent.", rate("sent_bytes"));
         to.named("module", "loop_busy", "Time that its loops were busy.", rate("loop_busy_ns").map(|ns| ns / 1e9));
-        to.named("module", "loop_stalls_per_s", "Times that one of its loops was late.", rate("loop_stalls"));
+        to.named("module", "loop_stalls_per_s", "Stalls of its loops.", rate("loop_stalls"));
         let queue = self.module.as_ref().and_then(|module| module.gauges.get("helper_queue"));
         to.named("module", "helper_queue", "Tasks that wait for a helper.", queue.map(|n| *n as f64));
         to.one(&self.own);

@@ -420,7 +420,7 @@ impl Sampler {
         self.read_threads(&mut sample);
         self.read_groups(&mut sample);
         if sample.threads.is_empty() && was_seen {
-            // All known threads are gone: other processes may have taken over.
+            // All known threads have exited: other processes may have taken over.
             self.server.look_again()?;
             self.list_threads();
             self.read_threads(&mut sample);

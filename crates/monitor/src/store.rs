@@ -4,7 +4,7 @@
 //! line or a block, is read as far as possible, and the reader learns that it was truncated. The first line describes
 //! the target. Counters are stored, not rates: those are computed on replay.
 //!
-//! `zstd -dc FILE` prints it for people and other programs.
+//! `zstd -dc FILE` prints it.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -96,7 +96,7 @@ impl Recorder {
             .map_err(io::Error::from)
             .and_then(|()| self.encoder.write_all(b"\n"))
             .and_then(|()| self.encoder.flush());
-        written.map_err(Failure::io(format!("write to the record {}", self.path.display())))
+        written.map_err(Failure::io(format!("write to the recording {}", self.path.display())))
     }
 }
 
@@ -120,7 +120,7 @@ pub struct Replay<'a> {
 /// When the file cannot be opened, or is not a record of a known version.
 pub fn replay(path: &Path) -> Result<Replay<'static>, Failure> {
     let name = path.display();
-    let file = File::open(path).map_err(Failure::io(format!("open the record {name}")))?;
+    let file = File::open(path).map_err(Failure::io(format!("open the recording {name}")))?;
     Replay::read(file)
         .map_err(|why| Failure::failed(format!("{name} is not a recording of `ammeter monitor --record`: {why}")))
 }
@@ -151,7 +151,7 @@ impl<'a> Replay<'a> {
             Some(Line::Head(head)) => {
                 Err(format!("it has format version {}, and this program reads version {}", head.version, Head::VERSION))
             }
-            Some(_) => Err(replay.out_of_place()),
+            Some(_) => Err(replay.misplaced()),
         }
     }
 
@@ -165,7 +165,7 @@ impl<'a> Replay<'a> {
         self.cut.as_deref()
     }
 
-    fn out_of_place(&self) -> String {
+    fn misplaced(&self) -> String {
         format!("line {} is misplaced", self.number)
     }
 
@@ -179,7 +179,7 @@ impl<'a> Replay<'a> {
             Ok(_) if self.line.ends_with(b"\n") => {
                 serde_json::from_slice(&self.line).map(Some).map_err(|error| format!("line {}: {error}", self.number))
             }
-            Ok(count) if count as u64 == LINE_MAX => Err(format!("line {} is longer than any sample", self.number)),
+            Ok(count) if count as u64 == LINE_MAX => Err(format!("line {} is too long for a sample", self.number)),
             Ok(_) => Err("its last line is truncated".to_owned()),
             Err(error) => Err(error.to_string()),
         }
@@ -197,7 +197,7 @@ impl Iterator for Replay<'_> {
             Ok(None) => None,
             Ok(Some(Line::Sample(sample))) => Some(*sample),
             Ok(Some(_)) => {
-                self.cut = Some(self.out_of_place());
+                self.cut = Some(self.misplaced());
                 None
             }
             Err(why) => {
@@ -265,7 +265,7 @@ mod tests {
         let packed = |text: &str| zstd::encode_all(text.as_bytes(), 1).unwrap();
         check(b"", "incomplete");
         check(&packed(""), "empty");
-        check(b"no zstd at all", "");
+        check(b"not zstd", "");
         check(&packed("{}\n"), "line 1");
         check(&packed("{\"head\":{\"version\":2}}\n"), "line 1");
         check(&packed(&record_text().replace("\"version\":2", "\"version\":1")), "format version 1");
@@ -276,7 +276,7 @@ mod tests {
         let twice = record_text() + &record_text();
         cut(&twice, "line 3 is misplaced");
         cut(&(record_text() + "{\"sample\":{}}\n"), "line 3");
-        cut(&(record_text() + &"x".repeat(LINE_MAX as usize)), "longer than any sample");
+        cut(&(record_text() + &"x".repeat(LINE_MAX as usize)), "too long for a sample");
     }
 
     fn record_text() -> String {

@@ -1,4 +1,4 @@
-//! Statistics: reported on SIGUSR2 and at exit, as of when the server was told to stop, and published (`metrics`).
+//! Statistics: reported on SIGUSR2 and at exit, as of when the server was asked to stop, and published (`metrics`).
 //! One table, [`FIGURES`], defines them all.
 
 use std::fmt;

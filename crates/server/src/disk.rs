@@ -906,7 +906,7 @@ impl Disk {
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(NoAnswer::WouldWait),
-            // It cannot be looked up, because it is gone or permission is denied:
+            // It cannot be looked up, because it was removed or permission is denied:
             // the previous directory continues to serve.
             Err(_) => {}
         }

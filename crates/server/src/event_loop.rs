@@ -81,7 +81,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
     let mut events = Events::with_capacity(EVENTS);
     let mut messages = Vec::new();
     let mut stop_at = None;
-    // When the iteration that ends now began.
+    // The start of the current iteration.
     let mut woke = None;
 
     loop {

@@ -65,7 +65,7 @@ impl Address {
     }
 }
 
-/// Binds an address for so many loops, without TLS, in addition to those that this server already has.
+/// Binds an address for this many loops, without TLS, in addition to those that this server already has.
 ///
 /// # Errors
 /// What failed, and what to do about it.

@@ -136,7 +136,7 @@ impl OpenFile {
         note.checked_sub(1).map(Time::from_millis)
     }
 
-    /// Records that all of this window, of a file of so many bytes, is in memory now.
+    /// Records that all of this window, of a file of this size, is in memory now.
     pub fn is_seen(&self, window: u64, size: u64, now: Time) {
         let windows = size.div_ceil(WINDOW).min(SEEN_MAX) as usize;
         let seen = self.seen.get_or_init(|| (0..windows).map(|_| AtomicU64::new(0)).collect());
@@ -228,7 +228,7 @@ const MAPPINGS_MAX: usize = 32 * 1024;
 const PAGE: u64 = 4096;
 
 impl MappedWindows {
-    /// Creates an empty set of at most so many bytes; 0 keeps no window.
+    /// Creates an empty set of at most this many bytes; 0 keeps no window.
     pub fn new(bytes_max: u64) -> MappedWindows {
         MappedWindows { windows: Arc::new(Mutex::new(Store::new(MAPPINGS_MAX, bytes_max))) }
     }

@@ -81,10 +81,10 @@ fn hear(from: &mut impl BufRead) -> io::Result<Answer> {
     let mut line = String::new();
     io::Read::take(from, LINE_MAX).read_line(&mut line)?;
     if line.is_empty() {
-        return Err(io::Error::other("it closed the connection; was it stopped?"));
+        return Err(io::Error::other("the connection was closed; was the server stopped?"));
     }
     read_answer(&line)
-        .ok_or_else(|| io::Error::other(format!("invalid reply {line:?}; is the server of another version?")))
+        .ok_or_else(|| io::Error::other(format!("invalid reply {line:?}; does the server have another version?")))
 }
 
 fn read_answer(line: &str) -> Option<Answer> {

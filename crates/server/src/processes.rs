@@ -78,7 +78,7 @@ struct Child {
     /// The slot of its statistics.
     slot: Option<StatsSlot>,
     started: Instant,
-    /// It was told to stop.
+    /// Whether it was asked to stop.
     stopping: bool,
     /// It has closed its line.
     ended: bool,
@@ -123,9 +123,9 @@ enum Order {
 /// What a child tells its parent.
 #[derive(Debug, Serialize, Deserialize)]
 enum Reply {
-    /// The statistics that were asked for under this number.
+    /// The statistics requested under this number.
     Report(u64, Box<Snapshot>),
-    /// The statistics at its end.
+    /// The statistics at exit.
     LastWords(Box<Snapshot>),
     /// The result of the preload order of this number.
     Preloaded(u64, PreloadResult),

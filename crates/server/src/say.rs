@@ -1,7 +1,7 @@
 //! Messages to the operator: lines on standard error.
 //!
-//! Unlike `eprintln!`, this never panics when the reader has gone: a server
-//! must not end because its output is not read.
+//! Unlike `eprintln!`, this never panics when the reader has closed the
+//! pipe: a server must not exit because its output is not read.
 
 use std::fmt;
 use std::io::{self, Write};

@@ -1,5 +1,8 @@
 //! Stop 10 of 10: bytes to the client.
 //!
+//! Before it, `core/reply` (stop 9) built a response, which `turn` (stop 2) queued; after it, only its line in the access
+//! log remains.
+//!
 //! Responses wait in a [`SendQueue`] as chunks: text (heads, and bodies so small that a copy is cheaper than a second
 //! piece), memory borrowed from a cache, and ranges of files. Memory is sent in one call, head and body together, along
 //! with the heads of a whole pipelined batch. Files are sent a few windows at a time, so that one download does not
@@ -57,7 +60,7 @@ const SHORT: u64 = 32 * 1024;
 /// windows a turn, one at a time, cost a fifth more than these.
 const WINDOWS_A_TURN: u64 = 4;
 
-/// Bytes of a file that are read and encrypted at once; a connection whose client does not read holds so many.
+/// Bytes of a file that are read and encrypted at once; a connection whose client does not read holds this much.
 const TLS_STEP: u64 = 64 * 1024;
 
 // The head before them, and heads of pipelined responses, fit into the same call.
@@ -90,7 +93,7 @@ pub struct SendQueue {
 
 #[derive(Debug)]
 enum Chunk {
-    /// The next so many bytes of the text.
+    /// The next bytes of the text.
     Text(usize),
     /// The same, for bytes that do not belong to a response.
     Interim(usize),
@@ -177,7 +180,7 @@ struct EvictionBackoff {
 /// waited for the disk, or was switched out.
 const SUSPICIOUS: Duration = Duration::from_millis(1);
 
-/// How long sendfile is not used after a wait, or after the last window that was gone.
+/// How long sendfile is not used after a wait, or after the last evicted window.
 const WARY: Duration = Duration::from_secs(10);
 
 /// How long a window that was seen in memory is assumed to be there: four probes of one cost a tenth of sending it.
@@ -202,14 +205,14 @@ impl EvictionBackoff {
         }
     }
 
-    /// Checks a sendfile that took suspiciously long; the thread has read so many blocks by now.
+    /// Checks a sendfile that took suspiciously long; `blocks` is what the thread has read so far.
     fn suspect(&mut self, now: Time, blocks_read: i64) {
         if std::mem::replace(&mut self.blocks_read, blocks_read) < blocks_read {
             self.begin(now);
         }
     }
 
-    /// Starts the backoff: a window is gone, so others may have lost pages that the test does not probe.
+    /// Starts the backoff: a window was evicted, so others may have lost pages that the test does not probe.
     fn begin(&mut self, now: Time) {
         if now >= self.until {
             self.since = now;
@@ -510,7 +513,7 @@ impl SendQueue {
         }
     }
 
-    /// Sends the front of the queue, in one call: data in memory, at most so many windows of a file, or both.
+    /// Sends the front of the queue, in one call: data in memory, at most this many windows of a file, or both.
     fn send_front(
         &self,
         transport: &mut Transport,
@@ -712,7 +715,7 @@ type FileRange<'a> = (&'a Arc<Content<OpenFile>>, &'a Range<u64>);
 enum SendOutcome {
     /// So many bytes were sent.
     Sent(u64),
-    /// So many bytes were sent, including so many windows.
+    /// Records that this many bytes were sent, including this many windows.
     SentWindows(u64, u64),
     /// This range is not in memory.
     Cold(Arc<Content<OpenFile>>, Range<u64>),
@@ -725,7 +728,7 @@ enum SendOutcome {
 }
 
 enum Window {
-    /// So many windows, and so many bytes, were sent.
+    /// Records that these numbers of windows and bytes were sent.
     Sent(u64, u64),
     Cold(Range<u64>),
     Changed,
@@ -774,7 +777,7 @@ impl Sender {
         let is_new = probes != Probes::None && self.samples() && file.is_new(number);
         match self.content {
             ContentMode::Copy => Way::Copied,
-            // When memory is scarce, part of what a helper has fetched may be gone again, and only reading it tells.
+            // When memory is scarce, part of what a helper has fetched may have been evicted again, which only reading it shows.
             _ if matches!(probes, Probes::All { fetched: 1.. }) && self.samples() => Way::Copied,
             _ if self.now < self.backoff.until && !self.backoff.believes(file.last_seen(number), self.now) => {
                 Way::Copied
@@ -806,7 +809,7 @@ impl Sender {
     }
 
     /// Returns the end of the windows after `window` that can be sent by sendfile with
-    /// it: at most so many, all of them in memory.
+    /// it: at most this many, all of them in memory.
     fn lent_until(
         &mut self,
         file: &OpenFile,
@@ -863,10 +866,10 @@ fn send_windows(
     let samples = probes != Probes::None && sender.samples();
 
     if matches!(way, Way::Copied) {
-        // TLS encrypts at most so much in a call, and the rest would be read again.
+        // TLS encrypts at most this much per call; the rest would be read again.
         let most = if transport.is_tls() { TLS_STEP - window.start % TLS_STEP } else { WINDOW };
         let buffer = &mut sender.window[..(window.end - window.start).min(most) as usize];
-        // Part of what was fetched may be gone again, and part is enough to continue.
+        // Part of what was fetched may have been evicted again; the rest is enough to continue.
         let probe = matches!(probes, Probes::All { fetched: ..FETCHES_MAX });
         let patience = if probe { Patience::Now } else { Patience::Wait };
         let map = || way.mapping(&sender.mapped, file, version, number);

@@ -122,7 +122,7 @@ pub fn print_or_report(page: Result<String, config::Error>) -> ExitCode {
     }
 }
 
-/// Prints a text; a reader that has gone is not an error.
+/// Prints a text; a closed output pipe is not an error.
 pub fn print(text: &str) -> ExitCode {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -137,8 +137,8 @@ pub fn print(text: &str) -> ExitCode {
 fn lock_program() {
     if let Err(error) = process::lock_program() {
         say!(
-            "cannot lock the program in memory ({error}): when memory is short, all clients may wait until its code is read \
-             again; raise the limit on locked memory (ulimit -l, LimitMEMLOCK=)"
+            "cannot lock the program in memory ({error}): when memory is short, its code may be paged out and delay all \
+             clients; raise the limit on locked memory (ulimit -l, LimitMEMLOCK=)"
         );
     }
 }
@@ -630,8 +630,7 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
         Some(connections) if !form.pool && connections > bearable => {
             let limit = process::raise_descriptor_limit();
             say!(
-                "limits.max_connections is {connections}, but the limit on open files ({limit}) allows about {bearable}, and \
-                 no more are accepted; raise it (ulimit -n, LimitNOFILE=)"
+                "limits.max_connections is {connections}, but the limit on open files ({limit}) allows only about {bearable}; raise it (ulimit -n, LimitNOFILE=)"
             );
             bearable
         }

@@ -580,7 +580,7 @@ impl Shard<'_> {
         }
     }
 
-    /// Takes so many blocks as a chain; the caller knows that they are free.
+    /// Takes this many blocks as a chain; the caller knows that they are free.
     fn take_blocks(&self, count: usize) -> Sound<u64> {
         let mut next = 0;
         for _ in 0..count {

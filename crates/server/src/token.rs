@@ -28,8 +28,8 @@ impl Token {
         Token { index, generation: u32::MAX }
     }
 
-    /// Converts it to a number for epoll, for the descriptors of the connection's application. There are never so many
-    /// connections that their slots need the highest bit.
+    /// Converts it to a number for epoll, for the descriptors of the connection's application. Slot numbers never need
+    /// the highest bit.
     pub fn to_app_number(self) -> u64 {
         self.to_number() | APP_BIT
     }

@@ -39,7 +39,7 @@ const WATCHES_MAX: usize = 4096;
 /// Events are collected for this long, so that a busy directory costs workers at most a hundred messages a second.
 const GATHER: Duration = Duration::from_millis(10);
 
-/// With more changes at once everything is dropped: looking up so many would keep a loop busy for longer.
+/// With more changes at once everything is dropped: looking up that many would keep a loop busy for longer.
 const CHANGES_MAX: usize = 256;
 
 /// The same for changes that must be compared with all names.
@@ -303,7 +303,7 @@ mod tests {
         let mut watcher = watcher(folder.path());
         // Names cached beneath a new watch may have changed before.
         assert_eq!(learn(&mut watcher, "/a/b/c"), ["/ *"]);
-        assert_eq!(learn(&mut watcher, "/a/b/c"), [""; 0], "it has been noted");
+        assert_eq!(learn(&mut watcher, "/a/b/c"), [""; 0], "the change is recorded");
         assert_eq!(learn(&mut watcher, "/a/b/d"), [""; 0], "its folder is watched");
         assert_eq!(learn(&mut watcher, "/x/y/z"), [""; 0]);
         assert_eq!(watcher.watches.len(), 3);

@@ -57,7 +57,7 @@ pub fn exact_timers() {
 }
 
 /// Schedules the calling thread before all threads of the usual policy (`SCHED_FIFO`), and before those of the same
-/// policy with a lower priority, from 1 to 99. It must sleep by itself, or nothing else runs on its core.
+/// policy with a lower priority, from 1 to 99. The thread must sleep at times, or nothing else runs on its core.
 ///
 /// # Errors
 /// As sched_setscheduler(2): when this process lacks the permission (`RLIMIT_RTPRIO`, `CAP_SYS_NICE`).

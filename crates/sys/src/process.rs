@@ -409,7 +409,7 @@ pub fn raise_descriptor_limit_to(count: u64) -> u64 {
     }
 }
 
-/// Makes the kernel's table of descriptors large enough for so many at once, rather than step by step: in a process
+/// Grows the kernel's descriptor table to this size at once, rather than step by step: in a process
 /// with several threads each doubling waits for an RCU grace period, 5 to 15 ms.
 pub fn make_room_for_descriptors(count: u64) {
     let last = i32::try_from(count.saturating_sub(1)).unwrap_or(i32::MAX);

@@ -270,7 +270,7 @@ impl Guard<'_> {
     /// As for [`read`](Guard::read).
     pub fn holds(&self, at: usize, bytes: &[u8]) -> Result<bool, Outside> {
         let from = self.inside(at, bytes.len())?;
-        // SAFETY: as for `read`; memcmp(3) reads so many bytes of both.
+        // SAFETY: as for `read`; memcmp(3) reads this many bytes of both.
         Ok(unsafe { libc::memcmp(from.cast(), bytes.as_ptr().cast(), bytes.len()) } == 0)
     }
 

@@ -36,7 +36,7 @@ unsafe impl Send for Words {}
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// Allocates so many words without a name.
+    /// Allocates this many words without a name.
     ///
     /// # Errors
     /// As mmap(2); `InvalidInput` if there is none, or they cannot be addressed.
@@ -47,7 +47,7 @@ impl Words {
         Ok(Words { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, count, _file: None })
     }
 
-    /// Allocates so many words in a file of this name, readable by all users. A file that another server left under
+    /// Allocates this many words in a file of this name, readable by all users. A file that another server left under
     /// this name is replaced, and its readers continue to see it; `is_ours` decides by its first bytes whether it is
     /// one. `prepare` writes the words that must be present when the name appears.
     ///
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         let old = File::open(&path).expect("opened");
         drop(words);
-        let words = publish(&path, 2).expect("its owner is gone");
+        let words = publish(&path, 2).expect("its owner has exited");
         assert_eq!((old.metadata().expect("open").len(), words.all()[1].load(Relaxed)), (4800, 0));
         assert_eq!(view.load(598), Some(8), "readers of the old file still see it");
         assert_eq!(std::fs::read_dir(folder.path()).expect("read").count(), 1, "no other file is left");

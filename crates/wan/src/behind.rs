@@ -177,7 +177,7 @@ enum Event {
 
 impl Inside {
     fn run(self, ports: &Sender<Port>, start: &Receiver<()>, events: &Sender<Event>) {
-        // A receiver that is gone has failed and reports its own error.
+        // A dropped receiver means that it failed, and it reports its own error.
         let _ = events.send(Event::Ended(self.work(ports, start, events)));
     }
 

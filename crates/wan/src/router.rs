@@ -235,7 +235,7 @@ impl Report {
         for (count, what) in [
             (self.overflow, "were dropped by the router's full queue"),
             (self.kernel_dropped, "were dropped by the kernel before the router read them"),
-            (self.refused, "were refused by a device that was down"),
+            (self.refused, "were dropped because the device was down"),
         ] {
             if count > 0 {
                 verdict.weaken(Validity::PathBound, format!("{count} packets {what}"));
@@ -251,7 +251,7 @@ impl Report {
             let times = if count == 1 { "once" } else { "times" };
             let count = if count == 1 { String::new() } else { format!("{count} ") };
             text.push_str(&format!(
-                "; {count}{times} the router was runnable but did not run, {max_ms:.1} ms at most and {sum_ms:.1} together"
+                "; {count}{times} the router was runnable but did not run, {max_ms:.1} ms at most and {sum_ms:.1} ms in total"
             ));
         }
         if self.stolen_s > 0.0 {
@@ -284,7 +284,7 @@ impl Router {
     /// # Errors
     /// When no thread, descriptor or capture file is available, or two paths have the same prefix.
     pub fn start(settings: RouterSettings) -> Result<Router, Failure> {
-        let bell = Arc::new(EventFd::new().map_err(Failure::io("make a bell for the router"))?);
+        let bell = Arc::new(EventFd::new().map_err(Failure::io("create an eventfd for the router"))?);
         let (orders, received) = channel();
         let (begun, has_begun) = channel();
         let ring = Arc::clone(&bell);
@@ -333,7 +333,7 @@ impl Router {
         self.order(Order::SetBandwidth(path.to_owned(), bandwidth));
     }
 
-    /// Whether the router has ended by itself; [`Router::stop`] says why.
+    /// Whether the router has stopped on its own; [`Router::stop`] says why.
     pub fn has_ended(&self) -> bool {
         self.thread.is_finished()
     }
@@ -498,7 +498,7 @@ impl State {
         let lateness = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("1 < 60e9, and 3 figures are allowed");
         let clock = Clock::start();
         let ports: Vec<Port> = std::iter::once(server).chain(clients).collect();
-        let epoll = Epoll::new().map_err(Failure::io("make an epoll set for the router"))?;
+        let epoll = Epoll::new().map_err(Failure::io("create an epoll instance for the router"))?;
         epoll.add(&*bell, BELL, Interest::Readable).map_err(Failure::io("wait for orders"))?;
         for (number, port) in ports.iter().enumerate() {
             epoll.add(&port.tun, number as u64, Interest::Readable).map_err(Failure::io("wait for a device"))?;
@@ -750,7 +750,7 @@ impl State {
         while let Ok(order) = self.orders.try_recv() {
             match order {
                 Order::Report(to) => {
-                    // The caller may have gone.
+                    // The caller may have disconnected.
                     let _ = to.send(self.report_now());
                 }
                 Order::Lateness(to) => {

@@ -511,7 +511,7 @@ mod tests {
                 ..spec::plain_link()
             };
             judge(&mut trial, &PathSettings { up: link(), down: link() }, &settings, &report);
-            assert_eq!(trial.is_disturbed(), trial.verdict.exit_status() == 1, "a stall is told");
+            assert_eq!(trial.is_disturbed(), trial.verdict.exit_status() == 1, "a stall is reported");
             trial.verdict.to_string()
         };
         assert_eq!(verdict_of(true, 5.0, 1000.0, 10.09, 10.8), "valid");
@@ -554,7 +554,7 @@ mod tests {
             pauses in prop::collection::vec((0.05..0.9f64, 0.0..0.05f64), 0..4),
         ) {
             // Packets arrive one true gap apart, 12 us late; those that
-            // arrive in a pause of the receiver are seen at its end.
+            // arrive during a pause of the receiver are seen after it.
             let true_gap = (gap as f64 * (1.0 + off)) as u64;
             let whole = true_gap * u64::from(packets);
             let seen = |at: u64| pauses.iter().fold(at, |at, (from, length)| {

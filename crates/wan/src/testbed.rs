@@ -182,7 +182,7 @@ fn network(class: usize) -> [IpNet; 2] {
 /// up. Call it before starting any thread, so that all threads leave signals to this one.
 ///
 /// # Errors
-/// When another test bed uses this socket, permission is missing, `ip` is missing, or the router ends by itself.
+/// When another test bed uses this socket, permission is missing, `ip` is missing, or the router stops on its own.
 pub fn run(net: &Net, capture: Option<PathBuf>, socket: &Path, ready: impl FnOnce()) -> Result<Report, Failure> {
     let signals = Signals::block().map_err(Failure::io("take signals"))?;
     let listener = listen(socket)?;
@@ -276,7 +276,7 @@ impl Testbed {
         connection.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
         let mut line = String::new();
         BufReader::new(&connection).read_line(&mut line).ok()?;
-        // The caller may have gone.
+        // The caller may have disconnected.
         let _ = match serde_json::from_str(&line) {
             Ok(Request::Down) => return Some(connection),
             Ok(Request::Status) => tell(&mut connection, &self.router.report().map_err(|failure| failure.to_string())),
@@ -334,7 +334,7 @@ fn listen(socket: &Path) -> Result<UnixListener, Failure> {
     match fs::symlink_metadata(socket) {
         // The socket of a test bed that was killed.
         Ok(meta) if std::os::unix::fs::FileTypeExt::is_socket(&meta.file_type()) => {
-            fs::remove_file(socket).map_err(Failure::io(format!("remove what is left of {place}")))?;
+            fs::remove_file(socket).map_err(Failure::io(format!("remove the stale socket {place}")))?;
         }
         Ok(_) => {
             return Err(Failure::failed(format!("{place} exists and is not a socket; choose another with --control")));

@@ -87,7 +87,7 @@ pub struct Budgets {
     pub shared: bool,
     /// Watch directories (inotify), so that a change is noticed at once
     ///
-    /// Costs a watch for each directory, in mp once for each process, of which the system has only so many for a user, and
+    /// Costs a watch for each directory, in mp once for each process, which the system limits per user, and
     /// wakes workers for each change in a busy directory. Changes on other hosts of a network file system are not reported.
     pub watch: bool,
     /// Whether entity tag and media type are computed once, when a file is opened, rather than for each response.

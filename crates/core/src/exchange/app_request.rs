@@ -195,7 +195,7 @@ impl AppRequest {
     /// Passes part of the request body to the application. `is_last`: the end of it.
     ///
     /// # Errors
-    /// Status and reason, if no more of it is accepted.
+    /// The status and reason, if no further bytes are accepted.
     pub(super) fn take_body<F>(
         &mut self,
         cx: &mut Context<'_, F>,
@@ -284,7 +284,9 @@ impl AppRequest {
                 let why = "the application requested a file outside the site";
                 (target.and_then(|target| app::instead(head, &target)), why)
             }
-            (None, Answer::Instead(target)) => (app::instead(head, target), "the application leads nowhere"),
+            (None, Answer::Instead(target)) => {
+                (app::instead(head, target), "the application returned an invalid redirect")
+            }
             (None, Answer::Reply(status)) => return HeadVerdict::Reply(status),
         };
         match instead.filter(|_| may_lead_on) {
@@ -381,7 +383,7 @@ impl AppRequest {
         }
     }
 
-    /// Passes on part of the response body, and stores it if the whole is to be cached.
+    /// Forwards part of the response body, and stores it if the response may be cached.
     pub(super) fn pass_body<F>(&mut self, cx: &mut Context<'_, F>, bytes: &[u8], protocol: &mut impl Protocol<F>) {
         let AppRequest { stage: Stage::Body(framing), fill, .. } = self else {
             return;

@@ -551,7 +551,7 @@ pub(crate) mod tests {
     fn closed_loop_clients_saturate_server() {
         let mut all = ladder(0.005, 0.0, 0.0, 1).split_off(7);
         let found = analyse(&all);
-        assert!(!found.is_limited && !found.is_of_one_load, "a rate that is borne: {found:?}");
+        assert!(!found.is_limited && !found.is_of_one_load, "a sustained rate: {found:?}");
         all[0].is_closed = true;
         let found = analyse(&all);
         assert!(found.is_limited && found.is_of_one_load && found.knee.is_none(), "{found:?}");

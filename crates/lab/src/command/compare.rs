@@ -149,7 +149,7 @@ fn check(demand: &Demand, comparison: &Comparison) -> Checked {
                 Finding::Undecided => (Outcome::Undecided, format!("{said}; {} pairs are too few", found.pairs)),
                 _ if is_within => (Outcome::Held, said),
                 Finding::Difference if is_beyond => (Outcome::Failed, said),
-                _ if is_beyond => (Outcome::Undecided, format!("{said}; beyond the bound, but within the noise")),
+                _ if is_beyond => (Outcome::Undecided, format!("{said}; exceeds the bound, but is within the noise")),
                 _ => (Outcome::Undecided, format!("{said}; the bound, {bound:.3}, is within the interval")),
             }
         }
@@ -183,7 +183,7 @@ pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
         (None, None, names) => {
             let count = names.len();
             return Err(Failure::usage(format!(
-                "--arm is given twice, A first and then B; it was given {count} times"
+                "--arm must be given twice, first A and then B; it was given {count} times"
             )));
         }
     };

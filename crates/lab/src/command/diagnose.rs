@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         ];
         if let Some((flag, _)) = flags.iter().find(|(_, is_given)| *is_given) {
             return Err(Failure::usage(format!(
-                "{flag} measures a running server, and {} is not a URL: write http://HOST:PORT/, or omit {flag}",
+                "{flag} measures a running server, but {} is not a URL: write http://HOST:PORT/, or omit {flag}",
                 args.what
             )));
         }

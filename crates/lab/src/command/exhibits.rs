@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Measure only these, by their names in `ammeter list`; the table has all that are at hand
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
-    /// At length: hours in place of an hour
+    /// Run the full version, which takes hours instead of one hour
     #[arg(long)]
     whole: bool,
     /// Measure nothing: write what the archives at hand say
@@ -58,7 +58,7 @@ struct Entry {
     found: Option<(Archive, Report)>,
 }
 
-/// What an archive is good for.
+/// How an archive can be used.
 enum Found {
     /// All runs are there.
     Whole(Box<(Archive, Report)>),
@@ -144,7 +144,7 @@ fn find(args: &Args, name: &str) -> Found {
     if there == planned { Found::Whole(found) } else { Found::Begun(found) }
 }
 
-/// Runs one, or goes on with it.
+/// Runs or resumes one experiment.
 fn measure(args: &Args, name: &str) -> Result<(Archive, Report), Failure> {
     let mut ended = None;
     for attempt in 0..2 {
@@ -162,7 +162,7 @@ fn measure(args: &Args, name: &str) -> Result<(Archive, Report), Failure> {
     }
     match find(args, name) {
         Found::Whole(found) => Ok(*found),
-        _ => Err(Failure::failed(format!("{name}: not all runs are there; ammeter run ended with {ended:?}"))),
+        _ => Err(Failure::failed(format!("{name}: some runs are missing; ammeter run ended with {ended:?}"))),
     }
 }
 
@@ -335,7 +335,7 @@ fn table(mut lines: Vec<Line<'_>>) -> String {
 fn cells(claim: &Judged) -> String {
     let unit = if claim.unit.is_empty() { String::new() } else { format!(" {}", claim.unit) };
     let here = claim.here.map_or_else(
-        || "no runs that count".to_owned(),
+        || "no usable runs".to_owned(),
         |[low, median, high]| {
             let [median, low, high] = [median, low, high].map(number);
             let blocks = if claim.blocks == 1 { "1 block".to_owned() } else { format!("{} blocks", claim.blocks) };

@@ -219,7 +219,7 @@ impl FileSetReport<'_> {
             self.seed
         );
         if let Some(table) = self.table_mib {
-            text += &format!("by the rule of its table, without rounding the number of folders: {table:.0} MB\n");
+            text += &format!("by the rule of its table, without rounding the number of directories: {table:.0} MB\n");
         }
         text += "class             files        MiB  requests\n";
         for Class { class, files, bytes, share } in &self.classes {
@@ -231,18 +231,18 @@ impl FileSetReport<'_> {
                 text += &format!(", {count} {kind}");
             }
             text += &format!(
-                "\nof these the first {} ask for the set; the whole log shows {:.2} MiB\n",
+                "\nthe first {} of these request the set; the whole log shows {:.2} MiB\n",
                 log.requests_taken,
                 log.bytes_shown as f64 / MIB
             );
             if log.files_without_size + log.impossible_names > 0 {
                 text += &format!(
-                    "left out: {} files whose size it never shows, {} requests for names that no file here can have\n",
+                    "skipped: {} files of unknown size, {} requests for names that cannot be files\n",
                     log.files_without_size, log.impossible_names
                 );
             }
             if let Some(cut) = &log.cut {
-                text += &format!("read up to a truncation: {cut}\n");
+                text += &format!("read up to the truncation: {cut}\n");
             }
         }
         match &self.manifest {

@@ -63,7 +63,7 @@ struct Floor {
 /// The end of a head (RFC 9112, 2.1).
 const END: &[u8] = b"\r\n\r\n";
 
-/// A connection is to be closed.
+/// The connection must be closed.
 struct Over;
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {

@@ -87,7 +87,7 @@ impl Whom {
     /// The target, which is required.
     pub(crate) fn needed(&self) -> Result<Target, Failure> {
         self.target()
-            .ok_or_else(|| Failure::usage("which server? Name its port (--port 8080) or a process (--pid 1234)"))
+            .ok_or_else(|| Failure::usage("no server given; write its port (--port 8080) or a process (--pid 1234)"))
     }
 }
 
@@ -400,7 +400,7 @@ impl LiveScreen {
 }
 
 impl Eyes {
-    /// Draws a tick; `false` if the terminal is gone.
+    /// Draws a sample; `false` if the terminal was closed.
     fn show(&mut self, tick: &Tick) -> Result<bool, Failure> {
         match self {
             Eyes::Form(form) => form.show(tick),

@@ -18,7 +18,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let server = Null::at(args.address)?;
-    say::plain(&format!("serving on http://{}/; end with Ctrl-C", server.address()));
+    say::plain(&format!("serving on http://{}/; stop with Ctrl-C", server.address()));
     loop {
         // A signal ends the program.
         std::thread::park();

@@ -322,7 +322,7 @@ fn await_quiet(lab: &runner::Lab<'_>, block: u32, timeout: Duration, progress: &
         progress.begin(&format!("waiting up to {left:.0} s for a quiet machine: {busy}"));
         if told.is_none_or(|told| told.elapsed() >= TELL) {
             progress.say(&format!(
-                "block {block}: waiting up to {left:.0} s for a quiet machine: {busy}; stop these programs, or begin \
+                "block {block}: waiting up to {left:.0} s for a quiet machine: {busy}; stop these programs, or start \
                  at once with --quiet-timeout 0s"
             ));
             told = Some(Instant::now());
@@ -336,9 +336,9 @@ fn warn(clients: &Clients, steps: &[Step], progress: &Progress) {
     let Some(step) = not_kept.min_by(|a, b| a.step.value().total_cmp(&b.step.value())) else { return };
     let (at, why) = (step.step.value(), step.why.join("; "));
     progress.say(&if steps.contains(&step.step) {
-        format!("from {at}/s on the clients are the limit: {why}; such runs count as lower bounds")
+        format!("from {at}/s on the clients limit throughput: {why}; such runs count as lower bounds")
     } else {
-        format!("the clients keep every rate of the ladder, with little reserve: at {at}/s {why}")
+        format!("the clients sustain every rate of the ladder, with little reserve: at {at}/s {why}")
     });
 }
 

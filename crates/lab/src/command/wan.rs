@@ -278,7 +278,7 @@ fn behind_path(args: &Args) -> Result<u8, Failure> {
         say::plain(&summary(&outcome.report));
         say::plain(&format!("ammeter wan: {verdict}"));
         if !outcome.status.success() {
-            say::plain(&format!("ammeter wan: the command ended with {}", outcome.status));
+            say::plain(&format!("ammeter wan: the command exited with {}", outcome.status));
         }
     }
     Ok(status)
@@ -498,7 +498,7 @@ fn read_file(name: &str) -> Result<String, String> {
     let read = File::open(name).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text));
     read.map_err(|error| format!("cannot read {name}: {error}"))?;
     if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(format!("{name} is longer than 256 MiB and cannot be a trace"));
+        return Err(format!("{name} is larger than 256 MiB and cannot be a trace"));
     }
     Ok(text)
 }
@@ -514,7 +514,7 @@ fn summary(report: &Report) -> String {
     for (count, what) in [
         (report.overflow, "packets were dropped by the router's full queue"),
         (report.kernel_dropped, "packets were dropped by the kernel before the router read them"),
-        (report.refused, "packets were refused by a device that was down"),
+        (report.refused, "packets were dropped because the device was down"),
         (report.no_path, "packets were from or to addresses without a path"),
         (report.not_ip, "packets were not IP"),
         (report.capture_left_out, "blocks of 1 MiB are not in the capture, as the disk was too slow"),

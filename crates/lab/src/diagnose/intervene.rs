@@ -129,7 +129,7 @@ fn less_cpu_time(means: &Means<'_>, step: Step) -> Result<Option<Trial>, Failure
         let pids = server()?;
         let seed = means.settings.seed.wrapping_add(1000 + u64::from(pair));
         let Some((root, from)) = pids.first().and_then(|pid| group_of(*pid, "cpu")) else {
-            (means.tell)("not changed: the server's control group cannot be seen; run as root");
+            (means.tell)("not changed: the server's control group is unknown; run as root");
             return Ok(None);
         };
         let (plain, had_s, elapsed_s) = run(None, &pids, seed)?;
@@ -276,7 +276,7 @@ impl Lever {
                     let _ = fs::write(from.join("cgroup.subtree_control"), "+cpu");
                 }
                 fs::create_dir(&folder)
-                    .map_err(Failure::io(format_args!("make the control group {}", folder.display())))?;
+                    .map_err(Failure::io(format_args!("create the control group {}", folder.display())))?;
                 back.folder = Some(folder.clone());
                 let quota = (cores * PERIOD_US).max(1000.0).round();
                 if is_second {
@@ -299,7 +299,7 @@ impl Lever {
 /// `None` if only the server's settings can change it.
 fn suspect(kind: Kind, diagnosis: &Diagnosis, means: &Means<'_>) -> Result<Option<(String, f64, Lever)>, Failure> {
     let server = || Server::find(means.target).map(|server| server.pids().iter().copied().collect::<Vec<u32>>());
-    let gone = || Failure::failed("the server's processes cannot be seen; run as root");
+    let gone = || Failure::failed("the server's processes are unknown; run as root");
     let limits = || Ok::<_, Failure>(groups_of(*server()?.first().ok_or_else(gone)?));
     Ok(match kind {
         Kind::Quota => {

@@ -70,7 +70,7 @@ pub(crate) fn climb(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Re
     let dir = &settings.dir;
     fs::create_dir(dir).map_err(|error| {
         Failure::usage(format!(
-            "cannot make the folder {} for the archive: {error}; name another with --out",
+            "cannot create the directory {} for the archive: {error}; name another with --out",
             dir.display()
         ))
     })?;
@@ -84,7 +84,7 @@ pub(crate) fn climb(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Re
 
 fn climb_in(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Archive, Failure> {
     let dir = &settings.dir;
-    fs::create_dir(dir.join(name::RUNS)).map_err(Failure::io(format_args!("make a folder in {}", dir.display())))?;
+    fs::create_dir(dir.join(name::RUNS)).map_err(Failure::io(format_args!("create a directory in {}", dir.display())))?;
     let blocks = 1..=settings.repeat;
     let planned = |block: u32| {
         settings.steps.iter().map(move |step| Planned {

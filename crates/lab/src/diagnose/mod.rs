@@ -72,7 +72,7 @@ pub(crate) fn diagnose(archive: &Archive) -> Result<Vec<Diagnosis>, Failure> {
     }
     if found.is_empty() {
         return Err(Failure::failed(format!(
-            "{} has no run with a result; its runs/*/run.json say why",
+            "{} has no run with a result; see its runs/*/run.json for the reasons",
             archive.dir.display()
         )));
     }

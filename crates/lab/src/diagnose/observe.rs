@@ -75,11 +75,11 @@ fn client(run: &Run, summary: &Summary, (planned, started): (u64, u64)) -> Optio
     };
     let certain = match summary.asked_rate {
         Some(_) if (started as f64) < BEGUN_MIN * planned as f64 => {
-            Some(format!("only {started} of {planned} scheduled connections were begun"))
+            Some(format!("only {started} of {planned} scheduled connections were started"))
         }
-        _ if own as f64 > 0.01 * ended => {
-            Some(format!("{own} connections found no port or descriptor at the client, or came too late to begin"))
-        }
+        _ if own as f64 > 0.01 * ended => Some(format!(
+            "{own} connections failed at the client for lack of a port or descriptor, or started too late"
+        )),
         _ => broken(&[CLIENT_LIMITS]),
     };
     if let Some(why) = certain {

@@ -102,7 +102,7 @@ impl Subject {
         while TcpStream::connect(self.address).is_err() {
             if let Some(status) = running.ended() {
                 return Err(Failure::failed(format!(
-                    "the server of --start has ended ({status}): {command}; try it by hand"
+                    "the server of --start has ended ({status}): {command}; run it by hand"
                 )));
             }
             if begun.elapsed() > PATIENCE {

@@ -172,8 +172,8 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
                 analysis.plateau
             ),
             &[
-                "a second generator (--generators 2), another machine for the clients, or lower rates: if throughput stays as it \
-               is, it is the server",
+                "a second generator (--generators 2), another machine for the clients, or lower rates: if throughput does not \
+               change, the server is the limit",
             ],
             evidence,
             Some(Kind::Client),
@@ -201,11 +201,11 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
                     analysis.plateau
                 ),
                 &[
-                    "longer runs: --duration 10s --repeat 5, and finer steps around the knee",
+                    "longer runs: --duration 10s --repeat 5, and smaller steps around the knee",
                     "root, which is needed to see where threads sleep",
-                    "moving what there is and looking what follows: --intervene, with --start and --setting for settings of the server",
-                    "where CPU time goes: ammeter profile --port PORT; what it may wait for elsewhere: a database, a \
-                     name server, an upstream",
+                    "an intervention, which changes a resource and measures the effect: --intervene, with --start and --setting for settings of the server",
+                    "a profile of its CPU time: ammeter profile --port PORT; or what it may wait for on other hosts: \
+                     a database, a name server, an upstream",
                 ],
                 evidence,
                 None,
@@ -261,10 +261,8 @@ impl Diagnosis {
         let over = others.iter().filter(|share| **share > max).count();
         let (least, most) =
             others.iter().fold((f64::MAX, 0.0_f64), |(least, most), &share| (least.min(share), most.max(share)));
-        let way_out = format!(
-            "the limit is {}; they may be the cause of the result: stop them and repeat the diagnosis",
-            percent(max)
-        );
+        let way_out =
+            format!("the limit is {}; they may be the cause; stop them and repeat the diagnosis", percent(max));
         if over > 0 && over == others.len() {
             self.doubt(format!(
                 "other processes used {} or more of the machine's CPU time in every run; {way_out}",
@@ -359,12 +357,12 @@ fn sentence(found: &Found, analysis: &Analysis) -> String {
         }
         Kind::Memory => "threads wait for pages that were evicted".to_owned(),
         Kind::Thread => {
-            format!("it runs {} of the time, and is runnable for more", percent(found.share_above.unwrap_or(0.0)))
+            format!("it runs {} of the time, and is runnable for longer", percent(found.share_above.unwrap_or(0.0)))
         }
         Kind::Lock => {
             let sleeper = sleeper(analysis);
             let place = sleeper.map_or_else(|| "works".to_owned(), |place| format!("sleeps in {place}"));
-            format!("one thread at a time {place} while others wait for it: the server waits for itself")
+            format!("one thread at a time {place} while others wait for it: the server blocks itself")
         }
         Kind::Pool => {
             let place = pool.and_then(|pool| pool.asleep.first()).map_or("wait", |(place, _)| place);
@@ -376,7 +374,7 @@ fn sentence(found: &Found, analysis: &Analysis) -> String {
         }
         Kind::Client => "it is saturated".to_owned(),
         Kind::Core => "it has no idle time, and the server waits for it".to_owned(),
-        Kind::Softirq => "it has no time for anything else".to_owned(),
+        Kind::Softirq => "it is busy all of the time".to_owned(),
         Kind::Network => {
             let waiting = &analysis.waiting;
             let by = if waiting.receive_window >= 0.5 {
@@ -563,8 +561,8 @@ fn refuted_by(kind: Kind) -> Vec<String> {
              should not change it"
         }
         Kind::Pool => {
-            "more of these threads: with 20 % more throughput should rise by about as much, unless what they wait for \
-             is saturated"
+            "more of these threads: with 20 % more, throughput should rise by about as much, unless the resource that \
+             they wait for is saturated"
         }
         Kind::Client => "a second generator",
         Kind::Core => "another core, or clients on another machine: throughput should rise",
@@ -574,8 +572,8 @@ fn refuted_by(kind: Kind) -> Vec<String> {
         }
         Kind::Descriptors => "a limit 20 % larger (ulimit -n): throughput should rise by about as much",
         Kind::Backend => {
-            "a faster backend, or more of its processes (php-fpm: pm.max_children): throughput should rise; a file from the same server \
-             should come as fast as ever"
+            "a faster backend, or more of its processes (php-fpm: pm.max_children): throughput should rise; a static file of the same \
+             server should be as fast as before"
         }
         Kind::Inside => {
             "a profile of the program's own (go tool pprof: mutex and block; py-spy) that names another place; a \

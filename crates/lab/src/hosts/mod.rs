@@ -243,7 +243,7 @@ impl Fleet {
     /// # Errors
     /// A lost host; an interrupt.
     pub(crate) fn end(&mut self, settings: &Settings, into: &Path, stop: &Stop) -> Result<Watched, Failure> {
-        let server = self.server.take().ok_or_else(|| Failure::failed("there is no server"))?;
+        let server = self.server.take().ok_or_else(|| Failure::failed("no server was started"))?;
         server.end(&self.connections[0], settings, into, stop)
     }
 

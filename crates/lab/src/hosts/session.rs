@@ -117,7 +117,7 @@ fn await_removal(scratch: &Path) {
 pub(super) fn decoded<T: DeserializeOwned>(line: &str) -> Result<T, Failure> {
     serde_json::from_str(line).map_err(|error| {
         let begin: String = line.trim().chars().take(200).collect();
-        Failure::failed(format!("cannot read {begin:?}: {error}; is it another version of ammeter?"))
+        Failure::failed(format!("cannot read {begin:?}: {error}; does it have another version of ammeter?"))
     })
 }
 

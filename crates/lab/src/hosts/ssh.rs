@@ -159,8 +159,8 @@ impl Connection {
         let how = self.ending();
         let name = &self.name;
         Failure::failed(format!(
-            "cannot reach {name}: ssh ended with {how}; ssh must connect without a password or a question: \
-             ssh -o BatchMode=yes {name} true"
+            "cannot reach {name}: ssh ended with {how}; ssh must connect without any prompt: ssh -o \
+             BatchMode=yes {name} true"
         ))
     }
 
@@ -391,7 +391,7 @@ fn waited(name: &str, begin: Instant, patience: Duration, stop: &Stop) -> Result
         return Err(interrupted());
     }
     if begin.elapsed() > patience {
-        return Err(Failure::failed(format!("{name} did not answer within {patience:?}; try: ssh {name} true")));
+        return Err(Failure::failed(format!("{name} did not respond within {patience:?}; try: ssh {name} true")));
     }
     thread::sleep(Duration::from_millis(1));
     Ok(())
@@ -405,7 +405,7 @@ fn is_copied(name: &str, greeting: &str, own: &Program) -> Result<bool, Failure>
     let fields: Vec<&str> = greeting.trim().split(' ').collect();
     let [_, system, machine, hash, version] = fields[..] else {
         return Err(Failure::failed(format!(
-            "{name} printed {greeting:?}; is there a POSIX sh, with uname and sha256sum?"
+            "unexpected greeting {greeting:?} from {name}; a POSIX sh, uname and sha256sum are required"
         )));
     };
     let is_same_kind = (system, machine) == ("Linux", std::env::consts::ARCH);
@@ -417,8 +417,8 @@ fn is_copied(name: &str, greeting: &str, own: &Program) -> Result<bool, Failure>
     }
     let has = if version == "none" { "no ammeter".to_owned() } else { version.replace('_', " ") };
     Err(Failure::failed(format!(
-        "{name} is {system} on {machine} and has {has}; this machine has another architecture, so its copy cannot run \
-         there: build {} there (cargo build --release), and put it into PATH",
+        "{name} is {system} on {machine} and has {has}; the program of this machine cannot run there: build {} there \
+         (cargo build --release), and put it into PATH",
         own.version
     )))
 }

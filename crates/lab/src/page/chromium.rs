@@ -93,7 +93,7 @@ pub(crate) fn seen(page: &str, folder: &Path, flags: &[&str]) -> (Value, String)
         .expect("chromium opens the page, as a reader does: apt-get install chromium, or cargo xtask setup");
     let (dom, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let told = dom.split_once("<pre id=\"seen\">").and_then(|(_, rest)| Some(rest.split_once("</pre>")?.0));
-    let told = told.unwrap_or_else(|| panic!("Chromium says nothing of the page: {log}"));
+    let told = told.unwrap_or_else(|| panic!("Chromium returned no result for the page: {log}"));
     let told = told.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
     (serde_json::from_str(&told).unwrap(), log.into_owned())
 }

@@ -109,7 +109,7 @@ impl Judged {
     /// reason why the claim is undecided, in brackets.
     pub(crate) fn figures(&self) -> String {
         let Judged { here, unit, blocks, paper, why, .. } = self;
-        let here = here.map_or("no runs that count".to_owned(), |[low, median, high]| {
+        let here = here.map_or("no usable runs".to_owned(), |[low, median, high]| {
             let unit = if unit.is_empty() { String::new() } else { format!(" {unit}") };
             format!("{}{unit} [{}, {}], {}", number(median), number(low), number(high), self::blocks(*blocks))
         });
@@ -215,8 +215,8 @@ impl Judged {
             let side = if *is_within { "within" } else { "outside" };
             self.blocks_needed = blocks_needed(*hits, self.blocks, level);
             let needed = self.blocks_needed.map_or_else(
-                || "no number of blocks up to 1,000 would decide it".to_owned(),
-                |needed| format!("{needed} blocks would decide it if as many agree"),
+                || "more than 1,000 blocks would be needed".to_owned(),
+                |needed| format!("{needed} blocks would decide it if the same share agrees"),
             );
             self.why = format!("{hits} of {} {side} the bound, p {p:.2}{among}; {needed}", blocks(self.blocks));
             return;
@@ -238,8 +238,7 @@ fn blocks(count: usize) -> String {
 /// another version of the claim.
 fn untestable(archive: &Archive, claim: &Claim) -> Option<(ClaimStatus, String)> {
     if claim.is_later {
-        let why =
-            format!("this version of the claim ({}) was written after the measurement: measure again", claim.hash);
+        let why = format!("the claim was changed after the measurement (version {}): measure again", claim.hash);
         return Some((ClaimStatus::Undecided, why));
     }
     let Needs { hosts, cores, because } = claim.needs.as_ref()?;
@@ -362,7 +361,10 @@ fn manipulation(archive: &Archive, claim: &Claim) -> Option<(ClaimStatus, String
     claim.check.iter().cloned().chain(implied(archive, claim)).find_map(|condition| {
         let what = format!("{} must be {}", compared(archive, &condition), holds(&condition));
         let unknown = |rest: &str| {
-            Some((ClaimStatus::Undecided, format!("whether the treatment acted is not known: {what}, and {rest}")))
+            Some((
+                ClaimStatus::Undecided,
+                format!("it is unknown whether the treatment had an effect: {what}, and {rest}"),
+            ))
         };
         let Ok(values) = measure(archive, &condition) else { return unknown("was not measured") };
         let Tally { is_within, hits, .. } = tally(archive, &condition, &values, 0.0);
@@ -491,7 +493,7 @@ fn measure(archive: &Archive, claim: &Claim) -> Result<Vec<(f64, Known)>, String
     let of = place(&claim.of)?;
     let against = claim.against.as_ref().map(place).transpose()?;
     let values = by_block(archive, &of, against.as_ref());
-    if values.is_empty() { Err("no block has valid runs of all that is compared".to_owned()) } else { Ok(values) }
+    if values.is_empty() { Err("no block has valid runs of all compared steps".to_owned()) } else { Ok(values) }
 }
 
 /// A metric of an arm at a step.
@@ -640,7 +642,7 @@ mod tests {
             assert_eq!(
                 !found.why.is_empty(),
                 expected == ClaimStatus::Undecided,
-                "the reason stands where nothing is decided"
+                "the reason is shown for undecided claims"
             );
         };
         let told = |rest: &str| format!("(0.9 [0.89, 0.91], 6 blocks; the paper 0.9{rest})");
@@ -653,14 +655,15 @@ mod tests {
             &ON,
             (None, Some(0.9)),
             ClaimStatus::Undecided,
-            &told("; 4 of 6 blocks outside the bound, p 0.34; 30 blocks would decide it if as many agree"),
+            &told("; 4 of 6 blocks outside the bound, p 0.34; 30 blocks would decide it if the same share agrees"),
         );
         // A verdict takes six blocks, though five reach 3 %.
         let few = |count: usize, p: &str| {
             let found = judged(&made(&OFF[..count], &ON), &claim(None, Some(0.98)));
             let (all, s) = (count, if count == 1 { "" } else { "s" });
-            let why =
-                format!("{all} of {all} block{s} within the bound, p {p}; 6 blocks would decide it if as many agree");
+            let why = format!(
+                "{all} of {all} block{s} within the bound, p {p}; 6 blocks would decide it if the same share agrees"
+            );
             assert_eq!((found.status, found.why, found.blocks_needed), (ClaimStatus::Undecided, why, Some(6)));
         };
         few(5, "0.03");
@@ -698,7 +701,7 @@ mod tests {
         let mut apart = made(&OFF, &ON);
         let odd = |run: &Run| (run.plan.block % 2 == 1) == (run.plan.arm == "a0");
         apart.runs.retain(odd);
-        assert_eq!(why(&apart, &claim(None, Some(0.98))), "no block has valid runs of all that is compared");
+        assert_eq!(why(&apart, &claim(None, Some(0.98))), "no block has valid runs of all compared steps");
     }
 
     #[test]
@@ -821,7 +824,7 @@ mod tests {
     fn single_figure_has_unit_and_claim_is_a_sentence() {
         let archive = made(&[1000.0, 1020.0, 1000.0, 1020.0, 1000.0, 1020.0], &[900.0; 6]);
         let alone = Claim {
-            says: "The server bears 1000/s".to_owned(),
+            says: "The server sustains 1000/s".to_owned(),
             of: Term { metric: "rate".to_owned(), at: At::Step(1500.0), ..Term::default() },
             above: Some(500.0),
             ..Claim::default()
@@ -839,13 +842,13 @@ mod tests {
         assert_eq!(judged[1].holds, "above 500 1/s");
         let told = claim_summaries(&judged);
         assert!(
-            told[0].starts_with("Holds: A log takes a tenth of the rate (5.1.2) (0.891 [0.882, 0.9], 6 blocks; the paper 0.9); The server bears 1000/s (1010 1/s [1000, 1020], 6 blocks)."),
+            told[0].starts_with("Holds: A log takes a tenth of the rate (5.1.2) (0.891 [0.882, 0.9], 6 blocks; the paper 0.9); The server sustains 1000/s (1010 1/s [1000, 1020], 6 blocks)."),
             "{told:?}"
         );
         assert!(told.len() == 2 && told[1].starts_with("No longer holds: "), "{told:?}");
         assert_eq!(
             open_claims(&judged),
-            ["Undecided: No such step (no runs that count; step 500/s of log off has no valid run)."]
+            ["Undecided: No such step (no usable runs; step 500/s of log off has no valid run)."]
         );
         assert!(claim_summaries(&[]).is_empty() && open_claims(&[]).is_empty());
     }
@@ -937,7 +940,7 @@ mod tests {
         let found =
             judged(&made(&OFF, &ON), &Claim { is_later: true, hash: "0a1b".to_owned(), ..claim(None, Some(0.98)) });
         assert_eq!(found.status, ClaimStatus::Undecided);
-        assert_eq!(found.why, "this version of the claim (0a1b) was written after the measurement: measure again");
+        assert_eq!(found.why, "the claim was changed after the measurement (version 0a1b): measure again");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::figure::{Bars, Curve, Mark, Plot, Point, Scale, number};
 
 /// Returns the unit and the meaning of a metric.
 fn metric(name: &str) -> (&'static str, Cow<'static, str>) {
-    archive::Summary::described(name).unwrap_or(("", Cow::Borrowed("a metric that this program does not know")))
+    archive::Summary::described(name).unwrap_or(("", Cow::Borrowed("unknown metric")))
 }
 
 /// The title of a metric for an axis or a curve.

@@ -310,16 +310,16 @@ fn missing(archive: &Archive) -> Vec<String> {
     let Counts { planned, there, .. } = verdict::counts(archive);
     if there < planned {
         missing.push(format!(
-            "{} of {planned} runs are not there: the experiment is under way, or was stopped; ammeter run goes on with it",
+            "{} of {planned} runs are missing: the experiment is in progress or was stopped; ammeter run resumes it",
             planned - there
         ));
     }
     if archive.clients.is_none() {
-        missing.push("what the clients can do was not measured yet: no clients.json".to_owned());
+        missing.push("the capacity of the clients was not measured yet: no clients.json".to_owned());
     }
     let blocks = archive.resolved.repetitions as usize;
     if archive.blocks.len() < blocks {
-        missing.push(format!("of {blocks} blocks {} say how the idle machine was", archive.blocks.len()));
+        missing.push(format!("the state of the idle machine is known for {} of {blocks} blocks", archive.blocks.len()));
     }
     // A run without load lacks no files.
     let ran: Vec<&str> = archive.runs.iter().filter(|run| run.summary.is_some()).map(|run| &run.plan.id[..]).collect();
@@ -333,7 +333,7 @@ fn missing(archive: &Archive) -> Vec<String> {
         }
     }
     missing.extend(archive.runs.iter().filter(|run| run.summary.is_none()).map(|run| {
-        let why = if run.why.is_empty() { "it does not say why".to_owned() } else { run.why.join("; ") };
+        let why = if run.why.is_empty() { "no reason is given".to_owned() } else { run.why.join("; ") };
         format!("{}: no figures: {why}", run.plan.id)
     }));
     missing
@@ -403,7 +403,7 @@ fn said(archive: &Archive, sentences: &[String], diagnoses: &[Diagnosis], counts
     if *again > 0 {
         let _ = write!(
             runs,
-            "; before these {again} attempt{} invalid and made again",
+            "; before these {again} attempt{} invalid and repeated",
             if *again == 1 { " was" } else { "s were" }
         );
     }
@@ -419,7 +419,7 @@ fn said(archive: &Archive, sentences: &[String], diagnoses: &[Diagnosis], counts
             @for diagnosis in diagnoses.iter().filter(is_said).take(SENTENCES) {
                 p { @if diagnoses.len() > 1 { (diagnosis.arm) ": " } (diagnosis.sentence) }
             }
-            @if sentences.is_empty() { p { strong { "There is no arm to speak of." } } }
+            @if sentences.is_empty() { p { strong { "There is no arm to report." } } }
             p { (runs) "." @if resolved.quick { " This is the short version of the experiment." } }
         }
         @if !resolved.about.is_empty() { p { (resolved.about) } }
@@ -548,7 +548,7 @@ fn compared_all(comparisons: &[Comparison]) -> Markup {
                 }
             }
         } }
-        p.faint { "Bold: a difference. Plain: none that is larger than the noise. With a question mark: too few pairs to tell. Pairs and noise band are those of the first figure." }
+        p.faint { "Bold: a difference. Plain: none that is larger than the noise. With a question mark: too few pairs. Pairs and noise band are those of the first figure." }
         @for line in cautions { p.faint { (line) } }
     }
 }
@@ -574,7 +574,7 @@ fn validation(archive: &Archive) -> Markup {
     html! {
         @if !names.is_empty() {
             div.scroll { table {
-                tr { th.text { "check" } th { "held" } th { "did not" } th { "not made" } th.text { "the first that did not" } }
+                tr { th.text { "check" } th { "held" } th { "did not" } th { "not made" } th.text { "the first one not sustained" } }
                 @for name in names {
                     tr {
                         td.text { (name) } td { (count(name, Some(true))) } td { (count(name, Some(false))) } td { (count(name, None)) }
@@ -585,7 +585,7 @@ fn validation(archive: &Archive) -> Markup {
         }
         @if !bad.is_empty() {
             details open[bad.len() <= 12] {
-                summary { (bad.len()) " runs that are not valid, and why" }
+                summary { (bad.len()) " invalid runs and their reasons" }
                 ul { @for run in bad { li { (run.plan.id) ": " (status_name(run.status)) @if !is_last(run) { ", made again" } @if !run.why.is_empty() { ": " (run.why.join("; ")) } } } }
             }
         }
@@ -606,7 +606,7 @@ fn validation(archive: &Archive) -> Markup {
             }
         }
         @if !archive.blocks.is_empty() {
-            h3 { "The machine at rest, before each block" }
+            h3 { "The idle machine, before each block" }
             div.scroll { table {
                 tr { th { "block" } th { "CPU in use" } th { "taken by the hypervisor" } th { "packets/s" } th { "disk, KiB/s" } th.text { "busiest" } th.text { "clean" } }
                 @for block in &archive.blocks {
@@ -635,7 +635,7 @@ fn over_time(archive: &Archive, at: usize, run: &Run, timeline: &series::Timelin
                 @if let Some(figures) = figures { span.faint { " " (figures) } }
             }
             @for line in &run.why { p.bad { (line) } }
-            @if timeline.charts.is_empty() { p.faint { "No series of this run is there." } }
+            @if timeline.charts.is_empty() { p.faint { "This run has no time series." } }
             @for (chart, drawn) in timeline.charts.iter().enumerate() {
                 figure { div id=(format!("run-{at}-{chart}")) {} figcaption { (drawn.caption) } }
             }

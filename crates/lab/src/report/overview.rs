@@ -272,7 +272,7 @@ pub(crate) fn text(overview: &Overview) -> String {
 pub(super) fn legend(arms: &[&Arm]) -> Markup {
     html! {
         @if arms.len() > 1 {
-            div.figure.legend role="group" aria-label="Curves that are shown" {
+            div.figure.legend role="group" aria-label="Curves shown" {
                 @for (at, arm) in arms.iter().enumerate() {
                     @let (class, mark) = sign(at);
                     button type="button" aria-pressed="true" data-toggles=(at) { span class=(class) { (mark) } " " (arm_label(arm)) }

@@ -139,19 +139,19 @@ fn server(archive: &Archive, run: &Run, charts: &mut Vec<Chart>, missing: &mut V
         ("kernel", "orange", "", |tick| Some(tick.server.system)),
         ("waiting for a core", "red", "", |tick| Some(tick.server.wait)),
         ("busiest thread", "violet", "", |tick| Some(tick.threads.first()?.run)),
-        ("busiest core, by anybody", "grey", "", |tick| Some(tick.busiest_core)),
+        ("busiest core, all programs", "grey", "", |tick| Some(tick.busiest_core)),
     ];
-    let caption = "Server: processors' worth of time in user code and in the kernel, and time in which it could have run and had none.";
+    let caption = "Server: cores used in user code and in the kernel, and cores that its runnable threads waited for.";
     charts.extend(chart(("cores", caption, false), &x, &ticks, &processors));
     let queue: [(_, _, _, Of<Tick>); 3] = [
         ("waiting to be accepted", "blue", "", |tick| sum(&tick.listeners, |one| Some(one.depth))),
         // Drawn only when the depth is near it: otherwise it would flatten the other curves.
-        ("how many may wait", "grey", "", |tick| {
+        ("maximum length", "grey", "", |tick| {
             sum(&tick.listeners, |one| Some(one.limit).filter(|limit| one.depth * 4.0 >= *limit))
         }),
         ("turned away", "red", "/s", |tick| sum(&tick.listeners, |one| one.drops)),
     ];
-    let caption = "Listen queue: connections that wait to be accepted, and those that were turned away a second.";
+    let caption = "Listen queue: connections that wait to be accepted, and connections dropped per second.";
     charts.extend(chart(("connections, and per second", caption, false), &x, &ticks, &queue));
     let network: [(_, _, _, Of<Tick>); 2] = [
         ("out", "blue", " Mbit/s", |tick| sum(&tick.interfaces, |one| Some(one.sent * 8e-6))),
@@ -164,13 +164,13 @@ fn server(archive: &Archive, run: &Run, charts: &mut Vec<Chart>, missing: &mut V
         ("packets dropped", "red", "/s", |tick| sum(&tick.interfaces, |one| Some(one.received_drops + one.sent_drops))),
         ("connections reset", "violet", "/s", |tick| tick.tcp.resets),
     ];
-    let caption = "Network: what had to be done again, each second.";
+    let caption = "Network: retransmissions per second.";
     charts.extend(chart(("per second", caption, false), &x, &ticks, &segments));
     let disks: [(_, _, _, Of<Tick>); 2] = [
         ("read", "blue", " MiB/s", |tick| sum(&tick.disks, |disk| Some(disk.read / MIB))),
         ("written", "orange", " MiB/s", |tick| sum(&tick.disks, |disk| Some(disk.written / MIB))),
     ];
-    let caption = "Disks: bytes read and written, all of them together.";
+    let caption = "Disks: bytes read and written, sum of all disks.";
     charts.extend(chart(("MiB/s", caption, false), &x, &ticks, &disks));
     Ok(())
 }

@@ -284,9 +284,9 @@ fn repeated_run_is_marked_and_last_attempt_counts() {
     let Counts { planned, there, again, valid, censored, invalid } = made.told.runs;
     assert_eq!((planned, there, again, valid, censored, invalid), (18, 18, 2, 17, 1, 0));
     for part in [
-        "before these 2 attempts were invalid and made again",
-        "1-a1-1000: invalid, made again: 1 % of connections began late",
-        "1-a1-1000-2: invalid, made again: ",
+        "before these 2 attempts were invalid and repeated",
+        "1-a1-1000: invalid, repeated: 1 % of connections began late",
+        "1-a1-1000-2: invalid, repeated: ",
     ] {
         assert!(made.html.contains(part), "{part} is not in the page");
     }
@@ -385,7 +385,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
     );
     // One legend serves all figures of the page; in a file, the figure names its curves itself.
     assert_eq!(one.html.matches("data-toggles=").count(), 2);
-    assert!(!one.html.contains("baseline"), "an arm is called by its name");
+    assert!(!one.html.contains("baseline"), "an arm is identified by its name");
     assert!(one.figures.iter().all(|(_, svg)| svg.contains("<style>") && svg.contains("xmlns=")));
 }
 
@@ -406,7 +406,7 @@ fn missing_runs_are_named_and_rest_is_drawn() {
     let made = report(&Archive::open(dir).unwrap());
     let missing = made.told.missing.join("\n");
     for part in [
-        "1 of 18 runs are not there",
+        "1 of 18 runs are missing",
         "no clients.json",
         "of 2 blocks 1 say",
         "no monitor.zst of 1-a0-500",
@@ -421,8 +421,8 @@ fn missing_runs_are_named_and_rest_is_drawn() {
     // An archive that holds nothing but the plan.
     fs::remove_dir_all(dir.join(name::RUNS)).unwrap();
     let made = report(&Archive::open(dir).unwrap());
-    assert!(made.told.missing[0].starts_with("18 of 18 runs are not there"), "{:?}", made.told.missing);
-    assert_eq!(made.told.verdict[0], "No run counts, so nothing is known of any server.");
+    assert!(made.told.missing[0].starts_with("18 of 18 runs are missing"), "{:?}", made.told.missing);
+    assert_eq!(made.told.verdict[0], "No run is valid, so there is no result.");
     assert_eq!(made.told.claims[0].why, "step 500/s of log on has no valid run");
 }
 
@@ -471,7 +471,7 @@ fn many_arms_name_baseline_and_best_in_one_table() {
     let made = report(&archive);
     let verdict = &made.told.verdict;
     assert!(verdict.len() == 2 && verdict[0].starts_with("log off sustains"), "{verdict:?}");
-    assert!(verdict[1].starts_with("Of 4 arms the one with the most: log third"), "{verdict:?}");
+    assert!(verdict[1].starts_with("Best of 4 arms: log third"), "{verdict:?}");
     assert_eq!(made.told.against_baseline.len(), 3);
     assert_eq!(made.html.matches("Bold: a difference").count(), 1);
     // The level names do not overlap.

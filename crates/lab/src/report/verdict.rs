@@ -110,7 +110,7 @@ pub(super) fn sentences(archive: &Archive, arms: &[&Arm]) -> Vec<String> {
         median(archive, &arm.id, step, "rate").map(|rate| rate.median)
     };
     if arms.iter().all(|arm| highest(arm).is_none()) {
-        return vec!["No run counts, so nothing is known of any server.".to_owned()];
+        return vec!["No run is valid, so there is no result.".to_owned()];
     }
     if arms.len() <= FEW {
         return arms.iter().map(|arm| format!("{}.", told(archive, arm))).collect();
@@ -121,7 +121,7 @@ pub(super) fn sentences(archive: &Archive, arms: &[&Arm]) -> Vec<String> {
     });
     let mut sentences = vec![format!("{}.", told(archive, arms[0]))];
     if let Some(best) = best.filter(|best| best.id != arms[0].id && highest(best).is_some()) {
-        sentences.push(format!("Of {} arms the one with the most: {}.", arms.len(), told(archive, best)));
+        sentences.push(format!("Best of {} arms: {}.", arms.len(), told(archive, best)));
     }
     sentences
 }
@@ -132,7 +132,7 @@ fn told(archive: &Archive, arm: &Arm) -> String {
     let steps = &archive.resolved.steps;
     let peak = step_at(archive, arm, "rate", At::Peak);
     let most = peak.and_then(|step| Some((step, median(archive, &arm.id, step, "rate")?)));
-    let Some((peak, most)) = most else { return format!("{label}: none of its runs counts") };
+    let Some((peak, most)) = most else { return format!("{label}: none of its runs is valid") };
     let is_valid = cell(archive, &arm.id, peak).any(|run| run.status == RunStatus::Valid);
     let at_least = if is_valid { "" } else { "at least " };
     let highest =
@@ -154,7 +154,7 @@ fn told(archive: &Archive, arm: &Arm) -> String {
                 step_name(borne)
             )
         }
-        (Some(borne), None) => format!("{label} sustains {}; no run above that counts; {highest}", step_name(borne)),
+        (Some(borne), None) => format!("{label} sustains {}; no valid run above that; {highest}", step_name(borne)),
         (None, Some(not)) => format!("{label} does not sustain {}, the lowest load; {highest}", step_name(not)),
         (None, None) => format!("{label}: {highest}"),
     }

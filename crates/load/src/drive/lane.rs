@@ -52,7 +52,7 @@ impl Lane {
         Ok(Lane {
             slots: (0..slots).map(|_| Mutex::new(None)).collect(),
             returned: Mutex::new(Vec::with_capacity(slots)),
-            poll: Epoll::new().map_err(Failure::io("make an epoll set"))?,
+            poll: Epoll::new().map_err(Failure::io("create an epoll instance"))?,
             over: AtomicBool::new(false),
         })
     }

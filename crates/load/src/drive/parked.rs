@@ -83,7 +83,7 @@ pub struct Parked {
     pub open_at_end: usize,
     /// Connections that the server closed or reset.
     pub closed: u64,
-    /// Connections opened in place of those.
+    /// Connections opened to replace those.
     pub reopened: u64,
     /// Failed attempts to open a connection.
     pub failed: u64,
@@ -187,7 +187,7 @@ impl IdlePool {
             vacant: (0..count as u32).collect(),
             opening: 0,
             agenda: BinaryHeap::new(),
-            poll: Epoll::new().map_err(Failure::io("make an epoll set"))?,
+            poll: Epoll::new().map_err(Failure::io("create an epoll instance"))?,
             clock: Clock::start(),
             buffer: vec![0; BUFFER],
             shared: Arc::clone(&shared),
@@ -393,7 +393,7 @@ impl Keeper {
         let generation = spot.generation;
         let State::Opening { socket } = std::mem::replace(&mut spot.state, State::Vacant) else { return };
         self.opening -= 1;
-        // The send buffer is empty, so a request fits; if the server has gone, the read fails.
+        // The send buffer is empty, so a request fits; if the server has closed the connection, the read fails.
         let _ = socket::send(&socket, &self.request, false);
         // A slow reader is settled at once; an idle connection when its reply has arrived.
         let settled = spot.mode == IdleMode::SlowRead;

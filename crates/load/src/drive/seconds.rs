@@ -75,7 +75,7 @@ impl Cutter {
     fn cut(&self, length: Duration, is_last: bool, tally: &mut Tally) {
         let empty = lock(&self.spare).pop().unwrap_or_default();
         let part = tally.cut(empty);
-        // The receiver is gone only if its thread panicked; joining it passes the panic on.
+        // The receiver is dropped only if its thread panicked; joining it passes the panic on.
         let _ = self.out.send(Cut { number: self.number, length, is_last, part });
     }
 }
@@ -221,7 +221,7 @@ mod tests {
             for (cutter, tally) in cutters.iter_mut().zip(&mut tallies) {
                 cutter.tick(Time::from_millis(1001), tally);
             }
-            // This would block for ever if seconds were reported only after the threads end.
+            // This would block forever if seconds were reported only after the threads end.
             assert_eq!(told.recv(), Ok(0.0));
             // A thread that has ended is not waited for.
             let (mut other, one) = (cutters.pop().unwrap(), cutters.pop().unwrap());

@@ -289,7 +289,7 @@ pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) 
     missing.for_each(|(file, _)| need.add(file.bytes));
     // A folder that does not exist yet has the space of its nearest existing ancestor.
     let above = folder.ancestors().find(|above| above.exists()).unwrap_or(Path::new("."));
-    let room = space(above).map_err(Failure::io(format_args!("ask how much room there is for {place}")))?;
+    let room = space(above).map_err(Failure::io(format_args!("get the free space of {place}")))?;
     need.fits(&room).map_err(|why| Failure::failed(format!("{place}: {why}; choose another disk or a smaller set")))?;
 
     let io = |doing: &str, name: &Path| Failure::io(format!("{doing} {}", folder.join(name).display()));
@@ -309,7 +309,7 @@ pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) 
         }
         if last != name.parent() {
             last = name.parent();
-            fs::create_dir_all(path.parent().unwrap_or(folder)).map_err(io("make the folder of", name))?;
+            fs::create_dir_all(path.parent().unwrap_or(folder)).map_err(io("create the directory of", name))?;
         }
         fill(&path, file, &mut progress).map_err(io("write", name))?;
         done.written += 1;
@@ -567,7 +567,7 @@ mod tests {
         damaged[150_000] ^= 1;
         fs::write(folder.join("a/b/c"), damaged).expect("written");
         assert_eq!(again(), Written { written: 2, kept: 1 });
-        assert_eq!(fs::read(folder.join("a/b/c")).expect("mended"), bytes);
+        assert_eq!(fs::read(folder.join("a/b/c")).expect("repaired"), bytes);
         fs::write(folder.join("a/b/c"), "cut").expect("written");
         assert_eq!(again(), Written { written: 1, kept: 2 });
     }
@@ -579,7 +579,7 @@ mod tests {
             |manifest: &Manifest, folder: &Path| write(manifest, folder, |_| ()).expect_err("refused").to_string();
         let other = home.path().join("other");
         fs::create_dir(&other).expect("made");
-        write(&small(), &other, |_| ()).expect("an empty folder will do");
+        write(&small(), &other, |_| ()).expect("an empty directory is accepted");
         let another = Manifest::new("another".to_owned(), 3, [("/x".to_owned(), 1, String::new(), 1.0)]);
         assert!(fails(&another, &other).contains("is not empty and has another file set"));
         assert!(!other.join("x").exists());

@@ -28,7 +28,7 @@ const FORMAT: u32 = 1;
 /// The index page of a folder, with its usual name.
 const INDEX: &str = "index.html";
 
-/// Maximum length of file names and of paths, in bytes: NAME_MAX, and somewhat below PATH_MAX (limits.h).
+/// Maximum length of file names and of paths, in bytes: NAME_MAX, and slightly less than PATH_MAX (limits.h).
 const NAME_MAX: usize = 255;
 const PATH_MAX: usize = 3000;
 
@@ -136,7 +136,9 @@ impl Manifest {
         let path = if path.is_dir() { path.join(NAME) } else { path.to_owned() };
         let text = fs::read_to_string(&path).map_err(|error| {
             let place = path.display();
-            Failure::failed(format!("cannot read the manifest {place}: {error}; `ammeter files` makes a set with one"))
+            Failure::failed(format!(
+                "cannot read the manifest {place}: {error}; create a file set with `ammeter files`"
+            ))
         })?;
         Manifest::parse(&text).map_err(|trouble| Failure::failed(format!("{}: {trouble}", path.display())))
     }
@@ -181,7 +183,7 @@ impl Manifest {
         if files.len() as u64 != head.files || sum != Some(head.bytes) {
             let (count, sum) = (files.len(), sum.map_or("too many".to_owned(), |sum| sum.to_string()));
             return Err(format!(
-                "its head says {} files and {} bytes, its lines {count} and {sum}: was it truncated or edited?",
+                "its header has {} files and {} bytes, its lines {count} and {sum}; it was truncated or edited",
                 head.files, head.bytes
             ));
         }

@@ -132,7 +132,7 @@ pub enum Order {
     Once,
     /// At these table indices, once: a log requests few files often.
     Listed(Vec<u32>),
-    /// Each drawn by itself in proportion to its weight, for ever.
+    /// Drawn independently in proportion to their weights, without end.
     Drawn {
         /// The seed of the draws.
         seed: u64,

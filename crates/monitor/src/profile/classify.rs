@@ -16,7 +16,7 @@ use super::table::{CALLER, KernelTable};
 pub(crate) const USER: &str = "user";
 /// An unknown category or context.
 pub(crate) const UNKNOWN: &str = "unknown";
-/// A system call without a name: its own frame is gone, or not reached yet.
+/// A system call without a name: its own frame has returned, or is not reached yet.
 const ENTRY: &str = "system call entry and exit";
 
 /// A soft interrupt of which only the entry is on the stack.

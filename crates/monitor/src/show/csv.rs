@@ -68,6 +68,6 @@ mod tests {
         let mut sorted = names.clone();
         sorted.sort_unstable();
         sorted.dedup();
-        assert_eq!(sorted.len(), names.len(), "a name is there twice");
+        assert_eq!(sorted.len(), names.len(), "duplicate name");
     }
 }

@@ -1,4 +1,4 @@
-//! Formats ticks for people and programs: a line each, CSV, a screen, a page for collectors.
+//! Formats samples as text: one line each, CSV, a screen, or a page for collectors.
 //! Produces texts and cells only; the caller prints them.
 
 mod csv;

@@ -72,10 +72,8 @@ pub fn draw(frame: &mut Frame<'_>, screen: &Screen, tick: &Tick) {
             the_module(frame, right, module);
         }
     }
-    let mut lines = vec![Line::from(format!(
-        " q ends, and so does Ctrl-C   monitor: {:.2} % of a processor",
-        tick.own_cpu_so_far * 100.0
-    ))];
+    let mut lines =
+        vec![Line::from(format!(" q or Ctrl-C quits   monitor: {:.2} % of a processor", tick.own_cpu_so_far * 100.0))];
     lines.extend(screen.missing.iter().take(3).map(|text| Line::from(format!(" {text}")).style(Color::Yellow)));
     frame.render_widget(Paragraph::new(lines), foot);
 }
@@ -228,7 +226,7 @@ fn the_threads(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
 
 /// The server's own figures: its loops, helpers and caches, and the time of a request of each class.
 fn the_module(frame: &mut Frame<'_>, area: Rect, module: &ModuleRate) {
-    let block = Block::bordered().title(" the server says (times of a request in us, elapsed) ");
+    let block = Block::bordered().title(" reported by the server (elapsed time of a request in us) ");
     let inner = block.inner(area);
     frame.render_widget(block, area);
     let [head, classes] = Layout::vertical([Constraint::Length(3), Constraint::Fill(1)]).areas(inner);
@@ -250,7 +248,7 @@ fn the_module(frame: &mut Frame<'_>, area: Rect, module: &ModuleRate) {
             rate("loop_stalls")
         ),
         format!(
-            "helpers: {} wait, {} tasks/s of {:.1} ms   probes missed {}/s",
+            "helpers: {} waiting, {} tasks/s of {:.1} ms   probes missed {}/s",
             gauge("helper_queue"),
             count(helped),
             if helped > 0.0 { all("helper_wait_ns") / helped / 1e6 } else { 0.0 },
@@ -394,7 +392,7 @@ mod tests {
         for part in [
             "12.3k requests/s",
             "loops 42 % busy",
-            "17 wait, 10 tasks/s of 2.5 ms",
+            "17 waiting, 10 tasks/s of 2.5 ms",
             "99.0 % of lookups",
             "parsing",
             "321",
@@ -433,7 +431,7 @@ mod tests {
                 "■ steal 13 %",
                 "connections, 0.0 s ago",
                 "disk faults/s",
-                "Ctrl-C   monitor: 0.00 % of a processor",
+                "quits   monitor: 0.00 % of a processor",
             ] {
                 assert!(text.contains(part), "{part} is not in\n{text}");
             }

@@ -360,8 +360,8 @@ struct Open {
     trouble: Trouble,
 }
 
-/// The log of a busy server grows by 20 MB a second and would evict files from the page cache, although it is read
-/// only at its end. After so many bytes, the pages behind are released. The most recent of them are still under
+/// The log of a busy server grows by 20 MB a second and would evict files from the page cache, although only its
+/// end is read. After this many bytes, the pages already written are released. The most recent of them are still under
 /// writeback then, and are released in later rounds.
 const LET_GO_STEP: usize = 1 << 20;
 const LET_GO: u64 = 4 << 20;
@@ -469,7 +469,7 @@ fn count_lines(text: &[u8]) -> u64 {
     text.iter().filter(|&&byte| byte == b'\n').count() as u64
 }
 
-/// Removes so many bytes from the end of the log. Returns `false` if it is not a regular file, or its
+/// Removes this many bytes from the end of the log. Returns `false` if it is not a regular file, or its
 /// end may belong to another process by now.
 fn cut_off(sink: &Sink, count: u64) -> bool {
     match sink {

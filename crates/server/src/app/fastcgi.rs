@@ -185,7 +185,7 @@ impl FastCgiRequest {
         let (mut at, mut kept) = (0, 0);
         while at < bytes.len() {
             if self.end.is_some() {
-                // Nothing that follows the end of the request was asked for.
+                // Discard everything after the end of the request.
                 self.is_broken = true;
                 break;
             }

@@ -88,7 +88,7 @@ enum Notice {
     End(usize),
 }
 
-/// The use of a slot is reported at most once in so many milliseconds.
+/// Minimum interval between reports of the use of a slot, in milliseconds.
 const TELL_MS: u64 = 1000;
 
 /// An application, as the server describes it to the manager.
@@ -248,7 +248,7 @@ struct Place {
     process: Option<Process>,
     started: Instant,
     used: Instant,
-    /// A loop has asked for its end: connections that wait at the socket are that loop's, and are dropped.
+    /// A loop has requested its end: connections that wait at the socket belong to that loop, and are dropped.
     is_unwanted: bool,
     /// It is idle and being ended; the permit is held until it has ended.
     closed: Option<Permit>,
@@ -266,7 +266,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// A request waits through a restart delay up to this long; with a longer one it is refused.
 const HOLD: Duration = Duration::from_secs(1);
 
-/// An unused process beyond the reserve is ended after this; the default of helpers.
+/// Time after which an unused process beyond the reserve is stopped; the default of helpers.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval at which idle processes are looked for.

@@ -4,7 +4,7 @@
 //! and reads its response, through two spools, so that an application need not wait for a client:
 //!
 //! 1. The body is buffered until it is complete (`buffer_request`); only then a permit is taken. A chunked body is
-//!    always buffered: its length, which the application must be told first, is not known earlier (RFC 3875, 4.1.2).
+//!    always buffered: its length, which the application receives first, is not known earlier (RFC 3875, 4.1.2).
 //! 2. The application gets the body as fast as it reads it.
 //! 3. The response is read as fast as it arrives (`buffer_response`). What the client has room for is sent at
 //!    once; the rest is stored. When the application has ended its permit is free, however much the client
@@ -131,7 +131,7 @@ impl AppRequest {
         size_of::<AppRequest>() + self.input.heap_bytes() + self.output.heap_bytes()
     }
 
-    /// Adds a part of the body, or nothing at its end.
+    /// Adds a part of the body; an empty part ends it.
     pub(super) fn put(&mut self, bytes: &[u8]) {
         self.input.put(bytes);
         self.owes_room = true;

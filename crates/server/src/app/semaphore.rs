@@ -33,7 +33,7 @@ struct Places {
 }
 
 impl Semaphore {
-    /// Creates a semaphore with so many permits, and a queue of so many requests. `shared`: with other processes.
+    /// Creates a semaphore with these numbers of permits and queued requests. `shared`: with other processes.
     ///
     /// # Errors
     /// When the process is out of descriptors.

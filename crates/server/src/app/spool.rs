@@ -43,7 +43,7 @@ impl Room {
         Room { settings, used: AtomicU64::new(0) }
     }
 
-    /// Reserves so many bytes, if they are available.
+    /// Reserves this many bytes, if they are available.
     fn take(&self, bytes: u64) -> bool {
         let max = self.settings.max_bytes.0;
         let more = |used: u64| used.checked_add(bytes).filter(|&used| used <= max);
@@ -177,7 +177,7 @@ impl Spool {
         &self.front[self.front_at..]
     }
 
-    /// Removes so many bytes from the front.
+    /// Removes this many bytes from the front.
     pub fn consume(&mut self, count: usize) {
         self.front_at += count;
         debug_assert!(self.front_at <= self.front.len());

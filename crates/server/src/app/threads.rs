@@ -8,7 +8,7 @@ use std::thread;
 
 use crate::mailbox::Post;
 
-/// Maximum threads: so many tasks can wait for a slow disk without delaying others.
+/// Maximum threads: the number of tasks that can wait for a slow disk without delaying others.
 const THREADS: usize = 4;
 
 /// A task for a thread.

@@ -353,7 +353,7 @@ pub struct ControlSettings {
 pub struct MetricsSettings {
     /// File in memory, such as in /run, for `ammeter monitor`
     ///
-    /// `ammeter monitor` finds it by itself. Event loops write it, so it must not be on a disk.
+    /// `ammeter monitor` finds it automatically. Event loops write it, so it must not be on a disk.
     #[schemars(example = "/run/amped/metrics")]
     pub file: Option<PathBuf>,
     /// Address that serves /metrics (OpenMetrics)

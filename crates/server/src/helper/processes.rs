@@ -72,7 +72,7 @@ struct Helper {
     job: Option<Job>,
     /// The disk whose sites it knows,
     disk: Weak<Disk>,
-    /// and the last time when directories were forgotten that it has been told of.
+    /// and the last time at which directories were invalidated that it has been notified of.
     forgotten: Duration,
     /// Since when it is idle, if it is.
     idle_since: Time,

@@ -28,7 +28,7 @@ use super::segment::{PHASES, Phase, Scope, StatsSlot};
 use crate::clock::Clock;
 use crate::counters::{FIGURES, LoopCounts, Snapshot};
 
-/// One of so many requests is timed, on average.
+/// One request in this many is timed, on average.
 pub(super) const EVERY: u32 = 64;
 
 /// A wait in a phase, for instance for a disk, rarely takes less: CPU time is read after a phase that takes longer.
@@ -297,7 +297,7 @@ impl Timing {
     fn share(&mut self) {
         let now = cpu_ns();
         let elapsed: u64 = self.unshared.iter().sum();
-        // The system call itself lies within, so slightly more than the elapsed time still counts as all of it.
+        // The measurement includes the system call itself, so slightly more than the elapsed time still counts as all of it.
         let used = now.saturating_sub(self.cpu_ns).min(elapsed);
         for ((_, cpu_ns), part) in self.phases.iter_mut().zip(&mut self.unshared) {
             *cpu_ns += (u128::from(used) * u128::from(*part) / u128::from(elapsed.max(1))) as u64;

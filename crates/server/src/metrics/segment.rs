@@ -140,7 +140,7 @@ pub struct StatsSegment {
 }
 
 impl StatsSegment {
-    /// Creates memory for so many loops; with a path it is a file of that name. Must be called before the fork.
+    /// Creates memory for this many loops; with a path it is a file of that name. Must be called before the fork.
     ///
     /// # Errors
     /// A message with a remedy.
@@ -558,7 +558,7 @@ mod tests {
         assert_eq!(segment.publish_process(at(5), at(5), figures), Ok(()));
         assert_eq!(segment.publish_process(at(50), at(20), unasked), Err(at(105)));
         assert_eq!(segment.publish_process(at(105), at(20), fewer), Ok(()));
-        assert_eq!(segment.publish_process(at(106), at(30), unasked), Ok(()), "that was seen at 105");
+        assert_eq!(segment.publish_process(at(106), at(30), unasked), Ok(()), "the value 105 was read earlier");
         let lost = FIGURES.iter().position(|figure| figure.name == "log_lines_lost").expect("a counter");
         assert_eq!(segment.sum().figures[lost], 9, "a counter that was reset continues");
     }

@@ -153,7 +153,7 @@ impl AccountFiles {
 
     /// Returns a number that depends on the name and the key.
     fn number_of(&self, name: &[u8]) -> u64 {
-        let mut mac = Blake2sMac256::new_from_slice(&self.key).expect("a key of 32 bytes is one");
+        let mut mac = Blake2sMac256::new_from_slice(&self.key).expect("32 bytes is a valid key length");
         mac.update(b"decoy");
         mac.update(name);
         let hash: [u8; 32] = mac.finalize().into_bytes().into();
@@ -163,7 +163,7 @@ impl AccountFiles {
     /// Returns the hash by which a pair is remembered.
     fn hash(&self, list: u16, version: &FileVersion, credentials: &Credentials) -> u128 {
         let FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing: _, is_unpacked: _ } = *version;
-        let mut mac = Blake2sMac256::new_from_slice(&self.key).expect("a key of 32 bytes is one");
+        let mut mac = Blake2sMac256::new_from_slice(&self.key).expect("32 bytes is a valid key length");
         mac.update(&list.to_le_bytes());
         for word in [device, inode, size, mtime_ns as u64, ctime_ns as u64, credentials.name().len() as u64] {
             mac.update(&word.to_le_bytes());
@@ -258,7 +258,7 @@ mod tests {
         let files = AccountFiles { revalidate: Duration::from_secs(3600), ..files(&path) };
         let credentials = Credentials::new(b"ann", b"secret").unwrap();
         let at_once = || files.remembers(0, &credentials);
-        assert!(!at_once(), "nothing is remembered yet");
+        assert!(!at_once(), "no password is cached yet");
         assert!(files.verify(0, &credentials).unwrap());
         assert!(at_once());
         // Refusals are not remembered.

@@ -76,7 +76,7 @@ fn md5_crypt(password: &[u8], salt: &[u8], magic: &str) -> Vec<u8> {
     text
 }
 
-/// Appends three bytes as so many characters of crypt(3)'s alphabet, lowest bits first.
+/// Appends three bytes as this many characters of crypt(3)'s alphabet, lowest bits first.
 fn put_crypt64(out: &mut Vec<u8>, [high, middle, low]: [u8; 3], count: usize) {
     const ALPHABET: &[u8; 64] = b"./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     let mut bits = u32::from_be_bytes([0, high, middle, low]);

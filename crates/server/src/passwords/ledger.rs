@@ -124,7 +124,7 @@ impl Ledger {
         let Some(moment) = to(moment) else { return false };
         let at = set + way * ENTRY;
         let written = guard.write(at, &key.to_ne_bytes()).and_then(|()| guard.set_word(at + 16, moment));
-        debug_assert!(written.is_ok(), "the table is as large as it is");
+        debug_assert!(written.is_ok(), "the table has a fixed size");
         true
     }
 
@@ -186,7 +186,7 @@ mod tests {
         let (ann, bob) = (client("192.0.2.1"), client("192.0.2.2"));
         let take = |client, at: u64| ledger.take(client, budget(20), 1_000_000_000 + at * 1_000_000_000);
         assert_eq!((0..30).filter(|_| take(ann, 0)).count(), 20);
-        assert!(take(bob, 0), "another address has a budget of its own");
+        assert!(take(bob, 0), "another address has its own budget");
         assert!(!take(ann, 2));
         assert!(take(ann, 3), "one is regained every three seconds");
         assert!(!take(ann, 3));
@@ -217,8 +217,8 @@ mod tests {
             [known(7, 1), known(7, REMEMBERED_NS), known(7, REMEMBERED_NS + 1), known(8, 1)],
             [true, true, false, false]
         );
-        assert!(!known(0, 1), "an empty entry is none");
-        // The table has room for so many; the most recently verified stay.
+        assert!(!known(0, 1), "an empty entry is ignored");
+        // The table is full; the most recently verified pairs stay.
         for pair in 0..100_000 {
             ledger.remember(pair, 1 + pair as u64);
         }

@@ -374,7 +374,7 @@ mod tests {
             }
         }
 
-        /// Returns so many verdicts, in the order of arrival.
+        /// Returns this many verdicts, in the order of arrival.
         fn verdicts(&self, count: usize) -> Vec<(u32, Option<Verdict>)> {
             let (mut verdicts, mut messages) = (Vec::new(), Vec::new());
             let start = std::time::Instant::now();

@@ -156,7 +156,7 @@ fn content_known_to_requester_is_not_copied() {
     let known = vec![files[1].version];
     cache.learn(at(5), &work("/"), &Found::File { name, files, not_unpacked });
     let Some((Found::File { files, .. }, _)) = cache.find::<u32>(at(9), &NameWork { known, ..work("/") }, EVER) else {
-        panic!("it was there")
+        panic!("the file exists")
     };
     let bodies: Vec<_> = files.iter().map(|opened| format!("{:?}", opened.content)).collect();
     let whole = |byte: u8, length| format!("{:?}", Some(Stored::<u32>::Memory(vec![byte; length].into())));
@@ -315,7 +315,7 @@ fn audit(cache: &SharedCache) {
             chain_of_blocks(shard.get(FREE_BLOCK), &mut blocks)?;
             for (all, fresh) in [(nodes, FRESH_NODE), (blocks, FRESH_BLOCK)] {
                 let fresh = shard.get(fresh) as usize;
-                assert!(all[1..=fresh].iter().all(|&count| count == 1), "lost or twice: {all:?}");
+                assert!(all[1..=fresh].iter().all(|&count| count == 1), "missing or duplicated: {all:?}");
                 assert!(all[fresh + 1..].iter().all(|&count| count == 0), "never allocated, but present: {all:?}");
             }
             Ok(())
@@ -531,7 +531,7 @@ fn process_killed_in_lock_resets_only_its_shard() {
 
         let mut process = Process::start("process_killed_in_lock_resets_only_its_shard", "dies", &cache);
         let said = BufReader::new(process.0.stdout.take().expect("piped")).lines();
-        assert!(said.map_while(Result::ok).any(|line| line.contains("inside")), "it never got there");
+        assert!(said.map_while(Result::ok).any(|line| line.contains("inside")), "the process never reached the lock");
         let waiting = {
             let (cache, victim) = (Arc::clone(&cache), victim.clone());
             thread::spawn(move || says(&cache, &victim))

@@ -78,7 +78,7 @@ impl Asked {
                     }
                     Err(error) => {
                         return Err(Failure::failed(format!(
-                            "cannot connect to --unix {}: {error}; does the server run, and is this its socket?",
+                            "cannot connect to --unix {}: {error}; is the server running, and is this its socket?",
                             path.display()
                         )));
                     }
@@ -93,7 +93,7 @@ impl Asked {
         };
         if trust != Trust::System && !url.secure {
             return Err(Failure::usage(format!(
-                "--ca and --insecure require https, and {text} is not; write https://"
+                "--ca and --insecure require https, but {text} is not; write https://"
             )));
         }
         if url.secure && !args.parked.is_empty() {
@@ -102,7 +102,7 @@ impl Asked {
         let tls = url.secure.then(|| Tls::new(&url.host, trust)).transpose()?;
         for (what, time) in [("--connect-timeout", args.connect_timeout), ("--timeout", args.timeout)] {
             if time.is_zero() {
-                return Err(Failure::usage(format!("{what} 0 must not be zero; write for example 500ms")));
+                return Err(Failure::usage(format!("{what} must not be zero; write for example 500ms")));
             }
         }
         let per_connection = match (args.requests_per_connection, args.clients) {
@@ -175,7 +175,7 @@ fn requests(args: &Args, url: &Url, seed: u64) -> Result<Requests, Failure> {
             say::plain(&format!("{}: {lines} lines, not replayed: {}", path.display(), odd.join(", ")));
         }
         if let Some(why) = cut {
-            say::plain(&format!("{}: read up to a truncation: {why}", path.display()));
+            say::plain(&format!("{}: read up to the truncation: {why}", path.display()));
         }
         let belief = match &manifest {
             Some(manifest) => ResponseCheck::Manifest { manifest, verify: args.verify },

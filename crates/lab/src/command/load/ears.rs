@@ -108,7 +108,7 @@ impl Ears {
 
     /// Begins a run.
     pub(super) fn begin(&self, title: &str, length: Duration) -> Result<(), Failure> {
-        // A server that is gone before a later run must not cost the results of the earlier ones.
+        // If the server exits before a later run, the results of the earlier ones must be kept.
         if !self.has_begun.swap(true, Ordering::Relaxed) && self.wait != Some(Duration::ZERO) {
             self.find_server()?;
         }

@@ -182,8 +182,8 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
         }
         Loop::Closed { clients, think_ms } => writeln!(
             text,
-            "{url}  CLOSED loop, {clients} clients, think time {think_ms} ms: the server sets the pace, and latencies leave \
-             out those who would have come meanwhile\n\
+            "{url}  CLOSED loop, {clients} clients, think time {think_ms} ms: the server sets the pace, and latencies omit \
+             the requests that an open loop would have sent meanwhile\n\
              connections {started} in {:.1} s",
             window.seconds
         ),

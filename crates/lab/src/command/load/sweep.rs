@@ -185,15 +185,15 @@ pub(super) fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdi
     } else if found.kept == 0.0 {
         found.verdict.weaken(
             Validity::ClientBound,
-            "the load generator could not keep 1000 connections/s; which other programs \
-                 run here?",
+            "the load generator could not sustain 1000 connections/s; stop other \
+                 programs and retry",
         );
     }
     if args.json {
         say::json(&found)?;
     } else {
         say::out(&format!(
-            "one generator keeps {} connections/s on this machine, with its server on the same machine",
+            "one generator sustains {} connections/s on this machine, with the server on the same machine",
             found.kept
         ))?;
         say::out(&format!("verdict     {}", found.verdict))?;

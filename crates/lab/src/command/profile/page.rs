@@ -211,7 +211,7 @@ mod tests {
             let frame = page.split("<button ").find(|frame| frame.contains(&format!(">{name}</button>")));
             assert!(frame.is_some_and(|frame| frame.contains(&style)), "{name} {style}: {frame:?}");
         }
-        assert_eq!(page.matches("</button>").count(), 6, "what has no sample is not drawn");
+        assert_eq!(page.matches("</button>").count(), 6, "frames without samples are not drawn");
         profile.stacks.clear();
         assert_eq!(html(&profile).matches("</button>").count(), 0);
     }
@@ -222,7 +222,7 @@ mod tests {
             assert!(text.contains("8080 &amp; &lt;more&gt;") && !text.contains("<more>"), "{text}");
             assert_eq!(text.matches("<svg").count(), 1);
             assert!(text.contains(">60.0 %, 97.0 % with all inside<") && text.contains(">99.0 %<"), "{text}");
-            assert!(!text.contains("href") && !text.contains("src="), "nothing comes from elsewhere");
+            assert!(!text.contains("href") && !text.contains("src="), "the page loads nothing external");
         }
     }
 }
