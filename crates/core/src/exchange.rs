@@ -1,10 +1,13 @@
 //! Stop 5 of 10: one request, from its head until its response is complete.
 //!
-//! `decide` determines the next step: a response, or a question for the disk, the password verifier or an application. While
-//! the answer is pending, the exchange keeps the parsed request and its resolved target, so that neither is computed twice. A
-//! request that need not wait allocates nothing: [`Exchange::begin`] sends its response and returns `None`.
+//! Before it, `http1` (stop 3) has had a head parsed (stop 4). After it, `plan` (stop 6) resolves the target.
 //!
-//! How requests and responses travel is the business of a [`Protocol`], which may have any number of exchanges side by side.
+//! `decide` (stop 7) determines the next step: a response, or a question for the disk, the password verifier or an
+//! application. While the answer is pending, the exchange keeps the parsed request and its resolved target, so that
+//! neither is computed twice. A request that need not wait allocates nothing: [`Exchange::begin`] sends its response and
+//! returns `None`.
+//!
+//! A [`Protocol`] carries requests and responses, and may have any number of exchanges side by side.
 
 mod app_request;
 mod context;

@@ -1,5 +1,8 @@
 //! Stop 3 of 10: HTTP/1 on one connection, from its first byte to its close (RFC 9112).
 //!
+//! Before it, `server/turn` (stop 2) received bytes; it has `h1/request` (stop 4) parse them, and begins an [`Exchange`]
+//! (stop 5) for each request.
+//!
 //! Events go in, actions come out (see [`crate::event`]). Bytes are parsed into requests, each an [`Exchange`], and
 //! responses are written in the order of the requests. Pipelined requests are processed one after another: while the
 //! responses come from the caches, a whole batch is answered in one call; an exchange that waits delays the rest.

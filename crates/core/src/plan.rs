@@ -1,9 +1,10 @@
 //! Stop 6 of 10: interprets a request, as far as its head allows.
 //!
-//! Before it, `http/h1/request` has parsed the head. First the target is resolved to a site and a clean path
-//! ([`Resolved`]), once per request, which keeps the result while it waits. Then routes apply, then applications, then
-//! files, in the order of the specification. The result is a rejection, a request to an application, or a name to look
-//! up in the caches and, on a miss, on the disk.
+//! Before it, `exchange` (stop 5) received the parsed head; after it, `decide` (stop 7) consults the caches.
+//!
+//! First the target is resolved to a site and a clean path ([`Resolved`]), once per request, which keeps the result
+//! while it waits. Then routes apply, then applications, then files, in the order of the specification. The result is a
+//! rejection, a request to an application, or a name to look up in the caches and, on a miss, on the disk.
 
 use amped_http::h1::request::{Expectation, Request};
 use amped_http::method::Method;

@@ -1,7 +1,7 @@
 //! Stop 9 of 10: builds the response: status, head, body.
 //!
-//! Before it, `plan` and the caches have resolved the name. After it, `server/send` sends. This module looks nothing
-//! up: the same input always gives the same response.
+//! Before it, `decide` (stop 7) has found the resource, in a cache or on the disk (stop 8). After it, `server/send`
+//! (stop 10) sends the response. This module looks nothing up: the same input always gives the same response.
 
 use alloc::boxed::Box;
 use alloc::string::String;

@@ -1,8 +1,11 @@
 //! Stop 8 of 10: the disk answers a question, in the loop if that cannot wait, otherwise in a helper.
 //!
-//! Both use one function with different [`Effort`]: with [`Effort::Now`] every step uses a system call that fails
-//! rather than waits, and the first that would wait ends the attempt. A helper then repeats the whole step from the
-//! start, with [`Effort::Wait`]: open, stat, siblings, and the first bytes, in one hand-off.
+//! Before it, `core/decide` (stop 7) missed the caches and asked; after it, `decide` continues with the answer, and
+//! `core/reply` (stop 9) builds the response.
+//!
+//! Loop and helper use one function with different [`Effort`]: with [`Effort::Now`] every step uses a system call that
+//! fails rather than waits, and the first that would wait ends the attempt. A helper then repeats the whole step from
+//! the start, with [`Effort::Wait`]: open, stat, siblings, and the first bytes, in one hand-off.
 //!
 //! Whatever the name, the kernel confines the lookup to the site's root (`openat2`, `RESOLVE_BENEATH`), unless
 //! `symlinks` permits otherwise; see `sys/links`.

@@ -1,5 +1,7 @@
 //! Stop 1 of 10: the loop that waits for socket events.
 //!
+//! Before it, the kernel reports an event; after it, `turn` (stop 2) serves the connection concerned.
+//!
 //! It waits in epoll for everything: listeners, connections, and the mailbox through which other threads reach it. All
 //! architectures run it; they differ in the number of loops, in threads or processes, and in the [`DiskSide`] of each.
 //!

@@ -1,5 +1,7 @@
 //! Stop 4 of 10: parses the head of a request.
 //!
+//! Before it, `core/http1` (stop 3) has buffered the bytes; after it, `core/exchange` (stop 5) answers the request.
+//!
 //! httparse splits the head into tokens; this layer is strict. If two servers read a message differently, an attacker
 //! can smuggle a request past one of them, so an ambiguous message is rejected. The text is borrowed; a request that
 //! has to wait becomes an [`OwnedRequest`].
