@@ -35,7 +35,7 @@ impl Nginx {
         );
         let config = folder.path().join("nginx.conf");
         fs::write(&config, text).unwrap();
-        // Debian installs nginx in a folder that a plain user's PATH lacks.
+        // Debian installs nginx in a directory that a plain user's PATH lacks.
         let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin";
         let mut command = Command::new("nginx");
         command.env("PATH", path).args(["-e", &format!("{own}/error.log"), "-p"]).arg(folder.path());
@@ -51,7 +51,7 @@ impl Nginx {
         nginx
     }
 
-    /// The folder with its configuration.
+    /// The directory with its configuration.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }

@@ -31,7 +31,7 @@ impl Php {
             log.display()
         );
         fs::write(&config, text).unwrap();
-        // Debian installs it in a folder that a plain user's PATH lacks.
+        // Debian installs it in a directory that a plain user's PATH lacks.
         let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin";
         let mut command = Command::new("php-fpm8.2");
         command.args(["--nodaemonize", "--allow-to-run-as-root", "--fpm-config"]).arg(&config).env("PATH", path);

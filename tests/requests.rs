@@ -52,7 +52,7 @@ impl Asked {
     }
 }
 
-/// Creates files of boundary sizes with one date, in folders with and without an index.
+/// Creates files of boundary sizes with one date, in directories with and without an index.
 pub fn tree(site: &Site) -> Vec<(String, Option<usize>)> {
     let mut files = Vec::new();
     for size in [0, 1, 10, 5000, 32 << 10, (32 << 10) + 1, 300 << 10] {

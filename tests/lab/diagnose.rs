@@ -358,7 +358,7 @@ fn failed_diagnosis_leaves_no_directory() {
     let output = ammeter(&[&words[..], &QUICK].concat());
     assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(!out.exists(), "{}", String::from_utf8_lossy(&output.stderr));
-    // A folder that existed before is kept.
+    // A directory that existed before is kept.
     fs::create_dir(&out).unwrap();
     let output = ammeter(&[&words[..], &QUICK].concat());
     assert!(output.status.code() == Some(2) && out.exists());

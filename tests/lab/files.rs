@@ -24,7 +24,7 @@ fn refused(words: &[&str]) -> (String, i32) {
     (String::from_utf8(output.stderr).unwrap(), output.status.code().unwrap())
 }
 
-/// All files below a folder, with their bytes.
+/// All files below a directory, with their bytes.
 fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap() {

@@ -46,7 +46,7 @@ impl Net {
             "OpenSSH's server is missing: cargo xtask setup, or apt-get install openssh-server"
         );
         let home = tempfile::tempdir().unwrap();
-        // sshd(8) requires this folder, even if it does not use it.
+        // sshd(8) requires this directory, even if it does not use it.
         fs::create_dir_all("/run/sshd").unwrap();
         let at = |name: &str| home.path().join(name).display().to_string();
         for key in ["key", "host_key"] {
@@ -157,7 +157,7 @@ impl Net {
             .collect()
     }
 
-    /// The agent on a host, and the folder of its program.
+    /// The agent on a host, and the directory of its program.
     fn agent(&self, at: usize) -> Option<(u32, PathBuf)> {
         // An agent that was copied to the host has a parent shell with the same arguments.
         let agents = self.processes(at).into_iter().filter(|(_, words)| words.ends_with("ammeter agent session "));

@@ -8,14 +8,14 @@ use serde_json::Value;
 use super::nginx::{Nginx, free_addresses};
 use super::{ammeter, said};
 
-/// nginx with TLS on loopback and on a Unix socket in its folder.
+/// nginx with TLS on loopback and on a Unix socket in its directory.
 struct Secure {
     nginx: Nginx,
     address: SocketAddr,
 }
 
 impl Secure {
-    /// Starts it with a self-signed certificate for these names, which is `certificate.pem` in its folder.
+    /// Starts it with a self-signed certificate for these names, which is `certificate.pem` in its directory.
     fn start(names: &[&str], change: impl FnOnce(&mut rcgen::CertificateParams)) -> Secure {
         let folder = tempfile::tempdir().unwrap();
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();

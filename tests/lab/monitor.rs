@@ -616,7 +616,7 @@ fn server_exit_keeps_collected_samples() {
     assert_eq!((shown.as_bytes(), status), (&output.stdout[..], 0));
 }
 
-/// Copies the program to a folder that every user can read.
+/// Copies the program to a directory that every user can read.
 fn readable_copy(folder: &tempfile::TempDir) -> PathBuf {
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();

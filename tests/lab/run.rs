@@ -14,7 +14,7 @@ use super::{ammeter, said, until};
 pub const PATIENT: &str =
     "[validity]\nothers-max = \"1000%\"\nidle-max = \"1000%\"\ndrift-max = \"1000%\"\nlittle-max = \"1000%\"\n";
 
-/// Runs an experiment of this text into a folder.
+/// Runs an experiment of this text into a directory.
 fn run(folder: &Path, text: &str, more: &[&str]) -> Output {
     let (file, out) = (folder.join("mine.toml"), folder.join("out"));
     fs::write(&file, text).unwrap();
@@ -152,8 +152,8 @@ fn ten_lines_for_nginx_run_as_experiment() {
     assert!(other.status.code() == Some(2) && why.contains("--out"), "{why}");
 }
 
-/// Everything left of a program with this process id: control groups, folders, and processes whose arguments contain
-/// this folder.
+/// Everything left of a program with this process id: control groups, directories, and processes whose arguments contain
+/// this directory.
 pub fn left_of(pid: u32, folder: &Path) -> Vec<String> {
     let mut left = Vec::new();
     let places = [

@@ -14,14 +14,14 @@ use serde_json::Value;
 use super::load::PATIENT;
 use super::{ammeter, said, until};
 
-/// The program, in the same folder as `ammeter`.
+/// The program, in the same directory as `ammeter`.
 fn amped() -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_ammeter")).with_file_name("amped");
     assert!(path.exists(), "{} is not there: build it (cargo build --package amped)", path.display());
     path
 }
 
-/// A server of a folder. Stopped when dropped.
+/// A server of a directory. Stopped when dropped.
 struct Server {
     child: Child,
     address: SocketAddr,
@@ -269,7 +269,7 @@ fn replay_of_each_log_format_gets_same_responses() {
         assert_eq!(replies.matches("HTTP/1.1 ").count(), 6, "{replies}");
         let address = server.address;
         drop(server);
-        // Another server of the same folder responds as the log says; requests other than GET and HEAD are reported. A
+        // Another server of the same directory responds as the log says; requests other than GET and HEAD are reported. A
         // log does not contain the requested range, so the replay requests whole files.
         let again = Server::start_with(&site, &[]);
         assert_ne!(again.address, address);

@@ -638,7 +638,7 @@ fn alone_failure_under_traffic_restores_network() {
 
 #[test]
 fn unprivileged_user_gets_testbed_or_one_line_error() {
-    // A folder that every user can enter, wherever this was built.
+    // A directory that every user can enter, wherever this was built.
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let program = folder.path().join("ammeter");

@@ -12,7 +12,7 @@ use super::load::PATIENT;
 use super::nginx::{Nginx, free_addresses};
 use super::{ammeter, excerpt, said};
 
-/// Serves the files of a folder, and 404 for other paths, with a thread per connection.
+/// Serves the files of a directory, and 404 for other paths, with a thread per connection.
 fn server(folder: &Path) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());

@@ -33,7 +33,7 @@ use std::process::Command;
 /// Returns a command for a third-party program.
 fn peer(name: &str) -> Command {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Debian installs nginx in a folder that a plain user's PATH lacks.
+    // Debian installs nginx in a directory that a plain user's PATH lacks.
     let dirs = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     let found = dirs.map(|dir| dir.join(name)).find(|file| file.is_file());
     Command::new(found.unwrap_or_else(|| panic!("{name} is not there: run cargo xtask setup")))

@@ -87,7 +87,7 @@ enum Node {
 pub(crate) struct Files {
     nodes: BTreeMap<String, Node>,
     past: BTreeMap<String, Vec<(Time, State)>>,
-    /// When names in a folder were last added or removed.
+    /// When names in a directory were last added or removed.
     folders: BTreeMap<String, i64>,
     changes: u64,
 }

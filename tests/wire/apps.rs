@@ -1,7 +1,7 @@
 //! CGI applications, with one process per request, in every architecture.
 //!
 //! The scripts are shell scripts: a shell is present everywhere and starts within a millisecond. A script reports what
-//! it does in its response or by files in the site's folder, and the tests wait for these events, not for durations.
+//! it does in its response or by files in the site's directory, and the tests wait for these events, not for durations.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use std::thread;
 
 use super::harness::*;
 
-/// Writes an executable script to the scripts' folder.
+/// Writes an executable script to the scripts' directory.
 fn script(site: &Site, name: &str, text: &str) -> PathBuf {
     let path = site.file(&format!("cgi-bin/{name}"), format!("#!/bin/sh\n{text}"));
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -154,7 +154,7 @@ fn script_inherits_no_other_descriptors() {
     script(&site, "fds", "printf 'Content-Type: text/plain\\n\\n'; exec ls /proc/self/fd");
     script(&site, "signals", "printf 'Content-Type: text/plain\\n\\n'; exec cat /proc/self/status");
     let server = serve(&site, "");
-    // Descriptor 3 is the folder that `ls` reads.
+    // Descriptor 3 is the directory that `ls` reads.
     assert_eq!(server.get("/cgi-bin/fds").text(), "0\n1\n2\n3\n");
     let text = server.get("/cgi-bin/signals").text();
     for mask in ["SigBlk:", "SigIgn:"] {
@@ -537,7 +537,7 @@ fn index_script_is_executed_and_source_is_hidden() {
     for target in ["/app/", "/app/index.cgi", "/app/"] {
         assert_eq!(client.get(target).text(), "/app/index.cgi", "{target}");
     }
-    // The body of a request for a folder is discarded before the lookup of its index, and is not parsed as a request.
+    // The body of a request for a directory is discarded before the lookup of its index, and is not parsed as a request.
     client.send_request("GET", "/app/", &[("Content-Length", "5")]);
     client.send("GET /");
     assert_eq!(client.response("GET").text(), "/app/index.cgi");

@@ -14,7 +14,7 @@ use super::harness::*;
 /// An application that reports what it received.
 const APP: &str = include_str!("fastcgi_app.py");
 
-/// Writes an executable script to the scripts' folder.
+/// Writes an executable script to the scripts' directory.
 fn script(site: &Site, name: &str, text: &str) -> PathBuf {
     let path = site.file(&format!("cgi-bin/{name}"), format!("#!/bin/sh\n{text}"));
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();

@@ -88,7 +88,7 @@ fn change_is_visible_after_revalidation() {
         file.set_modified(modified).unwrap();
         let sixth = fs::read(&path).unwrap();
         check(200, &sixth, &fifth);
-        // Deleted, restored, empty, replaced by a folder.
+        // Deleted, restored, empty, replaced by a directory.
         fs::remove_file(&path).unwrap();
         check(404, b"", &sixth);
         fs::write(&path, &first).unwrap();

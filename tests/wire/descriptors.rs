@@ -451,7 +451,7 @@ impl Drop for Hog {
     }
 }
 
-/// Starts this many helpers, by stopping the existing ones while a new one lists a folder. Each receives at most two
+/// Starts this many helpers, by stopping the existing ones while a new one lists a directory. Each receives at most two
 /// requests: the one it was started for, and another if it finished the first before it was stopped.
 fn start_helpers(server: &Server, count: usize) {
     let mut clients = Vec::new();

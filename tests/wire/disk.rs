@@ -4,7 +4,7 @@
 //! cache before they request them. The duration of those requests proves that the disk was slow and the files cold.
 //! Other latencies in the meantime are compared with it, so nothing here depends on the speed of the machine.
 //!
-//! Needs root, a disk (not a memory or overlay file system) below the build folder or `/var/tmp`, and the controller
+//! Needs root, a disk (not a memory or overlay file system) below the build directory or `/var/tmp`, and the controller
 //! `blkio` of control groups v1 or `io` of v2.
 
 use std::fs::{self, File};
@@ -86,7 +86,7 @@ impl Drop for SlowDisk {
     }
 }
 
-/// Returns `major:minor` of the whole disk of a folder.
+/// Returns `major:minor` of the whole disk of a directory.
 fn disk_of(folder: &Path) -> String {
     let device = fs::metadata(folder).unwrap().dev();
     // makedev(3): the upper and lower halves of both numbers are interleaved.
@@ -103,7 +103,7 @@ fn disk_of(folder: &Path) -> String {
 fn public_site() -> Site {
     let site = Site::on_disk();
     let open = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o001 != 0;
-    // The build folder may be in a home that other users cannot enter; `/var/tmp` survives a reboot, so it is on a
+    // The build directory may be in a home that other users cannot enter; `/var/tmp` survives a reboot, so it is on a
     // disk.
     let site = match site.path().ancestors().skip(1).all(open) {
         true => site,

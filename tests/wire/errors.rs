@@ -28,7 +28,7 @@ fn open_to_all(site: &Site) {
     fs::set_permissions(site.path(), fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A copy of the program, started by nobody: the build folder may be closed to other users.
+/// A copy of the program, started by nobody: the build directory may be closed to other users.
 struct AsNobody {
     folder: Site,
 }
@@ -285,7 +285,7 @@ fn give_up_root(architecture: &str) {
         }
     }
 
-    // The log can be reopened, because its folder belongs to nobody.
+    // The log can be reopened, because its directory belongs to nobody.
     wait_until("three log lines", || fs::read_to_string(&log).is_ok_and(|text| text.lines().count() == 3));
     fs::rename(&log, logs.path().join("old.log")).unwrap();
     server.signal("USR1");

@@ -56,7 +56,7 @@ fn directory_serves_its_index() {
     check_text(&mut client, "/b/", "b");
     check_text(&mut client, "/a/index.htm", "not the first choice");
     check_status(&mut client, "/c/", 403);
-    // A folder of that name is not an index.
+    // A directory of that name is not an index.
     check_text(&mut client, "/d/", "d");
     check_status(&mut client, "/d/index.html", 301);
     check_status(&mut client, "/d/index.html/", 403);
@@ -420,7 +420,7 @@ fn symlink_policy_of_site_is_obeyed() {
 
 /// Starts a server that may not read every file: as root, it switches to nobody.
 fn unprivileged(site: &Site, flags: &[&str]) -> Server {
-    // Temporary folders are accessible to their owner only.
+    // Temporary directories are accessible to their owner only.
     fs::set_permissions(site.path(), Permissions::from_mode(0o755)).unwrap();
     let mut args = vec![site.path().to_str().unwrap()];
     args.extend(flags);
@@ -720,7 +720,7 @@ fn site_has_its_own_error_pages() {
     // The page itself is an ordinary page.
     let page = client.get("/errors/404.html");
     assert_eq!((page.status, page.text().as_str(), page.field("ETag").is_some()), (200, "<p>lost\n", true));
-    // A missing page, or a folder, does not cause another error.
+    // A missing page, or a directory, does not cause another error.
     let response = client.get("/%");
     assert!(response.status == 400 && response.text().contains("400 Bad Request"), "{}", response.text());
     let response = client.request("GET", "/file", &[("Expect", "x")]);
@@ -775,7 +775,7 @@ fn host_selects_site() {
     assert_eq!(client.response("GET").text(), "default");
 }
 
-/// A folder in a user's home, removed when dropped, with the account if the test created it.
+/// A directory in a user's home, removed when dropped, with the account if the test created it.
 struct Home {
     folder: PathBuf,
     made_user: Option<&'static str>,
@@ -854,7 +854,7 @@ fn user_directories_are_served_only_if_enabled() {
         check_text(&mut client, "/about", "about");
     }
     if is_root() {
-        // System accounts are excluded: root's folder stays private, even if it has one of this name.
+        // System accounts are excluded: root's directory stays private, even if it has one of this name.
         let roots = Home { folder: Path::new("/root").join(&folder), made_user: None };
         fs::create_dir(&roots.folder).unwrap();
         fs::write(roots.folder.join("file.txt"), "root's").unwrap();

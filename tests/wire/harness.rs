@@ -57,7 +57,7 @@ pub fn one_set_of_caches() -> &'static str {
     if has_processes() { "workers = 1\n" } else { "" }
 }
 
-/// A folder with files, removed when dropped.
+/// A directory with files, removed when dropped.
 pub struct Site {
     pub folder: TempDir,
 }
@@ -67,7 +67,7 @@ impl Site {
         Site { folder: tempfile::tempdir().unwrap() }
     }
 
-    /// Creates a site on the disk of the build folder, for tests about disks (`/tmp` may be memory).
+    /// Creates a site on the disk of the build directory, for tests about disks (`/tmp` may be memory).
     pub fn on_disk() -> Site {
         Site { folder: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() }
     }
@@ -76,7 +76,7 @@ impl Site {
         self.folder.path()
     }
 
-    /// Writes a file and creates its parent folders.
+    /// Writes a file and creates its parent directories.
     pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();

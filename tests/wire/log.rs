@@ -83,7 +83,7 @@ fn wait_for_lines(path: &Path, count: usize) -> Vec<String> {
     lines(path)
 }
 
-/// A site, and a log in a folder of its own.
+/// A site, and a log in a directory of its own.
 struct Place {
     site: Site,
     logs: Site,
@@ -168,7 +168,7 @@ fn json_log_has_host_duration_and_cache_status() {
     assert_eq!(of("status"), [200, 200, 200, 204, 404]);
     assert_eq!(of("host")[1..], ["x.test", "x.test", "localhost", "localhost"]);
     assert_eq!(of("body_bytes")[..2], [5, 5]);
-    // The lookup of a file does not block if the kernel has its name cached. A helper reads a folder, if there are
+    // The lookup of a file does not block if the kernel has its name cached. A helper reads a directory, if there are
     // helpers; otherwise the loop reads it at once, however long that takes.
     let reader = if matches!(architecture(), Some("amped")) { "helper" } else { "probe" };
     assert!(["probe", reader].contains(&of("cache")[0].as_str().unwrap()), "{:?}", of("cache"));

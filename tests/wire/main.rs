@@ -1,7 +1,7 @@
 //! End-to-end tests of the real server over real sockets: every promise of SPECIFICATION.md that is visible on the
 //! wire.
 //!
-//! Each test starts its own server, on a port that the kernel chooses and in its own folder, and stops it at the end.
+//! Each test starts its own server, on a port that the kernel chooses and in its own directory, and stops it at the end.
 //! `harness` provides the server, and a client that reads strictly and writes any bytes, valid or not.
 //!
 //! `suite` holds the tests of behaviour common to all architectures and runs once for each of them:

@@ -10,7 +10,7 @@ use super::harness::{Client, Server, Site, find, pattern, wait_until};
 /// Size of a file that is sent from its descriptor, not from memory.
 const LARGE: usize = 100_000;
 
-/// Small files, a large one, and a folder.
+/// Small files, a large one, and a directory.
 fn site() -> Site {
     let site = Site::new();
     site.file("hello.txt", "hello\n");

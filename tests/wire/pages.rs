@@ -1,4 +1,4 @@
-//! Generated pages in the cache, in every architecture: listings, until their folders change, and responses of
+//! Generated pages in the cache, in every architecture: listings, until their directories change, and responses of
 //! applications, for the lifetime that they declare.
 //!
 //! The server's own counters or the application count how often a page was generated; no test measures time.
@@ -118,7 +118,7 @@ fn listing_changes_with_its_directory() {
     seen(&["./first", "./second"], &[]);
     fs::rename(&path, path.with_file_name("third")).unwrap();
     seen(&["./second", "./third"], &["./first"]);
-    // A folder's modification time does not change when a file grows; its listing is generated again after ten times
+    // A directory's modification time does not change when a file grows; its listing is generated again after ten times
     // `revalidate`.
     site.file("folder/second", pattern(5 << 10));
     seen(&["5.0 KiB"], &[]);
@@ -165,7 +165,7 @@ fn concurrent_listing_requests_share_one_result() {
     assert_eq!(pages(&server), [hits + 1, misses], "it is kept");
 }
 
-/// Writes an executable script to the scripts' folder. Each run appends a line to the file `runs`.
+/// Writes an executable script to the scripts' directory. Each run appends a line to the file `runs`.
 fn script(site: &Site, name: &str, text: &str) {
     let runs = site.path().join("runs");
     let path = site.file(&format!("cgi-bin/{name}"), format!("#!/bin/sh\necho {name} >> {}\n{text}", runs.display()));

@@ -157,7 +157,7 @@ fn site_is_selected_by_host_and_switched_root_is_followed() {
         assert_eq!((get("x"), get("other.example")), ("default".to_owned(), "first".to_owned()));
         fs::remove_file(&link).unwrap();
         symlink(&releases[1], &link).unwrap();
-        // A file this new requires a helper, which may be a process with root folders of its own.
+        // A file this new requires a helper, which may be a process with root directories of its own.
         other.file("second/a.html", "second");
         site.file("a.html", "changed");
         let done = preload(&site, &["--json", "--host", "other.example", "/a.html"]);
@@ -330,7 +330,7 @@ fn watched_file_change_is_detected() {
         wait_for("/folder/in/c", 200, "c");
         wait_for("/link", 200, "c");
         wait_for("/new/deep.html", 404, "");
-        // Edited in place; replaced by rename; an index page, and the other name of its folder.
+        // Edited in place; replaced by rename; an index page, and the other name of its directory.
         site.file("a.html", "edited");
         wait_for("/a.html", 200, "edited");
         site.file("next", "replaced");
@@ -345,7 +345,7 @@ fn watched_file_change_is_detected() {
         fs::remove_file(path("link")).unwrap();
         symlink("b.html", path("link")).unwrap();
         wait_for("/link", 200, "b");
-        // Renamed; a new name; a new folder.
+        // Renamed; a new name; a new directory.
         fs::rename(path("b.html"), path("d.html")).unwrap();
         wait_for("/b.html", 404, "");
         wait_for("/d.html", 200, "b");

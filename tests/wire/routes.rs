@@ -110,7 +110,7 @@ fn fallback_file_replaces_missing_file() {
     let head = client.request("HEAD", "/app/any", &[]);
     assert_eq!(head.lasting_fields(), index.lasting_fields());
     assert_eq!(client.get("/app/there.js").text(), "a script");
-    // Existing paths do not use the fallback, and paths outside its folder do not either.
+    // Existing paths do not use the fallback, and paths outside its directory do not either.
     for (target, status) in [("/app/empty/", 403), ("/app", 301), ("/none", 404), ("/app/deep/none", 404)] {
         assert_eq!(client.get(target).status, status, "{target}");
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::harness::*;
 
-/// A folder with a site, a second one, and a configuration that a test can rewrite.
+/// A directory with a site, a second one, and a configuration that a test can rewrite.
 struct Place {
     folder: Site,
 }

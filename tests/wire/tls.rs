@@ -69,7 +69,7 @@ impl Trust {
 
 const BOTH: [&SupportedProtocolVersion; 2] = [&version::TLS12, &version::TLS13];
 
-/// A site in a folder of its own, with its certificate beside it.
+/// A site in a directory of its own, with its certificate beside it.
 fn place() -> (Site, Trust) {
     let (site, mut trust) = (Site::new(), Trust::new());
     fs::create_dir(site.path().join("root")).unwrap();

@@ -1,4 +1,4 @@
-//! The project's folders, and how tasks run programs so that a failure names the command.
+//! The project's directories, and how tasks run programs so that a failure names the command.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,13 @@ use std::process::{Command, Stdio};
 /// The result of a task; the error is a text for the developer: what failed, where, and how to fix it.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
-/// The workspace folder. Read at run time, because several checkouts may share a target folder.
+/// The workspace directory. Read at run time, because several checkouts may share a target directory.
 pub(crate) fn root() -> PathBuf {
     let xtask = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    Path::new(&xtask).parent().expect("xtask is a folder of the workspace").to_owned()
+    Path::new(&xtask).parent().expect("xtask is a directory of the workspace").to_owned()
 }
 
-/// The folder for everything that can be rebuilt.
+/// The directory for everything that can be rebuilt.
 pub(crate) fn target_dir() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         // Cargo resolves a relative path from where it was started; the tasks start programs from the root.

@@ -1,6 +1,6 @@
 //! `cargo xtask man`: generates manual pages and shell completions from the definition of flags that `amped` parses.
 //!
-//! Nothing is written by hand, so no flag can be missing. Packagers install both folders as they are.
+//! Nothing is written by hand, so no flag can be missing. Packagers install both directories as they are.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::command::{Outcome, target_dir};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Write into DIR/man and DIR/completions [default: the target folder]
+    /// Write into DIR/man and DIR/completions [default: the target directory]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn every_subcommand_has_manual_and_every_shell_completion() {
         let out = std::env::temp_dir().join(format!("amped-man-{}", std::process::id()));
-        let files = write(&out).expect("the temporary folder can be written");
+        let files = write(&out).expect("the temporary directory can be written");
         let has = |name: &str| assert!(files.contains(&out.join(name)), "{name} is missing in {files:?}");
         has("man/amped.1");
         for subcommand in amped::config::cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {

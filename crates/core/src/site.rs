@@ -41,7 +41,7 @@ pub struct Site {
     pub dotfiles: bool,
     /// Codings of precompressed siblings to look for.
     pub precompressed: Vec<Coding>,
-    /// The folder in a user's home that `/~user/` serves; `None` disables such paths.
+    /// The directory in a user's home that `/~user/` serves; `None` disables such paths.
     pub user_dir: Option<Box<str>>,
     /// Media types by file name extension.
     #[serde(skip)]
@@ -55,7 +55,7 @@ pub struct Site {
     /// Negotiation rules; the last match applies.
     #[serde(skip)]
     pub negotiations: Vec<NegotiationRule>,
-    /// Password-protected folders.
+    /// Password-protected directories.
     #[serde(skip)]
     pub guards: Vec<Guard>,
     /// CORS rules; the last match applies.
@@ -126,7 +126,7 @@ impl Default for Site {
 }
 
 impl Site {
-    /// The guard of this path: of nested folders the innermost; if a route
+    /// The guard of this path: of nested directories the innermost; if a route
     /// substitutes another path, the guard of that path takes precedence.
     pub fn guard(&self, path: &[u8]) -> Option<&Guard> {
         let of = |path: &[u8]| {
@@ -184,7 +184,7 @@ impl Site {
         self.routes.iter().any(|route| matches!(route.action, RouteAction::Deny(_)))
     }
 
-    /// The fallback file for a missing name: that of the innermost folder.
+    /// The fallback file for a missing name: that of the innermost directory.
     pub fn fallback(&self, path: &[u8]) -> Option<&str> {
         let inside = self.fallbacks.iter().filter(|fallback| path.starts_with(fallback.folder.as_bytes()));
         inside.max_by_key(|fallback| fallback.folder.len()).map(|fallback| &*fallback.file)
@@ -350,7 +350,7 @@ pub struct Sites {
     sites: Vec<Site>,
     /// Whether any of them has applications.
     have_apps: bool,
-    /// Whether any of them has password-protected folders.
+    /// Whether any of them has password-protected directories.
     have_guards: bool,
 }
 
@@ -365,7 +365,7 @@ impl Sites {
         (!sites.is_empty()).then_some(Sites { sites, have_apps, have_guards })
     }
 
-    /// Whether any of them has password-protected folders.
+    /// Whether any of them has password-protected directories.
     pub fn have_guards(&self) -> bool {
         self.have_guards
     }

@@ -112,7 +112,7 @@ impl Variants {
         }
         let mut found: Vec<(VariantFile, Traits)> = Vec::new();
         for (name, mut states) in plain {
-            // For a folder, the request is for its index file, which may have several names.
+            // For a directory, the request is for its index file, which may have several names.
             let stood_for = |index: &&[u8]| last_segment(&name) == *index || stands_for(index, last_segment(&name));
             let asked = match path.ends_with(b"/") {
                 true => site.index.iter().map(|index| index.as_bytes()).find(stood_for),
@@ -133,7 +133,7 @@ impl Variants {
                 .push((VariantFile { resource: Arc::new(resource), charset: traits.charset.clone(), codings }, traits));
         }
         // Order for variants that match equally: the site's preferences, then size, then the name, so that the
-        // order never depends on that of the folder.
+        // order never depends on that of the directory.
         let rank = |names: &[Box<str>], which: &Option<Box<str>>| {
             let at = which.as_ref().and_then(|which| names.iter().position(|name| name == which));
             at.unwrap_or(names.len())
@@ -374,7 +374,7 @@ mod tests {
             let found: Vec<&str> = found.iter().map(|text| &**text).collect();
             assert_eq!((&found[..], &*varies), (expected, vary), "{asked}");
         };
-        // In the order of the site's languages, independent of the folder's.
+        // In the order of the site's languages, independent of the directory's.
         check(
             "/docs/page",
             &["/docs/page.en.html", "/docs/page.fr.html"],
@@ -417,7 +417,7 @@ mod tests {
             &["/docs/page.pdf application/pdf - identity", "/docs/page.html text/html,utf-8 - identity"],
             "Accept",
         );
-        // For a folder, the variants of one index file.
+        // For a directory, the variants of one index file.
         check(
             "/docs/",
             &["/docs/index.en.html", "/docs/index.html.fr", "/docs/other.html"],

@@ -1,4 +1,4 @@
-//! The built-in experiments: each is a folder of `experiments/` with its file. An experiment that
+//! The built-in experiments: each is a directory of `experiments/` with its file. An experiment that
 //! reproduces several exhibits of a paper lists each of them with a description in its table
 //! `[exhibits]`, and is found by these names too.
 
@@ -12,7 +12,7 @@ use serde::Deserialize;
 /// A built-in experiment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exhibit {
-    /// Name of the experiment and of its folder.
+    /// Name of the experiment and of its directory.
     pub(crate) name: &'static str,
     /// Text of the experiment file.
     pub(crate) text: &'static str,

@@ -416,7 +416,7 @@ mod tests {
 
     #[test]
     fn no_path_escapes_root() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let inside = folder.path().join("root");
         std::fs::create_dir(&inside).expect("made");
         std::fs::write(folder.path().join("secret"), "secret").expect("written");
@@ -435,7 +435,7 @@ mod tests {
 
     #[test]
     fn file_system_reports_free_space() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let found = space(folder.path()).expect("there");
         assert!(0 < found.bytes_free && found.bytes_free <= found.bytes_total, "{found:?}");
         assert!(space(Path::new("/nowhere")).is_err());
@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn opening_pipe_does_not_block() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let path = folder.path().join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
         let root = open_root(folder.path(), Patience::Wait).expect("opened");
@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn open_waits_for_lease() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let path = folder.path().join("file");
         std::fs::write(&path, "text").expect("written");
         let holder = File::options().read(true).write(true).open(&path).expect("opened");
@@ -479,7 +479,7 @@ mod tests {
 
     #[test]
     fn nonresident_page_is_reported() {
-        let folder = tempfile::tempdir_in(".").expect("a folder on a disk");
+        let folder = tempfile::tempdir_in(".").expect("a directory on a disk");
         let path = folder.path().join("file");
         std::fs::write(&path, vec![7; 1 << 20]).expect("written");
         let file = File::open(&path).expect("opened");

@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn events_report_names() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let path = |name: &str| folder.path().join(name);
         fs::write(path("target"), "x").expect("written");
         let inotify = Inotify::new().expect("made");

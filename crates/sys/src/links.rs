@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn symlink_policy_is_obeyed() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let outside = folder.path().canonicalize().expect("there");
         let root = outside.join("root");
         fs::create_dir_all(root.join("sub")).expect("made");
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn owner_policy_refuses_links_of_other_owner() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let root = folder.path().canonicalize().expect("there");
         fs::write(root.join("page"), "page").expect("written");
         symlink("page", root.join("theirs")).expect("linked");
@@ -281,7 +281,7 @@ mod tests {
     /// Whatever is exchanged meanwhile, nothing outside is opened.
     #[test]
     fn changing_link_does_not_escape_root() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let outside = folder.path().canonicalize().expect("there");
         let root = outside.join("root");
         fs::create_dir_all(root.join("a")).expect("made");

@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn socket_is_private_from_creation() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let name = folder.path().join("socket");
         let listener = listen(&name).expect("listens");
         let status = std::fs::metadata(&name).expect("there");

@@ -121,7 +121,7 @@ mod tests {
     const PAGE: usize = 4096;
 
     fn file_of(bytes: &[u8]) -> (tempfile::TempDir, File) {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let path = folder.path().join("file");
         std::fs::write(&path, bytes).expect("written");
         (folder, File::options().read(true).write(true).open(path).expect("opened"))
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn page_residency_is_reported() {
-        let folder = tempfile::tempdir_in(".").expect("a folder on a disk");
+        let folder = tempfile::tempdir_in(".").expect("a directory on a disk");
         let path = folder.path().join("file");
         // More pages than are tested at once.
         const PAGES: usize = 200;

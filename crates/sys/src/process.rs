@@ -571,7 +571,7 @@ mod tests {
 
     #[test]
     fn opened_file_is_executed_after_rename() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         let name = folder.path().join("program");
         std::fs::copy("/bin/sh", &name).expect("copied");
         let file = std::fs::File::open(&name).expect("there");
@@ -612,7 +612,7 @@ mod tests {
 
     #[test]
     fn blocking_disk_read_is_counted() {
-        let folder = tempfile::tempdir_in(".").expect("a folder on a disk");
+        let folder = tempfile::tempdir_in(".").expect("a directory on a disk");
         let path = folder.path().join("file");
         std::fs::write(&path, vec![7; 64 * 1024]).expect("written");
         let file = std::fs::File::open(&path).expect("opened");

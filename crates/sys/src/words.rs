@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn name_is_exclusive_and_stale_file_is_replaced() {
-        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
         let path = folder.path().join("words");
         let words = publish(&path, 600).expect("published");
         words.all()[599].store(3, Relaxed);
@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn truncated_file_loses_words_without_crash() {
-        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
         let path = folder.path().join("words");
         let words = publish(&path, 2000).expect("published");
         let view = View::open(&path, is_ours).expect("mapped");
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn foreign_file_is_not_overwritten() {
-        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
         let check = |path: &Path, expected: io::ErrorKind| {
             assert_eq!(publish(path, 2).expect_err("refused").kind(), expected, "{path:?}");
         };
@@ -365,7 +365,7 @@ mod tests {
         check(&link, io::ErrorKind::AlreadyExists);
         check(folder.path(), io::ErrorKind::AlreadyExists);
         check(&folder.path().join("none/words"), io::ErrorKind::NotFound);
-        let disk = tempfile::tempdir_in(".").expect("a folder on a disk");
+        let disk = tempfile::tempdir_in(".").expect("a directory on a disk");
         check(&disk.path().join("words"), io::ErrorKind::Unsupported);
         assert_eq!(std::fs::read_dir(disk.path()).expect("read").count(), 0);
         assert_eq!(std::fs::read(&path).expect("read"), b"Dear reader");

@@ -74,7 +74,7 @@ pub(crate) struct Args {
     /// Setting of the server that --intervene may change, with its value; repeatable
     #[arg(long, value_name = "NAME=NUMBER", requires = "start")]
     setting: Vec<Setting>,
-    /// New folder for the archive [default: one in the temporary folder]
+    /// New directory for the archive [default: one in the temporary directory]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print the result as JSON, in one line

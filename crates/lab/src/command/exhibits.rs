@@ -175,7 +175,7 @@ fn put_aside(out: &Path, name: &str) -> Result<(), Failure> {
     fs::rename(&archive, &aside).map_err(Failure::io(format_args!("name {}", aside.display())))
 }
 
-/// Writes an experiment's report beside its archive, and the figures that it asks for into its folder.
+/// Writes an experiment's report beside its archive, and the figures that it asks for into its directory.
 fn draw(args: &Args, entry: &Entry) -> Result<(), Failure> {
     let Some((archive, report)) = &entry.found else { return Ok(()) };
     let page = archive.dir.join(name::REPORT);

@@ -26,7 +26,7 @@ pub(crate) struct Args {
 /// The kind of set.
 #[derive(Debug, Subcommand)]
 enum Set {
-    /// SPECweb96: 10 * sqrt(ops / 5) folders, each with 4 classes of 9 files, 4.88 MiB together
+    /// SPECweb96: 10 * sqrt(ops / 5) directories, each with 4 classes of 9 files, 4.88 MiB together
     Specweb96 {
         /// Expected requests per second, which determine the size of the set
         #[arg(long, value_name = "N", value_parser = ops)]
@@ -56,7 +56,7 @@ enum Set {
 
 #[derive(clap::Args, Debug)]
 struct Common {
-    /// Folder to write to: new, empty, or with this set
+    /// Directory to write to: new, empty, or with this set
     #[arg(required_unless_present = "dry_run")]
     dir: Option<PathBuf>,
     /// Random seed of the file contents

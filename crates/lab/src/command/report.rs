@@ -18,7 +18,7 @@ pub(crate) struct Args {
     /// File for the page [default: report.html in the archive]
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Write each figure as an SVG file into this folder, which is created
+    /// Write each figure as an SVG file into this directory, which is created
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
     /// Use the figures and claims of this experiment (file or name) instead of the archive's; it must measure the same

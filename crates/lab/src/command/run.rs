@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Experiment file (TOML), or the name of a built-in experiment (see `ammeter list`)
     #[arg(verbatim_doc_comment)]
     experiment: String,
-    /// Folder for the archive; an incomplete archive in it is resumed [default: the experiment's name]
+    /// Directory for the archive; an incomplete archive in it is resumed [default: the experiment's name]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Run the short version: fewer steps, repetitions and seconds

@@ -49,7 +49,7 @@ pub(crate) struct Settings {
     pub(crate) load: Vec<String>,
     /// Arguments for the emulated path between clients and server; empty for no path.
     pub(crate) path: Vec<String>,
-    /// The folder of the archive; it must not exist.
+    /// The directory of the archive; it must not exist.
     pub(crate) dir: PathBuf,
 }
 
@@ -61,10 +61,10 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 const THROTTLED_MAX: f64 = 0.1;
 
 /// Makes all runs and their archive; reports each to `tell`. If stopped, it keeps the complete runs. On failure it
-/// removes the folder, which would block the next attempt.
+/// removes the directory, which would block the next attempt.
 ///
 /// # Errors
-/// If the folder cannot be created, a program cannot be started, the server cannot be watched, no response was correct,
+/// If the directory cannot be created, a program cannot be started, the server cannot be watched, no response was correct,
 /// or it was stopped before the first run was complete.
 pub(crate) fn climb(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Archive, Failure> {
     let dir = &settings.dir;
@@ -76,7 +76,7 @@ pub(crate) fn climb(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Re
     })?;
     let climbed = climb_in(settings, stop, tell);
     if climbed.is_err() {
-        // `create_dir` above created the folder, so it holds no other files.
+        // `create_dir` above created the directory, so it holds no other files.
         let _ = fs::remove_dir_all(dir);
     }
     climbed
@@ -112,7 +112,7 @@ fn climb_in(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Arc
             break;
         }
         let folder = dir.join(name::RUNS).join(&planned.id);
-        // The folder has another name until it is complete.
+        // The directory has another name until it is complete.
         let part = folder.with_extension("part");
         fs::create_dir(&part).map_err(Failure::io(format_args!("make {}", part.display())))?;
         let made = make(settings, planned, &part, stop);

@@ -40,7 +40,7 @@ pub(crate) struct Fleet {
     /// The server's connection first, then the clients' in order.
     connections: Vec<Connection>,
     server: Option<RemoteServer>,
-    /// Folder for the control sockets.
+    /// Directory for the control sockets.
     folder: PathBuf,
     /// Number of connections opened so far.
     opened: usize,

@@ -37,7 +37,7 @@ const FILES: [&str; 7] =
 /// An order to start a server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Order {
-    /// Scratch folder of the session.
+    /// Scratch directory of the session.
     pub(super) scratch: PathBuf,
     /// Process id of the session; the server ends with it.
     pub(super) session: u32,
@@ -68,7 +68,7 @@ pub(super) struct Ready {
     pub(super) target: String,
     /// The manifest of a set of targets, if there is one: a path on that host.
     pub(super) manifest: Option<PathBuf>,
-    /// The folder of the run's files.
+    /// The directory of the run's files.
     folder: PathBuf,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! It first prints one line that describes the host ([`Facts`]). It then answers each number on standard input with a
 //! line that holds the number, the time and the CPU time used so far ([`Moment`]). At the end of standard input, at a
-//! signal, or after a minute of silence it removes its folder and ends.
+//! signal, or after a minute of silence it removes its directory and ends.
 
 use std::fs;
 use std::io;
@@ -26,7 +26,7 @@ use crate::{say, subject};
 /// Silence after which the other side counts as lost; it asks for the time every two seconds.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Timeout for the session's commands to remove their folders once their input has ended.
+/// Timeout for the session's commands to remove their directories once their input has ended.
 const REMOVED_WITHIN: Duration = Duration::from_secs(10);
 
 /// A host's description of itself.
@@ -40,7 +40,7 @@ pub(super) struct Facts {
     pub(super) address: Option<IpAddr>,
     /// The `ammeter` on the host.
     pub(super) program: Program,
-    /// The folder for all files of the session's commands.
+    /// The directory for all files of the session's commands.
     pub(super) scratch: PathBuf,
     /// The process id of the session.
     pub(super) pid: u32,
@@ -60,7 +60,7 @@ pub(super) struct Moment {
 /// Runs a session until its connection ends.
 ///
 /// # Errors
-/// If no folder can be created, or `/proc` is not mounted.
+/// If no directory can be created, or `/proc` is not mounted.
 pub(crate) fn run() -> Result<(), Failure> {
     // Handle signals before any thread starts.
     let stop = Stop::on_signals(|| ())?;
@@ -101,7 +101,7 @@ fn facts(environment: &TestEnvironment) -> Result<Facts, Failure> {
     })
 }
 
-/// Waits for the connection's other commands: they end with it too, and use the folder until then.
+/// Waits for the connection's other commands: they end with it too, and use the directory until then.
 fn await_removal(scratch: &Path) {
     let begin = Instant::now();
     let is_used = || {

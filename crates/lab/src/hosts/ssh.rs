@@ -2,7 +2,7 @@
 //!
 //! This program starts and stops the master (ssh_config(5), ControlMaster). It does not use the user's own master,
 //! which would outlive it. The shell of the first session reports the installed `ammeter`. It then starts
-//! `ammeter agent session`, or receives a copy of this program into a folder that it removes when the copy has ended. All
+//! `ammeter agent session`, or receives a copy of this program into a directory that it removes when the copy has ended. All
 //! else are ordinary commands: `ammeter load --slice`, `ammeter agent`, cat(1). A remote command ends at the end
 //! of its standard input, which ssh closes however the local side ends.
 //!

@@ -85,7 +85,7 @@ pub(crate) struct ReportSummary {
     pub(crate) files: Vec<PathBuf>,
 }
 
-/// Writes the page and, on request, each figure into a folder, which it creates.
+/// Writes the page and, on request, each figure into a directory, which it creates.
 ///
 /// # Errors
 /// If a file cannot be written.

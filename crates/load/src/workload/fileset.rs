@@ -268,14 +268,14 @@ pub struct Written {
 /// Bytes of a file generated at once.
 const BLOCK: usize = 64 << 10;
 
-/// Writes a set into a folder, and its manifest beside its files. Calls `progress` with the number of bytes completed.
+/// Writes a set into a directory, and its manifest beside its files. Calls `progress` with the number of bytes completed.
 ///
-/// Creates the folder if necessary. If it holds this very set already, according to its manifest, each file is
+/// Creates the directory if necessary. If it holds this very set already, according to its manifest, each file is
 /// compared, and missing or different files are written: an interrupted run resumes. All data is synced to disk at the
 /// end, so that no writeback disturbs the next measurement.
 ///
 /// # Errors
-/// When the folder holds anything else; when the file system lacks room for the missing files while 5 % of it, at most
+/// When the directory holds anything else; when the file system lacks room for the missing files while 5 % of it, at most
 /// 1 GiB, stay free; when the disk fails.
 pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) -> Result<Written, Failure> {
     let place = folder.display();
@@ -287,7 +287,7 @@ pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) 
     let mut need = Need::default();
     let missing = manifest.files.iter().zip(&names).filter(|(file, name)| !has_size(name, file.bytes));
     missing.for_each(|(file, _)| need.add(file.bytes));
-    // A folder that does not exist yet has the space of its nearest existing ancestor.
+    // A directory that does not exist yet has the space of its nearest existing ancestor.
     let above = folder.ancestors().find(|above| above.exists()).unwrap_or(Path::new("."));
     let room = space(above).map_err(Failure::io(format_args!("get the free space of {place}")))?;
     need.fits(&room).map_err(|why| Failure::failed(format!("{place}: {why}; choose another disk or a smaller set")))?;
@@ -295,7 +295,7 @@ pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) 
     let io = |doing: &str, name: &Path| Failure::io(format!("{doing} {}", folder.join(name).display()));
     fs::create_dir_all(folder).map_err(io("make the folder", Path::new("")))?;
     let list = Path::new(manifest::NAME);
-    // The manifest first, so that a partly written folder is recognised.
+    // The manifest first, so that a partly written directory is recognised.
     if found.is_none() {
         fs::write(folder.join(list), manifest.to_text()).map_err(io("write", list))?;
     }
@@ -318,7 +318,7 @@ pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) 
     Ok(done)
 }
 
-/// Sizes by name of the files of this set in the folder; `None` if it is empty, without even a manifest.
+/// Sizes by name of the files of this set in the directory; `None` if it is empty, without even a manifest.
 fn found(manifest: &Manifest, folder: &Path, names: &[PathBuf]) -> Result<Option<HashMap<PathBuf, u64>>, Failure> {
     let place = folder.display();
     let io = |error: io::Error| Failure::failed(format!("cannot list {place}: {error}"));
@@ -334,7 +334,7 @@ fn found(manifest: &Manifest, folder: &Path, names: &[PathBuf]) -> Result<Option
             let entry = entry.map_err(io)?;
             let name = below.join(entry.file_name());
             let kind = entry.file_type().map_err(io)?;
-            // A new ext4 file system has this folder.
+            // A new ext4 file system has this directory.
             if name == Path::new("lost+found") {
                 continue;
             }
@@ -528,7 +528,7 @@ mod tests {
             assert_eq!(manifest.head.requests, Some(gleaned.requests));
             assert_eq!(Manifest::parse(&manifest.to_text()), Ok(manifest));
         };
-        // 10 and 100, 5 for each name of both a file and a folder, 1000, 1.
+        // 10 and 100, 5 for each name of both a file and a directory, 1000, 1.
         let whole = Bytes(1121);
         let all = [("/", 10, 2.0), ("/a", 100, 3.0), ("/c/d", 1000, 1.0), ("/e", 1, 1.0)];
         check(None, &all, LogFileSet { requests: 12, whole, unsized_files: 1, impossible: 3 });
@@ -551,7 +551,7 @@ mod tests {
 
     #[test]
     fn file_set_is_written_once_and_repaired() {
-        let home = tempfile::tempdir().expect("a temporary folder");
+        let home = tempfile::tempdir().expect("a temporary directory");
         let folder = home.path().join("new/set");
         let mut told = 0;
         let done = write(&small(), &folder, |bytes| told += bytes).expect("written");
@@ -574,7 +574,7 @@ mod tests {
 
     #[test]
     fn foreign_directory_is_not_overwritten() {
-        let home = tempfile::tempdir().expect("a temporary folder");
+        let home = tempfile::tempdir().expect("a temporary directory");
         let fails =
             |manifest: &Manifest, folder: &Path| write(manifest, folder, |_| ()).expect_err("refused").to_string();
         let other = home.path().join("other");
@@ -583,7 +583,7 @@ mod tests {
         let another = Manifest::new("another".to_owned(), 3, [("/x".to_owned(), 1, String::new(), 1.0)]);
         assert!(fails(&another, &other).contains("is not empty and has another file set"));
         assert!(!other.join("x").exists());
-        // A file, a folder and a link that are not part of the set.
+        // A file, a directory and a link that are not part of the set.
         for (at, make) in
             [|path: &Path| fs::write(path, ""), |path: &Path| fs::create_dir(path), |path: &Path| symlink("/", path)]
                 .iter()
@@ -630,7 +630,7 @@ mod tests {
         );
         assert!(need(&[u64::MAX, u64::MAX]).fits(&room(u64::MAX, u64::MAX, None)).is_err());
 
-        let home = tempfile::tempdir().expect("a temporary folder");
+        let home = tempfile::tempdir().expect("a temporary directory");
         let folder = home.path().join("set");
         let huge = Manifest::new(String::new(), 1, [("/x".to_owned(), 1 << 60, String::new(), 1.0)]);
         let error = write(&huge, &folder, |_| ()).expect_err("no room").to_string();

@@ -759,7 +759,7 @@ mod tests {
 
     #[test]
     fn compressed_log_is_read_and_truncated_one_as_far_as_possible() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let read = |name: &str, bytes: &[u8]| {
             let path = folder.path().join(name);
             std::fs::write(&path, bytes).expect("written");

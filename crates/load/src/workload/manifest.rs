@@ -3,7 +3,7 @@
 //! `fileset` creates it and writes it beside the files, as `manifest.jsonl`; `ammeter load --workload` reads it on the
 //! machine of the load generator. One JSON object per line: first [`Head`], then a [`File`] each, in the order of the
 //! set. Paths are written as in a request line. The file is the decoded path below the document root; for a path with a
-//! final slash, the index page of that folder.
+//! final slash, the index page of that directory.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -19,13 +19,13 @@ use serde::{Deserialize, Serialize};
 use super::content::digest;
 use super::{Digest, Expect, Order, Request, Requests, running_sums};
 
-/// Name of the manifest in the folder of its set.
+/// Name of the manifest in the directory of its set.
 pub const NAME: &str = "manifest.jsonl";
 
 /// Version of the format.
 const FORMAT: u32 = 1;
 
-/// The index page of a folder, with its usual name.
+/// The index page of a directory, with its usual name.
 const INDEX: &str = "index.html";
 
 /// Maximum length of file names and of paths, in bytes: NAME_MAX, and slightly less than PATH_MAX (limits.h).
@@ -38,7 +38,7 @@ const PATH_MAX: usize = 3000;
 pub struct Head {
     /// Version of the format: 1.
     pub ammeter_files: u32,
-    /// The arguments of `ammeter files` that produced the set, without folder and seed.
+    /// The arguments of `ammeter files` that produced the set, without directory and seed.
     pub set: String,
     /// The seed from which the seeds of the files derive.
     pub seed: u64,
@@ -128,7 +128,7 @@ impl Manifest {
         [line(serde_json::to_string(&self.head))].into_iter().chain(lines).collect()
     }
 
-    /// Reads the manifest at `path`; if that is a folder, the one in it.
+    /// Reads the manifest at `path`; if that is a directory, the one in it.
     ///
     /// # Errors
     /// When it cannot be read or is invalid; the text has the line number.

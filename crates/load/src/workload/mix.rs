@@ -19,7 +19,7 @@ use amped_measure::Failure;
 use super::manifest::Manifest;
 use super::{Order, Request, Requests, running_sums};
 
-/// Reads the workload at `path`: a folder that `ammeter files` created, or the manifest in it; otherwise a list, where
+/// Reads the workload at `path`: a directory that `ammeter files` created, or the manifest in it; otherwise a list, where
 /// each target is a class. `verify` applies to manifests: replies are checked to the last byte.
 ///
 /// # Errors
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn manifest_or_list_is_detected() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let path = |name| folder.path().join(name);
         let files = [("/a", "small"), ("/b", "large")].map(|(path, class)| (path.to_owned(), 5, class.to_owned(), 1.0));
         let manifest = Manifest::new("test".to_owned(), 1, files);

@@ -635,7 +635,7 @@ mod tests {
     }
 
     fn bench(command: &[&str], reserve: usize) -> Bench {
-        let parent = tempfile::tempdir().expect("a folder");
+        let parent = tempfile::tempdir().expect("a directory");
         let (ours, theirs) = socket::packet_pair().expect("made");
         let semaphore = Arc::new(Semaphore::new(Some(2), 0, false).expect("made"));
         let gates: Gates = Arc::new(Mutex::new(HashMap::from([(0, Arc::downgrade(&semaphore))])));
@@ -740,7 +740,7 @@ mod tests {
 
     #[test]
     fn only_directory_of_killed_server_is_removed() {
-        let parent = tempfile::tempdir().expect("a folder");
+        let parent = tempfile::tempdir().expect("a directory");
         let make = |name: &str, mark: Option<&str>| {
             let path = parent.path().join(name);
             fs::create_dir(&path).expect("made");

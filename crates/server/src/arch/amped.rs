@@ -210,7 +210,7 @@ mod tests {
     fn withdrawn_request_is_not_kept() {
         let site = Site { listing: true, ..Site::default() };
         let sites = Arc::new(Sites::new(vec![site]).expect("one"));
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary directory");
         let root = SiteRoot { path: folder.path().to_owned() };
         let disk = Disk::open(Arc::clone(&sites), &[root], Rules::default()).expect("opened");
         let idle_timeout = Duration::from_secs(1);
