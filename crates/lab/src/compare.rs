@@ -917,7 +917,7 @@ mod tests {
             assert!(error.exit_status() == 2 && error.to_string().contains(part), "{error}");
         };
         fails("log off", "h2o", "no arm \"h2o\"; it has \"nginx\", \"log off\", \"log on\"");
-        fails("nginx", "log on", "are the same");
+        fails("nginx", "log on", "select the same arm");
         let mut three = archive.clone();
         three.resolved.arms.push(Arm { id: "a2".to_owned(), label: "log far away".to_owned(), ..Arm::default() });
         assert!(

@@ -1215,7 +1215,7 @@ mod tests {
         };
         check("server = \"-oProxyCommand=x\"\nclients = [\"a\"]\n", "12:10", "not a host");
         check("server = \"s\"\nclients = []\n", "13:11", "1 to 100");
-        check("server = \"s\"\nclients = [\"a\", \"a\"]\n", "13:11", "named twice");
+        check("server = \"s\"\nclients = [\"a\", \"a\"]\n", "13:11", "duplicate client");
         check("server = \"s\"\n", "11:1", "clients");
         check("server = \"s\"\nclients = [\"a\"]\naddress = \"s\"\n", "14:11", "IP address");
         check("server = \"s\"\nclients = [\"a\"]\nssh = \"\"\n", "14:7", "no program");
@@ -1272,7 +1272,7 @@ mod tests {
         check(&format!("{SHORT}[[figure]]\ntitle = \"a\"\nx = \"moon\"\ny = [\"rate\"]\n"), "13:5", "one of: rate");
         check(&format!("{SHORT}[[figure]]\ntitle = \"a\"\ny = [\"speed\"]\n"), "13:6", "cpu-per-reply");
         let claim = |rest: &str| format!("{SHORT}[[claim]]\nsays = \"a\"\nmetric = \"rate\"\n{rest}\n");
-        check(&claim("above = 1\nof = { log = true }"), "15:8", "no factor");
+        check(&claim("above = 1\nof = { log = true }"), "15:8", "unknown factor");
         check(&claim("of = {}"), "11:1", "a bound within which it holds");
         check(&claim("above = 2\nbelow = 1"), "11:1", "with above smaller than below");
         check(&claim("above = 1\nat = 1500"), "15:6", "it has: 1000, 2000, 3000");

@@ -84,7 +84,8 @@ pub(crate) fn climb(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Re
 
 fn climb_in(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Archive, Failure> {
     let dir = &settings.dir;
-    fs::create_dir(dir.join(name::RUNS)).map_err(Failure::io(format_args!("create a directory in {}", dir.display())))?;
+    fs::create_dir(dir.join(name::RUNS))
+        .map_err(Failure::io(format_args!("create a directory in {}", dir.display())))?;
     let blocks = 1..=settings.repeat;
     let planned = |block: u32| {
         settings.steps.iter().map(move |step| Planned {

@@ -586,7 +586,7 @@ fn validation(archive: &Archive) -> Markup {
         @if !bad.is_empty() {
             details open[bad.len() <= 12] {
                 summary { (bad.len()) " invalid runs and their reasons" }
-                ul { @for run in bad { li { (run.plan.id) ": " (status_name(run.status)) @if !is_last(run) { ", made again" } @if !run.why.is_empty() { ": " (run.why.join("; ")) } } } }
+                ul { @for run in bad { li { (run.plan.id) ": " (status_name(run.status)) @if !is_last(run) { ", repeated" } @if !run.why.is_empty() { ": " (run.why.join("; ")) } } } }
             }
         }
         @if let Some(clients) = &archive.clients {

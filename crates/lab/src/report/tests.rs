@@ -408,7 +408,7 @@ fn missing_runs_are_named_and_rest_is_drawn() {
     for part in [
         "1 of 18 runs are missing",
         "no clients.json",
-        "of 2 blocks 1 say",
+        "for 1 of 2 blocks",
         "no monitor.zst of 1-a0-500",
         "1-a0-1000: ",
         "load.json: EOF while parsing",
