@@ -264,7 +264,7 @@ fn diagnosed_experiment(text: &str) -> Vec<Value> {
 #[test]
 fn full_accept_queue_is_named() {
     let planted = Planted::start("--backlog 8 --nap-ms 20");
-    named("accept-queue", "turned away", || diagnosed(&planted, "127.0.0.1", "50..850/200", &[]));
+    named("accept-queue", "connections are dropped", || diagnosed(&planted, "127.0.0.1", "50..850/200", &[]));
 }
 
 #[test]

@@ -327,6 +327,6 @@ fn unreachable_host_is_reported_before_setup() {
     let text = text.replace("nobody", "c2").replace("kind = \"nginx\"", "kind = \"nginx\"\nprogram = \"/no/such\"");
     let output = net.run(&text).output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(err.contains("server: nginx: there is no program /no/such"), "{err}");
+    assert!(err.contains("server: nginx: program not found: /no/such"), "{err}");
     assert_nothing_is_left(&net, &[]);
 }

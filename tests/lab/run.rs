@@ -288,7 +288,7 @@ fn interleaved_servers_are_measured_in_turns_beside_the_floor() {
     let output = run(home.path(), &text, &["--only", "1k,large,304,404"]);
     let (result, err) = told(&output);
     assert_eq!(output.status.code(), Some(0), "{result}\n{err}");
-    assert!(err.contains("left out: lighttpd: there is no program /no/such"), "{err}");
+    assert!(err.contains("left out: lighttpd: program not found: /no/such"), "{err}");
     let runs = runs(home.path());
     // Four rows in two blocks, each of three servers and the first server again.
     assert_eq!(runs.len(), 4 * 2 * 4, "{err}");
