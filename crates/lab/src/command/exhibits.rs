@@ -1,11 +1,11 @@
 //! `ammeter exhibits`: every experiment that is built in, run one after another, and one table of what holds.
 //!
-//! 1. An archive that is there is taken as it is: it is read by the figures and claims of today's experiment. One that was
-//!    measured by other settings, for other versions of the claims, or not at the length asked for, is put aside; one that was not finished is resumed. So the
-//!    command may be stopped at any time, and a changed sentence costs no measurement.
+//! 1. An existing archive is kept, and read with the figures and claims of the current experiment. One with other settings,
+//!    with other versions of the claims, or shorter than requested is set aside; an incomplete one is resumed. So the command
+//!    may be stopped at any time, and a changed sentence needs no new measurement.
 //! 2. Each experiment is a process of its own, `ammeter run`.
-//! 3. After each of them the table in `README.md` and the experiment's figures are written. What stands outside the marks of the
-//!    table is a person's.
+//! 3. After each of them the table in `README.md` and the experiment's figures are written. Text outside the marks of the table
+//!    is kept.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -56,6 +56,8 @@ struct Entry {
     exhibit: Exhibit,
     is_chosen: bool,
     found: Option<(Archive, Report)>,
+    /// Share of its runs that are missing.
+    missing: f64,
 }
 
 /// How an archive can be used.
@@ -77,6 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         exhibit: *exhibit,
         is_chosen: chosen.is_empty() || chosen.contains(&exhibit.name),
         found: None,
+        missing: 1.0,
     };
     let mut entries: Vec<Entry> = exhibits::ALL.iter().map(entry).collect();
     // Existing archives take seconds, and the table has the experiments of an interrupted run from the start.
@@ -84,7 +87,11 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         match find(args, entry.exhibit.name) {
             Found::Whole(found) => entry.found = Some(*found),
             Found::Begun(found) if args.redraw => entry.found = Some(*found),
-            Found::Begun(_) | Found::Other | Found::None => {}
+            Found::Begun(found) => {
+                let Counts { planned, there, .. } = found.1.told.runs;
+                entry.missing = (planned - there) as f64 / planned.max(1) as f64;
+            }
+            Found::Other | Found::None => {}
         }
         draw(args, entry)?;
     }
@@ -92,8 +99,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let mut verdict = Verdict::valid();
     let is_left = |entry: &Entry| !args.redraw && entry.found.is_none() && entry.is_chosen;
     let left: Vec<usize> = (0..entries.len()).filter(|at| is_left(&entries[*at])).collect();
-    let expected_s: Vec<f64> =
-        left.iter().map(|at| expected_s(args, &entries[*at].exhibit)).collect::<Result<_, _>>()?;
+    let expected_s: Vec<f64> = left.iter().map(|at| expected_s(args, &entries[*at])).collect::<Result<_, _>>()?;
     for (done, &at) in left.iter().enumerate() {
         let rest_s: f64 = expected_s[done..].iter().sum();
         let name = entries[at].exhibit.name;
@@ -109,18 +115,11 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     Ok(verdict)
 }
 
-/// Expected duration of an experiment, in seconds; of one that was begun, of the runs that are missing.
-fn expected_s(args: &Args, exhibit: &Exhibit) -> Result<f64, Failure> {
+/// Expected duration of the missing runs of an experiment, in seconds.
+fn expected_s(args: &Args, Entry { exhibit, missing, .. }: &Entry) -> Result<f64, Failure> {
     let wish = Wish { quick: !args.whole, seed: None };
     let resolved = experiment::parse(&exhibit.file(), exhibit.text, wish)?.resolved;
-    let left = match find(args, exhibit.name) {
-        Found::Begun(found) => {
-            let Counts { planned, there, .. } = found.1.told.runs;
-            (planned - there) as f64 / planned.max(1) as f64
-        }
-        _ => 1.0,
-    };
-    Ok(plan::plan(&resolved).expected_s * left)
+    Ok(plan::plan(&resolved).expected_s * missing)
 }
 
 fn find(args: &Args, name: &str) -> Found {
@@ -338,8 +337,7 @@ fn cells(claim: &Judged) -> String {
         || "no usable runs".to_owned(),
         |[low, median, high]| {
             let [median, low, high] = [median, low, high].map(number);
-            let blocks = if claim.blocks == 1 { "1 block".to_owned() } else { format!("{} blocks", claim.blocks) };
-            let coverage = claim.coverage * 100.0;
+            let (blocks, coverage) = (report::blocks(claim.blocks), claim.coverage * 100.0);
             format!("**{median}**{unit} ({low} to {high}; {blocks}, {coverage:.0} %), {}", claim.compared)
         },
     );

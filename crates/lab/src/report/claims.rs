@@ -5,6 +5,7 @@
 //! the noise band of identical pairs. A verdict takes at least six blocks and, among all claims that are judged together, an
 //! adjusted p-value of at most 5 %.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use amped_measure::stats::{BLOCKS_MIN, COVERAGE_MIN, Summary, blocks_needed, false_discovery, sign_test};
@@ -230,7 +231,7 @@ impl Judged {
 }
 
 /// Formats a number of blocks.
-fn blocks(count: usize) -> String {
+pub(crate) fn blocks(count: usize) -> String {
     if count == 1 { "1 block".to_owned() } else { format!("{count} blocks") }
 }
 
@@ -322,18 +323,26 @@ fn compared(archive: &Archive, claim: &Claim) -> String {
     let words = |term: &Term| {
         format!("{}{}", arm_of(archive, term).map_or("no arm", |arm| &arm.label), at_words(archive, term))
     };
-    let meaning = |term: &Term| {
-        RunSummary::described(&term.metric).map_or_else(|| term.metric.clone(), |(_, meaning)| meaning.into_owned())
-    };
     match &claim.against {
-        None => format!("{}: {}", meaning(&claim.of), words(&claim.of)),
+        None => format!("{}: {}", meaning(&claim.of.metric), words(&claim.of)),
         Some(against) if against.metric == claim.of.metric => {
-            format!("{}: {} / {}", meaning(against), words(&claim.of), words(against))
+            format!("{}: {} / {}", meaning(&against.metric), words(&claim.of), words(against))
         }
         Some(against) => {
-            format!("{}: {} / {}: {}", meaning(&claim.of), words(&claim.of), meaning(against), words(against))
+            format!(
+                "{}: {} / {}: {}",
+                meaning(&claim.of.metric),
+                words(&claim.of),
+                meaning(&against.metric),
+                words(against)
+            )
         }
     }
+}
+
+/// The meaning of a metric, or its name if it is unknown.
+fn meaning(metric: &str) -> Cow<'_, str> {
+    RunSummary::described(metric).map_or(Cow::Borrowed(metric), |(_, meaning)| meaning)
 }
 
 /// Describes the bounds within which a claim holds.
@@ -564,9 +573,7 @@ pub(super) fn repeats(archive: &Archive) -> Repeats {
                 sign_test(ratios.iter().filter(|ratio| is_on_side(ratio)).count(), ratios.len())
             };
             let p = 2.0 * side(|ratio| *ratio > 1.0).min(side(|ratio| *ratio < 1.0));
-            let meaning =
-                RunSummary::described(metric).map_or_else(|| metric.clone(), |(_, meaning)| meaning.into_owned());
-            let what = format!("{meaning} of {} at {}", arm.label, step_name(step));
+            let what = format!("{} of {} at {}", meaning(metric), arm.label, step_name(step));
             found.push((
                 format!("{what}: {} [{}, {}]", number(here.median), number(here.low), number(here.high)),
                 p.min(1.0),

@@ -34,7 +34,7 @@ use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
 use serde_json::json;
 
-pub(crate) use self::claims::{ClaimStatus, Judged, Repeats, claim_summaries, claims, decide, open_claims};
+pub(crate) use self::claims::{ClaimStatus, Judged, Repeats, blocks, claim_summaries, claims, decide, open_claims};
 use self::figures::Breakdown;
 use self::figures::percent;
 use self::overview::Overview;
