@@ -319,9 +319,7 @@ pub(crate) fn instead(head: &[u8], target: &[u8]) -> Option<Vec<u8>> {
         }
     }
     made.extend_from_slice(b"\r\n");
-    let whole =
-        request::HeadLimits { request_line: usize::MAX, head: usize::MAX, fields: request::FIELDS_MAX, secure: false };
-    matches!(request::parse(&made, &whole), Ok(Some((_, length))) if length == made.len()).then_some(made)
+    matches!(request::parse(&made, &request::HeadLimits::unlimited(false)), Ok(Some((_, length))) if length == made.len()).then_some(made)
 }
 
 #[cfg(test)]

@@ -546,9 +546,8 @@ impl Exchange {
         head: &[u8],
         protocol: &mut P,
     ) -> Progress {
-        let secure = self.request.request().secure;
-        let whole = HeadLimits { request_line: usize::MAX, head: usize::MAX, fields: request::FIELDS_MAX, secure };
-        let Ok(Some((request, _))) = request::parse(head, &whole) else {
+        let limits = HeadLimits::unlimited(self.request.request().secure);
+        let Ok(Some((request, _))) = request::parse(head, &limits) else {
             let why = "invalid local redirect by the application";
             return self.step(cx, protocol, |steps| steps.fail(Status::BAD_GATEWAY, why));
         };

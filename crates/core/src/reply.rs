@@ -586,14 +586,12 @@ fn error_with<F>(
     why: &str,
     more: impl FnOnce(&mut Head),
 ) -> (ReplyHead, Body<F>) {
-    let page = error_page(status, why);
-    let mut head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
+    let (mut head, page) = generated(status, error_page(status, why));
     more(&mut head);
     challenge(&mut head, site, path, status);
     vary(&mut head, site, path, Vary::NOTHING);
     custom(&mut head, site, path, site.cors_origin(path, request));
-    let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Text(page) };
-    (ReplyHead::Owned(Box::new(head)), body)
+    (ReplyHead::Owned(Box::new(head)), unless_head(request, Body::Text(page)))
 }
 
 /// Errors with the default page to which no rule of a site adds fields, cached after their first use: assembling head
@@ -619,21 +617,18 @@ impl ReadyErrors {
     ) -> (ReplyHead, Body<F>) {
         let known = self.0.iter().position(|known| known.status == status && known.why == why);
         let at = known.unwrap_or_else(|| {
-            let page = error_page(status, why);
-            let head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
+            let (head, page) = generated(status, error_page(status, why));
             self.0.push(ReadyError { status, why, head: Arc::new(head), page: Arc::new(page) });
             self.0.len() - 1
         });
         let ReadyError { head, page, .. } = &self.0[at];
-        let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Shared(Arc::clone(page)) };
-        (ReplyHead::Ready(Arc::clone(head)), body)
+        (ReplyHead::Ready(Arc::clone(head)), unless_head(request, Body::Shared(Arc::clone(page))))
     }
 }
 
 /// Builds an error without a parsed request. `head_only`: it began with HEAD.
 pub fn bad_head<F>(status: Status, why: &str, head_only: bool) -> (ReplyHead, Body<F>) {
-    let page = error_page(status, why);
-    let head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
+    let (head, page) = generated(status, error_page(status, why));
     (ReplyHead::Owned(Box::new(head)), if head_only { Body::Empty } else { Body::Text(page) })
 }
 
@@ -657,6 +652,16 @@ pub fn error_from_page<F>(
         _ => Body::Content(content, 0..size),
     };
     (ReplyHead::Owned(Box::new(head)), body)
+}
+
+/// Adds its head to a generated HTML page.
+fn generated(status: Status, page: Vec<u8>) -> (Head, Vec<u8>) {
+    (error_head(status, page.len() as u64, "text/html; charset=utf-8"), page)
+}
+
+/// The body of the response; none to a HEAD (RFC 9110, 9.3.2).
+fn unless_head<F>(request: &Request<'_>, body: Body<F>) -> Body<F> {
+    if request.method == Some(Method::Head) { Body::Empty } else { body }
 }
 
 fn error_head(status: Status, length: u64, media_type: &str) -> Head {
@@ -727,13 +732,11 @@ pub fn redirect<F>(
 /// must not see Strict-Transport-Security without TLS (RFC 6797, 7.2).
 pub(crate) fn to_https<F>(request: &Request<'_>, location: Option<&[u8]>) -> (ReplyHead, Body<F>) {
     let status = if location.is_some() { Status::PERMANENT_REDIRECT } else { Status::FORBIDDEN };
-    let page = error_page(status, "this site requires https");
-    let mut head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
+    let (mut head, page) = generated(status, error_page(status, "this site requires https"));
     if let Some(location) = location {
         head.field("Location", location);
     }
-    let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Text(page) };
-    (ReplyHead::Owned(Box::new(head)), body)
+    (ReplyHead::Owned(Box::new(head)), unless_head(request, Body::Text(page)))
 }
 
 /// Adds the fields of an application's response to the head of a file sent on its behalf.
@@ -838,12 +841,10 @@ pub fn variants<F>(
         };
         list += &alloc::format!("<li><a href=\"{link}\"{attribute}>{name}</a> ({kind}{told})\n");
     }
-    let page = page_of(status, &alloc::format!("<p>{why}:</p>\n<ul>\n{list}</ul>"));
-    let mut head = error_head(status, page.len() as u64, "text/html; charset=utf-8");
+    let (mut head, page) = generated(status, page_of(status, &alloc::format!("<p>{why}:</p>\n<ul>\n{list}</ul>")));
     vary(&mut head, site, path, variants.vary);
     custom(&mut head, site, path, site.cors_origin(path, request));
-    let body = if request.method == Some(Method::Head) { Body::Empty } else { Body::Text(page) };
-    (ReplyHead::Owned(Box::new(head)), body)
+    (ReplyHead::Owned(Box::new(head)), unless_head(request, Body::Text(page)))
 }
 
 /// The default error page: small, with light and dark colours.

@@ -35,6 +35,13 @@ pub struct HeadLimits {
     pub secure: bool,
 }
 
+impl HeadLimits {
+    /// The limits of a head that is no client's: those of the representation alone.
+    pub const fn unlimited(secure: bool) -> Self {
+        Self { request_line: usize::MAX, head: usize::MAX, fields: FIELDS_MAX, secure }
+    }
+}
+
 /// The HTTP minor version, which decides whether a connection persists by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
