@@ -53,7 +53,7 @@ fn curl_downloads_over_both_versions_and_kinds_of_keys() {
             let mut command = curl(&site, &server, version);
             said(command.args(["--output", to.to_str().unwrap(), &address]));
             assert!(fs::read(&to).unwrap() == body, "{options:?}, {version:?}");
-            // One connection, and what is left of a response is no part of the next one.
+            // Both requests use one connection; no rest of the first response appears in the second.
             let twice = said(curl(&site, &server, version).args(["--range", "10-13", &address, &address]));
             assert_eq!(twice.as_bytes(), [&body[10..14], &body[10..14]].concat(), "{options:?}, {version:?}");
         }

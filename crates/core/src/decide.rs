@@ -115,7 +115,7 @@ fn required_https(request: &Request<'_>, site: &Site) -> Option<u16> {
     site.https_port.filter(|_| !request.secure)
 }
 
-/// The https URL of what is requested; `None` if it has none, or nobody knows the host.
+/// The https URL of what is requested; `None` if it has none, or the host is unknown.
 fn https_location(request: &Request<'_>, site: &Site, port: u16) -> Option<Vec<u8>> {
     let (Target::Origin { path, query } | Target::Absolute { path, query, .. }) = request.target else { return None };
     // HTTP/1.0 need not name the host.

@@ -252,11 +252,11 @@ impl Side {
     }
 
     fn watch(&mut self, stop: &Stop) -> Result<(), Failure> {
-        let mut whom = vec!["--pid".to_owned(), self.server.pid().to_string()];
+        let mut target = vec!["--pid".to_owned(), self.server.pid().to_string()];
         if self.server.metrics.exists() {
-            whom.extend(["--server-file".to_owned(), self.server.metrics.display().to_string()]);
+            target.extend(["--server-file".to_owned(), self.server.metrics.display().to_string()]);
         }
-        self.monitor = Some(monitor(self.prefix.clone(), &whom, self.interval, "5%", &self.into)?);
+        self.monitor = Some(monitor(self.prefix.clone(), &target, self.interval, "5%", &self.into)?);
         self.await_samples(stop)
     }
 
@@ -424,7 +424,7 @@ impl Side {
 /// If its files cannot be created.
 pub(crate) fn monitor(
     prefix: Vec<String>,
-    whom: &[String],
+    target: &[String],
     interval: Duration,
     budget: &str,
     into: &Path,
@@ -432,7 +432,7 @@ pub(crate) fn monitor(
     let (interval, record) = (micros(interval), into.join(name::MONITOR).display().to_string());
     let mut words = prefix;
     words.push("monitor".to_owned());
-    words.extend(whom.iter().cloned());
+    words.extend(target.iter().cloned());
     let flags = ["--json", "--interval", &interval, "--census", &interval, "--budget", budget, "--record", &record];
     words.extend(flags.map(str::to_owned));
     Running::start("the monitor", &words, Streams::to(None, &into.join("monitor.log"))?)

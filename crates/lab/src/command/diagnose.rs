@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::duration;
 use super::load::Sweep;
-use super::monitor::Whom;
+use super::monitor::TargetFlags;
 use crate::archive::{self, Archive, Step};
 use crate::diagnose::intervene::{Means, intervene};
 use crate::diagnose::ladder::{Settings, climb};
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[arg(value_name = "ARCHIVE|URL")]
     what: String,
     #[command(flatten)]
-    whom: Whom,
+    target: TargetFlags,
     /// Rates in connections per second; the highest must exceed the capacity of the server
     #[arg(long, value_name = "A..B/STEP")]
     rates: Option<Sweep>,
@@ -105,7 +105,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             ("--intervene", args.intervene),
             ("--start", args.start.is_some()),
             ("--out", args.out.is_some()),
-            ("--port or --pid", args.whom.target().is_some()),
+            ("--port or --pid", args.target.target().is_some()),
         ];
         if let Some((flag, _)) = flags.iter().find(|(_, is_given)| *is_given) {
             return Err(Failure::usage(format!(
@@ -128,7 +128,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let target = match &subject {
         // By port: a restarted server is another process.
         Some(_) => Target::Port(address.port()),
-        None => args.whom.needed()?,
+        None => args.target.needed()?,
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let settings = settings(args, target, steps, now);
@@ -205,7 +205,7 @@ fn settings(args: &Args, target: Target, steps: Vec<Step>, now: Duration) -> Set
     load.extend(args.load_flag.iter().cloned());
     Settings {
         url: args.what.clone(),
-        whom: match target {
+        target: match target {
             Target::Port(port) => vec!["--port".to_owned(), port.to_string()],
             Target::Pid(pid) => vec!["--pid".to_owned(), pid.to_string()],
         },
@@ -323,7 +323,7 @@ mod tests {
         let found = settings(&args(all), Target::Port(80), Vec::new(), Duration::from_secs(7));
         assert_eq!(found.path, ["--bandwidth", "50mbit"]);
         assert_eq!(found.load, ["--timeout", "1000000us", "--http10"]);
-        assert_eq!(found.whom, ["--port", "80"]);
+        assert_eq!(found.target, ["--port", "80"]);
         assert_eq!(found.seed, 0);
     }
 }

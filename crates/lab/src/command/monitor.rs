@@ -20,7 +20,7 @@ use crate::terminal::{self, Go, Terminal, Wish};
 #[command(arg_required_else_help = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    whom: Whom,
+    target: TargetFlags,
     /// Sampling interval; longer if the budget requires it
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
     interval: Duration,
@@ -69,7 +69,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 
 /// The server to watch.
 #[derive(clap::Args, Debug)]
-pub(crate) struct Whom {
+pub(crate) struct TargetFlags {
     /// Server that listens on this TCP port
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "pid")]
     port: Option<u16>,
@@ -78,7 +78,7 @@ pub(crate) struct Whom {
     pid: Option<u32>,
 }
 
-impl Whom {
+impl TargetFlags {
     /// The target, if one was named.
     pub(crate) fn target(&self) -> Option<Target> {
         self.port.map(Target::Port).or(self.pid.map(Target::Pid))
@@ -223,7 +223,7 @@ fn page_through(head: &Head, ticks: &[Tick]) -> Result<(), Failure> {
 }
 
 fn watch(args: &Args) -> Result<Verdict, Failure> {
-    let target = args.whom.needed()?;
+    let target = args.target.needed()?;
     let name = match target {
         Target::Port(port) => format!("port {port}"),
         Target::Pid(pid) => format!("process {pid}"),

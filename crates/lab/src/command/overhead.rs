@@ -7,7 +7,7 @@ use ammeter_monitor::{Stop, Unit};
 use amped_measure::{Failure, Verdict};
 
 use super::duration;
-use super::monitor::Whom;
+use super::monitor::TargetFlags;
 use crate::say;
 
 /// The command-line flags.
@@ -15,7 +15,7 @@ use crate::say;
 #[command(arg_required_else_help = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    whom: Whom,
+    target: TargetFlags,
     /// Instrument to measure
     #[arg(long, value_enum, value_name = "WHAT", default_value = "both")]
     of: What,
@@ -60,7 +60,7 @@ The server must be under constant load. Only a cost that exceeds the noise is si
 publishes its request count, as `amped --metrics-file` does; else per TCP data segment sent, requests and responses alike.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
-    let target = args.whom.needed()?;
+    let target = args.target.needed()?;
     let stop = Stop::listen()?;
     let seed = args.seed.unwrap_or_else(|| {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| u64::from(since.subsec_nanos()))

@@ -10,7 +10,7 @@ use ammeter_monitor::profile::{self, Outcome, Profile};
 use ammeter_monitor::{Next, Sampler, Stop, Target, Tick};
 use amped_measure::{Failure, Verdict};
 
-use super::monitor::Whom;
+use super::monitor::TargetFlags;
 use super::{duration, percentage};
 use crate::say;
 
@@ -19,7 +19,7 @@ use crate::say;
 #[command(arg_required_else_help = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    whom: Whom,
+    target: TargetFlags,
     /// Profile everything that is not idle, instead of one server
     #[arg(long, conflicts_with_all = ["port", "pid"])]
     all: bool,
@@ -55,7 +55,7 @@ Examples:
 Requires root, or CAP_PERFMON and CAP_SYSLOG. Without them it shows only user and system time.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
-    let target = if args.all { None } else { Some(args.whom.needed()?) };
+    let target = if args.all { None } else { Some(args.target.needed()?) };
     // Tested first: a bad path must not cost a finished profile.
     for path in [&args.svg, &args.html, &args.folded].into_iter().flatten() {
         let tried = File::options().create(true).append(true).open(path);

@@ -32,7 +32,7 @@ pub(crate) struct Settings {
     /// The URL to load.
     pub(crate) url: String,
     /// The processes to watch, as arguments for the monitor.
-    pub(crate) whom: Vec<String>,
+    pub(crate) target: Vec<String>,
     /// The loads, in rising order.
     pub(crate) steps: Vec<Step>,
     /// Duration of the load in each run.
@@ -155,7 +155,7 @@ fn make(settings: &Settings, planned: &Planned, part: &Path, stop: &Stop) -> Res
     let mut run = Run::begun(planned.clone(), now_s());
     let record = part.join(name::MONITOR);
     let mut monitor =
-        monitor(vec![own_program()?.display().to_string()], &settings.whom, settings.interval, "20%", part)?;
+        monitor(vec![own_program()?.display().to_string()], &settings.target, settings.interval, "20%", part)?;
     watched(&record, &mut monitor, settings, stop)?;
     thread::sleep(settings.interval * LOOKS_AT_REST);
     let (quota_before, before) = (throttled(), Snapshot::take(None, None)?);
@@ -275,7 +275,7 @@ fn throttled() -> (u64, u64) {
 
 fn resolved(settings: &Settings) -> Result<Resolved, Failure> {
     let arm =
-        Arm { id: ARM.to_owned(), label: settings.url.clone(), subject: settings.whom.join(" "), ..Arm::default() };
+        Arm { id: ARM.to_owned(), label: settings.url.clone(), subject: settings.target.join(" "), ..Arm::default() };
     let x = settings.steps.first().map_or("rate", |step| step.axis()).to_owned();
     let y = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
     let figure = |title: &str, names: &[&str]| Figure {

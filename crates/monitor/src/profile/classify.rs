@@ -123,7 +123,7 @@ mod tests {
             &["system call entry and exit"],
             "events",
         );
-        // A file descriptor is taken for whoever asks for it, a socket too.
+        // Looking up a descriptor, also of a socket, belongs to the system call that does it.
         check(&format!("fput __sys_sendto {entry}"), &["sendto"], "tcp/ip and sockets");
         check("entry_SYSCALL_64", &["system call entry and exit"], "entry and exit");
         check(&entry.replace("do_syscall_64", "do_syscall_64 "), &["system call entry and exit"], "entry and exit");

@@ -186,7 +186,7 @@ impl Findings {
         self.push(spans, message.into(), help.into(), false);
     }
 
-    /// The value is well formed, but what it names is not there. That is no wrong usage, in a flag neither.
+    /// The value is well formed, but what it names is not there. That is not wrong usage, even for a flag.
     pub(super) fn absent(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<String>) {
         self.at(span, message, help);
         if let Some(problem) = self.problems.last_mut() {

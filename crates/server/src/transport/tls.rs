@@ -27,7 +27,7 @@ use rustls::unbuffered::{
 /// 8446, 5.2); a handshake message may span several, and the only long one, a client's certificate, is not requested.
 pub const PARTIAL_MAX: usize = 32 * 1024;
 
-/// Maximum bytes encrypted by one call. One call of the kernel takes them, and what it does not take is kept for the
+/// Maximum bytes encrypted by one call. They are sent by one system call; what it does not accept is kept for the
 /// connection, so this bounds the memory of a client that does not read.
 pub const SEALED_MAX: usize = 72 * 1024;
 
