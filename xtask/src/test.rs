@@ -12,8 +12,8 @@ use crate::{fuzz, setup, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Leave out what rarely fails alone: tests that measure latency, all architectures but the default, documentation, a
-    /// short measurement, features switched off, licences, and fuzzing
+    /// Leave out what rarely fails alone: tests that measure latency, whole experiments, all architectures but the default,
+    /// documentation, a short measurement, features switched off, licences, and fuzzing
     #[arg(long, conflicts_with = "fuzz_seconds")]
     quick: bool,
 
@@ -26,7 +26,8 @@ pub(crate) struct Args {
 const QUICK: &[&str] = &["setup", "format", "tidy", "clippy", "tests", "dependencies of the server"];
 
 /// The tests of `--quick`, as nextest's filter.
-const QUICK_TESTS: &str = "not test(alone_) and not (binary(wire) and test(/^(sped|mt|mp)::/))";
+const QUICK_TESTS: &str = "not test(alone_) and not (binary(wire) and test(/^(sped|mt|mp)::/)) \
+                           and not (binary(lab) and test(/^(diagnose|hosts|run)::/))";
 
 /// A step: its heading and its function.
 type Step<'a> = (&'static str, Box<dyn Fn() -> Outcome + 'a>);
