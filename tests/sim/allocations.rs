@@ -56,7 +56,13 @@ impl Driver {
         while at < self.actions.len() {
             match std::mem::replace(&mut self.actions[at], Action::Close) {
                 Action::Send(reply) => {
-                    reply.head.get().write(&mut self.sent, &self.shared.wall.date, reply.connection, 1);
+                    reply.head.get().write(
+                        &mut self.sent,
+                        &self.shared.wall.date,
+                        reply.connection,
+                        reply.hsts.as_deref(),
+                        1,
+                    );
                     self.shared.records.give_back(reply.record);
                 }
                 Action::Disk(ticket, work) => {

@@ -43,7 +43,7 @@ struct Stream {
 impl Stream {
     fn put(&mut self, cx: &mut Context<'_, FakeFile>, response: Response<FakeFile>) {
         assert!(!self.has_begun && !self.is_over, "a second response");
-        response.head.get().write(&mut self.received, &cx.shared.wall.date, Connection::Persists, 1);
+        response.head.get().write(&mut self.received, &cx.shared.wall.date, Connection::Persists, None, 1);
         match response.body {
             Body::Empty | Body::Open => {}
             Body::Text(text) => self.received.extend(text),

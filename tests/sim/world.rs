@@ -451,7 +451,13 @@ impl World {
                     assert!(session.open.is_none(), "a reply within another one");
                     assert_eq!(reply.record.status, reply.head.get().status().0);
                     let mut head = Vec::new();
-                    reply.head.get().write(&mut head, &self.shared.wall.date, reply.connection, 1);
+                    reply.head.get().write(
+                        &mut head,
+                        &self.shared.wall.date,
+                        reply.connection,
+                        reply.hsts.as_deref(),
+                        1,
+                    );
                     session.put(self.now, Piece::Bytes(head, 0));
                     let send_queue = &mut session.send_queue;
                     match reply.body {

@@ -433,8 +433,7 @@ fn reload_brings_new_certificate_and_keeps_connections() {
 fn requests_without_tls_are_redirected_where_configured() {
     let (site, trust) = place();
     site.file("root/a", "a");
-    let tables = "redirect_to_https = true\n[[site.headers]]\nmatch = \"/**\"\nset = { Strict-Transport-Security = \"max-age=9\" }";
-    let server = serve(&site, "", tables);
+    let server = serve(&site, "", "redirect_to_https = true\nhsts = \"max-age=9\"");
     let secure = trust.connect(&server).get("/a");
     assert_eq!((secure.status, secure.field("Strict-Transport-Security")), (200, Some("max-age=9")));
     let mut plain = Client::connect(plain_address(&server));
@@ -451,6 +450,51 @@ fn requests_without_tls_are_redirected_where_configured() {
     // Without a name there is no URL to redirect to.
     plain.send("GET /a HTTP/1.0\r\n\r\n");
     assert_eq!(plain.response("GET").status, 403);
+}
+
+#[test]
+fn hsts_is_sent_on_every_response_over_tls_and_on_none_without() {
+    let (site, trust) = place();
+    site.file("root/a", "0123456789");
+    site.file("root/folder/b", "b");
+    let script = site.file(
+        "root/cgi-bin/script",
+        "#!/bin/sh\nprintf 'Content-Type: a/b\\n'; [ \"$QUERY_STRING\" ] && printf 'strict-transport-security: max-age=1\\n'; echo",
+    );
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let tables = "hsts = \"max-age=9; includeSubDomains\"\n\
+         [[site.route]]\nmatch = \"/old\"\nredirect = \"/a\"\n[[site.route]]\nmatch = \"/text\"\nrespond = \"text\"\n\
+         [[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\ncache = \"1h\"";
+    let server = serve(&site, one_set_of_caches(), tables);
+    let requests: &[(&str, &str, &[(&str, &str)], u16)] = &[
+        ("GET", "/a", &[], 200),
+        ("HEAD", "/a", &[], 200),
+        ("GET", "/a", &[("If-None-Match", "*")], 304),
+        ("GET", "/a", &[("Range", "bytes=1-2")], 206),
+        ("GET", "/a", &[("Range", "bytes=99-")], 416),
+        ("GET", "/none", &[], 404),
+        ("DELETE", "/a", &[], 405),
+        ("OPTIONS", "/a", &[], 204),
+        ("GET", "/folder", &[], 301),
+        ("GET", "/folder/", &[], 403),
+        ("GET", "/old", &[], 302),
+        ("GET", "/text", &[], 200),
+        ("GET", "/cgi-bin/script", &[], 200),
+        ("GET", "/cgi-bin/none", &[], 404),
+    ];
+    let check = |client: &mut Client, expected: Option<&str>| {
+        // The second round is answered from the caches.
+        for (method, target, fields, status) in requests.iter().chain(requests) {
+            let response = client.request(method, target, fields);
+            assert_eq!(response.status, *status, "{method} {target} {fields:?}");
+            assert_eq!(response.field("Strict-Transport-Security"), expected, "{method} {target} {fields:?}");
+        }
+    };
+    check(&mut trust.connect(&server), Some("max-age=9; includeSubDomains"));
+    check(&mut Client::connect(plain_address(&server)), None);
+    // An application's own one stands alone.
+    let own = trust.connect(&server).get("/cgi-bin/script?own");
+    assert_eq!(own.field("Strict-Transport-Security"), Some("max-age=1"));
 }
 
 #[test]

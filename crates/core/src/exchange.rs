@@ -13,11 +13,13 @@ mod app_request;
 mod context;
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem;
 
 use amped_http::cgi::{self, BadScript};
 use amped_http::h1::request::{self, Expectation, Framing, HeadLimits, OwnedRequest, Request};
+use amped_http::h1::response::HSTS;
 use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_units::Time;
@@ -32,7 +34,7 @@ use crate::limits::Limits;
 use crate::pace::Pace;
 use crate::plan::{self, Origin, Resolved};
 use crate::record::Outcome;
-use crate::reply::{self, Response, ScriptFraming};
+use crate::reply::{self, ReplyHead, Response, ScriptFraming};
 
 pub use crate::exchange::context::{Context, Progress, Protocol};
 
@@ -760,7 +762,21 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         record.set(head.get().status(), outcome);
         record.site = resolved.site;
         body.note_in(&mut record);
-        Response { head, body, record }
+        let hsts = self.hsts(&head);
+        Response { head, hsts, body, record }
+    }
+
+    /// The Strict-Transport-Security field of the site, unless the response comes with one of its own.
+    fn hsts(&self, head: &ReplyHead) -> Option<Arc<str>> {
+        let Steps { cx, request, resolved, .. } = self;
+        // RFC 6797, 7.2: a response without TLS must not have it. After a reload, the number may be another site's.
+        if !request.secure || resolved.generation != cx.shared.caches.generation() {
+            return None;
+        }
+        let hsts = cx.shared.sites.of(resolved.site).hsts.as_ref()?;
+        // A head that is shared has only fields of the server and the site, and they have none beside `hsts`.
+        let has_own = matches!(head, ReplyHead::Owned(head) if head.field_starts_with(HSTS, b""));
+        (!has_own).then(|| Arc::clone(hsts))
     }
 }
 

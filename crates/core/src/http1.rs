@@ -441,7 +441,7 @@ impl Conn {
         body.note_in(&mut record);
         self.state = State::Closing { linger: true };
         self.partial = false;
-        self.wire.send(cx, Response { head, body, record }, Connection::Close);
+        self.wire.send(cx, Response { head, hsts: None, body, record }, Connection::Close);
     }
 
     /// Responds to a request without TLS on a port for TLS, then closes.
@@ -517,12 +517,12 @@ impl Conn {
 
 impl Wire {
     fn send<F>(&mut self, cx: &mut Context<'_, F>, response: Response<F>, connection: Connection) {
-        let Response { head, body, record } = response;
+        let Response { head, hsts, body, record } = response;
         self.batched += 1;
         self.batched_bytes += body.len();
         self.heavy |= body.is_heavy();
         self.note_given(cx);
-        cx.actions.push(Action::Send(Reply { head, connection, body, record }));
+        cx.actions.push(Action::Send(Reply { head, connection, hsts, body, record }));
     }
 
     fn note_given<F>(&mut self, cx: &Context<'_, F>) {

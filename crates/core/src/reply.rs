@@ -40,6 +40,8 @@ use crate::vary::Vary;
 pub struct Response<F> {
     /// Its head.
     pub head: ReplyHead,
+    /// Its Strict-Transport-Security field, if it has one.
+    pub hsts: Option<Arc<str>>,
     /// The body; empty for HEAD.
     pub body: Body<F>,
     /// Its record for the access log.
@@ -53,6 +55,8 @@ pub struct Reply<F> {
     pub head: ReplyHead,
     /// Its Connection field.
     pub connection: Connection,
+    /// Its Strict-Transport-Security field, if it has one.
+    pub hsts: Option<Arc<str>>,
     /// The body; empty for HEAD.
     pub body: Body<F>,
     /// Its record for the access log, written once the response is sent or aborted.
@@ -913,7 +917,7 @@ mod tests {
     /// The head as sent, and the body's length.
     fn shown((head, body): (ReplyHead, Body<()>)) -> (String, u64) {
         let mut bytes = Vec::new();
-        head.get().write(&mut bytes, &date::format(MODIFIED), Connection::Persists, 1);
+        head.get().write(&mut bytes, &date::format(MODIFIED), Connection::Persists, None, 1);
         (String::from_utf8(bytes).expect("ASCII"), body.len())
     }
 

@@ -6,6 +6,7 @@
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -80,6 +81,9 @@ pub struct Site {
     pub root_names: Vec<Box<[u8]>>,
     /// The port of https to which requests without TLS are redirected; `None` serves them.
     pub https_port: Option<u16>,
+    /// The value of Strict-Transport-Security on responses over TLS.
+    #[serde(skip)]
+    pub hsts: Option<Arc<str>>,
 }
 
 /// Which symbolic links are followed.
@@ -121,6 +125,7 @@ impl Default for Site {
             symlinks: Symlinks::default(),
             root_names: Vec::new(),
             https_port: None,
+            hsts: None,
         }
     }
 }

@@ -195,7 +195,7 @@ fn reply(status: Status, media_type: &str, body: &str, is_head: bool) -> Vec<u8>
     }
     let mut reply = Vec::with_capacity(head.len() + body.len() + 32);
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    head.write(&mut reply, &date::format(since.cast_signed()), Connection::Close, 1);
+    head.write(&mut reply, &date::format(since.cast_signed()), Connection::Close, None, 1);
     if !is_head {
         reply.extend_from_slice(body.as_bytes());
     }

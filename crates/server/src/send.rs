@@ -351,10 +351,10 @@ impl Sender {
 impl SendQueue {
     /// Appends a response.
     pub fn put(&mut self, reply: Reply<OpenFile>, now: Time, wall: &WallClock, style: Style) {
-        let Reply { head, connection, body, mut record } = reply;
+        let Reply { head, connection, hsts, body, mut record } = reply;
         self.looked_at = (record.outcome == Outcome::Hit).then_some(now);
         let start = self.text.len();
-        head.get().write(&mut self.text, &style.date(wall), connection, style.alignment());
+        head.get().write(&mut self.text, &style.date(wall), connection, hsts.as_deref(), style.alignment());
         record.head_bytes = self.text.len() - start;
         let is_open = matches!(body, Body::Open);
         self.put_body(start, body);
@@ -570,7 +570,7 @@ impl SendQueue {
         let (head, body) = reply::bad_head::<OpenFile>(Status::INTERNAL_SERVER_ERROR, UNREAD, false);
         let mut text = Vec::new();
         // A `Connection` field may be left out.
-        head.get().write(&mut text, &style.date(wall), Connection::Persists, style.alignment());
+        head.get().write(&mut text, &style.date(wall), Connection::Persists, None, style.alignment());
         let head_bytes = text.len();
         let mut old = 0;
         let mut record = None;

@@ -1,7 +1,7 @@
 //! The head of a response, serialised with a gap for the date.
 //!
-//! A head is written once and sent many times: only the Date and Connection fields
-//! change from one response to the next, so these two are filled in when it is sent.
+//! A head is written once and sent many times: only Date, and the fields that depend on the
+//! connection, change from one response to the next, so these are filled in when it is sent.
 //! [`Head`] therefore ends before its empty line and records the position of its date.
 
 use alloc::vec::Vec;
@@ -11,6 +11,9 @@ use crate::status::Status;
 
 /// The default Server field (RFC 9110, 10.2.4). It names no version, which would mainly help attackers.
 const SERVER: &str = "amped";
+
+/// The field by which a site demands https (RFC 6797). It is sent on encrypted connections alone (7.2).
+pub const HSTS: &str = "Strict-Transport-Security";
 
 /// The bytes between the server's name and the date.
 const BEFORE_DATE: &[u8] = b"\r\nDate: ";
@@ -127,14 +130,24 @@ impl Head {
         self.bytes.is_empty()
     }
 
-    /// Appends the head to `out`, with the date, the Connection field and the empty
+    /// Appends the head to `out`, with the date, the fields of the connection and the empty
     /// line. Its length is padded to a multiple of `alignment`, at least 1, with
     /// spaces after the last value (RFC 9112, 5.1: they are not part of the value).
-    pub fn write(&self, out: &mut Vec<u8>, date: &[u8; date::LEN], connection: Connection, alignment: usize) {
+    pub fn write(
+        &self,
+        out: &mut Vec<u8>,
+        date: &[u8; date::LEN],
+        connection: Connection,
+        hsts: Option<&str>,
+        alignment: usize,
+    ) {
         let start = out.len();
         out.extend_from_slice(&self.bytes);
         if !self.is_dated {
             out[start + self.date_at..start + self.date_at + date::LEN].copy_from_slice(date);
+        }
+        if let Some(hsts) = hsts {
+            [HSTS, ": ", hsts, "\r\n"].iter().for_each(|part| out.extend_from_slice(part.as_bytes()));
         }
         out.extend_from_slice(connection.line());
         let lacks = (out.len() + 2 - start).wrapping_neg() % alignment;
@@ -179,7 +192,7 @@ mod tests {
         assert!(head.field_starts_with("content-type", b"a/") && !head.field_starts_with("X-A", b"3"));
         head.remove("X-a").remove("Date").remove("none").remove("content-type");
         let mut out = Vec::new();
-        head.write(&mut out, &[b'd'; date::LEN], Connection::Persists, 1);
+        head.write(&mut out, &[b'd'; date::LEN], Connection::Persists, None, 1);
         let expected = b"HTTP/1.1 200 OK\r\nServer: amped\r\nDate: ddddddddddddddddddddddddddddd\r\nX-AB: 3\r\n\r\n";
         assert_eq!(out, expected);
     }
@@ -189,7 +202,7 @@ mod tests {
         let mut head = Head::new(Status::OK);
         head.number("Content-Length", 5).field("ETag", "\"x\"");
         let mut out = b"before ".to_vec();
-        head.write(&mut out, b"Sun, 06 Nov 1994 08:49:37 GMT", Connection::Close, 1);
+        head.write(&mut out, b"Sun, 06 Nov 1994 08:49:37 GMT", Connection::Close, None, 1);
         let expected = b"before HTTP/1.1 200 OK\r\nServer: amped\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n\
             Content-Length: 5\r\nETag: \"x\"\r\nConnection: close\r\n\r\n";
         assert_eq!(out.escape_ascii().to_string(), expected.escape_ascii().to_string());
@@ -200,7 +213,7 @@ mod tests {
         let mut head = Head::new(Status::OK);
         head.date(b"Sun, 06 Nov 1994 08:49:37 GMT").server("longer than before").field("X", "y");
         let mut out = Vec::new();
-        head.write(&mut out, b"Mon, 07 Nov 1994 08:49:37 GMT", Connection::Persists, 1);
+        head.write(&mut out, b"Mon, 07 Nov 1994 08:49:37 GMT", Connection::Persists, None, 1);
         let expected =
             b"HTTP/1.1 200 OK\r\nServer: longer than before\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\nX: y\r\n\r\n";
         assert_eq!(out.escape_ascii().to_string(), expected.escape_ascii().to_string());
@@ -213,8 +226,8 @@ mod tests {
             head.field("ETag", "x".repeat(length));
             for connection in [Connection::Close, Connection::Persists] {
                 let (mut plain, mut aligned) = (Vec::new(), b"before".to_vec());
-                head.write(&mut plain, b"Sun, 06 Nov 1994 08:49:37 GMT", connection, 1);
-                head.write(&mut aligned, b"Sun, 06 Nov 1994 08:49:37 GMT", connection, 32);
+                head.write(&mut plain, b"Sun, 06 Nov 1994 08:49:37 GMT", connection, None, 1);
+                head.write(&mut aligned, b"Sun, 06 Nov 1994 08:49:37 GMT", connection, None, 32);
                 let aligned = &aligned[b"before".len()..];
                 assert!(aligned.len().is_multiple_of(32) && aligned.len() < plain.len() + 32);
                 let without = core::str::from_utf8(aligned).unwrap().replacen(" \r\n\r\n", "\r\n\r\n", 1);
@@ -229,7 +242,7 @@ mod tests {
             let mut head = Head::new(Status::OK);
             head.field("ETag", "\"x\"").server("first").server(name);
             let mut out = Vec::new();
-            head.write(&mut out, b"Sun, 06 Nov 1994 08:49:37 GMT", Connection::Persists, 1);
+            head.write(&mut out, b"Sun, 06 Nov 1994 08:49:37 GMT", Connection::Persists, None, 1);
             let expected = alloc::format!(
                 "HTTP/1.1 200 OK\r\nServer: {name}\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\nETag: \"x\"\r\n\r\n"
             );

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use amped_http::h1::response::HSTS;
 use rustls::crypto::aws_lc_rs::sign::any_supported_type;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -67,6 +68,27 @@ impl Checker<'_> {
         if is_default { Some(HTTPS_PORT) } else { ports.first().copied() }
     }
 
+    /// The value of a site's Strict-Transport-Security field.
+    pub(super) fn hsts(&mut self, listen: &[Listen], site: &SiteTable, node: Node<'_>) -> Option<Arc<str>> {
+        let value = site.hsts.as_deref()?.trim();
+        let key = node.get("hsts");
+        if !listen.iter().any(|listen| listen.tls) && self.whole {
+            let help = "add an address to `listen`: `\"*:443 tls\"`; behind a proxy with TLS, set the field in `[[site.headers]]`";
+            self.findings.at(key.span(), "`hsts` without TLS: no address has it", help);
+        }
+        if let Err(help) = strict_transport_security(value) {
+            let message = format!("`{}` is not a value of {HSTS}", value.escape_debug());
+            self.findings.at(key.span(), message, help);
+        }
+        let rules = node.get("headers").elements().chain(node.get("route").elements());
+        let fields = rules.flat_map(|rule| rule.get("set").entries().chain(rule.get("headers").entries()));
+        for (_, place, _) in fields.filter(|(name, ..)| name.eq_ignore_ascii_case(HSTS)) {
+            let help = "take one of them out: a header rule applies without TLS too, where browsers ignore the field";
+            self.findings.against(place, (key.span(), "and here"), format!("{HSTS} is set twice"), help);
+        }
+        Some(value.into())
+    }
+
     /// An address with TLS requires a certificate.
     pub(super) fn tls(&mut self, listen: &[Listen], sites: &SiteCertificates, node: Node<'_>) {
         let Some(first) = listen.iter().find(|listen| listen.tls) else { return };
@@ -77,6 +99,36 @@ impl Checker<'_> {
         }
     }
 }
+
+/// Checks a value of Strict-Transport-Security (RFC 6797, 6.1); the error is the way out.
+fn strict_transport_security(value: &str) -> Result<(), &'static str> {
+    let (mut max_age, mut subdomains, mut preload) = (None, 0, 0);
+    for directive in value.split(';').map(str::trim) {
+        if let Some(("max-age", seconds)) = directive.split_once('=')
+            && max_age.is_none()
+        {
+            max_age = seconds.parse::<u64>().ok().filter(|_| seconds.bytes().all(|b| b.is_ascii_digit()));
+        } else if directive == "includeSubDomains" {
+            subdomains += 1;
+        } else if directive == "preload" {
+            preload += 1;
+        } else {
+            max_age = None;
+            break;
+        }
+    }
+    match max_age {
+        None => Err("write `max-age=31536000`, and perhaps `; includeSubDomains` and `; preload` after it"),
+        Some(_) if subdomains > 1 || preload > 1 => Err("write each directive once"),
+        Some(age) if preload > 0 && (subdomains == 0 || age < PRELOAD_AGE_MIN) => {
+            Err("`preload` requires `includeSubDomains` and a `max-age` of at least 31536000 (hstspreload.org)")
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// Minimum `max-age` of a site in the lists of browsers, seconds: a year.
+const PRELOAD_AGE_MIN: u64 = 31_536_000;
 
 type Problem = (String, String);
 

@@ -304,7 +304,8 @@ impl Checker<'_> {
             let made = self.site(site, node, &mut hosts, rules);
             certificates.push(self.certificates(site, node));
             let https_port = self.https_port(&file.listen, site, node);
-            sites.push(Site { root_names: root_names(roots.last()), https_port, ..made });
+            let hsts = self.hsts(&file.listen, site, node);
+            sites.push(Site { root_names: root_names(roots.last()), https_port, hsts, ..made });
             apps.push(settings);
         }
         self.tls(&file.listen, &certificates, root.get("listen"));
@@ -416,7 +417,8 @@ impl Checker<'_> {
             symlinks: table.symlinks,
             types: self.types(table, node),
             root_names: Vec::new(), // The caller knows the root.
-            https_port: None,       // And the addresses.
+            https_port: None,       // And the addresses,
+            hsts: None,             // of which one must have TLS.
         }
     }
 

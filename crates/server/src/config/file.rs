@@ -120,6 +120,12 @@ pub struct SiteTable {
     pub key: Vec<PathBuf>,
     /// Redirect requests without TLS to https
     pub redirect_to_https: bool,
+    /// Value of Strict-Transport-Security, with which browsers use https alone (RFC 6797)
+    ///
+    /// `max-age` in seconds, then perhaps `includeSubDomains` and `preload`. On every response over TLS, and on none without it.
+    /// Browsers obey until `max-age` has passed; a response with `max-age=0` ends it.
+    #[schemars(example = "max-age=31536000; includeSubDomains")]
+    pub hsts: Option<Box<str>>,
     /// Index pages of a folder, the best first
     pub index: Vec<Box<str>>,
     /// List folders without an index page; else 403
@@ -164,6 +170,7 @@ impl Default for SiteTable {
             certificate: Vec::new(),
             key: Vec::new(),
             redirect_to_https: false,
+            hsts: None,
             index: ["index.html", "index.htm"].map(Box::from).into(),
             listing: false,
             dotfiles: false,

@@ -578,7 +578,7 @@ fn certificates_are_checked() {
     let load_with = |certificate: &str, key: &str| {
         let text = format!(
             "listen = ['*:443 tls']\n[[site]]\nroot = '.'\ncertificate = ['{certificate}']\nkey = ['{key}']\n\
-             redirect_to_https = true\n"
+             redirect_to_https = true\nhsts = ' max-age=9; includeSubDomains '\n"
         );
         write("amped.toml", &text);
         load(&Serve { config: Some(folder.path().join("amped.toml")), ..Serve::default() })
@@ -586,6 +586,7 @@ fn certificates_are_checked() {
     let settings = load_with("a.pem", "a.key").unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((settings.certificates.len(), settings.certificates[0].len()), (1, 1));
     assert_eq!(settings.sites.first().https_port, Some(443));
+    assert_eq!(settings.sites.first().hsts.as_deref(), Some("max-age=9; includeSubDomains"));
     let check = |certificate: &str, key: &str, says: &str| {
         let error = load_with(certificate, key).expect_err(says).to_string();
         assert!(error.contains(says), "{says} is not in:\n{error}");
