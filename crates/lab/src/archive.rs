@@ -18,11 +18,15 @@
 //!
 //! Times of day are seconds since 1970 (UTC). Field names carry the unit. Unknown values are absent (`None`), never 0.
 
+pub(crate) mod name;
+pub(crate) mod packed;
+
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ammeter_load::outcome::{ClassOutcome, Loop, Outcome};
 use ammeter_load::tally::{Fault, Spread};
@@ -34,41 +38,12 @@ use amped_measure::{Failure, Validity, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use tempfile::TempDir;
 
 use crate::values::{Checked, CommandLine, HostName, Setting, share};
 
 /// The format version of the archives that this program writes and reads.
 pub(crate) const FORM: u32 = 3;
-
-/// File names within an archive.
-pub(crate) mod name {
-    pub(crate) const EXPERIMENT: &str = "experiment.toml";
-    pub(crate) const RESOLVED: &str = "resolved.json";
-    pub(crate) const HOST: &str = "host.json";
-    pub(crate) const PLAN: &str = "plan.json";
-    pub(crate) const CLIENTS: &str = "clients.json";
-    pub(crate) const BLOCKS: &str = "blocks";
-    pub(crate) const RUNS: &str = "runs";
-    /// In a run's directory.
-    pub(crate) const RUN: &str = "run.json";
-    /// Clock, role and load of each host, with several hosts.
-    pub(crate) const HOSTS: &str = "hosts.json";
-    /// Output of `ammeter load --json`.
-    pub(crate) const LOAD: &str = "load.json";
-    /// The same for the warm-up load, which is not counted.
-    pub(crate) const WARM_UP: &str = "warm-up.json";
-    /// The same for the clients beside the load.
-    pub(crate) const BESIDE: &str = "beside.json";
-    /// Output of `ammeter load --hlog`.
-    pub(crate) const HLOG: &str = "load.hlog";
-    /// Output of `ammeter monitor --record`.
-    pub(crate) const MONITOR: &str = "monitor.zst";
-    /// Output of `ammeter profile --json`, if a profile was requested.
-    pub(crate) const PROFILE: &str = "profile.json";
-    pub(crate) const SERVER_CONFIG: &str = "server.conf";
-    pub(crate) const SERVER_LOG: &str = "server.log";
-    pub(crate) const REPORT: &str = "report.html";
-}
 
 /// An experiment file, resolved: defaults applied, levels combined into arms, programs found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -1076,6 +1051,8 @@ impl Summary {
 #[derive(Clone, Debug)]
 pub(crate) struct Archive {
     pub(crate) dir: PathBuf,
+    /// The file that it comes from, if it is a packed one, and the temporary directory with its contents: `dir`.
+    pub(crate) packed: Option<(PathBuf, Arc<TempDir>)>,
     pub(crate) resolved: Resolved,
     pub(crate) host: Host,
     pub(crate) plan: Plan,
@@ -1088,11 +1065,20 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// Reads the archive in `dir`.
+    /// Reads the archive in `path`: a directory, or a file that [`packed`] has written.
     ///
     /// # Errors
     /// If there is no archive, it has another format version, or it is damaged.
-    pub(crate) fn open(dir: &Path) -> Result<Archive, Failure> {
+    pub(crate) fn open(path: &Path) -> Result<Archive, Failure> {
+        if path.is_dir() || !path.exists() {
+            return Self::open_dir(path);
+        }
+        let dir = packed::unpack(path)?;
+        let archive = Self::open_dir(dir.path())?;
+        Ok(Archive { packed: Some((path.to_owned(), Arc::new(dir))), ..archive })
+    }
+
+    fn open_dir(dir: &Path) -> Result<Archive, Failure> {
         if !dir.join(name::RESOLVED).exists() {
             return Err(Failure::usage(format!(
                 "{} is not an archive of an experiment: it has no {}; create one with: ammeter run EXPERIMENT --out {0}",
@@ -1133,7 +1119,13 @@ impl Archive {
             plan,
             runs,
             dir: dir.to_owned(),
+            packed: None,
         })
+    }
+
+    /// The path by which the user knows it.
+    pub(crate) fn path(&self) -> &Path {
+        self.packed.as_ref().map_or(&self.dir, |(file, _)| file)
     }
 
     /// Returns the attempts that count: the last of each run. Earlier attempts are invalid, and are

@@ -80,7 +80,7 @@ pub(crate) fn named(archive: &Archive, metrics: &[&str], a: &str, b: &str) -> Re
         if of.is_empty() {
             return Err(Failure::usage(format!(
                 "{} has no arm {name:?}; it has {}",
-                archive.dir.display(),
+                archive.path().display(),
                 choices(archive)
             )));
         }
@@ -90,7 +90,7 @@ pub(crate) fn named(archive: &Archive, metrics: &[&str], a: &str, b: &str) -> Re
     if of_a.iter().any(|arm| of_b.contains(arm)) {
         return Err(Failure::usage(format!(
             "{a:?} and {b:?} select the same arm of {}, which has {}",
-            archive.dir.display(),
+            archive.path().display(),
             choices(archive)
         )));
     }
@@ -113,7 +113,7 @@ pub(crate) fn two_names(archive: &Archive, text: &str) -> Result<[String; 2], Fa
         ([], [names]) if names.iter().all(|name| !name.is_empty()) => Ok(names.clone()),
         ([], _) => Err(Failure::usage(format!(
             "{text:?} are not two arms of {}, which has {}: write A,B, {way_out}",
-            archive.dir.display(),
+            archive.path().display(),
             choices(archive)
         ))),
         _ => Err(Failure::usage(format!(
@@ -136,7 +136,7 @@ pub(crate) fn only_two(archive: &Archive, metrics: &[&str]) -> Result<Comparison
         [a, b] => Ok(within(archive, metrics, (&a.label, &[a]), (&b.label, &[b]))),
         _ => Err(Failure::usage(format!(
             "{} has {} arms: select two with --arm A --arm B, of {}; or name a second archive",
-            archive.dir.display(),
+            archive.path().display(),
             arms.len(),
             choices(archive)
         ))),
@@ -199,7 +199,7 @@ pub(crate) fn archives(a: &Archive, b: &Archive, metrics: &[&str]) -> Result<Com
     let of = |archive, side| taken(archive, metrics, |arm| (side, settings(arm, |_| !is_single)));
     let mut runs = of(a, Side::A);
     runs.extend(of(b, Side::B));
-    let name = |archive: &Archive| format!("{} ({})", archive.dir.display(), archive.resolved.name);
+    let name = |archive: &Archive| format!("{} ({})", archive.path().display(), archive.resolved.name);
     let mut comparison = compare(&name(a), &name(b), metrics, &runs, false);
     comparison.cautions.extend(cautions);
     if let Some(rules) = relaxed(a).or_else(|| relaxed(b)) {
@@ -223,7 +223,7 @@ fn relaxed(archive: &Archive) -> Option<String> {
         .map(|(name, own, usual)| format!("{name} {:.0} % (usually {:.0} %)", own * 100.0, usual * 100.0))
         .collect();
     (!weak.is_empty())
-        .then(|| format!("{} was measured with relaxed validity rules: {}", archive.dir.display(), weak.join(", ")))
+        .then(|| format!("{} was measured with relaxed validity rules: {}", archive.path().display(), weak.join(", ")))
 }
 
 /// Checks that two archives measure the same; returns their other differences, one per line.
@@ -235,8 +235,8 @@ fn related(a: &Archive, b: &Archive, is_single: bool) -> Result<Vec<String>, Fai
         Failure::usage(format!(
             "{} and {} cannot be compared: {why}; both archives must have the same load and workload, such as two runs \
              of one experiment",
-            a.dir.display(),
-            b.dir.display()
+            a.path().display(),
+            b.path().display()
         ))
     };
     let names = |archive: &Archive| (archive.resolved.title.clone(), archive.resolved.name.clone());

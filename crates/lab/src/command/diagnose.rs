@@ -246,7 +246,7 @@ fn tell(args: &Args, archive: &Archive, found: Vec<Diagnosis>, cut_short: Option
     }
     if args.json {
         say::json(&DiagnosisReport {
-            archive: &archive.dir,
+            archive: archive.path(),
             interrupted: &cut_short,
             diagnoses: &found,
             verdict: &verdict,
@@ -258,7 +258,7 @@ fn tell(args: &Args, archive: &Archive, found: Vec<Diagnosis>, cut_short: Option
         let several = found.len() > 1;
         let texts: Vec<String> = found.iter().map(|one| text(one, several)).collect();
         say::out(&texts.join("\n"))?;
-        say::out(&format!("archive     {}", archive.dir.display()))?;
+        say::out(&format!("archive     {}", archive.path().display()))?;
     }
     Ok(verdict)
 }

@@ -4,8 +4,8 @@
 //!    with other versions of the claims, or shorter than requested is set aside; an incomplete one is resumed. So the command
 //!    may be stopped at any time, and a changed sentence needs no new measurement.
 //! 2. Each experiment is a process of its own, `ammeter run`.
-//! 3. After each of them the table in `README.md` and the experiment's figures are written. Text outside the marks of the table
-//!    is kept.
+//! 3. After each of them the table in `README.md`, the experiment's figures and its packed archive are written. Text outside the
+//!    marks of the table is kept. A packed archive stands in for an archive that is not there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use std::process::Command;
 use amped_measure::{Failure, Verdict};
 
 use super::report::adopt;
-use crate::archive::{Archive, Resolved, name};
+use crate::archive::{Archive, Resolved, name, packed};
 use crate::exhibits::{self, Exhibit};
 use crate::experiment::{self, Wish};
 use crate::figure::number;
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Where each experiment's archive goes, or is already
     #[arg(long, value_name = "DIR", default_value = "exhibits")]
     out: PathBuf,
-    /// Where the table and the figures go
+    /// Where the table, the figures and the packed archives go
     #[arg(long, value_name = "DIR", default_value = "experiments")]
     into: PathBuf,
     /// Measure only these, by their names in `ammeter list`; the table has all that are at hand
@@ -123,12 +123,10 @@ fn expected_s(args: &Args, Entry { exhibit, missing, .. }: &Entry) -> Result<f64
 }
 
 fn find(args: &Args, name: &str) -> Found {
-    let dir = args.out.join(name);
-    if !dir.exists() {
-        return Found::None;
-    }
+    let paths = [args.out.join(name), packed_path(args, name)];
+    let Some(path) = paths.into_iter().find(|path| path.exists()) else { return Found::None };
     let read = || {
-        let mut archive = Archive::open(&dir)?;
+        let mut archive = Archive::open(&path)?;
         adopt(&mut archive, name)?;
         Ok::<_, Failure>(archive)
     };
@@ -141,6 +139,11 @@ fn find(args: &Args, name: &str) -> Found {
     let Counts { planned, there, .. } = report.told.runs;
     let found = Box::new((archive, report));
     if there == planned { Found::Whole(found) } else { Found::Begun(found) }
+}
+
+/// Path of the packed archive of an experiment.
+fn packed_path(args: &Args, name: &str) -> PathBuf {
+    args.into.join(name).join("archive.tar.zst")
 }
 
 /// Runs or resumes one experiment.
@@ -168,17 +171,25 @@ fn measure(args: &Args, name: &str) -> Result<(Archive, Report), Failure> {
 /// Keeps an archive that is of no use here under a name that is free.
 fn put_aside(out: &Path, name: &str) -> Result<(), Failure> {
     let archive = out.join(name);
+    if !archive.exists() {
+        return Ok(());
+    }
     let free = (1..).map(|number| out.join(format!("{name}.before-{number}"))).find(|path| !path.exists());
     let aside = free.unwrap_or_default();
     say::plain(&format!("{}: other settings, or another program; kept as {}", archive.display(), aside.display()));
     fs::rename(&archive, &aside).map_err(Failure::io(format_args!("name {}", aside.display())))
 }
 
-/// Writes an experiment's report beside its archive, and the figures that it asks for into its directory.
+/// Writes an experiment's report beside its archive, and the packed archive and the figures that it asks for into its directory.
 fn draw(args: &Args, entry: &Entry) -> Result<(), Failure> {
     let Some((archive, report)) = &entry.found else { return Ok(()) };
-    let page = archive.dir.join(name::REPORT);
-    fs::write(&page, &report.html).map_err(Failure::io(format_args!("write {}", page.display())))?;
+    let packed = packed_path(args, entry.exhibit.name);
+    if archive.path() != packed {
+        let page = archive.dir.join(name::REPORT);
+        fs::write(&page, &report.html).map_err(Failure::io(format_args!("write {}", page.display())))?;
+        fs::create_dir_all(args.into.join(entry.exhibit.name)).map_err(Failure::io("make a directory"))?;
+        packed::pack(&archive.dir, &packed)?;
+    }
     let folder = args.into.join(entry.exhibit.name).join("figures");
     let what = format!("write into {}", folder.display());
     if folder.exists() {
@@ -356,8 +367,8 @@ fn cells(claim: &Judged) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::archive::{Claim, Program, RunStatus};
-    use crate::report::tests::{archive, claim_on_rate, set_rate};
+    use crate::archive::{Claim, Plan, Program, RunStatus};
+    use crate::report::tests::{archive, claim_on_rate, set_rate, store};
 
     /// An experiment of six blocks in which the second arm has 0.9 times the rate of the first, with these claims.
     fn found(claims: Vec<Claim>) -> (Archive, Report) {
@@ -427,6 +438,30 @@ mod tests {
             line.contains("| undecided | 6 of 6 blocks within the bound, p 0.16 among 10 claims; 8 blocks would"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn packed_archive_stands_in_for_missing_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let args = |redraw| Args {
+            out: folder.path().join("out"),
+            into: folder.path().join("into"),
+            only: Vec::new(),
+            whole: false,
+            redraw,
+        };
+        let name = exhibits::ALL[0].name;
+        let (dir, text) = (args(true).out.join(name), exhibits::ALL[0].text);
+        let wish = Wish { quick: true, seed: Some(1) };
+        let resolved = experiment::parse(&exhibits::ALL[0].file(), text, wish).unwrap().resolved;
+        store(&Archive { resolved, plan: Plan::default(), runs: Vec::new(), ..archive(&dir, 1) });
+        run(&args(true)).unwrap();
+        let table = fs::read_to_string(args(true).into.join("README.md")).unwrap();
+        assert!(table.contains("short version, ") && table.contains("seed 1"), "{table}");
+        fs::remove_dir_all(&dir).unwrap();
+        assert!(matches!(find(&args(false), name), Found::Whole(found) if found.0.packed.is_some()));
+        run(&args(true)).unwrap();
+        assert_eq!(fs::read_to_string(args(true).into.join("README.md")).unwrap(), table);
     }
 
     #[test]

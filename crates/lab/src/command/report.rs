@@ -1,6 +1,6 @@
 //! `ammeter report`: an experiment's archive as a page, and its figures as files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use amped_measure::{Failure, Verdict};
 
@@ -12,10 +12,10 @@ use crate::{exhibits, say};
 /// The command-line flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Archive that `ammeter run --out` wrote
+    /// Archive that `ammeter run --out` wrote, or a packed one (`archive.tar.zst`)
     #[arg(value_name = "RUN")]
-    dir: PathBuf,
-    /// File for the page [default: report.html in the archive]
+    run: PathBuf,
+    /// File for the page [default: report.html in the archive, or beside a packed one]
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Write each figure as an SVG file into this directory, which is created
@@ -34,13 +34,14 @@ Examples:
   ammeter report logging                     writes logging/report.html, which needs no network
   ammeter report logging --svg figures       and each figure as an SVG file
   ammeter report old --claims arlitt-figure-5       with the figures and claims of the current experiment
+  ammeter report experiments/residency/archive.tar.zst       a packed archive, as ammeter exhibits writes them
 
 The page depends on the archive alone: generated again years later it is the same. For an incomplete experiment it shows the
 existing runs and names what is missing.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
-    let page = args.html.clone().unwrap_or_else(|| args.dir.join(name::REPORT));
-    let mut archive = Archive::open(&args.dir)?;
+    let page = args.html.clone().unwrap_or_else(|| page_of(&args.run));
+    let mut archive = Archive::open(&args.run)?;
     if let Some(experiment) = &args.claims {
         adopt(&mut archive, experiment)?;
     }
@@ -51,6 +52,10 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         say::out(&text(&told))?
     }
     Ok(Verdict::valid())
+}
+
+fn page_of(run: &Path) -> PathBuf {
+    if run.is_dir() { run.join(name::REPORT) } else { run.with_file_name(name::REPORT) }
 }
 
 /// Replaces the title, figures and claims of the archive by those of an experiment. Claims that the archive was not
@@ -68,7 +73,7 @@ pub(super) fn adopt(archive: &mut Archive, experiment: &str) -> Result<(), Failu
         return Err(Failure::usage(format!(
             "{} was measured with other settings than {experiment} has now; measure it again: ammeter run {experiment} \
              --out DIR",
-            archive.dir.display()
+            archive.path().display()
         )));
     }
     for claim in &mut new.claims {

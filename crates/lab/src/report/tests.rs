@@ -101,6 +101,7 @@ pub(crate) fn archive(dir: &Path, blocks: u32) -> Archive {
         |block| Block { block, busy: 0.01, busiest: vec![(word("sshd"), 0.01)], is_clean: true, ..Block::default() };
     Archive {
         dir: dir.to_owned(),
+        packed: None,
         host: Host {
             machine: Machine { cpu: word("a processor"), cores: 2, ..Machine::default() },
             test_bed: vec![word("server on core 0")],
@@ -202,7 +203,7 @@ fn run(at: usize, planned: &Planned) -> Run {
 }
 
 /// Writes an archive to disk, with the series of its runs.
-fn store(archive: &Archive) {
+pub(crate) fn store(archive: &Archive) {
     let dir = &archive.dir;
     for folder in [name::BLOCKS, name::RUNS] {
         fs::create_dir_all(dir.join(folder)).unwrap();
@@ -631,7 +632,7 @@ proptest! {
             json!(""), json!("aa"), json!("rate"), json!([]), json!({}), json!([[1e308, -1e308]]),
         ];
         let folder = tempfile::tempdir().unwrap();
-        let Archive { resolved, host, plan, clients, blocks, runs, dir } = archive(folder.path(), 1);
+        let Archive { resolved, host, plan, clients, blocks, runs, dir, packed } = archive(folder.path(), 1);
         let mut whole = json!({
             "resolved": resolved, "host": host, "plan": plan, "clients": clients, "blocks": blocks, "runs": runs,
         });
@@ -653,6 +654,7 @@ proptest! {
             blocks: part(&whole, "blocks")?,
             runs: part(&whole, "runs")?,
             dir,
+            packed,
         });
         if let Some(archive) = read() {
             let made = report(&archive);
