@@ -45,6 +45,10 @@ pub enum Arrivals {
         /// The Hurst parameter, from 0.5 (no memory) to 1.
         hurst: f64,
     },
+    /// No schedule, but the paper's own S-Client (Banga and Druschel, section 4.2): `rate` times the connect timeout T
+    /// descriptors, each of which begins its next connection as soon as one is established, or T has passed. `rate` is
+    /// the least that they ask for; what the server accepts comes on top.
+    Descriptors,
     /// Read from this file: one instant per line, in seconds from the start, not decreasing; `#` begins a comment.
     File(PathBuf),
 }
@@ -62,7 +66,8 @@ impl FromStr for Arrivals {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Arrivals, String> {
-        const FORMS: &str = "write constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST or file:NAME";
+        const FORMS: &str =
+            "write constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST, descriptors or file:NAME";
         let (name, rest) = text.split_once(':').unwrap_or((text, ""));
         let mut parts = rest.split(',').map(str::trim);
         let number = |part: Option<&str>, what: &str| -> Result<f64, String> {
@@ -72,6 +77,7 @@ impl FromStr for Arrivals {
         let arrivals = match name {
             "constant" if rest.is_empty() => Arrivals::Constant,
             "poisson" if rest.is_empty() => Arrivals::Poisson,
+            "descriptors" if rest.is_empty() => Arrivals::Descriptors,
             "bursty" => {
                 let (ratio, percent) = (number(parts.next(), "the ratio")?, number(parts.next(), "the percentage")?);
                 let period = parts.next().map_or(Ok(Duration::from_secs(10)), duration)?;
@@ -109,6 +115,7 @@ impl fmt::Display for Arrivals {
         match self {
             Arrivals::Constant => f.write_str("constant"),
             Arrivals::Poisson => f.write_str("poisson"),
+            Arrivals::Descriptors => f.write_str("descriptors"),
             Arrivals::Bursty { ratio, share, period } => {
                 write!(f, "bursty:{ratio},{}%,{}ms", share * 100.0, period.as_millis())
             }
@@ -154,10 +161,13 @@ pub fn rate(text: &str) -> Result<f64, String> {
 }
 
 /// Instants in nanoseconds from the start of the run, in ascending order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     at_ns: Vec<u64>,
     duration_ns: u64,
+    /// Connections per second that descriptors ask for; then the instants are only those of a constant rate, and nobody
+    /// keeps them.
+    descriptors_rate: Option<f64>,
     /// The slice of the plan that these arrivals are.
     slice: Slice,
 }
@@ -215,7 +225,7 @@ impl Schedule {
         }
         let mut random = Random(seed);
         let at_ns = match arrivals {
-            Arrivals::Constant => {
+            Arrivals::Constant | Arrivals::Descriptors => {
                 (0..(rate * seconds).round() as u64).map(|n| (n as f64 * 1e9 / rate).round() as u64).collect()
             }
             Arrivals::Poisson => poisson_over(std::iter::once((rate, seconds)), &mut random),
@@ -249,7 +259,8 @@ impl Schedule {
             }
             Arrivals::File(_) => Vec::new(),
         };
-        Ok(Schedule { at_ns, duration_ns: nanos(duration), slice: Slice::default() })
+        let descriptors_rate = (*arrivals == Arrivals::Descriptors).then_some(rate);
+        Ok(Schedule { at_ns, duration_ns: nanos(duration), descriptors_rate, slice: Slice::default() })
     }
 
     /// A schedule of these instants, sorted; `None` if there are none. It lasts one mean gap beyond the last instant
@@ -262,7 +273,8 @@ impl Schedule {
             0 => 1_000_000_000,
             gap_ns => gap_ns,
         };
-        Some(Schedule { at_ns, duration_ns: last.saturating_add(gap_ns), slice: Slice::default() })
+        let duration_ns = last.saturating_add(gap_ns);
+        Some(Schedule { at_ns, duration_ns, descriptors_rate: None, slice: Slice::default() })
     }
 
     /// The schedule of requests with instants of their own: that of the first
@@ -292,12 +304,23 @@ impl Schedule {
     /// One generator's slice of the schedule: every N-th arrival, with its number in the whole, over the same duration.
     pub fn slice(self, slice: Slice) -> Schedule {
         let own = (0..slice.share(self.at_ns.len() as u64)).map(|n| self.at_ns[slice.number(n) as usize]);
-        Schedule { at_ns: own.collect(), duration_ns: self.duration_ns, slice }
+        let descriptors_rate = self.descriptors_rate.map(|rate| rate / slice.count() as f64);
+        Schedule { at_ns: own.collect(), duration_ns: self.duration_ns, descriptors_rate, slice }
+    }
+
+    /// The number of descriptors that ask for the rate with this connect timeout; `None` if there is a schedule.
+    pub fn descriptors(&self, connect_timeout: Duration) -> Option<usize> {
+        self.descriptors_rate.map(|rate| ((rate * connect_timeout.as_secs_f64()).ceil() as usize).max(1))
+    }
+
+    /// The number in the plan of the `n`-th connection.
+    pub fn number(&self, n: u64) -> u64 {
+        self.slice.number(n)
     }
 
     /// The arrivals: their numbers in the plan, and their instants in nanoseconds from the start.
     pub fn arrivals(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.at_ns.iter().enumerate().map(|(n, at)| (self.slice.number(n as u64), *at))
+        self.at_ns.iter().enumerate().map(|(n, at)| (self.number(n as u64), *at))
     }
 
     /// The instants in nanoseconds from the start.

@@ -1,11 +1,13 @@
 //! The thread that begins connections: it has a schedule and a clock, and does not see replies.
 //!
 //! All connections have the same connect timeout T, so pending ones form a queue whose first is due first, and expiring
-//! them costs the same however many there are. The thread sleeps until shortly before the next instant and then polls
+//! them costs the same however many there are. Instead of a schedule it may have a number of descriptors to keep in use, as
+//! the paper's S-Client has; then a connection begins when another is established or expires. The thread sleeps until shortly before the next instant and then polls
 //! the clock, as a sleeping thread wakes up late.
 
 use std::collections::VecDeque;
 use std::mem;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use amped_sys::clock::{self, Clock};
@@ -38,6 +40,8 @@ pub(super) struct Establisher<'a> {
     /// Pending connections with their deadlines, including those that the handler has taken.
     waiting: VecDeque<(Time, u32, u32)>,
     generation: u32,
+    /// Connections that failed here.
+    failed: u64,
 }
 
 /// Maximum sleep, so that a run can be stopped.
@@ -54,7 +58,7 @@ impl<'a> Establisher<'a> {
     ) -> Establisher<'a> {
         let free: Vec<u32> = (0..lane.slots.len() as u32).rev().collect();
         let waiting = VecDeque::with_capacity(free.len());
-        Establisher { lane, settings, connector, clock, tally, cutter, free, waiting, generation: 0 }
+        Establisher { lane, settings, connector, clock, tally, cutter, free, waiting, generation: 0, failed: 0 }
     }
 
     /// Begins each arrival at its instant.
@@ -69,6 +73,40 @@ impl<'a> Establisher<'a> {
             }
             self.begin(number, planned);
             count += 1;
+        }
+        self.end(stop);
+        self.cutter.finish(self.clock.now(), &mut self.tally);
+        Established { tally: self.tally, used: meter.read(), planned: count, real_time }
+    }
+
+    /// Keeps this number of descriptors trying to establish a connection until an instant (Banga and Druschel, section
+    /// 4.2): each begins its next connection as soon as one is established, or T has passed. The first ones are spaced
+    /// out over T. `number` is the number in the plan of the n-th connection.
+    pub(super) fn keep(
+        mut self,
+        descriptors: usize,
+        [start, end]: [Time; 2],
+        number: impl Fn(u64) -> u64,
+        stop: &Stop,
+    ) -> Established {
+        /// How often the descriptors are looked at.
+        const LOOK: Duration = Duration::from_millis(1);
+        clock::exact_timers();
+        let real_time = clock::run_first(PRIORITY + 1).is_ok();
+        let mut meter = Meter::start(self.clock);
+        let spacing = self.settings.connect_timeout.as_secs_f64() / descriptors as f64;
+        let mut count = 0;
+        let mut instant = start;
+        while instant < end && self.wait_until(instant, &mut meter, stop) {
+            let now = self.clock.now();
+            let allowed = (((now - start).as_secs_f64() / spacing) as u64 + 1).min(descriptors as u64);
+            let taken = self.lane.taken.load(Ordering::Relaxed);
+            // One that the handler has taken a moment ago is seen at the next look.
+            for _ in (count - self.failed).saturating_sub(taken)..allowed {
+                self.begin(number(count), now);
+                count += 1;
+            }
+            instant = now + LOOK;
         }
         self.end(stop);
         self.cutter.finish(self.clock.now(), &mut self.tally);
@@ -165,6 +203,7 @@ impl<'a> Establisher<'a> {
     }
 
     fn fail(&mut self, fault: Fault) {
+        self.failed += 1;
         self.tally.fail_connection(fault);
     }
 

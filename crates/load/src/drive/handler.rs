@@ -192,6 +192,7 @@ impl<'a> Handler<'a> {
         if !known {
             // The connection is established, or it was closed while the event was in transit.
             let Some(pending) = self.lane.take(slot, generation) else { return };
+            self.lane.taken.fetch_add(1, Ordering::Relaxed);
             if !self.establish(slot, pending, ready) {
                 return;
             }

@@ -4,7 +4,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,6 +29,8 @@ pub(super) struct Lane {
     pub(super) returned: Mutex<Vec<u32>>,
     /// The handler's epoll set.
     pub(super) poll: Epoll,
+    /// Connections that the handler has taken.
+    pub(super) taken: AtomicU64,
     /// Set when the establisher has begun or expired all its arrivals.
     pub(super) over: AtomicBool,
 }
@@ -53,6 +55,7 @@ impl Lane {
             slots: (0..slots).map(|_| Mutex::new(None)).collect(),
             returned: Mutex::new(Vec::with_capacity(slots)),
             poll: Epoll::new().map_err(Failure::io("create an epoll instance"))?,
+            taken: AtomicU64::new(0),
             over: AtomicBool::new(false),
         })
     }

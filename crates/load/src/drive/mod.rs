@@ -40,10 +40,13 @@ use seconds::Cutter;
 use settings::RESERVE;
 pub use settings::{Settings, Stop, Target};
 
+/// Slots for connections that the server accepts beyond the rate that descriptors ask for.
+const ACCEPTED_MAX: usize = 16_384;
+
 /// Receives each completed second, in a thread that does not measure and may block.
 pub type OnSecond<'a> = &'a (dyn Fn(&Interval) + Sync);
 
-/// Runs S-Clients: connections begin as scheduled.
+/// Runs S-Clients: connections begin as scheduled, or as descriptors become free.
 ///
 /// # Errors
 /// When the process cannot open as many descriptors as the schedule needs; the text has the number.
@@ -59,7 +62,10 @@ pub fn open(
     // The schedule bounds only connections that are not established yet. As many again may wait for slow replies; they
     // are available if the hard limit is higher.
     let needed = schedule.most_within(settings.connect_timeout) + 64;
-    let wanted = schedule.most_within(settings.connect_timeout + settings.timeout) + 64;
+    let mut wanted = schedule.most_within(settings.connect_timeout + settings.timeout) + 64;
+    if schedule.descriptors(settings.connect_timeout).is_some() {
+        wanted += ACCEPTED_MAX;
+    }
     let (parked, reserve) = (settings.parked, settings.parked + RESERVE);
     let limit = process::raise_descriptor_limit_to((needed + reserve) as u64);
     let limit = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(reserve);
@@ -85,10 +91,18 @@ pub fn open(
             let establish = || {
                 let connector = Connector { target: &settings.target, sources };
                 let establisher = establisher::Establisher::new(&shared, settings, connector, clock, begun, tally());
-                // Every `lanes`-th arrival, so that all lanes have the same burstiness.
-                let arrivals = schedule.arrivals().skip(lane).step_by(lanes);
-                let arrivals = arrivals.map(|(number, at)| (number, start + Duration::from_nanos(at)));
-                let ended = establisher.run(arrivals, stop);
+                let ended = match schedule.descriptors(settings.connect_timeout) {
+                    Some(all) => {
+                        let number = |n: u64| schedule.number(n * lanes as u64 + lane as u64);
+                        establisher.keep((lane..all).step_by(lanes).count(), [start, start + window], number, stop)
+                    }
+                    None => {
+                        // Every `lanes`-th arrival, so that all lanes have the same burstiness.
+                        let arrivals = schedule.arrivals().skip(lane).step_by(lanes);
+                        let arrivals = arrivals.map(|(number, at)| (number, start + Duration::from_nanos(at)));
+                        establisher.run(arrivals, stop)
+                    }
+                };
                 shared.over.store(true, Ordering::Release);
                 ended
             };

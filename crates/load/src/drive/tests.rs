@@ -152,6 +152,34 @@ fn connect_and_response_timeouts_are_counted() {
     assert!(abandoned >= 20 && timed_out >= 5, "{:?}", outcome.failures);
 }
 
+/// Runs S-Clients with descriptors in place of a schedule.
+fn run_descriptors(settings: &Settings, rate: f64, ms: u64) -> Outcome {
+    let schedule = Schedule::new(&Arrivals::Descriptors, rate, Duration::from_millis(ms), 1).unwrap();
+    let asked = Loop::Open { arrivals: "descriptors".to_owned(), rate, seed: 1, shape: schedule.shape() };
+    open(settings, &plan(Requests::same(b"/"), 1, 1), &schedule, asked, &Stop::default(), &|_| {}).unwrap()
+}
+
+#[test]
+fn descriptors_begin_connections_as_they_become_free() {
+    for lanes in [1, 2] {
+        // Each connection is established at once, so its descriptor is free again long before T.
+        let fast = Settings { lanes, ..settings(server()) };
+        let outcome = run_descriptors(&fast, 0.1, 500);
+        assert!(outcome.started > 2, "2 descriptors, one of them later, began {}", outcome.started);
+        assert_eq!((outcome.planned, outcome.ok, outcome.failed()), (outcome.started, outcome.started, 0));
+        // It never accepts: once its queue is full, each descriptor is free when T is over.
+        let deaf = amped_sys::socket::listen("127.0.0.1:0".parse().unwrap(), 10, false).unwrap();
+        let target = Target::Tcp(amped_sys::socket::local_address(&deaf).unwrap());
+        let short = Duration::from_millis(100);
+        let settings = Settings { lanes, connect_timeout: short, timeout: short, ..settings(target) };
+        let outcome = run_descriptors(&settings, 200.0, 1000);
+        let (abandoned, timed_out) = (outcome.failed_by(Fault::Abandoned), outcome.failed_by(Fault::TimedOut));
+        assert_eq!((abandoned + timed_out, outcome.ok), (outcome.planned, 0), "{:?}", outcome.failures);
+        // 20 descriptors, ten times T, and the queue with its slack.
+        assert!((20..=20 * 11 + 32).contains(&abandoned), "{:?}", outcome.failures);
+    }
+}
+
 #[test]
 fn closed_loop_completes_every_request() {
     let target = server();

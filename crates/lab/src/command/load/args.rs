@@ -65,7 +65,8 @@ pub(crate) struct Args {
     /// Check the contents of each response against the manifest
     #[arg(long, requires = "workload")]
     pub(super) verify: bool,
-    /// Arrival process: constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST, file:F
+    /// Arrival process: constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST, file:F; or descriptors: as many
+    /// as the rate and the connect timeout need, each of which begins a connection when its last one is established or expired
     #[arg(long, value_name = "PROCESS", default_value = "poisson", conflicts_with = "clients")]
     pub(super) arrivals: Arrivals,
     /// Random seed of the schedule [default: random, and printed]

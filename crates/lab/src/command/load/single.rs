@@ -6,7 +6,7 @@ use std::time::Duration;
 use ammeter_load::drive::parked::IdlePool;
 use ammeter_load::drive::{self, Stop, Target};
 use ammeter_load::outcome::{Loop, Outcome};
-use ammeter_load::schedule::Schedule;
+use ammeter_load::schedule::{Arrivals, Schedule};
 use ammeter_load::workload::log::Spacing;
 use amped_measure::Failure;
 use amped_measure::host::Machine;
@@ -64,6 +64,11 @@ pub(super) fn open(
     } else {
         // A finite list of requests ends the run.
         let count = requests.len().map(|count| count.div_ceil(per_connection));
+        if count.is_some() && args.arrivals == Arrivals::Descriptors {
+            return Err(Failure::usage(
+                "--arrivals descriptors has no fixed number of connections; omit the list or --requests",
+            ));
+        }
         let mut schedule = match (count, args.duration) {
             (Some(count), None) if args.requests.is_some() => Schedule::of_count(&args.arrivals, rate, count, seed)?,
             _ => Schedule::new(&args.arrivals, rate, args.duration(), seed)?,
