@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use ammeter_load::outcome::{ClassOutcome, Loop, Outcome};
 use ammeter_load::tally::{Fault, Spread};
-use ammeter_load::window::Window;
+use ammeter_load::window::{Second, Window};
 use ammeter_monitor::Replay;
 use ammeter_monitor::profile::{Profile, Row};
 use amped_measure::host::Machine;
@@ -66,7 +66,7 @@ pub(crate) struct Resolved {
     pub(crate) duration_s: f64,
     /// Warm-up load before the measured time, in seconds.
     pub(crate) warm_up_s: f64,
-    /// Sampling interval of the monitor, in milliseconds; 0 disables it.
+    /// Sampling interval of the monitor in the baseline, in milliseconds; 0 disables it.
     pub(crate) interval_ms: f64,
     /// Whether all servers of one load run at the same time and are measured in turns.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -760,6 +760,9 @@ pub(crate) struct Summary {
     /// Idle connections held open beside the load; each sent one request.
     #[serde(default, skip_serializing_if = "is_none")]
     pub(crate) parked: u64,
+    /// Standard deviation of the responses per second, over whole seconds, as a share of their mean.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) unevenness: Option<f64>,
     /// CPU time of the clients, in seconds, without time spent polling the clock.
     pub(crate) client_cpu_s: f64,
     /// Resources used by the server.
@@ -813,12 +816,15 @@ pub(crate) struct ServerUse {
     pub(crate) memory_max_bytes: Option<u64>,
     /// Maximum length of the accept queue.
     pub(crate) listen_depth_max: Option<u64>,
+    /// Page cache of its control group at the end of the load, in bytes, if its memory is limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) page_cache_bytes: Option<u64>,
     /// Responses counted by the server itself.
     pub(crate) replies: Option<u64>,
     /// Bytes sent, counted by the server itself.
     pub(crate) sent_bytes: Option<u64>,
-    /// Mean time to read and parse a request by the server's own clock, over the requests that it
-    /// timed, in milliseconds.
+    /// Mean time from the event that reports a request until it is parsed, by the server's own clock, over the requests
+    /// that it timed, in milliseconds.
     pub(crate) parsing_ms: Option<f64>,
     /// Mean time to find and send the file, likewise.
     pub(crate) processing_ms: Option<f64>,
@@ -863,6 +869,9 @@ pub(crate) struct NetworkUse {
     /// acknowledged: the mean of all samples.
     #[serde(default)]
     pub(crate) in_flight: Option<f64>,
+    /// Established connections that the server has accepted: the mean of all samples.
+    #[serde(default)]
+    pub(crate) accepted: Option<f64>,
 }
 
 /// A metric of a run: name, unit, description, and function.
@@ -873,6 +882,15 @@ const MIB: f64 = 1024.0 * 1024.0;
 /// `None` if nothing was timed.
 fn known(spread: &Spread) -> Option<&Spread> {
     (spread.count > 0).then_some(spread)
+}
+
+/// See [`Summary::unevenness`]; `None` for fewer than three whole seconds, or without responses.
+fn unevenness(outcome: &Outcome) -> Option<f64> {
+    let is_whole = |second: &&Second| second.length_s >= 1.0 && second.at_s + second.length_s <= outcome.seconds;
+    let counts: Vec<f64> = outcome.series.iter().filter(is_whole).map(|second| second.ok as f64).collect();
+    let mean = counts.iter().sum::<f64>() / counts.len().max(1) as f64;
+    let squares: f64 = counts.iter().map(|count| (count - mean).powi(2)).sum();
+    (counts.len() >= 3 && mean > 0.0).then(|| (squares / (counts.len() - 1) as f64).sqrt() / mean)
 }
 
 impl Summary {
@@ -900,6 +918,7 @@ impl Summary {
             latency: outcome.latency,
             connected: outcome.connected,
             lateness: outcome.lateness,
+            unevenness: unevenness(outcome),
             client_cpu_s: establisher.cpu_s + handler.cpu_s - establisher.spun_s - handler.spun_s,
             ..Summary::default()
         }
@@ -952,6 +971,9 @@ impl Summary {
         ("processes", "", "processes of the server, at most", |run| run.server.processes_max.map(f64::from)),
         ("threads", "", "threads of the server, at most", |run| run.server.threads_max.map(f64::from)),
         ("memory", "MiB", "memory of the server, at most", |run| Some(run.server.memory_max_bytes? as f64 / MIB)),
+        ("page-cache", "MiB", "page cache of the server's control group, at the end", |run| {
+            Some(run.server.page_cache_bytes? as f64 / MIB)
+        }),
         ("start", "ms", "time from the start of the server to its first response", |run| run.server.start_ms),
         ("memory-at-rest", "MiB", "resident memory of the server before the load", |run| {
             Some(run.server.rest_bytes? as f64 / MIB)
@@ -970,7 +992,21 @@ impl Summary {
         }),
         ("established", "", "connections established, mean", |run| run.network.established),
         ("in-flight", "", "connections open or not yet acknowledged to the end, mean", |run| run.network.in_flight),
+        ("accepted", "", "connections accepted and established, mean", |run| run.network.accepted),
+        ("server-time", "ms", "time of an accepted connection in the server, mean (by Little's law)", |run| {
+            Some(1e3 * run.network.accepted? / Some(run.established_rate).filter(|rate| *rate > 0.0)?)
+        }),
+        ("unevenness", "", "standard deviation of the responses per second, relative to their mean", |run| {
+            run.unevenness
+        }),
+        ("syn-rate", "1/s", "SYNs that the server received: connections established or dropped", |run| {
+            Some(run.established_rate + run.seen("tcp_listen_drops_per_s").filter(|_| run.network.is_private)?)
+        }),
         ("disk-read", "MiB/s", "read from disks", |run| Some(run.seen("disk_read_bytes_per_s")? / MIB)),
+        ("disk-share", "%", "read from disks, as a share of the bytes sent", |run| {
+            let sent_mib_per_s = run.window.received_mb_per_s() * 1e6 / MIB;
+            Some(100.0 * run.seen("disk_read_bytes_per_s")? / MIB / Some(sent_mib_per_s).filter(|sent| *sent > 0.0)?)
+        }),
         ("disk-transfers", "1/s", "reads and writes of disks", |run| {
             Some(run.seen("disk_reads_per_s")? + run.seen("disk_writes_per_s")?)
         }),
@@ -1354,6 +1390,25 @@ mod tests {
         check("asked:class1", None);
         assert_eq!(Summary::described("asked:a+b").unwrap(), ("%", Cow::Borrowed("a and b, of all requests")));
         assert!(Summary::described("asked:").is_none() && Summary::described("rates").is_none());
+    }
+
+    #[test]
+    fn unevenness_is_relative_deviation_over_whole_seconds() {
+        let check = |counts: &[u64], expected: Option<f64>| {
+            let second =
+                |(at, ok): (usize, &u64)| Second { at_s: at as f64, length_s: 1.0, ok: *ok, ..Second::default() };
+            let mut series: Vec<Second> = counts.iter().enumerate().map(second).collect();
+            // The drain, and a second that was cut.
+            series.push(Second { at_s: counts.len() as f64, length_s: 0.5, ok: 999, ..Second::default() });
+            series.push(Second { at_s: counts.len() as f64 + 0.5, length_s: 1.0, ok: 999, ..Second::default() });
+            let mut outcome = Outcome::default();
+            (outcome.series, outcome.seconds) = (series, counts.len() as f64 + 0.5);
+            assert_eq!(unevenness(&outcome), expected, "{counts:?}");
+        };
+        check(&[100, 100, 100], Some(0.0));
+        check(&[50, 100, 150], Some(0.5));
+        check(&[0, 0, 0], None);
+        check(&[100, 100], None);
     }
 
     /// Every monitor column that a metric reads exists in the monitor under that name.

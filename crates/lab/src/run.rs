@@ -816,7 +816,9 @@ pub(crate) struct Seen {
     ticks: Vec<f64>,
     /// Established connections, per census during the load.
     established: Vec<f64>,
-    /// Connections as in `in_flight`, per census during the load.
+    /// Established connections without those in the listen queue, likewise.
+    accepted: Vec<f64>,
+    /// Connections as in `in_flight`, likewise.
     open: Vec<f64>,
     /// Connections, including those whose last bytes are in flight (closed by the server, not fully
     /// acknowledged by the client), each count with the seconds since the census before, up to the last
@@ -874,7 +876,10 @@ impl Seen {
                 };
                 let open = f64::from(count(&["established", "fin_wait_1", "closing"]));
                 if at_s <= to_s {
-                    seen.established.push(f64::from(count(&["established"])));
+                    let established = f64::from(count(&["established"]));
+                    let queued = sample.listeners.iter().map(|one| one.depth).sum::<u64>() as f64;
+                    seen.established.push(established);
+                    seen.accepted.push((established - queued).max(0.0));
                     seen.open.push(open);
                 }
                 seen.in_flight.push((at_s - counted_s, open));
@@ -907,9 +912,15 @@ impl Seen {
             resident_max_bytes: (self.resident_max > 0).then_some(self.resident_max),
             rest_bytes: self.rest_bytes,
             listen_depth_max: self.depth_max,
+            page_cache_bytes: last
+                .groups
+                .iter()
+                .filter(|group| group.memory_max.is_some())
+                .filter_map(|group| group.page_cache)
+                .min(),
             replies: counter("requests"),
             sent_bytes: counter("sent_bytes"),
-            parsing_ms: self.phases_ms(&["parsing"]),
+            parsing_ms: self.phases_ms(&["waiting", "parsing"]),
             processing_ms: self.phases_ms(&["processing", "sending"]),
             logging_ms: self.phases_ms(&["logging"]),
             ..ServerUse::default()
@@ -951,6 +962,7 @@ impl Seen {
             out_bytes: out_bytes(&self.first).zip(out_bytes(&self.last)).map(|(from, to)| to.saturating_sub(from)),
             established: mean(&self.established),
             in_flight: mean(&self.open),
+            accepted: mean(&self.accepted),
         }
     }
 

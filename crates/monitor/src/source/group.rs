@@ -29,6 +29,8 @@ figures! {
     memory_max: Option<N> => Gauge Bytes,
     /// Memory that members of a control group use.
     memory: Option<N> => Gauge Bytes,
+    /// The part of it that is page cache.
+    page_cache: Option<N> => Gauge Bytes,
 }
 
 figures! {
@@ -70,7 +72,7 @@ pub struct Limits {
 type Take = fn(&mut Limits, &str);
 
 /// The files of a group, as far as they exist.
-pub(crate) const FILES: [(&str, Take); 16] = [
+pub(crate) const FILES: [(&str, Take); 17] = [
     ("cpu.stat", Limits::take_cpu_stat),
     ("cpu.cfs_quota_us", |limits, text| limits.group.quota = ns(text)),
     ("cpu.cfs_period_us", |limits, text| limits.group.period = ns(text)),
@@ -95,6 +97,11 @@ pub(crate) const FILES: [(&str, Take); 16] = [
     ("memory.usage_in_bytes", |limits, text| limits.group.memory = number(text)),
     ("memory.max", |limits, text| limits.group.memory_max = number(text)),
     ("memory.current", |limits, text| limits.group.memory = number(text)),
+    ("memory.stat", |limits, text| {
+        // With the groups below it, by the names of version 2 and of version 1.
+        let cache = |line: &str| line.strip_prefix("file ").or(line.strip_prefix("total_cache ")).and_then(number);
+        limits.group.page_cache = text.lines().find_map(cache);
+    }),
 ];
 
 impl Group<f64> {
@@ -254,6 +261,7 @@ mod tests {
             throttled: Some(5_000_000),
             memory_max: Some(1 << 20),
             memory: Some(4096),
+            page_cache: Some(2048),
             ..Group::default()
         };
         let expected = Limits { group, disks: vec![disk] };
@@ -271,6 +279,7 @@ mod tests {
             ("blkio.throttle.io_serviced", "254:0 Read 2\n254:0 Write 0\n254:0 Total 2\nTotal 2\n"),
             ("memory.limit_in_bytes", "1048576\n"),
             ("memory.usage_in_bytes", "4096\n"),
+            ("memory.stat", "cache 1024\nrss 0\ntotal_cache 2048\n"),
         ]);
         assert_eq!(first, expected);
         let second = limits(&[
@@ -280,6 +289,7 @@ mod tests {
             ("io.stat", "8:0 rbytes=1 rios=1\n254:0 rbytes=8192 wbytes=0 rios=2 wios=0 dbytes=0 dios=0\n"),
             ("memory.max", "1048576\n"),
             ("memory.current", "4096\n"),
+            ("memory.stat", "anon 1\nfile 2048\nfile_mapped 3\n"),
         ]);
         assert_eq!(second, expected);
         assert!(first.is_limited() && (first.group.since(None, 1.0).cores_max().unwrap() - 0.2).abs() < 1e-12);
