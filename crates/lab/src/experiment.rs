@@ -123,6 +123,9 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
     /// Cores of server and clients, as lists for taskset(1); empty leaves the choice to the kernel.
     pub(crate) cores: Cores,
+    /// Sampling interval of the monitor; 0 disables it.
+    #[serde(with = "Time::<0, DAY>")]
+    pub(crate) interval: Duration,
     /// Whether to profile CPU time during the measured load.
     pub(crate) profile: bool,
 }
@@ -342,7 +345,8 @@ enum Design {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default, expecting = "a table")]
 struct Monitor {
-    #[serde(with = "Time::<10, DAY>")]
+    /// 0 disables the monitor.
+    #[serde(with = "Time::<0, DAY>")]
     interval: Duration,
     profile: bool,
 }
@@ -475,7 +479,7 @@ fn drawn(name: &str, text: &str, wrong: Wrong) -> String {
 }
 
 /// Tables of the file in which a level may set a value.
-const SETTABLE: &str = "server, workload, load, path, limits or cores";
+const SETTABLE: &str = "server, workload, load, path, limits, cores or monitor";
 
 /// A level as written in the file: its label, and the values that it substitutes.
 #[derive(Clone)]
@@ -540,8 +544,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         repetitions: file.repetitions,
         duration_s: load.duration.as_secs_f64(),
         warm_up_s: load.warm_up.as_secs_f64(),
-        // Interleaved servers have no monitor: each is measured for less than a second at a time.
-        interval_ms: if is_interleaved { 0.0 } else { file.monitor.interval.as_secs_f64() * 1e3 },
+        interval_ms: settings[0].interval.as_secs_f64() * 1e3,
         is_interleaved,
         requests_per_connection: load.requests_per_connection(),
         rules: file.validity.clone(),
@@ -719,8 +722,13 @@ fn put<'i>(tree: &mut DeTable<'i>, path: &[String], value: &Spanned<DeValue<'i>>
     if tree.get(table.as_str()).is_none() {
         tree.insert(Spanned::new(at.clone(), table.clone().into()), missing());
     }
+    let is_workload = table == "workload";
     if let Some(DeValue::Table(table)) = tree.get_mut(table.as_str()).map(Spanned::get_mut) {
-        table.remove(key.as_str());
+        match is_workload {
+            // A workload is of one kind.
+            true => *table = DeTable::new(),
+            false => drop(table.remove(key.as_str())),
+        }
         table.insert(Spanned::new(at, key.clone().into()), value.clone());
     }
 }
@@ -796,13 +804,15 @@ fn arm_settings(tree: &Spanned<DeTable<'_>>, subject: Option<&str>, wish: Wish) 
         let at = place(tree, "load.requests-per-connection");
         return Err(wrong(at, "0 (unlimited) requests per connection require a closed loop", "write 1 or more"));
     }
-    let File { server, workload, load, path, limits, cores, monitor, .. } = file;
+    let File { server, workload, load, path, limits, cores, monitor, interleave, .. } = file;
     let Some(at) = file.subject.iter().position(|found| subject.is_none_or(|name| found.name == name)) else {
         let way = "name a server: [[subject]], and below it kind = \"nginx\"";
         return Err(wrong(0..0, "the experiment has no subject", way));
     };
     let subject = arm_subject(tree, at, &file.subject[at], server)?;
-    Ok(Settings { subject, workload, load, path, limits, cores, profile: monitor.profile })
+    // Interleaved servers have no monitor: each is measured for less than a second at a time.
+    let interval = if interleave { Duration::ZERO } else { monitor.interval };
+    Ok(Settings { subject, workload, load, path, limits, cores, interval, profile: monitor.profile })
 }
 
 /// Rejects settings that interleaved servers cannot have: they share a machine and have no monitor.
@@ -1145,6 +1155,18 @@ mod tests {
         let subjects = parsed(&format!("{SHORT}[[subject]]\nkind = \"lighttpd\"\n"), false);
         let labels: Vec<&str> = subjects.resolved.arms.iter().map(|arm| arm.label.as_str()).collect();
         assert_eq!(labels, ["nginx", "lighttpd", "nginx, again"]);
+    }
+
+    #[test]
+    fn level_replaces_kind_of_workload_and_stops_monitor() {
+        let text = format!(
+            "{SHORT}[[factor]]\nname = \"as\"\nlevels = [{{ label = \"file\", set = {{ \"workload.file\" = \"1KiB\" }} }}, \
+             {{ label = \"set\", set = {{ \"workload.webstone\" = \"1/4\", \"monitor.interval\" = \"0s\" }} }}]\n"
+        );
+        let settings = parsed(&text, false).settings;
+        assert_eq!(settings[0].workload, Workload::File(Bytes::kib(1)));
+        assert!(matches!(settings[1].workload, Workload::Webstone(_)), "{:?}", settings[1].workload);
+        assert!(settings[1].interval.is_zero() && !settings[0].interval.is_zero());
     }
 
     #[test]

@@ -97,7 +97,7 @@ fn order(lab: &Lab<'_>, settings: &Settings, planned: &Planned, block: &Block) -
         planned: planned.clone(),
         rules: lab.resolved.rules.clone(),
         seed: lab.resolved.seed,
-        interval: Duration::from_secs_f64(lab.resolved.interval_ms / 1e3),
+        interval: settings.interval,
         clients: lab.clients.steps.iter().find(|step| step.step == planned.step).cloned(),
         idle: Some((block.is_clean, block.busy)),
         into,

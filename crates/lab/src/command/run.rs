@@ -71,7 +71,7 @@ An experiment of your own, mine.toml (examples/experiment.toml in the sources ha
   [load]
   rate = \"1000..8000/1000\"          # connections per second; or clients = [1, 10, 50], a closed loop
   [[factor]]
-  set = \"server.log\"                # a key of server, workload, load, path, limits or cores
+  set = \"server.log\"                # a key of server, workload, load, path, limits, cores or monitor
   levels = [false, true]            # the first is the baseline
 
 With [hosts], server = \"root@server\" and clients = [\"c1\", \"c2\"] in the file, the server runs on one host and load comes from the
