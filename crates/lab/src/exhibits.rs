@@ -65,8 +65,10 @@ exhibits![
     "hu-section-5-3",
     "hu-figure-12",
     "hu-figure-13",
+    "yates-section-2",
     "yates-figure-1",
     "yates-figure-2",
+    "yates-section-4-2",
     "yates-figure-6",
     "flash-single-file",
     "flash-traces",
@@ -191,6 +193,6 @@ mod tests {
         check("arlit-figure-5", "did you mean arlitt-figure-5?");
         check("yates-tabel-3", "did you mean yates-table-3?");
         check("x", "there are: ");
-        check("x", ", hu-figure-13, yates-figure-1, yates-figure-4, yates-figure-2, yates-figure-3, ");
+        check("x", ", hu-figure-13, yates-section-2, yates-figure-1, yates-figure-4, yates-figure-2, yates-figure-3, ");
     }
 }
