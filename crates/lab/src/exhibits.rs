@@ -59,9 +59,12 @@ macro_rules! exhibits {
 
 exhibits![
     "hu-tables-1-2",
+    "hu-section-2-2",
     "hu-figures-1-4",
+    "hu-section-4-2",
     "hu-figure-5",
     "hu-figures-6-10",
+    "hu-section-5-2",
     "hu-section-5-3",
     "hu-figure-12",
     "hu-figure-13",
