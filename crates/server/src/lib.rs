@@ -12,7 +12,7 @@
 //!    parts of a loop that do not know each other.
 //! 4. `disk`, and what passes its results to other processes and threads: `portable`, `shared_cache`, `locked`.
 //! 5. `app`: applications, whose scripts it finds through `disk`.
-//! 6. `transport`; `tickets`, `tls_config`: what TLS sessions need; `config_snapshot`: the current configuration, with
+//! 6. `transport`; `certificate`, `tickets`, `tls_config`: what TLS sessions need; `config_snapshot`: the current configuration, with
 //!    everything opened for it.
 //! 7. `send`; `helper`, the helpers and their tasks; `message`, the messages
 //!    to a loop, also from helpers and `watch`.
@@ -26,6 +26,7 @@ pub mod access_log;
 pub mod admin;
 pub mod app;
 pub mod arch;
+pub mod certificate;
 pub mod clock;
 pub mod config;
 pub mod config_snapshot;
