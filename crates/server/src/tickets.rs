@@ -2,65 +2,136 @@
 //!
 //! A ticket is the state of the session, encrypted with a key that only the server has. All loops and processes must
 //! have the same keys, also after hours and after a reload, or a client would be resumed only where it was before. So
-//! there is one master key, made before the first process starts, and each key is derived from it and the time: from
-//! that alone every process knows the keys of this period and the one before.
+//! one secret is made before the first process starts. From it follow the key of the first period and the secret of the
+//! next one, and so on: every process derives the same keys at the same time, without a word to the others.
+//!
+//! A secret is wiped once the next one is derived, and nothing leads back. Keys that are stolen from memory open the
+//! tickets of this period, the one before, and later ones, but none that is older.
 
 use std::fmt;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use aws_lc_rs::error::Unspecified;
-use aws_lc_rs::hkdf::{HKDF_SHA256, Prk};
+use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk};
 use aws_lc_rs::rand;
 use rustls::server::ProducesTickets;
+use zeroize::Zeroizing;
 
 /// Seconds after which another key is used.
 const PERIOD: u64 = 6 * 60 * 60;
 
-/// The master key of all tickets.
+/// The keys of tickets.
 pub struct Tickets {
-    master: Prk,
+    /// The start of the first period, by a clock that all processes share.
+    start: Instant,
+    chain: RwLock<Chain>,
 }
 
+/// The keys of one period, and the secret of all later ones.
+struct Chain {
+    period: u64,
+    key: TicketKey,
+    previous: Option<TicketKey>,
+    next: Prk,
+}
+
+struct TicketKey {
+    /// Tells which key a ticket was encrypted with. Derived as the key is, so it discloses nothing.
+    name: [u8; NAME],
+    key: RandomizedNonceKey,
+}
+
+/// Bytes of a key's name.
+const NAME: usize = 16;
+
 impl Tickets {
-    /// Makes a new master key.
+    /// Makes a new secret.
     ///
     /// # Errors
     /// When the system has no random bytes.
     pub fn new() -> Result<Tickets, Unspecified> {
-        let mut bytes = [0; 32];
-        rand::fill(&mut bytes)?;
-        Ok(Tickets { master: Prk::new_less_safe(HKDF_SHA256, &bytes) })
+        let mut secret = Zeroizing::new([0; 32]);
+        rand::fill(&mut *secret)?;
+        let (key, next) = derive(&Prk::new_less_safe(HKDF_SHA256, &*secret))?;
+        Ok(Tickets { start: Instant::now(), chain: RwLock::new(Chain { period: 0, key, previous: None, next }) })
     }
 
-    /// Returns the key of a period.
-    fn key(&self, period: u64) -> Result<RandomizedNonceKey, Unspecified> {
-        let mut key = [0; 32];
-        self.master.expand(&[b"amped session tickets", &period.to_be_bytes()], HKDF_SHA256)?.fill(&mut key)?;
-        RandomizedNonceKey::new(&AES_256_GCM, &key)
+    /// Wipes the keys whose time is over; returns whether there were any. Any use of the keys does it too, but a process
+    /// without clients would keep them.
+    pub fn wipe_expired(&self) -> bool {
+        self.advance(self.age())
     }
 
-    /// Returns period, nonce and encrypted state.
-    fn seal(&self, now: u64, plain: &[u8]) -> Result<Vec<u8>, Unspecified> {
-        let period = now / PERIOD;
-        let mut sealed = plain.to_vec();
-        let nonce = self.key(period)?.seal_in_place_append_tag(Aad::empty(), &mut sealed)?;
-        Ok([&period.to_be_bytes()[..], nonce.as_ref(), &sealed].concat())
+    /// Seconds since the first period began.
+    fn age(&self) -> Duration {
+        self.start.elapsed()
     }
 
-    fn open(&self, now: u64, ticket: &[u8]) -> Option<Vec<u8>> {
-        let (period, rest) = ticket.split_first_chunk()?;
-        let (nonce, sealed) = rest.split_first_chunk::<NONCE_LEN>()?;
-        let period = u64::from_be_bytes(*period);
-        let age = (now / PERIOD).checked_sub(period)?;
-        if age > 1 {
-            return None;
+    /// Advances to the period of this age; returns whether it is another one. Time that goes backwards brings no key back.
+    fn advance(&self, age: Duration) -> bool {
+        let period = age.as_secs() / PERIOD;
+        if self.chain().period >= period {
+            return false;
         }
+        let mut chain = self.chain.write().unwrap_or_else(PoisonError::into_inner);
+        while chain.period < period {
+            // It fails for secrets of another length alone.
+            let Ok((key, next)) = derive(&chain.next) else { return false };
+            chain.previous = Some(std::mem::replace(&mut chain.key, key));
+            chain.next = next;
+            chain.period += 1;
+        }
+        true
+    }
+
+    fn chain(&self) -> RwLockReadGuard<'_, Chain> {
+        self.chain.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the key's name, the nonce and the encrypted state.
+    fn seal(&self, age: Duration, plain: &[u8]) -> Result<Vec<u8>, Unspecified> {
+        self.advance(age);
+        let chain = self.chain();
+        let TicketKey { name, key } = &chain.key;
+        let mut sealed = plain.to_vec();
+        let nonce = key.seal_in_place_append_tag(Aad::empty(), &mut sealed)?;
+        Ok([name, &nonce.as_ref()[..], &sealed].concat())
+    }
+
+    fn open(&self, age: Duration, ticket: &[u8]) -> Option<Vec<u8>> {
+        self.advance(age);
+        let (name, rest) = ticket.split_first_chunk()?;
+        let (nonce, sealed) = rest.split_first_chunk::<NONCE_LEN>()?;
+        let chain = self.chain();
+        let mut keys = [Some(&chain.key), chain.previous.as_ref()].into_iter().flatten();
+        let TicketKey { key, .. } = keys.find(|key| key.name == *name)?;
         let mut sealed = sealed.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);
-        let length = self.key(period).ok()?.open_in_place(nonce, Aad::empty(), &mut sealed).ok()?.len();
+        let length = key.open_in_place(nonce, Aad::empty(), &mut sealed).ok()?.len();
         sealed.truncate(length);
         Some(sealed)
+    }
+}
+
+/// Derives the key of a period from its secret, and the secret of the next period.
+fn derive(secret: &Prk) -> Result<(TicketKey, Prk), Unspecified> {
+    let mut name = [0; NAME];
+    secret.expand(&[b"amped ticket name"], Bytes(NAME))?.fill(&mut name)?;
+    let mut key = Zeroizing::new([0; 32]);
+    secret.expand(&[b"amped ticket key"], Bytes(key.len()))?.fill(&mut *key)?;
+    let key = RandomizedNonceKey::new(&AES_256_GCM, &*key)?;
+    let next = Prk::from(secret.expand(&[b"amped ticket secret"], HKDF_SHA256)?);
+    Ok((TicketKey { name, key }, next))
+}
+
+/// A length of derived bytes.
+struct Bytes(usize);
+
+impl KeyType for Bytes {
+    fn len(&self) -> usize {
+        self.0
     }
 }
 
@@ -75,11 +146,11 @@ impl ProducesTickets for Tickets {
     }
 
     fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
-        self.seal(unix_time()?, plain).ok()
+        self.seal(self.age(), plain).ok()
     }
 
     fn decrypt(&self, ticket: &[u8]) -> Option<Vec<u8>> {
-        self.open(unix_time()?, ticket)
+        self.open(self.age(), ticket)
     }
 }
 
@@ -89,32 +160,61 @@ impl fmt::Debug for Tickets {
     }
 }
 
-fn unix_time() -> Option<u64> {
-    SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|time| time.as_secs())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn at(periods: u64, seconds: u64) -> Duration {
+        Duration::from_secs(periods * PERIOD + seconds)
+    }
+
+    /// Tickets of the same secret, as another process has them.
+    fn pair() -> (Tickets, Tickets) {
+        let secret = Prk::new_less_safe(HKDF_SHA256, &[1; 32]);
+        let start = Instant::now();
+        let make = || {
+            let (key, next) = derive(&secret).expect("derived");
+            Tickets { start, chain: RwLock::new(Chain { period: 0, key, previous: None, next }) }
+        };
+        (make(), make())
+    }
+
     #[test]
     fn ticket_is_valid_in_its_period_and_the_next() {
         let tickets = Tickets::new().expect("random bytes");
-        let now = 1_000 * PERIOD;
-        let ticket = tickets.seal(now, b"state").expect("sealed");
-        let open = |now: u64| tickets.open(now, &ticket);
-        assert_eq!(open(now), Some(b"state".to_vec()));
-        assert_eq!(open(now + 2 * PERIOD - 1), Some(b"state".to_vec()));
-        assert_eq!(open(now + 2 * PERIOD), None);
-        assert_eq!(open(now - 1), None);
+        let ticket = tickets.seal(at(1_000, 0), b"state").expect("sealed");
+        let open = |age: Duration| tickets.open(age, &ticket);
+        assert_eq!(open(at(1_000, 0)), Some(b"state".to_vec()));
+        assert_eq!(open(at(1_001, PERIOD - 1)), Some(b"state".to_vec()));
         // Another server's, and damaged ones.
-        assert_eq!(Tickets::new().expect("random bytes").open(now, &ticket), None);
-        for at in 0..ticket.len() {
+        assert_eq!(Tickets::new().expect("random bytes").open(at(1_001, 0), &ticket), None);
+        for place in 0..ticket.len() {
             let mut damaged = ticket.clone();
-            damaged[at] ^= 1;
-            assert_eq!(tickets.open(now, &damaged), None, "{at}");
-            assert_eq!(tickets.open(now, &ticket[..at]), None, "{at}");
+            damaged[place] ^= 1;
+            assert_eq!(tickets.open(at(1_001, 0), &damaged), None, "{place}");
+            assert_eq!(tickets.open(at(1_001, 0), &ticket[..place]), None, "{place}");
         }
-        assert_ne!(tickets.seal(now, b"state").expect("sealed"), ticket);
+        assert_ne!(tickets.seal(at(1_001, 0), b"state").expect("sealed"), ticket);
+        assert_eq!(open(at(1_002, 0)), None);
+    }
+
+    #[test]
+    fn keys_in_memory_do_not_open_older_tickets() {
+        let tickets = Tickets::new().expect("random bytes");
+        let ticket = tickets.seal(at(0, 0), b"state").expect("sealed");
+        assert!(!tickets.advance(at(0, PERIOD - 1)));
+        assert!(tickets.advance(at(2, 0)));
+        // Whoever has the keys can claim any time.
+        assert_eq!(tickets.open(at(0, 0), &ticket), None);
+        assert!(!tickets.wipe_expired());
+    }
+
+    #[test]
+    fn processes_derive_the_same_keys() {
+        let (one, other) = pair();
+        for age in [at(0, 5), at(3, 0), at(4, 7), at(40, 0)] {
+            let ticket = one.seal(age, b"state").expect("sealed");
+            assert_eq!(other.open(age, &ticket), Some(b"state".to_vec()), "{age:?}");
+        }
     }
 }
