@@ -5,8 +5,12 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{
     ClientConfig, ClientConnection, HandshakeKind, RootCertStore, SignatureScheme, SupportedProtocolVersion, version,
@@ -233,7 +237,7 @@ fn certificate_is_chosen_by_name_and_signature() {
          [[site]]\nroot = \"root\"\nhosts = [\"c.example\"]\n";
     let config = site.file("amped.toml", text);
     let server = Server::start(&["--config", config.to_str().unwrap()]);
-    let file = |name: &str| rustls::pki_types::pem::PemObject::from_pem_file(site.path().join(name)).unwrap();
+    let file = |name: &str| CertificateDer::from_pem_file(site.path().join(name)).unwrap();
     let rsa_only = || {
         let mut provider = aws_lc_rs::default_provider();
         let schemes = provider.signature_verification_algorithms;
@@ -427,6 +431,75 @@ fn reload_brings_new_certificate_and_keeps_connections() {
     server.wait_for("keeping the current configuration");
     assert!(server.said().contains("does not belong to the certificate"), "{}", server.said());
     assert_eq!(trust.connect(&server).get("/a").text(), "a");
+}
+
+#[test]
+fn certificates_are_renewed_under_load_without_failed_request() {
+    let (site, mut trust) = place();
+    site.file("root/a", "a");
+    // All are trusted before the first client connects.
+    for name in ["new", "other"] {
+        trust.issue(&site, name, &rcgen::PKCS_ECDSA_P256_SHA256, &["localhost"]);
+    }
+    let replace = |name: &str, suffix: &str| {
+        let file = site.path().join(name).with_extension(suffix);
+        fs::rename(file, site.path().join("own").with_extension(suffix)).unwrap();
+    };
+    let server = serve(&site, "limits.idle_timeout = \"1h\"", "");
+    let mut kept = trust.connect(&server);
+    assert_eq!(kept.get("/a").text(), "a");
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // Clients that come again resume their sessions with a ticket, whichever certificate is in use.
+        let client = |version: &'static SupportedProtocolVersion| {
+            let config = ClientConfig::builder_with_provider(aws_lc_rs::default_provider().into());
+            let config = config.with_protocol_versions(&[version]).unwrap();
+            let config = config.with_root_certificates(trust.roots.clone()).with_no_client_auth();
+            let trust = Trust { config: Some(Arc::new(config)), ..trust.clone() };
+            let (server, done) = (&server, &done);
+            move || {
+                for number in 0.. {
+                    let mut client = trust.connect(server);
+                    assert_eq!(client.get("/a").text(), "a");
+                    let expected = if number == 0 { HandshakeKind::Full } else { HandshakeKind::Resumed };
+                    assert_eq!(client.tls().unwrap().handshake_kind(), Some(expected), "{number}, {version:?}");
+                    if done.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    thread::sleep(Duration::from_millis(5));
+                }
+            }
+        };
+        for version in BOTH {
+            scope.spawn(client(version));
+        }
+        let end = Finally(|| done.store(true, Ordering::Relaxed));
+        replace("new", "pem");
+        replace("new", "key");
+        let new = CertificateDer::from_pem_file(site.path().join("own.pem")).unwrap();
+        wait_until("the new certificate", || Trust::certificate(&mut trust.connect(&server)) == new);
+        // A key that does not belong to the certificate changes nothing.
+        replace("other", "key");
+        server.wait_for("keeping the certificate in use");
+        drop(end);
+    });
+    assert!(server.said().contains("does not belong to the certificate"), "{}", server.said());
+    assert_eq!(trust.connect(&server).get("/a").text(), "a");
+    // In a pool an idle connection may have made room for another one.
+    if !is_pool() {
+        assert_eq!(kept.get("/a").text(), "a");
+    }
+    // Nothing was loaded anew but the certificates.
+    assert!(!server.said().contains("configuration"), "{}", server.said());
+}
+
+/// Runs this at the end of its scope, also of one that panics.
+struct Finally<F: Fn()>(F);
+
+impl<F: Fn()> Drop for Finally<F> {
+    fn drop(&mut self) {
+        self.0();
+    }
 }
 
 #[test]

@@ -50,6 +50,9 @@ pub trait Workers: Orders {
     /// Reopens the log after rotation.
     fn reopen_log(&mut self);
 
+    /// Makes workers with copies of the certificates and ticket keys refresh them, as this process has done.
+    fn refresh_tls(&mut self) {}
+
     /// Returns the sum of the statistics, how many workers have answered within a second, and of how many.
     fn report(&mut self) -> (Snapshot, usize, usize);
 

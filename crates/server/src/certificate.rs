@@ -1,6 +1,10 @@
-//! A certificate with its private key, as they are read from two files.
+//! A certificate with its private key, as they are read from two files: at the start before root is given up, at each
+//! reload, and when the files have changed.
 
-use std::path::Path;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustls::crypto::aws_lc_rs::sign::any_supported_type;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
@@ -8,11 +12,95 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
 
-/// What is wrong, and what to do about it.
-pub(crate) type Problem = (String, String);
+/// A certificate with its private key.
+#[derive(Clone, Debug)]
+pub struct Certificate {
+    /// The chain and the key, ready for use.
+    pub certified: Arc<CertifiedKey>,
+    /// The file of the chain.
+    pub chain: PathBuf,
+    /// The file of the key.
+    pub key: PathBuf,
+    /// The files when they were read.
+    state: FileStates,
+    /// The files as they were seen last, if they have changed since.
+    changed: Option<FileStates>,
+}
 
-/// Reads a chain of certificates.
-pub(crate) fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Problem> {
+/// What changes when a file is replaced or written: device, inode, size, times of modification and of change. `None` for a
+/// file that is not there.
+type FileStates = [Option<(u64, u64, u64, [i64; 4])>; 2];
+
+fn states(chain: &Path, key: &Path) -> FileStates {
+    [chain, key].map(|path| {
+        let file = fs::metadata(path).ok()?;
+        let times = [file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()];
+        Some((file.dev(), file.ino(), file.size(), times))
+    })
+}
+
+/// Why a certificate cannot be used.
+#[derive(Debug)]
+pub struct Unusable {
+    /// Whether the file of the key is at fault, not that of the chain.
+    pub is_key: bool,
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it.
+    pub help: String,
+}
+
+/// When changed files are read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reread {
+    /// Once they have not changed between two calls: both files are written one after the other.
+    WhenSettled,
+    /// At once.
+    Now,
+}
+
+impl Certificate {
+    /// Reads a chain and its key, which must belong together.
+    ///
+    /// # Errors
+    /// What is wrong with the files.
+    pub fn read(chain: &Path, key: &Path) -> Result<Certificate, Unusable> {
+        // Before they are read: a change that happens meanwhile is noticed later.
+        let state = states(chain, key);
+        let certificates = read_chain(chain).map_err(|(message, help)| Unusable { is_key: false, message, help })?;
+        let unusable_key = |(message, help)| Unusable { is_key: true, message, help };
+        let private = read_key(key).map_err(unusable_key)?;
+        let certified = certify(certificates, private).map_err(|error| unusable_key(unusable(chain, key, error)))?;
+        let (chain, key) = (chain.to_owned(), key.to_owned());
+        Ok(Certificate { certified: Arc::new(certified), chain, key, state, changed: None })
+    }
+
+    /// Reads it again if its files have changed. `None`: there is nothing new. What cannot be used is reported once, and
+    /// the certificate stays as it is.
+    pub fn reread(&mut self, when: Reread) -> Option<Result<(), Unusable>> {
+        let now = states(&self.chain, &self.key);
+        if now == self.state {
+            self.changed = None;
+            return None;
+        }
+        if self.changed.replace(now) != Some(now) && when == Reread::WhenSettled {
+            return None;
+        }
+        let read = Certificate::read(&self.chain, &self.key);
+        (self.state, self.changed) = (now, None);
+        let new = match read {
+            Ok(new) => new,
+            Err(unusable) => return Some(Err(unusable)),
+        };
+        let is_same = new.certified.cert == self.certified.cert;
+        *self = new;
+        (!is_same).then_some(Ok(()))
+    }
+}
+
+type Problem = (String, String);
+
+fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Problem> {
     let shown = path.display();
     let chain = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match chain {
@@ -22,8 +110,7 @@ pub(crate) fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Pr
     }
 }
 
-/// Reads a private key.
-pub(crate) fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, Problem> {
+fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, Problem> {
     let shown = path.display();
     PrivateKeyDer::from_pem_file(path).map_err(|error| match error {
         PemError::NoItemsFound => not_there(path, "private key", "-----BEGIN PRIVATE KEY-----"),
@@ -56,7 +143,7 @@ fn help(error: &PemError, path: &Path) -> String {
 }
 
 /// Joins a chain and its key, which must belong together.
-pub(crate) fn certify(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<CertifiedKey, Error> {
+fn certify(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<CertifiedKey, Error> {
     let certified = CertifiedKey::new(chain, any_supported_type(&key)?);
     match certified.keys_match() {
         // The library cannot tell for some kinds of keys.
@@ -65,8 +152,7 @@ pub(crate) fn certify(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'s
     }
 }
 
-/// Says why the two cannot be used.
-pub(crate) fn unusable(chain: &Path, key: &Path, error: Error) -> Problem {
+fn unusable(chain: &Path, key: &Path, error: Error) -> Problem {
     let (chain, key) = (chain.display(), key.display());
     match error {
         Error::InconsistentKeys(_) => {

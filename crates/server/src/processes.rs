@@ -24,11 +24,11 @@ use serde::{Deserialize, Serialize};
 use crate::access_log::{Sink, Writer, end_log};
 use crate::admin::{AdminEndpoint, Workers};
 use crate::arch;
+use crate::certificate::Reread;
 use crate::clock::Clock;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::control::Orders;
 use crate::counters::Snapshot;
-use crate::disk::Disk;
 use crate::event_loop::Start;
 use crate::listen::Address;
 use crate::mailbox::Mailbox;
@@ -116,6 +116,8 @@ enum Order {
     Report(u64),
     /// Reopen the log.
     ReopenLog,
+    /// Wipe expired ticket keys, and read changed certificates.
+    RefreshTls,
     /// Look up this name of this site again, and send the result under this number.
     Preload(u64, u16, Arc<[u8]>),
 }
@@ -213,9 +215,9 @@ impl Pool {
         }
         let line = Arc::new(line);
         let (its_line, writer, clock) = (Arc::clone(&line), start.log.clone(), *clock);
-        let disk = Arc::clone(&generation.disk);
-        let listening = thread::Builder::new().name("line".to_owned()).stack_size(128 * 1024);
-        let listening = listening.spawn(move || obey(&its_line, &mailbox, writer.as_deref(), &disk, clock));
+        let its_generation = Arc::clone(generation);
+        let listening = thread::Builder::new().name("line".to_owned()).stack_size(256 * 1024);
+        let listening = listening.spawn(move || obey(&its_line, &mailbox, writer.as_deref(), &its_generation, clock));
         if let Err(error) = listening {
             die(&format!("cannot start the thread for the parent's orders: {error}"));
         }
@@ -333,6 +335,10 @@ impl Workers for Pool {
         self.order_to(.., &Order::ReopenLog);
     }
 
+    fn refresh_tls(&mut self) {
+        self.order_to(.., &Order::RefreshTls);
+    }
+
     fn report(&mut self) -> (Snapshot, usize, usize) {
         self.report += 1;
         self.order_to(.., &Order::Report(self.report));
@@ -406,7 +412,13 @@ impl Orders for Pool {
 }
 
 /// The thread of a child that executes the parent's orders.
-fn obey(line: &Arc<OwnedFd>, mailbox: &Mailbox<Message>, log: Option<&Writer>, disk: &Disk, clock: Clock) {
+fn obey(
+    line: &Arc<OwnedFd>,
+    mailbox: &Mailbox<Message>,
+    log: Option<&Writer>,
+    generation: &ConfigSnapshot,
+    clock: Clock,
+) {
     while let Ok(order) = portable::receive(line, &mut Vec::new(), Patience::Wait) {
         match order {
             Order::Stop(at) => mailbox.put(Message::Stop(Time::from_nanos(at))),
@@ -416,8 +428,8 @@ fn obey(line: &Arc<OwnedFd>, mailbox: &Mailbox<Message>, log: Option<&Writer>, d
                 mailbox.put(Message::Report(to));
                 // While its loop waits for the disk it does not answer.
                 if let Ok(snapshot) = from.recv_timeout(ANSWER_TIME / 2) {
-                    let snapshot =
-                        snapshot.with_log(log.map(Writer::counts)).with_watch(disk.notes().map(Notes::counts));
+                    let watched = generation.disk.notes().map(Notes::counts);
+                    let snapshot = snapshot.with_log(log.map(Writer::counts)).with_watch(watched);
                     tell(line, &Reply::Report(number, Box::new(snapshot)));
                 }
             }
@@ -425,6 +437,11 @@ fn obey(line: &Arc<OwnedFd>, mailbox: &Mailbox<Message>, log: Option<&Writer>, d
                 let line = Arc::clone(line);
                 let tell = Box::new(move |found| tell(&line, &Reply::Preloaded(number, found)));
                 mailbox.put(Message::Preload(Arc::new(Mutex::new(Some(Preload { site, path, tell })))));
+            }
+            Order::RefreshTls => {
+                if let Some(tls) = &generation.tls {
+                    tls.refresh(Reread::Now);
+                }
             }
             Order::ReopenLog => {
                 if let Some(log) = log {

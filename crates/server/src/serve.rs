@@ -30,6 +30,7 @@ use crate::access_log::{Sink, Writer, end_log};
 use crate::admin::{AdminEndpoint, Workers};
 use crate::app::Apps;
 use crate::arch;
+use crate::certificate::Reread;
 use crate::clock::Clock;
 use crate::config::settings::{HelperKind, Listen, LogTarget, MetricsSettings, form};
 use crate::config::{self, Settings, cli};
@@ -60,6 +61,10 @@ use crate::watch::{self, Audience};
 /// Descriptors for which the kernel's table has room from the start, if the limit allows: half a MiB of it.
 const DESCRIPTORS_ROOM: u64 = 1 << 16;
 
+/// How often certificates and ticket keys are looked at. A certificate is replaced once its files have not changed for as
+/// long, since a key is written a moment after its certificate.
+const TLS_REFRESH: Duration = Duration::from_secs(2);
+
 /// A running server.
 struct Server {
     flags: cli::Serve,
@@ -67,6 +72,8 @@ struct Server {
     workers_asked: usize,
     workers: Box<dyn Workers>,
     clock: Clock,
+    /// When certificates and ticket keys are looked at next.
+    tls_due: Instant,
     /// Where the loops publish their counters, if they are published.
     segment: Option<Arc<StatsSegment>>,
 }
@@ -232,7 +239,8 @@ impl Server {
             threads.watch();
             Box::new(threads)
         };
-        Ok(Server { flags: flags.clone(), workers_asked, workers, clock, segment })
+        let tls_due = Instant::now() + TLS_REFRESH;
+        Ok(Server { flags: flags.clone(), workers_asked, workers, clock, tls_due, segment })
     }
 
     fn settings(&self) -> &Settings {
@@ -285,7 +293,7 @@ impl Server {
 
     fn obey(mut self, signals: &Signals) -> ExitCode {
         loop {
-            let mut patience = self.workers.patience();
+            let mut patience = self.workers.patience().min(self.refresh_tls());
             let admin = self.workers.admin().take();
             if let Some(admin) = &admin {
                 admin.wait(&*self.workers, patience);
@@ -306,6 +314,19 @@ impl Server {
                 *self.workers.admin() = Some(admin);
             }
         }
+    }
+
+    /// Keeps certificates and ticket keys up to date; returns the time until it is due again.
+    fn refresh_tls(&mut self) -> Duration {
+        let Some(tls) = &self.workers.generation().tls else { return Duration::MAX };
+        let now = Instant::now();
+        if self.tls_due <= now {
+            self.tls_due = now + TLS_REFRESH;
+            if tls.refresh(Reread::WhenSettled) {
+                self.workers.refresh_tls();
+            }
+        }
+        self.tls_due - now
     }
 
     /// Reloads the configuration. If there is any error, nothing changes.

@@ -3,17 +3,22 @@
 //! Each configuration has its own; sessions that have begun keep theirs. The server supports TLS 1.2 and 1.3 with forward
 //! secrecy and authenticated encryption, as Mozilla's *intermediate* profile demands, and nothing that is weaker, so none
 //! of it is configurable.
+//!
+//! Certificates are replaced here when their files change, and ticket keys as time passes ([`TlsConfig::refresh`]), without
+//! a new configuration: connections, caches and processes stay as they are.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use amped_core::site::Sites;
 use rustls::crypto::aws_lc_rs::default_provider;
-use rustls::server::{ClientHello, NoServerSessionStorage, ProducesTickets, ResolvesServerCert};
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, SignatureAlgorithm};
 
+use crate::certificate::{Certificate, Reread, Unusable};
 use crate::config::Settings;
+use crate::say;
 use crate::tickets::Tickets;
 use crate::transport::tls::Tls;
 
@@ -21,6 +26,8 @@ use crate::transport::tls::Tls;
 #[derive(Clone, Debug)]
 pub struct TlsConfig {
     config: Arc<ServerConfig>,
+    certificates: Arc<Certificates>,
+    tickets: Arc<Tickets>,
 }
 
 impl TlsConfig {
@@ -33,20 +40,21 @@ impl TlsConfig {
             return Ok(None);
         }
         let cannot = |error: rustls::Error| format!("cannot set up TLS: {error}");
-        let ticketer: Arc<dyn ProducesTickets> = match old {
-            Some(old) => Arc::clone(&old.config.ticketer),
+        let tickets = match old {
+            Some(old) => Arc::clone(&old.tickets),
             None => Arc::new(Tickets::new().map_err(|_| "cannot set up TLS: the system has no random bytes")?),
         };
+        let certificates = Arc::new(Certificates::new(settings));
         let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(cannot)?
             .with_no_client_auth()
-            .with_cert_resolver(Arc::new(Certificates::new(settings)));
+            .with_cert_resolver(Arc::clone(&certificates) as _);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        config.ticketer = ticketer;
+        config.ticketer = Arc::clone(&tickets) as _;
         // Sessions are resumed by tickets, which all loops and processes understand.
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        Ok(Some(TlsConfig { config: Arc::new(config) }))
+        Ok(Some(TlsConfig { config: Arc::new(config), certificates, tickets }))
     }
 
     /// Begins a session with a client that has just connected.
@@ -56,24 +64,51 @@ impl TlsConfig {
     pub fn session(&self) -> Result<Tls, rustls::Error> {
         Tls::new(&self.config)
     }
+
+    /// Wipes expired ticket keys, and reads certificates whose files have changed. Returns whether there was anything to do,
+    /// so that other processes must do it too. It waits for the disk, so it is not for loops.
+    pub fn refresh(&self, when: Reread) -> bool {
+        let is_wiped = self.tickets.wipe_expired();
+        self.certificates.refresh(when) || is_wiped
+    }
 }
 
 /// The certificates by site, and which of them a client gets.
 struct Certificates {
     sites: Arc<Sites>,
-    /// In the order of preference: `keys[site.number]`.
-    keys: Vec<Vec<Arc<CertifiedKey>>>,
+    /// In the order of preference: `by_site[site.number]`. Locked for the moment of a look or a replacement.
+    by_site: RwLock<Vec<Vec<Certificate>>>,
 }
 
 impl Certificates {
     fn new(settings: &Settings) -> Certificates {
-        let mut keys = settings.certificates.clone();
-        for keys in &mut keys {
-            // ECDSA signs in a tenth of the time of RSA.
-            keys.sort_by_key(|key| key.key.algorithm() != SignatureAlgorithm::ECDSA);
-        }
-        Certificates { sites: Arc::clone(&settings.sites), keys }
+        let mut by_site = settings.certificates.clone();
+        by_site.iter_mut().for_each(|own| sort(own));
+        Certificates { sites: Arc::clone(&settings.sites), by_site: RwLock::new(by_site) }
     }
+
+    /// Reads those whose files have changed; returns whether one was replaced. No handshake waits for the files.
+    fn refresh(&self, when: Reread) -> bool {
+        let mut by_site = self.by_site.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut is_new = false;
+        for certificate in by_site.iter_mut().flatten() {
+            let Some(reread) = certificate.reread(when) else { continue };
+            is_new |= reread.is_ok();
+            match reread {
+                Ok(()) if when == Reread::WhenSettled => say!("new certificate: {}", certificate.chain.display()),
+                Ok(()) => {}
+                Err(Unusable { message, help, .. }) => say!("{message}: {help}; keeping the certificate in use"),
+            }
+        }
+        by_site.iter_mut().for_each(|own| sort(own));
+        *self.by_site.write().unwrap_or_else(PoisonError::into_inner) = by_site;
+        is_new
+    }
+}
+
+/// Sorts the certificates of a site: ECDSA signs in a tenth of the time of RSA.
+fn sort(own: &mut [Certificate]) {
+    own.sort_by_key(|one| one.certified.key.algorithm() != SignatureAlgorithm::ECDSA);
 }
 
 impl ResolvesServerCert for Certificates {
@@ -81,9 +116,11 @@ impl ResolvesServerCert for Certificates {
     /// one, gets that of the default site; a site without one gets it too.
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let site = hello.server_name().map_or(self.sites.first(), |name| self.sites.for_host(name.as_bytes()));
-        let own = self.keys.get(usize::from(site.number)).filter(|keys| !keys.is_empty());
-        let keys = own.or_else(|| self.keys.iter().find(|keys| !keys.is_empty()))?;
-        keys.iter().find(|key| key.key.choose_scheme(hello.signature_schemes()).is_some()).cloned()
+        let by_site = self.by_site.read().unwrap_or_else(PoisonError::into_inner);
+        let own = by_site.get(usize::from(site.number)).filter(|own| !own.is_empty());
+        let own = own.or_else(|| by_site.iter().find(|own| !own.is_empty()))?;
+        let mut keys = own.iter().map(|one| &one.certified);
+        keys.find(|key| key.key.choose_scheme(hello.signature_schemes()).is_some()).cloned()
     }
 }
 

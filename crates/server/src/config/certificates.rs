@@ -1,24 +1,21 @@
-//! Certificates and private keys of sites, and what the keys about TLS mean together.
-//!
-//! They are read with the configuration: at the start before root is given up, and at each reload.
+//! What the keys about TLS mean together. The certificates are read with the configuration.
 
 use std::sync::Arc;
 
 use amped_http::h1::response::HSTS;
-use rustls::sign::CertifiedKey;
 
-use super::checked::{Checker, SiteCertificates};
+use super::checked::Checker;
 use super::file::SiteTable;
 use super::read::Node;
 use super::settings::Listen;
-use crate::certificate::{certify, read_chain, read_key, unusable};
+use crate::certificate::{Certificate, Unusable};
 
 /// The port of https, which URLs leave out.
 const HTTPS_PORT: u16 = 443;
 
 impl Checker<'_> {
     /// Reads the certificates of a site, and makes their paths absolute.
-    pub(super) fn certificates(&mut self, site: &mut SiteTable, node: Node<'_>) -> Vec<Arc<CertifiedKey>> {
+    pub(super) fn certificates(&mut self, site: &mut SiteTable, node: Node<'_>) -> Vec<Certificate> {
         let (certificates, keys) = (node.get("certificate"), node.get("key"));
         for path in site.certificate.iter_mut().chain(&mut site.key) {
             *path = self.absolute(path, certificates);
@@ -33,17 +30,12 @@ impl Checker<'_> {
         let files = site.certificate.iter().zip(&site.key).zip(certificates.elements().zip(keys.elements()));
         let mut read = Vec::new();
         for ((chain, key), (chain_node, key_node)) in files {
-            let certified = read_chain(chain).map_err(|problem| (problem, chain_node.span()));
-            let certified = certified.and_then(|chain| {
-                let key = read_key(key).map_err(|problem| (problem, key_node.span()))?;
-                Ok((chain, key))
-            });
-            let certified = certified.and_then(|(certificates, private)| {
-                certify(certificates, private).map_err(|why| (unusable(chain, key, why), key_node.span()))
-            });
-            match certified {
-                Ok(certified) => read.push(Arc::new(certified)),
-                Err(((message, help), span)) => self.findings.at(span, message, help),
+            match Certificate::read(chain, key) {
+                Ok(certificate) => read.push(certificate),
+                Err(Unusable { is_key, message, help }) => {
+                    let node = if is_key { key_node } else { chain_node };
+                    self.findings.at(node.span(), message, help);
+                }
             }
         }
         read
@@ -86,7 +78,7 @@ impl Checker<'_> {
     }
 
     /// An address with TLS requires a certificate.
-    pub(super) fn tls(&mut self, listen: &[Listen], sites: &SiteCertificates, node: Node<'_>) {
+    pub(super) fn tls(&mut self, listen: &[Listen], sites: &[Vec<Certificate>], node: Node<'_>) {
         let Some(first) = listen.iter().find(|listen| listen.tls) else { return };
         if self.findings.is_empty() && sites.iter().all(Vec::is_empty) {
             let message = format!("`{first}` has TLS, and no site has a certificate");

@@ -20,7 +20,6 @@ use amped_core::glob::Glob;
 use amped_core::routes::{FixedResponse, Route, RouteAction};
 use amped_core::site::{AppRule, Site, Sites, Types};
 use amped_http::status::Status;
-use rustls::sign::CertifiedKey;
 
 use super::cli::Serve;
 use super::error::Findings;
@@ -30,6 +29,7 @@ use super::settings::{
     Address, AppKind, AppSettings, Form, Listen, LogTarget, SharedSettings, SiteRoot, form, number, parse_listen,
 };
 use super::types;
+use crate::certificate::Certificate;
 
 /// Everything that a server is configured with: the file in force, and what was made from it.
 ///
@@ -51,7 +51,7 @@ pub struct Settings {
     /// How each site's applications run: `apps[site.number][rule]`, with the rules of the site.
     pub apps: Vec<Vec<AppSettings>>,
     /// Each site's certificates with their private keys: `certificates[site.number]`. If an address has TLS, a site has one.
-    pub certificates: Vec<Vec<Arc<CertifiedKey>>>,
+    pub certificates: Vec<Vec<Certificate>>,
 }
 
 impl Settings {
@@ -83,11 +83,8 @@ pub(super) fn settle(flags: &Serve, read: Read<'_>, folder: &Path, findings: &mu
     Checker { folder, whole, findings, accounts: Vec::new() }.settings(flags, file, root)
 }
 
-/// Each site's certificates, with their private keys.
-pub(super) type SiteCertificates = Vec<Vec<Arc<CertifiedKey>>>;
-
 /// The sites, and for each by number: its root, how its applications run, and its certificates.
-type OfSites = (Sites, Vec<SiteRoot>, Vec<Vec<AppSettings>>, SiteCertificates);
+type OfSites = (Sites, Vec<SiteRoot>, Vec<Vec<AppSettings>>, Vec<Vec<Certificate>>);
 
 pub(super) struct Checker<'a> {
     folder: &'a Path,

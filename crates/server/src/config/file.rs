@@ -115,7 +115,7 @@ pub struct SiteTable {
     pub certificate: Vec<PathBuf>,
     /// Private keys (PEM) of these certificates, in their order
     ///
-    /// Read before the server becomes its `user`, and again at each SIGHUP, which that user must be able to.
+    /// Read before the server becomes its `user`, and again when they change, which that user must be able to.
     #[schemars(extend("examples" = [["example.org.key"]]))]
     pub key: Vec<PathBuf>,
     /// Redirect requests without TLS to https
