@@ -539,7 +539,8 @@ fn hsts_is_sent_on_every_response_over_tls_and_on_none_without() {
          [[site.route]]\nmatch = \"/old\"\nredirect = \"/a\"\n[[site.route]]\nmatch = \"/text\"\nrespond = \"text\"\n\
          [[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\ncache = \"1h\"";
     let server = serve(&site, one_set_of_caches(), tables);
-    let requests: &[(&str, &str, &[(&str, &str)], u16)] = &[
+    type Fields<'a> = &'a [(&'a str, &'a str)];
+    let requests: &[(&str, &str, Fields<'_>, u16)] = &[
         ("GET", "/a", &[], 200),
         ("HEAD", "/a", &[], 200),
         ("GET", "/a", &[("If-None-Match", "*")], 304),
