@@ -176,7 +176,7 @@ fn empty_values_and_too_many_workers_are_rejected_with_hint() {
     );
     refused("root = \".\"\nlog.access = \"\"", &["amped.toml:2:14: `access` is empty", "\"off\""]);
     let headers = "[[site]]\nroot = \".\"\n[[site.headers]]\nmatch = \"*\"\ncache_control = \"\"";
-    refused(headers, &["amped.toml:5:17: `cache_control` is empty", "no-cache"]);
+    refused(headers, &["amped.toml:5:17: `` is not a value of Cache-Control", "no-cache"]);
     let auth = "[[site]]\nroot = \".\"\n[[site.auth]]\nfolder = \"/\"\naccounts = \"\"";
     refused(auth, &["amped.toml:5:12: `accounts` is empty", "htpasswd -B"]);
     for (flags, says) in [

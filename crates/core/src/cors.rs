@@ -12,10 +12,11 @@ use core::time::Duration;
 use amped_http::h1::request::Request;
 use amped_http::h1::response::Head;
 use amped_http::text::push_decimal;
-use amped_units::Seconds;
+use amped_units::{Form as _, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::forms::{Origin, Token};
 use crate::glob::Glob;
 use crate::vary::Vary;
 
@@ -32,16 +33,17 @@ pub struct CorsRule {
     /// Origins whose pages may read the responses, or "*"
     ///
     /// As browsers write them: scheme, host and port in lower case, without a path. In a site, an empty list stands for all.
+    #[serde(deserialize_with = "Origin::list")]
     #[schemars(extend("examples" = [["https://example.org"]]))]
     pub origins: Vec<Box<str>>,
     /// Methods that those pages may use
-    #[serde(default = "read_only")]
+    #[serde(default = "read_only", deserialize_with = "Token::list")]
     pub methods: Vec<Box<str>>,
     /// Request header fields that those pages may send
-    #[serde(default)]
+    #[serde(default, deserialize_with = "Token::list")]
     pub headers: Vec<Box<str>>,
     /// Response header fields that those pages may read
-    #[serde(default)]
+    #[serde(default, deserialize_with = "Token::list")]
     pub expose: Vec<Box<str>>,
     /// Allow cookies and passwords; not with origin "*"
     #[serde(default)]

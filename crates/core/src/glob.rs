@@ -18,11 +18,10 @@
 use alloc::borrow::Cow;
 use alloc::boxed::Box;
 use alloc::format;
-use alloc::string::String;
 use alloc::vec::Vec;
 
+use amped_units::parse_text;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A compiled pattern.
@@ -41,14 +40,11 @@ impl Serialize for Glob {
 }
 
 impl<'de> Deserialize<'de> for Glob {
-    /// The error has a second line: what to do.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Glob, D::Error> {
-        let pattern = String::deserialize(deserializer)?;
-        if pattern.is_empty() {
-            return Err(D::Error::custom("an empty pattern matches nothing\nwrite `**` for everything"));
-        }
-        Glob::parse(&pattern)
-            .map_err(|why| D::Error::custom(format!("`{}` is not a pattern\n{why}", pattern.escape_debug())))
+        parse_text(deserializer, |pattern| match pattern {
+            "" => Err("an empty pattern matches nothing\nwrite `**` for everything".into()),
+            _ => Glob::parse(pattern).map_err(|why| format!("`{}` is not a pattern\n{why}", pattern.escape_debug())),
+        })
     }
 }
 

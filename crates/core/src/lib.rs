@@ -36,6 +36,7 @@ mod decide;
 pub mod event;
 pub mod exchange;
 pub mod file;
+pub mod forms;
 pub mod glob;
 pub mod http1;
 pub mod json;

@@ -13,9 +13,11 @@ use alloc::vec::Vec;
 
 use amped_http::status::Status;
 use amped_http::uri;
+use amped_units::Form as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::forms::{FilePath, FolderPath};
 use crate::glob::Glob;
 
 /// A rule for matching paths. Of a site's routes the first match applies.
@@ -145,9 +147,11 @@ impl Route {
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub struct Fallback {
     /// Folder, with a slash at both ends
+    #[serde(deserialize_with = "FolderPath::text")]
     #[schemars(example = "/app/")]
     pub folder: Box<str>,
     /// File in that folder
+    #[serde(deserialize_with = "FilePath::text")]
     #[schemars(example = "/app/index.html")]
     pub file: Box<str>,
 }

@@ -14,12 +14,13 @@ use amped_http::h1::request::Request;
 use amped_http::method::Method;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
-use amped_units::Bytes;
+use amped_units::{Bytes, Form as _};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::auth::Guard;
 use crate::cors::{CorsOrigin, CorsRule};
+use crate::forms::{CacheControl, FieldName, FieldValue, Suffix};
 use crate::glob::Glob;
 use crate::routes::{Fallback, Route, RouteAction, Routed};
 
@@ -212,11 +213,11 @@ pub struct NegotiationRule {
     #[schemars(example = "/docs/**")]
     pub pattern: Glob,
     /// Suffixes that are languages, the best first
-    #[serde(default)]
+    #[serde(default, deserialize_with = "Suffix::list")]
     #[schemars(extend("examples" = [["en", "de", "pt-BR"]]))]
     pub languages: Vec<Box<str>>,
     /// Suffixes that are charsets, the best first
-    #[serde(default)]
+    #[serde(default, deserialize_with = "Suffix::list")]
     #[schemars(extend("examples" = [["utf-8", "iso-8859-1"]]))]
     pub charsets: Vec<Box<str>>,
     /// Response to a client to which several variants are equally good
@@ -282,10 +283,11 @@ pub struct HeaderRule {
     /// Value of Cache-Control, on files and on no error
     ///
     /// Sent with status 200, 206 and 304.
+    #[serde(default, deserialize_with = "CacheControl::text")]
     #[schemars(example = "max-age=3600")]
     pub cache_control: Option<Box<str>>,
     /// Names and values of fields on every response, errors included
-    #[serde(default)]
+    #[serde(default, deserialize_with = "FieldName::map::<FieldValue, _>")]
     #[schemars(extend("examples" = [{ "X-Frame-Options": "DENY" }]))]
     pub set: BTreeMap<Box<str>, Box<str>>,
 }

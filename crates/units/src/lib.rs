@@ -5,15 +5,19 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+extern crate alloc;
+
 mod bytes;
 mod duration;
 mod number;
 mod rate;
+pub mod text;
 mod time;
 mod written;
 
 pub use bytes::{Bytes, ParseBytesError};
 pub use duration::{ParseDurationError, parse_duration};
 pub use rate::{BitsPerSecond, ParseBitsPerSecondError};
+pub use text::{Form, parse_text};
 pub use time::Time;
 pub use written::{Count, Positive, PositiveBytes, PositiveSeconds, Seconds, TimeFrom};

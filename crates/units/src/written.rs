@@ -3,8 +3,6 @@
 //! A field names its form, and with it its range: `#[serde(with = "Seconds")]` for a `Duration`, `with = "Positive"` for a number
 //! from 1. Units of a time are those that a person writes in a configuration, and printed values parse back to the same.
 
-extern crate alloc;
-
 use alloc::borrow::Cow;
 use alloc::format;
 use alloc::string::String;

@@ -20,6 +20,9 @@ impl Checker<'_> {
         for path in site.certificate.iter_mut().chain(&mut site.key) {
             *path = self.absolute(path, certificates);
         }
+        if self.read.is_taken(node, &["certificate", "key"]) {
+            return Vec::new();
+        }
         if site.certificate.len() != site.key.len() {
             let span = if site.certificate.is_empty() { keys.span() } else { certificates.span() };
             let message =
@@ -47,7 +50,7 @@ impl Checker<'_> {
             return None;
         }
         let ports: Vec<u16> = listen.iter().filter(|listen| listen.tls).map(|listen| listen.address.port()).collect();
-        if ports.is_empty() && self.whole {
+        if ports.is_empty() && !self.read.is_taken(self.read.root(), &["listen"]) {
             let help = "add one to `listen`: `\"*:443 tls\"`";
             self.findings.at(node.get("redirect_to_https").span(), "no address has TLS to redirect requests to", help);
         }
@@ -60,7 +63,7 @@ impl Checker<'_> {
     pub(super) fn hsts(&mut self, listen: &[Listen], site: &SiteTable, node: Node<'_>) -> Option<Arc<str>> {
         let value = site.hsts.as_deref()?.trim();
         let key = node.get("hsts");
-        if !listen.iter().any(|listen| listen.tls) && self.whole {
+        if !listen.iter().any(|listen| listen.tls) && !self.read.is_taken(self.read.root(), &["listen"]) {
             let help = "add an address to `listen`: `\"*:443 tls\"`; behind a proxy with TLS, set the field in `[[site.headers]]`";
             self.findings.at(key.span(), "`hsts` without TLS: no address has it", help);
         }

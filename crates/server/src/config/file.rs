@@ -9,15 +9,20 @@ use std::time::Duration;
 
 use amped_core::cache::Budgets;
 use amped_core::cors::CorsRule;
+use amped_core::forms::{FieldValue, FolderPath, ResponseFieldName};
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
 use amped_core::routes::Fallback;
 use amped_core::site::{EtagForm, HeaderRule, NegotiationRule, Symlinks};
 use amped_http::negotiate::Coding;
-use amped_units::{Bytes, Count, PositiveSeconds, Seconds};
+use amped_units::{Bytes, Count, Form, PositiveSeconds, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::forms::{
+    AccountName, Charset, Ending, ErrorStatus, FastCgiAddress, HomeFolder, HostName, IndexName, MediaType, PagePath,
+    Realm, RedirectTarget, RewriteTarget, VariableName, VariableValue,
+};
 use super::optimise::Optimise;
 use super::settings::{
     Architecture, ControlSettings, HelperSettings, Listen, LogSettings, MetricsSettings, SendSettings, SpoolSettings,
@@ -47,10 +52,12 @@ pub struct File {
     ///
     /// Ports below 1024 require a start as root, or CAP_NET_BIND_SERVICE; root should not serve clients. Fixed at the start.
     #[schemars(example = "www-data")]
-    pub user: Option<String>,
+    #[serde(deserialize_with = "AccountName::text")]
+    pub user: Option<Box<str>>,
     /// Group to become; default: the group of `user`
     #[schemars(example = "www-data")]
-    pub group: Option<String>,
+    #[serde(deserialize_with = "AccountName::text")]
+    pub group: Option<Box<str>>,
     /// Short for a first site with only a root
     #[schemars(example = "/var/www")]
     pub root: Option<PathBuf>,
@@ -101,6 +108,7 @@ pub struct SiteTable {
     ///
     /// Required for every site but the first.
     #[schemars(extend("examples" = [["example.org", "*.example.org"]]))]
+    #[serde(deserialize_with = "HostName::list")]
     pub hosts: Vec<Box<str>>,
     /// Folder that the site serves
     ///
@@ -127,6 +135,7 @@ pub struct SiteTable {
     #[schemars(example = "max-age=31536000; includeSubDomains")]
     pub hsts: Option<Box<str>>,
     /// Index pages of a folder, the best first
+    #[serde(deserialize_with = "IndexName::list")]
     pub index: Vec<Box<str>>,
     /// List folders without an index page; else 403
     pub listing: bool,
@@ -138,10 +147,13 @@ pub struct SiteTable {
     pub precompressed: Vec<Coding>,
     /// Folder in a user's home that /~user/ serves
     #[schemars(example = &"public_html")]
+    #[serde(deserialize_with = "HomeFolder::text")]
     pub user_dirs: Option<Box<str>>,
     /// Charset of text types that name none; "": none
+    #[serde(deserialize_with = "Charset::text")]
     pub charset: Box<str>,
     /// Media type of files with an unknown suffix
+    #[serde(deserialize_with = "MediaType::text")]
     pub default_type: Box<str>,
     /// Entity tags
     pub etag: EtagForm,
@@ -149,9 +161,11 @@ pub struct SiteTable {
     pub symlinks: Symlinks,
     /// Media types by suffix
     #[schemars(extend("examples" = [{ "log": "text/plain" }]))]
+    #[serde(deserialize_with = "Ending::map::<MediaType, _>")]
     pub types: BTreeMap<Box<str>, Box<str>>,
     /// Error pages by status, as paths of the site
     #[schemars(extend("examples" = [{ "404": "/404.html" }]))]
+    #[serde(deserialize_with = "ErrorStatus::map::<PagePath, _>")]
     pub errors: BTreeMap<Box<str>, Box<str>>,
     pub headers: Vec<HeaderRule>,
     pub cors: Vec<CorsRule>,
@@ -205,9 +219,11 @@ pub struct RouteTable {
     pub pattern: Glob,
     /// Redirect to this path or URL; $1 is what the first star matched
     #[schemars(example = "/new/$1")]
+    #[serde(default, deserialize_with = "RedirectTarget::text")]
     pub redirect: Option<Box<str>>,
     /// Serve this path instead, without telling the client; may have a query
     #[schemars(example = "/posts/$1.html")]
+    #[serde(default, deserialize_with = "RewriteTarget::text")]
     pub rewrite: Option<Box<str>>,
     /// Refuse: neither served as a file nor run as a script
     #[schemars(example = true)]
@@ -222,7 +238,7 @@ pub struct RouteTable {
     #[schemars(example = 302)]
     pub status: Option<u16>,
     /// Header fields of a fixed response
-    #[serde(default)]
+    #[serde(default, deserialize_with = "ResponseFieldName::map::<FieldValue, _>")]
     #[schemars(extend("examples" = [{ "Content-Type": "text/plain" }]))]
     pub headers: BTreeMap<Box<str>, Box<str>>,
 }
@@ -233,9 +249,11 @@ pub struct RouteTable {
 pub struct AuthTable {
     /// Path of the folder, with a slash at both ends; everything in it is included
     #[schemars(example = "/private/")]
+    #[serde(deserialize_with = "FolderPath::text")]
     pub folder: Box<str>,
     /// Name that browsers show; default: the folder
     #[schemars(example = &"Staff")]
+    #[serde(default, deserialize_with = "Realm::text")]
     pub realm: Option<Box<str>>,
     /// File of names and password hashes (bcrypt or argon2id), see htpasswd(1)
     #[schemars(example = &"htpasswd")]
@@ -262,7 +280,8 @@ pub struct AppTable {
     ///
     /// `unix:PATH` or `ADDR:PORT`.
     #[schemars(example = "unix:/run/php/php-fpm.sock")]
-    pub fastcgi: Option<String>,
+    #[serde(default, deserialize_with = "FastCgiAddress::text")]
+    pub fastcgi: Option<Box<str>>,
     /// FastCGI application that the server starts: program and arguments
     #[schemars(extend("examples" = [["/srv/app/serve"]]))]
     pub command: Option<Vec<String>>,
@@ -307,7 +326,7 @@ pub struct AppTable {
     #[serde(default = "thousand")]
     pub max_queue: usize,
     /// Environment variables besides those of CGI; none are inherited
-    #[serde(default)]
+    #[serde(default, deserialize_with = "VariableName::map::<VariableValue, _>")]
     #[schemars(extend("examples" = [{ "LANG": "C.UTF-8" }]))]
     pub env: BTreeMap<Box<str>, Box<str>>,
 }

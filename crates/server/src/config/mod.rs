@@ -13,6 +13,7 @@ mod checked;
 pub mod cli;
 pub mod error;
 mod file;
+mod forms;
 pub mod optimise;
 mod print;
 mod read;

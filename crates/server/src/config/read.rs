@@ -12,7 +12,7 @@ use std::ops::Range;
 use serde::Deserialize;
 use serde_json::Value;
 use toml::Spanned;
-use toml::de::{DeArray, DeTable, DeValue};
+use toml::de::{DeArray, DeTable, DeValue, ValueDeserializer};
 
 use super::cli::Override;
 use super::error::{FLAGS, Findings};
@@ -69,9 +69,16 @@ pub(super) struct Read<'a> {
     /// What was wrong is missing.
     pub(super) file: File,
     tree: Spanned<DeValue<'a>>,
+    /// Keys that were removed, or something in them, because they were wrong, each with the place of its table.
+    taken: Vec<(Range<usize>, String)>,
 }
 
 impl Read<'_> {
+    /// Whether one of these keys of a table was wrong, and so is not really missing.
+    pub(super) fn is_taken(&self, table: Node<'_>, keys: &[&str]) -> bool {
+        self.taken.iter().any(|(place, key)| *place == table.span() && keys.contains(&key.as_str()))
+    }
+
     /// The place of the whole file.
     pub(super) fn root(&self) -> Node<'_> {
         Node(Some(&self.tree))
@@ -85,31 +92,36 @@ pub(super) fn read<'a>(text: &'a str, overrides: &'a [Override], findings: &mut 
     for (number, key) in overrides.iter().enumerate() {
         put(tree.get_mut(), key, FLAGS + number);
     }
+    let mut tree = Spanned::new(tree.span(), DeValue::Table(tree.into_inner()));
+    let mut taken = Vec::new();
+    if !findings.is_empty() {
+        taken.push((tree.span(), "site".to_owned()));
+    }
     let file = loop {
-        let fault = match File::deserialize(toml::de::Deserializer::from(tree.clone())) {
+        let fault = match File::deserialize(ValueDeserializer::from(tree.clone())) {
             Ok(file) => break file,
             Err(fault) => fault,
         };
         let span = fault.span().unwrap_or(0..0);
-        let is_missing = fault.message().starts_with("missing field");
-        let is_pattern = fault.message() == "missing field `match`";
-        let place = match is_pattern.then(|| stand_in(tree.get_mut(), &span)).flatten() {
-            Some(place) => Some(place),
-            None => set_aside(tree.get_mut(), &span),
-        };
-        let Some(place) = place else {
+        let Some(way) = way_to(tree.get_ref(), &span) else {
             findings.at(span, fault.message(), "");
             break File::default();
         };
-        // What is missing may have been taken out.
-        if !is_missing || findings.is_empty() {
-            let (message, help) = explain(fault.message(), &place);
+        let missing = fault.message().strip_prefix("missing field `").map(|name| name.trim_end_matches('`'));
+        if !missing.is_some_and(|key| taken.contains(&(span.clone(), key.to_owned()))) {
+            let (message, help) = explain(fault.message(), &way);
             findings.at(span, message, help);
         }
+        match STAND_INS.iter().find(|(name, _)| missing == Some(name)) {
+            Some((name, text)) => insert(&mut tree, &way, name, text),
+            None => taken.extend(remove(&mut tree, &way)),
+        }
     };
-    let tree = Spanned::new(tree.span(), DeValue::Table(tree.into_inner()));
-    Read { file, tree }
+    Read { file, tree, taken }
 }
+
+/// What stands for a missing key, good for every other key of its table, so that the rest of the table can be checked.
+const STAND_INS: [(&str, &str); 2] = [("match", "/*/*/*/*/*/*/*/*/**"), ("folder", "/")];
 
 /// Puts the value of a flag into the place of the key that it sets. Its span begins at `start`; its end tells elements apart.
 fn put<'a>(tree: &mut DeTable<'a>, key: &'a Override, start: usize) {
@@ -207,70 +219,66 @@ fn grammar<'a>(text: &'a str, findings: &mut Findings) -> Option<Spanned<DeTable
 }
 
 /// A step on the way to a value.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Step {
     Key(String),
-    Element,
+    Element(usize),
 }
 
-/// Gives the table at `span`, which lacks its `match`, one that is good for every other key, so that the rest of the table can
-/// be judged, and says where the table is.
-fn stand_in(table: &mut DeTable<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
-    for (key, value) in table.iter_mut() {
-        let inner = match value.get_mut() {
-            DeValue::Table(table) => stand_in(table, span),
-            DeValue::Array(array) => array.iter_mut().find_map(|element| {
-                let is_it = element.span() == *span;
-                let DeValue::Table(table) = element.get_mut() else { return None };
-                if is_it {
-                    let pattern = DeValue::String("/*/*/*/*/*/*/*/*/**".into());
-                    table.insert(Spanned::new(span.clone(), "match".into()), Spanned::new(span.clone(), pattern));
-                    return Some(Vec::new());
-                }
-                stand_in(table, span)
-            }),
-            _ => None,
-        };
-        if let Some(mut place) = inner {
-            place.insert(0, Step::Key(key.get_ref().to_string()));
-            return Some(place);
+/// The way to the innermost value at `span`, or whose key is there.
+fn way_to(value: &DeValue<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
+    let inner: Vec<(Step, Range<usize>, &Spanned<DeValue<'_>>)> = match value {
+        DeValue::Table(table) => {
+            table.iter().map(|(key, value)| (Step::Key(key.get_ref().to_string()), key.span(), value)).collect()
         }
-    }
-    None
-}
-
-/// Takes the innermost entry that holds `span` out of the table, and says which it was.
-fn set_aside(table: &mut DeTable<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
-    for (key, value) in table.iter_mut() {
-        if let Some(mut place) = set_aside_within(value.get_mut(), span) {
-            place.insert(0, Step::Key(key.get_ref().to_string()));
-            return Some(place);
+        DeValue::Array(list) => {
+            list.iter().enumerate().map(|(n, value)| (Step::Element(n), value.span(), value)).collect()
         }
-    }
+        _ => return None,
+    };
     let holds = |outer: Range<usize>| outer.start <= span.start && span.end <= outer.end;
-    let key = table.iter().find(|(key, value)| holds(key.span()) || holds(value.span()))?.0.clone();
-    table.remove(&key);
-    Some(vec![Step::Key(key.into_inner().into_owned())])
+    let further = inner.iter().find_map(|(step, _, value)| Some((step, way_to(value.get_ref(), span)?)));
+    let here = || inner.iter().find(|(_, key, value)| holds(key.clone()) || holds(value.span()));
+    let (step, way) = further.or_else(|| here().map(|(step, ..)| (step, Vec::new())))?;
+    Some([vec![step.clone()], way].concat())
 }
 
-fn set_aside_within(value: &mut DeValue<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
-    match value {
-        DeValue::Table(table) => set_aside(table, span),
-        DeValue::Array(array) => {
-            for element in array.iter_mut() {
-                if let Some(mut place) = set_aside_within(element.get_mut(), span) {
-                    place.insert(0, Step::Element);
-                    return Some(place);
-                }
-            }
-            let holds = |outer: Range<usize>| outer.start <= span.start && span.end <= outer.end;
-            let at = array.iter().position(|element| holds(element.span()))?;
-            let mut number = 0..;
-            let all = std::mem::replace(array, DeArray::new());
-            *array = all.into_iter().filter(|_| number.next() != Some(at)).collect();
-            Some(vec![Step::Element])
-        }
+/// The value at the end of the way.
+fn at<'t, 'a>(value: &'t mut Spanned<DeValue<'a>>, way: &[Step]) -> Option<&'t mut Spanned<DeValue<'a>>> {
+    way.iter().try_fold(value, |value, step| match (value.get_mut(), step) {
+        (DeValue::Table(table), Step::Key(key)) => table.get_mut(key.as_str()),
+        (DeValue::Array(list), Step::Element(n)) => list.get_mut(*n),
         _ => None,
+    })
+}
+
+/// Removes the value at the end of the way, and returns the keys on it, each with the place of its table.
+fn remove(tree: &mut Spanned<DeValue<'_>>, way: &[Step]) -> Vec<(Range<usize>, String)> {
+    let mut keys = Vec::new();
+    for (n, step) in way.iter().enumerate() {
+        if let (Step::Key(key), Some(table)) = (step, at(tree, &way[..n])) {
+            keys.push((table.span(), key.clone()));
+        }
+    }
+    let Some((last, holder)) = way.split_last() else { return keys };
+    match (at(tree, holder).map(Spanned::get_mut), last) {
+        (Some(DeValue::Table(table)), Step::Key(key)) => drop(table.remove(key.as_str())),
+        (Some(DeValue::Array(list)), Step::Element(n)) => {
+            let all = std::mem::replace(list, DeArray::new()).into_iter().enumerate();
+            *list = all.filter(|(at, _)| at != n).map(|(_, value)| value).collect();
+        }
+        _ => {}
+    }
+    keys
+}
+
+fn insert(tree: &mut Spanned<DeValue<'_>>, way: &[Step], key: &'static str, text: &'static str) {
+    if let Some(value) = at(tree, way) {
+        // Its own place is empty, so that a later fault at the table's place does not seem to be in it.
+        let place = value.span().start..value.span().start;
+        if let DeValue::Table(table) = value.get_mut() {
+            table.insert(Spanned::new(place.clone(), key.into()), Spanned::new(place, DeValue::String(text.into())));
+        }
     }
 }
 
@@ -279,13 +287,10 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
     let keys: Vec<&str> =
         place.iter().filter_map(|step| if let Step::Key(key) = step { Some(&**key) } else { None }).collect();
     let key = *keys.last().expect("a place ends in an entry of a table");
-    // Those of our own types bring the way out, in a second line.
-    if let Some((message, help)) = complaint.split_once('\n')
-        && message.starts_with(['`', 'a'])
-    {
+    // Those of our own forms have the remedy in a second line.
+    if let Some((message, help)) = complaint.split_once('\n') {
         return (message.to_owned(), help.to_owned());
     }
-    let complaint = complaint.lines().next().unwrap_or_default();
     // It is out of the range of the key.
     if complaint.starts_with("cannot be ") {
         return (format!("`{key}` {complaint}"), help_for(schema::of(&keys)));

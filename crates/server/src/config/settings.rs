@@ -12,9 +12,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use amped_core::cache::hostname::HostnameLimits;
-use amped_units::{Bytes, Positive, PositiveBytes, PositiveSeconds, Seconds};
+use amped_units::{Bytes, Positive, PositiveBytes, PositiveSeconds, Seconds, parse_text};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{self, Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Server architecture: what waits for the network, and what for the disk.
@@ -425,10 +424,10 @@ impl Serialize for LogTarget {
 
 impl<'de> Deserialize<'de> for LogTarget {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<LogTarget, D::Error> {
-        match String::deserialize(deserializer)?.as_str() {
-            "" => Err(D::Error::custom("`access` is empty\nwrite a file, \"-\" for standard output, or \"off\"")),
+        parse_text(deserializer, |text| match text {
+            "" => Err("`access` is empty\nwrite a file, \"-\" for standard output, or \"off\"".to_owned()),
             text => Ok(LogTarget::from(text)),
-        }
+        })
     }
 }
 
@@ -454,24 +453,15 @@ impl Serialize for Address {
 
 impl<'de> Deserialize<'de> for Address {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Address, D::Error> {
-        deserializer.deserialize_str(AddressReader(|text| parse_listen(text.trim()).map(Address)))
+        read_address(deserializer, |text| parse_listen(text.trim()).map(Address))
     }
 }
 
-/// Reads an address by this function. The error has a second line: what to do.
-struct AddressReader<T>(fn(&str) -> Result<T, String>);
-
-impl<T> Visitor<'_> for AddressReader<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string")
-    }
-
-    // Not after `String::deserialize`: an error from here has the place of the element in its list.
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
-        (self.0)(text).map_err(|help| E::custom(format!("`{text}` is not an address and port\n{help}")))
-    }
+fn read_address<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    parse: fn(&str) -> Result<T, String>,
+) -> Result<T, D::Error> {
+    parse_text(deserializer, |text| parse(text).map_err(|help| format!("`{text}` is not an address and port\n{help}")))
 }
 
 impl JsonSchema for Address {
@@ -522,7 +512,7 @@ impl Serialize for Listen {
 
 impl<'de> Deserialize<'de> for Listen {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Listen, D::Error> {
-        deserializer.deserialize_str(AddressReader(Listen::parse))
+        read_address(deserializer, Listen::parse)
     }
 }
 

@@ -457,7 +457,7 @@ fn header_page_and_host_limits_are_checked() {
     };
     good("hosts = ['a-b_c.example', 'localhost', '*.a.b', '127.0.0.1']");
     for host in ["", "*", "*.", "a..b", ".a", "a.", "a/b", "http://a", "[::1", "[::1]:80", "a:80"] {
-        bad(&format!("hosts = ['{host}']"), "is not the name of a host");
+        bad(&format!("hosts = ['{host}']"), "is not a host name");
     }
     let owned = "date Content-Length TRANSFER-ENCODING Connection ETag Last-Modified Content-Type Content-Range Vary \
                  Accept-Ranges Cache-Control";
@@ -465,7 +465,7 @@ fn header_page_and_host_limits_are_checked() {
         bad(&format!("[[site.headers]]\nmatch='*'\nset = {{ '{name}' = 'x' }}"), "own");
     }
     good("[[site.headers]]\nmatch='*'\nset = { 'X!#$%&*+-.^_`|~' = '' }");
-    bad("[[site.headers]]\nmatch='*'\nset = { 'x-ü' = 'a' }", "is not the name of a header");
+    bad("[[site.headers]]\nmatch='*'\nset = { 'x-ü' = 'a' }", "is not a header name");
     good("[[site.headers]]\nmatch='*'\nset = { 'X' = 'ü\\t' }");
     bad("[[site.headers]]\nmatch='*'\nset = { 'X' = \"a\\u007f\" }", "control character");
     good("errors = { 400 = '/a', 599 = '/b' }");

@@ -1,0 +1,157 @@
+//! Forms of text in the configuration file, each with its message and remedy. Those of the rules of a site are in core.
+
+use std::net::Ipv6Addr;
+
+use amped_core::forms::{is_token, is_value};
+use amped_units::{Form, forms};
+
+use super::settings::{number, parse_listen};
+
+/// Errors that no site has a page for: of a head or body that could not be parsed, and of conditions and ranges.
+const BUILT_IN: &[&str] = &["406", "408", "412", "413", "414", "416", "431", "505"];
+
+forms! {
+    /// Name of a user or group.
+    AccountName: |text| !text.is_empty() && !text.contains(|c: char| c.is_control() || c == ':' || c == '/') => text,
+        "is not a name of a user or group",
+        "write a name as in `/etc/passwd`, or remove the key to keep the current one";
+
+    /// Name of an index page.
+    IndexName: |text| !matches!(text, "" | "." | "..") && !text.contains(['/', '\0']) => text,
+        "is not a file name",
+        "write a bare name, such as `index.html`: it is looked up in every folder; `index = []` disables index pages";
+
+    /// Folder within a home.
+    HomeFolder: |text| !text.starts_with('/') && text.trim_end_matches('/').split('/').all(is_step) => text.trim_end_matches('/'),
+        "is not a folder within a home",
+        "write one such as `public_html`, without `.` and `..`, or remove the key to disable the folders of users";
+
+    /// Charset, or none.
+    Charset: |text| text.is_empty() || is_token(text) => text, "is not a charset", "write `utf-8`, or \"\" for none";
+
+    /// RFC 9110, 8.3.1: type "/" subtype, both tokens, and perhaps parameters.
+    MediaType: |text| is_media_type(text.trim()) => text.trim(),
+        "is not a media type",
+        "write type/subtype, such as `text/html` or `text/html; charset=iso-8859-1`";
+
+    /// Suffix of a file name, kept in lower case without its dot.
+    Ending: |text| !bare(text).is_empty() && !bare(text).contains(['.', '/']) => bare(text).to_ascii_lowercase(),
+        "is not a suffix",
+        "write what follows the last dot of a file's name, such as `html`";
+
+    /// Status of an error that a site may have a page for.
+    ErrorStatus: |text| text.len() == 3 && number(text).is_some_and(|n| (400..=599).contains(&n)) && !BUILT_IN.contains(&text) => text,
+        if BUILT_IN.contains(&text) { "always has the built-in page" } else { "is not the status of an error" },
+        if BUILT_IN.contains(&text) {
+            "remove it: this error comes before the site is known, or says what a page of the site cannot"
+        } else {
+            "write one from 400 to 599, such as \"404\""
+        };
+
+    /// Path of an error page.
+    PagePath: |text| text.starts_with('/') && text.split('/').all(|step| step != "..") && !text.contains(['?', '#', '\0']) => text,
+        "is not the path of an error page",
+        "write the path of a file within the site, such as \"/404.html\"";
+
+    /// Realm, which stands within quotes in a header.
+    Realm: |text| is_value(text) && !text.contains(['"', '\\']) => text,
+        "cannot be a realm",
+        "write a line of text without quotes, such as \"Staff\"";
+
+    /// Path or URL of a redirect. The host of a URL is whole before the first `$`, so that no client can choose it.
+    RedirectTarget: |text| is_url_or_path(text) && text.bytes().all(|b| b.is_ascii_graphic() && b != b'\\') => text,
+        "is not a target of a redirect",
+        "write a path, \"/new/$1\", or a URL, \"https://example.org/$1\", as it is to appear in a header";
+
+    /// Path of a rewrite, with a query or without.
+    RewriteTarget: |text| is_rewrite(text) => text,
+        "is not a target of a rewrite",
+        "write a path within the site, such as \"/new/$1\" or \"/index.php?q=$1\"";
+
+    /// Name of an environment variable. A client's `Proxy` header would become HTTP_PROXY, so scripts must not have it.
+    VariableName: |text| !text.is_empty() && !text.contains(['=', '\0']) && !text.eq_ignore_ascii_case("HTTP_PROXY") => text,
+        "is not a variable that an application can have",
+        "write a name such as `LANG`, without `=`, and not HTTP_PROXY, which a client could set by a header";
+
+    /// Value of an environment variable.
+    VariableValue: |text| !text.contains('\0') => text, "has a NUL", "remove it";
+
+    /// Socket or address of a FastCGI application.
+    FastCgiAddress: |text| match text.trim().strip_prefix("unix:") {
+            Some(path) => !path.is_empty(),
+            None => !text.starts_with('*') && parse_listen(text.trim()).is_ok(),
+        } => text.trim(),
+        "is neither a socket nor an address and port",
+        "write `unix:/run/php/php-fpm.sock`, or an address and a port, `127.0.0.1:9000`";
+}
+
+fn is_step(step: &str) -> bool {
+    !matches!(step, "" | "." | "..") && !step.contains('\0')
+}
+
+fn bare(ending: &str) -> &str {
+    ending.strip_prefix('.').unwrap_or(ending)
+}
+
+fn is_media_type(text: &str) -> bool {
+    let (kind, parameters) = text.split_once(';').unwrap_or((text, ""));
+    kind.trim_end().split_once('/').is_some_and(|(top, sub)| is_token(top) && is_token(sub)) && is_value(parameters)
+}
+
+fn is_site_path(text: &str) -> bool {
+    text.starts_with('/') && !text.starts_with("//")
+}
+
+fn is_url_or_path(text: &str) -> bool {
+    let url = ["http://", "https://"].iter().find_map(|scheme| text.strip_prefix(scheme));
+    match url.map(|rest| rest.split_once('/').map_or(rest, |(host, _)| host)) {
+        Some(host) => !host.is_empty() && !host.contains(['$', '?', '#']),
+        None => is_site_path(text),
+    }
+}
+
+fn is_rewrite(text: &str) -> bool {
+    let (path, query) = text.split_once('?').unwrap_or((text, ""));
+    let is_plain = text.bytes().all(|b| b >= b' ' && b != 0x7f && b != b'#');
+    let is_clean = path.split('/').all(|step| step != "." && step != "..");
+    is_site_path(text) && is_plain && is_clean && query.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// Host name as a request has it, in lower case and without its port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostName;
+
+impl Form for HostName {
+    fn parse(text: &str) -> Result<Box<str>, String> {
+        let host = text.to_ascii_lowercase();
+        match host_name(&host) {
+            Ok(()) => Ok(host.into()),
+            Err(remedy) => Err(format!("`{}` is not a host name\n{remedy}", text.escape_debug())),
+        }
+    }
+}
+
+/// Checks a host name in lower case; the error is the remedy.
+fn host_name(host: &str) -> Result<(), String> {
+    if host.starts_with('[') && host.ends_with(']') {
+        let address = host[1..host.len() - 1].parse::<Ipv6Addr>();
+        return address.map(|_| ()).map_err(|_| "write an IPv6 address in brackets: `[::1]`".to_owned());
+    }
+    if let Some((name, port)) = host.rsplit_once(':')
+        && !name.contains(':')
+        && port.bytes().all(|b| b.is_ascii_digit())
+    {
+        return Err(format!("leave the port out: `{name}`; ports are in `listen`"));
+    }
+    if !host.is_ascii() {
+        return Err("write its ASCII form, which begins with `xn--`, as requests do".to_owned());
+    }
+    let name = host.strip_prefix("*.").unwrap_or(host);
+    let good = |label: &str| {
+        (1..=63).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    };
+    if name.len() > 253 || !name.split('.').all(good) {
+        return Err("write a name such as `example.org`, or `*.example.org` for every name below it".to_owned());
+    }
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! Forms of text in configuration files: what a text must be, checked when it is read.
+//!
+//! A field names its form: `#[serde(deserialize_with = "HostName::text")]`, `list` for a list, `map` for a table. The error has the
+//! place of the text, and two lines: the message and the remedy.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::marker::PhantomData;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+/// A form of text.
+pub trait Form: Sized {
+    /// Whether two texts are the same that differ in case alone.
+    const ANY_CASE: bool = false;
+
+    /// Returns the text as it is kept.
+    ///
+    /// # Errors
+    /// The message and, in a second line, the remedy.
+    fn parse(text: &str) -> Parsed;
+
+    /// Reads a text, or an optional one.
+    ///
+    /// # Errors
+    /// For a value of another form.
+    fn text<'de, T: From<Box<str>>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+        parse_text(deserializer, Self::parse).map(T::from)
+    }
+
+    /// Reads a list of texts.
+    ///
+    /// # Errors
+    /// For a value of another form, or one that is there twice.
+    fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Box<str>>, D::Error> {
+        deserializer.deserialize_seq(List(PhantomData::<Self>))
+    }
+
+    /// Reads a table whose values have the form `V`.
+    ///
+    /// # Errors
+    /// For a name or value of another form, or a name that is there twice.
+    fn map<'de, V: Form, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Box<str>, Box<str>>, D::Error> {
+        deserializer.deserialize_map(Table(PhantomData::<(Self, V)>))
+    }
+}
+
+/// Reads a text by `parse`, whose error is the message and, in a second line, the remedy.
+///
+/// # Errors
+/// That of `parse`, with the place of the text also if it is in a list: unlike an error after `String::deserialize`, it comes from
+/// within the text.
+pub fn parse_text<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<T, D::Error> {
+    deserializer.deserialize_str(Parse(parse))
+}
+
+struct Parse<P>(P);
+
+impl<T, P: FnOnce(&str) -> Result<T, String>> Visitor<'_> for Parse<P> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        (self.0)(text).map_err(E::custom)
+    }
+}
+
+/// Reads a text that is not among those before it.
+struct Text<'a, F>(&'a [Box<str>], PhantomData<F>);
+
+impl<'de, F: Form> DeserializeSeed<'de> for Text<'_, F> {
+    type Value = Box<str>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Box<str>, D::Error> {
+        parse_text(deserializer, |text| {
+            let kept = F::parse(text)?;
+            let is_same = |earlier: &str| *earlier == *kept || F::ANY_CASE && earlier.eq_ignore_ascii_case(&kept);
+            match self.0.iter().any(|earlier| is_same(earlier)) {
+                true => Err(format!("`{}` is named twice\nremove one of them", text.escape_debug())),
+                false => Ok(kept),
+            }
+        })
+    }
+}
+
+struct List<F>(PhantomData<F>);
+
+impl<'de, F: Form> Visitor<'de> for List<F> {
+    type Value = Vec<Box<str>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a sequence")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut read = Vec::new();
+        while let Some(text) = list.next_element_seed(Text::<F>(&read, PhantomData))? {
+            read.push(text);
+        }
+        Ok(read)
+    }
+}
+
+struct Table<K, V>(PhantomData<(K, V)>);
+
+impl<'de, K: Form, V: Form> Visitor<'de> for Table<K, V> {
+    type Value = BTreeMap<Box<str>, Box<str>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<Self::Value, A::Error> {
+        let (mut names, mut values) = (Vec::new(), Vec::new());
+        while let Some(name) = table.next_key_seed(Text::<K>(&names, PhantomData))? {
+            names.push(name);
+            values.push(table.next_value_seed(Text::<V>(&[], PhantomData))?);
+        }
+        Ok(names.into_iter().zip(values).collect())
+    }
+}
+
+/// A text as it is kept, or the message and, in a second line, the remedy.
+pub type Parsed = Result<Box<str>, String>;
+
+/// The error for a text of another form.
+///
+/// # Errors
+/// Always.
+pub fn wrong(text: &str, message: &str, remedy: &str) -> Parsed {
+    Err(format!("`{}` {message}\n{remedy}", text.escape_debug()))
+}
+
+/// Defines forms of text: `Name: |text| condition => text as it is kept, message, remedy;`. The message continues the text.
+#[macro_export]
+macro_rules! forms {
+    ($($(#[$doc:meta])* $name:ident: |$text:ident| $good:expr => $kept:expr, $message:expr, $remedy:expr;)+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name;
+
+        impl $crate::text::Form for $name {
+            fn parse($text: &str) -> $crate::text::Parsed {
+                match $good {
+                    true => Ok($kept.into()),
+                    false => $crate::text::wrong($text, $message, $remedy),
+                }
+            }
+        }
+    )+};
+}
