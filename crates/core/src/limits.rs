@@ -5,11 +5,12 @@ use core::time::Duration;
 use amped_units::{Bytes, Count, Positive, PositiveBytes, PositiveSeconds, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// Limits on what one client may cost
 ///
 /// The defaults suit a public server.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct Limits {
     /// Maximum connections of the whole server
@@ -23,99 +24,91 @@ pub struct Limits {
     ///
     /// Includes the line end. RFC 9112, 3 asks for 8000 bytes at least.
     #[serde(with = "PositiveBytes")]
+    #[default(Bytes::kib(8))]
     pub max_request_line_bytes: Bytes,
     /// Maximum request line and header fields together; longer: 431
     ///
     /// Cookies of a dozen applications on one host reach 16 KiB in practice.
     #[serde(with = "PositiveBytes")]
+    #[default(Bytes::kib(32))]
     pub max_header_bytes: Bytes,
     /// Maximum header fields; more: 431
     ///
     /// Browsers send about 20.
     #[serde(with = "Count::<1, 256>")]
+    #[default(100)]
     pub max_header_fields: usize,
     /// Maximum request body that is read and discarded; longer: 413
     ///
     /// A body that no application takes is read up to this size to keep the connection; that is cheaper than a new connection.
+    #[default(Bytes::mib(1))]
     pub max_body_bytes: Bytes,
     /// Time to receive the request header; then 408
     ///
     /// Counted from its first byte, for the first request of a connection from the accept. Slow phones need a few seconds.
     #[serde(with = "PositiveSeconds")]
+    #[default(Duration::from_secs(20))]
     pub header_timeout: Duration,
     /// Maximum pause in a request body; then 408
     ///
     /// Data renews it only at `min_body_rate`.
     #[serde(with = "PositiveSeconds")]
+    #[default(Duration::from_secs(30))]
     pub body_timeout: Duration,
     /// Minimum bytes per second of a body, averaged over `body_timeout`; 0: any rate
     ///
     /// At 500 B/s a megabyte takes half an hour; it is the default of Apache's mod_reqtimeout.
+    #[default(Bytes(500))]
     pub min_body_rate: Bytes,
     /// Time to receive a whole body, however fast it comes; then 408
     ///
     /// 10 GB at 4 Mbit/s take 6 hours.
     #[serde(with = "PositiveSeconds")]
+    #[default(Duration::from_secs(6 * 60 * 60))]
     pub body_total_timeout: Duration,
     /// An idle connection is closed after this
     ///
     /// Browsers come back for the next page within a minute.
     #[serde(with = "PositiveSeconds")]
+    #[default(Duration::from_secs(60))]
     pub idle_timeout: Duration,
     /// A client that reads nothing for this long is disconnected
     ///
     /// Each byte that it reads renews it, so a slow download of any size completes.
     #[serde(with = "PositiveSeconds")]
+    #[default(Duration::from_secs(60))]
     pub send_timeout: Duration,
     /// A disk that does not answer for this long fails the request with 503
     ///
     /// A download in progress is cut off. A working disk answers within seconds, even one that has to spin up.
     #[serde(with = "PositiveSeconds")]
+    #[default(Duration::from_secs(60))]
     pub disk_timeout: Duration,
     /// Lingering close: wait for a refused client to stop sending, 30 s at most
     ///
     /// Data that arrives meanwhile is discarded, so that a reset does not destroy the response (RFC 9112, 9.6). "0s" closes at
     /// once.
     #[serde(with = "Seconds")]
+    #[default(Duration::from_secs(2))]
     pub linger_timeout: Duration,
     /// Maximum requests per connection
     ///
     /// Then the connection is closed, so that clients are distributed over the workers again.
     #[serde(with = "Positive")]
+    #[default(100_000)]
     pub max_requests: usize,
     /// Maximum wrong passwords per address and minute; more: 429; 0: no limit
     ///
     /// Of IPv6, a /64 counts as one address.
+    #[default(20)]
     pub max_password_attempts: u32,
     /// Maximum ranges per request; more: the whole file is sent
     ///
     /// RFC 9110, 14.2 names many ranges an abuse. 0 ignores every range.
+    #[default(16)]
     pub max_ranges: usize,
     /// Maximum pipelined responses per turn of the event loop
     #[serde(with = "Positive")]
+    #[default(32)]
     pub max_pipelined: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            max_connections: None,
-            max_request_line_bytes: Bytes::kib(8),
-            max_header_bytes: Bytes::kib(32),
-            max_header_fields: 100,
-            max_body_bytes: Bytes::mib(1),
-            header_timeout: Duration::from_secs(20),
-            body_timeout: Duration::from_secs(30),
-            min_body_rate: Bytes(500),
-            body_total_timeout: Duration::from_secs(6 * 60 * 60),
-            idle_timeout: Duration::from_secs(60),
-            send_timeout: Duration::from_secs(60),
-            disk_timeout: Duration::from_secs(60),
-            linger_timeout: Duration::from_secs(2),
-            max_requests: 100_000,
-            max_password_attempts: 20,
-            max_ranges: 16,
-            max_pipelined: 32,
-        }
-    }
 }

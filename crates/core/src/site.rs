@@ -17,6 +17,7 @@ use amped_http::status::Status;
 use amped_units::{Bytes, Form as _};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 use crate::auth::Guard;
 use crate::cors::{CorsOrigin, CorsRule};
@@ -24,8 +25,10 @@ use crate::forms::{CacheControl, FieldName, FieldValue, Suffix};
 use crate::glob::Glob;
 use crate::routes::{Fallback, Route, RouteAction, Routed};
 
-/// One site. Serialised are only the rules by which the disk side finds files.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// One site. The default one has any host, plain files, no extras, and no media types but the fallback.
+///
+/// Serialised are only the rules by which the disk side finds files.
+#[derive(Clone, Debug, Serialize, Deserialize, SmartDefault)]
 #[serde(default)]
 pub struct Site {
     /// Its index in [`Sites`], by which the disk side finds its root.
@@ -35,6 +38,7 @@ pub struct Site {
     #[serde(skip)]
     pub hosts: Vec<Box<str>>,
     /// Index file names of directories, in order of preference.
+    #[default(Vec::from(["index.html".into()]))]
     pub index: Vec<Box<str>>,
     /// Whether a directory without an index file is listed; else it gets 403.
     #[serde(skip)]
@@ -47,6 +51,7 @@ pub struct Site {
     pub user_dir: Option<Box<str>>,
     /// Media types by file name extension.
     #[serde(skip)]
+    #[default(Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None })]
     pub types: Types,
     /// Application rules; the first match applies.
     #[serde(skip)]
@@ -100,35 +105,6 @@ pub enum Symlinks {
     Any,
     /// None
     None,
-}
-
-impl Default for Site {
-    /// Any host, plain files, no extras, and no media types but the fallback.
-    fn default() -> Site {
-        Site {
-            number: 0,
-            hosts: Vec::new(),
-            index: Vec::from(["index.html".into()]),
-            listing: false,
-            dotfiles: false,
-            precompressed: Vec::new(),
-            user_dir: None,
-            types: Types { overrides: Vec::new(), known: |_| None, fallback: "text/plain".into(), charset: None },
-            apps: Vec::new(),
-            rules: Vec::new(),
-            negotiations: Vec::new(),
-            guards: Vec::new(),
-            cors: Vec::new(),
-            routes: Vec::new(),
-            fallbacks: Vec::new(),
-            error_pages: Vec::new(),
-            etag: EtagForm::default(),
-            symlinks: Symlinks::default(),
-            root_names: Vec::new(),
-            https_port: None,
-            hsts: None,
-        }
-    }
 }
 
 impl Site {

@@ -26,6 +26,7 @@ use amped_units::Time;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 use super::policy::Store;
 
@@ -38,30 +39,23 @@ const LOOKUPS_MAX: usize = 1024;
 const STALE: Duration = Duration::from_secs(30);
 
 /// Size of the cache, lifetimes of its entries, and the timeout of a lookup.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, SmartDefault)]
 pub struct HostnameLimits {
     /// Maximum addresses, with or without a name, about 150 bytes each. "Several hundred" suffice according to the
     /// paper, since a client makes a dozen requests per visit. Zero disables the cache: each line then starts a lookup.
+    #[default(512)]
     pub entries: usize,
     /// How long a line waits for its name. 5 s is one full attempt of the C library
     /// (resolv.conf(5), `timeout`); a later response would come from a second name
     /// server, or not at all. With zero no line waits; it gets the name if cached.
+    #[default(Duration::from_secs(5))]
     pub wait: Duration,
     /// Lifetime of a name: one visit, and the next.
+    #[default(Duration::from_secs(600))]
     pub time: Duration,
     /// Lifetime of a negative result or a timeout. RFC 2308 (7.1) allows 5 minutes for the latter.
+    #[default(Duration::from_secs(60))]
     pub absent_time: Duration,
-}
-
-impl Default for HostnameLimits {
-    fn default() -> HostnameLimits {
-        HostnameLimits {
-            entries: 512,
-            wait: Duration::from_secs(5),
-            time: Duration::from_secs(600),
-            absent_time: Duration::from_secs(60),
-        }
-    }
 }
 
 /// Counters.

@@ -24,6 +24,7 @@ use amped_http::negotiate::Coding;
 use amped_units::{Bytes, Seconds, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 use crate::event::{Answer, Found, ListWork, Missing, NameWork, Opened, Work};
 use crate::file::{Content, FileHandle, FileVersion, Stored};
@@ -41,45 +42,55 @@ use policy::StoreCounts;
 use uri::UriCache;
 
 /// Caches, of each worker
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct Budgets {
     /// Request targets whose decoded path is kept, if `[optimise] uri_cache` is on
     ///
     /// About 200 bytes each.
+    #[default(8192)]
     pub uri_entries: usize,
     /// Names whose file is known, about 300 bytes each
     ///
     /// Names of files that do not exist are included.
+    #[default(8192)]
     pub path_entries: usize,
     /// Results of content negotiation, about 250 bytes each
+    #[default(4096)]
     pub negotiation_entries: usize,
     /// Bytes of response headers, 250 to 400 bytes each
     ///
     /// A file has up to two: for status 200 and 304.
+    #[default(Bytes::mib(4))]
     pub head_bytes: Bytes,
     /// Bytes of file contents
     ///
     /// In memory of the server; responses of applications with `cache` are among them.
+    #[default(Bytes::mib(64))]
     pub content_bytes: Bytes,
     /// Larger files are sent from the system's page cache
     ///
     /// Below 32 to 64 KiB one send(2) from memory costs less than sendfile(2): 5.0 against 5.5 microseconds at 16 KiB, 8.7
     /// against 8.5 at 64 KiB.
+    #[default(Bytes::kib(32))]
     pub max_content_file_bytes: Bytes,
     /// Maximum size to which a lone name.gz is unpacked
     ///
     /// For clients that do not accept gzip. The changelogs of Debian's packages, for which this is made, reach 7 MB.
+    #[default(Bytes::mib(16))]
     pub max_unpacked_file_bytes: Bytes,
     /// Larger files that are kept open
+    #[default(1024)]
     pub descriptors: usize,
     /// A changed file is noticed after this at the latest
     ///
     /// An entry is used this long before the file system is asked again.
     #[serde(with = "Seconds")]
+    #[default(Duration::from_secs(1))]
     pub revalidate: Duration,
     /// Maximum age of an entry that is used while the disk is busy
     #[serde(with = "Seconds")]
+    #[default(Duration::from_secs(10))]
     pub max_stale: Duration,
     /// Share names and contents among the processes of architecture mp
     ///
@@ -92,31 +103,12 @@ pub struct Budgets {
     pub watch: bool,
     /// Whether entity tag and media type are computed once, when a file is opened, rather than for each response.
     #[serde(skip)]
+    #[default(true)]
     pub ready_headers: bool,
     /// Whether generated pages are kept, among the contents.
     #[serde(skip)]
+    #[default(true)]
     pub made_pages: bool,
-}
-
-impl Default for Budgets {
-    fn default() -> Budgets {
-        Budgets {
-            uri_entries: 8192,
-            path_entries: 8192,
-            negotiation_entries: 4096,
-            head_bytes: Bytes::mib(4),
-            content_bytes: Bytes::mib(64),
-            max_content_file_bytes: Bytes::kib(32),
-            max_unpacked_file_bytes: Bytes::mib(16),
-            descriptors: 1024,
-            revalidate: Duration::from_secs(1),
-            max_stale: Duration::from_secs(10),
-            shared: false,
-            watch: false,
-            ready_headers: true,
-            made_pages: true,
-        }
-    }
 }
 
 impl Budgets {

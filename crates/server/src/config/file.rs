@@ -18,6 +18,7 @@ use amped_http::negotiate::Coding;
 use amped_units::{Bytes, Count, Form, PositiveSeconds, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 use super::forms::{
     AccountName, Charset, Ending, ErrorStatus, FastCgiAddress, HomeFolder, HostName, IndexName, MediaType, PagePath,
@@ -30,12 +31,13 @@ use super::settings::{
 };
 
 /// Configuration of amped
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct File {
     /// Addresses and ports to listen on, such as `[::1]:8080`, or `*:8080` for every address of IPv4 and IPv6; `*:443 tls` serves
     /// https
     #[schemars(length(min = 1))]
+    #[default(vec![Listen { address: ([127, 0, 0, 1], 8080).into(), tls: false }])]
     pub listen: Vec<Listen>,
     /// Server architecture
     ///
@@ -74,34 +76,10 @@ pub struct File {
     pub site: Vec<SiteTable>,
 }
 
-impl Default for File {
-    fn default() -> File {
-        File {
-            listen: vec![Listen { address: ([127, 0, 0, 1], 8080).into(), tls: false }],
-            architecture: Architecture::default(),
-            workers: None,
-            user: None,
-            group: None,
-            root: None,
-            helpers: HelperSettings::default(),
-            log: LogSettings::default(),
-            limits: Limits::default(),
-            cache: Budgets::default(),
-            optimise: Optimise::default(),
-            spool: SpoolSettings::default(),
-            send: SendSettings::default(),
-            control: ControlSettings::default(),
-            metrics: MetricsSettings::default(),
-            stop: StopSettings::default(),
-            site: Vec::new(),
-        }
-    }
-}
-
 /// Site; the first is the default one
 ///
 /// The default site answers to every host name that no other site has.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct SiteTable {
     /// Host names; "*.example.org" is every name below example.org
@@ -136,6 +114,7 @@ pub struct SiteTable {
     pub hsts: Option<Box<str>>,
     /// Index pages of a folder, the best first
     #[serde(deserialize_with = "IndexName::list")]
+    #[default(["index.html", "index.htm"].map(Box::from).into())]
     pub index: Vec<Box<str>>,
     /// List folders without an index page; else 403
     pub listing: bool,
@@ -144,6 +123,7 @@ pub struct SiteTable {
     /// Codings of precompressed siblings that are served, such as style.css.br; [] for none
     ///
     /// One that is older than its original is ignored.
+    #[default(Coding::SIBLINGS.into())]
     pub precompressed: Vec<Coding>,
     /// Folder in a user's home that /~user/ serves
     #[schemars(example = &"public_html")]
@@ -151,9 +131,11 @@ pub struct SiteTable {
     pub user_dirs: Option<Box<str>>,
     /// Charset of text types that name none; "": none
     #[serde(deserialize_with = "Charset::text")]
+    #[default("utf-8".into())]
     pub charset: Box<str>,
     /// Media type of files with an unknown suffix
     #[serde(deserialize_with = "MediaType::text")]
+    #[default("application/octet-stream".into())]
     pub default_type: Box<str>,
     /// Entity tags
     pub etag: EtagForm,
@@ -174,37 +156,6 @@ pub struct SiteTable {
     pub auth: Vec<AuthTable>,
     pub negotiation: Vec<NegotiationRule>,
     pub app: Vec<AppTable>,
-}
-
-impl Default for SiteTable {
-    fn default() -> SiteTable {
-        SiteTable {
-            hosts: Vec::new(),
-            root: None,
-            certificate: Vec::new(),
-            key: Vec::new(),
-            redirect_to_https: false,
-            hsts: None,
-            index: ["index.html", "index.htm"].map(Box::from).into(),
-            listing: false,
-            dotfiles: false,
-            precompressed: Coding::SIBLINGS.into(),
-            user_dirs: None,
-            charset: "utf-8".into(),
-            default_type: "application/octet-stream".into(),
-            etag: EtagForm::default(),
-            symlinks: Symlinks::default(),
-            types: BTreeMap::new(),
-            errors: BTreeMap::new(),
-            headers: Vec::new(),
-            cors: Vec::new(),
-            route: Vec::new(),
-            fallback: Vec::new(),
-            auth: Vec::new(),
-            negotiation: Vec::new(),
-            app: Vec::new(),
-        }
-    }
 }
 
 /// Redirect, rewrite, refusal or fixed response by pattern

@@ -9,55 +9,46 @@ use amped_core::cache::Budgets;
 use amped_units::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// Optimisations of the papers, as switches for experiments; also `--without` and `--with`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct Optimise {
     /// Keep what names mean (Flash 5.2); off: a lookup per request
+    #[default(true)]
     pub path_cache: bool,
     /// Keep whole response headers (Flash 5.3); off: written per response
+    #[default(true)]
     pub header_cache: bool,
     /// Keep contents and open files (Flash 5.4, Hu 5.2); off: open and read per request
+    #[default(true)]
     pub content_cache: bool,
     /// Trust a file's state for `revalidate` (Hu 5.2); off: stat per request
+    #[default(true)]
     pub file_state_cache: bool,
     /// Keep decoded targets (Hu 5.4), which costs more than it saves
     pub uri_cache: bool,
     /// Format date, time and status once (Hu 5.3.2); off: per response and log line
+    #[default(true)]
     pub string_caches: bool,
     /// Buffer log lines (Hu 5.3.3); off: a write(2) per line, in the event loop
+    #[default(true)]
     pub delayed_log: bool,
     /// Cache host names (Hu 5.3.1); off: a query per line
+    #[default(true)]
     pub dns_cache: bool,
     /// Compute entity tag and media type when a file is opened (Hu 6); off: per response
+    #[default(true)]
     pub ready_headers: bool,
     /// Keep listings and application responses with `cache` (Hu 5.4); off: made per request
+    #[default(true)]
     pub made_pages: bool,
     /// Send from the page cache without a copy; off: read and send
+    #[default(true)]
     pub sendfile: bool,
     /// Pad response headers to a multiple of 32 bytes (Flash 5.5)
     pub header_alignment: bool,
-}
-
-impl Default for Optimise {
-    /// All but those that cost more here than they save.
-    fn default() -> Optimise {
-        Optimise {
-            path_cache: true,
-            header_cache: true,
-            content_cache: true,
-            file_state_cache: true,
-            uri_cache: false,
-            string_caches: true,
-            delayed_log: true,
-            dns_cache: true,
-            ready_headers: true,
-            made_pages: true,
-            sendfile: true,
-            header_alignment: false,
-        }
-    }
 }
 
 impl Optimise {

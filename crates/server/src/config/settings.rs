@@ -2,7 +2,7 @@
 //!
 //! A key is defined once: here, in `file`, or, for `[limits]`, `[cache]` and the rules of a site, in core, where its value is
 //! used. Its type, or the form in `serde(with)`, parses, checks and prints it; the first paragraph of its comment is its
-//! description in `--help`, `--print-config`, the example and the reference; `Default` is its default. Checks between keys are in
+//! description in `--help`, `--print-config`, the example and the reference; `default(...)` is its default. Checks between keys are in
 //! `checked`.
 
 use std::borrow::Cow;
@@ -15,6 +15,7 @@ use amped_core::cache::hostname::HostnameLimits;
 use amped_units::{Bytes, Positive, PositiveBytes, PositiveSeconds, Seconds, parse_text};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use smart_default::SmartDefault;
 
 /// Server architecture: what waits for the network, and what for the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -115,7 +116,7 @@ pub struct SiteRoot {
 }
 
 /// Helpers of each event loop of architecture amped: they wait for the disk in its place
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct HelperSettings {
     /// Kind of helper
@@ -124,22 +125,19 @@ pub struct HelperSettings {
     ///
     /// Enough to keep a disk's queue full, few enough not to crowd a core.
     #[serde(with = "Positive")]
+    #[default(16)]
     pub max: usize,
     /// Minimum idle helpers, at most `max`
+    #[default(2)]
     pub min_spare: usize,
     /// Maximum requests that wait for a helper; more: 503
     #[serde(with = "Positive")]
+    #[default(512)]
     pub max_queue: usize,
     /// An idle helper ends after this
     #[serde(with = "PositiveSeconds")]
+    #[default(Duration::from_secs(10))]
     pub idle_timeout: Duration,
-}
-
-impl Default for HelperSettings {
-    fn default() -> HelperSettings {
-        let idle_timeout = Duration::from_secs(10);
-        HelperSettings { kind: HelperKind::Threads, max: 16, min_spare: 2, max_queue: 512, idle_timeout }
-    }
 }
 
 /// Kind of helper.
@@ -154,7 +152,7 @@ pub enum HelperKind {
 }
 
 /// Access log
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct LogSettings {
     /// File, "-" for standard output, or "off"
@@ -163,9 +161,11 @@ pub struct LogSettings {
     pub format: LogFormat,
     /// Lines are collected up to this size before a write
     #[serde(with = "PositiveBytes")]
+    #[default(Bytes::kib(64))]
     pub buffer: Bytes,
     /// Lines are written after this at the latest
     #[serde(with = "PositiveSeconds")]
+    #[default(Duration::from_secs(1))]
     pub flush: Duration,
     /// Log host names (forward-confirmed reverse DNS)
     ///
@@ -175,24 +175,30 @@ pub struct LogSettings {
     ///
     /// The default is one attempt of the C library (resolv.conf(5), `timeout`). "0s": only names that are known already.
     #[serde(with = "Seconds")]
+    #[default(HostnameLimits::default().wait)]
     pub hostname_timeout: Duration,
     /// Host names that are cached, per process; 0: none
     ///
     /// About 150 bytes each. Several hundred are enough (Hu, 5.3.1), since a client that comes makes a dozen requests.
+    #[default(HostnameLimits::default().entries)]
     pub hostname_entries: usize,
     /// Time that a host name is cached
     #[serde(with = "Seconds")]
+    #[default(HostnameLimits::default().time)]
     pub hostname_ttl: Duration,
     /// Time that a missing name or answer is cached
     ///
     /// RFC 2308, 7.1 allows 5 minutes where no name server answers.
     #[serde(with = "Seconds")]
+    #[default(HostnameLimits::default().absent_time)]
     pub hostname_negative_ttl: Duration,
     /// Whether lines are collected at all; else the loop writes each.
     #[serde(skip)]
+    #[default(true)]
     pub delayed: bool,
     /// Whether the texts of time and status are kept from one line to the next.
     #[serde(skip)]
+    #[default(true)]
     pub string_caches: bool,
 }
 
@@ -204,25 +210,6 @@ impl LogSettings {
             wait: self.hostname_timeout,
             time: self.hostname_ttl,
             absent_time: self.hostname_negative_ttl,
-        }
-    }
-}
-
-impl Default for LogSettings {
-    fn default() -> LogSettings {
-        let HostnameLimits { entries, wait, time, absent_time } = HostnameLimits::default();
-        LogSettings {
-            access: LogTarget::Off,
-            format: LogFormat::default(),
-            buffer: Bytes::kib(64),
-            flush: Duration::from_secs(1),
-            hostnames: false,
-            hostname_timeout: wait,
-            hostname_entries: entries,
-            hostname_ttl: time,
-            hostname_negative_ttl: absent_time,
-            delayed: true,
-            string_caches: true,
         }
     }
 }
@@ -243,7 +230,7 @@ pub enum LogFormat {
 /// Bodies of incomplete requests to applications, and of responses to slow clients
 ///
 /// The first 64 KiB of each are kept in memory, the rest in files without names.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct SpoolSettings {
     /// Directory of these files; default $TMPDIR, else /var/tmp, else /tmp
@@ -254,17 +241,12 @@ pub struct SpoolSettings {
     /// Maximum bytes in these files, per process; then 503
     ///
     /// A response takes a quarter of it at most, and then waits for its client. In mp it holds for each worker. 0: memory only.
+    #[default(Bytes::mib(4096))]
     pub max_bytes: Bytes,
 }
 
-impl Default for SpoolSettings {
-    fn default() -> SpoolSettings {
-        SpoolSettings { directory: None, max_bytes: Bytes::mib(4096) }
-    }
-}
-
 /// How files are sent
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct SendSettings {
     /// Large files unchanged for this long are sent without a copy (sendfile)
@@ -273,6 +255,7 @@ pub struct SendSettings {
     /// above the time between two edits. Files that are replaced by renaming, as rsync, git and most tools do, are safe with
     /// any value. "0s" sends every file without a copy.
     #[serde(with = "Seconds")]
+    #[default(Duration::from_secs(60))]
     pub sendfile_min_age: Duration,
     /// How an event loop finds out what is in memory
     ///
@@ -283,19 +266,9 @@ pub struct SendSettings {
     /// Fixed at the start.
     pub content: ContentMode,
     /// Bytes of files that stay mapped, per worker, where files are mapped; fixed at the start
+    // As `content_bytes`, so that the two can be compared.
+    #[default(Bytes::mib(64))]
     pub mapped_bytes: Bytes,
-}
-
-impl Default for SendSettings {
-    fn default() -> SendSettings {
-        SendSettings {
-            sendfile_min_age: Duration::from_secs(60),
-            residency: Residency::default(),
-            content: ContentMode::default(),
-            // As `content_bytes`, so that the two can be compared.
-            mapped_bytes: Bytes::mib(64),
-        }
-    }
 }
 
 /// Where bodies are sent from (Flash, section 5.4, and its outlook on copies).
@@ -363,18 +336,13 @@ pub struct MetricsSettings {
 }
 
 /// Shutdown
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct StopSettings {
     /// Time that responses in progress have to complete
     #[serde(with = "Seconds")]
+    #[default(Duration::from_secs(10))]
     pub deadline: Duration,
-}
-
-impl Default for StopSettings {
-    fn default() -> StopSettings {
-        StopSettings { deadline: Duration::from_secs(10) }
-    }
 }
 
 /// What the cache that processes of MP share may hold.
