@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, SourceCode};
+use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, Report};
 
 /// Everything that is wrong with a configuration, in the order of the file. Never empty.
 #[derive(Debug)]
@@ -102,48 +102,28 @@ impl Problem {
             let help = self.help.as_ref().map(|help| format!("  help: {help}\n")).unwrap_or_default();
             return format!("error: {}\n{help}\n", self.message);
         };
-        let theme = if colour { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
-        let handler = GraphicalReportHandler::new_themed(theme).with_width(100);
-        let mut drawing = String::new();
-        // Writing to a string cannot fail, and miette fails only on spans outside the text, which toml does not give;
-        // even then the line above says all that matters.
-        let _ = handler.render_report(&mut drawing, &Drawing(self));
-        // miette begins with the message, which is empty here because our own line, made for tools, has it.
-        let drawing = drawing.split_once('\n').map_or("", |(_, rest)| rest);
-        format!("{file}:{line}:{column}: {}\n{drawing}\n", self.message)
-    }
-}
-
-/// A problem as miette wants it, without the message.
-#[derive(Debug)]
-struct Drawing<'a>(&'a Problem);
-
-impl fmt::Display for Drawing<'_> {
-    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Ok(())
-    }
-}
-
-impl std::error::Error for Drawing<'_> {}
-
-impl Diagnostic for Drawing<'_> {
-    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
-        self.0.help.as_ref().map(|help| Box::new(help) as Box<dyn fmt::Display>)
-    }
-
-    fn source_code(&self) -> Option<&dyn SourceCode> {
-        self.0.source.as_ref().map(|source| &source.text as &dyn SourceCode)
-    }
-
-    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        let labels = self.0.spans.iter().enumerate().map(|(at, (span, label))| {
+        let labels = self.spans.iter().enumerate().map(|(at, (span, label))| {
             let span = span.start..span.end.max(span.start + 1);
-            match (at, label) {
-                (0, label) => LabeledSpan::new_primary_with_span(label.clone(), span),
-                (_, label) => LabeledSpan::new_with_span(label.clone(), span),
+            match at {
+                0 => LabeledSpan::new_primary_with_span(label.clone(), span),
+                _ => LabeledSpan::new_with_span(label.clone(), span),
             }
         });
-        Some(Box::new(labels))
+        // The message is empty, because our own line, made for tools, has it.
+        let drawing = MietteDiagnostic {
+            help: self.help.clone(),
+            labels: Some(labels.collect()),
+            ..MietteDiagnostic::new(String::new())
+        };
+        let text = self.source.as_ref().map(|source| source.text.clone()).unwrap_or_default();
+        let theme = if colour { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
+        let handler = GraphicalReportHandler::new_themed(theme).with_width(100);
+        let mut drawn = String::new();
+        // Writing to a string cannot fail, and miette fails only on spans outside the text, which toml does not give;
+        // even then the line above says all that matters.
+        let _ = handler.render_report(&mut drawn, Report::new(drawing).with_source_code(text).as_ref());
+        let drawn = drawn.split_once('\n').map_or("", |(_, rest)| rest);
+        format!("{file}:{line}:{column}: {}\n{drawn}\n", self.message)
     }
 }
 
