@@ -37,7 +37,6 @@ use amped_sys::process;
 use amped_units::{Bytes, Time};
 use serde::{Deserialize, Serialize};
 
-use crate::config::settings::SiteRoot;
 use crate::listings::Listings;
 use crate::notes::Notes;
 use crate::open_file::{MappedWindows, OpenFile, WINDOW, version_of};
@@ -166,20 +165,20 @@ impl Disk {
     ///
     /// # Errors
     /// The first root that cannot be opened, with its path.
-    pub fn open(sites: Arc<Sites>, roots: &[SiteRoot], rules: Rules) -> Result<Disk, (PathBuf, io::Error)> {
-        let open = |root: &SiteRoot| match file::open_root(&root.path, Patience::Wait) {
+    pub fn open(sites: Arc<Sites>, roots: &[PathBuf], rules: Rules) -> Result<Disk, (PathBuf, io::Error)> {
+        let open = |root: &PathBuf| match file::open_root(root, Patience::Wait) {
             Ok(folder) => {
                 if let Err(error) = file::can_open_without_waiting(folder.as_fd()) {
                     let why = format!(
                         "openat2 with RESOLVE_CACHED fails ({error}): Linux 5.12 or later is required, and a container \
                          must allow this call"
                     );
-                    return Err((root.path.clone(), io::Error::other(why)));
+                    return Err((root.clone(), io::Error::other(why)));
                 }
                 let current = CurrentRoot { folder: Arc::new(folder), checked: Some(Instant::now()) };
-                Ok(Root { path: root.path.clone(), current: Mutex::new(current) })
+                Ok(Root { path: root.clone(), current: Mutex::new(current) })
             }
-            Err(error) => Err((root.path.clone(), error)),
+            Err(error) => Err((root.clone(), error)),
         };
         let roots = roots.iter().map(open).collect::<Result<_, _>>()?;
         Ok(Disk::new(sites, roots, rules))

@@ -266,7 +266,7 @@ impl Server {
             text += "\n";
         }
         for root in &settings.roots {
-            text += &format!("amped: root {}\n", root.path.display());
+            text += &format!("amped: root {}\n", root.display());
         }
         let form = form(settings.architecture);
         let plural = match (settings.workers, form.worker) {
@@ -624,6 +624,10 @@ fn share(settings: &Settings) -> Result<Share, String> {
 /// Opens everything that a configuration names.
 fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSnapshot, String> {
     let form = form(settings.architecture);
+    // As much as the processes would have together without it, and files up to the same size.
+    let shared = settings.cache.clone();
+    let is_shared = form.processes && shared.shared && settings.optimise.content_cache;
+    let is_shared = is_shared && shared.content_bytes.0 > 0 && shared.path_entries > 0;
     settings.cache = settings.optimise.budgets(settings.cache.clone());
     if !settings.optimise.dns_cache {
         settings.log.hostname_entries = 0;
@@ -634,10 +638,7 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
     if form.processes {
         // The configured budgets apply to all together (Flash, section 6: its MP has smaller caches in each process).
         settings.cache = settings.cache.split(settings.workers);
-        if !settings.optimise.content_cache {
-            settings.shared_cache = None;
-        }
-        if settings.shared_cache.is_some() {
+        if is_shared {
             // Bodies are stored there, once.
             settings.cache.content_bytes = Bytes(0);
         }
@@ -667,15 +668,15 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
         max_unpacked_file_bytes: budgets.max_unpacked_file_bytes.0,
         revalidate: budgets.revalidate,
     };
-    let disk = roots.iter().try_for_each(|root| enter(&root.path)).and_then(|()| Disk::open(sites, roots, rules));
+    let disk = roots.iter().try_for_each(|root| enter(root)).and_then(|()| Disk::open(sites, roots, rules));
     let disk = disk.map_err(|(path, error)| cannot_open_root(&path, &error, settings.user.as_deref()))?;
     if settings.send.residency == config::settings::Residency::Mincore
-        && let Some(root) = roots.iter().find(|root| seems_anothers(&root.path))
+        && let Some(root) = roots.iter().find(|root| seems_anothers(root))
     {
         say!(
             "residency \"mincore\": the files in {} seem to belong to another user, and the kernel reports these as always \
              in memory (since Linux 5.2), so the loop will wait for the disk; use `nowait`",
-            root.path.display()
+            root.display()
         );
     }
     // The page cache and the mappings outlive a configuration.
@@ -697,7 +698,7 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
             _ => shared,
         }
     });
-    let shared = settings.shared_cache.filter(|_| form.processes).map(|shared| SharedCache::new(&shared)).transpose();
+    let shared = is_shared.then(|| SharedCache::new(&shared)).transpose();
     let shared = shared.map_err(|error| format!("cannot create the shared cache: {error}"))?.map(Arc::new);
     let connections_max = if form.pool { 1 } else { connections.div_ceil(workers) };
     let apps = Apps::new(&settings.apps, &settings.spool, form.processes, old.map(|old| &old.apps));

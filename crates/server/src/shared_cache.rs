@@ -31,13 +31,13 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
+use amped_core::cache::Budgets;
 use amped_core::cache::policy::StoreCounts;
 use amped_core::event::{Found, NameWork, Opened};
 use amped_core::file::{FileVersion, Stored};
 use amped_sys::shared::{Guard, Outside, Region};
 use amped_units::Time;
 
-use crate::config::settings::SharedSettings;
 use crate::portable::{self, Malformed};
 
 /// Statistics of all processes together, and what is stored.
@@ -80,7 +80,7 @@ impl SharedCache {
     ///
     /// # Errors
     /// As [`Region::new`]; `InvalidInput` if the budgets do not suffice for a single entry.
-    pub fn new(settings: &SharedSettings) -> io::Result<SharedCache> {
+    pub fn new(settings: &Budgets) -> io::Result<SharedCache> {
         let layout = Layout::of(settings)?;
         let region = Region::new(layout.shards, layout.shard_bytes())?;
         let cache = SharedCache { region, layout, seed: RandomState::new().hash_one(()) };
@@ -241,12 +241,13 @@ const SHARDS_MAX: usize = 64;
 
 impl Layout {
     /// Chooses as many shards as leave each with room for 16 of the largest bodies, and 16 entries.
-    fn of(settings: &SharedSettings) -> io::Result<Layout> {
-        let (bytes, file_max) = (settings.bytes.as_usize(), settings.file_max.as_usize());
-        let shards = (bytes / file_max.max(BLOCK).saturating_mul(16)).min(settings.entries / 16).clamp(1, SHARDS_MAX);
-        let (nodes, blocks) = (settings.entries / shards, bytes / shards / BLOCK);
+    fn of(settings: &Budgets) -> io::Result<Layout> {
+        let (bytes, file_max) = (settings.content_bytes.as_usize(), settings.max_content_file_bytes.as_usize());
+        let shards =
+            (bytes / file_max.max(BLOCK).saturating_mul(16)).min(settings.path_entries / 16).clamp(1, SHARDS_MAX);
+        let (nodes, blocks) = (settings.path_entries / shards, bytes / shards / BLOCK);
         if nodes == 0 || blocks == 0 {
-            let SharedSettings { bytes, entries, .. } = settings;
+            let (bytes, entries) = (settings.content_bytes, settings.path_entries);
             let why = format!(
                 "a shared cache of {bytes} and {entries} entries is too small: it needs at least {BLOCK} bytes and one \
                  entry; otherwise switch it off"

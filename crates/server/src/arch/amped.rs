@@ -195,7 +195,7 @@ impl<H: Helpers> Helped<H> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::settings::{HelperSettings, SiteRoot};
+    use crate::config::settings::HelperSettings;
     use crate::disk::Rules;
     use crate::mailbox::Mailbox;
     use amped_core::cache::Budgets;
@@ -211,7 +211,7 @@ mod tests {
         let site = Site { listing: true, ..Site::default() };
         let sites = Arc::new(Sites::new(vec![site]).expect("one"));
         let folder = tempfile::tempdir().expect("a temporary directory");
-        let root = SiteRoot { path: folder.path().to_owned() };
+        let root = folder.path().to_owned();
         let disk = Disk::open(Arc::clone(&sites), &[root], Rules::default()).expect("opened");
         let idle_timeout = Duration::from_secs(1);
         let settings = HelperSettings { kind: HelperKind::Threads, max: 1, min_spare: 0, max_queue: 1, idle_timeout };

@@ -26,9 +26,7 @@ use super::error::Findings;
 use super::file::{AppTable, AuthTable, File, RouteTable, SiteTable};
 use super::forms::Realm;
 use super::read::{Node, Read};
-use super::settings::{
-    Address, AppKind, AppSettings, Form, Listen, LogTarget, SharedSettings, SiteRoot, form, number, parse_listen,
-};
+use super::settings::{Address, AppKind, AppSettings, Form, Listen, LogTarget, form, number, parse_listen};
 use super::types;
 use crate::certificate::Certificate;
 
@@ -41,12 +39,11 @@ pub struct Settings {
     pub file: File,
     /// Event loops, threads or processes, 1 or more.
     pub workers: usize,
-    /// The cache that processes of MP share, if they do.
-    pub shared_cache: Option<SharedSettings>,
     /// The sites; the first is the default one.
     pub sites: Arc<Sites>,
-    /// Where each site's files are: `roots[site.number]`.
-    pub roots: Vec<SiteRoot>,
+    /// Where each site's files are, absolute paths: `roots[site.number]`. They were folders that could be entered when the settings
+    /// were made.
+    pub roots: Vec<PathBuf>,
     /// Files of names and passwords, absolute paths: those of a guard are at `accounts[guard.accounts]`.
     pub accounts: Vec<PathBuf>,
     /// How each site's applications run: `apps[site.number][rule]`, with the rules of the site.
@@ -83,7 +80,7 @@ pub(super) fn settle(flags: &Serve, read: Read<'_>, folder: &Path, findings: &mu
 }
 
 /// The sites, and for each by number: its root, how its applications run, and its certificates.
-type OfSites = (Sites, Vec<SiteRoot>, Vec<Vec<AppSettings>>, Vec<Vec<Certificate>>);
+type OfSites = (Sites, Vec<PathBuf>, Vec<Vec<AppSettings>>, Vec<Vec<Certificate>>);
 
 pub(super) struct Checker<'a> {
     folder: &'a Path,
@@ -114,16 +111,8 @@ impl Checker<'_> {
         self.metrics(&mut file, root.get("metrics"));
         let (sites, roots, apps, certificates) = self.sites(flags, &mut file, root)?;
         (file.log.delayed, file.log.string_caches) = (file.optimise.delayed_log, file.optimise.string_caches);
-        // As much as the processes would have together without it, and files up to the same size.
-        let shared = SharedSettings {
-            bytes: file.cache.content_bytes,
-            file_max: file.cache.max_content_file_bytes,
-            entries: file.cache.path_entries,
-        };
-        let is_shared = file.cache.shared && shared.bytes.0 > 0 && shared.entries > 0;
         let accounts = std::mem::take(&mut self.accounts).into_iter().map(|(path, _)| path).collect();
-        let shared_cache = is_shared.then_some(shared);
-        Some(Settings { file, workers, shared_cache, sites: Arc::new(sites), roots, accounts, apps, certificates })
+        Some(Settings { file, workers, sites: Arc::new(sites), roots, accounts, apps, certificates })
     }
 
     fn listen(&mut self, root: Node<'_>, node: Node<'_>) {
@@ -310,17 +299,17 @@ impl Checker<'_> {
             self.findings.outside(format!("{} sites are too many", sites.len()), "at most 65535 fit in one server");
         }
         for (file, span) in &self.accounts {
-            if let Some(root) = roots.iter().flatten().find(|root| lies_within(file, &root.path)) {
-                let message = format!("the accounts in {} lie within the root {}", file.display(), root.path.display());
+            if let Some(root) = roots.iter().flatten().find(|root| lies_within(file, root)) {
+                let message = format!("the accounts in {} lie within the root {}", file.display(), root.display());
                 let help = "move the file out of every root, so that no client can ask for it";
                 self.findings.at(span.clone(), message, help);
             }
         }
-        let roots: Option<Vec<SiteRoot>> = roots.into_iter().collect();
+        let roots: Option<Vec<PathBuf>> = roots.into_iter().collect();
         Some((Sites::new(sites)?, roots?, apps, certificates))
     }
 
-    fn root(&mut self, dir: Option<&Path>, site: &mut SiteTable, node: Node<'_>) -> Option<SiteRoot> {
+    fn root(&mut self, dir: Option<&Path>, site: &mut SiteTable, node: Node<'_>) -> Option<PathBuf> {
         let path = match (dir, &site.root) {
             (Some(dir), _) => std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()),
             (None, Some(root)) if root.as_os_str().is_empty() => {
@@ -341,7 +330,7 @@ impl Checker<'_> {
             }
         }
         site.root = Some(path.clone());
-        Some(SiteRoot { path })
+        Some(path)
     }
 
     fn site(
@@ -705,12 +694,12 @@ fn folder_to_serve(path: &Path) -> Result<(), (String, String)> {
 }
 
 /// The names by which applications know a root: as it is configured, and without the symbolic links in it.
-fn root_names(root: Option<&Option<SiteRoot>>) -> Vec<Box<[u8]>> {
-    let Some(path) = root.and_then(Option::as_ref).map(|root| root.path.clone()) else {
+fn root_names(root: Option<&Option<PathBuf>>) -> Vec<Box<[u8]>> {
+    let Some(path) = root.and_then(Option::as_ref) else {
         return Vec::new();
     };
-    let real = path.canonicalize().ok().filter(|real| *real != path);
-    [path].into_iter().chain(real).map(|path| path.as_os_str().as_encoded_bytes().into()).collect()
+    let real = path.canonicalize().ok().filter(|real| real != path);
+    [path.clone()].into_iter().chain(real).map(|path| path.as_os_str().as_encoded_bytes().into()).collect()
 }
 
 /// Whether a file lies in a folder, by its own name or by where that leads.

@@ -108,13 +108,6 @@ impl AppSettings {
     }
 }
 
-/// Where a site's files lie.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SiteRoot {
-    /// An absolute path. It was a folder that could be entered when the settings were made.
-    pub path: PathBuf,
-}
-
 /// Helpers of each event loop of architecture amped: they wait for the disk in its place
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
@@ -343,18 +336,6 @@ pub struct StopSettings {
     #[serde(with = "Seconds")]
     #[default(Duration::from_secs(10))]
     pub deadline: Duration,
-}
-
-/// What the cache that processes of MP share may hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SharedSettings {
-    /// Bytes of entries, in whole blocks of 512. The tables that lead to them come on top: 8 bytes for each block and 72 for
-    /// each entry.
-    pub bytes: Bytes,
-    /// Bodies up to this size are kept.
-    pub file_max: Bytes,
-    /// Names.
-    pub entries: usize,
 }
 
 /// Where the access log goes.

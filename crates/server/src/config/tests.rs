@@ -12,7 +12,7 @@ use amped_units::Bytes;
 
 use super::cli::Serve;
 use super::page as page_of;
-use super::settings::{LogFormat, LogTarget, Residency, SiteRoot};
+use super::settings::{LogFormat, LogTarget, Residency};
 use super::*;
 
 fn repository() -> PathBuf {
@@ -366,7 +366,7 @@ fn flag_overrides_file() {
     assert_eq!((settings.workers, settings.helpers.max, settings.helpers.min_spare), (5, 3, 3));
     assert_eq!((&settings.log.access, settings.log.format), (&LogTarget::Stdout, LogFormat::Common));
     assert_eq!(settings.user.as_deref(), Some("b"));
-    assert_eq!(settings.roots, [repository(), "/".into()].map(|path| SiteRoot { path }));
+    assert_eq!(settings.roots, [repository(), "/".into()]);
     assert!(settings.sites.get(0).unwrap().listing && settings.sites.get(1).unwrap().listing);
 }
 
@@ -395,7 +395,7 @@ fn paths_are_relative_to_configuration_file() {
     fs::write(&config, "root = './www'\nlog = { access = 'log' }").unwrap();
     let flags = Serve { config: Some(config.clone()), ..Serve::default() };
     let settings = load(&flags).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(settings.roots, [SiteRoot { path: folder.path().join("www") }]);
+    assert_eq!(settings.roots, [folder.path().join("www")]);
     assert_eq!(settings.log.access, LogTarget::File(folder.path().join("log")));
     // And what is wrong after the next reading has its place, as in the first.
     fs::write(&config, "root = 'www'\nworkers = 0").unwrap();

@@ -24,8 +24,12 @@ use crate::portable::tests::opened;
 
 const EVER: Duration = Duration::MAX;
 
+fn budgets(content_bytes: Bytes, max_content_file_bytes: Bytes, path_entries: usize) -> Budgets {
+    Budgets { content_bytes, max_content_file_bytes, path_entries, ..Budgets::default() }
+}
+
 fn cache(bytes: u64, file_max: u64, entries: usize) -> SharedCache {
-    SharedCache::new(&SharedSettings { bytes: Bytes(bytes), file_max: Bytes(file_max), entries }).expect("memory")
+    SharedCache::new(&budgets(Bytes(bytes), Bytes(file_max), entries)).expect("memory")
 }
 
 fn work(path: impl AsRef<[u8]>) -> NameWork {
@@ -247,7 +251,7 @@ fn least_recently_used_entry_of_shard_is_evicted() {
 
 #[test]
 fn too_small_budget_is_rejected() {
-    let settings = |bytes, entries| SharedSettings { bytes: Bytes(bytes), file_max: Bytes::kib(32), entries };
+    let settings = |bytes, entries| budgets(Bytes(bytes), Bytes::kib(32), entries);
     for (bytes, entries) in [(0, 10), (511, 10), (1 << 20, 0)] {
         let error = SharedCache::new(&settings(bytes, entries)).expect_err("too small");
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
@@ -268,7 +272,7 @@ fn too_small_budget_is_rejected() {
 #[test]
 fn shards_use_whole_budget() {
     for (bytes, file_max, entries) in [(64 << 20, 32 << 10, 8192), (1 << 20, 100 << 10, 10), (1 << 30, 0, 100_000)] {
-        let settings = SharedSettings { bytes: Bytes(bytes), file_max: Bytes(file_max), entries };
+        let settings = budgets(Bytes(bytes), Bytes(file_max), entries);
         let layout = Layout::of(&settings).expect("enough");
         let Layout { shards, nodes, blocks, .. } = layout;
         assert!(shards <= SHARDS_MAX && shards * nodes <= entries && shards * blocks * BLOCK <= bytes as usize);
@@ -442,8 +446,8 @@ const ROLE: &str = "AMPED_TEST_ROLE";
 /// Longer than anything here takes. A child whose parent has ended exits after it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn settings() -> SharedSettings {
-    SharedSettings { bytes: Bytes::mib(1), file_max: Bytes::kib(4), entries: 256 }
+fn settings() -> Budgets {
+    budgets(Bytes::mib(1), Bytes::kib(4), 256)
 }
 
 /// A process that ends with its test.
