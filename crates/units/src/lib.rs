@@ -15,9 +15,10 @@ pub mod text;
 mod time;
 mod written;
 
-pub use bytes::{Bytes, ParseBytesError};
-pub use duration::{ParseDurationError, parse_duration};
-pub use rate::{BitsPerSecond, ParseBitsPerSecondError};
+pub use bytes::Bytes;
+pub use duration::parse_duration;
+pub use number::ParseError;
+pub use rate::BitsPerSecond;
 pub use text::{Form, parse_text};
 pub use time::Time;
 pub use written::{Count, Positive, PositiveBytes, PositiveSeconds, Seconds, TimeFrom};

@@ -1,5 +1,19 @@
 //! Parsing and printing of numbers with units, in integers, so that nothing is lost to rounding.
 
+use core::fmt;
+
+/// The text is not of its type; the message continues it, and has examples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParseError(pub(crate) &'static str);
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl core::error::Error for ParseError {}
+
 /// Returns `amount` in the largest unit that leaves a whole number, and that unit, so that the text parses back without
 /// loss. `units` are in descending order and end with a unit of 1.
 pub(crate) fn whole(amount: u64, units: &[(&'static str, u64)]) -> (u64, &'static str) {
