@@ -339,7 +339,9 @@ pub struct StopSettings {
 }
 
 /// Where the access log goes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(extend("minLength" = 1))]
 pub enum LogTarget {
     /// Nowhere.
     #[default]
@@ -350,43 +352,27 @@ pub enum LogTarget {
     File(PathBuf),
 }
 
-impl From<&str> for LogTarget {
+impl TryFrom<String> for LogTarget {
+    type Error = &'static str;
+
     /// A file that is named `off` or `-` is written `./off`.
-    fn from(text: &str) -> LogTarget {
-        match text {
-            "off" => LogTarget::Off,
-            "-" => LogTarget::Stdout,
-            _ => LogTarget::File(text.into()),
+    fn try_from(text: String) -> Result<LogTarget, &'static str> {
+        match text.as_str() {
+            "" => Err("`access` is empty\nwrite a file, \"-\" for standard output, or \"off\""),
+            "off" => Ok(LogTarget::Off),
+            "-" => Ok(LogTarget::Stdout),
+            _ => Ok(LogTarget::File(text.into())),
         }
     }
 }
 
-impl Serialize for LogTarget {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            LogTarget::Off => serializer.serialize_str("off"),
-            LogTarget::Stdout => serializer.serialize_str("-"),
-            LogTarget::File(path) => serializer.serialize_str(&path.to_string_lossy()),
+impl From<LogTarget> for String {
+    fn from(target: LogTarget) -> String {
+        match target {
+            LogTarget::Off => "off".to_owned(),
+            LogTarget::Stdout => "-".to_owned(),
+            LogTarget::File(path) => path.to_string_lossy().into_owned(),
         }
-    }
-}
-
-impl<'de> Deserialize<'de> for LogTarget {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<LogTarget, D::Error> {
-        parse_text(deserializer, |text| match text {
-            "" => Err("`access` is empty\nwrite a file, \"-\" for standard output, or \"off\"".to_owned()),
-            text => Ok(LogTarget::from(text)),
-        })
-    }
-}
-
-impl JsonSchema for LogTarget {
-    fn schema_name() -> Cow<'static, str> {
-        "LogTarget".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "minLength": 1 })
     }
 }
 
