@@ -39,7 +39,7 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
                 match action {
                     Action::Send(reply) => {
                         assert!(!ended, "a reply behind the end");
-                        reply.head.get().write(&mut sent, &shared.wall.date, reply.connection, 1);
+                        reply.head.get().write(&mut sent, &shared.wall.date, reply.connection, None, 1);
                         if let Body::Text(text) = reply.body {
                             sent.extend_from_slice(&text);
                         }
