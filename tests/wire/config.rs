@@ -129,6 +129,32 @@ fn check_accepts_valid_file() {
 }
 
 #[test]
+fn certificates_are_described() {
+    let site = Site::new();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut certificate = rcgen::CertificateParams::new(vec!["a.example".to_owned()]).unwrap();
+    certificate.not_after = rcgen::date_time_ymd(2016, 2, 29);
+    let pem = site.file("a.pem", certificate.self_signed(&key).unwrap().pem());
+    site.file("a.key", key.serialize_pem());
+    let config = "listen = [\"127.0.0.1:443 tls\"]\n\
+         [[site]]\nroot = \".\"\nhosts = [\"a.example\"]\ncertificate = [\"a.pem\"]\nkey = [\"a.key\"]\n\
+         [[site]]\nroot = \".\"\nhosts = [\"b.example\"]\n";
+    let file = site.file("amped.toml", config);
+    let ended = run(&["check", "--config", text(&file)]);
+    // A server with an expired certificate is better than none.
+    assert_eq!((ended.status, ended.stderr.as_str()), (0, ""));
+    for line in [
+        "PEM: a.example (ECDSA, until 2016-02-29, 0 days left)",
+        "warning: PEM: the certificate has expired: clients refuse it",
+        "warning: PEM: the certificate is self-signed: only clients that have it in their list of authorities accept it",
+        "warning: PEM: the certificate also serves b.example, which is not among its names: clients of that name refuse it",
+    ] {
+        let line = line.replace("PEM", text(&pem));
+        assert!(ended.stdout.lines().any(|found| found == line), "{line} is not in:\n{}", ended.stdout);
+    }
+}
+
+#[test]
 fn check_warns_about_entries_and_rejects_costly_hash() {
     let (site, folder) = (Site::new(), Site::new());
     let users =

@@ -17,6 +17,7 @@ mod forms;
 pub mod optimise;
 mod print;
 mod read;
+mod review;
 mod schema;
 pub mod settings;
 mod types;
@@ -24,6 +25,7 @@ mod types;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use checked::Settings;
 pub use error::{Error, Problem};
@@ -66,7 +68,7 @@ pub fn load(flags: &cli::Serve) -> Result<Settings, Error> {
     parse(flags, Some(Source { name: path.display().to_string(), text }), &folder)
 }
 
-/// What `amped check` prints: the file is good, and what it would do.
+/// What `amped check` prints: the file is good, what it would do, and what is wrong with its certificates and accounts.
 pub fn check(flags: &cli::Check) -> Result<String, Error> {
     let settings = load(&cli::Serve { config: Some(flags.config.clone()), ..cli::Serve::default() })?;
     let addresses: Vec<String> = settings.listen.iter().map(|listen| listen.to_string()).collect();
@@ -75,6 +77,8 @@ pub fn check(flags: &cli::Check) -> Result<String, Error> {
         n => format!("{n} sites"),
     };
     let mut summary = format!("{}: ok\n{sites} on {}\n", flags.config.display(), addresses.join(", "));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    summary += &review::review(&settings, now);
     let mut findings = Findings::default();
     for path in &settings.accounts {
         summary += &check_accounts(path, &mut findings);

@@ -1,0 +1,229 @@
+//! What `amped check` says of certificates: their names and their end, and what a client would refuse.
+//!
+//! Nothing here is an error. A server with an expired certificate starts, since its sites without TLS, and clients that
+//! ignore the date, are better off with it than without.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use rustls::pki_types::CertificateDer;
+use rustls::{SignatureAlgorithm, sign::CertifiedKey};
+use x509_cert::certificate::Certificate as X509;
+use x509_cert::der::{self, Decode, oid::ObjectIdentifier};
+use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
+
+use super::checked::Settings;
+
+/// A certificate that ends sooner than this should have been renewed, unless it lasts no longer than three times this.
+const RENEWAL: u64 = 30;
+
+/// Days after which browsers refuse a certificate of a public authority.
+const VALIDITY_MAX: u64 = 398;
+
+/// Signatures that browsers refuse: MD5 and SHA-1 with RSA, SHA-1 with ECDSA.
+const WEAK: [ObjectIdentifier; 3] = [
+    ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.4"),
+    ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.5"),
+    ObjectIdentifier::new_unwrap("1.2.840.10045.4.1"),
+];
+
+/// Describes the certificates of all sites, with a warning for each flaw. `now`: since 1970.
+pub(super) fn review(settings: &Settings, now: Duration) -> String {
+    let mut text = String::new();
+    let default = settings.certificates.iter().find(|own| !own.is_empty());
+    for (own, site) in settings.certificates.iter().zip(&settings.site) {
+        own.iter().for_each(|one| describe(&mut text, &one.chain, &one.certified, &site.hosts, now));
+        // A site without a certificate has that of another one.
+        for one in default.filter(|_| own.is_empty() && settings.has_tls()).into_iter().flatten() {
+            let covered = names(&one.certified.cert).unwrap_or_default();
+            for host in site.hosts.iter().filter(|host| !covers(&covered, host)) {
+                warn(
+                    &mut text,
+                    &one.chain,
+                    &format!("also serves {host}, which is not among its names: clients of that name refuse it"),
+                );
+            }
+        }
+    }
+    text
+}
+
+fn warn(text: &mut String, file: &Path, what: &str) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "warning: {}: the certificate {what}", file.display());
+}
+
+fn describe(text: &mut String, file: &Path, certified: &CertifiedKey, hosts: &[Box<str>], now: Duration) {
+    let parsed: der::Result<Vec<X509>> = certified.cert.iter().map(|der| X509::from_der(der)).collect();
+    let (Ok(chain), Ok(names)) = (parsed, names(&certified.cert)) else {
+        return warn(text, file, "or one after it in the file is malformed");
+    };
+    let Some((own, above)) = chain.split_first() else { return };
+    let validity = own.tbs_certificate().validity();
+    let [from, until] = [validity.not_before, validity.not_after].map(|time| days(time.to_unix_duration()));
+    let (today, date) = (days(now), validity.not_after.to_date_time().to_string());
+    let kind = match certified.key.algorithm() {
+        SignatureAlgorithm::RSA => "RSA",
+        SignatureAlgorithm::ECDSA => "ECDSA",
+        _ => "Ed25519",
+    };
+    let (left, lasts) = (until.saturating_sub(today), until.saturating_sub(from));
+    let _ = writeln!(
+        text,
+        "{}: {} ({kind}, until {}, {left} days left)",
+        file.display(),
+        names.join(", "),
+        date.split('T').next().unwrap_or_default()
+    );
+    let mut warn = |what: &str| warn(text, file, what);
+    if now >= validity.not_after.to_unix_duration() {
+        warn("has expired: clients refuse it");
+    } else if left < RENEWAL.min(lasts / 3) {
+        warn("ends soon: renew it");
+    }
+    if now < validity.not_before.to_unix_duration() {
+        warn("is not valid yet: clients refuse it until then");
+    }
+    if lasts > VALIDITY_MAX {
+        warn(&format!("lasts {lasts} days: browsers refuse more than {VALIDITY_MAX} from a public authority"));
+    }
+    if names.is_empty() {
+        warn("has no names (subjectAltName): clients refuse it");
+    }
+    for host in hosts.iter().filter(|host| !names.is_empty() && !covers(&names, host)) {
+        warn(&format!("does not have the site's name {host}: clients of that name refuse it"));
+    }
+    if chain.iter().any(|one| WEAK.contains(&one.signature_algorithm().oid)) {
+        warn("or one after it in the file is signed with SHA-1 or MD5: clients refuse it");
+    }
+    if own.tbs_certificate().issuer() == own.tbs_certificate().subject() {
+        warn("is self-signed: only clients that have it in their list of authorities accept it");
+    } else if above.is_empty() {
+        warn(
+            "stands alone in the file: clients refuse it unless its issuer is a root; add the intermediate certificates",
+        );
+    }
+    let issued =
+        chain.iter().zip(above).all(|(one, by)| one.tbs_certificate().issuer() == by.tbs_certificate().subject());
+    if !issued {
+        warn("is not followed by its issuer, and so on: put the certificates of the file into that order");
+    }
+}
+
+/// Whole days since 1970.
+fn days(time: Duration) -> u64 {
+    time.as_secs() / 86_400
+}
+
+/// The names of the first certificate: hosts in lower case, and addresses.
+fn names(chain: &[CertificateDer<'_>]) -> der::Result<Vec<String>> {
+    let Some(own) = chain.first() else { return Ok(Vec::new()) };
+    let own = X509::from_der(own)?;
+    let names = own.tbs_certificate().get_extension::<SubjectAltName>()?.map(|(_, names)| names.0);
+    let name = |name: &GeneralName| match name {
+        GeneralName::DnsName(name) => Some(name.as_str().to_ascii_lowercase()),
+        GeneralName::IpAddress(bytes) => {
+            let bytes = bytes.as_bytes();
+            let four = <[u8; 4]>::try_from(bytes).map(IpAddr::from).ok();
+            four.or_else(|| <[u8; 16]>::try_from(bytes).map(IpAddr::from).ok()).map(|address| address.to_string())
+        }
+        _ => None,
+    };
+    Ok(names.iter().flatten().filter_map(name).collect())
+}
+
+/// Whether one of these names covers a host of a site, which may begin with `*.`, or be an IPv6 address in brackets.
+fn covers(names: &[String], host: &str) -> bool {
+    let host = host.trim_matches(['[', ']']);
+    // RFC 9525, 6.3: a wildcard stands for one label.
+    let below = host.split_once('.').map(|(_, below)| below);
+    names.iter().any(|name| name == host || (name.strip_prefix("*.").is_some_and(|name| below == Some(name))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+    use rustls::pki_types::PrivateKeyDer;
+
+    /// 2026-11-25.
+    const NOW: Duration = Duration::from_secs(20_782 * 86_400);
+
+    fn issuer(name: &str) -> (CertificateParams, KeyPair) {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        (params, KeyPair::generate().unwrap())
+    }
+
+    /// The chain of a certificate for these names and months of 2026 and 2027, and of its issuer.
+    fn chain(names: &[&str], from: u8, until: u8) -> (Vec<CertificateDer<'static>>, KeyPair) {
+        let (params, key) = issuer("intermediate");
+        let above = params.self_signed(&key).unwrap();
+        let own_key = KeyPair::generate().unwrap();
+        let mut own = CertificateParams::new(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>()).unwrap();
+        (own.not_before, own.not_after) = (date_time_ymd(2026, from, 1), date_time_ymd(2027, until, 1));
+        let own = own.signed_by(&own_key, &Issuer::from_params(&params, &key)).unwrap();
+        (vec![own.der().clone(), above.der().clone()], own_key)
+    }
+
+    fn reviewed((chain, key): &(Vec<CertificateDer<'static>>, KeyPair), hosts: &[&str]) -> String {
+        let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+        let key = rustls::crypto::aws_lc_rs::sign::any_supported_type(&key).unwrap();
+        let hosts: Vec<Box<str>> = hosts.iter().map(|&host| host.into()).collect();
+        let mut text = String::new();
+        describe(&mut text, Path::new("a.pem"), &CertifiedKey::new(chain.clone(), key), &hosts, NOW);
+        text
+    }
+
+    #[test]
+    fn sound_certificate_is_described_without_warning() {
+        let sound = chain(&["a.example", "*.b.example", "::1"], 10, 2);
+        assert_eq!(
+            reviewed(&sound, &["a.example", "x.b.example", "*.b.example", "[::1]"]),
+            "a.pem: a.example, *.b.example, ::1 (ECDSA, until 2027-02-01, 68 days left)\n"
+        );
+    }
+
+    #[test]
+    fn flaws_of_certificates_are_reported() {
+        let check = |chain: &(Vec<CertificateDer<'static>>, KeyPair), hosts: &[&str], expected: &[&str]| {
+            let text = reviewed(chain, hosts);
+            let warnings: Vec<&str> = text.lines().skip(1).collect();
+            assert_eq!(warnings.len(), expected.len(), "{text}");
+            for expected in expected {
+                assert!(text.contains(expected), "{expected} is not in:\n{text}");
+            }
+        };
+        let names = ["a.example"];
+        check(&chain(&names, 12, 2), &[], &["is not valid yet"]);
+        check(&chain(&names, 1, 12), &[], &["lasts 699 days"]);
+        check(&chain(&[], 10, 2), &["a.example"], &["has no names"]);
+        check(&chain(&names, 10, 2), &["b.example", "x.a.example"], &["name b.example", "name x.a.example"]);
+        let (full, key) = chain(&names, 10, 2);
+        check(&(full[..1].to_vec(), key), &[], &["stands alone"]);
+        let (mut wrong, key) = chain(&names, 10, 2);
+        let (other, other_key) = issuer("another");
+        wrong[1] = other.self_signed(&other_key).unwrap().der().clone();
+        check(&(wrong, key), &[], &["is not followed by its issuer"]);
+        let key = KeyPair::generate().unwrap();
+        let mut own = CertificateParams::new(vec!["a.example".to_owned()]).unwrap();
+        (own.not_before, own.not_after) = (date_time_ymd(2026, 6, 1), date_time_ymd(2026, 11, 24));
+        let expired = own.self_signed(&key).unwrap().der().clone();
+        check(&(vec![expired], key), &[], &["has expired", "is self-signed"]);
+        let key = KeyPair::generate().unwrap();
+        own.not_after = date_time_ymd(2026, 12, 20);
+        let soon = own.self_signed(&key).unwrap().der().clone();
+        check(&(vec![soon], key), &[], &["ends soon", "is self-signed"]);
+        let key = KeyPair::generate().unwrap();
+        check(&(vec![CertificateDer::from(SHA1.to_vec())], key), &[], &["signed with SHA-1", "is self-signed"]);
+        let key = KeyPair::generate().unwrap();
+        let text = reviewed(&(vec![CertificateDer::from(vec![0x30, 0x80])], key), &[]);
+        assert!(text.contains("is malformed"), "{text}");
+    }
+
+    /// By OpenSSL: `req -x509 -newkey ec -sha1 -days 90`, for a.example.
+    const SHA1: &[u8] = include_bytes!("../../../../tests/golden/sha1.der");
+}
