@@ -15,6 +15,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{
     ClientConfig, ClientConnection, HandshakeKind, RootCertStore, SignatureScheme, SupportedProtocolVersion, version,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::harness::*;
 
@@ -339,6 +340,149 @@ fn handshake_may_be_split_anywhere_and_must_not_take_forever() {
     let mut silent_after_hello = server.connect();
     silent_after_hello.send(&hello);
     assert!(!silent_after_hello.read_to_end().is_empty());
+    // Bytes that keep arriving extend no deadline: at this rate the hello would take half a minute.
+    let client = server.connect();
+    let mut stream = client.stream();
+    let is_refused = hello.iter().any(|byte| {
+        thread::sleep(Duration::from_millis(20));
+        stream.write_all(&[*byte]).is_err()
+    });
+    assert!(is_refused, "the whole hello was accepted");
+}
+
+/// As [`place`], with an RSA key, whose signatures AMPED leaves to a thread.
+fn place_with_rsa() -> (Site, Trust) {
+    let (site, mut trust) = place();
+    trust.issue(&site, "own", &rcgen::PKCS_RSA_SHA256, &["localhost"]);
+    (site, trust)
+}
+
+impl Trust {
+    /// The first flight of a client.
+    fn hello(&self, version: &'static SupportedProtocolVersion) -> Vec<u8> {
+        let mut hello = Vec::new();
+        self.session("localhost", aws_lc_rs::default_provider(), version).write_tls(&mut hello).unwrap();
+        hello
+    }
+}
+
+/// The priorities of the server's threads for handshakes (proc_pid_stat(5), field 19).
+fn handshake_threads(server: &Server) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap().map(|task| task.unwrap().path());
+    let is_one = |task: &std::path::PathBuf| {
+        fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim_end() == "handshakes")
+    };
+    let nice = |task: std::path::PathBuf| {
+        let stat = fs::read_to_string(task.join("stat")).unwrap();
+        stat.rsplit(") ").next().unwrap().split(' ').nth(19 - 3).unwrap().to_owned()
+    };
+    tasks.filter(is_one).map(nice).collect()
+}
+
+#[test]
+fn amped_leaves_rsa_handshakes_to_a_thread() {
+    let (site, trust) = place_with_rsa();
+    site.file("root/a", "a");
+    for (keys, has_thread) in [("", architecture() == Some("amped")), ("tls.sign = \"loop\"", false)] {
+        let server = serve(&site, keys, "");
+        for version in BOTH {
+            for _ in 0..3 {
+                assert_eq!(trust.connect_as(&server, version).get("/a").text(), "a");
+            }
+        }
+        let tasks = if has_thread { 6 } else { 0 };
+        assert_eq!(server.report("helper_tasks handshake"), tasks, "{keys}");
+        assert_eq!(handshake_threads(&server), if has_thread { &["19"][..] } else { &[] }, "{keys}");
+        // The server does not support the first key exchange that this client offers, so the client says hello twice.
+        let mut provider = aws_lc_rs::default_provider();
+        provider.kx_groups = vec![aws_lc_rs::kx_group::MLKEM768, aws_lc_rs::kx_group::X25519];
+        let mut twice = server.connect().secure(trust.session("localhost", provider, &version::TLS13));
+        assert_eq!(twice.get("/a").text(), "a");
+        assert_eq!(twice.tls().unwrap().handshake_kind(), Some(HandshakeKind::FullWithHelloRetryRequest));
+        assert_eq!(server.report("helper_tasks handshake"), if has_thread { tasks + 2 } else { 0 }, "{keys}");
+    }
+}
+
+#[test]
+fn loop_does_single_ecdsa_handshakes_itself() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    let server = serve(&site, "", "");
+    for version in BOTH {
+        assert_eq!(trust.connect_as(&server, version).get("/a").text(), "a");
+    }
+    assert_eq!(handshake_threads(&server), [""; 0]);
+}
+
+#[test]
+fn handshakes_in_crowds_and_of_clients_that_leave_are_done() {
+    let (site, trust) = place_with_rsa();
+    site.file("root/a", pattern(20_000));
+    let server = serve(&site, "", "");
+    for round in 0..4 {
+        thread::scope(|threads| {
+            for n in 0..12 {
+                let (server, trust) = (&server, &trust);
+                threads.spawn(move || {
+                    assert!(trust.connect_as(server, BOTH[n % 2]).get("/a").body == pattern(20_000), "{round}");
+                });
+            }
+            // Others leave before they have the server's part of the handshake.
+            for n in 0..8 {
+                server.connect().send(trust.hello(BOTH[n % 2]));
+            }
+        });
+    }
+    wait_until("all connections to close", || server.report("connections") == 0);
+}
+
+#[test]
+fn thousand_unfinished_handshakes_cost_little_memory_and_are_closed() {
+    const CLIENTS: usize = 1000;
+    if is_pool() {
+        // Its workers have one connection each.
+        return;
+    }
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
+    let (site, trust) = place_with_rsa();
+    site.file("root/a", "a");
+    let server = serve(&site, "limits.header_timeout = \"5s\"", "");
+    assert_eq!(trust.connect(&server).get("/a").text(), "a");
+    let before = memory_kib(&server, "VmRSS:");
+    let hello = trust.hello(&version::TLS13);
+    let connect = |n: usize| {
+        let client = server.connect();
+        // Every other hello lacks its last byte. On a busy machine the deadline may pass before it is sent.
+        let _ = client.stream().write_all(&hello[..hello.len() - n % 2]);
+        client
+    };
+    let clients: Vec<Client> = (0..CLIENTS).map(connect).collect();
+    wait_until("all connections to close", || server.report("connections") == 0);
+    drop(clients);
+    let peak = memory_kib(&server, "VmHWM:").saturating_sub(before) / CLIENTS as u64;
+    println!("{peak} KiB a connection");
+    assert!(peak <= 64, "{peak} KiB a connection");
+    assert_eq!(trust.connect(&server).get("/a").text(), "a");
+}
+
+/// A line of proc_pid_status(5).
+fn memory_kib(server: &Server, name: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn server_stops_with_handshakes_in_flight() {
+    let (site, trust) = place_with_rsa();
+    let mut server = serve(&site, "", "");
+    let mut clients: Vec<Client> = (0..24).map(|_| server.connect()).collect();
+    for client in &mut clients {
+        client.send(trust.hello(&version::TLS13));
+    }
+    server.signal("TERM");
+    assert!(server.wait().success());
 }
 
 #[test]

@@ -82,6 +82,8 @@ pub struct WaitCounts {
     pub lists: Waited,
     /// Verifying a password.
     pub passwords: Waited,
+    /// Answering the hello of a TLS client.
+    pub handshakes: Waited,
     /// Reading a window of a file into memory.
     pub windows: Waited,
     /// Waiting until a file that was being written is stable.
@@ -286,11 +288,13 @@ figures! {
     waits.lists.tasks: Counter Things "helper_tasks" "cause=\"list\"" "Tasks completed by helpers.",
     waits.windows.tasks: Counter Things "helper_tasks" "cause=\"window\"" "Tasks completed by helpers.",
     waits.passwords.tasks: Counter Things "helper_tasks" "cause=\"password\"" "Tasks completed by helpers.",
+    waits.handshakes.tasks: Counter Things "helper_tasks" "cause=\"handshake\"" "Tasks completed by helpers.",
     waits.changes.tasks: Counter Things "helper_tasks" "cause=\"change\"" "Tasks completed by helpers.",
     waits.names.ns: Counter Nanoseconds "helper_wait" "cause=\"name\"" "Time from question to answer, including the queue.",
     waits.lists.ns: Counter Nanoseconds "helper_wait" "cause=\"list\"" "Time from question to answer, including the queue.",
     waits.windows.ns: Counter Nanoseconds "helper_wait" "cause=\"window\"" "Time from question to answer, including the queue.",
     waits.passwords.ns: Counter Nanoseconds "helper_wait" "cause=\"password\"" "Time from question to answer, including the queue.",
+    waits.handshakes.ns: Counter Nanoseconds "helper_wait" "cause=\"handshake\"" "Time from question to answer, including the queue.",
     waits.changes.ns: Counter Nanoseconds "helper_wait" "cause=\"change\"" "Time from question to answer, including the queue.",
     helpers.waiting: Gauge Things "helper_queue" "" "Tasks queued for a helper.",
     helpers.threads: Gauge Things "helpers" "as=\"threads\"" "Helpers.",

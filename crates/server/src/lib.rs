@@ -14,7 +14,7 @@
 //! 5. `app`: applications, whose scripts it finds through `disk`.
 //! 6. `transport`; `certificate`, `tickets`, `tls_config`: what TLS sessions need; `config_snapshot`: the current configuration, with
 //!    everything opened for it.
-//! 7. `send`; `helper`, the helpers and their tasks; `message`, the messages
+//! 7. `send`; `handshakes`, `helper`, the helpers and their tasks; `message`, the messages
 //!    to a loop, also from helpers and `watch`.
 //! 8. `turn`: one connection's turn; `worker`: the connections of a loop.
 //! 9. `event_loop`: the loop.
@@ -35,6 +35,7 @@ pub mod counters;
 pub mod descriptors;
 pub mod disk;
 pub mod event_loop;
+pub mod handshakes;
 pub mod helper;
 pub mod listen;
 pub mod listings;

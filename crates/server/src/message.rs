@@ -16,6 +16,7 @@ use crate::app::single_flight::Settled;
 use crate::app::spool;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::Snapshot;
+use crate::handshakes::Handshake;
 use crate::helper::Done;
 use crate::listen::Listener;
 use crate::passwords::verifier::Verified;
@@ -28,6 +29,8 @@ pub enum Message {
     Done(Done),
     /// A password was verified.
     Verified(Verified),
+    /// The hello of a TLS client was answered.
+    Handshake(Handshake),
     /// A process was started for a request, or could not be.
     Started(Box<Started>),
     /// A spool task was completed.
@@ -53,6 +56,12 @@ pub enum Message {
 impl From<Verified> for Message {
     fn from(verified: Verified) -> Message {
         Message::Verified(verified)
+    }
+}
+
+impl From<Handshake> for Message {
+    fn from(handshake: Handshake) -> Message {
+        Message::Handshake(handshake)
     }
 }
 

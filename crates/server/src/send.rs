@@ -39,7 +39,7 @@ use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
 use crate::config::optimise::Optimise;
-use crate::config::settings::ContentMode;
+use crate::config::settings::{Architecture, ContentMode, Signing};
 use crate::config_snapshot::ConfigSnapshot;
 use crate::metrics::{Meter, Phase, Timing};
 use crate::open_file::{MappedWindows, OpenFile, WINDOW};
@@ -301,13 +301,19 @@ impl LogContext<'_> {
     }
 }
 
+/// Returns whether a thread answers the hellos of TLS clients.
+fn defers_hello(generation: &ConfigSnapshot) -> bool {
+    let settings = &generation.settings;
+    settings.architecture == Architecture::Amped && settings.tls.sign == Signing::Helper
+}
+
 impl Sender {
     /// Creates the resources for this configuration.
     pub fn new(generation: &ConfigSnapshot) -> Sender {
         Sender {
             spare: Vec::new(),
             window: vec![0; WINDOW as usize],
-            tls: Buffers::default(),
+            tls: Buffers::new(defers_hello(generation)),
             sendfile_min_age: generation.settings.send.sendfile_min_age,
             lends: generation.settings.optimise.sendfile,
             style: Style::of(&generation.settings.optimise),
@@ -328,6 +334,7 @@ impl Sender {
 
     /// Applies another configuration. Residency tests and mappings are kept.
     pub fn renew(&mut self, generation: &ConfigSnapshot) {
+        self.tls.defers_hello = defers_hello(generation);
         self.sendfile_min_age = generation.settings.send.sendfile_min_age;
         self.lends = generation.settings.optimise.sendfile;
         self.style = Style::of(&generation.settings.optimise);

@@ -57,6 +57,12 @@ impl TlsConfig {
         Ok(Some(TlsConfig { config: Arc::new(config), certificates, tickets }))
     }
 
+    /// Returns whether no key is an RSA key, whose signatures take ten times as long as others.
+    pub fn signs_fast(&self) -> bool {
+        let by_site = self.certificates.by_site.read().unwrap_or_else(PoisonError::into_inner);
+        by_site.iter().flatten().all(|one| one.certified.key.algorithm() != SignatureAlgorithm::RSA)
+    }
+
     /// Begins a session with a client that has just connected.
     ///
     /// # Errors

@@ -10,8 +10,10 @@
 pub mod tls;
 
 use std::io::{self, IoSlice};
+use std::mem;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
 
 use amped_sys::file;
 use amped_sys::mapping::Mapping;
@@ -23,19 +25,54 @@ use self::tls::{Buffers, Tls};
 /// The transport of one connection.
 pub struct Transport {
     socket: OwnedFd,
-    /// `None`: bytes travel as they are.
-    tls: Option<Box<Tls>>,
+    session: Session,
+}
+
+enum Session {
+    /// Bytes travel as they are.
+    None,
+    Tls(Box<Tls>),
+    /// Another thread does the handshake, unless this is dropped first.
+    Away {
+        _connection: Arc<()>,
+    },
 }
 
 impl Transport {
     /// Wraps an accepted nonblocking TCP socket, with a TLS session if there is to be one.
     pub fn new(socket: OwnedFd, tls: Option<Box<Tls>>) -> Transport {
-        Transport { socket, tls }
+        Transport { socket, session: tls.map_or(Session::None, Session::Tls) }
     }
 
     /// Returns whether bytes are encrypted.
     pub fn is_tls(&self) -> bool {
-        self.tls.is_some()
+        !matches!(self.session, Session::None)
+    }
+
+    /// Returns whether another thread has the session: nothing can be received or sent.
+    pub fn is_away(&self) -> bool {
+        matches!(self.session, Session::Away { .. })
+    }
+
+    /// Takes the session out, for another thread; also returns a reference that expires with this connection.
+    pub fn hand_over(&mut self) -> Option<(Box<Tls>, Weak<()>)> {
+        let away = Arc::new(());
+        let connection = Arc::downgrade(&away);
+        match mem::replace(&mut self.session, Session::Away { _connection: away }) {
+            Session::Tls(session) => Some((session, connection)),
+            other => {
+                self.session = other;
+                None
+            }
+        }
+    }
+
+    /// Puts the session back, and sends its answer as far as the socket takes it. Returns whether the connection can go on.
+    pub fn take_back(&mut self, mut session: Box<Tls>) -> bool {
+        let sent = session.flush(&self.socket);
+        let has_failed = session.has_failed();
+        self.session = Session::Tls(session);
+        !has_failed && sent.err().is_none_or(|error| tls::is_transient(&error))
     }
 
     /// Receives once.
@@ -44,13 +81,21 @@ impl Transport {
     /// As recv(2); [`io::ErrorKind::WouldBlock`] if there is no data. With TLS also if the handshake fails, or a record is
     /// invalid: then the connection must be closed.
     pub fn receive(&mut self, buffer: &mut [u8], buffers: &mut Buffers) -> io::Result<Received> {
-        let Some(tls) = &mut self.tls else {
-            let count = socket::receive(&self.socket, buffer)?;
-            return Ok(Received::Bytes { count, is_drained: 0 < count && count < buffer.len(), is_end: count == 0 });
+        let tls = match &mut self.session {
+            Session::None => {
+                let count = socket::receive(&self.socket, buffer)?;
+                return Ok(Received::Bytes {
+                    count,
+                    is_drained: 0 < count && count < buffer.len(),
+                    is_end: count == 0,
+                });
+            }
+            Session::Tls(tls) => tls,
+            Session::Away { .. } => return Err(io::ErrorKind::NotConnected.into()),
         };
         let received = tls.receive(&self.socket, buffer, buffers)?;
         if matches!(received, Received::NotTls { .. }) {
-            self.tls = None;
+            self.session = Session::None;
         }
         Ok(received)
     }
@@ -60,12 +105,15 @@ impl Transport {
     /// # Errors
     /// As sendmsg(2); [`io::ErrorKind::WouldBlock`] if the socket's buffer is full.
     pub fn flush(&mut self) -> io::Result<()> {
-        self.tls.as_mut().map_or(Ok(()), |tls| tls.flush(&self.socket))
+        match &mut self.session {
+            Session::Tls(tls) => tls.flush(&self.socket),
+            Session::None | Session::Away { .. } => Ok(()),
+        }
     }
 
     /// Returns whether [`flush`](Transport::flush) has something to do.
     pub fn has_unsent(&self) -> bool {
-        self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
+        matches!(&self.session, Session::Tls(tls) if tls.has_unsent())
     }
 
     /// Sends these pieces in one call; returns the number of bytes accepted. `more`: more follows at once, so
@@ -74,10 +122,11 @@ impl Transport {
     /// # Errors
     /// As sendmsg(2); [`io::ErrorKind::WouldBlock`] if the socket's buffer is full.
     pub fn send(&mut self, pieces: &[IoSlice<'_>], more: bool, buffers: &mut Buffers) -> io::Result<usize> {
-        match (&mut self.tls, pieces) {
-            (Some(tls), _) => tls.send(&self.socket, pieces, more, buffers),
-            (None, [one]) => socket::send(&self.socket, one, more),
-            (None, several) => socket::send_vectored(&self.socket, several, more),
+        match (&mut self.session, pieces) {
+            (Session::None, [one]) => socket::send(&self.socket, one, more),
+            (Session::None, several) => socket::send_vectored(&self.socket, several, more),
+            (Session::Tls(tls), _) => tls.send(&self.socket, pieces, more, buffers),
+            (Session::Away { .. }, _) => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 
@@ -115,14 +164,14 @@ impl Transport {
 
     /// Announces the end of the stream, if the transport has a way to: TCP does it when the socket closes.
     pub fn close(&mut self) {
-        if let Some(tls) = &mut self.tls {
+        if let Session::Tls(tls) = &mut self.session {
             tls.close(&self.socket);
         }
     }
 
     /// Returns the memory that it uses in addition to its own size, bytes.
     pub fn heap_bytes(&self) -> usize {
-        self.tls.as_ref().map_or(0, |tls| tls.heap_bytes())
+        if let Session::Tls(tls) = &self.session { tls.heap_bytes() } else { 0 }
     }
 
     /// Returns the number of bytes sent but not yet acknowledged by the client.

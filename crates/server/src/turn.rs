@@ -28,6 +28,7 @@ use crate::app::{AppRequest, AppSide, Ends, Heard};
 use crate::clock::Clock;
 use crate::config::settings::LogFormat;
 use crate::config_snapshot::ConfigSnapshot;
+use crate::handshakes::{Handshake, Handshakes};
 use crate::mailbox::Mailbox;
 use crate::message::Message;
 use crate::metrics::{Meter, Phase, Timing};
@@ -36,6 +37,7 @@ use crate::passwords::ledger::Client;
 use crate::passwords::verifier::{self, Asker};
 use crate::say;
 use crate::send::{LogContext, Probes, Progress, SendQueue, Sender};
+use crate::tls_config::TlsConfig;
 use crate::token::Token;
 use crate::transport::tls::PARTIAL_MAX;
 use crate::transport::{Received, Transport};
@@ -131,6 +133,11 @@ impl Connection {
         }
     }
 
+    /// Returns whether there may be data that it takes.
+    fn may_receive(&self) -> bool {
+        self.readable && self.conn.wants_bytes() && !self.transport.is_away()
+    }
+
     /// Returns the memory that it uses in addition to its own size, bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         let send_queue = self.send_queue.as_ref().map_or(0, |send_queue| send_queue.heap_bytes());
@@ -152,6 +159,8 @@ pub struct LoopContext {
     /// The loop's side of the access log.
     pub(crate) log: AccessLog,
     pub(crate) sender: Sender,
+    /// The loop's TLS handshakes.
+    pub(crate) handshakes: Handshakes,
     /// The loop's state of applications.
     pub apps: AppSide,
     /// The loop's metrics.
@@ -229,7 +238,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         self.connection.app.take_if(|app| app.is_over());
         self.end_timing();
         match rest {
-            Rest::Nothing if self.connection.readable && self.connection.conn.wants_bytes() => Ok(Rest::ComesAgain),
+            Rest::Nothing if self.connection.may_receive() => Ok(Rest::ComesAgain),
             rest => Ok(rest),
         }
     }
@@ -242,7 +251,11 @@ impl<D: DiskAccess> Turn<'_, D> {
     /// Receives once.
     fn receive(&mut self) -> Result<(), Dead> {
         let Turn { connection, context, .. } = self;
-        if !connection.readable || !connection.conn.wants_bytes() {
+        if connection.transport.is_away() && connection.ending {
+            // The thread need not do the handshake of a client that has left.
+            return Err(Dead);
+        }
+        if !connection.may_receive() {
             return Ok(());
         }
         let (event, is_drained, is_end) =
@@ -252,6 +265,10 @@ impl<D: DiskAccess> Turn<'_, D> {
                 }
                 Ok(Received::NotTls { count, is_drained }) => {
                     (Some(Event::NotTls(&context.buffer[..count])), is_drained, false)
+                }
+                Ok(Received::Hello { is_drained }) => {
+                    connection.readable = !is_drained;
+                    return self.answer_hello();
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     connection.readable = false;
@@ -269,6 +286,27 @@ impl<D: DiskAccess> Turn<'_, D> {
             connection.conn.handle(self.now, event, &mut context.shared, self.actions);
         }
         Ok(())
+    }
+
+    /// Answers a TLS client's hello: in the loop if that is fast, otherwise in the thread for it.
+    fn answer_hello(&mut self) -> Result<(), Dead> {
+        let Turn { connection, context, token, now, .. } = self;
+        // A handshake needs both directions.
+        let (false, Some((session, exists))) = (connection.ending, connection.transport.hand_over()) else {
+            return Err(Dead);
+        };
+        let is_fast = context.generation.tls.as_ref().is_some_and(TlsConfig::signs_fast);
+        let submitted = match is_fast && context.handshakes.may_run_in_loop(*now) {
+            true => Err(session),
+            false => context.handshakes.submit(Handshake { token: *token, session, since: *now }, exists),
+        };
+        match submitted {
+            Ok(()) => Ok(()),
+            Err(mut session) => {
+                session.answer_hello();
+                if connection.transport.take_back(session) { Ok(()) } else { Err(Dead) }
+            }
+        }
     }
 
     /// Executes the connection's actions, except sending. The list is empty afterwards.

@@ -27,6 +27,7 @@ use crate::app::{AppSide, spool};
 use crate::clock::{Clock, wall};
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::{MappedCounts, ModelCounts, Snapshot, WaitCounts, Waited};
+use crate::handshakes::{Handshake, Handshakes};
 use crate::helper::Done;
 use crate::listen::Listener;
 use crate::mailbox::Mailbox;
@@ -101,6 +102,8 @@ pub struct Worker {
     windows: Waited,
     /// Waits for passwords.
     passwords: Waited,
+    /// Waits for TLS handshakes.
+    handshakes: Waited,
     /// Out of descriptors; reported once, until no connection waits for one any more.
     exhausted: bool,
     /// The maximum number of connections is open and none is idle; reported once, until no connection waits any more.
@@ -131,6 +134,7 @@ impl Worker {
             shared,
             log: AccessLog::new(&settings.log, log),
             sender: Sender::new(&generation),
+            handshakes: Handshakes::new(Arc::<Mailbox<_>>::clone(&mailbox)),
             generation,
             mailbox,
             apps,
@@ -156,6 +160,7 @@ impl Worker {
             broken: 0,
             windows: Waited::default(),
             passwords: Waited::default(),
+            handshakes: Waited::default(),
             exhausted: false,
             full: false,
         }
@@ -357,6 +362,17 @@ impl Worker {
             self.passwords.add(now.since(since));
         }
         self.answer(token, ticket, Answer::Verified(verdict), now, disk);
+    }
+
+    /// Takes back a TLS session that has answered its client's hello.
+    pub fn hello_answered(&mut self, handshake: Handshake, now: Time, disk: &mut impl DiskSide) {
+        let Handshake { token, session, since } = handshake;
+        self.handshakes.add(now.since(since));
+        let Some(connection) = self.connections.get(token) else { return };
+        match connection.transport.take_back(session) {
+            true => self.turn(token, None, now, disk),
+            false => self.remove(token),
+        }
     }
 
     /// Handles a process that was started for a request, or could not be.
@@ -619,7 +635,12 @@ impl Worker {
                 None => self.context.shared.caches.figures(),
             },
             cold_windows: self.context.cold_windows,
-            waits: WaitCounts { windows: self.windows, passwords: self.passwords, ..WaitCounts::default() },
+            waits: WaitCounts {
+                windows: self.windows,
+                passwords: self.passwords,
+                handshakes: self.handshakes,
+                ..WaitCounts::default()
+            },
             sent_bytes: self.context.meter.sent_bytes,
             spooled_bytes: self.context.apps.spooled(),
             loops: self.context.meter.loops,

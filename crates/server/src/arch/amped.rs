@@ -162,7 +162,8 @@ impl<H: Helpers> DiskSide for Helped<H> {
     }
 
     fn complete(&self, snapshot: Snapshot) -> Snapshot {
-        let waits = WaitCounts { windows: snapshot.waits.windows, passwords: snapshot.waits.passwords, ..self.waits };
+        let WaitCounts { names, lists, changes, .. } = self.waits;
+        let waits = WaitCounts { names, lists, changes, ..snapshot.waits };
         Snapshot { helpers: self.helpers.counts(), probes: self.probes, waits, ..snapshot }
     }
 }

@@ -27,7 +27,7 @@ use super::forms::{
 use super::optimise::Optimise;
 use super::settings::{
     Architecture, ControlSettings, HelperSettings, Listen, LogSettings, MetricsSettings, SendSettings, SpoolSettings,
-    StopSettings,
+    StopSettings, TlsSettings,
 };
 
 /// Configuration of amped
@@ -70,6 +70,7 @@ pub struct File {
     pub optimise: Optimise,
     pub spool: SpoolSettings,
     pub send: SendSettings,
+    pub tls: TlsSettings,
     pub control: ControlSettings,
     pub metrics: MetricsSettings,
     pub stop: StopSettings,

@@ -238,6 +238,25 @@ pub struct SpoolSettings {
     pub max_bytes: Bytes,
 }
 
+/// TLS
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct TlsSettings {
+    /// Where AMPED does TLS handshakes
+    pub sign: Signing,
+}
+
+/// Where TLS handshakes are done, whose signatures take up to milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Signing {
+    /// In a thread of low priority for each event loop
+    #[default]
+    Helper,
+    /// In the event loop, as the other architectures do
+    Loop,
+}
+
 /// How files are sent
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]

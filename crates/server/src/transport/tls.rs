@@ -57,6 +57,12 @@ pub enum Received {
         /// The socket had no more.
         is_drained: bool,
     },
+    /// A client's hello, kept in the session: [`Tls::answer_hello`] answers it, in this or another thread. Only if
+    /// [`Buffers::defers_hello`].
+    Hello {
+        /// The socket had no more.
+        is_drained: bool,
+    },
 }
 
 /// The session of one connection.
@@ -86,6 +92,15 @@ pub struct Buffers {
     joined: Vec<u8>,
     /// The time of this turn.
     pub now: Time,
+    /// Whether a client's hello is only reported ([`Received::Hello`]).
+    pub defers_hello: bool,
+}
+
+impl Buffers {
+    /// Creates empty buffers.
+    pub fn new(defers_hello: bool) -> Buffers {
+        Buffers { defers_hello, ..Buffers::default() }
+    }
 }
 
 impl Tls {
@@ -127,6 +142,15 @@ impl Tls {
             plain[..filled].copy_from_slice(&input[..filled]);
             return Ok(Received::NotTls { count: filled, is_drained });
         }
+        if buffers.defers_hello && self.session.is_handshaking() && is_hello(&input[..filled]) {
+            // Nothing may follow a hello before its answer: the client does not speak TLS.
+            if filled > PARTIAL_MAX {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            self.partial.clear();
+            self.partial.extend_from_slice(&input[..filled]);
+            return Ok(Received::Hello { is_drained });
+        }
         let processed = self.process(&mut input[..filled], plain);
         let sent = self.flush(socket);
         self.has_failed = processed.is_err();
@@ -136,6 +160,19 @@ impl Tls {
             _ if self.unsent.len() - self.unsent_at > UNSENT_MAX => Err(io::ErrorKind::TimedOut.into()),
             _ => Ok(Received::Bytes { count, is_drained, is_end }),
         }
+    }
+
+    /// Answers the hello that [`receive`](Tls::receive) has reported; [`flush`](Tls::flush) then sends the answer, or the alert if
+    /// the handshake [has failed](Tls::has_failed).
+    pub fn answer_hello(&mut self) {
+        let mut input = std::mem::take(&mut self.partial);
+        // No bytes of the protocol can follow before the client has this answer.
+        self.has_failed = !matches!(self.process(&mut input, &mut []), Ok((0, false)));
+    }
+
+    /// Returns whether the session must end.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
     }
 
     /// Decrypts `input` into `plain`, and answers messages of the handshake. Returns the number of bytes, and whether the
@@ -149,8 +186,10 @@ impl Tls {
                 Ok(ConnectionState::ReadTraffic(mut traffic)) => {
                     while let Some(record) = traffic.next_record() {
                         let payload = record?.payload;
-                        plain[count..count + payload.len()].copy_from_slice(payload);
-                        count += payload.len();
+                        let end = count + payload.len();
+                        let room = plain.get_mut(count..end).ok_or(rustls::Error::HandshakeNotComplete)?;
+                        room.copy_from_slice(payload);
+                        count = end;
                     }
                 }
                 Ok(ConnectionState::EncodeTlsData(data)) => encode(data, &mut self.unsent),
@@ -288,7 +327,18 @@ impl Tls {
     }
 }
 
-fn is_transient(error: &io::Error) -> bool {
+/// Returns whether this begins with a whole record of a client's hello (RFC 8446, 4.1.2 and 5.1), whose answer is signed.
+fn is_hello(input: &[u8]) -> bool {
+    const HANDSHAKE: u8 = 22;
+    const CLIENT_HELLO: u8 = 1;
+    // It may precede a second hello, for which the server has asked (RFC 8446, D.4).
+    const CHANGE_CIPHER_SPEC: [u8; 6] = [20, 3, 3, 0, 1, 1];
+    let input = input.strip_prefix(&CHANGE_CIPHER_SPEC).unwrap_or(input);
+    matches!(*input, [HANDSHAKE, _, _, high, low, CLIENT_HELLO, ..]
+        if input.len() >= 5 + usize::from(u16::from_be_bytes([high, low])))
+}
+
+pub(super) fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
@@ -430,6 +480,19 @@ mod tests {
         assert!(sizes[37..sizes.len() - 1].iter().all(|&size| size == 16_384), "{sizes:?}");
         assert_eq!(send(2_998, 20_000), [16_384, 3_616]);
         assert_eq!(send(3_998, 2_000), [PACKET, 2_000 - PACKET]);
+    }
+
+    #[test]
+    fn whole_first_record_of_hello_is_recognised() {
+        let check = |input: &[u8], expected: bool| assert_eq!(is_hello(input), expected, "{input:?}");
+        check(&[22, 3, 1, 0, 4, 1, 0, 0, 0], true);
+        check(&[22, 3, 1, 0, 4, 1, 0, 0, 0, 22], true);
+        check(&[20, 3, 3, 0, 1, 1, 22, 3, 3, 0, 1, 1], true);
+        check(&[22, 3, 1, 0, 4, 1, 0, 0], false);
+        check(&[22, 3, 1, 0, 4, 16, 0, 0, 0], false);
+        check(&[23, 3, 1, 0, 1, 1], false);
+        check(&[20, 3, 3, 0, 1, 1], false);
+        check(&[], false);
     }
 
     #[test]
