@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{
     ClientConfig, ClientConnection, HandshakeKind, RootCertStore, SignatureScheme, SupportedProtocolVersion, version,
 };
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::harness::*;
 
@@ -55,6 +55,13 @@ impl Trust {
             Arc::new(config.with_root_certificates(self.roots.clone()).with_no_client_auth())
         });
         ClientConnection::new(config, ServerName::try_from(name.to_owned()).unwrap()).unwrap()
+    }
+
+    /// From now on clients share their sessions, and use this version.
+    fn store_sessions(&mut self, version: &'static SupportedProtocolVersion) {
+        let provider = aws_lc_rs::default_provider().into();
+        let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[version]).unwrap();
+        self.config = Some(Arc::new(config.with_root_certificates(self.roots.clone()).with_no_client_auth()));
     }
 
     fn connect(&self, server: &Server) -> Client {
@@ -143,23 +150,26 @@ fn every_content_mode_serves_files_over_tls() {
     }
 }
 
+impl Trust {
+    fn connect_with_alpn(&self, server: &Server, protocol: &[u8]) -> Client {
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let mut config = config.with_root_certificates(self.roots.clone()).with_no_client_auth();
+        config.alpn_protocols = vec![protocol.to_vec()];
+        let name = ServerName::try_from("localhost").unwrap();
+        server.connect().secure(ClientConnection::new(Arc::new(config), name).unwrap())
+    }
+}
+
 #[test]
 fn alpn_chooses_http_1_1_and_refuses_others() {
     let (site, trust) = place();
     site.file("root/a", "a");
     let server = serve(&site, "", "");
-    let connect = |protocol: &[u8]| {
-        let provider = Arc::new(aws_lc_rs::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let mut config = config.with_root_certificates(trust.roots.clone()).with_no_client_auth();
-        config.alpn_protocols = vec![protocol.to_vec()];
-        let name = ServerName::try_from("localhost").unwrap();
-        server.connect().secure(ClientConnection::new(Arc::new(config), name).unwrap())
-    };
-    let mut client = connect(b"http/1.1");
+    let mut client = trust.connect_with_alpn(&server, b"http/1.1");
     assert_eq!(client.get("/a").text(), "a");
     assert_eq!(client.tls().unwrap().alpn_protocol(), Some(&b"http/1.1"[..]));
-    assert!(connect(b"h2").try_get("/a").is_none());
+    assert!(trust.connect_with_alpn(&server, b"h2").try_get("/a").is_none());
 }
 
 #[test]
@@ -280,10 +290,7 @@ fn sessions_are_resumed_by_any_worker() {
     site.file("root/a", "a");
     for version in BOTH {
         let server = serve(&site, "", "");
-        let provider = aws_lc_rs::default_provider().into();
-        let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[version]).unwrap();
-        let config = config.with_root_certificates(trust.roots.clone()).with_no_client_auth();
-        trust.config = Some(Arc::new(config));
+        trust.store_sessions(version);
         let kind = |trust: &Trust| {
             let mut client = trust.connect(&server);
             assert_eq!(client.get("/a").text(), "a");
@@ -350,6 +357,83 @@ fn handshake_may_be_split_anywhere_and_must_not_take_forever() {
     assert!(is_refused, "the whole hello was accepted");
 }
 
+#[test]
+fn handshakes_are_counted_by_version_kind_cipher_and_failure() {
+    let (site, mut trust) = place();
+    site.file("root/a", "a");
+    let server = serve(&site, "limits.header_timeout = \"2s\"", "");
+    for version in BOTH {
+        trust.store_sessions(version);
+        for _ in 0..3 {
+            assert_eq!(trust.connect(&server).get("/a").text(), "a");
+        }
+    }
+    for (figure, count) in [
+        ("tls_handshakes full,1.2", 1),
+        ("tls_handshakes resumed,1.2", 2),
+        ("tls_handshakes full,1.3", 1),
+        ("tls_handshakes resumed,1.3", 2),
+        ("tls_ciphers AES_256_GCM", 6),
+    ] {
+        wait_until(figure, || server.report(figure) == count);
+    }
+    trust.config = None;
+    let mut provider = aws_lc_rs::default_provider();
+    provider.kx_groups = vec![aws_lc_rs::kx_group::MLKEM768];
+    let unsupported = trust.session("localhost", provider, &version::TLS13);
+    let none = Trust::new();
+    // A hello of TLS 1.1 with one cipher suite: record, message, version, random bytes, no session.
+    let hello_of_1_1 = [&[22, 3, 1, 0, 45, 1, 0, 0, 41, 3, 2][..], &[7; 32], &[0, 0, 2, 0xc0, 0x2f, 1, 0]].concat();
+    let send = |bytes: &[u8]| {
+        let mut client = server.connect();
+        client.send(bytes);
+        client.read_to_end();
+    };
+    assert!(server.connect().secure(unsupported).try_get("/a").is_none());
+    assert!(trust.connect_with_alpn(&server, b"h2").try_get("/a").is_none());
+    assert!(none.connect(&server).try_get("/a").is_none());
+    send(&hello_of_1_1);
+    send(&[22, 3, 1, 0, 4, 99, 0, 0, 0]);
+    assert_eq!(server.get("/a").status, 400);
+    drop(server.connect());
+    send(b"");
+    for reason in ["version", "parameters", "alpn", "rejected", "malformed", "plain", "timeout", "closed"] {
+        wait_until(reason, || server.report(&format!("tls_failures {reason}")) == 1);
+    }
+}
+
+#[test]
+fn json_log_has_tls_version_and_cipher_suite() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    let log = site.path().join("log");
+    let server = serve(&site, &format!("log.access = {log:?}\nlog.format = \"json\"\nlog.flush = \"10ms\""), "");
+    for (version, expected) in [
+        (&version::TLS12, r#""tls":"1.2","cipher":"TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384""#),
+        (&version::TLS13, r#""tls":"1.3","cipher":"TLS_AES_256_GCM_SHA384""#),
+    ] {
+        trust.connect_as(&server, version).get("/a");
+        wait_until(expected, || fs::read_to_string(&log).is_ok_and(|text| text.contains(expected)));
+    }
+}
+
+#[test]
+fn session_secrets_are_logged_only_where_configured() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    let secrets = site.path().join("secrets");
+    for (keys, is_logged) in [("", false), ("tls.key_log = true", true)] {
+        let mut command = program();
+        command.env("SSLKEYLOGFILE", &secrets).args(["serve", "--config"]).arg(configure(&site, keys, ""));
+        let server = Server::spawn(command);
+        assert_eq!(trust.connect(&server).get("/a").text(), "a");
+        assert_eq!(secrets.exists(), is_logged);
+        assert_eq!(server.said().contains("can decrypt TLS connections"), is_logged);
+    }
+    assert!(fs::read_to_string(&secrets).unwrap().contains("CLIENT_TRAFFIC_SECRET_0 "));
+    assert_eq!(fs::metadata(&secrets).unwrap().permissions().mode() & 0o007, 0);
+}
+
 /// As [`place`], with an RSA key, whose signatures AMPED leaves to a thread.
 fn place_with_rsa() -> (Site, Trust) {
     let (site, mut trust) = place();
@@ -384,14 +468,14 @@ fn amped_leaves_rsa_handshakes_to_a_thread() {
     let (site, trust) = place_with_rsa();
     site.file("root/a", "a");
     for (keys, has_thread) in [("", architecture() == Some("amped")), ("tls.sign = \"loop\"", false)] {
+        let count = |tasks: u64| if has_thread { tasks } else { 0 };
         let server = serve(&site, keys, "");
         for version in BOTH {
             for _ in 0..3 {
                 assert_eq!(trust.connect_as(&server, version).get("/a").text(), "a");
             }
         }
-        let tasks = if has_thread { 6 } else { 0 };
-        assert_eq!(server.report("helper_tasks handshake"), tasks, "{keys}");
+        assert_eq!(server.report("helper_tasks handshake"), count(6), "{keys}");
         assert_eq!(handshake_threads(&server), if has_thread { &["19"][..] } else { &[] }, "{keys}");
         // The server does not support the first key exchange that this client offers, so the client says hello twice.
         let mut provider = aws_lc_rs::default_provider();
@@ -399,7 +483,7 @@ fn amped_leaves_rsa_handshakes_to_a_thread() {
         let mut twice = server.connect().secure(trust.session("localhost", provider, &version::TLS13));
         assert_eq!(twice.get("/a").text(), "a");
         assert_eq!(twice.tls().unwrap().handshake_kind(), Some(HandshakeKind::FullWithHelloRetryRequest));
-        assert_eq!(server.report("helper_tasks handshake"), if has_thread { tasks + 2 } else { 0 }, "{keys}");
+        assert_eq!(server.report("helper_tasks handshake"), count(8), "{keys}");
     }
 }
 

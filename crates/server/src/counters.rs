@@ -41,6 +41,8 @@ pub struct Snapshot {
     pub spooled_bytes: u64,
     /// Event loop statistics.
     pub loops: LoopCounts,
+    /// TLS handshakes.
+    pub tls: TlsCounts,
     /// Mapped windows of the whole process.
     pub mapped: MappedCounts,
     /// The page cache model of the whole process.
@@ -120,6 +122,152 @@ pub struct HelperCounts {
     pub waiting: u64,
     /// Helper processes that ended unexpectedly.
     pub died: u64,
+}
+
+/// TLS handshakes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TlsCounts {
+    /// Those completed with TLS 1.2.
+    pub tls12: KindCounts,
+    /// Those completed with TLS 1.3.
+    pub tls13: KindCounts,
+    /// Those completed, by cipher.
+    pub ciphers: CipherCounts,
+    /// Total time from accepting a connection to the end of its handshake, nanoseconds, of those completed.
+    pub ns: u64,
+    /// Those not completed, by reason.
+    pub failures: FailureCounts,
+}
+
+/// Completed TLS handshakes of a version.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KindCounts {
+    /// Those with a signature.
+    pub full: u64,
+    /// Those that resumed a session.
+    pub resumed: u64,
+}
+
+/// Completed TLS handshakes by cipher.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CipherCounts {
+    /// AES-128-GCM.
+    pub aes128: u64,
+    /// AES-256-GCM.
+    pub aes256: u64,
+    /// ChaCha20-Poly1305.
+    pub chacha20: u64,
+}
+
+/// TLS handshakes that were not completed, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailureCounts {
+    /// The client does not offer TLS 1.2 or 1.3.
+    pub version: u64,
+    /// No cipher suite, key exchange or signature algorithm in common.
+    pub parameters: u64,
+    /// No application protocol in common.
+    pub alpn: u64,
+    /// The client has sent an alert, for instance because it does not trust the certificate.
+    pub rejected: u64,
+    /// The client has broken the protocol.
+    pub malformed: u64,
+    /// The client has sent HTTP without TLS.
+    pub plain: u64,
+    /// The client took too long.
+    pub timeout: u64,
+    /// The client has left, or the server has stopped.
+    pub closed: u64,
+}
+
+/// The parameters of a TLS session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Negotiated {
+    /// The version.
+    pub version: TlsVersion,
+    /// The name of the cipher suite (IANA).
+    pub suite: &'static str,
+    /// Its cipher.
+    pub cipher: Cipher,
+    /// The session was resumed.
+    pub is_resumed: bool,
+}
+
+/// A version of TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsVersion {
+    /// TLS 1.2.
+    Tls12,
+    /// TLS 1.3.
+    Tls13,
+}
+
+impl TlsVersion {
+    /// Returns its number.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            TlsVersion::Tls12 => "1.2",
+            TlsVersion::Tls13 => "1.3",
+        }
+    }
+}
+
+/// A cipher of TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cipher {
+    /// AES-128-GCM.
+    Aes128,
+    /// AES-256-GCM.
+    Aes256,
+    /// ChaCha20-Poly1305.
+    ChaCha20,
+}
+
+/// Why a TLS handshake was not completed: see [`FailureCounts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the counts describe them")]
+pub enum HandshakeFailure {
+    Version,
+    Parameters,
+    Alpn,
+    Rejected,
+    Malformed,
+    Plain,
+    Timeout,
+    Closed,
+}
+
+impl TlsCounts {
+    /// Counts a completed handshake, and its time.
+    pub fn add(&mut self, negotiated: Negotiated, time: Duration) {
+        let kinds = match negotiated.version {
+            TlsVersion::Tls12 => &mut self.tls12,
+            TlsVersion::Tls13 => &mut self.tls13,
+        };
+        *(if negotiated.is_resumed { &mut kinds.resumed } else { &mut kinds.full }) += 1;
+        let ciphers = &mut self.ciphers;
+        *match negotiated.cipher {
+            Cipher::Aes128 => &mut ciphers.aes128,
+            Cipher::Aes256 => &mut ciphers.aes256,
+            Cipher::ChaCha20 => &mut ciphers.chacha20,
+        } += 1;
+        self.ns += u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    }
+
+    /// Counts a handshake that was not completed.
+    pub fn add_failure(&mut self, failure: HandshakeFailure) {
+        let failures = &mut self.failures;
+        *match failure {
+            HandshakeFailure::Version => &mut failures.version,
+            HandshakeFailure::Parameters => &mut failures.parameters,
+            HandshakeFailure::Alpn => &mut failures.alpn,
+            HandshakeFailure::Rejected => &mut failures.rejected,
+            HandshakeFailure::Malformed => &mut failures.malformed,
+            HandshakeFailure::Plain => &mut failures.plain,
+            HandshakeFailure::Timeout => &mut failures.timeout,
+            HandshakeFailure::Closed => &mut failures.closed,
+        } += 1;
+    }
 }
 
 /// Mapped windows of files.
@@ -281,6 +429,22 @@ figures! {
     loops.busy_ns: Counter Nanoseconds "loop_busy" "" "Time spent in event loop iterations.",
     loops.stalls: Counter Things "loop_stalls" "" "Event loop iterations of 10 ms or more.",
     loops.stalled_ns: Counter Nanoseconds "loop_stalled" "" "Time spent in event loop iterations of 10 ms or more.",
+    tls.tls12.full: Counter Things "tls_handshakes" "kind=\"full\",version=\"1.2\"" "Completed TLS handshakes.",
+    tls.tls12.resumed: Counter Things "tls_handshakes" "kind=\"resumed\",version=\"1.2\"" "Completed TLS handshakes.",
+    tls.tls13.full: Counter Things "tls_handshakes" "kind=\"full\",version=\"1.3\"" "Completed TLS handshakes.",
+    tls.tls13.resumed: Counter Things "tls_handshakes" "kind=\"resumed\",version=\"1.3\"" "Completed TLS handshakes.",
+    tls.ciphers.aes128: Counter Things "tls_ciphers" "cipher=\"AES_128_GCM\"" "Completed TLS handshakes by cipher.",
+    tls.ciphers.aes256: Counter Things "tls_ciphers" "cipher=\"AES_256_GCM\"" "Completed TLS handshakes by cipher.",
+    tls.ciphers.chacha20: Counter Things "tls_ciphers" "cipher=\"CHACHA20_POLY1305\"" "Completed TLS handshakes by cipher.",
+    tls.ns: Counter Nanoseconds "tls_handshake_time" "" "Time from accepting a connection to the end of its handshake, if it was completed.",
+    tls.failures.version: Counter Things "tls_failures" "reason=\"version\"" "TLS handshakes that were not completed.",
+    tls.failures.parameters: Counter Things "tls_failures" "reason=\"parameters\"" "TLS handshakes that were not completed.",
+    tls.failures.alpn: Counter Things "tls_failures" "reason=\"alpn\"" "TLS handshakes that were not completed.",
+    tls.failures.rejected: Counter Things "tls_failures" "reason=\"rejected\"" "TLS handshakes that were not completed.",
+    tls.failures.malformed: Counter Things "tls_failures" "reason=\"malformed\"" "TLS handshakes that were not completed.",
+    tls.failures.plain: Counter Things "tls_failures" "reason=\"plain\"" "TLS handshakes that were not completed.",
+    tls.failures.timeout: Counter Things "tls_failures" "reason=\"timeout\"" "TLS handshakes that were not completed.",
+    tls.failures.closed: Counter Things "tls_failures" "reason=\"closed\"" "TLS handshakes that were not completed.",
     probes.names: Counter Things "probe_misses" "of=\"name\"" "Probes that would have had to wait.",
     cold_windows: Counter Things "probe_misses" "of=\"window\"" "Probes that would have had to wait.",
     probes.changes: Counter Things "probe_misses" "of=\"change\"" "Probes that would have had to wait.",
@@ -395,7 +559,8 @@ impl AddAssign<&Snapshot> for Snapshot {
 }
 
 impl fmt::Display for Snapshot {
-    /// One line per family, `name: value` or `name: label=value ...`, under the names of OpenMetrics.
+    /// One line per family, `name: value` or `name: label=value ...`, under the names of OpenMetrics. Several labels are joined
+    /// by commas.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut snapshot = self.clone();
         let figures: Vec<_> = FIGURES.iter().zip(snapshot.fields()).collect();
@@ -407,7 +572,8 @@ impl fmt::Display for Snapshot {
             };
             write!(f, "{}{suffix}:", family[0].0.name)?;
             for (figure, value) in family {
-                let label = figure.labels.split('"').nth(1).map_or(String::new(), |label| format!("{label}="));
+                let labels: Vec<&str> = figure.labels.split('"').skip(1).step_by(2).collect();
+                let label = if labels.is_empty() { String::new() } else { labels.join(",") + "=" };
                 match figure.unit {
                     Unit::Things | Unit::Bytes => write!(f, " {label}{value}")?,
                     Unit::Nanoseconds => write!(f, " {label}{}", seconds(**value))?,

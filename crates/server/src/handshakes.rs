@@ -119,6 +119,7 @@ fn work(jobs: &Receiver<Job>, mailbox: &dyn Post<Handshake>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::HandshakeFailure;
     use crate::mailbox::Mailbox;
     use crate::transport::tls::{Buffers, Received};
     use rustls::crypto::aws_lc_rs::default_provider;
@@ -172,7 +173,8 @@ mod tests {
         let mut handshakes = Handshakes::new(Arc::<Mailbox<_>>::clone(&mailbox));
         let mut connections: Vec<Arc<()>> = (0..4).map(|_| Arc::new(())).collect();
         for (number, connection) in (0..).zip(&connections) {
-            let handshake = Handshake { token: Token::from_number(number), session: session(&config), since: Time::START };
+            let handshake =
+                Handshake { token: Token::from_number(number), session: session(&config), since: Time::START };
             assert!(handshakes.submit(handshake, Arc::downgrade(connection)).is_ok());
         }
         // All were submitted while the first one waits. The client of the second leaves.
@@ -182,10 +184,11 @@ mod tests {
         while done.len() < 3 {
             assert!(start.elapsed() < Duration::from_secs(60), "{done:?}");
             mailbox.take(&mut messages);
-            done.extend(messages.drain(..).map(|Handshake { token, session, .. }| (token, session.has_failed())));
+            done.extend(messages.drain(..).map(|Handshake { token, session, .. }| (token, session.failure())));
             thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(done, [0, 2, 3].map(|number| (Token::from_number(number), true)));
+        let expected = [0, 2, 3].map(|number| (Token::from_number(number), Some(HandshakeFailure::Parameters)));
+        assert_eq!(done, expected);
     }
 
     #[test]

@@ -41,6 +41,7 @@ use crate::access_log::{AccessLog, Peer};
 use crate::config::optimise::Optimise;
 use crate::config::settings::{Architecture, ContentMode, Signing};
 use crate::config_snapshot::ConfigSnapshot;
+use crate::counters::Negotiated;
 use crate::metrics::{Meter, Phase, Timing};
 use crate::open_file::{MappedWindows, OpenFile, WINDOW};
 use crate::residency::Residency;
@@ -276,6 +277,8 @@ pub struct LogContext<'a> {
     pub log: &'a mut AccessLog,
     /// The client.
     pub peer: &'a Peer,
+    /// The parameters of its TLS session.
+    pub tls: Option<Negotiated>,
     /// Records for reuse.
     pub records: &'a mut Records,
     /// The wall clock.
@@ -295,7 +298,7 @@ impl LogContext<'_> {
         if let Some(timing) = &mut timing {
             timing.pass(Phase::Logging);
         }
-        self.log.write(&record, self.peer, body_bytes, self.wall, self.now);
+        self.log.write(&record, (self.peer, self.tls), body_bytes, self.wall, self.now);
         self.meter.count(&record, body_bytes, is_whole, timing);
         self.records.give_back(record);
     }

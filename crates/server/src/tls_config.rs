@@ -7,6 +7,7 @@
 //! Certificates are replaced here when their files change, and ticket keys as time passes ([`TlsConfig::refresh`]), without
 //! a new configuration: connections, caches and processes stay as they are.
 
+use std::env;
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -14,7 +15,7 @@ use amped_core::site::Sites;
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::{ServerConfig, SignatureAlgorithm};
+use rustls::{KeyLogFile, ServerConfig, SignatureAlgorithm};
 
 use crate::certificate::{Certificate, Reread, Unusable};
 use crate::config::Settings;
@@ -34,7 +35,7 @@ impl TlsConfig {
     /// Creates it for these settings; `None` if no address has TLS. Tickets of the previous configuration stay valid.
     ///
     /// # Errors
-    /// When the system has no random bytes for the keys of tickets.
+    /// When the system has no random bytes for the keys of tickets, or the file for secrets is not named.
     pub fn new(settings: &Settings, old: Option<&TlsConfig>) -> Result<Option<TlsConfig>, String> {
         if !settings.has_tls() {
             return Ok(None);
@@ -50,6 +51,12 @@ impl TlsConfig {
             .map_err(cannot)?
             .with_no_client_auth()
             .with_cert_resolver(Arc::clone(&certificates) as _);
+        if settings.tls.key_log {
+            let path = env::var_os("SSLKEYLOGFILE");
+            let path = path.ok_or("`tls.key_log` needs a path in the environment variable SSLKEYLOGFILE")?;
+            say!("anyone who can read {} can decrypt TLS connections (`tls.key_log`)", path.display());
+            config.key_log = Arc::new(KeyLogFile::new());
+        }
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         config.ticketer = Arc::clone(&tickets) as _;
         // Sessions are resumed by tickets, which all loops and processes understand.

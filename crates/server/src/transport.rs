@@ -14,18 +14,23 @@ use std::mem;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use amped_sys::file;
 use amped_sys::mapping::Mapping;
 use amped_sys::socket;
+use amped_units::Time;
 
 pub use self::tls::Received;
 use self::tls::{Buffers, Tls};
+use crate::counters::{HandshakeFailure, Negotiated};
 
 /// The transport of one connection.
 pub struct Transport {
     socket: OwnedFd,
     session: Session,
+    /// When the TLS handshake in progress began; [`Time::NEVER`]: there is none.
+    handshake_since: Time,
 }
 
 enum Session {
@@ -40,8 +45,9 @@ enum Session {
 
 impl Transport {
     /// Wraps an accepted nonblocking TCP socket, with a TLS session if there is to be one.
-    pub fn new(socket: OwnedFd, tls: Option<Box<Tls>>) -> Transport {
-        Transport { socket, session: tls.map_or(Session::None, Session::Tls) }
+    pub fn new(socket: OwnedFd, tls: Option<Box<Tls>>, now: Time) -> Transport {
+        let handshake_since = if tls.is_some() { now } else { Time::NEVER };
+        Transport { socket, session: tls.map_or(Session::None, Session::Tls), handshake_since }
     }
 
     /// Returns whether bytes are encrypted.
@@ -52,6 +58,36 @@ impl Transport {
     /// Returns whether another thread has the session: nothing can be received or sent.
     pub fn is_away(&self) -> bool {
         matches!(self.session, Session::Away { .. })
+    }
+
+    /// Returns the parameters of the TLS session, once the handshake is complete.
+    pub fn negotiated(&self) -> Option<Negotiated> {
+        if let Session::Tls(tls) = &self.session { tls.negotiated() } else { None }
+    }
+
+    /// Returns the parameters of a TLS session whose handshake has just been completed, and how long that took; only once.
+    pub fn take_completed(&mut self, now: Time) -> Option<(Negotiated, Duration)> {
+        if self.handshake_since == Time::NEVER {
+            return None;
+        }
+        let Session::Tls(tls) = &mut self.session else { return None };
+        let negotiated = tls.complete()?;
+        let since = mem::replace(&mut self.handshake_since, Time::NEVER);
+        Some((negotiated, now.since(since)))
+    }
+
+    /// Returns why the TLS handshake of a connection that is being closed was not completed, if it was not.
+    pub fn handshake_failure(&self, now: impl FnOnce() -> Time, timeout: Duration) -> Option<HandshakeFailure> {
+        if self.handshake_since == Time::NEVER {
+            return None;
+        }
+        let failure = match &self.session {
+            Session::None => Some(HandshakeFailure::Plain),
+            Session::Tls(tls) => tls.failure(),
+            Session::Away { .. } => None,
+        };
+        let is_late = || now() >= self.handshake_since + timeout;
+        failure.or_else(|| Some(if is_late() { HandshakeFailure::Timeout } else { HandshakeFailure::Closed }))
     }
 
     /// Takes the session out, for another thread; also returns a reference that expires with this connection.
@@ -70,7 +106,7 @@ impl Transport {
     /// Puts the session back, and sends its answer as far as the socket takes it. Returns whether the connection can go on.
     pub fn take_back(&mut self, mut session: Box<Tls>) -> bool {
         let sent = session.flush(&self.socket);
-        let has_failed = session.has_failed();
+        let has_failed = session.failure().is_some();
         self.session = Session::Tls(session);
         !has_failed && sent.err().is_none_or(|error| tls::is_transient(&error))
     }

@@ -28,6 +28,7 @@ use crate::app::{AppRequest, AppSide, Ends, Heard};
 use crate::clock::Clock;
 use crate::config::settings::LogFormat;
 use crate::config_snapshot::ConfigSnapshot;
+use crate::counters::TlsCounts;
 use crate::handshakes::{Handshake, Handshakes};
 use crate::mailbox::Mailbox;
 use crate::message::Message;
@@ -161,6 +162,8 @@ pub struct LoopContext {
     pub(crate) sender: Sender,
     /// The loop's TLS handshakes.
     pub(crate) handshakes: Handshakes,
+    /// Their statistics.
+    pub(crate) tls: TlsCounts,
     /// The loop's state of applications.
     pub apps: AppSide,
     /// The loop's metrics.
@@ -277,6 +280,9 @@ impl<D: DiskAccess> Turn<'_, D> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
                 Err(_) => return Err(Dead),
             };
+        if let Some((negotiated, time)) = connection.transport.take_completed(self.now) {
+            context.tls.add(negotiated, time);
+        }
         // Less than the buffer has room for: nothing is left, and epoll will report new data (epoll(7), "short read").
         // Only the end is not reported twice.
         if is_end || is_drained && !connection.ending {
@@ -443,6 +449,7 @@ impl<D: DiskAccess> Turn<'_, D> {
             now: if context.log.format() == LogFormat::Json { context.clock.now() } else { *now },
             log: &mut context.log,
             peer: &connection.peer,
+            tls: connection.transport.negotiated(),
             records: &mut context.shared.records,
             wall: &context.shared.wall,
             meter: &mut context.meter,

@@ -26,7 +26,7 @@ use crate::app::single_flight::Settled;
 use crate::app::{AppSide, spool};
 use crate::clock::{Clock, wall};
 use crate::config_snapshot::ConfigSnapshot;
-use crate::counters::{MappedCounts, ModelCounts, Snapshot, WaitCounts, Waited};
+use crate::counters::{MappedCounts, ModelCounts, Snapshot, TlsCounts, WaitCounts, Waited};
 use crate::handshakes::{Handshake, Handshakes};
 use crate::helper::Done;
 use crate::listen::Listener;
@@ -135,6 +135,7 @@ impl Worker {
             log: AccessLog::new(&settings.log, log),
             sender: Sender::new(&generation),
             handshakes: Handshakes::new(Arc::<Mailbox<_>>::clone(&mailbox)),
+            tls: TlsCounts::default(),
             generation,
             mailbox,
             apps,
@@ -271,7 +272,7 @@ impl Worker {
             // The listener is about to be replaced by that of a configuration without TLS.
             (true, None) => return,
         };
-        let mut connection = Connection::new(Transport::new(socket, tls), address, now);
+        let mut connection = Connection::new(Transport::new(socket, tls, now), address, now);
         let armed = connection.conn.next_due(&self.context.shared.limits);
         connection.armed = armed;
         let token = self.connections.insert(connection);
@@ -644,6 +645,7 @@ impl Worker {
             sent_bytes: self.context.meter.sent_bytes,
             spooled_bytes: self.context.apps.spooled(),
             loops: self.context.meter.loops,
+            tls: self.context.tls,
             // These belong to the process, too: summing several loops of it corrects them.
             mapped: self.context.generation.disk.mapped().counts(),
             model: self.context.generation.disk.residency().counts(),
@@ -696,6 +698,10 @@ impl Worker {
             return;
         };
         self.context.apps.abandon(connection.app.take());
+        let (clock, timeout) = (&self.context.clock, self.context.shared.limits.header_timeout);
+        if let Some(failure) = connection.transport.handshake_failure(|| clock.now(), timeout) {
+            self.context.tls.add_failure(failure);
+        }
         if let Some(send_queue) = &mut connection.send_queue {
             self.broken += 1;
             // The client must see that its response is incomplete.
@@ -703,6 +709,7 @@ impl Worker {
             let mut log_context = LogContext {
                 log: &mut self.context.log,
                 peer: &connection.peer,
+                tls: connection.transport.negotiated(),
                 records: &mut self.context.shared.records,
                 wall: &self.context.shared.wall,
                 now: self.context.clock.now(),

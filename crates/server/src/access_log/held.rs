@@ -191,7 +191,7 @@ mod tests {
         let mut record = Record::default();
         record.note_unreadable(b"10.0.0.9 - - {\"time\":\"x\",\"client\":\"10.0.0.9\" 10.0.0.2", Time::START);
         let peer = Peer::new(peer.map(|address| format!("{address}:80").parse().unwrap()));
-        log.write(&record, &peer, 0, &WallClock::at(0), Time::START);
+        log.write(&record, (&peer, None), 0, &WallClock::at(0), Time::START);
         String::from_utf8(log.buffer).unwrap()
     }
 

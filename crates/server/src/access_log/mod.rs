@@ -3,7 +3,7 @@
 //! Each loop formats its lines into its own buffer and passes the buffer, when it is full or old enough, to the
 //! one writer thread ([`Writer`]). If host names are enabled, the writer replaces addresses by names (`held`),
 //! which other threads look up (`resolver`). Common and Combined are as in Apache and NCSA, with local time; JSON
-//! adds host, time taken and cache outcome.
+//! adds host, version and cipher suite of TLS, time taken and cache outcome.
 
 mod held;
 mod resolver;
@@ -23,6 +23,7 @@ use amped_sys::process;
 use amped_units::Time;
 
 use crate::config::settings::{LogFormat, LogSettings};
+use crate::counters::Negotiated;
 use held::{JSON_CLIENT, JSON_TIME};
 use writer::Batch;
 pub(crate) use writer::end_log;
@@ -127,8 +128,15 @@ impl AccessLog {
         self.oldest + self.flush_after
     }
 
-    /// Adds the line of a request.
-    pub fn write(&mut self, record: &Record, peer: &Peer, body_bytes: u64, wall: &WallClock, now: Time) {
+    /// Adds the line of a request of this client, with the parameters of its TLS session.
+    pub fn write(
+        &mut self,
+        record: &Record,
+        (peer, tls): (&Peer, Option<Negotiated>),
+        body_bytes: u64,
+        wall: &WallClock,
+        now: Time,
+    ) {
         let Some(writer) = &self.writer else {
             return;
         };
@@ -144,7 +152,7 @@ impl AccessLog {
         self.lines += 1;
         match self.format {
             LogFormat::Common | LogFormat::Combined => self.write_common(record, peer, body_bytes),
-            LogFormat::Json => self.write_json(record, peer, body_bytes, now),
+            LogFormat::Json => self.write_json(record, (peer, tls), body_bytes, now),
         }
         if let Some(writer) = writer
             && writer.write_at_once(&self.buffer[begin..])
@@ -215,7 +223,7 @@ impl AccessLog {
         out.push(b'\n');
     }
 
-    fn write_json(&mut self, record: &Record, peer: &Peer, body_bytes: u64, now: Time) {
+    fn write_json(&mut self, record: &Record, (peer, tls): (&Peer, Option<Negotiated>), body_bytes: u64, now: Time) {
         let out = &mut self.buffer;
         out.extend_from_slice(JSON_TIME);
         out.extend_from_slice(self.stamp.as_bytes());
@@ -229,6 +237,10 @@ impl AccessLog {
         push_json_field(out, "method", record.method());
         push_json_field(out, "target", record.target());
         push_json_field(out, "protocol", record.version().as_bytes());
+        if let Some(tls) = tls {
+            push_json_field(out, "tls", tls.version.as_str().as_bytes());
+            push_json_field(out, "cipher", tls.suite.as_bytes());
+        }
         let took_us = u64::try_from(now.since(record.began).as_micros()).unwrap_or(u64::MAX);
         for (name, number) in [("status", record.status.into()), ("body_bytes", body_bytes), ("took_us", took_us)] {
             out.extend_from_slice(b",\"");

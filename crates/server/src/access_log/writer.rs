@@ -562,7 +562,7 @@ mod tests {
         let mut log = AccessLog::new(&settings, Some(Arc::clone(&writer)));
         let (record, peer, wall) = (Record::default(), Peer::new(None), WallClock::at(0));
         for _ in 0..BATCHES_MAX + 7 {
-            log.write(&record, &peer, 0, &wall, Time::START);
+            log.write(&record, (&peer, None), 0, &wall, Time::START);
         }
         assert_eq!((writer.lock().queue.len(), writer.lost_lines()), (BATCHES_MAX, 7));
         // After giving up, all of them are.

@@ -244,6 +244,10 @@ pub struct SpoolSettings {
 pub struct TlsSettings {
     /// Where AMPED does TLS handshakes
     pub sign: Signing,
+    /// Append the secrets of sessions to the file that the environment variable SSLKEYLOGFILE names
+    ///
+    /// For debugging, with Wireshark for instance: everyone who can read the file can decrypt the connections.
+    pub key_log: bool,
 }
 
 /// Where TLS handshakes are done, whose signatures take up to milliseconds.

@@ -17,11 +17,13 @@ use std::time::Duration;
 
 use amped_sys::socket;
 use amped_units::Time;
-use rustls::ServerConfig;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, InsufficientSizeError, UnbufferedStatus, WriteTraffic,
 };
+use rustls::{CipherSuite, Error, HandshakeKind, PeerIncompatible, ProtocolVersion, ServerConfig};
+
+use crate::counters::{Cipher, HandshakeFailure, Negotiated, TlsVersion};
 
 /// Maximum bytes of a record from a client that are kept until the rest arrives. A record has at most 16,640 bytes (RFC
 /// 8446, 5.2); a handshake message may span several, and the only long one, a client's certificate, is not requested.
@@ -76,7 +78,8 @@ pub struct Tls {
     /// Nothing was received yet.
     is_new: bool,
     /// The session has failed and must not be used any more: `partial` may not be what rustls left of the input.
-    has_failed: bool,
+    failure: Option<HandshakeFailure>,
+    negotiated: Option<Negotiated>,
     size: RecordSize,
 }
 
@@ -108,14 +111,15 @@ impl Tls {
     ///
     /// # Errors
     /// The configuration cannot be used.
-    pub fn new(config: &Arc<ServerConfig>) -> Result<Tls, rustls::Error> {
+    pub fn new(config: &Arc<ServerConfig>) -> Result<Tls, Error> {
         Ok(Tls {
             session: UnbufferedServerConnection::new(Arc::clone(config))?,
             partial: Vec::new(),
             unsent: Vec::new(),
             unsent_at: 0,
             is_new: true,
-            has_failed: false,
+            failure: None,
+            negotiated: None,
             size: RecordSize::default(),
         })
     }
@@ -153,7 +157,6 @@ impl Tls {
         }
         let processed = self.process(&mut input[..filled], plain);
         let sent = self.flush(socket);
-        self.has_failed = processed.is_err();
         let (count, is_end) = processed.map_err(io::Error::other)?;
         match sent {
             Err(error) if !is_transient(&error) => Err(error),
@@ -167,17 +170,43 @@ impl Tls {
     pub fn answer_hello(&mut self) {
         let mut input = std::mem::take(&mut self.partial);
         // No bytes of the protocol can follow before the client has this answer.
-        self.has_failed = !matches!(self.process(&mut input, &mut []), Ok((0, false)));
+        if let Ok((_, true)) = self.process(&mut input, &mut []) {
+            self.failure = Some(HandshakeFailure::Closed);
+        }
     }
 
-    /// Returns whether the session must end.
-    pub fn has_failed(&self) -> bool {
-        self.has_failed
+    /// Returns why the session must end, if it must.
+    pub fn failure(&self) -> Option<HandshakeFailure> {
+        self.failure
+    }
+
+    /// Returns the parameters of the session, if the handshake is complete and [`complete`](Tls::complete) was called since.
+    pub fn negotiated(&self) -> Option<Negotiated> {
+        self.negotiated
+    }
+
+    /// Checks whether the handshake is complete, and returns the parameters of the session then.
+    pub fn complete(&mut self) -> Option<Negotiated> {
+        if self.session.is_handshaking() {
+            return None;
+        }
+        let version = match self.session.protocol_version()? {
+            ProtocolVersion::TLSv1_3 => TlsVersion::Tls13,
+            _ => TlsVersion::Tls12,
+        };
+        let (suite, cipher) = named(self.session.negotiated_cipher_suite()?.suite())?;
+        let is_resumed = self.session.handshake_kind() == Some(HandshakeKind::Resumed);
+        self.negotiated = Some(Negotiated { version, suite, cipher, is_resumed });
+        self.negotiated
     }
 
     /// Decrypts `input` into `plain`, and answers messages of the handshake. Returns the number of bytes, and whether the
     /// client has closed its side.
-    fn process(&mut self, input: &mut [u8], plain: &mut [u8]) -> Result<(usize, bool), rustls::Error> {
+    fn process(&mut self, input: &mut [u8], plain: &mut [u8]) -> Result<(usize, bool), Error> {
+        self.process_records(input, plain).inspect_err(|error| self.failure = Some(failure_of(error)))
+    }
+
+    fn process_records(&mut self, input: &mut [u8], plain: &mut [u8]) -> Result<(usize, bool), Error> {
         let (mut at, mut count, mut is_end) = (0, 0, false);
         loop {
             let UnbufferedStatus { discard, state } = self.session.process_tls_records(&mut input[at..]);
@@ -187,7 +216,7 @@ impl Tls {
                     while let Some(record) = traffic.next_record() {
                         let payload = record?.payload;
                         let end = count + payload.len();
-                        let room = plain.get_mut(count..end).ok_or(rustls::Error::HandshakeNotComplete)?;
+                        let room = plain.get_mut(count..end).ok_or(Error::HandshakeNotComplete)?;
                         room.copy_from_slice(payload);
                         count = end;
                     }
@@ -213,7 +242,7 @@ impl Tls {
         if is_end || rest.is_empty() {
             self.partial = Vec::new();
         } else if rest.len() > PARTIAL_MAX {
-            return Err(rustls::Error::General("handshake message too long".to_owned()));
+            return Err(Error::PeerSentOversizedRecord);
         } else {
             self.partial.clear();
             self.partial.extend_from_slice(rest);
@@ -241,7 +270,7 @@ impl Tls {
         buffers: &mut Buffers,
     ) -> io::Result<usize> {
         buffers.filled = 0;
-        let count = self.seal(pieces, buffers).inspect_err(|_| self.has_failed = true)?;
+        let count = self.seal(pieces, buffers).inspect_err(|_| self.failure = Some(HandshakeFailure::Malformed))?;
         let sealed = &buffers.sealed[..buffers.filled];
         let sent = match socket::send(socket, sealed, more) {
             Ok(sent) => sent,
@@ -308,7 +337,7 @@ impl Tls {
     /// Tells the client that nothing follows (close_notify; RFC 8446, 6.1), so that it can distinguish the end of the
     /// stream from a truncation. Best effort: a client that does not read is not waited for.
     pub fn close(&mut self, socket: &OwnedFd) {
-        if self.has_unsent() || self.has_failed {
+        if self.has_unsent() || self.failure.is_some() {
             return;
         }
         let UnbufferedStatus { discard, state } = self.session.process_tls_records(&mut self.partial);
@@ -336,6 +365,46 @@ fn is_hello(input: &[u8]) -> bool {
     let input = input.strip_prefix(&CHANGE_CIPHER_SPEC).unwrap_or(input);
     matches!(*input, [HANDSHAKE, _, _, high, low, CLIENT_HELLO, ..]
         if input.len() >= 5 + usize::from(u16::from_be_bytes([high, low])))
+}
+
+/// Returns the name of a cipher suite, and its cipher.
+fn named(suite: CipherSuite) -> Option<(&'static str, Cipher)> {
+    let named = match suite {
+        // rustls has a prefix of its own for these.
+        CipherSuite::TLS13_AES_128_GCM_SHA256 => ("TLS_AES_128_GCM_SHA256", Cipher::Aes128),
+        CipherSuite::TLS13_AES_256_GCM_SHA384 => ("TLS_AES_256_GCM_SHA384", Cipher::Aes256),
+        CipherSuite::TLS13_CHACHA20_POLY1305_SHA256 => ("TLS_CHACHA20_POLY1305_SHA256", Cipher::ChaCha20),
+        other => {
+            let name = other.as_str()?;
+            let cipher = match name {
+                _ if name.contains("AES_128") => Cipher::Aes128,
+                _ if name.contains("AES_256") => Cipher::Aes256,
+                _ => Cipher::ChaCha20,
+            };
+            (name, cipher)
+        }
+    };
+    Some(named)
+}
+
+/// Returns the reason of a failed handshake.
+fn failure_of(error: &Error) -> HandshakeFailure {
+    use PeerIncompatible as Peer;
+    match error {
+        Error::PeerIncompatible(
+            Peer::Tls12NotOffered
+            | Peer::Tls12NotOfferedOrEnabled
+            | Peer::ServerTlsVersionIsDisabledByOurConfig
+            | Peer::SupportedVersionsExtensionRequired
+            // Older versions do not have this extension.
+            | Peer::SignatureAlgorithmsExtensionRequired,
+        ) => HandshakeFailure::Version,
+        // The latter: no certificate has a signature that the client accepts.
+        Error::PeerIncompatible(_) | Error::General(_) => HandshakeFailure::Parameters,
+        Error::NoApplicationProtocol => HandshakeFailure::Alpn,
+        Error::AlertReceived(_) => HandshakeFailure::Rejected,
+        _ => HandshakeFailure::Malformed,
+    }
 }
 
 pub(super) fn is_transient(error: &io::Error) -> bool {
