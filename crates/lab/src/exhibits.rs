@@ -76,6 +76,7 @@ exhibits![
     "flash-single-file",
     "flash-traces",
     "flash-data-set-size",
+    "flash-data-set-disks",
     "flash-breakdown",
     "flash-concurrent-clients",
     "banga-figure-2",
