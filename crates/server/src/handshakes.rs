@@ -4,7 +4,7 @@
 //! read from the disk would, and the remedy is the same: a helper does it. rustls cannot sign asynchronously, but a session does
 //! no I/O: it is moved to the thread with the client's hello, and returns through the loop's mailbox with its answer.
 //!
-//! The thread yields to the loops (nice 19): open connections come before new ones. The queue holds at most one session for each
+//! The thread yields to the loops (nice 5): open connections come before new ones. The queue holds at most one session for each
 //! open connection, so it needs no limit of its own. A session whose client has left meanwhile is dropped.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -123,11 +123,13 @@ mod tests {
     use crate::mailbox::Mailbox;
     use crate::transport::tls::{Buffers, Received};
     use rustls::crypto::aws_lc_rs::default_provider;
-    use rustls::pki_types::ServerName;
+    use rustls::pki_types::{PrivateKeyDer, ServerName};
     use rustls::server::{ClientHello, ResolvesServerCert};
     use rustls::sign::CertifiedKey;
-    use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig};
+    use rustls::version::{TLS12, TLS13};
+    use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, SupportedProtocolVersion};
     use std::io::Write;
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
     use std::sync::Mutex;
     use std::time::{Duration, Instant};
@@ -149,10 +151,13 @@ mod tests {
         Arc::new(config.with_cert_resolver(Arc::new(Gate(Mutex::new(gate)))))
     }
 
-    /// A session that has received its client's hello.
-    fn session(config: &Arc<ServerConfig>) -> Box<Tls> {
+    /// A session that has received its client's hello, and the connection.
+    fn session(
+        config: &Arc<ServerConfig>,
+        version: &'static SupportedProtocolVersion,
+    ) -> (Box<Tls>, UnixStream, OwnedFd) {
         let client = ClientConfig::builder_with_provider(Arc::new(default_provider()));
-        let client = client.with_safe_default_protocol_versions().unwrap();
+        let client = client.with_protocol_versions(&[version]).unwrap();
         let client = client.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
         let mut client = ClientConnection::new(Arc::new(client), ServerName::try_from("a.example").unwrap()).unwrap();
         let (mut sender, receiver) = UnixStream::pair().unwrap();
@@ -160,9 +165,26 @@ mod tests {
         client.write_tls(&mut hello).unwrap();
         sender.write_all(&hello).unwrap();
         let mut session = Box::new(Tls::new(config).unwrap());
-        let received = session.receive(&receiver.into(), &mut [0; 65536], &mut Buffers::new(true)).unwrap();
+        let receiver = receiver.into();
+        let received = session.receive(&receiver, &mut [0; 65536], &mut Buffers::new(true)).unwrap();
         assert_eq!(received, Received::Hello { is_drained: true });
-        session
+        (session, sender, receiver)
+    }
+
+    #[test]
+    fn encrypted_record_that_looks_like_a_hello_is_none() {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate = rcgen::CertificateParams::new([]).unwrap().self_signed(&key).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(default_provider()));
+        let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+        let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+        let config = Arc::new(config.with_single_cert(vec![certificate.der().clone()], key).unwrap());
+        let (mut session, mut sender, receiver) = session(&config, &TLS12);
+        session.answer_hello();
+        assert_eq!(session.failure(), None);
+        // The first byte of a nonce may be the number of a hello.
+        sender.write_all(&[&[22, 3, 3, 0, 40, 1][..], &[0; 39]].concat()).unwrap();
+        assert!(session.receive(&receiver, &mut [0; 65536], &mut Buffers::new(true)).is_err());
     }
 
     #[test]
@@ -173,8 +195,8 @@ mod tests {
         let mut handshakes = Handshakes::new(Arc::<Mailbox<_>>::clone(&mailbox));
         let mut connections: Vec<Arc<()>> = (0..4).map(|_| Arc::new(())).collect();
         for (number, connection) in (0..).zip(&connections) {
-            let handshake =
-                Handshake { token: Token::from_number(number), session: session(&config), since: Time::START };
+            let (session, ..) = session(&config, &TLS13);
+            let handshake = Handshake { token: Token::from_number(number), session, since: Time::START };
             assert!(handshakes.submit(handshake, Arc::downgrade(connection)).is_ok());
         }
         // All were submitted while the first one waits. The client of the second leaves.

@@ -100,10 +100,10 @@ pub fn keep_files_private() {
     MASK_BEFORE.store(before.as_raw_mode() + 1, Relaxed);
 }
 
-/// Gives this thread the lowest regular priority, nice 19. On Linux nice(2) applies to the calling thread.
+/// Lowers the priority of this thread a little (nice 5). On Linux nice(2) applies to the calling thread.
 pub fn lower_priority() {
     // Lowering one's own priority is always permitted.
-    let _ = rustix::process::nice(19);
+    let _ = rustix::process::nice(5);
 }
 
 /// Keeps the memory of this process out of core dumps and from other processes of its user (`PR_SET_DUMPABLE`). Processes that

@@ -146,7 +146,7 @@ impl Tls {
             plain[..filled].copy_from_slice(&input[..filled]);
             return Ok(Received::NotTls { count: filled, is_drained });
         }
-        if buffers.defers_hello && self.session.is_handshaking() && is_hello(&input[..filled]) {
+        if buffers.defers_hello && self.expects_hello() && is_hello(&input[..filled]) {
             // Nothing may follow a hello before its answer: the client does not speak TLS.
             if filled > PARTIAL_MAX {
                 return Err(io::ErrorKind::InvalidData.into());
@@ -163,6 +163,12 @@ impl Tls {
             _ if self.unsent.len() - self.unsent_at > UNSENT_MAX => Err(io::ErrorKind::TimedOut.into()),
             _ => Ok(Received::Bytes { count, is_drained, is_end }),
         }
+    }
+
+    /// Returns whether a hello may come: the first, or the second if the server has asked for one. Later an encrypted record
+    /// of TLS 1.2 may look like one.
+    fn expects_hello(&self) -> bool {
+        matches!(self.session.handshake_kind(), None | Some(HandshakeKind::FullWithHelloRetryRequest))
     }
 
     /// Answers the hello that [`receive`](Tls::receive) has reported; [`flush`](Tls::flush) then sends the answer, or the alert if
