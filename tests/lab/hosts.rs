@@ -232,7 +232,7 @@ fn one_server_and_two_clients_form_one_experiment() {
     assert_eq!((&load["planned"], &load["latency"]["count"]), (&Value::from(201), &Value::from(201)), "{load}");
     let parts = [1, 2].map(|at| json(&folder.join(format!("load-{at}.json"))));
     assert_eq!(parts.each_ref().map(|part| part["outcome"]["planned"].as_u64().unwrap()), [101, 100]);
-    assert_eq!(parts[0]["outcome"]["asked"]["open"]["seed"], parts[1]["outcome"]["asked"]["open"]["seed"]);
+    assert_eq!(parts[0]["outcome"]["load"]["open"]["seed"], parts[1]["outcome"]["load"]["open"]["seed"]);
     let roles: Vec<&Value> = hosts.as_array().unwrap().iter().map(|host| &host["role"]).collect();
     assert_eq!(roles, ["server", "load 1/2", "load 2/2"]);
     for host in hosts.as_array().unwrap() {

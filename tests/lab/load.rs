@@ -109,14 +109,14 @@ fn alone_offered_rate_is_kept_beyond_capacity() {
         let arguments =
             ["--rate", rate, "--duration", "3s", "--timeout", "2s", "--arrivals", "constant", "--seed", "1"];
         let outcome = load_by(address, &arguments);
-        let (offered, asked) = (figure(&outcome, "/offered_rate"), rate.parse::<f64>().unwrap());
+        let (offered, target) = (figure(&outcome, "/offered_rate"), rate.parse::<f64>().unwrap());
         println!("{rate}: {offered}/s, lateness {}, verdict {}", outcome["lateness"], outcome["verdict"]);
         // A load generator that this machine delayed says so. An overloaded server must not delay it: a capacity of
         // 1000/s is no reason to offer less.
         if outcome["verdict"]["validity"] != "client-bound" {
-            assert!((offered / asked - 1.0).abs() < 0.01, "asked for {rate}/s, and offered {offered}/s");
+            assert!((offered / target - 1.0).abs() < 0.01, "a target of {rate}/s, and offered {offered}/s");
         }
-        assert!(offered > 2000.0, "asked for {rate}/s, and offered {offered}/s: {}", outcome["verdict"]);
+        assert!(offered > 2000.0, "a target of {rate}/s, and offered {offered}/s: {}", outcome["verdict"]);
         // Each arrival either began or is reported as not begun, and ended in a response or a failure.
         let failures = outcome["failures"].as_array().unwrap();
         let failed_by =
@@ -124,7 +124,7 @@ fn alone_offered_rate_is_kept_beyond_capacity() {
         let failed: u64 = failures.iter().map(|pair| pair[1].as_u64().unwrap()).sum();
         let (planned, ok) = (outcome["planned"].as_u64().unwrap(), outcome["ok"].as_u64().unwrap());
         let not_begun = failed_by("unsent") + failed_by("local");
-        assert_eq!((planned, planned), (3 * asked as u64, ok + failed), "{outcome}");
+        assert_eq!((planned, planned), (3 * target as u64, ok + failed), "{outcome}");
         assert_eq!(planned, outcome["started"].as_u64().unwrap() + not_begun, "{outcome}");
         // The overload is five- to tenfold and appears as failures, most of them before a connection.
         assert!(2 * ok < planned && 2 * failed_by("abandoned") > failed - not_begun, "{ok} {failures:?}");
@@ -196,7 +196,7 @@ fn same_seed_gives_same_arrivals() {
     let (address, _) = server(|_| {});
     let shape = |seed: &str| {
         let arguments = ["--rate", "500", "--duration", "1s", "--arrivals", "bursty:4,10%,200ms", "--seed", seed];
-        load(address, &arguments)["asked"]["open"].to_string()
+        load(address, &arguments)["load"]["open"].to_string()
     };
     assert_eq!(shape("5"), shape("5"));
     assert_ne!(shape("5"), shape("6"));
@@ -208,18 +208,18 @@ fn slices_together_equal_whole_plan() {
     let plan = ["--rate", "300", "--duration", "500ms", "--seed", "4"];
     let slice = |words: &[&str], which: &str| load(address, &[words, &["--slice", which]].concat());
     let whole = load(address, &plan);
-    let asked = count.load(Ordering::Relaxed);
+    let requests = count.load(Ordering::Relaxed);
     let parts = ["1/3", "2/3", "3/3"].map(|which| slice(&plan, which));
     let planned = |outcome: &Value| outcome["planned"].as_u64().unwrap();
     assert_eq!(parts.iter().map(planned).sum::<u64>(), planned(&whole), "{parts:?}");
-    assert_eq!(count.load(Ordering::Relaxed), 2 * asked, "all of them ask what one did");
-    let of = |outcome: &Value, what: &str| outcome["asked"]["open"][what].clone();
+    assert_eq!(count.load(Ordering::Relaxed), 2 * requests, "all of them request what one did");
+    let of = |outcome: &Value, what: &str| outcome["load"]["open"][what].clone();
     for part in &parts {
         assert_eq!((of(part, "shape"), of(part, "seed")), (of(&whole, "shape"), of(&whole, "seed")));
-        assert!((figure(part, "/asked/open/rate") - 100.0).abs() < 1e-6, "{part}");
+        assert!((figure(part, "/load/open/rate") - 100.0).abs() < 1e-6, "{part}");
     }
     let closed = ["--clients", "3", "--duration", "200ms", "--seed", "4"];
-    let clients = ["1/2", "2/2"].map(|which| slice(&closed, which)["asked"]["closed"]["clients"].clone());
+    let clients = ["1/2", "2/2"].map(|which| slice(&closed, which)["load"]["closed"]["clients"].clone());
     assert_eq!(clients, [2, 1]);
 }
 
@@ -305,11 +305,11 @@ fn invalid_input_is_reported_in_one_line() {
     check(&["http://no-such-name.invalid/", "--rate", "1"], 1, "does not resolve");
     check(&[url, "--arrivals", "file:/no/such/file"], 1, "/no/such/file");
     // No process listens there: the load generator reports it at once, or after the run with `--wait 0s`.
-    let asked = [url, "--rate", "100", "--duration"];
-    check(&[&asked[..], &["1h"]].concat(), 1, "no server listens at 127.0.0.1:1: Connection refused");
+    let flags = [url, "--rate", "100", "--duration"];
+    check(&[&flags[..], &["1h"]].concat(), 1, "no server listens at 127.0.0.1:1: Connection refused");
     check(&[url, "--sweep", "10..50/10", "--duration", "1h"], 1, "--wait 10s");
     check(&[url, "--clients", "5", "--duration", "1h", "--wait", "60ms"], 1, "waiting for a server at 127.0.0.1:1");
-    check(&[&asked[..], &["200ms", "--wait", "0s"]].concat(), 1, "no correct response; is a web server listening");
+    check(&[&flags[..], &["200ms", "--wait", "0s"]].concat(), 1, "no correct response; is a web server listening");
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn load_waits_for_server_to_start() {
 fn first_request(words: &[&str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = url(listener.local_addr().unwrap());
-    let asked = thread::spawn(move || {
+    let request = thread::spawn(move || {
         let mut stream = listener.accept().unwrap().0;
         let mut buffer = [0; 2048];
         let length = stream.read(&mut buffer).unwrap();
@@ -344,7 +344,7 @@ fn first_request(words: &[&str]) -> String {
     });
     let once = ["load", &url, "--rate", "20", "--arrivals", "constant", "--duration", "80ms", "--wait", "0s"];
     ammeter(&[&once[..], &PATIENT, words].concat());
-    asked.join().unwrap()
+    request.join().unwrap()
 }
 
 #[test]

@@ -240,7 +240,7 @@ fn parked_connections_match_kernel_count() {
     for (parked, (mode, count)) in outcome["parked"].as_array().unwrap().iter().zip([("idle", 100), ("slow-read", 20)])
     {
         assert_eq!(parked["mode"], mode);
-        for figure in ["asked", "open_at_start", "open_least", "open_at_end"] {
+        for figure in ["target", "open_at_start", "open_least", "open_at_end"] {
             assert_eq!(parked[figure], count, "{figure} of {parked}");
         }
         assert_eq!((&parked["closed"], &parked["failed"]), (&0.into(), &0.into()), "{parked}");

@@ -98,8 +98,8 @@ fn ten_lines_for_nginx_run_as_experiment() {
             summary["server"]["cpu_s"].as_f64() > Some(0.0) && summary["network"]["is_private"] == true,
             "{id}: {run}"
         );
-        let (asked, begun) = (summary["asked_rate"].as_f64().unwrap(), summary["ok"].as_f64().unwrap());
-        assert!((0.5..1.5).contains(&(begun / asked)), "{id}: {summary}");
+        let (target, begun) = (summary["target_rate"].as_f64().unwrap(), summary["ok"].as_f64().unwrap());
+        assert!((0.5..1.5).contains(&(begun / target)), "{id}: {summary}");
     }
     assert_eq!(result["points"].as_array().map(Vec::len), Some(6), "{result}");
     // The page draws every chart: clients, server and network of each run.

@@ -82,10 +82,10 @@ fn server_figures_match_client_counts() {
     for architecture in ["amped", "sped", "mt", "mp"] {
         let server = Server::start(&site, &metrics, architecture);
         let url = format!("http://{}/", server.address);
-        let asked =
+        let flags =
             ["--rate", "100", "--arrivals", "constant", "--duration", "500ms", "--requests-per-connection", "6"];
         let words = ["load", &url, "--json", "--seed", "3", "--mix", mix.to_str().unwrap()];
-        let outcome: Value = serde_json::from_str(&said(&ammeter(&[&words[..], &asked, &PATIENT].concat())).0).unwrap();
+        let outcome: Value = serde_json::from_str(&said(&ammeter(&[&words[..], &flags, &PATIENT].concat())).0).unwrap();
         assert!(outcome["failures"].as_array().unwrap().is_empty(), "{outcome}");
         let (replies, bytes) = (outcome["ok"].as_u64().unwrap(), outcome["received_bytes"].as_u64().unwrap());
         assert_eq!(replies, 50 * 6, "{outcome}");

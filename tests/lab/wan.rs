@@ -602,9 +602,9 @@ fn alone_failure_under_traffic_restores_network() {
         assert!(said.contains("removed"), "{said}");
         as_before("the network to be restored after the device was removed");
 
-        let mut asked = under_traffic(&flags, &inside);
-        signal(&asked, "-INT");
-        asked.wait().unwrap();
+        let mut interrupted = under_traffic(&flags, &inside);
+        signal(&interrupted, "-INT");
+        interrupted.wait().unwrap();
         as_before("the network to be restored after Ctrl-C");
     }
 

@@ -3,7 +3,7 @@
 (() => {
   const { data, plot, points, above0, isDecade, keep } = drawing;
 
-  function run({ seconds, asked, allowed_lateness_ms, distribution }) {
+  function run({ seconds, target, allowed_lateness_ms, distribution }) {
     // The last second is cut short. Where there are others, a rate of a few milliseconds says nothing.
     const whole = seconds.filter(second => second.length_s >= 0.5);
     const shown = whole.length ? whole : seconds;
@@ -19,7 +19,7 @@
     plot("rates", {
       ...overTime, yLabel: "per second",
       series: [
-        ...(asked ? [{ label: "asked (mean)", values: level(asked), hue: "grey", dash: [6, 4], points: false }] : []),
+        ...(target ? [{ label: "target (mean)", values: level(target), hue: "grey", dash: [6, 4], points: false }] : []),
         { label: "begun", values: rate("started"), hue: "blue", width: 4 },
         { label: "completed", values: rate("ok"), hue: "green" },
       ],
@@ -63,7 +63,7 @@
   }
 
   function sweep({ points: rates, capacity }) {
-    const x = rates.map(({ asked }) => asked);
+    const x = rates.map(({ target }) => target);
     const kept = rates.map(point => point.kept);
     const of = (name, end) => rates.map(point => point[name][end]);
     const spread = (name, hue, positive) => {
@@ -71,8 +71,8 @@
       return { at: x, low, middle, high, hue };
     };
     // The capacity is between the highest sustained and the lowest unsustained rate.
-    const band = color => capacity && capacity.not_borne != null ? [self => {
-      const [from, to] = [capacity.borne, capacity.not_borne].map(rate => self.valToPos(rate, "x", true));
+    const band = color => capacity && capacity.not_sustained != null ? [self => {
+      const [from, to] = [capacity.sustained, capacity.not_sustained].map(rate => self.valToPos(rate, "x", true));
       const { top, height } = self.bbox;
       self.ctx.save();
       self.ctx.globalAlpha = 0.18;
@@ -80,7 +80,7 @@
       self.ctx.fillRect(from, top, to - from, height);
       self.ctx.restore();
     }] : [];
-    const overRates = { x, xLabel: "connections a second, asked for", legendX: "asked", sync: "rate" };
+    const overRates = { x, xLabel: "target, connections/s", legendX: "target", sync: "rate" };
     const line = (label, { middle, hue }, unit, width) => ({ label, values: middle, hue, unit, width, points: false });
     const drawn = (...spreads) => ({
       hooks: color => ({ ...points(kept, spreads)(color), drawClear: band(color) }),
@@ -90,7 +90,7 @@
     plot("rates", {
       ...overRates, yLabel: "per second",
       series: [
-        { label: "as asked", values: x, hue: "grey", dash: [6, 4], points: false },
+        { label: "target", values: x, hue: "grey", dash: [6, 4], points: false },
         line("begun", begun, "", 4), line("completed", answered), line("failed", failed),
       ],
       ...drawn(begun, answered, failed),

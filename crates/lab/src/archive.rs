@@ -43,7 +43,7 @@ use tempfile::TempDir;
 use crate::values::{Checked, CommandLine, HostName, Setting, share};
 
 /// The format version of the archives that this program writes and reads.
-pub(crate) const FORM: u32 = 3;
+pub(crate) const FORM: u32 = 4;
 
 /// An experiment file, resolved: defaults applied, levels combined into arms, programs found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -733,7 +733,7 @@ pub(crate) struct Summary {
     /// Length of the window, in seconds.
     pub(crate) seconds: f64,
     /// Connections scheduled per second; `None` in a closed loop.
-    pub(crate) asked_rate: Option<f64>,
+    pub(crate) target_rate: Option<f64>,
     /// Connections begun per second.
     pub(crate) offered_rate: f64,
     /// Connections established per second.
@@ -776,7 +776,7 @@ pub(crate) struct Summary {
     /// Total bytes of the file set that may be requested, if there is one.
     pub(crate) set_bytes: Option<u64>,
     /// Shares of totals: the server's CPU time, from [`name::PROFILE`] (`category NAME` and
-    /// `context NAME`, of its samples), and the requests, from [`name::LOAD`] (`asked CLASS`, of all
+    /// `context NAME`, of its samples), and the requests, from [`name::LOAD`] (`requests CLASS`, of all
     /// requests that were answered or failed). Read from these two files and stored in no other.
     #[serde(skip)]
     pub(crate) shares: BTreeMap<String, f64>,
@@ -904,7 +904,7 @@ impl Summary {
         Summary {
             window: outcome.window,
             seconds: outcome.window.seconds,
-            asked_rate: match outcome.asked {
+            target_rate: match outcome.load {
                 Loop::Open { rate, .. } => Some(rate),
                 Loop::Closed { .. } => None,
             },
@@ -926,7 +926,7 @@ impl Summary {
 
     /// All metrics: name, unit, description, and the function that computes the value from a run, if it is known.
     pub(crate) const METRICS: &'static [Metric] = &[
-        ("asked-rate", "1/s", "connections to begin", |run| run.asked_rate),
+        ("target-rate", "1/s", "connections to begin", |run| run.target_rate),
         ("offered-rate", "1/s", "connections begun", |run| Some(run.offered_rate)),
         ("established-rate", "1/s", "connections established", |run| Some(run.established_rate)),
         ("request-rate", "1/s", "requests sent", |run| Some(run.request_rate)),
@@ -1025,7 +1025,7 @@ impl Summary {
         ("category", "the server's CPU time", true),
         ("context", "the server's CPU time", true),
         ("kernel", "the server's time in the kernel", true),
-        ("asked", "all requests", false),
+        ("requests", "all requests", false),
     ];
 
     /// Returns unit and description of a metric of [`METRICS`](Summary::METRICS) or
@@ -1220,10 +1220,10 @@ fn shares(run: &Path) -> BTreeMap<String, f64> {
     let profile: Option<Profile> = read_optional(&run.join(name::PROFILE)).ok().flatten();
     let load: Option<Outcome> = read_optional(&run.join(name::LOAD)).ok().flatten();
     let classes = load.map(|load| load.classes).unwrap_or_default();
-    let asked = |class: &ClassOutcome| class.ok.saturating_add(class.failed) as f64;
-    let all = classes.iter().map(asked).sum::<f64>().max(1.0);
+    let count = |class: &ClassOutcome| class.ok.saturating_add(class.failed) as f64;
+    let all = classes.iter().map(count).sum::<f64>().max(1.0);
     let mut shares: BTreeMap<String, f64> =
-        classes.iter().map(|class| (format!("asked {}", class.class), asked(class) / all)).collect();
+        classes.iter().map(|class| (format!("requests {}", class.class), count(class) / all)).collect();
     let mut add = |view: &str, rows: &[Row]| {
         shares.extend(rows.iter().map(|row| (format!("{view} {}", row.name), row.share.share)));
     };
@@ -1348,7 +1348,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(name::RESOLVED), r#"{ "form": 1, "name": "old" }"#).unwrap();
         let why = Archive::open(folder.path()).unwrap_err().to_string();
-        assert!(why.contains("format version 1") && why.contains("reads version 3"), "{why}");
+        assert!(why.contains("format version 1") && why.contains("reads version 4"), "{why}");
     }
 
     #[test]
@@ -1381,15 +1381,15 @@ mod tests {
         check("kernel:timers", Some(50.0));
         check("context:accept4", Some(5.0));
         check("context:never seen", Some(0.0));
-        check("asked:class0", Some(35.0));
+        check("requests:class0", Some(35.0));
         check("moon:class0", None);
         fs::write(&profile, "{").unwrap();
         check("category:timers", None);
-        check("asked:class1", Some(65.0));
+        check("requests:class1", Some(65.0));
         fs::remove_file(&load).unwrap();
-        check("asked:class1", None);
-        assert_eq!(Summary::described("asked:a+b").unwrap(), ("%", Cow::Borrowed("a and b, of all requests")));
-        assert!(Summary::described("asked:").is_none() && Summary::described("rates").is_none());
+        check("requests:class1", None);
+        assert_eq!(Summary::described("requests:a+b").unwrap(), ("%", Cow::Borrowed("a and b, of all requests")));
+        assert!(Summary::described("requests:").is_none() && Summary::described("rates").is_none());
     }
 
     #[test]

@@ -60,7 +60,7 @@ struct Taken {
     name: String,
     status: RunStatus,
     /// Responses per second that the begun connections request, in an open loop.
-    asked: Option<f64>,
+    target_rate: Option<f64>,
     /// Values, by metric.
     figures: BTreeMap<String, f64>,
 }
@@ -248,10 +248,10 @@ fn related(a: &Archive, b: &Archive, is_single: bool) -> Result<Vec<String>, Fai
     let varied: BTreeSet<&String> =
         [a, b].into_iter().flat_map(|archive| &archive.resolved.arms).flat_map(|arm| arm.levels.keys()).collect();
     let differing = differences(a, b);
-    let (asked, other): (Vec<&Difference>, Vec<&Difference>) = differing.iter().partition(|one| one.is_asked());
+    let (load, other): (Vec<&Difference>, Vec<&Difference>) = differing.iter().partition(|one| one.is_load());
     let list = |of: &[&Difference]| of.iter().map(|one| one.to_string()).collect::<Vec<_>>().join(", ");
-    if !asked.is_empty() {
-        return Err(unrelated(format!("they differ in load or workload: {}", list(&asked))));
+    if !load.is_empty() {
+        return Err(unrelated(format!("they differ in load or workload: {}", list(&load))));
     }
     let places = |archive: &Archive| -> BTreeSet<String> {
         let arms = archive.resolved.arms.iter().filter(|arm| !arm.is_again);
@@ -299,7 +299,7 @@ struct Difference {
 
 impl Difference {
     /// Whether the setting is part of the load, rather than of the place and way the server runs.
-    fn is_asked(&self) -> bool {
+    fn is_load(&self) -> bool {
         // The duration affects only the precision of the figures.
         if ["load.duration", "load.warm-up"].contains(&&self.key[..]) {
             return false;
@@ -390,8 +390,8 @@ fn taken(archive: &Archive, metrics: &[&str], place: impl Fn(&Arm) -> (Side, Str
             block: run.plan.block,
             name: run.plan.id.clone(),
             status: run.status,
-            asked: summary
-                .filter(|summary| requests > 0 && summary.asked_rate.is_some())
+            target_rate: summary
+                .filter(|summary| requests > 0 && summary.target_rate.is_some())
                 .map(|summary| summary.offered_rate * requests as f64),
             figures: metrics.iter().chain([&RATE]).filter_map(value).collect(),
         })
@@ -561,7 +561,8 @@ fn pairs<'a>(metric: &str, runs: &'a [Taken]) -> Vec<Pair<'a>> {
     }
     if AS_ASKED.contains(&metric) {
         // If both sides keep up, these metrics equal the offered load and say nothing about the servers.
-        let full: BTreeSet<&str> = pairs.iter().map(|pair| pair.step).filter(|step| !is_borne(step, runs)).collect();
+        let full: BTreeSet<&str> =
+            pairs.iter().map(|pair| pair.step).filter(|step| !is_sustained(step, runs)).collect();
         if !full.is_empty() {
             pairs.retain(|pair| full.contains(pair.step));
         }
@@ -570,12 +571,12 @@ fn pairs<'a>(metric: &str, runs: &'a [Taken]) -> Vec<Pair<'a>> {
 }
 
 /// Whether both sides answered nearly the whole offered load at this step.
-fn is_borne(step: &str, runs: &[Taken]) -> bool {
-    const BORNE_MIN: f64 = 0.98;
+fn is_sustained(step: &str, runs: &[Taken]) -> bool {
+    const SUSTAINED_MIN: f64 = 0.98;
     [Side::A, Side::B].into_iter().all(|side| {
         let of_it = runs.iter().filter(|run| run.side == side && run.step == step && run.status == RunStatus::Valid);
-        let shares = of_it.filter_map(|run| Some(run.figures.get(RATE)? / run.asked?));
-        Summary::of(shares).is_some_and(|share| share.median >= BORNE_MIN)
+        let shares = of_it.filter_map(|run| Some(run.figures.get(RATE)? / run.target_rate?));
+        Summary::of(shares).is_some_and(|share| share.median >= SUSTAINED_MIN)
     })
 }
 
@@ -686,10 +687,11 @@ impl Comparison {
         if let Some(why) = &self.refused {
             return format!("No verdict: {why}.");
         }
-        let told = self.figures.iter().filter(|figure| figure.finding == Finding::Difference);
-        let told: Vec<String> = told.map(|figure| format!("{} {}", figure.name(), figure.told())).collect();
+        let differences = self.figures.iter().filter(|figure| figure.finding == Finding::Difference);
+        let differences: Vec<String> =
+            differences.map(|figure| format!("{} {}", figure.name(), figure.ratio_text())).collect();
         match self.finding {
-            Finding::Difference => format!("{} differs from {}: {}.", self.b, self.a, told.join("; ")),
+            Finding::Difference => format!("{} differs from {}: {}.", self.b, self.a, differences.join("; ")),
             Finding::NoDifference => {
                 format!("No difference: in every figure {} differs from {} by no more than the noise.", self.b, self.a)
             }
@@ -716,7 +718,7 @@ impl Comparison {
                 figure.name(),
                 ratio.median,
                 format!("{:.3} .. {:.3}", ratio.low, ratio.high),
-                if self.refused.is_some() { "no verdict".to_owned() } else { figure.told() }
+                if self.refused.is_some() { "no verdict".to_owned() } else { figure.ratio_text() }
             );
             let _ = writeln!(text, "{}", line.trim_end());
         }
@@ -750,7 +752,7 @@ impl Compared {
     }
 
     /// Formats the finding.
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn ratio_text(&self) -> String {
         let times = self.ratio.median;
         match self.finding {
             // Above that, the ratio is easier to read than a percentage.
@@ -797,7 +799,7 @@ mod tests {
                         block,
                         name: format!("run {}", runs.len()),
                         status: RunStatus::Valid,
-                        asked: Some(rate),
+                        target_rate: Some(rate),
                         figures,
                     });
                 }

@@ -142,7 +142,7 @@ pub(crate) fn read(experiment: &str) -> Result<(String, String), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::{self, Wish};
+    use crate::experiment::{self, Options};
     use crate::plan;
     use std::collections::BTreeSet;
 
@@ -150,7 +150,7 @@ mod tests {
     fn exhibits_parse_and_short_versions_are_short() {
         for exhibit in ALL {
             for quick in [false, true] {
-                let experiment = experiment::parse(&exhibit.file(), exhibit.text, Wish { quick, seed: None });
+                let experiment = experiment::parse(&exhibit.file(), exhibit.text, Options { quick, seed: None });
                 let resolved = experiment.unwrap_or_else(|failure| panic!("{failure}")).resolved;
                 assert!(
                     resolved.name == exhibit.name && !resolved.title.is_empty() && resolved.about.len() > 100,

@@ -35,7 +35,7 @@ use crate::values::{
 
 /// Command-line options that change an experiment.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wish {
+pub(crate) struct Options {
     /// Whether to run the short version.
     pub(crate) quick: bool,
     /// Replaces the file's seed.
@@ -132,7 +132,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Whether both servers get the same workload and load, so that they can be measured in turns.
-    pub(crate) fn is_asked_as(&self, other: &Settings) -> bool {
+    pub(crate) fn has_load_of(&self, other: &Settings) -> bool {
         self.workload == other.workload && self.load == other.load
     }
 }
@@ -453,8 +453,8 @@ fn place(tree: &Spanned<DeTable<'_>>, path: &str) -> Range<usize> {
 ///
 /// # Errors
 /// The first error, with line, column, the lines concerned and how to fix it.
-pub(crate) fn parse(name: &str, text: &str, wish: Wish) -> Result<Experiment, Failure> {
-    read(name, text, wish).map_err(|wrong| Failure::Usage(drawn(name, text, wrong)))
+pub(crate) fn parse(name: &str, text: &str, options: Options) -> Result<Experiment, Failure> {
+    read(name, text, options).map_err(|wrong| Failure::Usage(drawn(name, text, wrong)))
 }
 
 /// Formats an error: `FILE:LINE:COLUMN: message` for tools, followed by the source lines.
@@ -488,9 +488,9 @@ struct Level<'i> {
     values: Vec<(Vec<String>, Spanned<DeValue<'i>>)>,
 }
 
-fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
+fn read(name: &str, text: &str, options: Options) -> Result<Experiment, Wrong> {
     let tree = DeTable::parse(text)?;
-    let file = File::read(&tree, wish)?;
+    let file = File::read(&tree, options)?;
     let (factors, levels) = factors(&tree, &file)?;
     let steps = steps(&tree, &file)?;
     let mut arms = Vec::new();
@@ -508,7 +508,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         let words: Vec<&str> =
             combination.iter().zip(&factors).map(|(at, factor)| factor.levels[*at].as_str()).collect();
         let subject = factors.iter().position(|factor| factor.name == SUBJECT).map(|at| words[at]);
-        let arm = arm_settings(&changed, subject, wish)?;
+        let arm = arm_settings(&changed, subject, options)?;
         arms.push(Arm {
             id: format!("a{}", arms.len()),
             label: String::new(),
@@ -523,7 +523,7 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
     // Repeat the baseline: the noise is part of the result. Interleaved servers need one repetition per load.
     let mut again: Vec<usize> = vec![0];
     if is_interleaved {
-        let is_first = |at: &usize| !settings[..*at].iter().any(|other| other.is_asked_as(&settings[*at]));
+        let is_first = |at: &usize| !settings[..*at].iter().any(|other| other.has_load_of(&settings[*at]));
         again = (0..settings.len()).filter(is_first).collect();
     }
     let is_repeated = file.again.unwrap_or(settings.len() > 1 || !file.claim.is_empty());
@@ -539,8 +539,8 @@ fn read(name: &str, text: &str, wish: Wish) -> Result<Experiment, Wrong> {
         title: if file.title.is_empty() { stem.clone() } else { file.title.clone() },
         name: stem,
         about: file.about.trim().to_owned(),
-        quick: wish.quick,
-        seed: wish.seed.unwrap_or(file.seed),
+        quick: options.quick,
+        seed: options.seed.unwrap_or(file.seed),
         repetitions: file.repetitions,
         duration_s: load.duration.as_secs_f64(),
         warm_up_s: load.warm_up.as_secs_f64(),
@@ -573,14 +573,14 @@ fn own_name(file: &str) -> String {
 
 impl File {
     /// Reads a file, shortened if this is requested. Each subject has a name then.
-    fn read(tree: &Spanned<DeTable<'_>>, wish: Wish) -> Result<File, Wrong> {
+    fn read(tree: &Spanned<DeTable<'_>>, options: Options) -> Result<File, Wrong> {
         let mut file = File::deserialize(toml::de::Deserializer::from(tree.clone()))?;
         for subject in &mut file.subject {
             if subject.name.is_empty() {
                 subject.name = subject.kind.name().to_owned();
             }
         }
-        if wish.quick {
+        if options.quick {
             let File { quick, load, repetitions, .. } = &mut file;
             *repetitions = quick.repetitions.min(*repetitions);
             load.duration = quick.duration.min(load.duration);
@@ -795,8 +795,8 @@ fn steps(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<Vec<Step>, Wrong> {
 }
 
 /// Reads the settings of an arm from its tree, and checks them against each other.
-fn arm_settings(tree: &Spanned<DeTable<'_>>, subject: Option<&str>, wish: Wish) -> Result<Settings, Wrong> {
-    let file = File::read(tree, wish)?;
+fn arm_settings(tree: &Spanned<DeTable<'_>>, subject: Option<&str>, options: Options) -> Result<Settings, Wrong> {
+    let file = File::read(tree, options)?;
     check_interleaved(tree, &file)?;
     check_hosts(tree, &file)?;
     check_workload(tree, &file)?;
@@ -1100,7 +1100,7 @@ mod tests {
     const SHORT: &str = "title = \"Capacity of nginx\"\n\n[[subject]]\nkind = \"nginx\"\n\n[workload]\nfile = \"1KiB\"\n\n[load]\nrate = \"1000..3000/1000\"\n";
 
     fn parsed(text: &str, quick: bool) -> Experiment {
-        parse("a/b.toml", text, Wish { quick, seed: Some(7) }).unwrap_or_else(|failure| panic!("{failure}"))
+        parse("a/b.toml", text, Options { quick, seed: Some(7) }).unwrap_or_else(|failure| panic!("{failure}"))
     }
 
     #[test]
@@ -1173,7 +1173,7 @@ mod tests {
     fn example_has_every_key_with_default() {
         let text = include_str!("../../../examples/experiment.toml");
         let example =
-            parse("examples/experiment.toml", text, Wish::default()).unwrap_or_else(|failure| panic!("{failure}"));
+            parse("examples/experiment.toml", text, Options::default()).unwrap_or_else(|failure| panic!("{failure}"));
         assert_eq!((example.resolved.name.as_str(), example.resolved.arms.len()), ("experiment", 5));
         // Every commented-out key is valid.
         let shown: String = text
@@ -1193,7 +1193,7 @@ mod tests {
         }
         let load = bare["load"].as_table_mut().unwrap();
         load.retain(|key, _| key == "rate");
-        let bare = parse("examples/experiment.toml", &bare.to_string(), Wish::default())
+        let bare = parse("examples/experiment.toml", &bare.to_string(), Options::default())
             .unwrap_or_else(|failure| panic!("{failure}"));
         assert_eq!(bare.resolved.rules, example.resolved.rules);
         assert_eq!(bare.settings[0].load, example.settings[0].load);
@@ -1216,7 +1216,7 @@ mod tests {
                 to += 1;
             }
             let strange = format!("{}{with}{}", &text[..from], &text[to..]);
-            if let Err(failure) = parse("x.toml", &strange, Wish { quick: cut % 2 == 0, seed: None }) {
+            if let Err(failure) = parse("x.toml", &strange, Options { quick: cut % 2 == 0, seed: None }) {
                 prop_assert!(failure.to_string().starts_with("x.toml:"), "{}", failure);
             }
         }
@@ -1232,8 +1232,9 @@ mod tests {
         let found = hosts("server = \"s\"\nclients = [\"s\"]\naddress = \"fd00::1\"\nssh = \"ssh -F /x\"\n");
         assert_eq!((found.address.unwrap().is_ipv6(), &*found.ssh.unwrap()), (true, "ssh -F /x"));
         let check = |text: &str, place: &str, says: &str| {
-            let told = parse("x.toml", &format!("{SHORT}[hosts]\n{text}"), Wish::default()).unwrap_err().to_string();
-            assert!(told.starts_with(&format!("x.toml:{place}: ")) && told.contains(says), "{text}\n{told}");
+            let message =
+                parse("x.toml", &format!("{SHORT}[hosts]\n{text}"), Options::default()).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("x.toml:{place}: ")) && message.contains(says), "{text}\n{message}");
         };
         check("server = \"-oProxyCommand=x\"\nclients = [\"a\"]\n", "12:10", "not a host");
         check("server = \"s\"\nclients = []\n", "13:11", "1 to 100");
@@ -1248,7 +1249,7 @@ mod tests {
     fn settings_round_trip_as_json() {
         let text = include_str!("../../../examples/experiment.toml").replace("file = \"1KiB\"", "file = \"3MiB\"");
         let text = text.replace("descriptors = 20000", "memory = \"64MiB\"\ncpu = \"50%\"");
-        let experiment = parse("x.toml", &text, Wish::default()).unwrap_or_else(|failure| panic!("{failure}"));
+        let experiment = parse("x.toml", &text, Options::default()).unwrap_or_else(|failure| panic!("{failure}"));
         for settings in experiment.settings {
             let sent = serde_json::to_string(&settings).unwrap();
             assert_eq!(serde_json::from_str::<Settings>(&sent).unwrap(), settings, "{sent}");
@@ -1270,10 +1271,13 @@ mod tests {
     #[test]
     fn invalid_values_are_reported_with_position() {
         let check = |text: &str, place: &str, says: &str| {
-            let failure = parse("x.toml", text, Wish::default()).expect_err(text);
-            let told = failure.to_string();
-            assert!(failure.exit_status() == 2 && told.starts_with(&format!("x.toml:{place}: ")), "{text}\n{told}");
-            assert!(told.contains(says), "{text}\n{told}");
+            let failure = parse("x.toml", text, Options::default()).expect_err(text);
+            let message = failure.to_string();
+            assert!(
+                failure.exit_status() == 2 && message.starts_with(&format!("x.toml:{place}: ")),
+                "{text}\n{message}"
+            );
+            assert!(message.contains(says), "{text}\n{message}");
         };
         check("titel = 1\n[load]\nrate = 1\n", "1:1", "titel");
         check("[load]\nrate = 1\n", "1:1", "[[subject]]");

@@ -29,7 +29,7 @@ pub(crate) struct Plot {
     /// A shaded range of x, with its label.
     pub(crate) band: Option<(f64, f64, String)>,
     /// Whether to draw the line y = x: the offered load.
-    pub(crate) asked: bool,
+    pub(crate) has_target: bool,
     /// Values that the x axis must include, so that figures side by side have the same axis.
     pub(crate) x_reach: Vec<f64>,
     /// The same for y.
@@ -164,7 +164,7 @@ pub(crate) fn plot(id: &str, plot: &Plot, whose: Legend) -> String {
     let bottom = TOP + TALL;
     let below = slant(&plot.x);
     let height = bottom + below + 52.0 + legend.len() as f64 * LINE + 8.0;
-    let mut out = start(id, height, &plot.title, &told(plot));
+    let mut out = start(id, height, &plot.title, &description(plot));
     let x = |value: f64| LEFT + x_axis.place(value) * (WIDTH - LEFT - RIGHT);
     let y = |value: f64| bottom - y_axis.place(value) * TALL;
 
@@ -205,9 +205,9 @@ pub(crate) fn plot(id: &str, plot: &Plot, whose: Legend) -> String {
             escaped(what)
         );
     }
-    if plot.asked && plot.x == Scale::Linear && !plot.y_logarithmic {
+    if plot.has_target && plot.x == Scale::Linear && !plot.y_logarithmic {
         let end = x_axis.high.min(y_axis.high);
-        let style = "class=\"asked\" stroke=\"currentColor\" stroke-dasharray=\"6 4\"";
+        let style = "class=\"target\" stroke=\"currentColor\" stroke-dasharray=\"6 4\"";
         segment(&mut out, (x(0.0), y(0.0)), (x(end), y(end)), style);
     }
     segment(&mut out, (LEFT, TOP), (LEFT, bottom), "class=\"frame\"");
@@ -286,8 +286,8 @@ fn draw(out: &mut String, curve: &Curve, shape: usize, scale: &Scale, x: impl Fn
             Scale::Names(names) => names.get(*at as usize).cloned().unwrap_or_default(),
             Scale::Linear | Scale::Logarithmic => number(*at),
         };
-        let told = format!("{}, {name}: {}{spread}, {}", curve.name, number(*median), mark.name());
-        let _ = write!(out, "<g><title>{}</title>", escaped(&told));
+        let title = format!("{}, {name}: {}{spread}, {}", curve.name, number(*median), mark.name());
+        let _ = write!(out, "<g><title>{}</title>", escaped(&title));
         if high > low {
             let ends = format!("M{place:.1} {:.1}V{:.1}", y(*low), y(*high));
             let caps = [*low, *high].map(|end| format!("M{:.1} {:.1}h8", place - 4.0, y(end))).concat();
@@ -353,7 +353,7 @@ impl Entry {
                     out,
                     (x, middle),
                     (end, middle),
-                    "class=\"asked\" stroke=\"currentColor\" stroke-dasharray=\"6 4\"",
+                    "class=\"target\" stroke=\"currentColor\" stroke-dasharray=\"6 4\"",
                 );
             }
         }
@@ -372,7 +372,7 @@ fn legend(plot: &Plot, shown: &[Point], whose: Legend) -> Vec<Vec<(f64, Entry)>>
             entries.push(Entry::Curve { name: curve.name.clone(), class: colour(plot, at), shape });
         }
     }
-    if plot.asked {
+    if plot.has_target {
         entries.push(Entry::Asked);
     }
     entries.extend(plot.band.iter().map(|(.., what)| Entry::Band(what.clone())));
@@ -403,7 +403,7 @@ fn rows<T>(items: Vec<T>, width: impl Fn(&T) -> f64) -> Vec<Vec<(f64, T)>> {
 }
 
 /// Describes the figure as text.
-fn told(plot: &Plot) -> String {
+fn description(plot: &Plot) -> String {
     let mut text = format!("{} over {}.", plot.y_title, plot.x_title);
     for curve in &plot.curves {
         let mut points: Vec<&Point> = curve.points.iter().filter(|point| is_finite(point)).collect();
@@ -468,10 +468,10 @@ pub(crate) fn bars(id: &str, bars: &Bars) -> String {
         let mut from = 0.0;
         for (part, (length, what)) in parts.iter().zip(&bars.parts).enumerate() {
             let (begin, end) = (x(from), x(from + length));
-            let told = escaped(&format!("{name}, {what}: {}", number(*length)));
+            let text = escaped(&format!("{name}, {what}: {}", number(*length)));
             let _ = write!(
                 out,
-                "<g class=\"c{}\"><rect x=\"{begin:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{}\" fill=\"currentColor\"><title>{told}</title></rect></g>",
+                "<g class=\"c{}\"><rect x=\"{begin:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{}\" fill=\"currentColor\"><title>{text}</title></rect></g>",
                 part % COLOURS,
                 y + 4.0,
                 // A gap between neighbours, for readers who cannot tell their colours apart.
@@ -532,8 +532,8 @@ fn share(out: &mut String, bar: &Share, (left, y): (f64, f64), x: &impl Fn(f64) 
     if let Some((behind, what)) = behind {
         let _ = write!(label, ", {} {what}", percent(behind));
     }
-    let told = format!("{}: {label} ({} to {})", bar.name, percent(low), percent(high));
-    let _ = write!(out, "<g class=\"c0\"><title>{}</title>", escaped(&told));
+    let title = format!("{}: {label} ({} to {})", bar.name, percent(low), percent(high));
+    let _ = write!(out, "<g class=\"c0\"><title>{}</title>", escaped(&title));
     for (length, opacity) in behind.map(|(behind, _)| (behind, 0.35)).into_iter().chain([(bar.share, 1.0)]) {
         let place =
             format!("x=\"{left:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{THICK}\"", y + 3.0, x(length) - left);
@@ -680,14 +680,14 @@ mod tests {
         ];
         Plot {
             title: "rates".to_owned(),
-            x_title: "asked".to_owned(),
+            x_title: "target".to_owned(),
             y_title: "per second".to_owned(),
             curves: vec![
                 Curve { name: "replies".to_owned(), points, printed: false },
                 Curve { name: "paper".to_owned(), points: vec![at(100.0, &[90.0], Mark::Kept)], printed: true },
             ],
             band: Some((150.0, 200.0, "knee".to_owned())),
-            asked: true,
+            has_target: true,
             ..Plot::default()
         }
     }
@@ -695,7 +695,7 @@ mod tests {
     #[test]
     fn every_point_is_drawn_with_its_validity() {
         let svg = plot("f", &sample(), Legend::Own);
-        for told in [
+        for text in [
             "replies, 100: 99.5 (99 to 100), valid",
             "replies, 200: 150, at least",
             "replies, 300: 120, invalid",
@@ -705,7 +705,7 @@ mod tests {
             "crossed out:",
             "knee: between 150 and 200.",
         ] {
-            assert!(svg.contains(told), "{told} is not in {svg}");
+            assert!(svg.contains(text), "{text} is not in {svg}");
         }
         // Two open markers besides the two of the legend; each cross is counted in both as well.
         assert_eq!((svg.matches("class=\"open\"").count(), svg.matches("class=\"bad\"").count()), (4, 2));
@@ -754,8 +754,8 @@ mod tests {
                 bars: vec![("1000/s".to_owned(), vec![25.0, 75.0]), ("2000/s".to_owned(), vec![50.0, 50.0])],
             },
         );
-        for told in ["1000/s, user: 25", "1000/s, tcp: 75", "2000/s, tcp: 50", "most of it tcp with 75"] {
-            assert!(drawn.contains(told), "{told} is not in {drawn}");
+        for text in ["1000/s, user: 25", "1000/s, tcp: 75", "2000/s, tcp: 50", "most of it tcp with 75"] {
+            assert!(drawn.contains(text), "{text} is not in {drawn}");
         }
         // Three quarters of the total are three times as long as one quarter, apart from the gaps.
         let widths: Vec<f64> = drawn

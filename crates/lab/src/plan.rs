@@ -52,13 +52,13 @@ pub(crate) fn plan(resolved: &Resolved) -> Plan {
 
 /// Groups the arms that have the same workload and load, and can be measured in turns.
 fn groups(resolved: &Resolved) -> Vec<Vec<&Arm>> {
-    let asked = |arm: &Arm| {
+    let load = |arm: &Arm| {
         let table = arm.settings.parse::<toml::Table>().unwrap_or_default();
         [table.get("workload").cloned(), table.get("load").cloned()]
     };
     let mut groups: Vec<([Option<toml::Value>; 2], Vec<&Arm>)> = Vec::new();
     for arm in &resolved.arms {
-        let key = asked(arm);
+        let key = load(arm);
         match groups.iter_mut().find(|(known, _)| *known == key) {
             Some((_, group)) => group.push(arm),
             None => groups.push((key, vec![arm])),
@@ -118,7 +118,7 @@ fn clients_s(resolved: &Resolved) -> f64 {
 }
 
 /// Formats a duration in readable units: `42 s`, `7 min`, `3 h 20 min`.
-pub(crate) fn told(seconds: f64) -> String {
+pub(crate) fn duration(seconds: f64) -> String {
     let whole = seconds.round().max(0.0) as u64;
     match whole {
         0..=99 => format!("{whole} s"),
@@ -161,7 +161,7 @@ pub(crate) fn list(resolved: &Resolved, plan: &Plan) -> String {
         }
     }
     let count = plan.runs.len();
-    text + &format!("  {count} runs, about {}, seed {}", told(plan.expected_s), resolved.seed)
+    text + &format!("  {count} runs, about {}, seed {}", duration(plan.expected_s), resolved.seed)
 }
 
 #[cfg(test)]
@@ -237,7 +237,7 @@ mod tests {
         let text = list(&Resolved { hosts: Some(hosts), ..resolved.clone() }, &plan(&resolved));
         assert!(text.contains("on s: the server") && text.contains("on b: load, slice 2/2"), "{text}");
         for (seconds, expected) in [(0.4, "0 s"), (99.0, "99 s"), (600.0, "10 min"), (7260.0, "2 h 1 min")] {
-            assert_eq!(told(seconds), expected);
+            assert_eq!(duration(seconds), expected);
         }
     }
 

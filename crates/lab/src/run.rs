@@ -635,11 +635,11 @@ impl Server {
     }
 
     /// Returns the number of requests counted so far, if the server reports them by a way other than
-    /// the monitor's. Subtracts the `asked` status requests.
-    fn replies(&self, settings: &Settings, asked: u64) -> Option<u64> {
+    /// the monitor's. Subtracts the status `requests` of its own.
+    fn replies(&self, settings: &Settings, requests: u64) -> Option<u64> {
         match settings.subject.kind {
             Kind::Nginx if settings.subject.config.is_empty() => {
-                Some(subject::stub_status(self.address)?.saturating_sub(asked))
+                Some(subject::stub_status(self.address)?.saturating_sub(requests))
             }
             Kind::ApacheEvent | Kind::ApachePrefork | Kind::Lighttpd => {
                 let is_logged = settings.subject.settings.get("log").is_some_and(|log| log == "true");

@@ -45,7 +45,7 @@ pub(crate) fn restore() {
 
 /// A user's keyboard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum Input {
     /// No input, or a key without a function.
     Nothing,
     /// The terminal was resized.
@@ -85,24 +85,24 @@ fn go(code: KeyCode) -> Option<Go> {
 }
 
 /// Waits up to `timeout` for input. Reads all pending events; quit takes precedence over a resize.
-pub(crate) fn wish(timeout: Duration) -> Result<Wish, Failure> {
-    let (mut wish, mut timeout) = (Wish::Nothing, timeout);
+pub(crate) fn input(timeout: Duration) -> Result<Input, Failure> {
+    let (mut input, mut timeout) = (Input::Nothing, timeout);
     while event::poll(timeout).map_err(Failure::io("read the keyboard"))? {
         timeout = Duration::ZERO;
         match event::read().map_err(Failure::io("read the keyboard"))? {
             Event::Key(key) if key.kind == KeyEventKind::Press => {
                 let is_control_c = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
                 if is_control_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) {
-                    return Ok(Wish::End);
+                    return Ok(Input::End);
                 }
                 // Return each key on its own: two key presses are two steps.
                 if let Some(go) = go(key.code) {
-                    return Ok(Wish::Go(go));
+                    return Ok(Input::Go(go));
                 }
             }
-            Event::Resize(..) => wish = Wish::Redraw,
+            Event::Resize(..) => input = Input::Redraw,
             _ => {}
         }
     }
-    Ok(wish)
+    Ok(input)
 }

@@ -101,8 +101,8 @@ pub enum Next {
 #[derive(Debug)]
 pub struct Connection {
     reader: Reader,
-    /// Requests sent so far, `asked <= per_connection`.
-    asked: u64,
+    /// Requests sent so far, `sent <= per_connection`.
+    sent: u64,
     /// The current group: the number of its first request, its length, and the replies so far.
     base: u64,
     group: u64,
@@ -116,7 +116,7 @@ pub struct Connection {
 impl Connection {
     /// A connection whose first request was planned for `planned`.
     pub fn new(planned: Time) -> Connection {
-        Connection { reader: Reader::new(), asked: 0, base: 0, group: 0, answered: 0, planned, first: Time::NEVER }
+        Connection { reader: Reader::new(), sent: 0, base: 0, group: 0, answered: 0, planned, first: Time::NEVER }
     }
 
     /// When the current group was due.
@@ -129,11 +129,11 @@ impl Connection {
     pub fn ask(&mut self, planned: Time, base: u64, plan: &Plan, out: &mut Vec<u8>) -> u64 {
         (self.base, self.group, self.answered, self.planned) = (base, 0, 0, planned);
         self.first = Time::NEVER;
-        while self.group < plan.pipeline && self.asked < plan.per_connection {
+        while self.group < plan.pipeline && self.sent < plan.per_connection {
             let Some(request) = plan.requests.get(base + self.group) else { break };
             self.group += 1;
-            self.asked += 1;
-            let more = self.asked < plan.per_connection && plan.requests.index(base + self.group).is_some();
+            self.sent += 1;
+            let more = self.sent < plan.per_connection && plan.requests.index(base + self.group).is_some();
             let method: &[u8] = if request.head { b"HEAD " } else { &plan.method };
             for part in [method, &*request.target, &plan.rest[usize::from(!more)]] {
                 out.extend_from_slice(part);
@@ -144,12 +144,12 @@ impl Connection {
 
     /// The maximum length of the next group.
     pub fn room(&self, plan: &Plan) -> u64 {
-        plan.pipeline.min(plan.per_connection - self.asked)
+        plan.pipeline.min(plan.per_connection - self.sent)
     }
 
     /// Requests sent so far.
-    pub fn asked(&self) -> u64 {
-        self.asked
+    pub fn sent(&self) -> u64 {
+        self.sent
     }
 
     /// Handles bytes from the server.
@@ -216,7 +216,7 @@ impl Connection {
             self.answered += 1;
         }
         if plan.per_connection != u64::MAX && plan.requests.index(self.base + self.group).is_some() {
-            tally.unasked += plan.per_connection - self.asked;
+            tally.unsent += plan.per_connection - self.sent;
         }
         Next::Close
     }
@@ -235,7 +235,7 @@ impl Connection {
             None => tally.reply(request.class, self.planned, self.first, now),
         }
         self.first = Time::NEVER;
-        let is_last = self.asked >= plan.per_connection || plan.requests.index(self.base + self.group).is_none();
+        let is_last = self.sent >= plan.per_connection || plan.requests.index(self.base + self.group).is_none();
         match (self.answered == self.group, whole.keep_alive) {
             (true, _) if is_last => Next::Close,
             (true, true) => Next::Ask,
@@ -420,7 +420,7 @@ mod tests {
             let found: Vec<(Fault, u64)> =
                 Fault::ALL.iter().map(|fault| (*fault, tally.failed(*fault))).filter(|(_, n)| *n > 0).collect();
             assert_eq!((tally.ok(), &found[..]), (expected_ok, expected), "{server:?} by {piece}");
-            assert_eq!(tally.ok() + tally.all_failed(), connection.asked(), "every request ends once: {server:?}");
+            assert_eq!(tally.ok() + tally.all_failed(), connection.sent(), "every request ends once: {server:?}");
         }
     }
 
@@ -446,8 +446,8 @@ mod tests {
         let plan = Plan::new(requests, Version::Http11, "h", "", 3, 3);
         let (mut connection, mut out) = (Connection::new(Time::START), Vec::new());
         connection.ask(Time::START, 0, &plan, &mut out);
-        let asked = String::from_utf8(out).unwrap();
-        assert_eq!(asked.lines().filter(|line| line.starts_with("HEAD /x ")).count(), 2, "{asked}");
+        let sent = String::from_utf8(out).unwrap();
+        assert_eq!(sent.lines().filter(|line| line.starts_with("HEAD /x ")).count(), 2, "{sent}");
         let head = ONE.strip_suffix("abc").unwrap();
         check(&plan, &format!("{head}{ONE}{head}"), 3, &[]);
         // An unexpected body would be taken for the next reply.
@@ -561,6 +561,6 @@ mod tests {
         assert_eq!(connection.handle_bytes(Time::START, ONE.as_bytes(), &plan, &mut tally), Next::Ask);
         assert_eq!(connection.ask(Time::START, 1, &plan, &mut out), 1);
         assert_eq!(connection.handle_bytes(Time::START, ONE.as_bytes(), &plan, &mut tally), Next::Close);
-        assert_eq!((tally.ok(), tally.unasked), (2, 0));
+        assert_eq!((tally.ok(), tally.unsent), (2, 0));
     }
 }

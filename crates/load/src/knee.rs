@@ -16,15 +16,15 @@ use crate::window::{FAILED_MAX, Pace};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Capacity {
     /// The highest rate up to which the server sustained all rates, each in most runs, in connections per second.
-    pub borne: f64,
+    pub sustained: f64,
     /// The runs that support it.
-    pub borne_runs: Runs,
+    pub sustained_runs: Runs,
     /// The lowest rate that the server did not sustain; absent if it sustained all.
-    pub not_borne: Option<f64>,
+    pub not_sustained: Option<f64>,
     /// The runs that support it.
-    pub not_borne_runs: Option<Runs>,
+    pub not_sustained_runs: Option<Runs>,
     /// The highest rate up to which no run failed.
-    pub surely: f64,
+    pub sustained_by_all_runs: f64,
     /// Why the capacity may be higher.
     pub at_least: Option<String>,
 }
@@ -33,7 +33,7 @@ pub struct Capacity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Runs {
     /// Runs in which the server sustained the rate.
-    pub borne: usize,
+    pub sustained: usize,
     /// Runs in which the client kept its schedule and no other process disturbed the machine.
     pub valid: usize,
     /// All runs.
@@ -45,30 +45,30 @@ impl Runs {
     pub const MIN: usize = 3;
 
     /// Whether the server sustained the rate in most valid runs.
-    fn is_borne(self) -> bool {
-        self.borne * 2 > self.valid
+    fn is_sustained(self) -> bool {
+        self.sustained * 2 > self.valid
     }
 }
 
 impl fmt::Display for Runs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} valid runs", self.borne, self.valid)
+        write!(f, "{} of {} valid runs", self.sustained, self.valid)
     }
 }
 
 impl fmt::Display for Capacity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Capacity { borne, borne_runs, .. } = self;
+        let Capacity { sustained, sustained_runs, .. } = self;
         let at_least = if self.at_least.is_some() { "at least " } else { "" };
-        write!(f, "{at_least}{borne}/s: sustained in {borne_runs}")?;
-        if let (Some(rate), Some(runs)) = (self.not_borne, self.not_borne_runs) {
+        write!(f, "{at_least}{sustained}/s: sustained in {sustained_runs}")?;
+        if let (Some(rate), Some(runs)) = (self.not_sustained, self.not_sustained_runs) {
             write!(f, "; {rate}/s in {runs}")?;
         }
         if let Some(why) = &self.at_least {
             write!(f, "; {why}")?;
         }
-        if self.surely < self.borne {
-            write!(f, "; single runs failed above {}/s", self.surely)?;
+        if self.sustained_by_all_runs < self.sustained {
+            write!(f, "; single runs failed above {}/s", self.sustained_by_all_runs)?;
         }
         Ok(())
     }
@@ -79,7 +79,7 @@ fn by_rate(runs: &[Outcome], objective: Option<&Condition>) -> Vec<(f64, Runs)> 
     let mut rates: Vec<f64> = runs.iter().filter_map(rate_of).collect();
     rates.sort_by(f64::total_cmp);
     rates.dedup();
-    let bears = |run: &&Outcome| {
+    let sustains = |run: &&Outcome| {
         let ended = (run.ok + run.failed()).max(1) as f64;
         run.ok > 0
             && run.window.pace != Pace::FellBehind
@@ -89,7 +89,7 @@ fn by_rate(runs: &[Outcome], objective: Option<&Condition>) -> Vec<(f64, Runs)> 
     let count = |rate: f64| {
         let made = || runs.iter().filter(move |run| rate_of(run) == Some(rate));
         let valid = || made().filter(|run| matches!(run.verdict.validity, Validity::Valid | Validity::AtLeast));
-        (rate, Runs { borne: valid().filter(bears).count(), valid: valid().count(), made: made().count() })
+        (rate, Runs { sustained: valid().filter(sustains).count(), valid: valid().count(), made: made().count() })
     };
     rates.into_iter().map(count).collect()
 }
@@ -103,19 +103,27 @@ pub fn capacity(runs: &[Outcome], objective: Option<&Condition>) -> Option<Capac
     let mut is_sure = true;
     for (rate, runs) in by_rate(runs, objective) {
         let is_known = runs.valid >= Runs::MIN;
-        if runs.valid > 0 && runs.is_borne() {
-            is_sure &= runs.borne == runs.valid;
+        if runs.valid > 0 && runs.is_sustained() {
+            is_sure &= runs.sustained == runs.valid;
             // A rate with too few valid runs neither ends the search nor counts as sustained.
             if is_known {
-                let surely = if is_sure { rate } else { found.as_ref().map_or(0.0, |before| before.surely) };
-                let (not_borne, not_borne_runs, at_least) = (None, None, None);
-                found = Some(Capacity { borne: rate, borne_runs: runs, not_borne, not_borne_runs, surely, at_least });
+                let sustained_by_all_runs =
+                    if is_sure { rate } else { found.as_ref().map_or(0.0, |before| before.sustained_by_all_runs) };
+                let (not_sustained, not_sustained_runs, at_least) = (None, None, None);
+                found = Some(Capacity {
+                    sustained: rate,
+                    sustained_runs: runs,
+                    not_sustained,
+                    not_sustained_runs,
+                    sustained_by_all_runs,
+                    at_least,
+                });
             }
             continue;
         }
         return found.map(|capacity| {
             if is_known {
-                return Capacity { not_borne: Some(rate), not_borne_runs: Some(runs), ..capacity };
+                return Capacity { not_sustained: Some(rate), not_sustained_runs: Some(runs), ..capacity };
             }
             let Runs { valid, made, .. } = runs;
             let why = format!("{rate}/s is unknown: {valid} of {made} runs are valid, {} are needed", Runs::MIN);
@@ -130,14 +138,14 @@ pub fn capacity(runs: &[Outcome], objective: Option<&Condition>) -> Option<Capac
 /// valid runs: the highest sustained rate and the one above it.
 pub fn lacking(runs: &[Outcome], objective: Option<&Condition>) -> Vec<f64> {
     let rates = by_rate(runs, objective);
-    let above = rates.iter().position(|(_, runs)| !runs.is_borne()).unwrap_or(rates.len());
+    let above = rates.iter().position(|(_, runs)| !runs.is_sustained()).unwrap_or(rates.len());
     let deciding = &rates[above.saturating_sub(1)..(above + 1).min(rates.len())];
     deciding.iter().filter(|(_, runs)| runs.valid < Runs::MIN).map(|(rate, _)| *rate).collect()
 }
 
 /// The rate of an open-loop run; `None` if the run was interrupted.
 fn rate_of(run: &Outcome) -> Option<f64> {
-    match run.asked {
+    match run.load {
         Loop::Open { rate, .. } if !run.interrupted => Some(rate),
         Loop::Open { .. } | Loop::Closed { .. } => None,
     }
@@ -299,7 +307,8 @@ mod tests {
 
     fn check(runs: &[Outcome], expected: Option<(f64, Option<f64>, f64, bool)>) {
         let found = capacity(runs, None);
-        let found = found.map(|found| (found.borne, found.not_borne, found.surely, found.at_least.is_some()));
+        let found = found
+            .map(|found| (found.sustained, found.not_sustained, found.sustained_by_all_runs, found.at_least.is_some()));
         assert_eq!(found, expected);
     }
 
@@ -360,7 +369,7 @@ mod tests {
     fn interrupted_runs_are_ignored() {
         let mut runs = made(&[(1.0, 100, true), (2.0, 100, true)], 3);
         runs[3..].iter_mut().for_each(|run| run.interrupted = true);
-        assert_eq!(capacity(&runs, None).map(|found| (found.borne, found.at_least.is_some())), Some((1.0, true)));
+        assert_eq!(capacity(&runs, None).map(|found| (found.sustained, found.at_least.is_some())), Some((1.0, true)));
     }
 
     #[test]

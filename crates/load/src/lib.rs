@@ -1,9 +1,9 @@
-//! Load that does not slow down when the server does: what is asked, when, and what came of it.
+//! Load that does not slow down when the server does: what is requested, when, and what came of it.
 //!
 //! `workload` says what is requested, `schedule` when, `client` is one connection as a state machine, `drive` runs them over
 //! sockets, `tls` is what may lie between the two (`no_tls` without the feature of that name), `tally` counts, `outcome` judges,
 //! `window` defines what was offered and completed, and whether the server fell behind,
-//! `slice` and `parts` cut a plan for several generators and put their results together, `condition` checks what was demanded, `knee` finds the rate that a server bears, and `null` is a server to calibrate by.
+//! `slice` and `parts` cut a plan for several generators and put their results together, `condition` checks what was demanded, `knee` finds the rate that a server sustains, and `null` is a server to calibrate by.
 //! Nothing here prints, and nothing here knows a command line.
 #![forbid(unsafe_code)]
 

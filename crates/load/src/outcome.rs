@@ -66,7 +66,7 @@ pub struct ClassOutcome {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     /// The load that was requested.
-    pub asked: Loop,
+    pub load: Loop,
     /// Start time, in seconds since 1970 (UTC).
     pub began_s: f64,
     /// Planned connections; 0 in a closed loop, which has no plan.
@@ -80,7 +80,7 @@ pub struct Outcome {
     /// Failures by kind, without kinds that did not occur.
     pub failures: Vec<(Fault, u64)>,
     /// Requests that were not sent because the server had closed their connection after an earlier one.
-    pub unasked: u64,
+    pub unsent: u64,
     /// Connections that received unsolicited bytes.
     pub stray: u64,
     /// Complete replies by status class: 1xx, 2xx, ..., 5xx.
@@ -142,7 +142,7 @@ pub struct Outcome {
 /// The inputs of `Outcome` besides a tally.
 #[derive(Debug)]
 pub(crate) struct Ran {
-    pub(crate) asked: Loop,
+    pub(crate) load: Loop,
     pub(crate) began_s: f64,
     pub(crate) planned: u64,
     /// Start time, by the clock of the tally.
@@ -167,7 +167,7 @@ pub(crate) struct Ran {
 
 impl Outcome {
     pub(crate) fn new(tally: &Tally, ran: Ran) -> Outcome {
-        let Ran { asked, began_s, planned, start, seconds, requests, establisher, handler, lanes, .. } = ran;
+        let Ran { load, began_s, planned, start, seconds, requests, establisher, handler, lanes, .. } = ran;
         let Ran { real_time, stolen_s, interrupted, series, clocks, machine, classes, .. } = ran;
         let mut course = tally.course.clone();
         if interrupted {
@@ -184,14 +184,14 @@ impl Outcome {
         };
         let counted = if tally.classes.len() > 1 { &tally.classes[..] } else { &[] };
         let mut outcome = Outcome {
-            asked,
+            load,
             began_s,
             planned,
             started: tally.started,
             established: tally.established,
             ok: tally.ok(),
             failures: failures.collect(),
-            unasked: tally.unasked,
+            unsent: tally.unsent,
             stray: tally.stray,
             statuses: array::from_fn(|at| tally.statuses[at * 100..(at + 1) * 100].iter().sum()),
             status_codes: (STATUS_MIN..)
@@ -224,7 +224,7 @@ impl Outcome {
 
     /// Computes the window from the series, and copies its rates to the fields of the run.
     pub(crate) fn set_window(&mut self, seconds: f64, ended_s: f64, requests: u64, course: Course) {
-        let requests = matches!(self.asked, Loop::Open { .. }).then_some(requests);
+        let requests = matches!(self.load, Loop::Open { .. }).then_some(requests);
         let ran = window::Ran { seconds, ended_s, requests, course: &course };
         self.window = Window::of(&self.series, ran);
         (self.seconds, self.offered_rate, self.rate) =
@@ -235,10 +235,10 @@ impl Outcome {
     /// Adds the results of the parked connections. If some were not open
     /// at the start, the run was not the requested one, and a check fails.
     pub fn park(&mut self, parked: Vec<Parked>) {
-        for one in parked.iter().filter(|one| one.open_at_start < one.asked) {
+        for one in parked.iter().filter(|one| one.open_at_start < one.target) {
             self.verdict.broken.push(format!(
                 "of {} parked connections ({}) {} were open when the run began; does the server allow as many?",
-                one.asked, one.mode, one.open_at_start
+                one.target, one.mode, one.open_at_start
             ));
         }
         self.parked = parked;
@@ -275,7 +275,7 @@ impl Outcome {
     /// The maximum lateness of 99 % of the connections in an open loop,
     /// in milliseconds: 5 % of the mean gap, at least a millisecond.
     pub fn allowed_lateness_ms(&self) -> Option<f64> {
-        match self.asked {
+        match self.load {
             Loop::Open { rate, .. } => Some((50.0 / rate.max(1e-9)).max(1.0)),
             Loop::Closed { .. } => None,
         }
@@ -294,7 +294,7 @@ impl Outcome {
         /// A thread that waited for a core for a quarter of its time cannot tell when bytes arrived.
         const QUEUED: f64 = 0.25;
         let mut verdict = Verdict::valid();
-        let open = matches!(self.asked, Loop::Open { .. });
+        let open = matches!(self.load, Loop::Open { .. });
         if let Some(bound) = self.allowed_lateness_ms()
             && self.lateness.p99_ms > bound
         {
@@ -359,7 +359,7 @@ pub(crate) mod tests {
     pub(crate) fn ran(rate: f64) -> Ran {
         let shape = Shape { dispersion: Vec::new(), hurst: None };
         Ran {
-            asked: Loop::Open { arrivals: "constant".to_owned(), rate, seed: 1, shape },
+            load: Loop::Open { arrivals: "constant".to_owned(), rate, seed: 1, shape },
             began_s: 0.0,
             planned: 100,
             start: Time::START,
@@ -485,7 +485,7 @@ pub(crate) mod tests {
         );
         check(1.0, ms(1), |_, ran| ran.establisher.queued_s = 0.6, Validity::ClientBound, "waited for a core 30 %");
         let closed = |_: &mut Tally, ran: &mut Ran| {
-            ran.asked = Loop::Closed { clients: 1, think_ms: 0.0 };
+            ran.load = Loop::Closed { clients: 1, think_ms: 0.0 };
             ran.handler.cpu_s = 1.96;
         };
         check(1.0, ms(500), closed, Validity::AtLeast, "busy 98 %");

@@ -89,7 +89,7 @@ impl Parts {
         let [mut began_first_s, mut began_last_s] = [all.began_s; 2];
         let (mut seconds, mut drain_s, mut course) = (all.window.seconds, all.window.drain_s, first.course.clone());
         for (name, Parts { outcome: other, course: theirs, .. }) in rest {
-            all.asked = asked(&all.asked, &other.asked)
+            all.load = load(&all.load, &other.load)
                 .ok_or_else(|| format!("{name} and {first_name} are not parts of the same load"))?;
             if all.classes.len() != other.classes.len()
                 || all.classes.iter().zip(&other.classes).any(|(mine, theirs)| mine.class != theirs.class)
@@ -101,7 +101,7 @@ impl Parts {
                 (&mut all.started, other.started),
                 (&mut all.established, other.established),
                 (&mut all.ok, other.ok),
-                (&mut all.unasked, other.unasked),
+                (&mut all.unsent, other.unsent),
                 (&mut all.stray, other.stray),
                 (&mut all.received_bytes, other.received_bytes),
             ] {
@@ -149,8 +149,8 @@ impl Parts {
             class.latency = class.times.as_ref().map(Spread::of);
         }
         if let Some((name, part)) = parts.iter().find(|(_, part)| part.outcome.series.len() != part.seconds.len()) {
-            let (told, heard) = (part.outcome.series.len(), part.seconds.len());
-            return Err(format!("{name} has {told} seconds of counts and {heard} of latencies"));
+            let (counted, heard) = (part.outcome.series.len(), part.seconds.len());
+            return Err(format!("{name} has {counted} seconds of counts and {heard} of latencies"));
         }
         let mut clocks = Clocks::default();
         all.series.clear();
@@ -192,7 +192,7 @@ impl Parts {
 }
 
 /// The merged load of both; `None` if they belong to different plans.
-fn asked(mine: &Loop, theirs: &Loop) -> Option<Loop> {
+fn load(mine: &Loop, theirs: &Loop) -> Option<Loop> {
     match (mine, theirs) {
         (Loop::Open { arrivals, rate, seed, shape }, Loop::Open { arrivals: a, rate: r, seed: s, shape: h })
             if (arrivals, seed, shape) == (a, s, h) =>
@@ -281,14 +281,14 @@ mod tests {
             let parts: Vec<(String, Parts)> =
                 (0..of).map(|index| (format!("host {index}"), sent(&tallied(&slice(index), 2)))).collect();
             let (merged, intervals) = (Parts::merge(&parts).unwrap(), Parts::intervals(&parts));
-            let (Loop::Open { rate, .. }, Loop::Open { rate: one, .. }) = (&merged.asked, &whole.outcome.asked) else {
+            let (Loop::Open { rate, .. }, Loop::Open { rate: one, .. }) = (&merged.load, &whole.outcome.load) else {
                 panic!("{merged:?}")
             };
             prop_assert!((rate - one * of as f64).abs() < 1e-6);
             // All figures except those of a single machine.
             let alike = |outcome: &Outcome| {
                 let mut outcome = outcome.clone();
-                outcome.asked = whole.outcome.asked.clone();
+                outcome.load = whole.outcome.load.clone();
                 (outcome.planned, outcome.establisher, outcome.handler) = (0, Used::default(), Used::default());
                 outcome.verdict = Verdict::valid();
                 serde_json::to_value(outcome).unwrap()
@@ -332,7 +332,7 @@ mod tests {
         let merged = Parts::merge(&[named("one", &good), named("two", &early)]).unwrap();
         assert!(merged.verdict.to_string().contains("began 3.000 s apart"), "{}", merged.verdict);
         let mut other = good.clone();
-        other.outcome.asked = Loop::Closed { clients: 1, think_ms: 0.0 };
+        other.outcome.load = Loop::Closed { clients: 1, think_ms: 0.0 };
         let why = Parts::merge(&[named("one", &good), named("two", &other)]).unwrap_err();
         assert!(why.contains("two") && why.contains("not parts of the same load"), "{why}");
         let mut cut = good.clone();

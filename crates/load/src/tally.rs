@@ -68,7 +68,7 @@ pub struct Tally {
     /// Connections that began and ended.
     pub ended: u64,
     /// Requests that were not sent because their connection ended early.
-    pub unasked: u64,
+    pub unsent: u64,
     /// Connections that received unsolicited bytes.
     pub stray: u64,
     /// Bytes received, including heads.
@@ -218,7 +218,7 @@ impl Tally {
             (&mut self.started, other.started),
             (&mut self.established, other.established),
             (&mut self.ended, other.ended),
-            (&mut self.unasked, other.unasked),
+            (&mut self.unsent, other.unsent),
             (&mut self.stray, other.stray),
             (&mut self.received, other.received),
             (&mut self.ok, other.ok),

@@ -27,7 +27,7 @@ use use_of::{Doing, Kind, Labels, Resource, Rest, Use, doing, group_name, labels
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Observed {
     /// The requested load: connections per second, or clients of a closed loop.
-    pub(crate) asked: f64,
+    pub(crate) target_rate: f64,
     /// The offered load: connections opened per second, or clients.
     pub(crate) offered: f64,
     /// Whether the loop was closed: at most one request in progress per client.
@@ -172,8 +172,8 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
     // Client-bound runs say little about the server; use them only if the others show no knee.
     let kept = points(&mut runs.iter().filter(|run| run.client.is_none()));
     let knee = bend(&kept).or_else(|| bend(&points(&mut runs.iter())));
-    let highest = runs.iter().map(|run| run.asked).fold(0.0, f64::max);
-    let lowest = runs.iter().map(|run| run.asked).fold(f64::INFINITY, f64::min);
+    let highest = runs.iter().map(|run| run.target_rate).fold(0.0, f64::max);
+    let lowest = runs.iter().map(|run| run.target_rate).fold(f64::INFINITY, f64::min);
     let part = |run: &Observed| run.throughput / run.offered.max(1e-9);
     let best = runs.iter().map(part).fold(0.0, f64::max);
     // A run at the knee belongs to neither side.
@@ -183,21 +183,21 @@ pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
     };
     let mut above: Vec<&Observed> = runs.iter().filter(is_beyond).collect();
     let is_of_one_load = lowest >= highest && runs.iter().all(|run| run.is_closed) && !runs.is_empty();
-    let fell_behind: Vec<(f64, u64)> = runs.iter().filter_map(|run| Some((run.asked, run.backlog?))).collect();
+    let fell_behind: Vec<(f64, u64)> = runs.iter().filter_map(|run| Some((run.target_rate, run.backlog?))).collect();
     let is_limited = knee.is_some()
-        || fell_behind.iter().any(|(asked, _)| *asked >= highest)
-        || above.iter().any(|run| run.asked >= highest)
+        || fell_behind.iter().any(|(target_rate, _)| *target_rate >= highest)
+        || above.iter().any(|run| run.target_rate >= highest)
         || is_of_one_load;
     if !is_limited || above.is_empty() {
-        above = runs.iter().filter(|run| run.asked >= highest).collect();
+        above = runs.iter().filter(|run| run.target_rate >= highest).collect();
     }
-    let light: Vec<&Observed> = runs.iter().filter(|run| run.asked <= lowest && lowest < highest).collect();
+    let light: Vec<&Observed> = runs.iter().filter(|run| run.target_rate <= lowest && lowest < highest).collect();
     let throughputs = || above.iter().map(|run| run.throughput);
     let labels: Vec<Labels> = runs.iter().map(|run| labels(&run.under)).collect();
     let active = labels.iter().flat_map(Labels::keys).copied().collect();
     let rest = rest(
         runs.iter().flat_map(|run| &run.before),
-        runs.iter().filter(|run| run.asked <= lowest).flat_map(|run| &run.under),
+        runs.iter().filter(|run| run.target_rate <= lowest).flat_map(|run| &run.under),
         &active,
     );
 
@@ -497,7 +497,7 @@ pub(crate) mod tests {
                     }
                 };
                 Observed {
-                    asked: rate,
+                    target_rate: rate,
                     offered: rate,
                     throughput,
                     is_closed: false,

@@ -168,7 +168,7 @@ mod tests {
         let made = report(&unpacked);
         assert!(made.html.contains("no monitor.zst of "), "the page says what is missing");
         assert_eq!(made.figures, whole.figures);
-        assert_eq!(format!("{:?}", made.told.claims), format!("{:?}", whole.told.claims));
+        assert_eq!(format!("{:?}", made.summary.claims), format!("{:?}", whole.summary.claims));
     }
 
     #[test]

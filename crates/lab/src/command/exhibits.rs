@@ -16,7 +16,7 @@ use amped_measure::{Failure, Verdict};
 use super::report::adopt;
 use crate::archive::{Archive, Resolved, name, packed};
 use crate::exhibits::{self, Exhibit};
-use crate::experiment::{self, Wish};
+use crate::experiment::{self, Options};
 use crate::figure::number;
 use crate::report::{self, ClaimStatus, Counts, Judged, Repeats, Report, ReportSummary};
 use crate::{plan, say, subject};
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             Found::Whole(found) => entry.found = Some(*found),
             Found::Begun(found) if args.redraw => entry.found = Some(*found),
             Found::Begun(found) => {
-                let Counts { planned, there, .. } = found.1.told.runs;
+                let Counts { planned, there, .. } = found.1.summary.runs;
                 entry.missing = (planned - there) as f64 / planned.max(1) as f64;
             }
             Found::Other | Found::None => {}
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     for (done, &at) in left.iter().enumerate() {
         let rest_s: f64 = expected_s[done..].iter().sum();
         let name = entries[at].exhibit.name;
-        say::plain(&format!("\n==== {name}: {} of {}, {} left ====", done + 1, left.len(), plan::told(rest_s)));
+        say::plain(&format!("\n==== {name}: {} of {}, {} left ====", done + 1, left.len(), plan::duration(rest_s)));
         match measure(args, name) {
             Ok(found) => entries[at].found = Some(found),
             Err(failure) => verdict.broken.push(failure.to_string()),
@@ -117,8 +117,8 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
 
 /// Expected duration of the missing runs of an experiment, in seconds.
 fn expected_s(args: &Args, Entry { exhibit, missing, .. }: &Entry) -> Result<f64, Failure> {
-    let wish = Wish { quick: !args.whole, seed: None };
-    let resolved = experiment::parse(&exhibit.file(), exhibit.text, wish)?.resolved;
+    let options = Options { quick: !args.whole, seed: None };
+    let resolved = experiment::parse(&exhibit.file(), exhibit.text, options)?.resolved;
     Ok(plan::plan(&resolved).expected_s * missing)
 }
 
@@ -136,7 +136,7 @@ fn find(args: &Args, name: &str) -> Found {
         return Found::Other;
     }
     let report = report::report(&archive);
-    let Counts { planned, there, .. } = report.told.runs;
+    let Counts { planned, there, .. } = report.summary.runs;
     let found = Box::new((archive, report));
     if there == planned { Found::Whole(found) } else { Found::Begun(found) }
 }
@@ -196,7 +196,7 @@ fn draw(args: &Args, entry: &Entry) -> Result<(), Failure> {
         fs::remove_dir_all(&folder).map_err(Failure::io(&what))?;
     }
     fs::create_dir_all(&folder).map_err(Failure::io(&what))?;
-    for (name, svg) in report.figures.iter().filter(|(name, _)| report.told.figures.contains(name)) {
+    for (name, svg) in report.figures.iter().filter(|(name, _)| report.summary.figures.contains(name)) {
         fs::write(folder.join(format!("{name}.svg")), svg).map_err(Failure::io(&what))?;
     }
     Ok(())
@@ -254,13 +254,13 @@ impl Line<'_> {
         if makes.is_empty() {
             makes.push(entry.exhibit.name.to_owned());
         }
-        let found = entry.found.as_ref().map(|(archive, report)| Measured::of(&archive.resolved, &report.told));
+        let found = entry.found.as_ref().map(|(archive, report)| Measured::of(&archive.resolved, &report.summary));
         Line { name: entry.exhibit.name, makes, found }
     }
 }
 
 impl<'a> Measured<'a> {
-    fn of(resolved: &'a Resolved, told: &'a ReportSummary) -> Measured<'a> {
+    fn of(resolved: &'a Resolved, summary: &'a ReportSummary) -> Measured<'a> {
         let date = ammeter_load::date(resolved.began_s);
         // Without weekday and time of day.
         let date = date.split_whitespace().skip(1).take(3).collect::<Vec<_>>().join(" ");
@@ -272,10 +272,10 @@ impl<'a> Measured<'a> {
         servers.sort_unstable();
         servers.dedup();
         Measured {
-            runs: &told.runs,
-            claims: told.claims.clone(),
-            repeats: &told.repeats,
-            figures: &told.figures,
+            runs: &summary.runs,
+            claims: summary.claims.clone(),
+            repeats: &summary.repeats,
+            figures: &summary.figures,
             origin: format!("{length}, {date}, commit {commit}, seed {}", resolved.seed),
             servers,
         }
@@ -388,10 +388,10 @@ mod tests {
 
     fn lines(found: &(Archive, Report)) -> Vec<Line<'_>> {
         let (archive, report) = found;
-        let told = Measured::of(&archive.resolved, &report.told);
+        let measured = Measured::of(&archive.resolved, &report.summary);
         vec![
             Line { name: "a", makes: vec!["a-1".to_owned(), "a-2".to_owned()], found: None },
-            Line { name: "b", makes: vec!["b".to_owned()], found: Some(told) },
+            Line { name: "b", makes: vec!["b".to_owned()], found: Some(measured) },
         ]
     }
 
@@ -431,7 +431,7 @@ mod tests {
         // Alone, six blocks that agree decide; not as the only such claim among many.
         let undecided = || (0..9).map(|_| claim_on_rate(Some(0.9), None));
         let found = found(std::iter::once(claim_on_rate(None, Some(0.98))).chain(undecided()).collect());
-        assert_eq!(found.1.told.claims[0].status, ClaimStatus::Holds);
+        assert_eq!(found.1.summary.claims[0].status, ClaimStatus::Holds);
         let text = table(lines(&found));
         let line = text.lines().nth(5).unwrap_or_default();
         assert!(
@@ -452,8 +452,8 @@ mod tests {
         };
         let name = exhibits::ALL[0].name;
         let (dir, text) = (args(true).out.join(name), exhibits::ALL[0].text);
-        let wish = Wish { quick: true, seed: Some(1) };
-        let resolved = experiment::parse(&exhibits::ALL[0].file(), text, wish).unwrap().resolved;
+        let options = Options { quick: true, seed: Some(1) };
+        let resolved = experiment::parse(&exhibits::ALL[0].file(), text, options).unwrap().resolved;
         store(&Archive { resolved, plan: Plan::default(), runs: Vec::new(), ..archive(&dir, 1) });
         run(&args(true)).unwrap();
         let table = fs::read_to_string(args(true).into.join("README.md")).unwrap();

@@ -161,7 +161,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let mut classes: Vec<Class> = manifest.classes().into_iter().map(class).collect();
     // By mean size; classes of a log would be in the order of their first requests.
     classes.sort_by_key(|class| class.bytes / class.files);
-    let told = FileSetReport {
+    let summary = FileSetReport {
         set: &manifest.head.set,
         seed: common.seed,
         files: manifest.head.files,
@@ -175,9 +175,9 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         kept,
     };
     if common.json {
-        say::json(&told)?
+        say::json(&summary)?
     } else {
-        say::out(&told.text())?
+        say::out(&summary.text())?
     }
     Ok(Verdict::valid())
 }

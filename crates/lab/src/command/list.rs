@@ -4,7 +4,7 @@ use amped_measure::{Failure, Verdict};
 use serde::Serialize;
 
 use crate::exhibits;
-use crate::experiment::{self, Wish};
+use crate::experiment::{self, Options};
 use crate::plan;
 use crate::say;
 
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let mut lines = Vec::new();
     for exhibit in exhibits::ALL {
         let of = |quick| {
-            let experiment = experiment::parse(&exhibit.file(), exhibit.text, Wish { quick, seed: None })?;
+            let experiment = experiment::parse(&exhibit.file(), exhibit.text, Options { quick, seed: None })?;
             Ok::<_, Failure>((plan::plan(&experiment.resolved).expected_s, experiment.resolved.title))
         };
         let ((quick_s, title), (whole_s, _)) = (of(true)?, of(false)?);
@@ -67,7 +67,11 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             .iter()
             .map(|Line { name, title, experiment, quick_s, whole_s }| {
                 let by = if name == experiment { String::new() } else { format!("by {experiment}, ") };
-                format!("{name:width$}  {title} ({by}--quick {}, whole {})", plan::told(*quick_s), plan::told(*whole_s))
+                format!(
+                    "{name:width$}  {title} ({by}--quick {}, whole {})",
+                    plan::duration(*quick_s),
+                    plan::duration(*whole_s)
+                )
             })
             .collect();
         say::out(&text.join("\n"))?;

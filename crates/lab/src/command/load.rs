@@ -1,20 +1,20 @@
-//! `ammeter load`. `args.rs` parses the flags, and `asked.rs` converts them to settings; `single.rs`
+//! `ammeter load`. `args.rs` parses the flags, and `setup.rs` converts them to settings; `single.rs`
 //! makes one run, `sweep.rs` several; `ears.rs` consumes each second. Results are printed in words
 //! (`summary.rs`), as a log of histograms (`hlog.rs`), as a page (`html.rs`), and during the run as a
 //! screen (`screen.rs`). `run.rs` ties these together.
 
 mod args;
-mod asked;
 mod ears;
 pub(crate) mod hlog;
 mod html;
 mod run;
 mod screen;
+mod setup;
 mod single;
 mod summary;
 mod sweep;
 
 pub(super) use args::Sweep;
 pub(crate) use args::{Args, EXAMPLES};
-pub(crate) use asked::READY;
 pub(crate) use run::run;
+pub(crate) use setup::READY;

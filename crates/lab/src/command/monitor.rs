@@ -13,7 +13,7 @@ use amped_measure::{Failure, Verdict};
 
 use super::{duration, percentage};
 use crate::say;
-use crate::terminal::{self, Go, Terminal, Wish};
+use crate::terminal::{self, Go, Input, Terminal};
 
 /// The command-line flags.
 #[derive(clap::Args, Debug)]
@@ -206,18 +206,18 @@ fn page_through(head: &Head, ticks: &[Tick]) -> Result<(), Failure> {
         } else {
             Duration::from_secs(60)
         };
-        match terminal::wish(patience)? {
-            Wish::End => return Ok(()),
-            Wish::Redraw => is_stale = true,
-            Wish::Go(go) => {
+        match terminal::input(patience)? {
+            Input::End => return Ok(()),
+            Input::Redraw => is_stale = true,
+            Input::Go(go) => {
                 place.go(go);
                 is_stale = true;
             }
-            Wish::Nothing if place.is_playing => {
+            Input::Nothing if place.is_playing => {
                 place.advance();
                 is_stale = true;
             }
-            Wish::Nothing => {}
+            Input::Nothing => {}
         }
     }
 }
@@ -415,10 +415,10 @@ impl Eyes {
     /// Whether the user pressed a key that quits.
     fn have_enough(&mut self) -> Result<bool, Failure> {
         let Eyes::Screen(live) = self else { return Ok(false) };
-        match terminal::wish(Duration::ZERO)? {
-            Wish::End => Ok(true),
-            Wish::Redraw => live.draw().map(|()| false),
-            Wish::Nothing | Wish::Go(_) => Ok(false),
+        match terminal::input(Duration::ZERO)? {
+            Input::End => Ok(true),
+            Input::Redraw => live.draw().map(|()| false),
+            Input::Nothing | Input::Go(_) => Ok(false),
         }
     }
 

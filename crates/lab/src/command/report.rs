@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use amped_measure::{Failure, Verdict};
 
 use crate::archive::{Archive, name};
-use crate::experiment::{self, Wish};
+use crate::experiment::{self, Options};
 use crate::report::{self, ReportSummary};
 use crate::{exhibits, say};
 
@@ -45,11 +45,11 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     if let Some(experiment) = &args.claims {
         adopt(&mut archive, experiment)?;
     }
-    let told = report::write(&archive, &page, args.svg.as_deref())?;
+    let summary = report::write(&archive, &page, args.svg.as_deref())?;
     if args.json {
-        say::json(&told)?
+        say::json(&summary)?
     } else {
-        say::out(&text(&told))?
+        say::out(&text(&summary))?
     }
     Ok(Verdict::valid())
 }
@@ -66,7 +66,7 @@ fn page_of(run: &Path) -> PathBuf {
 pub(super) fn adopt(archive: &mut Archive, experiment: &str) -> Result<(), Failure> {
     let (file, text) = exhibits::read(experiment)?;
     let old = &mut archive.resolved;
-    let mut new = experiment::parse(&file, &text, Wish { quick: old.quick, seed: Some(old.seed) })?.resolved;
+    let mut new = experiment::parse(&file, &text, Options { quick: old.quick, seed: Some(old.seed) })?.resolved;
     // Fewer repetitions measure the same.
     new.repetitions = old.repetitions;
     if !old.measures_as(&new) {
@@ -84,16 +84,16 @@ pub(super) fn adopt(archive: &mut Archive, experiment: &str) -> Result<(), Failu
     Ok(())
 }
 
-fn text(told: &ReportSummary) -> String {
-    let mut lines = told.verdict.clone();
-    lines.push(report::overview_text(&told.overview));
-    lines.extend(report::open_claims(&told.claims));
-    if !told.claims.is_empty() {
-        lines.push(format!("{}.", told.repeats.sentence()));
+fn text(summary: &ReportSummary) -> String {
+    let mut lines = summary.verdict.clone();
+    lines.push(report::overview_text(&summary.overview));
+    lines.extend(report::open_claims(&summary.claims));
+    if !summary.claims.is_empty() {
+        lines.push(format!("{}.", summary.repeats.sentence()));
     }
-    lines.extend(told.limits.iter().cloned());
-    lines.extend(told.against_baseline.iter().map(|one| format!("{} against {}: {}", one.b, one.a, one.sentence())));
-    lines.extend(told.missing.iter().map(|line| format!("missing: {line}")));
-    lines.extend(told.files.iter().map(|file| format!("written: {}", file.display())));
+    lines.extend(summary.limits.iter().cloned());
+    lines.extend(summary.against_baseline.iter().map(|one| format!("{} against {}: {}", one.b, one.a, one.sentence())));
+    lines.extend(summary.missing.iter().map(|line| format!("missing: {line}")));
+    lines.extend(summary.files.iter().map(|file| format!("written: {}", file.display())));
     lines.join("\n")
 }

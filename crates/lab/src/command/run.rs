@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::archive::{self, Archive, Block, Clients, Planned, Resolved, Run, RunStatus, Step, block_path, name};
 use crate::environment::{self, TestEnvironment};
-use crate::experiment::{self, Experiment, Settings, Wish};
+use crate::experiment::{self, Experiment, Options, Settings};
 use crate::hosts::Fleet;
 use crate::report::{self, Judged};
 use crate::{exhibits, plan, run as runs, runner, say, subject, terminal, validate};
@@ -86,8 +86,8 @@ status: 0 if each point was measured, 1 if a point has no run that counts, 2 for
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let (file, text) = exhibits::read(&args.experiment)?;
-    let wish = Wish { quick: args.quick, seed: args.seed };
-    let experiment = present(experiment::parse(&file, &text, wish)?).only(&args.only)?;
+    let options = Options { quick: args.quick, seed: args.seed };
+    let experiment = present(experiment::parse(&file, &text, options)?).only(&args.only)?;
     let plan = plan::plan(&experiment.resolved);
     let list = plan::list(&experiment.resolved, &plan);
     if args.plan {
@@ -302,12 +302,12 @@ fn make(
 fn await_quiet(lab: &runner::Lab<'_>, block: u32, timeout: Duration, progress: &Progress) -> Result<Block, Failure> {
     /// Interval between lines if there is no progress bar.
     const TELL: Duration = Duration::from_secs(30);
-    let (mut began, mut told) = (None::<Instant>, None::<Instant>);
+    let (mut began, mut shown) = (None::<Instant>, None::<Instant>);
     loop {
         let found = lab.look_at_rest(block)?;
         let waited = began.get_or_insert_with(Instant::now).elapsed();
         if found.is_clean {
-            if told.is_some() {
+            if shown.is_some() {
                 progress.say(&format!("block {block}: quiet after {:.0} s", waited.as_secs_f64()));
             }
             return Ok(found);
@@ -320,12 +320,12 @@ fn await_quiet(lab: &runner::Lab<'_>, block: u32, timeout: Duration, progress: &
         }
         let left = timeout.saturating_sub(waited).as_secs_f64();
         progress.begin(&format!("waiting up to {left:.0} s for a quiet machine: {busy}"));
-        if told.is_none_or(|told| told.elapsed() >= TELL) {
+        if shown.is_none_or(|shown| shown.elapsed() >= TELL) {
             progress.say(&format!(
                 "block {block}: waiting up to {left:.0} s for a quiet machine: {busy}; stop these programs, or start \
                  at once with --quiet-timeout 0s"
             ));
-            told = Some(Instant::now());
+            shown = Some(Instant::now());
         }
     }
 }
@@ -501,13 +501,13 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
         let why = of_point.map(|run| run.why.join("; ")).unwrap_or_default();
         verdict.broken.push(format!("no valid run of {} at {}: {why}", point.label, point.step.value()));
     }
-    let told = ExperimentReport { directory: dir.to_owned(), points, claims, verdict };
+    let report = ExperimentReport { directory: dir.to_owned(), points, claims, verdict };
     if args.json {
-        say::json(&told)?;
+        say::json(&report)?;
     } else {
-        say::out(&table(resolved, &told))?;
+        say::out(&table(resolved, &report))?;
     }
-    Ok(told.verdict)
+    Ok(report.verdict)
 }
 
 /// The CPU time of servers that were measured in turns, in microseconds for a response: a line for each load, a column for each
@@ -550,14 +550,14 @@ fn turns(resolved: &Resolved, points: &[Point]) -> String {
 }
 
 /// What was offered and completed, arm by arm.
-fn table_of_points(resolved: &Resolved, told: &ExperimentReport) -> String {
-    let width = told.points.iter().map(|point| point.label.chars().count()).max().unwrap_or(0).max(3);
+fn table_of_points(resolved: &Resolved, report: &ExperimentReport) -> String {
+    let width = report.points.iter().map(|point| point.label.chars().count()).max().unwrap_or(0).max(3);
     let axis = resolved.steps.first().map_or("", |step| step.axis());
     let mut text = format!(
         "{:width$} {axis:>9}{:>12}{:>12}{:>10}{:>12}  valid/at least/invalid\n",
         "arm", "offered/s", "completed/s", "p99 ms", "server us"
     );
-    for point in &told.points {
+    for point in &report.points {
         let show =
             |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |value| format!("{value:.digits$}"));
         text += &format!(
@@ -576,23 +576,23 @@ fn table_of_points(resolved: &Resolved, told: &ExperimentReport) -> String {
     text
 }
 
-fn table(resolved: &Resolved, told: &ExperimentReport) -> String {
+fn table(resolved: &Resolved, report: &ExperimentReport) -> String {
     let mut text = match resolved.is_interleaved {
-        true => turns(resolved, &told.points),
-        false => table_of_points(resolved, told),
+        true => turns(resolved, &report.points),
+        false => table_of_points(resolved, report),
     };
-    let again: usize = told.points.iter().map(|point| point.again).sum();
+    let again: usize = report.points.iter().map(|point| point.again).sum();
     if again > 0 {
         text += &format!("again    {again} invalid attempts were repeated; all are in the archive\n");
     }
-    let claims = [report::claim_summaries(&told.claims), report::open_claims(&told.claims)].concat();
+    let claims = [report::claim_summaries(&report.claims), report::open_claims(&report.claims)].concat();
     claims.iter().for_each(|line| text += &format!("{line}\n"));
-    let report = told.directory.join(name::REPORT);
-    text += &format!("archive  {}\nreport   {}\n", told.directory.display(), report.display());
-    match &told.verdict.broken[..] {
-        [] => text + &format!("verdict  {}", told.verdict),
+    let page = report.directory.join(name::REPORT);
+    text += &format!("archive  {}\nreport   {}\n", report.directory.display(), page.display());
+    match &report.verdict.broken[..] {
+        [] => text + &format!("verdict  {}", report.verdict),
         missing => {
-            let (missing, count, all) = (missing.join("\n  "), missing.len(), told.points.len());
+            let (missing, count, all) = (missing.join("\n  "), missing.len(), report.points.len());
             text + &format!(
                 "verdict  {count} of {all} points have no valid run, which is common with --quick or on a busy \
                  machine; the same command with --retry repeats invalid runs unless the server was the cause\n  \

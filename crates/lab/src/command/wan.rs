@@ -272,8 +272,8 @@ fn behind_path(args: &Args) -> Result<u8, Failure> {
     let status = exit_status(outcome.status, &verdict);
     if args.json {
         let command = Ended { code: outcome.status.code(), signal: outcome.status.signal() };
-        let told = PathReport { report: &outcome.report, verdict: &verdict, command, exit_status: status };
-        say::plain(&say::as_json(&told)?);
+        let report = PathReport { report: &outcome.report, verdict: &verdict, command, exit_status: status };
+        say::plain(&say::as_json(&report)?);
     } else {
         say::plain(&summary(&outcome.report));
         say::plain(&format!("ammeter wan: {verdict}"));
@@ -392,7 +392,7 @@ fn selftest(args: &Selftest) -> Result<Verdict, Failure> {
         });
         usual.collect::<Result<_, _>>()?
     } else {
-        vec![("as asked".to_owned(), chosen)]
+        vec![("as requested".to_owned(), chosen)]
     };
     let settings = TrialSettings {
         seed: args.router.seed,
@@ -420,7 +420,7 @@ fn selftest(args: &Selftest) -> Result<Verdict, Failure> {
         }
         if !args.json {
             // Printed one by one, since all of them take a while.
-            say::out(&told(&trial, trials.is_empty()))?;
+            say::out(&text(&trial, trials.is_empty()))?;
         }
         trials.push(trial);
     }
@@ -432,7 +432,7 @@ fn selftest(args: &Selftest) -> Result<Verdict, Failure> {
 }
 
 /// A line of the table; the first one has the heading before it.
-fn told(trial: &Trial, is_first: bool) -> String {
+fn text(trial: &Trial, is_first: bool) -> String {
     let head = format!(
         "router  {}\n{:21} {:>17}  {:>19}  {:>19}  {:>13}  {:>15}  {:>17}\n{:21} {:>17}  {:>19}  {:>19}  {:>13}  {:>15}  {:>17}",
         trial.scheduling,
@@ -444,10 +444,10 @@ fn told(trial: &Trial, is_first: bool) -> String {
         "late, us",
         "TCP",
         "path",
-        "asked     got",
-        "asked       got",
-        "asked       got",
-        "asked    got",
+        "target     got",
+        "target       got",
+        "target       got",
+        "target    got",
         "p50       p99",
         "Mbit/s   late p99"
     );

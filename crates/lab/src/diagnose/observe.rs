@@ -29,9 +29,9 @@ pub(crate) fn observe(archive: &Archive, run: &Run) -> Result<Observed, Failure>
     let idle_until_s = asked_from_s - MARGIN_S;
     let ended_s = run.load_began_s + summary.seconds;
     let mut observed = Observed {
-        asked: run.plan.step.value(),
-        offered: summary.asked_rate.map_or(run.plan.step.value(), |_| summary.offered_rate),
-        is_closed: summary.asked_rate.is_none(),
+        target_rate: run.plan.step.value(),
+        offered: summary.target_rate.map_or(run.plan.step.value(), |_| summary.offered_rate),
+        is_closed: summary.target_rate.is_none(),
         throughput: summary.window.completed_rate,
         backlog: (summary.window.pace == Pace::FellBehind).then_some(summary.window.backlog),
         client: client(run, &summary, (load.planned, load.started)),
@@ -73,7 +73,7 @@ fn client(run: &Run, summary: &Summary, (planned, started): (u64, u64)) -> Optio
         let check = run.checks.iter().find(|check| check.holds == Some(false) && names.contains(&&check.name[..]));
         check.map(|check| check.says.clone())
     };
-    let certain = match summary.asked_rate {
+    let certain = match summary.target_rate {
         Some(_) if (started as f64) < BEGUN_MIN * planned as f64 => {
             Some(format!("only {started} of {planned} scheduled connections were started"))
         }
@@ -114,7 +114,7 @@ mod tests {
                 .collect(),
             summary: None,
         };
-        let summary = |offered_rate| Summary { asked_rate: Some(100.0), offered_rate, ok: 90, ..Summary::default() };
+        let summary = |offered_rate| Summary { target_rate: Some(100.0), offered_rate, ok: 90, ..Summary::default() };
         let begun = |checks: &[(&str, bool)], summary: Summary, counts, expected: Option<bool>| {
             let found = client(&run(checks), &summary, counts).map(|bound| bound.is_certain);
             assert_eq!(found, expected, "{checks:?} {summary:?} {counts:?}");

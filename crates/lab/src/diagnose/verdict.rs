@@ -599,7 +599,7 @@ mod tests {
     fn with(mut runs: Vec<Observed>, change: impl Fn(&mut Tick, f64)) -> Vec<Observed> {
         let end = runs.iter().map(|run| run.throughput).fold(0.0, f64::max);
         for run in &mut runs {
-            let load = run.asked / end;
+            let load = run.target_rate / end;
             run.under.iter_mut().for_each(|tick| change(tick, load));
         }
         runs

@@ -60,10 +60,10 @@ addEventListener('load', async () => {
     requests: performance.getEntriesByType('resource').map(entry => entry.name),
     wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
   };
-  const told = document.createElement('pre');
-  told.id = 'seen';
-  told.textContent = JSON.stringify(seen);
-  document.body.append(told);
+  const result = document.createElement('pre');
+  result.id = 'seen';
+  result.textContent = JSON.stringify(seen);
+  document.body.append(result);
 });
 </script>";
 
@@ -92,10 +92,10 @@ pub(crate) fn seen(page: &str, folder: &Path, flags: &[&str]) -> (Value, String)
         .output()
         .expect("chromium opens the page, as a reader does: apt-get install chromium, or cargo xtask setup");
     let (dom, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let told = dom.split_once("<pre id=\"seen\">").and_then(|(_, rest)| Some(rest.split_once("</pre>")?.0));
-    let told = told.unwrap_or_else(|| panic!("Chromium returned no result for the page: {log}"));
-    let told = told.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
-    (serde_json::from_str(&told).unwrap(), log.into_owned())
+    let result = dom.split_once("<pre id=\"seen\">").and_then(|(_, rest)| Some(rest.split_once("</pre>")?.0));
+    let result = result.unwrap_or_else(|| panic!("Chromium returned no result for the page: {log}"));
+    let result = result.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
+    (serde_json::from_str(&result).unwrap(), log.into_owned())
 }
 
 /// What the page contains.

@@ -132,12 +132,12 @@ pub(crate) fn open_claims(claims: &[Judged]) -> Vec<String> {
 
 fn sentences_of(claims: &[Judged], statuses: &[ClaimStatus]) -> Vec<String> {
     let of = |status: &ClaimStatus| {
-        let told = claims.iter().filter(|claim| claim.status == *status);
-        let told: Vec<String> =
-            told.map(|claim| format!("{} {}", claim.says.trim_end_matches('.'), claim.figures())).collect();
+        let texts = claims.iter().filter(|claim| claim.status == *status);
+        let texts: Vec<String> =
+            texts.map(|claim| format!("{} {}", claim.says.trim_end_matches('.'), claim.figures())).collect();
         let mut ends = status.ends().to_owned();
         ends[..1].make_ascii_uppercase();
-        (!told.is_empty()).then(|| format!("{ends}: {}.", told.join("; ")))
+        (!texts.is_empty()).then(|| format!("{ends}: {}.", texts.join("; ")))
     };
     statuses.iter().filter_map(of).collect()
 }
@@ -652,17 +652,17 @@ mod tests {
                 "the reason is shown for undecided claims"
             );
         };
-        let told = |rest: &str| format!("(0.9 [0.89, 0.91], 6 blocks; the paper 0.9{rest})");
-        check(&OFF, &ON, (None, Some(0.98)), ClaimStatus::Holds, &told(""));
-        check(&OFF, &ON, (Some(0.8), Some(0.98)), ClaimStatus::Holds, &told(""));
-        check(&OFF, &ON, (None, Some(0.8)), ClaimStatus::NoLonger, &told(""));
-        check(&OFF, &ON, (Some(0.95), None), ClaimStatus::NoLonger, &told(""));
+        let texts = |rest: &str| format!("(0.9 [0.89, 0.91], 6 blocks; the paper 0.9{rest})");
+        check(&OFF, &ON, (None, Some(0.98)), ClaimStatus::Holds, &texts(""));
+        check(&OFF, &ON, (Some(0.8), Some(0.98)), ClaimStatus::Holds, &texts(""));
+        check(&OFF, &ON, (None, Some(0.8)), ClaimStatus::NoLonger, &texts(""));
+        check(&OFF, &ON, (Some(0.95), None), ClaimStatus::NoLonger, &texts(""));
         check(
             &OFF,
             &ON,
             (None, Some(0.9)),
             ClaimStatus::Undecided,
-            &told("; 4 of 6 blocks outside the bound, p 0.34; 30 blocks would decide it if the same share agrees"),
+            &texts("; 4 of 6 blocks outside the bound, p 0.34; 30 blocks would decide it if the same share agrees"),
         );
         // A verdict takes six blocks, though five reach 3 %.
         let few = |count: usize, p: &str| {
@@ -678,8 +678,8 @@ mod tests {
         few(1, "0.50");
         // Values are paired within a block, so drift that affects both arms cancels.
         let (fast, slow) = ([1000.0, 100.0].repeat(3), [900.0, 90.0].repeat(3));
-        let told = "(0.9 [0.9, 0.9], 6 blocks; the paper 0.9)";
-        check(&fast, &slow, (None, Some(0.95)), ClaimStatus::Holds, told);
+        let texts = "(0.9 [0.9, 0.9], 6 blocks; the paper 0.9)";
+        check(&fast, &slow, (None, Some(0.95)), ClaimStatus::Holds, texts);
     }
 
     #[test]
@@ -740,8 +740,8 @@ mod tests {
         let few = counted(made(&OFF[..2], &ON[..2]));
         let found = judged(&few, &Claim { check: vec![processes(149.0)], ..claim(None, Some(0.98)) });
         assert_eq!(found.status, ClaimStatus::NotApplied);
-        let told = open_claims(&[found]);
-        assert!(told[0].starts_with("Not applied: A log takes a tenth of the rate"), "{told:?}");
+        let texts = open_claims(&[found]);
+        assert!(texts[0].starts_with("Not applied: A log takes a tenth of the rate"), "{texts:?}");
     }
 
     #[test]
@@ -847,12 +847,12 @@ mod tests {
         assert_eq!(judged[1].compared, "responses: log off at 1500");
         assert_eq!(judged[0].compared, "responses: log on at the highest load / log off at the highest load");
         assert_eq!(judged[1].holds, "above 500 1/s");
-        let told = claim_summaries(&judged);
+        let texts = claim_summaries(&judged);
         assert!(
-            told[0].starts_with("Holds: A log takes a tenth of the rate (5.1.2) (0.891 [0.882, 0.9], 6 blocks; the paper 0.9); The server sustains 1000/s (1010 1/s [1000, 1020], 6 blocks)."),
-            "{told:?}"
+            texts[0].starts_with("Holds: A log takes a tenth of the rate (5.1.2) (0.891 [0.882, 0.9], 6 blocks; the paper 0.9); The server sustains 1000/s (1010 1/s [1000, 1020], 6 blocks)."),
+            "{texts:?}"
         );
-        assert!(told.len() == 2 && told[1].starts_with("No longer holds: "), "{told:?}");
+        assert!(texts.len() == 2 && texts[1].starts_with("No longer holds: "), "{texts:?}");
         assert_eq!(
             open_claims(&judged),
             ["Undecided: No such step (no usable runs; step 500/s of log off has no valid run)."]

@@ -86,11 +86,11 @@ fn steps_title(archive: &Archive) -> String {
 
 /// Metrics that equal the offered load as long as nothing is lost. Other
 /// rates, such as a disk's, have no relation to it.
-const ASKED: [&str; 5] = ["asked-rate", "offered-rate", "established-rate", "request-rate", "rate"];
+const OF_TARGET: [&str; 5] = ["target-rate", "offered-rate", "established-rate", "request-rate", "rate"];
 
 /// Whether a step offers as many requests as connections, so that the
 /// offered load can be drawn beside the completed responses.
-fn is_asked(archive: &Archive) -> bool {
+fn has_target(archive: &Archive) -> bool {
     archive.resolved.requests_per_connection == 1 && matches!(archive.resolved.steps.first(), Some(Step::Rate(_)))
 }
 
@@ -119,7 +119,7 @@ pub(super) fn overlay(archive: &Archive, band: Option<(f64, f64)>) -> Vec<(&'sta
             curves: curves(archive, name),
             x_reach: steps.clone(),
             y_reach: if is_latency { latencies.clone() } else { Vec::new() },
-            asked: name == "rate" && is_asked(archive),
+            has_target: name == "rate" && has_target(archive),
             band: band.filter(|_| name == "rate").map(|(from, to)| (from, to, "capacity".to_owned())),
             ..Plot::default()
         };
@@ -149,7 +149,7 @@ pub(super) fn arm_label(arm: &Arm) -> String {
 
 /// The plots of a figure that the experiment defines: one, or one for
 /// each metric if several metrics of several arms would share a plot.
-pub(super) fn asked(archive: &Archive, figure: &archive::Figure) -> Vec<Plot> {
+pub(super) fn plots(archive: &Archive, figure: &archive::Figure) -> Vec<Plot> {
     if figure.x != "rate" && figure.x != "clients" {
         return vec![over_levels(archive, figure)];
     }
@@ -170,7 +170,7 @@ pub(super) fn asked(archive: &Archive, figure: &archive::Figure) -> Vec<Plot> {
             x: if figure.log_x { Scale::Logarithmic } else { Scale::Linear },
             y_logarithmic: figure.log_y,
             curves: all.iter().flat_map(of).map(curve).chain(printed(figure)).collect(),
-            asked: !figure.log_y && is_asked(archive) && names.iter().all(|name| ASKED.contains(&&name[..])),
+            has_target: !figure.log_y && has_target(archive) && names.iter().all(|name| OF_TARGET.contains(&&name[..])),
             ..Plot::default()
         }
     };

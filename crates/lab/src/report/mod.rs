@@ -55,7 +55,7 @@ pub(crate) struct Report {
     /// The name and the SVG of each figure.
     pub(crate) figures: Vec<(String, String)>,
     /// The content of the report without its figures.
-    pub(crate) told: ReportSummary,
+    pub(crate) summary: ReportSummary,
 }
 
 /// The content of a report without its figures.
@@ -90,10 +90,10 @@ pub(crate) struct ReportSummary {
 /// # Errors
 /// If a file cannot be written.
 pub(crate) fn write(archive: &Archive, page: &Path, svg: Option<&Path>) -> Result<ReportSummary, Failure> {
-    let Report { html, figures, mut told } = report(archive);
+    let Report { html, figures, mut summary } = report(archive);
     let mut write = |path: PathBuf, text: &str| {
         fs::write(&path, text).map_err(Failure::io(format_args!("write {}", path.display())))?;
-        told.files.push(path);
+        summary.files.push(path);
         Ok(())
     };
     write(page.to_owned(), &html)?;
@@ -101,7 +101,7 @@ pub(crate) fn write(archive: &Archive, page: &Path, svg: Option<&Path>) -> Resul
         fs::create_dir_all(folder).map_err(Failure::io(format_args!("make {}", folder.display())))?;
         figures.iter().try_for_each(|(name, svg)| write(folder.join(format!("{name}.svg")), svg))?;
     }
-    Ok(told)
+    Ok(summary)
 }
 
 /// Renders the report of an archive.
@@ -114,7 +114,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
     let band = match arms[..] {
         [only] => {
             let knee = verdict::knee(archive, only);
-            knee.borne.zip(knee.not_borne).map(|(borne, not)| (borne.value(), not.value()))
+            knee.sustained.zip(knee.not_sustained).map(|(sustained, not)| (sustained.value(), not.value()))
         }
         _ => None,
     };
@@ -124,11 +124,11 @@ pub(crate) fn report(archive: &Archive) -> Report {
     let overlay: Vec<Markup> =
         figures::overlay(archive, band).iter().map(|(name, plot)| drawn.plot(name, plot, legend)).collect();
     let before = drawn.files.len();
-    let asked: Vec<(Vec<Markup>, &crate::archive::Figure)> = resolved
+    let figures: Vec<(Vec<Markup>, &crate::archive::Figure)> = resolved
         .figures
         .iter()
         .map(|figure| {
-            let plots = figures::asked(archive, figure);
+            let plots = figures::plots(archive, figure);
             (plots.iter().map(|plot| drawn.plot(&plot.title, plot, Legend::Own)).collect(), figure)
         })
         .collect();
@@ -166,7 +166,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
     };
 
     let shown = shown_first(archive, &arms);
-    let (first, others): (Vec<_>, Vec<_>) = asked.iter().partition(is_first);
+    let (first, others): (Vec<_>, Vec<_>) = figures.iter().partition(is_first);
     let own = |figures: &[&(Vec<Markup>, &crate::archive::Figure)]| {
         html! {
             div.plots { @for (plots, figure) in figures { @for (at, drawn) in plots.iter().enumerate() {
@@ -236,7 +236,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
     let below = format!("{}, begun {}", resolved.name, ammeter_load::date(resolved.began_s));
     let data = json!({ "runs": timelines });
     let html = page::page(&format!("{heading} - ammeter"), heading, &below, &body, &data, SCRIPT);
-    let told = ReportSummary {
+    let summary = ReportSummary {
         experiment: resolved.name.clone(),
         verdict,
         overview,
@@ -249,7 +249,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
         figures: own_figures,
         files: Vec::new(),
     };
-    Report { html, figures: drawn.files, told }
+    Report { html, figures: drawn.files, summary }
 }
 
 const SCRIPT: &str = include_str!("../../assets/report.js");
@@ -437,8 +437,8 @@ fn reasons(archive: &Archive) -> String {
         }
     }
     reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    let told: Vec<String> = reasons.iter().map(|(name, count)| format!("{name}: {count}")).collect();
-    if told.is_empty() { "for reasons below".to_owned() } else { told.join(", ") }
+    let parts: Vec<String> = reasons.iter().map(|(name, count)| format!("{name}: {count}")).collect();
+    if parts.is_empty() { "for reasons below".to_owned() } else { parts.join(", ") }
 }
 
 /// The paper's values as numbers, which a curve cannot be read for.
@@ -504,7 +504,7 @@ fn compared(comparison: &Comparison) -> Markup {
                         td { (format!("{:.3} to {:.3}", figure.ratio.low, figure.ratio.high)) }
                         td { (figure.pairs) }
                         td { @match figure.noise { Some(band) => { (format!("{:.3} to {:.3}", band.low, band.high)) } None => { "–" } } }
-                        td.text { (figure.told()) }
+                        td.text { (figure.ratio_text()) }
                     }
                 }
             } }
@@ -680,8 +680,8 @@ fn by_step(archive: &Archive, arms: &[&Arm]) -> Markup {
     let stand = |arm: &Arm, step| {
         let of = |status| figures::cell(archive, &arm.id, step).filter(|run| run.status == status).count();
         let counts = [(RunStatus::Valid, "valid"), (RunStatus::Censored, "at least"), (RunStatus::Invalid, "invalid")];
-        let told = counts.into_iter().map(|(status, name)| (of(status), name)).filter(|(count, _)| *count > 0);
-        told.map(|(count, name)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
+        let parts = counts.into_iter().map(|(status, name)| (of(status), name)).filter(|(count, _)| *count > 0);
+        parts.map(|(count, name)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
     };
     html! {
         table {

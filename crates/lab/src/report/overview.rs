@@ -18,7 +18,7 @@ pub(crate) struct Overview {
     /// The common load for latency, failures and cost, in connections per second or clients.
     pub(crate) at: Option<f64>,
     /// Whether every arm sustains that load.
-    pub(crate) is_borne_by_all: bool,
+    pub(crate) is_sustained_by_all: bool,
     /// The arms, without the repetition of the first.
     pub(crate) arms: Vec<Row>,
     /// The load as text.
@@ -78,10 +78,10 @@ impl Interval {
 
 /// Builds the table of these arms.
 pub(super) fn overview(archive: &Archive, arms: &[&Arm]) -> Overview {
-    let (at, is_borne_by_all) = common_step(archive, arms).map_or((None, false), |(step, all)| (Some(step), all));
+    let (at, is_sustained_by_all) = common_step(archive, arms).map_or((None, false), |(step, all)| (Some(step), all));
     Overview {
         at: at.map(Step::value),
-        is_borne_by_all,
+        is_sustained_by_all,
         arms: arms.iter().map(|arm| row(archive, arm, at)).collect(),
         at_text: at.map_or_else(String::new, step_name),
     }
@@ -95,8 +95,9 @@ fn common_step(archive: &Archive, arms: &[&Arm]) -> Option<(Step, bool)> {
     if let Some(Step::Clients(_)) = archive.resolved.steps.first() {
         return known.next_back().map(|step| (*step, false));
     }
-    let borne: Option<Vec<f64>> = arms.iter().map(|arm| verdict::knee(archive, arm).borne.map(Step::value)).collect();
-    let least = borne.and_then(|borne| borne.into_iter().reduce(f64::min));
+    let sustained: Option<Vec<f64>> =
+        arms.iter().map(|arm| verdict::knee(archive, arm).sustained.map(Step::value)).collect();
+    let least = sustained.and_then(|sustained| sustained.into_iter().reduce(f64::min));
     let highest = least.and_then(|least| known.clone().rfind(|step| step.value() <= least));
     highest.map(|step| (*step, true)).or_else(|| known.next().map(|step| (*step, false)))
 }
@@ -114,8 +115,8 @@ fn row(archive: &Archive, arm: &Arm, at: Option<Step>) -> Row {
         subject: arm.subject.clone(),
         version: version.lines().next().unwrap_or_default().to_owned(),
         levels: factors.map(|factor| arm.levels.get(&factor.name).cloned().unwrap_or_default()).collect(),
-        capacity_from: knee.borne.map(Step::value),
-        capacity_to: knee.not_borne.map(Step::value),
+        capacity_from: knee.sustained.map(Step::value),
+        capacity_to: knee.not_sustained.map(Step::value),
         peak: peak.and_then(|step| median(archive, &arm.id, step, "rate")).map(Interval::of),
         p50_ms: of("p50").map(Interval::of),
         p95_ms: of("p95").map(Interval::of),
@@ -218,7 +219,7 @@ fn note(archive: &Archive, overview: &Overview, has_capacity: bool) -> String {
         text += "Capacity: from the highest offered rate of which 98 % is answered to the next rate of the ladder; ≥ where the ladder or \
                  the client ended first. ";
     }
-    match (overview.at_text.as_str(), overview.is_borne_by_all, overview.arms.len() > 1) {
+    match (overview.at_text.as_str(), overview.is_sustained_by_all, overview.arms.len() > 1) {
         ("", ..) => {}
         (at, true, true) => {
             text += &format!("Latency, failures and CPU at {at}, the highest load that every arm sustains. ")
@@ -314,7 +315,7 @@ mod tests {
     fn arms_are_compared_at_highest_load_all_sustain() {
         let mut archive = archive(Path::new("dir"), 4);
         let found = of(&archive);
-        assert_eq!((found.at, found.is_borne_by_all), (Some(1000.0), true));
+        assert_eq!((found.at, found.is_sustained_by_all), (Some(1000.0), true));
         let [first, second] = &found.arms[..] else { panic!("{found:?}") };
         assert_eq!((first.capacity_from, first.capacity_to), (Some(1000.0), Some(1500.0)));
         assert_eq!(
@@ -333,7 +334,7 @@ mod tests {
             set_rate(run, 300.0);
         });
         let found = of(&archive);
-        assert_eq!((found.at, found.is_borne_by_all), (Some(500.0), false));
+        assert_eq!((found.at, found.is_sustained_by_all), (Some(500.0), false));
         assert_eq!(found.arms[1].capacity(), "< 500");
         assert!(
             text(&found).lines().any(|line| line.starts_with("log on") && line.contains("< 500")),

@@ -134,17 +134,17 @@ pub(crate) fn claim_on_rate(above: Option<f64>, below: Option<f64>) -> Claim {
 fn run(at: usize, planned: &Planned) -> Run {
     // Pseudo-random, and the same in every run.
     let noise = 1.0 + ((at * 7919) % 100) as f64 / 10_000.0;
-    let asked = planned.step.value();
-    let rate = asked.min(1100.0 * noise);
+    let target = planned.step.value();
+    let rate = target.min(1100.0 * noise);
     let cpu_us = 400.0 * noise * if planned.arm == "a1" { 1.1 } else { 1.0 };
-    let (ok, failed) = ((rate * 5.0) as u64, ((asked - rate) * 5.0) as u64);
+    let (ok, failed) = ((rate * 5.0) as u64, ((target - rate) * 5.0) as u64);
     let cpu_s = ok as f64 * cpu_us * 1e-6;
     let status = match planned.id.as_str() {
         "1-a1-1000" => RunStatus::Invalid,
         "1-a0-1500" => RunStatus::Censored,
         _ => RunStatus::Valid,
     };
-    let ms = if asked > 1100.0 { 80.0 } else { 1.0 };
+    let ms = if target > 1100.0 { 80.0 } else { 1.0 };
     let latency = Spread {
         count: ok,
         mean_ms: ms,
@@ -172,15 +172,15 @@ fn run(at: usize, planned: &Planned) -> Run {
         }],
         summary: Some(RunSummary {
             seconds: 5.0,
-            asked_rate: Some(asked),
-            offered_rate: asked,
+            target_rate: Some(target),
+            offered_rate: target,
             established_rate: rate,
             request_rate: rate,
             window: Window {
                 seconds: 5.0,
-                offered_rate: asked,
+                offered_rate: target,
                 completed_rate: rate,
-                completed_share: Some(rate / asked),
+                completed_share: Some(rate / target),
                 pace: if failed > 0 { Pace::Failed } else { Pace::Kept },
                 ..Window::default()
             },
@@ -282,7 +282,7 @@ fn repeated_run_is_marked_and_last_attempt_counts() {
     let ids = |archive: &Archive| archive.runs.iter().map(|run| run.plan.id.clone()).collect::<Vec<_>>();
     assert_eq!(ids(&again), ids(&archive), "attempts are read in their order");
     let made = report(&again);
-    let Counts { planned, there, again, valid, censored, invalid } = made.told.runs;
+    let Counts { planned, there, again, valid, censored, invalid } = made.summary.runs;
     assert_eq!((planned, there, again, valid, censored, invalid), (18, 18, 2, 17, 1, 0));
     for part in [
         "before these 2 attempts were invalid and repeated",
@@ -297,7 +297,7 @@ fn repeated_run_is_marked_and_last_attempt_counts() {
     let (_, knee) = &made.figures[0];
     // Two points and the legend's.
     assert_eq!(knee.matches("class=\"bad\" d=").count(), 3, "{knee}");
-    assert!(made.told.against_baseline.iter().all(|one| one.left_out.iter().all(|line| !line.contains("a1-1000"))));
+    assert!(made.summary.against_baseline.iter().all(|one| one.left_out.iter().all(|line| !line.contains("a1-1000"))));
 }
 
 /// The data embedded in a page.
@@ -313,7 +313,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
     let open = || Archive::open(folder.path()).unwrap();
     let (one, other) = (report(&open()), report(&open()));
     assert!(one.html == other.html && one.figures == other.figures, "the same archive, another report");
-    let ReportSummary { verdict, runs, claims, missing, .. } = &one.told;
+    let ReportSummary { verdict, runs, claims, missing, .. } = &one.summary;
     assert!(verdict[0].starts_with("log off sustains 1000/s but not 1500/s; its highest rate: 11"), "{verdict:?}");
     assert_eq!(verdict.len(), 2, "what is not decided does not stand among the verdicts: {verdict:?}");
     assert!(one.html.contains("Undecided: Logging costs a tenth (5.1.2) (1.1"));
@@ -405,7 +405,7 @@ fn missing_runs_are_named_and_rest_is_drawn() {
     let bytes = fs::read(&record).unwrap();
     fs::write(&record, &bytes[..bytes.len() / 2]).unwrap();
     let made = report(&Archive::open(dir).unwrap());
-    let missing = made.told.missing.join("\n");
+    let missing = made.summary.missing.join("\n");
     for part in [
         "1 of 18 runs are missing",
         "no clients.json",
@@ -422,9 +422,9 @@ fn missing_runs_are_named_and_rest_is_drawn() {
     // An archive that holds nothing but the plan.
     fs::remove_dir_all(dir.join(name::RUNS)).unwrap();
     let made = report(&Archive::open(dir).unwrap());
-    assert!(made.told.missing[0].starts_with("18 of 18 runs are missing"), "{:?}", made.told.missing);
-    assert_eq!(made.told.verdict[0], "No run is valid, so there is no result.");
-    assert_eq!(made.told.claims[0].why, "step 500/s of log on has no valid run");
+    assert!(made.summary.missing[0].starts_with("18 of 18 runs are missing"), "{:?}", made.summary.missing);
+    assert_eq!(made.summary.verdict[0], "No run is valid, so there is no result.");
+    assert_eq!(made.summary.claims[0].why, "step 500/s of log on has no valid run");
 }
 
 #[test]
@@ -470,10 +470,10 @@ fn many_arms_name_baseline_and_best_in_one_table() {
         archive.runs.extend(more);
     }
     let made = report(&archive);
-    let verdict = &made.told.verdict;
+    let verdict = &made.summary.verdict;
     assert!(verdict.len() == 2 && verdict[0].starts_with("log off sustains"), "{verdict:?}");
     assert!(verdict[1].starts_with("Best of 4 arms: log third"), "{verdict:?}");
-    assert_eq!(made.told.against_baseline.len(), 3);
+    assert_eq!(made.summary.against_baseline.len(), 3);
     assert_eq!(made.html.matches("Bold: a difference").count(), 1);
     // The level names do not overlap.
     let (_, peak) = made.figures.iter().find(|(name, _)| name == "peak").unwrap();
@@ -515,8 +515,8 @@ fn corrupt_archive_is_reported() {
     fs::write(&run, &whole[..whole.len() / 2]).unwrap();
     fails("run.json: EOF while parsing");
     fs::write(&run, whole).unwrap();
-    let told = write(&Archive::open(dir).unwrap(), &page, Some(&dir.join("figures"))).unwrap();
-    assert!(told.files.iter().all(|file| fs::metadata(file).unwrap().len() > 100), "{:?}", told.files);
+    let summary = write(&Archive::open(dir).unwrap(), &page, Some(&dir.join("figures"))).unwrap();
+    assert!(summary.files.iter().all(|file| fs::metadata(file).unwrap().len() > 100), "{:?}", summary.files);
 }
 
 proptest! {

@@ -13,7 +13,7 @@ use crate::archive::{Archive, Arm, At, Run, RunStatus, Step};
 use crate::figure::number;
 
 /// Minimum share of the offered load that must be answered for a step to count as sustained.
-const BORNE_MIN: f64 = 0.98;
+const SUSTAINED_MIN: f64 = 0.98;
 
 /// Run counts by status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -49,9 +49,9 @@ pub(super) fn counts(archive: &Archive) -> Counts {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Knee {
     /// The highest step up to which the arm sustains every step.
-    pub(super) borne: Option<Step>,
+    pub(super) sustained: Option<Step>,
     /// The next step, if the arm is known not to sustain it.
-    pub(super) not_borne: Option<Step>,
+    pub(super) not_sustained: Option<Step>,
     /// Whether the load generator reached its limit there.
     pub(super) is_open: bool,
 }
@@ -66,13 +66,13 @@ pub(super) fn knee(archive: &Archive, arm: &Arm) -> Knee {
             Summary::of(runs.filter_map(answered)).map(|share| share.median)
         };
         match (of(RunStatus::Valid), of(RunStatus::Censored)) {
-            (Some(share), _) if share >= BORNE_MIN => knee.borne = Some(*step),
+            (Some(share), _) if share >= SUSTAINED_MIN => knee.sustained = Some(*step),
             (Some(_), _) => {
-                knee.not_borne = Some(*step);
+                knee.not_sustained = Some(*step);
                 return knee;
             }
             // A lower bound above the threshold suffices.
-            (None, Some(share)) if share >= BORNE_MIN => knee.borne = Some(*step),
+            (None, Some(share)) if share >= SUSTAINED_MIN => knee.sustained = Some(*step),
             (None, Some(_)) => {
                 knee.is_open = true;
                 return knee;
@@ -88,7 +88,7 @@ pub(super) fn bears_all(archive: &Archive, label: &str) -> bool {
     let highest = archive.resolved.steps.last();
     drawn(archive)
         .find(|arm| arm.label == label)
-        .is_some_and(|arm| highest.is_some() && knee(archive, arm).borne.as_ref() == highest)
+        .is_some_and(|arm| highest.is_some() && knee(archive, arm).sustained.as_ref() == highest)
 }
 
 /// The share of the offered load that was answered correctly; within the window if the server fell behind.
@@ -113,21 +113,21 @@ pub(super) fn sentences(archive: &Archive, arms: &[&Arm]) -> Vec<String> {
         return vec!["No run is valid, so there is no result.".to_owned()];
     }
     if arms.len() <= FEW {
-        return arms.iter().map(|arm| format!("{}.", told(archive, arm))).collect();
+        return arms.iter().map(|arm| format!("{}.", sentence(archive, arm))).collect();
     }
     let best = arms.iter().max_by(|one, other| {
         let of = |arm| highest(arm).unwrap_or(0.0);
         of(one).total_cmp(&of(other))
     });
-    let mut sentences = vec![format!("{}.", told(archive, arms[0]))];
+    let mut sentences = vec![format!("{}.", sentence(archive, arms[0]))];
     if let Some(best) = best.filter(|best| best.id != arms[0].id && highest(best).is_some()) {
-        sentences.push(format!("Best of {} arms: {}.", arms.len(), told(archive, best)));
+        sentences.push(format!("Best of {} arms: {}.", arms.len(), sentence(archive, best)));
     }
     sentences
 }
 
 /// Describes an arm in a sentence, without the full stop.
-fn told(archive: &Archive, arm: &Arm) -> String {
+fn sentence(archive: &Archive, arm: &Arm) -> String {
     let label = if arm.label.is_empty() { &arm.subject } else { &arm.label };
     let steps = &archive.resolved.steps;
     let peak = step_at(archive, arm, "rate", At::Peak);
@@ -138,23 +138,25 @@ fn told(archive: &Archive, arm: &Arm) -> String {
     let highest =
         format!("its highest rate: {at_least}{} correct responses/s, at {}", number(most.median), step_name(peak));
     let knee = knee(archive, arm);
-    match (knee.borne, knee.not_borne) {
-        (Some(borne), Some(not)) => {
-            format!("{label} sustains {} but not {}; {highest}", step_name(borne), step_name(not))
+    match (knee.sustained, knee.not_sustained) {
+        (Some(sustained), Some(not)) => {
+            format!("{label} sustains {} but not {}; {highest}", step_name(sustained), step_name(not))
         }
-        (Some(borne), None) if knee.is_open => {
+        (Some(sustained), None) if knee.is_open => {
             format!(
                 "{label} sustains at least {}; above that, the load generator reached its limit before the server; {highest}",
-                step_name(borne)
+                step_name(sustained)
             )
         }
-        (Some(borne), None) if steps.last() == Some(&borne) => {
+        (Some(sustained), None) if steps.last() == Some(&sustained) => {
             format!(
                 "{label} sustains every offered load, up to {}: its limit was not reached; {highest}",
-                step_name(borne)
+                step_name(sustained)
             )
         }
-        (Some(borne), None) => format!("{label} sustains {}; no valid run above that; {highest}", step_name(borne)),
+        (Some(sustained), None) => {
+            format!("{label} sustains {}; no valid run above that; {highest}", step_name(sustained))
+        }
         (None, Some(not)) => format!("{label} does not sustain {}, the lowest load; {highest}", step_name(not)),
         (None, None) => format!("{label}: {highest}"),
     }

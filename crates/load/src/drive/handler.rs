@@ -237,7 +237,7 @@ impl<'a> Handler<'a> {
                 }
                 clients.next.fetch_add(active.connection.room(self.plan), Ordering::Relaxed)
             }
-            None => active.first + active.connection.asked(),
+            None => active.first + active.connection.sent(),
         };
         self.out.clear();
         let count = active.connection.ask(planned, base, self.plan, &mut self.out);

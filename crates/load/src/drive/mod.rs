@@ -54,7 +54,7 @@ pub fn open(
     settings: &Settings,
     plan: &Plan,
     schedule: &Schedule,
-    asked: Loop,
+    load: Loop,
     stop: &Stop,
     on_second: OnSecond<'_>,
 ) -> Result<Outcome, Failure> {
@@ -113,7 +113,7 @@ pub fn open(
             Ended { established: Some(established), handled }
         }))
     })?;
-    finish(ran, plan, asked, window, lanes, stop)
+    finish(ran, plan, load, window, lanes, stop)
 }
 
 /// Runs clients in a closed loop for a given time: each sends a request, waits for its reply, pauses, and repeats.
@@ -154,8 +154,8 @@ pub fn closed(
         let handler = handler.closed(connector, think, start + duration, &next);
         Ok(Ended { established: None, handled: handler.run(cutter, stop) })
     })?;
-    let asked = Loop::Closed { clients, think_ms: think.as_secs_f64() * 1e3 };
-    finish(ran, plan, asked, duration, lanes, stop)
+    let load = Loop::Closed { clients, think_ms: think.as_secs_f64() * 1e3 };
+    finish(ran, plan, load, duration, lanes, stop)
 }
 
 /// Time from the start of the threads to the first planned instant; all threads wait until then.
@@ -211,7 +211,7 @@ struct Ended {
 /// The result of all lanes.
 struct Run {
     lanes: Vec<Ended>,
-    told: seconds::LoadSeconds,
+    summed: seconds::LoadSeconds,
     start: Time,
     began_s: f64,
     stolen_s: f64,
@@ -240,16 +240,16 @@ fn run_lanes<const N: usize>(
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         let lanes = threads.into_iter().map(join).collect::<Result<_, _>>()?;
-        let told = teller.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let summed = teller.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let stolen_s = stolen_ns()?.saturating_sub(stolen_before) as f64 / 1e9;
-        Ok(Run { lanes, told, start: beginning.start, began_s: beginning.unix_s, stolen_s })
+        Ok(Run { lanes, summed, start: beginning.start, began_s: beginning.unix_s, stolen_s })
     })
 }
 
 fn finish(
     run: Run,
     plan: &Plan,
-    asked: Loop,
+    load: Loop,
     duration: Duration,
     lanes: usize,
     stop: &Stop,
@@ -268,7 +268,7 @@ fn finish(
         all.queued_s += one.queued_s * part;
         all.elapsed_s += one.elapsed_s * part;
     };
-    let Run { lanes: ended, told: seconds::LoadSeconds { series, clocks }, start, began_s, stolen_s } = run;
+    let Run { lanes: ended, summed: seconds::LoadSeconds { series, clocks }, start, began_s, stolen_s } = run;
     for Ended { established, handled } in ended {
         if let Some(established) = established {
             planned += established.planned;
@@ -284,14 +284,14 @@ fn finish(
     let interrupted = stop.is_stopped();
     // An open-loop run has the requested length even if its last arrival comes earlier. A run that was interrupted, or
     // whose clients ran out of requests, ended with its last second.
-    let may_end = interrupted || matches!(asked, Loop::Closed { .. });
+    let may_end = interrupted || matches!(load, Loop::Closed { .. });
     let ended_s = series.last().map_or(0.0, |last| last.at_s + last.length_s);
     let seconds = if may_end { duration.as_secs_f64().min(ended_s) } else { duration.as_secs_f64() };
     let tally = tally.unwrap_or_else(|| Tally::new(1));
     let machine = Machine::this()?;
     let classes = (0..classes(plan)).map(|class| plan.requests().class(class)).collect();
     let ran = Ran {
-        asked,
+        load,
         began_s,
         planned,
         start,

@@ -74,7 +74,7 @@ pub struct Parked {
     /// Their mode.
     pub mode: IdleMode,
     /// Requested number.
-    pub asked: usize,
+    pub target: usize,
     /// Number open at the start of the run.
     pub open_at_start: usize,
     /// Lowest number open during the run.
@@ -93,25 +93,25 @@ pub struct Parked {
 
 impl Parked {
     fn new(Wanted { count, mode }: Wanted) -> Parked {
-        let (asked, open_at_start, open_least, open_at_end) = (count, 0, 0, 0);
+        let (target, open_at_start, open_least, open_at_end) = (count, 0, 0, 0);
         let (closed, reopened, failed, received_bytes) = (0, 0, 0, 0);
-        Parked { mode, asked, open_at_start, open_least, open_at_end, closed, reopened, failed, received_bytes }
+        Parked { mode, target, open_at_start, open_least, open_at_end, closed, reopened, failed, received_bytes }
     }
 
     /// Resets the counters for the next interval.
     fn anew(self) -> Parked {
         let open = self.open_at_end;
-        let wanted = Wanted { count: self.asked, mode: self.mode };
+        let wanted = Wanted { count: self.target, mode: self.mode };
         Parked { open_at_start: open, open_least: open, open_at_end: open, ..Parked::new(wanted) }
     }
 }
 
 impl fmt::Display for Parked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Parked { mode, asked, open_at_start, open_least, open_at_end, closed, reopened, failed, .. } = self;
+        let Parked { mode, target, open_at_start, open_least, open_at_end, closed, reopened, failed, .. } = self;
         write!(
             f,
-            "{asked} {mode}: {open_at_start} open at the start, at least {open_least} during the run, {open_at_end} at \
+            "{target} {mode}: {open_at_start} open at the start, at least {open_least} during the run, {open_at_end} at \
              the end"
         )?;
         if *closed > 0 {

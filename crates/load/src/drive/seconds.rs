@@ -120,17 +120,17 @@ pub(super) fn seconds(threads: usize, start: Time, window: Duration, began_s: f6
 impl Seconds {
     /// Reports each second as soon as all threads have sent their part, until the last thread has ended.
     pub(super) fn gather(self, on_second: &dyn Fn(&Interval)) -> LoadSeconds {
-        let mut told = LoadSeconds { series: Vec::new(), clocks: Clocks::default() };
+        let mut summed = LoadSeconds { series: Vec::new(), clocks: Clocks::default() };
         let (mut open, mut ended): (VecDeque<Open>, Vec<usize>) = (VecDeque::new(), Vec::new());
         let mut backlog = 0;
         let mut tell = |at: usize, Open { part, length, .. }: Open| {
             let part = part.unwrap_or_default();
-            told.clocks.add(&part.clocks);
+            summed.clocks.add(&part.clocks);
             let second = part.second(place(at, self.window).0, length, backlog);
             backlog = second.backlog;
             let interval = Interval { began_s: self.began_s, second, clocks: part.clocks };
             on_second(&interval);
-            told.series.push(second);
+            summed.series.push(second);
             self.give_back(interval.clocks);
         };
         let mut first = 0;
@@ -167,7 +167,7 @@ impl Seconds {
             }
             first += 1;
         }
-        told
+        summed
     }
 
     fn give_back(&self, mut clocks: Clocks) {
@@ -189,7 +189,7 @@ mod tests {
         // Replies of each thread by arrival time in milliseconds, then the thread's end.
         let script: [(&[u64], u64); 3] = [(&[10, 990, 1010, 3100], 3200), (&[20, 2500], 2600), (&[], 0)];
         let heard = Mutex::new(Vec::new());
-        let told = thread::scope(|scope| {
+        let summed = thread::scope(|scope| {
             for (mut cutter, (replies, end)) in cutters.into_iter().zip(script) {
                 scope.spawn(move || {
                     let mut tally = Tally::new(1);
@@ -205,29 +205,29 @@ mod tests {
                 lock(&heard).push(interval.second);
             })
         });
-        let found: Vec<(f64, u64)> = told.series.iter().map(|second| (second.at_s, second.ok)).collect();
+        let found: Vec<(f64, u64)> = summed.series.iter().map(|second| (second.at_s, second.ok)).collect();
         assert_eq!(found, [(0.0, 3), (1.0, 1), (2.0, 1), (3.0, 1)]);
-        assert!((told.series[3].length_s - 0.2).abs() < 1e-6, "{:?}", told.series[3]);
-        assert_eq!((told.clocks.latency.len(), told.series.len()), (6, lock(&heard).len()));
+        assert!((summed.series[3].length_s - 0.2).abs() < 1e-6, "{:?}", summed.series[3]);
+        assert_eq!((summed.clocks.latency.len(), summed.series.len()), (6, lock(&heard).len()));
     }
 
     #[test]
     fn second_is_reported_as_soon_as_it_is_complete() {
         let (mut cutters, seconds) = seconds(2, Time::START, SECOND * 10, 0.0);
         let mut tallies = [Tally::new(1), Tally::new(1)];
-        let (tell, told) = channel();
+        let (tell, moments) = channel();
         thread::scope(|scope| {
             scope.spawn(move || seconds.gather(&|interval| tell.send(interval.second.at_s).unwrap_or_default()));
             for (cutter, tally) in cutters.iter_mut().zip(&mut tallies) {
                 cutter.tick(Time::from_millis(1001), tally);
             }
             // This would block forever if seconds were reported only after the threads end.
-            assert_eq!(told.recv(), Ok(0.0));
+            assert_eq!(moments.recv(), Ok(0.0));
             // A thread that has ended is not waited for.
             let (mut other, one) = (cutters.pop().unwrap(), cutters.pop().unwrap());
             one.finish(Time::from_millis(1500), &mut tallies[0]);
             other.tick(Time::from_millis(3001), &mut tallies[1]);
-            assert_eq!((told.recv(), told.recv()), (Ok(1.0), Ok(2.0)));
+            assert_eq!((moments.recv(), moments.recv()), (Ok(1.0), Ok(2.0)));
             other.finish(Time::from_millis(3001), &mut tallies[1]);
         });
     }

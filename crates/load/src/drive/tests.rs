@@ -59,8 +59,8 @@ fn plan(requests: Requests, per_connection: u64, pipeline: u64) -> Plan {
 fn run(settings: &Settings, plan: &Plan, rate: f64, ms: u64) -> Outcome {
     let schedule = Schedule::new(&Arrivals::Constant, rate, Duration::from_millis(ms), 1).unwrap();
     let shape = schedule.shape();
-    let asked = Loop::Open { arrivals: "constant".to_owned(), rate, seed: 1, shape };
-    open(settings, plan, &schedule, asked, &Stop::default(), &|_| {}).unwrap()
+    let load = Loop::Open { arrivals: "constant".to_owned(), rate, seed: 1, shape };
+    open(settings, plan, &schedule, load, &Stop::default(), &|_| {}).unwrap()
 }
 
 #[test]
@@ -106,9 +106,9 @@ fn load_starts_at_given_time() {
     let outcome = run(&waiting, &plan(Requests::same(b"/"), 1, 1), 200.0, 500);
     assert!(outcome.began_s >= asked_s + 0.2 && outcome.ok == 100, "{} from {asked_s}", outcome.began_s);
     let schedule = Schedule::new(&Arrivals::Constant, 1.0, Duration::from_secs(1), 1).unwrap();
-    let asked = Loop::Open { arrivals: String::new(), rate: 1.0, seed: 1, shape: schedule.shape() };
+    let load = Loop::Open { arrivals: String::new(), rate: 1.0, seed: 1, shape: schedule.shape() };
     let late = Settings { start: Some(over), ..settings(target) };
-    let why = open(&late, &plan(Requests::same(b"/"), 1, 1), &schedule, asked, &Stop::default(), &|_| {}).unwrap_err();
+    let why = open(&late, &plan(Requests::same(b"/"), 1, 1), &schedule, load, &Stop::default(), &|_| {}).unwrap_err();
     assert!(why.to_string().contains(TOO_LATE), "{why}");
 }
 
@@ -117,16 +117,16 @@ fn closed_loop_slices_request_each_target_once() {
     let table: Vec<Request> =
         (0..60).map(|n| Request { target: b"/".as_slice().into(), class: n, ..Request::default() }).collect();
     let requests = Requests::new(table, Order::Once);
-    let mut asked = vec![0; 60];
+    let mut served = vec![0; 60];
     for index in 0..3 {
         let slice = crate::slice::Slice::new(index, 3).unwrap();
         let plan = plan(requests.clone().slice(slice), u64::MAX, 2);
         let long = Duration::from_secs(60);
         let outcome = closed(&settings(server()), &plan, 2, Duration::ZERO, long, &Stop::default(), &|_| {}).unwrap();
         assert_eq!(outcome.ok, 20, "{slice}: {:?}", outcome.failures);
-        asked.iter_mut().zip(&outcome.classes).for_each(|(count, class)| *count += class.ok);
+        served.iter_mut().zip(&outcome.classes).for_each(|(count, class)| *count += class.ok);
     }
-    assert_eq!(asked, [1; 60]);
+    assert_eq!(served, [1; 60]);
 }
 
 #[test]
@@ -155,8 +155,8 @@ fn connect_and_response_timeouts_are_counted() {
 /// Runs S-Clients with descriptors in place of a schedule.
 fn run_descriptors(settings: &Settings, rate: f64, ms: u64) -> Outcome {
     let schedule = Schedule::new(&Arrivals::Descriptors, rate, Duration::from_millis(ms), 1).unwrap();
-    let asked = Loop::Open { arrivals: "descriptors".to_owned(), rate, seed: 1, shape: schedule.shape() };
-    open(settings, &plan(Requests::same(b"/"), 1, 1), &schedule, asked, &Stop::default(), &|_| {}).unwrap()
+    let load = Loop::Open { arrivals: "descriptors".to_owned(), rate, seed: 1, shape: schedule.shape() };
+    open(settings, &plan(Requests::same(b"/"), 1, 1), &schedule, load, &Stop::default(), &|_| {}).unwrap()
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn closed_loop_completes_every_request() {
         } else {
             assert!(outcome.ok.div_ceil(per_connection) <= outcome.started);
         }
-        assert_eq!(outcome.asked, Loop::Closed { clients: 4, think_ms: think_ms as f64 });
+        assert_eq!(outcome.load, Loop::Closed { clients: 4, think_ms: think_ms as f64 });
     }
 }
 
@@ -254,10 +254,10 @@ fn unix_socket_is_supported() {
 fn stopped_run_reports_partial_result() {
     let (target, stop) = (server(), Stop::default());
     let schedule = Schedule::new(&Arrivals::Constant, 50.0, Duration::from_secs(600), 1).unwrap();
-    let asked = Loop::Open { arrivals: "constant".to_owned(), rate: 50.0, seed: 1, shape: schedule.shape() };
+    let load = Loop::Open { arrivals: "constant".to_owned(), rate: 50.0, seed: 1, shape: schedule.shape() };
     let on_second = |_: &Interval| stop.stop();
     let outcome =
-        open(&settings(target), &plan(Requests::same(b"/"), 1, 1), &schedule, asked, &stop, &on_second).unwrap();
+        open(&settings(target), &plan(Requests::same(b"/"), 1, 1), &schedule, load, &stop, &on_second).unwrap();
     assert!(outcome.interrupted && outcome.ok > 0 && outcome.planned < 30_000, "{}", outcome.planned);
     assert!(outcome.planned <= outcome.started + 1);
 }
@@ -265,9 +265,9 @@ fn stopped_run_reports_partial_result() {
 #[test]
 fn descriptor_shortage_is_reported_with_count() {
     let schedule = Schedule::at(&vec![Duration::ZERO; 40_000_000]).unwrap();
-    let asked = Loop::Closed { clients: 0, think_ms: 0.0 };
+    let load = Loop::Closed { clients: 0, think_ms: 0.0 };
     let plan = plan(Requests::same(b"/"), 1, 1);
-    let refused = open(&settings(server()), &plan, &schedule, asked, &Stop::default(), &|_| {}).unwrap_err();
+    let refused = open(&settings(server()), &plan, &schedule, load, &Stop::default(), &|_| {}).unwrap_err();
     let text = refused.to_string();
     assert!(refused.exit_status() == 1 && text.contains("40000064") && text.contains("ulimit -n"), "{text}");
 }

@@ -553,9 +553,9 @@ mod tests {
     fn file_set_is_written_once_and_repaired() {
         let home = tempfile::tempdir().expect("a temporary directory");
         let folder = home.path().join("new/set");
-        let mut told = 0;
-        let done = write(&small(), &folder, |bytes| told += bytes).expect("written");
-        assert_eq!((done, told), (Written { written: 3, kept: 0 }, 200_010));
+        let mut reported = 0;
+        let done = write(&small(), &folder, |bytes| reported += bytes).expect("written");
+        assert_eq!((done, reported), (Written { written: 3, kept: 0 }, 200_010));
         assert_eq!(Manifest::read(&folder).expect("beside its files"), small());
         let bytes = fs::read(folder.join("a/b/c")).expect("written");
         assert!(bytes.len() == 200_000 && Content::new(small().files[1].seed).is_next(&bytes));

@@ -718,9 +718,9 @@ mod tests {
         let log = Log::read_from(&include_bytes!("../../../../tests/golden/log/amped.jsonl")[..]);
         let targets: Vec<&[u8]> = log.entries.iter().map(|entry| &*log.targets[entry.target as usize]).collect();
         assert_eq!(targets, [&b"/"[..], b"/a%20b%22c.txt", b"/a%22b%5Cc?x=%7B1%7D", b"/none"]);
-        let asked: Vec<(bool, u16, Option<u64>)> =
+        let requests: Vec<(bool, u16, Option<u64>)> =
             log.entries.iter().map(|entry| (entry.head, entry.status, entry.bytes)).collect();
-        assert_eq!(asked[..2], [(false, 200, Some(1)), (true, 200, Some(0))]);
+        assert_eq!(requests[..2], [(false, 200, Some(1)), (true, 200, Some(0))]);
         // 23 November 2026, 07:26:51 UTC.
         assert!(log.entries.iter().all(|entry| entry.second(Clock::Zoned) == 1_795_418_811));
         assert_eq!((log.tally().lines, log.len()), (6, 4));
@@ -781,8 +781,8 @@ mod tests {
         assert!(fails("garbled", &packed[..12]).contains("it cannot be read"));
         for (magic, name, unpack) in PACKED {
             let file = [magic, b"\0\n\xff"].concat();
-            let told = fails(name, &file);
-            assert!(told.contains(&format!("compressed by {name}")) && told.contains(unpack), "{told}");
+            let message = fails(name, &file);
+            assert!(message.contains(&format!("compressed by {name}")) && message.contains(unpack), "{message}");
         }
         let missing = Log::read(&folder.path().join("missing")).expect_err("not there");
         assert!(missing.to_string().contains("missing: No such file"), "{missing}");

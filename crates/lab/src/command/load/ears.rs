@@ -14,7 +14,7 @@ use ammeter_load::tally::Interval;
 use amped_measure::{Failure, Verdict};
 
 use super::args::Args;
-use super::asked::Asked;
+use super::setup::Setup;
 use super::summary::line;
 use super::{hlog, screen};
 use crate::say;
@@ -45,7 +45,7 @@ struct Heard {
 }
 
 impl Ears {
-    pub(super) fn new(args: &Args, asked: &Asked, stop: &Stop) -> Result<Ears, Failure> {
+    pub(super) fn new(args: &Args, setup: &Setup, stop: &Stop) -> Result<Ears, Failure> {
         if args.screen && !std::io::stdout().is_terminal() {
             return Err(Failure::usage("--screen requires a terminal; otherwise use --json, --hlog or the summary"));
         }
@@ -55,12 +55,12 @@ impl Ears {
             opened.map_err(Failure::io(format_args!("write {}", path.display())))?;
         }
         Ok(Ears {
-            place: args.hlog.clone().map(|path| (path, asked.url.clone())),
+            place: args.hlog.clone().map(|path| (path, setup.url.clone())),
             log: Mutex::new(None),
             screen: args.screen.then(|| screen::Live::begin(stop)).transpose()?,
             lines: !args.screen && !args.json && std::io::stderr().is_terminal(),
             has_begun: AtomicBool::new(false),
-            settings: asked.settings.clone(),
+            settings: setup.settings.clone(),
             wait: args.wait,
             stop: stop.clone(),
             kept: args.parts.is_some().then(Mutex::default),

@@ -17,7 +17,7 @@ use maud::{Markup, html};
 use serde_json::{Value, json};
 
 use super::args::{Args, parked};
-use super::asked::Asked;
+use super::setup::Setup;
 use super::summary::{Swept, failures, headline};
 use crate::page;
 
@@ -30,16 +30,16 @@ pub(super) struct Head {
 }
 
 /// Writes a page, if requested.
-pub(super) fn write(args: &Args, asked: &Asked, page: impl FnOnce(&Head) -> Option<String>) -> Result<(), Failure> {
+pub(super) fn write(args: &Args, setup: &Setup, page: impl FnOnce(&Head) -> Option<String>) -> Result<(), Failure> {
     let Some(path) = &args.html else { return Ok(()) };
-    let head = Head { url: asked.url.clone(), settings: settings(args, asked) };
+    let head = Head { url: setup.url.clone(), settings: settings(args, setup) };
     let Some(text) = page(&head) else { return Ok(()) };
     std::fs::write(path, text).map_err(Failure::io(format_args!("write {}", path.display())))
 }
 
 /// The settings that a page lists: those given, and the defaults of the others.
-fn settings(args: &Args, asked: &Asked) -> Vec<(&'static str, String)> {
-    let Settings { target, connect_timeout, timeout, spin, lanes, .. } = &asked.settings;
+fn settings(args: &Args, setup: &Setup) -> Vec<(&'static str, String)> {
+    let Settings { target, connect_timeout, timeout, spin, lanes, .. } = &setup.settings;
     let mut rows = vec![
         (
             "server",
@@ -53,7 +53,7 @@ fn settings(args: &Args, asked: &Asked) -> Vec<(&'static str, String)> {
         ("time to answer", format!("{timeout:?}")),
         (
             "requests on a connection",
-            match asked.plan.per_connection() {
+            match setup.plan.per_connection() {
                 u64::MAX => "no end".to_owned(),
                 count => count.to_string(),
             },
@@ -62,7 +62,7 @@ fn settings(args: &Args, asked: &Asked) -> Vec<(&'static str, String)> {
         ("HTTP", if args.http10 { "1.0" } else { "1.1" }.to_owned()),
         ("generators", lanes.to_string()),
         ("spin", format!("{spin:?}")),
-        ("seed", asked.seed.to_string()),
+        ("seed", setup.seed.to_string()),
     ];
     if !args.slice.is_whole() {
         rows.push(("slice", args.slice.to_string()));
@@ -83,13 +83,13 @@ fn settings(args: &Args, asked: &Asked) -> Vec<(&'static str, String)> {
 
 /// The page of a run.
 pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
-    let asked = match outcome.asked {
+    let target = match outcome.load {
         Loop::Open { rate, .. } => Some(rate),
         Loop::Closed { .. } => None,
     };
     let data = json!({ "run": {
         "seconds": outcome.series,
-        "asked": asked,
+        "target": target,
         "allowed_lateness_ms": outcome.allowed_lateness_ms(),
         "distribution": outcome.distribution,
     }});
@@ -100,7 +100,7 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
             p.bad { "The run was interrupted; the figures end there." }
         }
         h2 { "Rate" }
-        (plot("rates", match asked {
+        (plot("rates", match target {
             Some(_) => "Connections begun and correct responses per second, including the drain after the measured \
                  window. Where completed stays below begun, the server falls behind.",
             None => "Connections begun and correct responses per second. Closed loop: the server sets the pace.",
@@ -114,7 +114,7 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
             p { (outcome.failed()) " failed: " (failures(outcome)) "." }
             (plot("failures", "Failed connections and requests, per second."))
         }
-        @if asked.is_some() {
+        @if target.is_some() {
             h2 { "Lateness of the generator" }
             (plot("lateness", "From the planned instant of a connection to its SYN. If the whole run is above the \
                  dashed line, the client was measured."))
@@ -164,7 +164,7 @@ pub(super) fn sweep(head: &Head, swept: &Swept) -> Option<String> {
 fn by_rate(runs: &[Outcome]) -> BTreeMap<u64, Vec<&Outcome>> {
     let mut rates: BTreeMap<u64, Vec<&Outcome>> = BTreeMap::new();
     for run in runs {
-        if let Loop::Open { rate, .. } = run.asked {
+        if let Loop::Open { rate, .. } = run.load {
             // Rates are positive, so their bit patterns have the same order.
             rates.entry(rate.to_bits()).or_default().push(run);
         }
@@ -178,12 +178,12 @@ fn point(runs: &[&Outcome]) -> Value {
         let found = Summary::of(runs.iter().copied().map(figure));
         found.map(|Summary { low, median, high, .. }| json!({ "low": low, "median": median, "high": high }))
     };
-    let asked = match runs.first().map(|run| &run.asked) {
+    let target = match runs.first().map(|run| &run.load) {
         Some(Loop::Open { rate, .. }) => *rate,
         _ => 0.0,
     };
     json!({
-        "asked": asked,
+        "target": target,
         "kept": runs.iter().filter(|run| run.verdict.validity == Validity::Valid).count() * 2 > runs.len(),
         "begun": spread(|run| run.window.offered_rate),
         "answered": spread(|run| run.window.completed_rate),
@@ -258,11 +258,11 @@ fn classes(outcome: &Outcome) -> Markup {
 fn runs(runs: &[Outcome]) -> Markup {
     html! {
         table {
-            tr { @for name in ["asked/s", "offered/s", "completed/s", "backlog", "failed", "p50 ms", "p99 ms", "late p99 ms"] { th { (name) } } th.text { "verdict" } }
+            tr { @for name in ["target/s", "offered/s", "completed/s", "backlog", "failed", "p50 ms", "p99 ms", "late p99 ms"] { th { (name) } } th.text { "verdict" } }
             @for run in runs {
-                @let asked = match run.asked { Loop::Open { rate, .. } => rate, Loop::Closed { .. } => 0.0 };
+                @let target = match run.load { Loop::Open { rate, .. } => rate, Loop::Closed { .. } => 0.0 };
                 tr {
-                    @for figure in [asked, run.window.offered_rate, run.window.completed_rate] { td { (format!("{figure:.1}")) } }
+                    @for figure in [target, run.window.offered_rate, run.window.completed_rate] { td { (format!("{figure:.1}")) } }
                     td { (run.window.backlog) } td { (run.failed()) }
                     @for ms in [run.latency.p50_ms, run.latency.p99_ms, run.lateness.p99_ms] { td { (format!("{ms:.3}")) } }
                     td.text { (run.verdict) }
@@ -279,7 +279,7 @@ fn about(head: &Head, outcome: &Outcome) -> Markup {
     let (establisher, handler) = (&outcome.establisher, &outcome.handler);
     let mut client = format!("handling connections took {}", share(handler.cpu_s, handler.elapsed_s));
     let mut rows: Vec<(&str, String)> = head.settings.clone();
-    if let Loop::Open { arrivals, seed, shape, .. } = &outcome.asked {
+    if let Loop::Open { arrivals, seed, shape, .. } = &outcome.load {
         let mut text = arrivals.clone();
         for dispersion in &shape.dispersion {
             let _ = write!(text, ", dispersion {:.2} at {} ms", dispersion.index, dispersion.window_ms);
@@ -337,8 +337,8 @@ mod tests {
         };
         let plan = Plan::new(Requests::same(b"/"), Version::Http11, "h", "", 1, 1);
         let schedule = Schedule::new(&Arrivals::Constant, rate, Duration::from_millis(200), 1).unwrap();
-        let asked = Loop::Open { arrivals: "constant".to_owned(), rate, seed: 1, shape: schedule.shape() };
-        drive::open(&settings, &plan, &schedule, asked, &Stop::default(), &|_| {}).unwrap()
+        let load = Loop::Open { arrivals: "constant".to_owned(), rate, seed: 1, shape: schedule.shape() };
+        drive::open(&settings, &plan, &schedule, load, &Stop::default(), &|_| {}).unwrap()
     }
 
     fn head() -> Head {
@@ -357,7 +357,7 @@ mod tests {
         outcome.verdict.broken.push("</script><b>".to_owned());
         let page = run(&head(), &outcome);
         assert_eq!(data(&page)["run"]["seconds"], serde_json::to_value(&outcome.series).unwrap());
-        assert_eq!(data(&page)["run"]["asked"], 100.0);
+        assert_eq!(data(&page)["run"]["target"], 100.0);
         for part in ["http://h/?a=&lt;b&gt;&amp;c", "Offered 100/s. Completed ", "SCHED_FIFO", "20s", "MIT License"] {
             assert!(page.contains(part), "{part} is not in the page");
         }
@@ -399,8 +399,9 @@ mod tests {
         let swept = Swept { runs, capacity: None, verdict: Verdict::valid() };
         let page = sweep(&head(), &swept).unwrap();
         let points = &data(&page)["sweep"]["points"];
-        let asked: Vec<f64> = points.as_array().unwrap().iter().map(|point| point["asked"].as_f64().unwrap()).collect();
-        assert_eq!(asked, [100.0, 200.0]);
+        let target: Vec<f64> =
+            points.as_array().unwrap().iter().map(|point| point["target"].as_f64().unwrap()).collect();
+        assert_eq!(target, [100.0, 200.0]);
         // Two of three did not keep the schedule: the point is open.
         assert_eq!((&points[0]["kept"], &points[1]["kept"]), (&json!(false), &json!(true)));
         assert_eq!(points[0]["answered"], json!({ "low": 70.0, "median": 80.0, "high": 90.0 }));

@@ -12,9 +12,9 @@ use ammeter_load::workload::log::Spacing;
 use amped_measure::{Failure, Verdict};
 
 use super::args::{Args, check_paths};
-use super::asked::Asked;
 use super::ears::Ears;
 use super::html;
+use super::setup::Setup;
 use super::single::{beside, open};
 use super::summary::summary;
 use super::sweep::{calibrate, run_sweep};
@@ -24,14 +24,14 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     if args.calibrate {
         let stop = Stop::on_signals(terminal::restore)?;
         let server = Null::start()?;
-        return calibrate(args, &Asked::new(args, &format!("http://{}/", server.address()))?, &stop);
+        return calibrate(args, &Setup::new(args, &format!("http://{}/", server.address()))?, &stop);
     }
     check_paths(args)?;
-    let asked = Asked::new(args, args.url.as_deref().unwrap_or_default())?;
+    let setup = Setup::new(args, args.url.as_deref().unwrap_or_default())?;
     // Before any thread starts.
     let stop = Stop::on_signals(terminal::restore)?;
     match (args.sweep, args.clients) {
-        (Some(sweep), _) => run_sweep(args, &asked, sweep, &stop),
+        (Some(sweep), _) => run_sweep(args, &setup, sweep, &stop),
         (None, Some(clients)) => {
             if clients == 0 {
                 return Err(Failure::usage("--clients must be at least 1"));
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             if args.duration().is_zero() {
                 return Err(Failure::usage(schedule::NO_LENGTH));
             }
-            let Asked { settings, plan, .. } = &asked;
+            let Setup { settings, plan, .. } = &setup;
             let all = clients;
             let clients = args.slice.share(all as u64) as usize;
             if clients == 0 {
@@ -48,14 +48,14 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
                     args.slice
                 )));
             }
-            let lot = asked.park(args, &stop)?;
-            let ears = Ears::new(args, &asked, &stop)?;
-            ears.begin(&format!("{}  CLOSED loop, {clients} clients", asked.url), args.duration())?;
+            let lot = setup.park(args, &stop)?;
+            let ears = Ears::new(args, &setup, &stop)?;
+            ears.begin(&format!("{}  CLOSED loop, {clients} clients", setup.url), args.duration())?;
             let (think, length) = (args.think_time, args.duration());
-            let outcome = beside(args, &asked, lot.as_ref(), || {
+            let outcome = beside(args, &setup, lot.as_ref(), || {
                 drive::closed(settings, plan, clients, think, length, &stop, &|second| ears.hear(second))
             })?;
-            tell(args, &asked, outcome, ears)
+            tell(args, &setup, outcome, ears)
         }
         (None, None) => {
             let rate = match (args.rate, &args.arrivals) {
@@ -69,21 +69,21 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
                     ));
                 }
             };
-            let lot = asked.park(args, &stop)?;
-            let ears = Ears::new(args, &asked, &stop)?;
-            let outcome = beside(args, &asked, lot.as_ref(), || open(args, &asked, rate, asked.seed, &stop, &ears))?;
-            tell(args, &asked, outcome, ears)
+            let lot = setup.park(args, &stop)?;
+            let ears = Ears::new(args, &setup, &stop)?;
+            let outcome = beside(args, &setup, lot.as_ref(), || open(args, &setup, rate, setup.seed, &stop, &ears))?;
+            tell(args, &setup, outcome, ears)
         }
     }
 }
 
 /// Prints a result, with failed conditions in its verdict. An output that cannot
 /// be written does not prevent the others.
-fn tell(args: &Args, asked: &Asked, mut outcome: Outcome, ears: Ears) -> Result<Verdict, Failure> {
+fn tell(args: &Args, setup: &Setup, mut outcome: Outcome, ears: Ears) -> Result<Verdict, Failure> {
     let broken: Vec<String> = args.fail_if.iter().filter_map(|condition| condition.holds(&outcome)).collect();
     outcome.verdict.broken.extend(broken);
     if outcome.ok == 0 && !outcome.interrupted {
-        let place = match &asked.settings.target {
+        let place = match &setup.settings.target {
             Target::Tcp(address) => address.to_string(),
             Target::Unix(path) => path.display().to_string(),
         };
@@ -94,10 +94,10 @@ fn tell(args: &Args, asked: &Asked, mut outcome: Outcome, ears: Ears) -> Result<
                 .to_owned(),
             (Some(why), _) => format!("no correct response: {why}"),
             (None, Some(Fault::Status | Fault::Length | Fault::Content)) => {
-                format!("no correct response, only failures: look at one (curl -i {})", asked.url)
+                format!("no correct response, only failures: look at one (curl -i {})", setup.url)
             }
             (None, Some(fault)) if outcome.established > 0 => {
-                let scheme = asked.url.split("://").next().unwrap_or_default();
+                let scheme = setup.url.split("://").next().unwrap_or_default();
                 format!(
                     "no correct response; connections were established ({}): does {place} speak {scheme}?",
                     fault.name()
@@ -117,7 +117,7 @@ fn tell(args: &Args, asked: &Asked, mut outcome: Outcome, ears: Ears) -> Result<
         archive::write_bytes(path, say::as_json(&parts)?.as_bytes())?;
     }
     let logged = ears.end();
-    let page = html::write(args, asked, |head| Some(html::run(head, &outcome)));
-    if args.json { say::json(&outcome) } else { say::out(&summary(&asked.url, &outcome)) }?;
+    let page = html::write(args, setup, |head| Some(html::run(head, &outcome)));
+    if args.json { say::json(&outcome) } else { say::out(&summary(&setup.url, &outcome)) }?;
     logged.and(page).map(|()| outcome.verdict)
 }

@@ -21,7 +21,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Paragraph, Row, Table};
 
 use super::summary::{LATE_MS, short};
-use crate::terminal::{self, Terminal, Wish};
+use crate::terminal::{self, Input, Terminal};
 
 /// The screen of one run or of several in sequence.
 pub(super) struct Live {
@@ -83,14 +83,14 @@ impl Shared {
     fn read_keys(&self, stop: &Stop) {
         const NAP: Duration = Duration::from_millis(100);
         while !self.is_over.load(Ordering::Relaxed) {
-            match terminal::wish(NAP) {
-                Ok(Wish::Nothing | Wish::Go(_)) => {}
-                Ok(Wish::Redraw) => self.draw(|_| {}),
-                Ok(Wish::End) if stop.is_stopped() => {
+            match terminal::input(NAP) {
+                Ok(Input::Nothing | Input::Go(_)) => {}
+                Ok(Input::Redraw) => self.draw(|_| {}),
+                Ok(Input::End) if stop.is_stopped() => {
                     terminal::restore();
                     std::process::exit(130);
                 }
-                Ok(Wish::End) => stop.stop(),
+                Ok(Input::End) => stop.stop(),
                 // Without a keyboard, signals remain.
                 Err(_) => return,
             }

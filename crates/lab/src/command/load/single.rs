@@ -13,8 +13,8 @@ use amped_measure::host::Machine;
 use amped_measure::others::{Census, Others};
 
 use super::args::Args;
-use super::asked::Asked;
 use super::ears::Ears;
+use super::setup::Setup;
 
 /// Maximum connections per second: beginning one costs at least 10 us of CPU.
 pub(super) const RATE_MAX: f64 = 1e6;
@@ -22,11 +22,11 @@ pub(super) const RATE_MAX: f64 = 1e6;
 /// Runs beside parked connections, and adds to the result their state and the CPU use of other processes.
 pub(super) fn beside(
     args: &Args,
-    asked: &Asked,
+    setup: &Setup,
     lot: Option<&IdlePool>,
     run: impl FnOnce() -> Result<Outcome, Failure>,
 ) -> Result<Outcome, Failure> {
-    let watch = (args.others_max < 1.0).then(|| Watch::begin(&asked.settings.target)).transpose()?;
+    let watch = (args.others_max < 1.0).then(|| Watch::begin(&setup.settings.target)).transpose()?;
     lot.map(IdlePool::take);
     let mut outcome = run()?;
     if let Some(watch) = watch {
@@ -41,7 +41,7 @@ pub(super) fn beside(
 /// Runs an open loop at this rate, or at the times of a log.
 pub(super) fn open(
     args: &Args,
-    asked: &Asked,
+    setup: &Setup,
     rate: f64,
     seed: u64,
     stop: &Stop,
@@ -52,7 +52,7 @@ pub(super) fn open(
             "{rate} connections per second exceed the maximum of {RATE_MAX}; lower --rate"
         )));
     }
-    let (requests, per_connection) = (asked.plan.requests(), asked.plan.per_connection());
+    let (requests, per_connection) = (setup.plan.requests(), setup.plan.per_connection());
     let recorded = matches!(args.speed, Spacing::Times(_)) && args.replay.is_some();
     let (schedule, arrivals) = if let (true, Some(log)) = (recorded, &args.replay) {
         let schedule = Schedule::of_requests(requests, per_connection);
@@ -82,9 +82,9 @@ pub(super) fn open(
     // The rate of a recorded series is its own.
     let rate = if rate > 0.0 { rate } else { schedule.rate() } / args.slice.count() as f64;
     let schedule = schedule.slice(args.slice);
-    ears.begin(&format!("{}  open loop, {arrivals}, {rate:.1} connections/s", asked.url), schedule.duration())?;
+    ears.begin(&format!("{}  open loop, {arrivals}, {rate:.1} connections/s", setup.url), schedule.duration())?;
     let wanted = Loop::Open { arrivals, rate, seed, shape };
-    drive::open(&asked.settings, &asked.plan, &schedule, wanted, stop, &|second| ears.hear(second))
+    drive::open(&setup.settings, &setup.plan, &schedule, wanted, stop, &|second| ears.hear(second))
 }
 
 /// Watches other processes during the load.

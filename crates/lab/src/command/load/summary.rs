@@ -61,7 +61,7 @@ pub(super) fn headline(outcome: &Outcome) -> String {
     }
     let several = window.requests_per_connection.filter(|requests| *requests > 1);
     let what = several.map_or("", |_| " requests");
-    let _ = match &outcome.asked {
+    let _ = match &outcome.load {
         Loop::Open { .. } => {
             let of = several.map_or_else(String::new, |requests| format!(" connections of {requests} requests"));
             let planned = outcome.planned as f64 / window.seconds.max(1e-9);
@@ -164,8 +164,8 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
     let mut text = headline(outcome);
     text.push('\n');
     // Writing to a string cannot fail.
-    let _ = match &outcome.asked {
-        Loop::Open { arrivals, rate: asked, seed, shape } => {
+    let _ = match &outcome.load {
+        Loop::Open { arrivals, rate: target, seed, shape } => {
             let mut shape_text = String::new();
             for dispersion in &shape.dispersion {
                 let _ = write!(shape_text, ", dispersion {:.2} at {} ms", dispersion.index, dispersion.window_ms);
@@ -176,7 +176,7 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
             writeln!(
                 text,
                 "{url}  open loop, {arrivals}, seed {seed}{shape_text}\n\
-                 offered     {}/s of {asked:.1}/s asked: {started} of {planned} connections in {:.1} s",
+                 offered     {}/s of {target:.1}/s: {started} of {planned} connections in {:.1} s",
                 window.offered_rate, window.seconds
             )
         }
@@ -215,8 +215,8 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
             outcome.status_codes.iter().map(|(status, count)| format!("{status} {count}")).collect();
         let _ = writeln!(text, "status      {}", codes.join(", "));
     }
-    if outcome.unasked > 0 {
-        let _ = writeln!(text, "not sent    {}: the server closed their connections early", outcome.unasked);
+    if outcome.unsent > 0 {
+        let _ = writeln!(text, "not sent    {}: the server closed their connections early", outcome.unsent);
     }
     if outcome.stray > 0 {
         let _ = writeln!(
@@ -254,7 +254,7 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
     }
     text += &class_lines(&outcome.classes);
     let share = |used: &Used| used.cpu_s / used.elapsed_s.max(1e-9) * 100.0;
-    let establisher = match outcome.asked {
+    let establisher = match outcome.load {
         Loop::Open { .. } => format!(
             "opening connections took {:.0} % of a core{}, ",
             share(&outcome.establisher),

@@ -11,18 +11,18 @@ use amped_measure::{Failure, Validity, Verdict};
 use serde::Serialize;
 
 use super::args::{Args, Sweep};
-use super::asked::Asked;
 use super::ears::{Ears, pause};
 use super::html;
+use super::setup::Setup;
 use super::single::{RATE_MAX, beside, open};
 use super::summary::Swept;
 use crate::say;
 
-pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -> Result<Verdict, Failure> {
+pub(super) fn run_sweep(args: &Args, setup: &Setup, sweep: Sweep, stop: &Stop) -> Result<Verdict, Failure> {
     let mut runs: Vec<Outcome> = Vec::new();
     let mut verdict = Verdict::valid();
-    let lot = asked.park(args, stop)?;
-    let ears = Ears::new(args, asked, stop)?;
+    let lot = setup.park(args, stop)?;
+    let ears = Ears::new(args, setup, stop)?;
     // Texts that a screen would cover are printed after it.
     let mut covered = Vec::new();
     let mut tell = |text: String| match (args.json, args.screen) {
@@ -35,8 +35,8 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
     };
     tell(format!(
         "{}\n{:>9}{:>10}{:>12}{:>9}{:>8}{:>9}{:>9}{:>9}{:>10}  verdict",
-        asked.url,
-        "asked/s",
+        setup.url,
+        "target/s",
         "offered/s",
         "completed/s",
         "backlog",
@@ -62,8 +62,8 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
             break;
         }
         // The same arrivals at a rate would repeat the same luck.
-        let seed = asked.seed.wrapping_add(u64::from(repetition));
-        let outcome = beside(args, asked, lot.as_ref(), || open(args, asked, rate, seed, stop, &ears))?;
+        let seed = setup.seed.wrapping_add(u64::from(repetition));
+        let outcome = beside(args, setup, lot.as_ref(), || open(args, setup, rate, seed, stop, &ears))?;
         tell(format!(
             "{rate:>9}{:>10}{:>12}{:>9}{:>8}{:>9}{:>9}{:>9}{:>10.1}  {}{}",
             outcome.window.offered_rate,
@@ -105,7 +105,7 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
         verdict.weaken(Validity::ClientBound, "the client kept its schedule in no run");
     }
     let swept = Swept { runs, capacity, verdict };
-    let page = html::write(args, asked, |head| html::sweep(head, &swept));
+    let page = html::write(args, setup, |head| html::sweep(head, &swept));
     if args.json { say::json(&swept) } else { say::out(&format!("verdict     {}", swept.verdict)) }?;
     logged.and(page).map(|()| swept.verdict)
 }
@@ -113,7 +113,7 @@ pub(super) fn run_sweep(args: &Args, asked: &Asked, sweep: Sweep, stop: &Stop) -
 /// One more run at each rate that decides about the capacity and lacks valid runs, up to a limit per rate.
 fn more(runs: &[Outcome], slo: Option<&Condition>) -> Vec<(f64, u32)> {
     const ATTEMPTS: u32 = 2 * knee::Runs::MIN as u32;
-    let is_of = |run: &Outcome, rate: f64| matches!(run.asked, Loop::Open { rate: of, .. } if of == rate);
+    let is_of = |run: &Outcome, rate: f64| matches!(run.load, Loop::Open { rate: of, .. } if of == rate);
     let made = |rate: f64| runs.iter().filter(|run| is_of(run, rate)).count() as u32;
     let lacking = knee::lacking(runs, slo).into_iter().map(|rate| (rate, made(rate)));
     lacking.filter(|(_, made)| *made < ATTEMPTS).collect()
@@ -132,24 +132,24 @@ struct Calibration {
 
 /// Banga and Druschel, section 4.2: a generator's limit is where its curve leaves that of two generators that share the
 /// load. Below it, the server is measured.
-pub(super) fn calibrate(args: &Args, asked: &Asked, stop: &Stop) -> Result<Verdict, Failure> {
+pub(super) fn calibrate(args: &Args, setup: &Setup, stop: &Stop) -> Result<Verdict, Failure> {
     /// Share of the replies of two generators that one may lack.
     const LACK: f64 = 0.02;
     /// A neighbour may disturb the machine briefly: only a rate that fails this often is too high.
     const ATTEMPTS: usize = 3;
     let mut found = Calibration { runs: Vec::new(), kept: 0.0, verdict: Verdict::valid() };
-    let two = Asked { settings: Settings { lanes: 2, ..asked.settings.clone() }, ..asked.clone() };
+    let two = Setup { settings: Settings { lanes: 2, ..setup.settings.clone() }, ..setup.clone() };
     if !args.json {
         say::out(&format!(
             "{:>10}{:>14}{:>14}{:>12}{:>14}{:>12}  verdict of one",
-            "asked/s", "one offers/s", "one completes", "late p99", "two complete", "client us"
+            "target/s", "one offers/s", "one completes", "late p99", "two complete", "client us"
         ))?;
     }
-    let ears = Ears::new(args, asked, stop)?;
+    let ears = Ears::new(args, setup, stop)?;
     let (mut rate, mut attempts) = (1000.0, 0);
     while rate <= RATE_MAX && !stop.is_stopped() {
-        let of = |asked: &Asked| open(args, asked, rate, asked.seed, stop, &ears);
-        let pair = [of(asked)?, of(&two)?];
+        let of = |setup: &Setup| open(args, setup, rate, setup.seed, stop, &ears);
+        let pair = [of(setup)?, of(&two)?];
         let [one, both] = &pair;
         if !args.json {
             say::out(&format!(

@@ -20,7 +20,7 @@ use crate::say;
 
 /// The load that the flags describe.
 #[derive(Clone)]
-pub(super) struct Asked {
+pub(super) struct Setup {
     pub(super) url: String,
     pub(super) settings: Settings,
     pub(super) plan: Plan,
@@ -29,8 +29,8 @@ pub(super) struct Asked {
     pub(super) seed: u64,
 }
 
-impl Asked {
-    pub(super) fn new(args: &Args, text: &str) -> Result<Asked, Failure> {
+impl Setup {
+    pub(super) fn new(args: &Args, text: &str) -> Result<Setup, Failure> {
         let url = Url::parse(text).map_err(Failure::usage)?;
         let (mut fields, mut authority) = (String::new(), url.authority.as_str());
         for field in &args.header {
@@ -143,9 +143,9 @@ impl Asked {
             spin: args.spin.min(Duration::from_millis(1)),
             lanes: usize::from(args.generators),
             parked: parked(args).iter().map(|wanted| wanted.count).sum(),
-            start: args.await_start.then_some(told_when as fn() -> _),
+            start: args.await_start.then_some(start_time as fn() -> _),
         };
-        Ok(Asked { url: text.to_owned(), settings, plan, parked_plan, seed })
+        Ok(Setup { url: text.to_owned(), settings, plan, parked_plan, seed })
     }
 
     /// Opens the parked connections, and announces it if it may take a while.
@@ -193,7 +193,7 @@ fn requests(args: &Args, url: &Url, seed: u64) -> Result<Requests, Failure> {
 }
 
 /// Reads the start time from a coordinator that waits until all generators are ready.
-fn told_when() -> Result<SystemTime, Failure> {
+fn start_time() -> Result<SystemTime, Failure> {
     say::plain(READY);
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(Failure::io("read when to begin"))?;
