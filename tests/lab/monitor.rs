@@ -368,13 +368,13 @@ fn disk_reads_are_measured() {
 }
 
 /// A monitor of this process that serves its metrics at an address.
-struct Told {
+struct Published {
     child: Child,
     address: SocketAddr,
 }
 
-impl Told {
-    fn start(more: &[&str]) -> Told {
+impl Published {
+    fn start(more: &[&str]) -> Published {
         let pid = std::process::id().to_string();
         let mut child = Command::new(env!("CARGO_BIN_EXE_ammeter"))
             .args(["monitor", "--pid", &pid, "--json", "--metrics-listen", "127.0.0.1:0"])
@@ -387,7 +387,7 @@ impl Told {
         let address =
             lines.find_map(|line| line.strip_prefix("metrics on http://")?.strip_suffix("/metrics")?.parse().ok());
         std::thread::spawn(move || lines.for_each(drop));
-        Told { child, address: address.expect("it says where they are") }
+        Published { child, address: address.expect("it says where they are") }
     }
 
     /// Returns the media type and the page, as curl received them.
@@ -401,7 +401,7 @@ impl Told {
     }
 }
 
-impl Drop for Told {
+impl Drop for Published {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -418,10 +418,13 @@ fn of_page(page: &str, name: &str) -> f64 {
 fn collectors_receive_samples() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let held = pairs(&listener, 3);
-    let told = Told::start(&["--interval", "50ms", "--budget", "100%"]);
+    let mut published = Published::start(&["--interval", "50ms", "--budget", "100%"]);
+    // A full pipe would stop the monitor.
+    let lines = BufReader::new(published.child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    std::thread::spawn(move || lines.for_each(drop));
     let mut page = String::new();
     until("two samples", || {
-        page = told.page();
+        page = published.page();
         of_page(&page, "ammeter_ticks_total") >= 2.0
     });
     let end = "# EOF\napplication/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -436,9 +439,11 @@ fn collectors_receive_samples() {
     );
     // Counters only increase.
     let before = of_page(&page, "ammeter_cpu_seconds_total{mode=\"user\"}");
-    until("a later sample", || of_page(&told.page(), "ammeter_ticks_total") > of_page(&page, "ammeter_ticks_total"));
-    assert!(of_page(&told.page(), "ammeter_cpu_seconds_total{mode=\"user\"}") >= before);
-    drop((held, told));
+    until("a later sample", || {
+        of_page(&published.page(), "ammeter_ticks_total") > of_page(&page, "ammeter_ticks_total")
+    });
+    assert!(of_page(&published.page(), "ammeter_cpu_seconds_total{mode=\"user\"}") >= before);
+    drop((held, published));
     let check = |words: &[&str], status: i32, part: &str| {
         let output = ammeter(&[&["monitor", "--port", "1"], words].concat());
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -458,8 +463,8 @@ fn collectors_receive_samples() {
 
 #[test]
 fn alone_slow_collectors_delay_no_tick() {
-    let mut told = Told::start(&["--interval", "100ms", "--budget", "20%"]);
-    let mut lines = BufReader::new(told.child.stdout.take().unwrap()).lines();
+    let mut published = Published::start(&["--interval", "100ms", "--budget", "20%"]);
+    let mut lines = BufReader::new(published.child.stdout.take().unwrap()).lines();
     let mut ticks = |count: usize| {
         let begun = Instant::now();
         lines.by_ref().take(count).for_each(drop);
@@ -468,7 +473,7 @@ fn alone_slow_collectors_delay_no_tick() {
     ticks(3);
     let quiet = ticks(15);
     let enough = std::sync::Arc::new(AtomicBool::new(false));
-    let address = told.address;
+    let address = published.address;
     // Some clients send nothing, some never stop, some send request after request and read no response.
     let silent: Vec<TcpStream> = (0..4).map(|_| TcpStream::connect(address).unwrap()).collect();
     let hostile: Vec<_> = (0..4)
