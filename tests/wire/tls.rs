@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{
     ClientConfig, ClientConnection, HandshakeKind, RootCertStore, SignatureScheme, SupportedProtocolVersion, version,
 };
@@ -415,6 +415,105 @@ fn json_log_has_tls_version_and_cipher_suite() {
         trust.connect_as(&server, version).get("/a");
         wait_until(expected, || fs::read_to_string(&log).is_ok_and(|text| text.contains(expected)));
     }
+}
+
+/// An authority that issues certificates to clients.
+struct Authority(rcgen::CertifiedIssuer<'static, rcgen::KeyPair>);
+
+impl Authority {
+    fn new(site: &Site, name: &str) -> Authority {
+        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+        let mut params = rcgen::CertificateParams::new([]).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let issuer = rcgen::CertifiedIssuer::self_signed(params, key).unwrap();
+        site.file(name, issuer.pem());
+        Authority(issuer)
+    }
+
+    /// A configuration whose clients have a certificate with this common name, and store their sessions.
+    fn client(&self, trust: &Trust, version: &'static SupportedProtocolVersion, name: &str) -> Trust {
+        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+        let mut params = rcgen::CertificateParams::new([]).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(rcgen::DnType::OrganizationName, "Example, Inc.");
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+        let provider = aws_lc_rs::default_provider().into();
+        let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[version]).unwrap();
+        let config = config.with_root_certificates(trust.roots.clone());
+        let config = config.with_client_auth_cert(vec![certificate.der().clone()], key).unwrap();
+        Trust { roots: trust.roots.clone(), config: Some(Arc::new(config)) }
+    }
+}
+
+#[test]
+fn client_certificates_are_verified_and_passed_on() {
+    let (site, trust) = place();
+    let (good, other) = (Authority::new(&site, "clients.pem"), Authority::new(&site, "other.pem"));
+    let script = site.file(
+        "root/cgi-bin/who",
+        "#!/bin/sh\nprintf 'Content-Type: a/b\\n\\n%s %s %s' \"$SSL_PROTOCOL\" \"$SSL_CLIENT_VERIFY\" \"$SSL_CLIENT_S_DN\"",
+    );
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let subject = r#""subject":"CN=ann,O=Example\\, Inc.""#;
+    for (kind, is_optional) in [("required", false), ("optional", true)] {
+        let log = site.path().join(kind);
+        let keys = format!(
+            "log.access = {log:?}\nlog.format = \"json\"\nlog.flush = \"10ms\"\n\
+             tls.client_ca = \"clients.pem\"\ntls.client_certificate = \"{kind}\""
+        );
+        let server = serve(&site, &keys, "[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true");
+        for (version, name) in [(&version::TLS12, "TLSv1.2"), (&version::TLS13, "TLSv1.3")] {
+            let known = good.client(&trust, version, "ann");
+            // The second session is resumed.
+            for _ in 0..2 {
+                let said = known.connect(&server).get("/cgi-bin/who").text();
+                assert_eq!(said, format!("{name} SUCCESS CN=ann,O=Example\\, Inc."), "{kind}");
+            }
+            let unknown = other.client(&trust, version, "ann");
+            assert!(unknown.connect(&server).try_get("/cgi-bin/who").is_none(), "{kind}");
+            let none = trust.connect_as(&server, version).try_get("/cgi-bin/who");
+            assert_eq!(none.map(|response| response.text()), is_optional.then(|| format!("{name} NONE ")), "{kind}");
+        }
+        let refused = if is_optional { 2 } else { 4 };
+        wait_until("refusals to be counted", || server.report("tls_failures certificate") == refused);
+        wait_until("the log", || fs::read_to_string(&log).is_ok_and(|text| text.matches(subject).count() == 4));
+    }
+}
+
+#[test]
+fn cached_response_does_not_name_a_client() {
+    let (site, trust) = place();
+    let authority = Authority::new(&site, "clients.pem");
+    let script = site.file("root/cgi-bin/who", "#!/bin/sh\nprintf 'Content-Type: a/b\\n\\n%s' \"$SSL_CLIENT_S_DN\"");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let app = "[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\ncache = \"1h\"";
+    let server = serve(&site, "tls.client_ca = \"clients.pem\"", app);
+    for name in ["ann", "ben"] {
+        let client = authority.client(&trust, &version::TLS13, name);
+        assert_eq!(client.connect(&server).get("/cgi-bin/who").text(), "");
+    }
+}
+
+#[test]
+fn reload_that_requests_certificates_resumes_no_session() {
+    let (site, mut trust) = place();
+    site.file("root/a", "a");
+    let authority = Authority::new(&site, "clients.pem");
+    let server = serve(&site, "", "");
+    trust.store_sessions(&version::TLS13);
+    assert_eq!(trust.connect(&server).get("/a").text(), "a");
+    configure(&site, "tls.client_ca = \"clients.pem\"", "");
+    server.signal("HUP");
+    server.wait_for("the new configuration is in force");
+    // The processes of a pool are replaced after that.
+    wait_until("clients without a certificate to be refused", || trust.connect(&server).try_get("/a").is_none());
+    for _ in 0..3 {
+        assert!(trust.connect(&server).try_get("/a").is_none());
+    }
+    assert_eq!(authority.client(&trust, &version::TLS13, "ann").connect(&server).get("/a").text(), "a");
 }
 
 #[test]

@@ -1,16 +1,22 @@
 //! A certificate with its private key, as they are read from two files: at the start before root is given up, at each
 //! reload, and when the files have changed.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::crypto::aws_lc_rs::sign::any_supported_type;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::sign::CertifiedKey;
-use rustls::{Error, InconsistentKeys};
+use rustls::{Error, InconsistentKeys, RootCertStore};
+
+use crate::config::settings::ClientCertificate;
 
 /// A certificate with its private key.
 #[derive(Clone, Debug)]
@@ -96,6 +102,31 @@ impl Certificate {
         *self = new;
         (!is_same).then_some(Ok(()))
     }
+}
+
+/// Returns what verifies clients' certificates, which the authorities in this file have issued.
+///
+/// # Errors
+/// What is wrong with the file.
+pub fn client_verifier(
+    authorities: &Path,
+    certificate: ClientCertificate,
+) -> Result<Arc<dyn ClientCertVerifier>, Unusable> {
+    let unusable = |(message, help)| Unusable { is_key: false, message, help };
+    let cannot = |why: &dyn fmt::Display| {
+        let message = format!("the authorities in {} cannot be used: {why}", authorities.display());
+        unusable((message, "write certificates of authorities into it".to_owned()))
+    };
+    let mut roots = RootCertStore::empty();
+    for authority in read_chain(authorities).map_err(unusable)? {
+        roots.add(authority).map_err(|error| cannot(&error))?;
+    }
+    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(default_provider()));
+    let builder = match certificate {
+        ClientCertificate::Required => builder,
+        ClientCertificate::Optional => builder.allow_unauthenticated(),
+    };
+    builder.build().map_err(|error| cannot(&error))
 }
 
 type Problem = (String, String);

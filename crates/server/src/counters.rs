@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::ops::AddAssign;
+use std::sync::Arc;
 use std::time::Duration;
 
 use amped_core::cache::Figures;
@@ -170,6 +171,8 @@ pub struct FailureCounts {
     pub alpn: u64,
     /// The client has sent an alert, for instance because it does not trust the certificate.
     pub rejected: u64,
+    /// The client has no valid certificate, and needs one.
+    pub certificate: u64,
     /// The client has broken the protocol.
     pub malformed: u64,
     /// The client has sent HTTP without TLS.
@@ -181,7 +184,7 @@ pub struct FailureCounts {
 }
 
 /// The parameters of a TLS session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Negotiated {
     /// The version.
     pub version: TlsVersion,
@@ -191,6 +194,8 @@ pub struct Negotiated {
     pub cipher: Cipher,
     /// The session was resumed.
     pub is_resumed: bool,
+    /// The subject of the client's certificate, which was verified.
+    pub subject: Option<Arc<str>>,
 }
 
 /// A version of TLS.
@@ -203,6 +208,14 @@ pub enum TlsVersion {
 }
 
 impl TlsVersion {
+    /// Returns its name in the variables of applications.
+    pub fn as_protocol(self) -> &'static str {
+        match self {
+            TlsVersion::Tls12 => "TLSv1.2",
+            TlsVersion::Tls13 => "TLSv1.3",
+        }
+    }
+
     /// Returns its number.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -231,6 +244,7 @@ pub enum HandshakeFailure {
     Parameters,
     Alpn,
     Rejected,
+    Certificate,
     Malformed,
     Plain,
     Timeout,
@@ -239,7 +253,7 @@ pub enum HandshakeFailure {
 
 impl TlsCounts {
     /// Counts a completed handshake, and its time.
-    pub fn add(&mut self, negotiated: Negotiated, time: Duration) {
+    pub fn add(&mut self, negotiated: &Negotiated, time: Duration) {
         let kinds = match negotiated.version {
             TlsVersion::Tls12 => &mut self.tls12,
             TlsVersion::Tls13 => &mut self.tls13,
@@ -262,6 +276,7 @@ impl TlsCounts {
             HandshakeFailure::Parameters => &mut failures.parameters,
             HandshakeFailure::Alpn => &mut failures.alpn,
             HandshakeFailure::Rejected => &mut failures.rejected,
+            HandshakeFailure::Certificate => &mut failures.certificate,
             HandshakeFailure::Malformed => &mut failures.malformed,
             HandshakeFailure::Plain => &mut failures.plain,
             HandshakeFailure::Timeout => &mut failures.timeout,
@@ -441,6 +456,7 @@ figures! {
     tls.failures.parameters: Counter Things "tls_failures" "reason=\"parameters\"" "TLS handshakes that were not completed.",
     tls.failures.alpn: Counter Things "tls_failures" "reason=\"alpn\"" "TLS handshakes that were not completed.",
     tls.failures.rejected: Counter Things "tls_failures" "reason=\"rejected\"" "TLS handshakes that were not completed.",
+    tls.failures.certificate: Counter Things "tls_failures" "reason=\"certificate\"" "TLS handshakes that were not completed.",
     tls.failures.malformed: Counter Things "tls_failures" "reason=\"malformed\"" "TLS handshakes that were not completed.",
     tls.failures.plain: Counter Things "tls_failures" "reason=\"plain\"" "TLS handshakes that were not completed.",
     tls.failures.timeout: Counter Things "tls_failures" "reason=\"timeout\"" "TLS handshakes that were not completed.",

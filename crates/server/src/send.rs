@@ -298,7 +298,7 @@ impl LogContext<'_> {
         if let Some(timing) = &mut timing {
             timing.pass(Phase::Logging);
         }
-        self.log.write(&record, (self.peer, self.tls), body_bytes, self.wall, self.now);
+        self.log.write(&record, (self.peer, self.tls.as_ref()), body_bytes, self.wall, self.now);
         self.meter.count(&record, body_bytes, is_whole, timing);
         self.records.give_back(record);
     }

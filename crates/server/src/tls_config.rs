@@ -29,10 +29,12 @@ pub struct TlsConfig {
     config: Arc<ServerConfig>,
     certificates: Arc<Certificates>,
     tickets: Arc<Tickets>,
+    verifies_clients: bool,
 }
 
 impl TlsConfig {
-    /// Creates it for these settings; `None` if no address has TLS. Tickets of the previous configuration stay valid.
+    /// Creates it for these settings; `None` if no address has TLS. Tickets of the previous configuration stay valid, unless
+    /// one of them verifies clients.
     ///
     /// # Errors
     /// When the system has no random bytes for the keys of tickets, or the file for secrets is not named.
@@ -41,16 +43,21 @@ impl TlsConfig {
             return Ok(None);
         }
         let cannot = |error: rustls::Error| format!("cannot set up TLS: {error}");
+        // A ticket of a client that was not verified would resume its session.
+        let old = old.filter(|old| !old.verifies_clients && settings.client_verifier.is_none());
         let tickets = match old {
             Some(old) => Arc::clone(&old.tickets),
             None => Arc::new(Tickets::new().map_err(|_| "cannot set up TLS: the system has no random bytes")?),
         };
         let certificates = Arc::new(Certificates::new(settings));
-        let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()
-            .map_err(cannot)?
-            .with_no_client_auth()
-            .with_cert_resolver(Arc::clone(&certificates) as _);
+            .map_err(cannot)?;
+        let config = match &settings.client_verifier {
+            Some(verifier) => config.with_client_cert_verifier(Arc::clone(verifier)),
+            None => config.with_no_client_auth(),
+        };
+        let mut config = config.with_cert_resolver(Arc::clone(&certificates) as _);
         if settings.tls.key_log {
             let path = env::var_os("SSLKEYLOGFILE");
             let path = path.ok_or("`tls.key_log` needs a path in the environment variable SSLKEYLOGFILE")?;
@@ -61,7 +68,8 @@ impl TlsConfig {
         config.ticketer = Arc::clone(&tickets) as _;
         // Sessions are resumed by tickets, which all loops and processes understand.
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        Ok(Some(TlsConfig { config: Arc::new(config), certificates, tickets }))
+        let verifies_clients = settings.client_verifier.is_some();
+        Ok(Some(TlsConfig { config: Arc::new(config), certificates, tickets, verifies_clients }))
     }
 
     /// Returns whether no key is an RSA key, whose signatures take ten times as long as others.

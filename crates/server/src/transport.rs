@@ -61,12 +61,12 @@ impl Transport {
     }
 
     /// Returns the parameters of the TLS session, once the handshake is complete.
-    pub fn negotiated(&self) -> Option<Negotiated> {
+    pub fn negotiated(&self) -> Option<&Negotiated> {
         if let Session::Tls(tls) = &self.session { tls.negotiated() } else { None }
     }
 
     /// Returns the parameters of a TLS session whose handshake has just been completed, and how long that took; only once.
-    pub fn take_completed(&mut self, now: Time) -> Option<(Negotiated, Duration)> {
+    pub fn take_completed(&mut self, now: Time) -> Option<(&Negotiated, Duration)> {
         if self.handshake_since == Time::NEVER {
             return None;
         }

@@ -331,9 +331,13 @@ impl<D: DiskAccess> Turn<'_, D> {
                 Action::PieceEnd => self.connection.send_queue.iter_mut().for_each(|send_queue| send_queue.put_end()),
                 Action::App(ticket, input) => {
                     let Turn { connection, context, .. } = self;
-                    let socket = (connection.transport.as_fd(), &mut connection.ends);
+                    let Connection { transport, ends, .. } = connection;
+                    let ends = || {
+                        let of = || Arc::new(Ends::of(transport.as_fd(), transport.negotiated().cloned()));
+                        Arc::clone(ends.get_or_insert_with(of))
+                    };
                     let config = context.generation.app_context();
-                    let said = context.apps.take(&mut connection.app, self.token, (ticket, input), socket, &config);
+                    let said = context.apps.take(&mut connection.app, self.token, (ticket, input), ends, &config);
                     if let Some(output) = said {
                         self.handle(Event::App(ticket, output));
                     }
@@ -449,7 +453,7 @@ impl<D: DiskAccess> Turn<'_, D> {
             now: if context.log.format() == LogFormat::Json { context.clock.now() } else { *now },
             log: &mut context.log,
             peer: &connection.peer,
-            tls: connection.transport.negotiated(),
+            tls: connection.transport.negotiated().cloned(),
             records: &mut context.shared.records,
             wall: &context.shared.wall,
             meter: &mut context.meter,

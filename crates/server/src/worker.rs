@@ -709,7 +709,7 @@ impl Worker {
             let mut log_context = LogContext {
                 log: &mut self.context.log,
                 peer: &connection.peer,
-                tls: connection.transport.negotiated(),
+                tls: connection.transport.negotiated().cloned(),
                 records: &mut self.context.shared.records,
                 wall: &self.context.shared.wall,
                 now: self.context.clock.now(),

@@ -132,7 +132,7 @@ impl AccessLog {
     pub fn write(
         &mut self,
         record: &Record,
-        (peer, tls): (&Peer, Option<Negotiated>),
+        (peer, tls): (&Peer, Option<&Negotiated>),
         body_bytes: u64,
         wall: &WallClock,
         now: Time,
@@ -223,7 +223,7 @@ impl AccessLog {
         out.push(b'\n');
     }
 
-    fn write_json(&mut self, record: &Record, (peer, tls): (&Peer, Option<Negotiated>), body_bytes: u64, now: Time) {
+    fn write_json(&mut self, record: &Record, (peer, tls): (&Peer, Option<&Negotiated>), body_bytes: u64, now: Time) {
         let out = &mut self.buffer;
         out.extend_from_slice(JSON_TIME);
         out.extend_from_slice(self.stamp.as_bytes());
@@ -240,6 +240,9 @@ impl AccessLog {
         if let Some(tls) = tls {
             push_json_field(out, "tls", tls.version.as_str().as_bytes());
             push_json_field(out, "cipher", tls.suite.as_bytes());
+            if let Some(subject) = &tls.subject {
+                push_json_field(out, "subject", subject.as_bytes());
+            }
         }
         let took_us = u64::try_from(now.since(record.began).as_micros()).unwrap_or(u64::MAX);
         for (name, number) in [("status", record.status.into()), ("body_bytes", body_bytes), ("took_us", took_us)] {

@@ -26,6 +26,7 @@ use super::backend::Backend;
 use super::process::Process;
 use super::scripts::Found;
 use super::semaphore::Permit;
+use crate::counters::Negotiated;
 use crate::disk::{Disk, Script};
 use crate::say;
 use crate::token::Token;
@@ -76,20 +77,28 @@ pub struct Place {
     pub is_told: bool,
 }
 
-/// The two addresses of a client's connection, for applications. Determined once per connection.
+/// The two addresses of a client's connection and its TLS session, for applications. Determined once per connection.
 #[derive(Clone, Debug)]
 pub struct Ends {
     /// The client's address and port.
     peer: Option<(String, Vec<u8>)>,
     /// The server's address and port.
     local: Option<(String, Vec<u8>)>,
+    tls: Option<Negotiated>,
 }
 
 impl Ends {
     /// Reads the addresses of a socket.
-    pub fn of(socket: BorrowedFd<'_>) -> Ends {
+    pub fn of(socket: BorrowedFd<'_>, tls: Option<Negotiated>) -> Ends {
         let text = |address: SocketAddr| (address.ip().to_canonical().to_string(), decimal(address.port().into()));
-        Ends { peer: socket::peer_address(socket).ok().map(text), local: socket::local_address(socket).ok().map(text) }
+        let (peer, local) = (socket::peer_address(socket), socket::local_address(socket));
+        Ends { peer: peer.ok().map(text), local: local.ok().map(text), tls }
+    }
+
+    /// Returns the same, without the subject of the client's certificate.
+    pub fn without_subject(&self) -> Ends {
+        let tls = self.tls.clone().map(|tls| Negotiated { subject: None, ..tls });
+        Ends { tls, ..self.clone() }
     }
 }
 
@@ -218,6 +227,13 @@ pub fn variables<'a>(work: &'a AppWork, place: &'a Place, end: usize, script: &'
             put("SERVER_NAME", address.as_bytes());
         }
     }
+    // The names of Apache's mod_ssl.
+    if let Some(tls) = &place.ends.tls {
+        put("SSL_PROTOCOL", tls.version.as_protocol().as_bytes());
+        put("SSL_CIPHER", tls.suite.as_bytes());
+        put("SSL_CLIENT_VERIFY", if tls.subject.is_some() { b"SUCCESS" } else { b"NONE" });
+        put("SSL_CLIENT_S_DN", tls.subject.as_deref().unwrap_or_default().as_bytes());
+    }
     put("UNIQUE_ID", place.id.as_bytes());
     // RFC 3875, 4.1.5 and 4.1.6: both, or neither.
     if end < work.path.len() {
@@ -233,7 +249,7 @@ pub fn variables<'a>(work: &'a AppWork, place: &'a Place, end: usize, script: &'
 }
 
 /// Maximum variables not derived from the head.
-const VARIABLES_MAX: usize = 12;
+const VARIABLES_MAX: usize = 16;
 
 /// Starts a script. The file that was found is executed, whatever its name refers to by then. The interpreter of a `#!`
 /// script opens it once more by name, so what the name refers to is compared at the last moment.

@@ -27,7 +27,7 @@ mod threads;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -285,7 +285,7 @@ impl AppSide {
         request: &mut Option<Box<AppRequest>>,
         token: Token,
         (ticket, input): (Ticket, Input),
-        (socket, ends): (BorrowedFd<'_>, &mut Option<Arc<Ends>>),
+        ends: impl FnOnce() -> Arc<Ends>,
         context: &AppContext<'_>,
     ) -> Option<Output<'static>> {
         match input {
@@ -302,7 +302,8 @@ impl AppSide {
             Input::Start(work) => {
                 let joined = request.take().filter(|request| request.ticket == ticket);
                 let filling = joined.and_then(|joined| joined.filling);
-                let ends = Arc::clone(ends.get_or_insert_with(|| Arc::new(Ends::of(socket))));
+                // A page that is cached must not depend on who asked for it.
+                let ends = if filling.is_some() { Arc::new(ends().without_subject()) } else { ends() };
                 let (made, output) = self.start((token, ticket, filling), work, ends, context);
                 *request = made;
                 Some(output?)

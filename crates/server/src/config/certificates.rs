@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use amped_http::h1::response::HSTS;
+use rustls::server::danger::ClientCertVerifier;
 
 use super::checked::Checker;
 use super::file::SiteTable;
 use super::read::Node;
-use super::settings::Listen;
-use crate::certificate::{Certificate, Unusable};
+use super::settings::{Listen, TlsSettings};
+use crate::certificate::{Certificate, Unusable, client_verifier};
 
 /// The port of https, which URLs leave out.
 const HTTPS_PORT: u16 = 443;
@@ -42,6 +43,18 @@ impl Checker<'_> {
             }
         }
         read
+    }
+
+    /// Reads the authorities of clients' certificates.
+    pub(super) fn client_verifier(
+        &mut self,
+        settings: &mut TlsSettings,
+        node: Node<'_>,
+    ) -> Option<Arc<dyn ClientCertVerifier>> {
+        let (path, node) = (settings.client_ca.as_mut()?, node.get("client_ca"));
+        *path = self.absolute(path, node);
+        let verifier = client_verifier(path, settings.client_certificate);
+        verifier.map_err(|Unusable { message, help, .. }| self.findings.at(node.span(), message, help)).ok()
     }
 
     /// The port to which a site redirects requests without TLS.

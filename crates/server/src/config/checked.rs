@@ -20,6 +20,7 @@ use amped_core::routes::{FixedResponse, Route, RouteAction};
 use amped_core::site::{AppRule, Site, Sites, Types};
 use amped_http::status::Status;
 use amped_units::Form as _;
+use rustls::server::danger::ClientCertVerifier;
 
 use super::cli::Serve;
 use super::error::Findings;
@@ -50,6 +51,8 @@ pub struct Settings {
     pub apps: Vec<Vec<AppSettings>>,
     /// Each site's certificates with their private keys: `certificates[site.number]`. If an address has TLS, a site has one.
     pub certificates: Vec<Vec<Certificate>>,
+    /// Verifies clients' certificates, if they are requested.
+    pub client_verifier: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 impl Settings {
@@ -109,10 +112,12 @@ impl Checker<'_> {
         self.spool(&mut file, root.get("spool"));
         self.control(&mut file, root.get("control"));
         self.metrics(&mut file, root.get("metrics"));
+        let client_verifier = self.client_verifier(&mut file.tls, root.get("tls"));
         let (sites, roots, apps, certificates) = self.sites(flags, &mut file, root)?;
         (file.log.delayed, file.log.string_caches) = (file.optimise.delayed_log, file.optimise.string_caches);
         let accounts = std::mem::take(&mut self.accounts).into_iter().map(|(path, _)| path).collect();
-        Some(Settings { file, workers, sites: Arc::new(sites), roots, accounts, apps, certificates })
+        let sites = Arc::new(sites);
+        Some(Settings { file, workers, sites, roots, accounts, apps, certificates, client_verifier })
     }
 
     fn listen(&mut self, root: Node<'_>, node: Node<'_>) {

@@ -244,10 +244,26 @@ pub struct SpoolSettings {
 pub struct TlsSettings {
     /// Where AMPED does TLS handshakes
     pub sign: Signing,
+    /// Authorities (PEM) of clients' certificates, which the server then requests on all addresses with TLS
+    #[schemars(example = "/etc/amped/clients.pem")]
+    pub client_ca: Option<PathBuf>,
+    /// Whether a client must have such a certificate
+    pub client_certificate: ClientCertificate,
     /// Append the secrets of sessions to the file that the environment variable SSLKEYLOGFILE names
     ///
     /// For debugging, with Wireshark for instance: everyone who can read the file can decrypt the connections.
     pub key_log: bool,
+}
+
+/// Whether a client must have a certificate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ClientCertificate {
+    /// Clients without one are refused
+    #[default]
+    Required,
+    /// Applications and the log know whether a client has one
+    Optional,
 }
 
 /// Where TLS handshakes are done, whose signatures take up to milliseconds.

@@ -601,3 +601,24 @@ fn certificates_are_checked() {
     check("a.pem", "encrypted.key", "an encrypted key must be");
     check("a.pem", "short.key", "cannot be used");
 }
+
+#[test]
+fn authorities_of_clients_are_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    write("ca.pem", &rcgen::CertificateParams::new([]).unwrap().self_signed(&key).unwrap().pem());
+    write("empty", "");
+    write("text", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    let load_with = |authority: &str| {
+        write("amped.toml", &format!("tls.client_ca = '{authority}'\n[[site]]\nroot = '.'\n"));
+        load(&Serve { config: Some(folder.path().join("amped.toml")), ..Serve::default() })
+    };
+    assert!(load_with("ca.pem").unwrap_or_else(|error| panic!("{error}")).client_verifier.is_some());
+    for (authority, says) in
+        [("none.pem", "No such file or directory"), ("empty", "contains no certificate"), ("text", "cannot be used")]
+    {
+        let error = load_with(authority).expect_err(says).to_string();
+        assert!(error.contains(says), "{says} is not in:\n{error}");
+    }
+}

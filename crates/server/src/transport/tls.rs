@@ -17,16 +17,20 @@ use std::time::Duration;
 
 use amped_sys::socket;
 use amped_units::Time;
+use rustls::pki_types::CertificateDer;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, InsufficientSizeError, UnbufferedStatus, WriteTraffic,
 };
 use rustls::{CipherSuite, Error, HandshakeKind, PeerIncompatible, ProtocolVersion, ServerConfig};
 
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
+
 use crate::counters::{Cipher, HandshakeFailure, Negotiated, TlsVersion};
 
 /// Maximum bytes of a record from a client that are kept until the rest arrives. A record has at most 16,640 bytes (RFC
-/// 8446, 5.2); a handshake message may span several, and the only long one, a client's certificate, is not requested.
+/// 8446, 5.2); a handshake message may span several, and the only long one is a client's certificate with its chain.
 pub const PARTIAL_MAX: usize = 32 * 1024;
 
 /// Maximum bytes encrypted by one call. They are sent by one system call; what it does not accept is kept for the
@@ -187,12 +191,12 @@ impl Tls {
     }
 
     /// Returns the parameters of the session, if the handshake is complete and [`complete`](Tls::complete) was called since.
-    pub fn negotiated(&self) -> Option<Negotiated> {
-        self.negotiated
+    pub fn negotiated(&self) -> Option<&Negotiated> {
+        self.negotiated.as_ref()
     }
 
     /// Checks whether the handshake is complete, and returns the parameters of the session then.
-    pub fn complete(&mut self) -> Option<Negotiated> {
+    pub fn complete(&mut self) -> Option<&Negotiated> {
         if self.session.is_handshaking() {
             return None;
         }
@@ -202,8 +206,9 @@ impl Tls {
         };
         let (suite, cipher) = named(self.session.negotiated_cipher_suite()?.suite())?;
         let is_resumed = self.session.handshake_kind() == Some(HandshakeKind::Resumed);
-        self.negotiated = Some(Negotiated { version, suite, cipher, is_resumed });
-        self.negotiated
+        let subject = self.session.peer_certificates().and_then(|chain| subject_of(chain.first()?));
+        self.negotiated = Some(Negotiated { version, suite, cipher, is_resumed, subject });
+        self.negotiated.as_ref()
     }
 
     /// Decrypts `input` into `plain`, and answers messages of the handshake. Returns the number of bytes, and whether the
@@ -393,6 +398,12 @@ fn named(suite: CipherSuite) -> Option<(&'static str, Cipher)> {
     Some(named)
 }
 
+/// Returns the distinguished name of a certificate's subject (RFC 4514), without control characters.
+fn subject_of(certificate: &CertificateDer<'_>) -> Option<Arc<str>> {
+    let certificate = Certificate::from_der(certificate).ok()?;
+    Some(certificate.tbs_certificate().subject().to_string().replace(char::is_control, "?").into())
+}
+
 /// Returns the reason of a failed handshake.
 fn failure_of(error: &Error) -> HandshakeFailure {
     use PeerIncompatible as Peer;
@@ -409,6 +420,7 @@ fn failure_of(error: &Error) -> HandshakeFailure {
         Error::PeerIncompatible(_) | Error::General(_) => HandshakeFailure::Parameters,
         Error::NoApplicationProtocol => HandshakeFailure::Alpn,
         Error::AlertReceived(_) => HandshakeFailure::Rejected,
+        Error::NoCertificatesPresented | Error::InvalidCertificate(_) => HandshakeFailure::Certificate,
         _ => HandshakeFailure::Malformed,
     }
 }
