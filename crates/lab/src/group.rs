@@ -144,6 +144,12 @@ impl Group {
         fs::read_to_string(file).ok()?.trim().parse().ok()
     }
 
+    /// Number of processes in the group.
+    pub(crate) fn processes(&self) -> Option<u32> {
+        let text = fs::read_to_string(self.folders.first()?.join("cgroup.procs")).ok()?;
+        u32::try_from(text.lines().count()).ok()
+    }
+
     fn set(&self, v1: &str, v2: &str, value: &str) -> Result<(), Failure> {
         let name = if is_v1() { v1 } else { v2 };
         let path = self.file(name).ok_or_else(|| {
@@ -248,6 +254,7 @@ mod tests {
     #[test]
     fn orphaned_group_is_killed_by_next_run() {
         let group = Group::new(&Limits::default(), "").unwrap();
+        assert_eq!(group.processes(), Some(0));
         let mut sleeper = spawn(&group, &["sleep", "1000"]);
         end_orphans();
         assert!(sleeper.try_wait().unwrap().is_none(), "its owner lives");

@@ -131,6 +131,8 @@ pub(crate) fn judge(
     summary.network = seen.network(is_private);
     summary.server = seen.server();
     summary.server.memory_max_bytes = watched.memory_max_bytes.or(summary.server.memory_max_bytes);
+    // The monitor finds new processes only after a while, and reads a limited number of them.
+    summary.server.processes_max = summary.server.processes_max.max(watched.processes);
     summary.server.replies = watched.replies.or(summary.server.replies);
     summary.server.start_ms = watched.start_ms;
     if let Some(cpu) = watched.spell.server {
@@ -189,6 +191,8 @@ pub(crate) struct Watched {
     /// The router's verdict on itself.
     pub(crate) path: Option<Verdict>,
     memory_max_bytes: Option<u64>,
+    /// Processes of the server at the end of the load.
+    processes: Option<u32>,
     /// Responses counted by the server.
     replies: Option<u64>,
     /// Total size of the file set, if there is one.
@@ -392,6 +396,7 @@ impl Side {
     /// An interrupt.
     pub(crate) fn end(mut self, stop: &Stop) -> Result<Watched, Failure> {
         let after = Snapshot::take(self.server.group.as_ref(), self.instruments.as_ref())?;
+        let processes = self.server.group.as_ref().and_then(Group::processes);
         if let Some(profile) = self.profile.take() {
             profile.wait(patience(&self.settings, self.settings.load.duration), stop)?;
         }
@@ -406,6 +411,7 @@ impl Side {
             server_ended,
             path: self.path.as_ref().map(PathBetween::verdict).transpose()?,
             memory_max_bytes: self.server.group.as_ref().and_then(Group::memory_max),
+            processes,
             replies: self.server.replies_before.zip(replies).map(|(before, after)| after.saturating_sub(before)),
             set_bytes: self.set_bytes,
             start_ms: Some(self.server.start_ms),
