@@ -5,10 +5,11 @@ use std::time::Duration;
 use amped_core::cache::Budgets;
 use amped_core::event::{Delay, Event, Found};
 use amped_core::glob::Glob;
+use amped_core::http1::Conn;
 use amped_core::limits::Limits;
 use amped_core::site::{AppRule, Site};
 use amped_http::status::Status;
-use amped_units::Bytes;
+use amped_units::{Bytes, Time};
 
 use crate::seed::{RngExt, each_seed};
 use crate::world::{Link, World, site};
@@ -76,7 +77,7 @@ fn late_disk_results_of_dropped_connection_are_ignored() {
         world.pass(Duration::from_nanos(0));
         // The driver found the connection broken, and drops it; results with its tickets still arrive.
         let now = world.now;
-        world.sessions[n].conn = amped_core::http1::Conn::new(now, false);
+        world.sessions[n].conn = Conn::new(now, false);
         world.sessions[n].closed = Some(now);
         world.settle();
         assert!(world.sessions[n].received.is_empty());
@@ -313,4 +314,15 @@ fn reload_during_request_body_resolves_target_again() {
             assert_eq!((response.status, response.body.as_slice()), (200, &b"/a/x.html"[..]), "{apps:?}");
         }
     });
+}
+
+#[test]
+fn new_connection_has_longer_for_tls_handshake() {
+    let now = Time::from_millis(5_000);
+    for (is_secure, seconds) in [(false, 1), (true, 4)] {
+        let conn = Conn::new(now, is_secure);
+        let time = Duration::from_secs(seconds);
+        assert!(!conn.may_give_way(now + (time - Duration::from_millis(1))), "TLS: {is_secure}");
+        assert!(conn.may_give_way(now + time), "TLS: {is_secure}");
+    }
 }

@@ -228,7 +228,9 @@ impl Conn {
             };
         }
         match self.state {
-            State::Reading if self.wire.finishing && self.is_idle() => since + FIRST_BYTES.min(limits.header_timeout),
+            State::Reading if self.wire.finishing && self.is_idle() => {
+                since + self.wire.first_bytes().min(limits.header_timeout)
+            }
             State::Reading if self.wire.requests == 0 => since + limits.header_timeout,
             State::Reading if self.partial => self.began + limits.header_timeout,
             State::Reading => since + limits.idle_timeout,
@@ -258,7 +260,7 @@ impl Conn {
     /// Whether it may be closed to make room for another: it is idle, and a new connection has had time for its first
     /// request. Otherwise connections that arrive in a burst would evict each other before they are served.
     pub fn may_give_way(&self, now: Time) -> bool {
-        self.is_idle() && (self.wire.requests > 0 || now.since(self.wire.since) >= FIRST_BYTES)
+        self.is_idle() && (self.wire.requests > 0 || now.since(self.wire.since) >= self.wire.first_bytes())
     }
 
     /// Whether it still needs the result with this ticket.
@@ -525,6 +527,11 @@ impl Wire {
         cx.actions.push(Action::Send(Reply { head, connection, hsts, body, record }));
     }
 
+    /// The time that a new connection has for its first request, while others could use its place.
+    fn first_bytes(&self) -> Duration {
+        if self.secure { FIRST_BYTES_TLS } else { FIRST_BYTES }
+    }
+
     fn note_given<F>(&mut self, cx: &Context<'_, F>) {
         self.unsent = true;
         self.since = cx.now;
@@ -644,8 +651,10 @@ const PENDING_MAX: usize = 64 * 1024;
 /// Maximum time to read from a client after our side is closed; the default of nginx (`lingering_time`).
 const LINGER_MAX: Duration = Duration::from_secs(30);
 
-/// The first bytes follow the connection by one round trip; a second is a generous allowance.
+/// The first bytes follow the connection by one round trip; a second is a generous allowance. A handshake of TLS takes two
+/// more (TLS 1.2), and the client's time for its cryptography.
 const FIRST_BYTES: Duration = Duration::from_secs(1);
+const FIRST_BYTES_TLS: Duration = Duration::from_secs(4);
 
 fn head_limits(limits: &Limits, secure: bool) -> HeadLimits {
     HeadLimits {
