@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,7 +43,7 @@ fn endless_pipelining_starves_no_other_client() {
             scope.spawn(|| {
                 let batch = "GET /a.txt HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(500);
                 while !done.load(Ordering::Relaxed) && client.stream().write_all(batch.as_bytes()).is_ok() {}
-                client.half_close();
+                let _ = client.stream().shutdown(Shutdown::Write);
             });
             let mut buffer = vec![0; 1 << 16];
             while let Ok(count @ 1..) = client.stream().read(&mut buffer) {

@@ -46,6 +46,11 @@ pub fn has_processes() -> bool {
 /// quickly.
 const POOL: usize = 32;
 
+/// Whether the suite runs over TLS: with `AMPED_TEST_TLS=1`, all its servers have certificates, and all clients use them.
+pub fn is_secure() -> bool {
+    architecture().is_some() && std::env::var_os("AMPED_TEST_TLS").is_some()
+}
+
 /// Numbers of workers to try: one loop and two loops, or pools large enough for all clients of a test.
 pub fn crews() -> [usize; 2] {
     if is_pool() { [24, 32] } else { [1, 2] }
@@ -106,6 +111,8 @@ pub struct Server {
     said: Arc<Mutex<String>>,
     /// Reads its standard error until every writer has closed it.
     listener: JoinHandle<()>,
+    /// Written for it alone.
+    files: Vec<PathBuf>,
 }
 
 impl Server {
@@ -141,6 +148,10 @@ impl Server {
 
     /// Starts a command that is the server, or becomes it, in the architecture under test.
     pub fn spawn(mut command: Command) -> Server {
+        let mut files = Vec::new();
+        if is_secure() && command.get_program() == program().get_program() {
+            (command, files) = identity::secured(&command);
+        }
         if let Some(architecture) = architecture() {
             command.args(["--architecture", architecture]);
         }
@@ -148,23 +159,27 @@ impl Server {
             command.args(["--workers", &POOL.to_string()]);
         }
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
-        let said = Arc::new(Mutex::new(String::new()));
+        let (said, is_secured) = (Arc::new(Mutex::new(String::new())), !files.is_empty());
         let (to, from) = std::sync::mpsc::channel();
         let heard = Arc::clone(&said);
         let stderr = child.stderr.take().unwrap();
         let listener = thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 if let Some(rest) = line.strip_prefix("amped: serving on http")
-                    && let Some((_, rest)) = rest.split_once("://")
+                    && let Some((scheme, rest)) = rest.split_once("://")
                 {
                     let host = rest.split('/').next().unwrap().replace("localhost", "127.0.0.1");
-                    let _ = to.send(host.parse::<SocketAddr>().unwrap());
+                    let address = host.parse::<SocketAddr>().unwrap();
+                    if is_secured && scheme == "s" {
+                        identity::add(address);
+                    }
+                    let _ = to.send(address);
                 }
                 heard.lock().unwrap().push_str(&(line + "\n"));
             }
         });
         match from.recv_timeout(PATIENCE) {
-            Ok(address) => Server { child, address, said, listener },
+            Ok(address) => Server { child, address, said, listener, files },
             Err(_) => {
                 let _ = child.kill();
                 panic!("the server did not start: {}", said.lock().unwrap());
@@ -285,6 +300,9 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        for file in &self.files {
+            let _ = fs::remove_file(file);
+        }
     }
 }
 
@@ -390,7 +408,7 @@ impl Client {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Client { stream, tls: None, buffer: Vec::new() }
+        Client { stream, tls: identity::session(address), buffer: Vec::new() }
     }
 
     /// Connects with a small receive buffer: the kernel takes in about twice this size until the client reads, so the
@@ -406,7 +424,7 @@ impl Client {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Client { stream, tls: None, buffer: Vec::new() }
+        Client { stream, tls: identity::session(address), buffer: Vec::new() }
     }
 
     /// Opens a second handle on the same connection, for concurrent use.
@@ -476,7 +494,11 @@ impl Client {
         &self.stream
     }
 
-    pub fn half_close(&self) {
+    pub fn half_close(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.send_close_notify();
+            let _ = tls.complete_io(&mut self.stream);
+        }
         self.stream.shutdown(Shutdown::Write).unwrap();
     }
 
@@ -645,6 +667,108 @@ impl Client {
         while matches!(self.fill(), Ok(count) if count > 0) {}
         std::mem::take(&mut self.buffer)
     }
+}
+
+/// The certificate of the servers of the suite over TLS, and the addresses where they have it.
+mod identity {
+    use std::collections::HashSet;
+    use std::sync::{LazyLock, PoisonError};
+
+    use rustls::RootCertStore;
+    use rustls::pki_types::ServerName;
+
+    use super::*;
+
+    static ADDRESSES: Mutex<Option<HashSet<SocketAddr>>> = Mutex::new(None);
+
+    static CERTIFICATE: LazyLock<rcgen::CertifiedKey<rcgen::KeyPair>> =
+        LazyLock::new(|| rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap());
+
+    static CONFIG: LazyLock<Arc<rustls::ClientConfig>> = LazyLock::new(|| {
+        let mut roots = RootCertStore::empty();
+        roots.add(CERTIFICATE.cert.der().clone()).unwrap();
+        let config = rustls::ClientConfig::builder().with_root_certificates(roots);
+        Arc::new(config.with_no_client_auth())
+    });
+
+    /// From now on clients of this address use TLS.
+    pub fn add(address: SocketAddr) {
+        ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(address);
+    }
+
+    /// A session of a client of this address, if it uses TLS.
+    pub fn session(address: SocketAddr) -> Option<Box<ClientConnection>> {
+        let addresses = ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner);
+        addresses.as_ref()?.get(&address)?;
+        let name = ServerName::try_from("localhost").unwrap();
+        Some(Box::new(ClientConnection::new(Arc::clone(&CONFIG), name).unwrap()))
+    }
+
+    /// The command of a server, with TLS at all its addresses and a certificate for its first site.
+    pub fn secured(command: &Command) -> (Command, Vec<PathBuf>) {
+        let mut arguments: Vec<String> = command.get_args().map(|arg| arg.to_str().unwrap().to_owned()).collect();
+        let at = arguments.iter().position(|argument| argument == "--config");
+        let path = at.map_or_else(
+            || std::env::temp_dir().join(format!("amped-test-{}.toml", std::process::id())),
+            |at| PathBuf::from(&arguments[at + 1]),
+        );
+        let text = if at.is_some() { fs::read_to_string(&path).unwrap() } else { String::new() };
+        // One that has TLS, or a mistake, stays as it is.
+        let config = if text.contains(" tls\"") { None } else { text.parse::<toml::Table>().ok() };
+        let Some(mut config) = config else { return (copied(command, arguments), Vec::new()) };
+        let files = write(&mut config, &path);
+        let written = files[2].to_str().unwrap().to_owned();
+        match at {
+            Some(at) => arguments[at + 1] = written,
+            None => arguments.extend(["--config".to_owned(), written]),
+        }
+        for n in 0..arguments.len() {
+            if arguments[n] == "--listen" {
+                arguments[n + 1] += " tls";
+            }
+        }
+        (copied(command, arguments), files.into())
+    }
+
+    /// Writes a certificate, its key, and this configuration with TLS.
+    fn write(config: &mut toml::Table, path: &Path) -> [PathBuf; 3] {
+        for address in config.get_mut("listen").and_then(toml::Value::as_array_mut).into_iter().flatten() {
+            *address = format!("{} tls", address.as_str().unwrap()).into();
+        }
+        let root = config.remove("root");
+        let sites = config.entry("site").or_insert_with(|| toml::Value::Array(Vec::new())).as_array_mut().unwrap();
+        if root.is_some() || sites.is_empty() {
+            sites.insert(0, toml::Table::from_iter(root.map(|root| ("root".to_owned(), root))).into());
+        }
+        let site = sites[0].as_table_mut().unwrap();
+        let mut put = |key: &str, text: String| {
+            let file = path.with_extension(format!("tls.{key}"));
+            fs::write(&file, text).unwrap();
+            site.insert(key.to_owned(), vec![file.to_str().unwrap().to_owned()].into());
+            file
+        };
+        let certificate = put("certificate", CERTIFICATE.cert.pem());
+        let key = put("key", CERTIFICATE.signing_key.serialize_pem());
+        let secured = path.with_extension("tls.toml");
+        fs::write(&secured, toml::to_string(config).unwrap()).unwrap();
+        [certificate, key, secured]
+    }
+}
+
+/// The same command with other arguments.
+fn copied(command: &Command, arguments: Vec<String>) -> Command {
+    let mut copy = Command::new(command.get_program());
+    copy.args(arguments);
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => copy.env(name, value),
+            None => copy.env_remove(name),
+        };
+    }
+    if let Some(directory) = command.get_current_dir() {
+        copy.current_dir(directory);
+    }
+    copy
 }
 
 pub fn find(text: &[u8], what: &[u8]) -> Option<usize> {

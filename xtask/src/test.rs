@@ -4,6 +4,7 @@
 //! at once. Only `setup` ends it, since later steps depend on its tools. The output of each
 //! step is inherited, because CI reads the last line of nextest.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::command::{Outcome, cargo, output, program, root, run as run_command, shown, target_dir};
@@ -13,7 +14,7 @@ use crate::{fuzz, setup, tidy};
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Leave out what rarely fails alone: tests that measure latency, whole experiments, all architectures but the default,
-    /// documentation, a short measurement, features switched off, licences, and fuzzing
+    /// TLS beneath the other tests, documentation, a short measurement, features switched off, licences, and fuzzing
     #[arg(long, conflicts_with = "fuzz_seconds")]
     quick: bool,
 
@@ -44,6 +45,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         ("clippy of the load generator without TLS", Box::new(|| run_cargo(&without_features("ammeter-load")))),
         ("deny", Box::new(move || run_command(&mut DENY.command(&deny)?))),
         ("tests", Box::new(|| tests(args.quick))),
+        ("tests over TLS", Box::new(tests_over_tls)),
         ("tests in documentation", Box::new(|| run_cargo(&["test", "--doc", "--workspace"]))),
         ("dependencies of the server", Box::new(server_dependencies)),
         ("measuring", Box::new(measuring)),
@@ -79,14 +81,29 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(", "))) }
 }
 
-/// Runs the tests, two per core: most of them wait for a server or for time to pass.
+/// Runs the tests.
 fn tests(is_quick: bool) -> Outcome {
-    let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
-    let mut command = NEXTEST.command(&["nextest", "run", "--workspace", "--test-threads", &threads.to_string()])?;
+    let mut command = nextest()?;
     if is_quick {
         command.args(["--filterset", QUICK_TESTS]);
     }
     run_command(&mut command)
+}
+
+/// The command that runs tests, two per core: most of them wait for a server or for time to pass.
+fn nextest() -> Outcome<Command> {
+    let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+    NEXTEST.command(&["nextest", "run", "--workspace", "--test-threads", &threads.to_string()])
+}
+
+/// The tests of the wire suite that run again with TLS at all addresses of their servers: what connections carry, and slow
+/// clients. Without those that open hundreds of connections, and thus measure handshakes.
+const TLS_TESTS: &str = "binary(wire) and test(/^(amped|sped|mt|mp)::(files|ranges|conditions|messages|bodies|apps|limits)::/) \
+     and not test(/::(ranges_are_equal|requests_may_be_split|scripts_killed|max_processes)/)";
+
+/// Runs part of the wire suite over TLS. The programs are those of the tests without it, so nothing is compiled again.
+fn tests_over_tls() -> Outcome {
+    run_command(nextest()?.args(["--filterset", TLS_TESTS]).env("AMPED_TEST_TLS", "1"))
 }
 
 /// Runs a few rows of an experiment in seconds, to check that servers, floor and load still work together. The figures
