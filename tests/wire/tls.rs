@@ -517,6 +517,20 @@ fn reload_that_requests_certificates_resumes_no_session() {
 }
 
 #[test]
+fn metrics_have_end_of_each_certificate() {
+    let (site, _) = place();
+    let server = serve(&site, "metrics.listen = \"127.0.0.1:0\"", "");
+    server.wait_for("/metrics");
+    let said = server.said();
+    let url = said.lines().find_map(|line| line.split_once("http://")?.1.split_once("/metrics")).expect("its address");
+    let page = Client::connect(url.0.parse().unwrap()).get("/metrics").text();
+    // The year 4096, which rcgen writes if it is told nothing.
+    let file = site.path().join("own.pem");
+    let expected = format!("amped_tls_certificate_end_seconds{{site=\"0\",file=\"{}\"}} 67090118400", file.display());
+    assert!(page.lines().any(|line| line.starts_with(&expected)), "{expected} is not in {page}");
+}
+
+#[test]
 fn session_secrets_are_logged_only_where_configured() {
     let (site, trust) = place();
     site.file("root/a", "a");

@@ -20,6 +20,7 @@ use crate::control::{Control, Orders};
 use crate::counters::Snapshot;
 use crate::listen::Address;
 use crate::metrics::{self, StatsSegment};
+use crate::tls_config::TlsConfig;
 
 /// The workers of a server, threads or processes, as its main thread sees them.
 pub trait Workers: Orders {
@@ -102,7 +103,9 @@ impl AdminEndpoint {
             control.turn(sites, workers);
         }
         if let (Some(exporter), Some(segment)) = (&mut self.exporter, segment) {
-            exporter.turn(|| metrics::text(&segment.sum()));
+            let tls = workers.generation().tls.as_ref();
+            let certificates = || tls.map_or_else(Vec::new, TlsConfig::certificate_ends);
+            exporter.turn(|| metrics::text(&segment.sum(), &certificates()));
         }
     }
 }

@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::crypto::aws_lc_rs::sign::any_supported_type;
@@ -15,6 +16,8 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys, RootCertStore};
+use x509_cert::certificate::Certificate as X509;
+use x509_cert::der::Decode;
 
 use crate::config::settings::ClientCertificate;
 
@@ -79,6 +82,12 @@ impl Certificate {
         let certified = certify(certificates, private).map_err(|error| unusable_key(unusable(chain, key, error)))?;
         let (chain, key) = (chain.to_owned(), key.to_owned());
         Ok(Certificate { certified: Arc::new(certified), chain, key, state, changed: None })
+    }
+
+    /// Returns when it ends, since 1970; `None` if it is malformed.
+    pub fn end(&self) -> Option<Duration> {
+        let own = X509::from_der(self.certified.cert.first()?).ok()?;
+        Some(own.tbs_certificate().validity().not_after.to_unix_duration())
     }
 
     /// Reads it again if its files have changed. `None`: there is nothing new. What cannot be used is reported once, and

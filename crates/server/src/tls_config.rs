@@ -19,6 +19,7 @@ use rustls::{KeyLogFile, ServerConfig, SignatureAlgorithm};
 
 use crate::certificate::{Certificate, Reread, Unusable};
 use crate::config::Settings;
+use crate::metrics::CertificateEnd;
 use crate::say;
 use crate::tickets::Tickets;
 use crate::transport::tls::Tls;
@@ -76,6 +77,18 @@ impl TlsConfig {
     pub fn signs_fast(&self) -> bool {
         let by_site = self.certificates.by_site.read().unwrap_or_else(PoisonError::into_inner);
         by_site.iter().flatten().all(|one| one.certified.key.algorithm() != SignatureAlgorithm::RSA)
+    }
+
+    /// Returns the ends of the certificates in use.
+    pub fn certificate_ends(&self) -> Vec<CertificateEnd> {
+        let by_site = self.certificates.by_site.read().unwrap_or_else(PoisonError::into_inner);
+        let of_site = |(site, own): (usize, &Vec<Certificate>)| {
+            let end = |one: &Certificate| {
+                Some(CertificateEnd { site, file: one.chain.display().to_string(), at: one.end()? })
+            };
+            own.iter().filter_map(end).collect::<Vec<_>>()
+        };
+        by_site.iter().enumerate().flat_map(of_site).collect()
     }
 
     /// Begins a session with a client that has just connected.

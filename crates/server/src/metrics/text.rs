@@ -3,14 +3,27 @@
 //! Times are in seconds and sizes in bytes, as the format requires. Histograms cover the timed requests, and only
 //! classes that have one; counters cover all requests.
 
+use std::time::Duration;
+
 use amped_exporter::{self as exporter, Page, seconds};
 
 use super::meter::EVERY;
 use super::segment::{FIRST_BUCKET_BITS, HANDLERS, KINDS, PHASES, PhaseSum, SITES_MAX, SIZES, STATUSES, Sum};
 use crate::counters::{FIGURES, Kind, Unit};
 
+/// The end of a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateEnd {
+    /// The number of its site.
+    pub site: usize,
+    /// Its file.
+    pub file: String,
+    /// When it ends, since 1970.
+    pub at: Duration,
+}
+
 /// Formats all metrics.
-pub fn text(sum: &Sum) -> String {
+pub fn text(sum: &Sum, certificates: &[CertificateEnd]) -> String {
     let mut page = Page::new("amped");
     page.family("build", exporter::Kind::Info, exporter::Unit::Things, "Build information.");
     page.sample(&format!("version=\"{}\"", env!("CARGO_PKG_VERSION")), 1);
@@ -30,6 +43,13 @@ pub fn text(sum: &Sum) -> String {
             last = figure.name;
         }
         page.sample(figure.labels, value);
+    }
+    if !certificates.is_empty() {
+        let help = "End of each certificate in use, seconds since 1970.";
+        page.family("tls_certificate_end", exporter::Kind::Gauge, exporter::Unit::Seconds, help);
+    }
+    for CertificateEnd { site, file, at } in certificates {
+        page.sample(&Page::labels(&[("site", site), ("file", file)]), at.as_secs());
     }
     let (counter, things) = (exporter::Kind::Counter, exporter::Unit::Things);
     let replies = "Complete responses, by size of the body.";
@@ -113,7 +133,8 @@ mod tests {
         (class.replies, class.body_bytes, class.timed) = (2, 9000, 1);
         class.phases[1].elapsed_ns = 1500;
         class.phases[1].buckets[1] = 1;
-        let page = text(&sum);
+        let file = "a\"b.pem".to_owned();
+        let page = text(&sum, &[CertificateEnd { site: 2, file, at: Duration::from_secs(1_800_000_000) }]);
         let labels = "phase=\"parsing\",size=\"<10K\",kind=\"static\"";
         for line in [
             "# TYPE amped_requests counter",
@@ -121,6 +142,7 @@ mod tests {
             "# UNIT amped_loop_busy_seconds seconds",
             "amped_loop_busy_seconds_total 2.5",
             "amped_connection_bytes 77",
+            "amped_tls_certificate_end_seconds{site=\"2\",file=\"a\\\"b.pem\"} 1800000000",
             "amped_replies_total{size=\"<10K\",kind=\"static\"} 2",
             "amped_responses_total{site=\"0\",handler=\"app\",status=\"4xx\"} 5",
             "amped_reply_body_bytes_total{size=\"<10K\",kind=\"static\"} 9000",
