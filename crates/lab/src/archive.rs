@@ -18,7 +18,10 @@
 //!
 //! Times of day are seconds since 1970 (UTC). Field names carry the unit. Unknown values are absent (`None`), never 0.
 
+// The paths are for the fuzz target, which includes this file from elsewhere.
+#[path = "archive/name.rs"]
 pub(crate) mod name;
+#[path = "archive/packed.rs"]
 pub(crate) mod packed;
 
 use std::borrow::Cow;
