@@ -67,7 +67,7 @@ fn missing_root_is_reported_with_hint() {
     let site = Site::new();
     let none = site.path().join("none");
     let ended = run(&["serve", none.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
-    assert_says(&ended, 1, &[none.to_str().unwrap(), "does not exist", "make it, or correct the path"]);
+    assert_says(&ended, 1, &[none.to_str().unwrap(), "does not exist", "create it, or correct the path"]);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn root_that_is_a_file_is_reported_with_its_directory() {
     let site = Site::new();
     let file = site.file("a.txt", "");
     let ended = run(&["serve", file.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
-    assert_says(&ended, 1, &["a.txt is a file", &format!("give the folder that holds it: `{}`", path(&site))]);
+    assert_says(&ended, 1, &["a.txt is a file", &format!("use its directory: `{}`", path(&site))]);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn inaccessible_root_is_reported_with_command() {
     let site = Site::new();
     fs::set_permissions(site.path(), fs::Permissions::from_mode(0o700)).unwrap();
     let ended = nobody.run(&["serve", path(&site), "--listen", "127.0.0.1:0"]);
-    assert_says(&ended, 1, &[&format!("the root {} may not be entered", path(&site)), "chmod a+x", "namei -l"]);
+    assert_says(&ended, 1, &[&format!("no permission to enter the root {}", path(&site)), "chmod a+x", "namei -l"]);
     // The same for the user that root switches to: the server notices at startup what this user cannot read.
     let ended = run(&["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "nobody"]);
     let says = [&format!("cannot open root {}", path(&site)), "Permission denied", "the user nobody", "namei -l"];
@@ -97,7 +97,7 @@ fn duplicate_listen_address_is_reported() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let [one, all] = ["127.0.0.1", "*"].map(|host| format!("{host}:{port}"));
     let ended = run(&["serve", path(&site), "--listen", &one, "--listen", &one]);
-    assert_says(&ended, 2, &[&format!("--listen: `{one}` is listened on twice")]);
+    assert_says(&ended, 2, &[&format!("--listen: duplicate listen address `{one}`")]);
     for (first, flag, second) in [(&all, "--listen", &one), (&one, "--metrics-listen", &one)] {
         let ended = run(&["serve", path(&site), "--listen", first, flag, second]);
         assert_says(

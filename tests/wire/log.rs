@@ -598,13 +598,17 @@ fn log_in_missing_directory_fails_at_start() {
     let log = log.to_str().unwrap();
     let ended = run(&["serve", place.site.path().to_str().unwrap(), "--listen", "127.0.0.1:0", "--access-log", log]);
     assert_eq!(ended.status, 1, "{ended:?}");
-    assert!(ended.stderr.contains(&format!("the folder of the access log {log} does not exist")), "{}", ended.stderr);
-    assert!(ended.stderr.contains("make it"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains(&format!("the directory of the access log {log} does not exist")),
+        "{}",
+        ended.stderr
+    );
+    assert!(ended.stderr.contains("create it"), "{}", ended.stderr);
     // An error in the file, with its position.
     let config = place.site.file("amped.toml", format!("root = \".\"\n[log]\naccess = {log:?}\n"));
     let ended = run(&["serve", "--config", config.to_str().unwrap()]);
     assert_eq!(ended.status, 1, "{ended:?}");
-    assert!(ended.stderr.contains("amped.toml:3:10: the folder of the access log"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("amped.toml:3:10: the directory of the access log"), "{}", ended.stderr);
 }
 
 #[test]

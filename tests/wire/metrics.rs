@@ -528,7 +528,7 @@ fn invalid_metrics_settings_are_rejected_at_start() {
         let ended = run_command(command);
         assert!(ended.status != 0 && ended.stderr.contains(says), "{flags:?}: {}", ended.stderr);
     };
-    refused(&["--metrics-listen", "0.0.0.0:9145"], "other machines could ask");
+    refused(&["--metrics-listen", "0.0.0.0:9145"], "would be accessible to other machines");
     refused(&["--metrics-listen", "9145"], "127.0.0.1:9145");
     let on_disk = Site::on_disk();
     let path = on_disk.path().join("metrics");

@@ -32,7 +32,7 @@ pub struct CorsRule {
     pub pattern: Glob,
     /// Origins whose pages may read the responses, or "*"
     ///
-    /// As browsers write them: scheme, host and port in lower case, without a path. In a site, an empty list stands for all.
+    /// As browsers write them: scheme, host and port in lower case, without a path. In a site, an empty list means all.
     #[serde(deserialize_with = "Origin::list")]
     #[schemars(extend("examples" = [["https://example.org"]]))]
     pub origins: Vec<Box<str>>,

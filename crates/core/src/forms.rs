@@ -49,18 +49,18 @@ fn field_name(name: &str, allowed: &[&str]) -> Result<Box<str>, String> {
     let remedy = match () {
         () if !is_token(name) => {
             return Err(format!(
-                "`{}` is not a header name\na name is made of letters, digits and - _ . ! # $ % & ' * + ^ ` | ~",
+                "`{}` is not a header name\na name consists of letters, digits and - _ . ! # $ % & ' * + ^ ` | ~",
                 name.escape_debug()
             ));
         }
         () if is_among(allowed) || !is_among(OWNED) => return Ok(name.into()),
         () if is_among(&["Cache-Control"]) => {
-            "use `cache_control = \"...\"` in this table: errors must not be cached by it"
+            "use `cache_control = \"...\"` in this table, which does not apply to errors"
         }
         () if is_among(&["Content-Type"]) => "use `[site.types]`, `default_type` and `charset`",
-        () => "remove it: it follows from the file and the request",
+        () => "remove it: the server derives it from the file and the request",
     };
-    Err(format!("the header `{name}` is the server's own\n{remedy}"))
+    Err(format!("the header `{name}` is set by the server\n{remedy}"))
 }
 
 /// Name of a field that a rule may set.
@@ -87,11 +87,11 @@ impl Form for ResponseFieldName {
     }
 }
 
-/// Whether this is the path of a folder or file as it is once it is decoded. An escape would be taken for the characters that
-/// it is written in, and a protected folder would stand open.
-fn is_path(path: &str, is_folder: bool) -> bool {
+/// Returns whether this is a decoded path of a directory or file. An escape would be compared as the characters that it
+/// consists of, and so would leave a protected directory open.
+fn is_path(path: &str, is_directory: bool) -> bool {
     let is_clean = clean_path(path.as_bytes(), &mut Vec::new()) == Ok(path.as_bytes());
-    path.starts_with('/') && path.ends_with('/') == is_folder && is_clean
+    path.starts_with('/') && path.ends_with('/') == is_directory && is_clean
 }
 
 /// The value of a header without the spaces around it, which are no part of it.
@@ -99,39 +99,39 @@ fn trimmed(value: &str) -> &str {
     value.trim_matches([' ', '\t'])
 }
 
-const ONE_LINE: &str = "a value is one line of text: no line end, no NUL and no other control character but the tab";
+const ONE_LINE: &str = "a value is one line of text, without control characters except the tab";
 
 forms! {
     /// Value of a field.
-    FieldValue: |text| is_value(trimmed(text)) => trimmed(text), "has a control character", ONE_LINE;
+    FieldValue: |text| is_value(trimmed(text)) => trimmed(text), "contains a control character", ONE_LINE;
 
     /// Value of Cache-Control.
     CacheControl: |text| !text.trim().is_empty() && is_value(trimmed(text)) => trimmed(text),
-        "is not a value of Cache-Control",
-        "write what caches may do, such as \"no-cache\", or remove the key to send no Cache-Control";
+        "is not a valid Cache-Control value",
+        "write directives such as \"no-cache\", or remove the key to send no Cache-Control";
 
     /// Name of a method or header.
-    Token: |text| is_token(text) => text, "is not a name of a method or header", "write it as in a request";
+    Token: |text| is_token(text) => text, "is not a method or header name", "write it as it appears in a request";
 
     /// Origin as browsers write it, or `*`.
     Origin: |text| text == "*" || is_origin(text) => text,
         "is not an origin",
-        "write it as browsers do, in lower case, without a path: `https://example.org`; or `*` for all";
+        "write scheme and host in lower case, without a path: `https://example.org`; or `*` for all origins";
 
     /// Suffix of a file name that is also a value in a header: a language or charset.
     Suffix: |text| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_+".contains(&b)) => text,
         "is not a language or charset",
-        "write it as in the names of files, such as `pt-BR` or `utf-8`";
+        "write it as it appears in file names, such as `pt-BR` or `utf-8`";
 
-    /// Path of a folder of the site.
+    /// Path of a directory of the site.
     FolderPath: |text| is_path(text, true) => text,
-        "is not a folder's path",
-        "write it from the site's root, with a slash at both ends, such as \"/private/\", and without escapes";
+        "is not the path of a directory",
+        "write the path from the site's root, with a slash at both ends and without escapes, such as \"/private/\"";
 
     /// Path of a file of the site.
     FilePath: |text| is_path(text, false) => text,
-        "is not a file's path",
-        "write it from the site's root, such as \"/app/index.html\", and without escapes";
+        "is not the path of a file",
+        "write the path from the site's root, without escapes, such as \"/app/index.html\"";
 }
 
 fn is_origin(text: &str) -> bool {

@@ -42,8 +42,8 @@ impl Serialize for Glob {
 impl<'de> Deserialize<'de> for Glob {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Glob, D::Error> {
         parse_text(deserializer, |pattern| match pattern {
-            "" => Err("an empty pattern matches nothing\nwrite `**` for everything".into()),
-            _ => Glob::parse(pattern).map_err(|why| format!("`{}` is not a pattern\n{why}", pattern.escape_debug())),
+            "" => Err("the pattern is empty\nwrite `**` to match all paths".into()),
+            _ => Glob::parse(pattern).map_err(|why| format!("invalid pattern `{}`\n{why}", pattern.escape_debug())),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What one client may cost: `[limits]`, each key with its default and the reason for it.
+//! Limits on the resources that one client may use: `[limits]`, each key with its default and the reason for it.
 
 use core::time::Duration;
 
@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
-/// Limits on what one client may cost
+/// Limits on the resources that one client may use
 ///
 /// The defaults suit a public server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
@@ -22,7 +22,7 @@ pub struct Limits {
     pub max_connections: Option<usize>,
     /// Maximum request line; longer: 414
     ///
-    /// Includes the line end. RFC 9112, 3 asks for 8000 bytes at least.
+    /// Includes the line end. RFC 9112, 3 recommends at least 8000 bytes.
     #[serde(with = "PositiveBytes")]
     #[default(Bytes::kib(8))]
     pub max_request_line_bytes: Bytes,
@@ -40,12 +40,13 @@ pub struct Limits {
     pub max_header_fields: usize,
     /// Maximum request body that is read and discarded; longer: 413
     ///
-    /// A body that no application takes is read up to this size to keep the connection; that is cheaper than a new connection.
+    /// The body of a request that no application handles is read up to this size to keep the connection; that is cheaper than a
+    /// new one.
     #[default(Bytes::mib(1))]
     pub max_body_bytes: Bytes,
     /// Time to receive the request header; then 408
     ///
-    /// Counted from its first byte, for the first request of a connection from the accept. Slow phones need a few seconds.
+    /// Counted from its first byte, and for the first request of a connection from accept(2). Slow phones need a few seconds.
     #[serde(with = "PositiveSeconds")]
     #[default(Duration::from_secs(20))]
     pub header_timeout: Duration,
@@ -60,25 +61,25 @@ pub struct Limits {
     /// At 500 B/s a megabyte takes half an hour; it is the default of Apache's mod_reqtimeout.
     #[default(Bytes(500))]
     pub min_body_rate: Bytes,
-    /// Time to receive a whole body, however fast it comes; then 408
+    /// Time to receive a whole body, however fast it arrives; then 408
     ///
     /// 10 GB at 4 Mbit/s take 6 hours.
     #[serde(with = "PositiveSeconds")]
     #[default(Duration::from_secs(6 * 60 * 60))]
     pub body_total_timeout: Duration,
-    /// An idle connection is closed after this
+    /// Time after which an idle connection is closed
     ///
-    /// Browsers come back for the next page within a minute.
+    /// Browsers typically request the next page within a minute.
     #[serde(with = "PositiveSeconds")]
     #[default(Duration::from_secs(60))]
     pub idle_timeout: Duration,
-    /// A client that reads nothing for this long is disconnected
+    /// Time after which a client that reads nothing is disconnected
     ///
     /// Each byte that it reads renews it, so a slow download of any size completes.
     #[serde(with = "PositiveSeconds")]
     #[default(Duration::from_secs(60))]
     pub send_timeout: Duration,
-    /// A disk that does not answer for this long fails the request with 503
+    /// Maximum time to wait for the disk; then the request fails with 503
     ///
     /// A download in progress is cut off. A working disk answers within seconds, even one that has to spin up.
     #[serde(with = "PositiveSeconds")]
@@ -97,14 +98,14 @@ pub struct Limits {
     #[serde(with = "Positive")]
     #[default(100_000)]
     pub max_requests: usize,
-    /// Maximum wrong passwords per address and minute; more: 429; 0: no limit
+    /// Maximum failed logins per address and minute; more: 429; 0: no limit
     ///
     /// Of IPv6, a /64 counts as one address.
     #[default(20)]
     pub max_password_attempts: u32,
     /// Maximum ranges per request; more: the whole file is sent
     ///
-    /// RFC 9110, 14.2 names many ranges an abuse. 0 ignores every range.
+    /// Requests for many ranges are a known attack (RFC 9110, 14.2). 0 ignores the Range field.
     #[default(16)]
     pub max_ranges: usize,
     /// Maximum pipelined responses per turn of the event loop

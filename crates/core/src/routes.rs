@@ -142,15 +142,15 @@ impl Route {
     }
 }
 
-/// File that is served in place of any missing path below a folder, for applications with client-side routes
+/// File that is served instead of any missing path below a directory, for applications with client-side routes
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub struct Fallback {
-    /// Folder, with a slash at both ends
+    /// Directory, with a slash at both ends
     #[serde(deserialize_with = "FolderPath::text")]
     #[schemars(example = "/app/")]
     pub folder: Box<str>,
-    /// File in that folder
+    /// File in that directory
     #[serde(deserialize_with = "FilePath::text")]
     #[schemars(example = "/app/index.html")]
     pub file: Box<str>,

@@ -96,12 +96,12 @@ pub struct Site {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Symlinks {
-    /// Those whose target is below the root
+    /// Links whose target is below the root
     #[default]
     Within,
-    /// Those, if link and target have the same owner
+    /// Links whose target is below the root and has the same owner
     Owner,
-    /// All, also out of the root
+    /// All, including those that lead outside the root
     Any,
     /// None
     None,
@@ -188,18 +188,18 @@ pub struct NegotiationRule {
     #[serde(rename = "match")]
     #[schemars(example = "/docs/**")]
     pub pattern: Glob,
-    /// Suffixes that are languages, the best first
+    /// Suffixes that are languages, in order of preference
     #[serde(default, deserialize_with = "Suffix::list")]
     #[schemars(extend("examples" = [["en", "de", "pt-BR"]]))]
     pub languages: Vec<Box<str>>,
-    /// Suffixes that are charsets, the best first
+    /// Suffixes that are charsets, in order of preference
     #[serde(default, deserialize_with = "Suffix::list")]
     #[schemars(extend("examples" = [["utf-8", "iso-8859-1"]]))]
     pub charsets: Vec<Box<str>>,
-    /// Response to a client to which several variants are equally good
+    /// Response if several variants are equally acceptable
     #[serde(default)]
     pub ambiguous: Ambiguous,
-    /// Response to a client that accepts no variant
+    /// Response if the client accepts no variant
     #[serde(default)]
     pub unacceptable: Unacceptable,
 }
@@ -211,7 +211,7 @@ pub enum Ambiguous {
     #[default]
     #[serde(rename = "first")]
     First,
-    /// 300 with a list of all
+    /// 300 with a list of all variants
     #[serde(rename = "300")]
     List,
 }
@@ -223,7 +223,7 @@ pub enum Unacceptable {
     #[default]
     #[serde(rename = "first")]
     First,
-    /// 406 with a list of all
+    /// 406 with a list of all variants
     #[serde(rename = "406")]
     Refuse,
 }
@@ -256,7 +256,7 @@ pub struct HeaderRule {
     #[serde(rename = "match")]
     #[schemars(example = "*.css")]
     pub pattern: Glob,
-    /// Value of Cache-Control, on files and on no error
+    /// Value of Cache-Control, for files but not for errors
     ///
     /// Sent with status 200, 206 and 304.
     #[serde(default, deserialize_with = "CacheControl::text")]
@@ -272,10 +272,10 @@ pub struct HeaderRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EtagForm {
-    /// Size, modification and change time to the nanosecond, and inode: changes even if the old times are put back
+    /// Size, modification and change time to the nanosecond, and inode: changes even if the old times are restored
     #[default]
     Full,
-    /// Size and modification time: the same on each host behind a load balancer
+    /// Size and modification time: the same on all hosts behind a load balancer
     Portable,
 }
 

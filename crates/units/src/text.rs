@@ -86,7 +86,7 @@ impl<'de, F: Form> DeserializeSeed<'de> for Text<'_, F> {
             let kept = F::parse(text)?;
             let is_same = |earlier: &str| *earlier == *kept || F::ANY_CASE && earlier.eq_ignore_ascii_case(&kept);
             match self.0.iter().any(|earlier| is_same(earlier)) {
-                true => Err(format!("`{}` is named twice\nremove one of them", text.escape_debug())),
+                true => Err(format!("duplicate `{}`\nremove one of them", text.escape_debug())),
                 false => Ok(kept),
             }
         })

@@ -45,22 +45,22 @@ use uri::UriCache;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct Budgets {
-    /// Request targets whose decoded path is kept, if `[optimise] uri_cache` is on
+    /// Maximum request targets whose decoded path is cached, if `[optimise] uri_cache` is on
     ///
     /// About 200 bytes each.
     #[default(8192)]
     pub uri_entries: usize,
-    /// Names whose file is known, about 300 bytes each
+    /// Maximum cached name lookups, about 300 bytes each
     ///
     /// Names of files that do not exist are included.
     #[default(8192)]
     pub path_entries: usize,
-    /// Results of content negotiation, about 250 bytes each
+    /// Maximum cached results of content negotiation, about 250 bytes each
     #[default(4096)]
     pub negotiation_entries: usize,
     /// Bytes of response headers, 250 to 400 bytes each
     ///
-    /// A file has up to two: for status 200 and 304.
+    /// A file has up to two: for status 200 and for 304.
     #[default(Bytes::mib(4))]
     pub head_bytes: Bytes,
     /// Bytes of file contents
@@ -68,7 +68,7 @@ pub struct Budgets {
     /// In memory of the server; responses of applications with `cache` are among them.
     #[default(Bytes::mib(64))]
     pub content_bytes: Bytes,
-    /// Larger files are sent from the system's page cache
+    /// Maximum size of a cached file; larger ones are sent from the page cache of the system
     ///
     /// Below 32 to 64 KiB one send(2) from memory costs less than sendfile(2): 5.0 against 5.5 microseconds at 16 KiB, 8.7
     /// against 8.5 at 64 KiB.
@@ -76,27 +76,27 @@ pub struct Budgets {
     pub max_content_file_bytes: Bytes,
     /// Maximum size to which a lone name.gz is unpacked
     ///
-    /// For clients that do not accept gzip. The changelogs of Debian's packages, for which this is made, reach 7 MB.
+    /// For clients that do not accept gzip. The changelogs of Debian packages, the typical use, reach 7 MB.
     #[default(Bytes::mib(16))]
     pub max_unpacked_file_bytes: Bytes,
-    /// Larger files that are kept open
+    /// Maximum number of larger files kept open
     #[default(1024)]
     pub descriptors: usize,
-    /// A changed file is noticed after this at the latest
+    /// Maximum delay until a changed file is noticed
     ///
-    /// An entry is used this long before the file system is asked again.
+    /// A cache entry is used this long before the file is checked again.
     #[serde(with = "Seconds")]
     #[default(Duration::from_secs(1))]
     pub revalidate: Duration,
-    /// Maximum age of an entry that is used while the disk is busy
+    /// Maximum age of a cache entry that is used while the disk is busy
     #[serde(with = "Seconds")]
     #[default(Duration::from_secs(10))]
     pub max_stale: Duration,
     /// Share names and contents among the processes of architecture mp
     ///
-    /// They then have one cache of this size together instead of a part of it each.
+    /// They then share one cache of this size instead of a part of it each.
     pub shared: bool,
-    /// Watch directories (inotify), so that a change is noticed at once
+    /// Watch directories (inotify) to notice changes at once
     ///
     /// Costs a watch for each directory, in mp once for each process, which the system limits per user, and
     /// wakes workers for each change in a busy directory. Changes on other hosts of a network file system are not reported.

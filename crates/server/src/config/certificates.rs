@@ -78,17 +78,17 @@ impl Checker<'_> {
         let key = node.get("hsts");
         if !listen.iter().any(|listen| listen.tls) && !self.read.is_taken(self.read.root(), &["listen"]) {
             let help = "add an address to `listen`: `\"*:443 tls\"`; behind a proxy with TLS, set the field in `[[site.headers]]`";
-            self.findings.at(key.span(), "`hsts` without TLS: no address has it", help);
+            self.findings.at(key.span(), "`hsts` requires TLS, but no listen address uses it", help);
         }
         if let Err(help) = strict_transport_security(value) {
-            let message = format!("`{}` is not a value of {HSTS}", value.escape_debug());
+            let message = format!("`{}` is not a valid {HSTS} value", value.escape_debug());
             self.findings.at(key.span(), message, help);
         }
         let rules = node.get("headers").elements().chain(node.get("route").elements());
         let fields = rules.flat_map(|rule| rule.get("set").entries().chain(rule.get("headers").entries()));
         for (_, place, _) in fields.filter(|(name, ..)| name.eq_ignore_ascii_case(HSTS)) {
-            let help = "take one of them out: a header rule applies without TLS too, where browsers ignore the field";
-            self.findings.against(place, (key.span(), "and here"), format!("{HSTS} is set twice"), help);
+            let help = "remove one of them: header rules also apply without TLS, where browsers ignore the field";
+            self.findings.against(place, (key.span(), "and here"), format!("duplicate header {HSTS}"), help);
         }
         Some(value.into())
     }

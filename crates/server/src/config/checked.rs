@@ -102,7 +102,7 @@ impl Checker<'_> {
         let workers = file.workers.unwrap_or(form.workers).min(most);
         file.workers = Some(workers);
         if file.group.is_some() && file.user.is_none() {
-            let help = "write `user` too, or take `group` out";
+            let help = "write `user` too, or remove `group`";
             self.findings.at(root.get("group").span(), "`group` is given without `user`", help);
         }
         self.helpers(&form, &mut file, root.get("helpers"));
@@ -122,7 +122,7 @@ impl Checker<'_> {
 
     fn listen(&mut self, root: Node<'_>, node: Node<'_>) {
         if node.elements().next().is_none() && node.place().is_some() && !self.read.is_taken(root, &["listen"]) {
-            let help = "write an address, or take the key out for the default, [\"127.0.0.1:8080\"]";
+            let help = "write an address, or remove the key to use the default, [\"127.0.0.1:8080\"]";
             self.findings.at(node.span(), "`listen` is empty", help);
         }
         let mut seen = HashMap::new();
@@ -132,8 +132,8 @@ impl Checker<'_> {
                 && address.port() != 0
                 && let Some(earlier) = seen.insert(address, text.span())
             {
-                let message = format!("`{}` is listened on twice", text.text());
-                self.findings.against(text.span(), (earlier, "first here"), message, "take one of them out");
+                let message = format!("duplicate listen address `{}`", text.text());
+                self.findings.against(text.span(), (earlier, "first here"), message, "remove one of them");
             }
         }
     }
@@ -153,7 +153,7 @@ impl Checker<'_> {
             *value = most;
             return;
         };
-        let message = format!("`{name}` is more than `{other_name}`");
+        let message = format!("`{name}` exceeds `{other_name}`");
         let help = format!("lower `{name}` or raise `{other_name}`");
         match table.get(other_name).place() {
             Some(other) => self.findings.against(place, (other, "more than this"), message, help),
@@ -186,13 +186,13 @@ impl Checker<'_> {
     fn control(&mut self, file: &mut File, node: Node<'_>) {
         let (Some(path), node) = (&mut file.control.socket, node.get("socket")) else { return };
         if path.as_os_str().is_empty() {
-            return self.findings.at(node.span(), "`socket` is empty", "take the key out for no socket");
+            return self.findings.at(node.span(), "`socket` is empty", "remove the key to create no socket");
         }
         *path = self.absolute(path, node);
         // unix(7): `sun_path` has 108 bytes, with the NUL at its end.
         if path.as_os_str().len() > 107 {
-            let message = format!("the name of the control socket has {} bytes", path.as_os_str().len());
-            let help = "the system takes 107 at most: name one in a folder such as /run/amped";
+            let message = format!("the path of the control socket has {} bytes", path.as_os_str().len());
+            let help = "the maximum is 107; choose a directory such as /run/amped";
             self.findings.at(node.span(), message, help);
         }
     }
@@ -201,7 +201,7 @@ impl Checker<'_> {
         let (path, listen) = (node.get("file"), node.get("listen"));
         if let Some(file) = &mut file.metrics.file {
             if file.as_os_str().is_empty() {
-                self.findings.at(path.span(), "`file` is empty", "take the key out for no file");
+                self.findings.at(path.span(), "`file` is empty", "remove the key to write no file");
             }
             *file = self.absolute(file, path);
         }
@@ -210,13 +210,13 @@ impl Checker<'_> {
             && !address.ip().to_canonical().is_loopback()
             && !public
         {
-            let message = format!("other machines could ask for the metrics at {address}");
-            let help = format!("write 127.0.0.1:{}, or `public = true` in `[metrics]` if they may", address.port());
+            let message = format!("the metrics at {address} would be accessible to other machines");
+            let help = format!("write 127.0.0.1:{}, or `public = true` in `[metrics]` to allow this", address.port());
             self.findings.at(listen.span(), message, help);
         }
         if !cfg!(feature = "metrics") && (file.metrics.file.is_some() || file.metrics.listen.is_some()) {
-            let message = "metrics are asked for, and this server was built without them";
-            let help = "build it with the feature `metrics`, as by default, or take them out";
+            let message = "this server was built without metrics";
+            let help = "build it with the default feature `metrics`, or remove the keys";
             self.findings.at(path.place().unwrap_or(listen.span()), message, help);
         }
     }
@@ -225,7 +225,7 @@ impl Checker<'_> {
         let Some(path) = &mut file.spool.directory else { return };
         *path = self.absolute(path, node);
         if !path.is_dir() {
-            let help = "create it, or write another one; without the key it is $TMPDIR, else /var/tmp";
+            let help = "create it, or choose another; the default is $TMPDIR, or else /var/tmp";
             let message = format!("{} is not a directory", path.display());
             self.findings.at(node.get("directory").span(), message, help);
         }
@@ -267,12 +267,13 @@ impl Checker<'_> {
         for (number, (site, node)) in file.site.iter_mut().zip(places).enumerate() {
             let dir = flags.dir.as_deref().filter(|_| number == 0);
             if dir.is_none() && site.root.is_none() && !self.read.is_taken(node, &["root"]) {
-                let help = "add `root = \"/var/www\"`, the folder that this site serves";
+                let help = "add `root = \"/var/www\"`, the directory to serve";
                 self.findings.at(node.span(), "this site has no `root`", help);
             }
             if number > 0 && site.hosts.is_empty() && !self.read.is_taken(node, &["hosts"]) {
-                let help = "add `hosts = [\"example.org\"]`; only the first site answers to every other name";
-                self.findings.at(node.span(), "this site has no `hosts`, so no request would reach it", help);
+                let help =
+                    "add `hosts = [\"example.org\"]`; only the first site may omit `hosts`, and serves all other names";
+                self.findings.at(node.span(), "this site has no `hosts`, so it would get no requests", help);
             }
             site.listing |= flags.listing;
             roots.push(self.root(dir, site, node.get("root")));
@@ -290,23 +291,23 @@ impl Checker<'_> {
         if sites.is_empty() && !self.read.is_taken(root, &["root", "site"]) {
             match flags.config {
                 None => self.findings.usage(
-                    "there is no folder to serve",
-                    "give one: `amped serve FOLDER`, or `amped serve --config FILE` with a `root` in the file",
+                    "no directory to serve",
+                    "write `amped serve DIRECTORY`, or `amped serve --config FILE` with a `root` in the file",
                 ),
                 Some(_) => self.findings.at(
                     0..0,
-                    "there is no folder to serve",
-                    "write `root = \"/var/www\"` at the top of the file, or give a folder on the command line",
+                    "no directory to serve",
+                    "write `root = \"/var/www\"` at the top of the file, or give a directory on the command line",
                 ),
             }
         }
         if sites.len() > usize::from(u16::MAX) {
-            self.findings.outside(format!("{} sites are too many", sites.len()), "at most 65535 fit in one server");
+            self.findings.outside(format!("too many sites: {}", sites.len()), "the maximum is 65535");
         }
         for (file, span) in &self.accounts {
             if let Some(root) = roots.iter().flatten().find(|root| lies_within(file, root)) {
-                let message = format!("the accounts in {} lie within the root {}", file.display(), root.display());
-                let help = "move the file out of every root, so that no client can ask for it";
+                let message = format!("the accounts file {} is below the root {}", file.display(), root.display());
+                let help = "move it outside all roots, so that no client can download it";
                 self.findings.at(span.clone(), message, help);
             }
         }
@@ -318,7 +319,7 @@ impl Checker<'_> {
         let path = match (dir, &site.root) {
             (Some(dir), _) => std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()),
             (None, Some(root)) if root.as_os_str().is_empty() => {
-                self.findings.at(node.span(), "`root` is empty", "write \".\" for the folder of this file");
+                self.findings.at(node.span(), "`root` is empty", "write \".\" for the directory of this file");
                 return None;
             }
             (None, Some(root)) => self.absolute(root, node),
@@ -327,7 +328,7 @@ impl Checker<'_> {
         if let Err((message, help)) = folder_to_serve(&path) {
             match (dir, &site.root) {
                 (None, Some(root)) if root.is_relative() && !help.contains('`') => {
-                    let help = format!("{help}; a relative path begins at the folder of this file");
+                    let help = format!("{help}; relative paths start at the directory of this file");
                     self.findings.at(node.span(), message, help);
                 }
                 (None, Some(_)) => self.findings.at(node.span(), message, help),
@@ -347,27 +348,27 @@ impl Checker<'_> {
     ) -> Site {
         for (_, _, page) in node.get("errors").entries() {
             if apps.iter().any(|app| app.pattern.matches(page.text().as_bytes())) {
-                let help = "write a page that is a file: an application may be what has failed";
-                self.findings.at(page.span(), format!("the error page `{}` is an application's", page.text()), help);
+                let help = "use a static file: the application itself may have failed";
+                self.findings.at(
+                    page.span(),
+                    format!("the error page `{}` is served by an application", page.text()),
+                    help,
+                );
             }
         }
         for host in node.get("hosts").elements() {
             if let Some(earlier) = hosts.insert(host.text().to_ascii_lowercase(), host.span()) {
-                let help = "a host belongs to one site: take one of them out";
+                let help = "a host belongs to one site; remove one of them";
                 self.findings.against(
                     host.span(),
                     (earlier, "first here"),
-                    format!("`{}` is named twice", host.text()),
+                    format!("duplicate host `{}`", host.text()),
                     help,
                 );
             }
         }
         if let Some(name) = node.get("precompressed").elements().find(|name| name.text() == "identity") {
-            self.findings.at(
-                name.span(),
-                "`precompressed` cannot be \"identity\"",
-                "remove it: it stands for the file itself",
-            );
+            self.findings.at(name.span(), "`precompressed` cannot be \"identity\"", "remove it: it is the file itself");
         }
         let routes = table.route.iter_mut().zip(node.get("route").elements());
         let routes: Vec<Route> = routes.filter_map(|(table, node)| self.route(table, node)).collect();
@@ -423,10 +424,10 @@ impl Checker<'_> {
         }
         let Some(all) = node.get("origins").elements().find(|origin| origin.text() == "*") else { return rule.clone() };
         if rule.origins.len() > 1 {
-            self.findings.at(all.span(), "`*` is all origins", "take the others out, or this one");
+            self.findings.at(all.span(), "`*` includes all other origins", "remove the others, or remove `*`");
         }
         if rule.credentials {
-            let help = "name the origins: browsers refuse the two together (Fetch, 3.2.5)";
+            let help = "list the origins: browsers reject credentials with `*` (Fetch, 3.2.5)";
             let place = node.get("credentials").span();
             self.findings.against(place, (all.span(), "all origins"), "`credentials` requires named origins", help);
         }
@@ -442,29 +443,29 @@ impl Checker<'_> {
             if !self.read.is_taken(node, &kinds) {
                 let help = "add one of `redirect = \"/new/$1\"`, `rewrite = \"/new/$1\"`, `deny = true`, \
                             `respond = \"text\"` and `internal = true`";
-                self.findings.at(node.span(), "this route does nothing", help);
+                self.findings.at(node.span(), "this route has no action", help);
             }
             return None;
         };
         for (other, span) in &given[1..] {
             let message = format!("this route has both `{kind}` and `{other}`");
-            self.findings.against(span.clone(), (place.clone(), "first here"), message, "take one of them out");
+            self.findings.against(span.clone(), (place.clone(), "first here"), message, "remove one of them");
         }
         if given.len() > 1 {
             return None;
         }
         if table.deny == Some(false) || table.internal == Some(false) {
-            let help = format!("write `{kind} = true`, or take the route out");
-            self.findings.at(place, format!("`{kind} = false` does nothing"), help);
+            let help = format!("write `{kind} = true`, or remove the route");
+            self.findings.at(place, format!("`{kind} = false` has no effect"), help);
         }
         if let Some((_, place, _)) = node.get("headers").entries().next().filter(|_| kind != "respond") {
-            let help = "take `headers` out; for other responses there is `[[site.headers]]`";
-            self.findings.at(place, format!("`headers` is for `respond`, and this route has `{kind}`"), help);
+            let help = "remove `headers`; use `[[site.headers]]` for other responses";
+            self.findings.at(place, format!("`headers` requires `respond`, but this route has `{kind}`"), help);
         }
         let status = node.get("status").place();
         if let (Some(place), "rewrite" | "internal") = (&status, kind) {
-            let message = format!("`status` has no meaning beside `{kind}`");
-            self.findings.at(place.clone(), message, "take it out");
+            let message = format!("`status` has no effect with `{kind}`");
+            self.findings.at(place.clone(), message, "remove it");
         }
         let action = match (&table.redirect, &table.rewrite, &table.respond) {
             (Some(to), ..) => {
@@ -481,7 +482,7 @@ impl Checker<'_> {
             _ if kind == "deny" => {
                 // The others are about the form of a request, or ask for credentials that would change nothing.
                 let good = [400, 403, 404, 410, 429, 451, 500, 503];
-                RouteAction::Deny(self.route_status(&mut table.status, status, 403, "a refusal", &good))
+                RouteAction::Deny(self.route_status(&mut table.status, status, 403, "a denial", &good))
             }
             _ => RouteAction::Internal,
         };
@@ -502,7 +503,7 @@ impl Checker<'_> {
             let others: Vec<String> = good.iter().filter(|code| **code != default).map(u16::to_string).collect();
             let (last, others) = others.split_last().expect("several");
             let help = format!("write {default}, or {} or {last}", others.join(", "));
-            self.findings.at(place, format!("{status} is not the status of {what}"), help);
+            self.findings.at(place, format!("{status} is not a valid status for {what}"), help);
         }
         Status(status)
     }
@@ -513,10 +514,10 @@ impl Checker<'_> {
         let mut numbers =
             target.split('$').skip(1).map(|rest| rest.chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0));
         if numbers.any(|number| number == 0 || number as usize > stars) {
-            let help = format!("`match` has {stars} stars: write `$1` for what the first matched, and so on to `$9`");
+            let help = format!("`match` has {stars}: `$1` is the text matched by the first one, up to `$9`");
             self.findings.at(
                 place.span(),
-                format!("`{}` names a star that does not exist", target.escape_debug()),
+                format!("`{}` refers to a wildcard that does not exist", target.escape_debug()),
                 help,
             );
         }
@@ -527,11 +528,12 @@ impl Checker<'_> {
         let status = *table.status.get_or_insert(200);
         if let Some(place) = node.get("status").place() {
             if !(200..=599).contains(&status) || [206, 304, 401, 416].contains(&status) {
-                let help = "write one from 200 to 599 that stands by itself, such as 200, 204, 410 or 503";
-                self.findings.at(place, format!("{status} is not the status of a fixed response"), help);
+                let help =
+                    "write a final status from 200 to 599 that needs no further fields, such as 200, 204, 410 or 503";
+                self.findings.at(place, format!("{status} is not a valid status for a fixed response"), help);
             } else if status == 204 && !body.is_empty() {
                 let help = "write `respond = \"\"`, or another status";
-                let message = "a response with status 204 has no body";
+                let message = "a response with status 204 cannot have a body";
                 self.findings.against(node.get("respond").span(), (place, "204"), message, help);
             }
         }
@@ -546,13 +548,13 @@ impl Checker<'_> {
     fn fallback(&mut self, node: Node<'_>, routes: &[Route]) {
         let (folder, file) = (node.get("folder"), node.get("file"));
         if !file.text().starts_with(folder.text()) {
-            let help = "put it into the folder: who may read the one may then read the other";
-            let message = format!("`{}` lies outside the folder that it serves in", file.text().escape_debug());
-            self.findings.against(file.span(), (folder.span(), "this folder"), message, help);
+            let help = "move the file into the directory, so that the same access rules apply";
+            let message = format!("`{}` is outside the directory of the fallback", file.text().escape_debug());
+            self.findings.against(file.span(), (folder.span(), "this directory"), message, help);
         }
         let first = routes.iter().find(|route| route.pattern.matches(file.text().as_bytes()));
         if matches!(first, Some(Route { action: RouteAction::Deny(_), .. })) {
-            let help = "write `internal = true` in place of `deny = true` to keep only clients away from it";
+            let help = "write `internal = true` instead of `deny = true` to hide it from clients only";
             let message = format!("a route denies the fallback file `{}`", file.text().escape_debug());
             self.findings.at(file.span(), message, help);
         }
@@ -563,15 +565,15 @@ impl Checker<'_> {
         let realm = table.realm.get_or_insert_with(default);
         let place = node.get("accounts").span();
         if table.accounts.as_os_str().is_empty() {
-            let help = "name a file outside every root that `htpasswd -B -c FILE NAME` has made";
+            let help = "name a file outside all roots, created with `htpasswd -B -c FILE NAME`";
             self.findings.at(place, "`accounts` is empty", help);
             return None;
         }
         table.accounts = self.absolute(&table.accounts, node);
         let file = &table.accounts;
         if let Err(error) = std::fs::metadata(file) {
-            let message = format!("the accounts in {} cannot be used: {error}", file.display());
-            let help = "make the file with `htpasswd -B -c FILE NAME`, or correct the path";
+            let message = format!("cannot read the accounts file {}: {error}", file.display());
+            let help = "create it with `htpasswd -B -c FILE NAME`, or correct the path";
             self.findings.at(place.clone(), message, help);
         }
         let known = self.accounts.iter().position(|(known, _)| known == file);
@@ -596,8 +598,8 @@ impl Checker<'_> {
             (app.files, app.min_spare) = (Some(files), Some(min_spare));
         }
         if app.cache.is_some() && !keeps_bodies {
-            let help = "take one of them out: pages of applications are kept among the contents of files";
-            let message = "`cache` has nowhere to keep pages: `content_bytes` is 0";
+            let help = "remove `cache`, or raise `content_bytes`: application pages are stored in the content cache";
+            let message = "`cache` requires the content cache, but `content_bytes` is 0";
             self.findings.at(node.get("cache").span(), message, help);
         }
         let rule = AppRule {
@@ -626,15 +628,15 @@ impl Checker<'_> {
         let mut given = kinds.iter().filter_map(|kind| Some((*kind, node.get(kind).place()?)));
         let Some((first, place)) = given.next() else {
             if !self.read.is_taken(node, &kinds) {
-                let help = "write `cgi = true` for a process of the script for each request, `fastcgi = \"unix:/run/php/php-fpm.sock\"` \
-                            for a running application, or `command = [\"/srv/app\"]` for one that the server starts";
-                self.findings.at(node.span(), "this application does not say how it runs", help);
+                let help = "write `cgi = true` to start the script for each request, `fastcgi = \"unix:/run/php/php-fpm.sock\"` for a \
+                            running application, or `command = [\"/srv/app\"]` for one that the server starts";
+                self.findings.at(node.span(), "this application has neither `cgi`, `fastcgi` nor `command`", help);
             }
             return None;
         };
         for (name, span) in given {
             let message = format!("an application has both `{first}` and `{name}`");
-            self.findings.against(span, (place.clone(), "first here"), message, "take one of them out");
+            self.findings.against(span, (place.clone(), "first here"), message, "remove one of them");
         }
         if let Some(text) = &mut app.fastcgi {
             let Some(name) = text.strip_prefix("unix:") else { return parse_listen(text).map(AppKind::Tcp).ok() };
@@ -646,7 +648,7 @@ impl Checker<'_> {
             let bad = words.first().is_none_or(String::is_empty) || words.iter().any(|word| word.contains('\0'));
             if bad {
                 let help = "write the program, then its arguments: `[\"/srv/app/serve\", \"--fast\"]`";
-                self.findings.at(node.get("command").span(), "`command` names no program", help);
+                self.findings.at(node.get("command").span(), "`command` has no program", help);
                 return None;
             }
             if words[0].contains('/') {
@@ -655,7 +657,7 @@ impl Checker<'_> {
             return Some(AppKind::Command(words.clone()));
         }
         if app.cgi == Some(false) {
-            self.findings.at(place, "nothing runs this application", "write `cgi = true`, or take the table out");
+            self.findings.at(place, "`cgi = false` has no effect", "write `cgi = true`, or remove the table");
         }
         Some(AppKind::Cgi)
     }
@@ -680,19 +682,19 @@ fn folder_to_serve(path: &Path) -> Result<(), (String, String)> {
     let reason = match std::fs::metadata(path).map(|root| (root.is_dir(), std::fs::metadata(path.join(".")))) {
         Ok((false, _)) => {
             let holder = path.parent().unwrap_or(path).display();
-            return Err((format!("the root {shown} is a file"), format!("give the folder that holds it: `{holder}`")));
+            return Err((format!("the root {shown} is a file"), format!("use its directory: `{holder}`")));
         }
         Ok((true, Ok(_))) => return Ok(()),
         Ok((true, Err(reason))) | Err(reason) => reason,
     };
     Err(match reason.kind() {
         io::ErrorKind::NotFound => {
-            (format!("the root {shown} does not exist"), "make it, or correct the path".to_owned())
+            (format!("the root {shown} does not exist"), "create it, or correct the path".to_owned())
         }
         io::ErrorKind::PermissionDenied => {
             let help =
-                format!("allow it: `chmod a+x` on it and on each folder above it; `namei -l {shown}` shows them");
-            (format!("the root {shown} may not be entered"), help)
+                format!("grant access: `chmod a+x` on it and each directory above it; `namei -l {shown}` lists them");
+            (format!("no permission to enter the root {shown}"), help)
         }
         _ => (format!("the root {shown} cannot be used: {reason}"), "correct the path".to_owned()),
     })
@@ -719,11 +721,11 @@ fn lies_within(file: &Path, folder: &Path) -> bool {
 fn log_file(path: &Path) -> Result<(), (String, &'static str)> {
     let shown = path.display();
     if path.is_dir() {
-        return Err((format!("the access log {shown} is a folder"), "give a file, as in `access.log`"));
+        return Err((format!("the access log {shown} is a directory"), "write a file name such as `access.log`"));
     }
     match path.parent() {
         Some(folder) if !folder.is_dir() => {
-            Err((format!("the folder of the access log {shown} does not exist"), "make it, or correct the path"))
+            Err((format!("the directory of the access log {shown} does not exist"), "create it, or correct the path"))
         }
         _ => Ok(()),
     }

@@ -17,10 +17,10 @@ use super::schema;
 /// The command to carry out.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// Serve a folder
+    /// Serve a directory
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(Box<Serve>),
-    /// Load the new version of pages into a running server
+    /// Reload pages into the caches of a running server
     #[command(after_help = PRELOAD_EXAMPLES)]
     Preload(Preload),
     /// Check a configuration file
@@ -33,7 +33,7 @@ pub enum Command {
 /// The flags of `amped serve`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Serve {
-    /// Folder to serve: the root of the default site [default: the root in the configuration]
+    /// Directory to serve: the root of the default site [default: the root in the configuration]
     pub dir: Option<PathBuf>,
     /// Configuration file (TOML); flags override it [default: none]
     #[arg(long, value_name = "FILE")]
@@ -41,7 +41,7 @@ pub struct Serve {
     /// Flags that set a key of the configuration
     #[command(flatten)]
     pub keys: Keys,
-    /// List folders that have no index page, on every site [default: they are forbidden]
+    /// List directories without an index page, on every site [default: 403]
     #[arg(long)]
     pub listing: bool,
     /// Optimisations to disable, separated by commas, or `all`
@@ -50,7 +50,7 @@ pub struct Serve {
     /// Optimisations to enable, also with `--without all`
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub with: Vec<String>,
-    /// Print the whole configuration in force, defaults included, and exit
+    /// Print the complete configuration, with defaults, and exit
     #[arg(long)]
     pub print_config: bool,
 }
@@ -221,13 +221,13 @@ pub struct Preload {
     /// Socket of the server: its `--control`, or `[control] socket` in its configuration
     #[arg(long, value_name = "SOCKET")]
     pub control: PathBuf,
-    /// Host name whose site the paths are of [default: the default site]
+    /// Host name of the site that has the paths [default: the default site]
     #[arg(long, value_name = "NAME")]
     pub host: Option<String>,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     pub json: bool,
-    /// Paths as in a URL; one with a slash at its end is a folder's index page
+    /// URL paths; a path that ends in a slash is the index page of a directory
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<OsString>,
 }
@@ -255,8 +255,8 @@ struct Amped {
 
 const EXAMPLES: &str = "\
 Examples:
-  amped serve examples/site              serve a folder on http://127.0.0.1:8080/
-  amped serve --config amped.toml        serve by a configuration file
+  amped serve examples/site              serve a directory on http://127.0.0.1:8080/
+  amped serve --config amped.toml        serve with a configuration file
   amped serve --help                     all flags, and their defaults";
 
 const SERVE_EXAMPLES: &str = "\
@@ -270,7 +270,7 @@ const CHECK_EXAMPLES: &str = "\
 Example:
   amped check --config examples/amped.toml
 
-Exit status: 0 if the file is good, 1 if something is wrong with it.";
+Exit status: 0 if the file is valid, 1 if not.";
 
 const PRELOAD_EXAMPLES: &str = "\
 Examples:
@@ -278,9 +278,9 @@ Examples:
   amped preload --control /run/amped/control --host static.example.org /app.js
   find . -type f -printf '/%P\\0' | xargs -0 amped preload --control /run/amped/control
 
-Each worker forgets what it knows of the name, that it is not there included, and looks it up anew; when this ends, all
-of them serve what is there now. A line for each path says what was found, as the status of a request for it. A path is
-that of a URL: a % begins an escape (%25 is a %), and a ? is part of the name.
+Each worker discards its cache entries for the path, including negative ones, and looks it up again. When the command
+exits, all workers serve the current version. It prints a line for each path with the status that a request for it would
+get. In a path, % begins an escape (%25 is a %), and ? is part of the name.
 
 Exit status: 0 if all workers have loaded all paths, 1 if not, 2 for wrong usage.";
 
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn no_arguments_prints_help_with_example() {
-        let help = parse([OsString::from("amped")]).expect_err("there is no command");
+        let help = parse([OsString::from("amped")]).expect_err("no command given");
         assert_eq!(help.exit_code(), 0);
         assert!(help.to_string().contains("amped serve examples/site"), "{help}");
     }

@@ -208,7 +208,7 @@ impl Findings {
         match value {
             Some(value) if self.problems.is_empty() => Ok(value),
             _ => {
-                assert!(!self.problems.is_empty(), "a configuration was refused without a reason");
+                assert!(!self.problems.is_empty(), "a configuration was rejected without a reason");
                 Err(Error { problems: self.problems })
             }
         }
@@ -218,11 +218,9 @@ impl Findings {
 /// A failing system call on a file of the configuration.
 pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> Error {
     let help = match error.kind() {
-        std::io::ErrorKind::NotFound => {
-            "check the path given to `--config`, or leave it out and give the folder to serve"
-        }
-        std::io::ErrorKind::PermissionDenied => "make it readable for the user who starts the server",
-        std::io::ErrorKind::IsADirectory => "give the file, not the folder that holds it",
+        std::io::ErrorKind::NotFound => "check the path after `--config`, or omit it and give the directory to serve",
+        std::io::ErrorKind::PermissionDenied => "make it readable by the user that starts the server",
+        std::io::ErrorKind::IsADirectory => "name the file, not its directory",
         _ => "",
     };
     let mut findings = Findings::default();

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use super::forms::{
-    AccountName, Charset, Ending, ErrorStatus, FastCgiAddress, HomeFolder, HostName, IndexName, MediaType, PagePath,
+    AccountName, Charset, Ending, ErrorStatus, FastCgiAddress, HomeDirectory, HostName, IndexName, MediaType, PagePath,
     Realm, RedirectTarget, RewriteTarget, VariableName, VariableValue,
 };
 use super::optimise::Optimise;
@@ -50,17 +50,17 @@ pub struct File {
     #[serde(with = "Count::<1, 4096>")]
     #[schemars(example = 1)]
     pub workers: Option<usize>,
-    /// User to become once the ports are open
+    /// User to switch to after the ports are bound
     ///
     /// Ports below 1024 require a start as root, or CAP_NET_BIND_SERVICE; root should not serve clients. Fixed at the start.
     #[schemars(example = "www-data")]
     #[serde(deserialize_with = "AccountName::text")]
     pub user: Option<Box<str>>,
-    /// Group to become; default: the group of `user`
+    /// Group to switch to; default: the group of `user`
     #[schemars(example = "www-data")]
     #[serde(deserialize_with = "AccountName::text")]
     pub group: Option<Box<str>>,
-    /// Short for a first site with only a root
+    /// Shorthand for a first site with only a root
     #[schemars(example = "/var/www")]
     pub root: Option<PathBuf>,
     pub helpers: HelperSettings,
@@ -79,7 +79,7 @@ pub struct File {
 
 /// Site; the first is the default one
 ///
-/// The default site answers to every host name that no other site has.
+/// The default site serves all host names that no other site has.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct SiteTable {
@@ -89,9 +89,9 @@ pub struct SiteTable {
     #[schemars(extend("examples" = [["example.org", "*.example.org"]]))]
     #[serde(deserialize_with = "HostName::list")]
     pub hosts: Vec<Box<str>>,
-    /// Folder that the site serves
+    /// Directory that the site serves
     ///
-    /// Required, unless it is the folder of the command line.
+    /// Required, unless given on the command line.
     #[schemars(example = "/var/www")]
     pub root: Option<PathBuf>,
     /// Certificate chains (PEM), the site's own certificate first in each file
@@ -107,30 +107,30 @@ pub struct SiteTable {
     pub key: Vec<PathBuf>,
     /// Redirect requests without TLS to https
     pub redirect_to_https: bool,
-    /// Value of Strict-Transport-Security, with which browsers use https alone (RFC 6797)
+    /// Value of Strict-Transport-Security: browsers then use https only (RFC 6797)
     ///
-    /// `max-age` in seconds, then perhaps `includeSubDomains` and `preload`. On every response over TLS, and on none without it.
-    /// Browsers obey until `max-age` has passed; a response with `max-age=0` ends it.
+    /// `max-age` in seconds, optionally `includeSubDomains` and `preload`. Sent with every response over TLS, and never without TLS.
+    /// Browsers comply until `max-age` has passed; a response with `max-age=0` ends it.
     #[schemars(example = "max-age=31536000; includeSubDomains")]
     pub hsts: Option<Box<str>>,
-    /// Index pages of a folder, the best first
+    /// Index pages of a directory, in order of preference
     #[serde(deserialize_with = "IndexName::list")]
     #[default(["index.html", "index.htm"].map(Box::from).into())]
     pub index: Vec<Box<str>>,
-    /// List folders without an index page; else 403
+    /// List directories without an index page; else 403
     pub listing: bool,
-    /// Serve names that begin with a dot; /.well-known always is
+    /// Serve names that begin with a dot; /.well-known is always served
     pub dotfiles: bool,
-    /// Codings of precompressed siblings that are served, such as style.css.br; [] for none
+    /// Codings of precompressed siblings to serve, such as style.css.br; [] for none
     ///
-    /// One that is older than its original is ignored.
+    /// A sibling older than its original is ignored.
     #[default(Coding::SIBLINGS.into())]
     pub precompressed: Vec<Coding>,
-    /// Folder in a user's home that /~user/ serves
+    /// Directory in a user's home that /~user/ serves
     #[schemars(example = &"public_html")]
-    #[serde(deserialize_with = "HomeFolder::text")]
+    #[serde(deserialize_with = "HomeDirectory::text")]
     pub user_dirs: Option<Box<str>>,
-    /// Charset of text types that name none; "": none
+    /// Charset of text types without one; "": none
     #[serde(deserialize_with = "Charset::text")]
     #[default("utf-8".into())]
     pub charset: Box<str>,
@@ -140,7 +140,7 @@ pub struct SiteTable {
     pub default_type: Box<str>,
     /// Entity tags
     pub etag: EtagForm,
-    /// Symbolic links that are followed
+    /// Symbolic links to follow
     pub symlinks: Symlinks,
     /// Media types by suffix
     #[schemars(extend("examples" = [{ "log": "text/plain" }]))]
@@ -159,7 +159,7 @@ pub struct SiteTable {
     pub app: Vec<AppTable>,
 }
 
-/// Redirect, rewrite, refusal or fixed response by pattern
+/// Redirect, rewrite, denial or fixed response by pattern
 ///
 /// The first table whose `match` matches applies. It has exactly one of `redirect`, `rewrite`, `deny`, `respond`, `internal`.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -169,15 +169,15 @@ pub struct RouteTable {
     #[serde(rename = "match")]
     #[schemars(example = "/old/**")]
     pub pattern: Glob,
-    /// Redirect to this path or URL; $1 is what the first star matched
+    /// Redirect to this path or URL; $1 is the text matched by the first wildcard
     #[schemars(example = "/new/$1")]
     #[serde(default, deserialize_with = "RedirectTarget::text")]
     pub redirect: Option<Box<str>>,
-    /// Serve this path instead, without telling the client; may have a query
+    /// Serve this path instead, invisibly to the client; may have a query
     #[schemars(example = "/posts/$1.html")]
     #[serde(default, deserialize_with = "RewriteTarget::text")]
     pub rewrite: Option<Box<str>>,
-    /// Refuse: neither served as a file nor run as a script
+    /// Deny access: neither served as a file nor run as a script
     #[schemars(example = true)]
     pub deny: Option<bool>,
     /// Respond with this body
@@ -186,7 +186,7 @@ pub struct RouteTable {
     /// 404 for clients; a rewrite, a fallback or an application may lead to it
     #[schemars(example = true)]
     pub internal: Option<bool>,
-    /// Status of a redirect (default 302), a refusal (403) or a fixed response (200)
+    /// Status of a redirect (default 302), a denial (403) or a fixed response (200)
     #[schemars(example = 302)]
     pub status: Option<u16>,
     /// Header fields of a fixed response
@@ -195,15 +195,15 @@ pub struct RouteTable {
     pub headers: BTreeMap<Box<str>, Box<str>>,
 }
 
-/// Folder that requires a password (Basic, RFC 7617)
+/// Directory that requires a password (Basic, RFC 7617)
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub struct AuthTable {
-    /// Path of the folder, with a slash at both ends; everything in it is included
+    /// Path of the directory, with a slash at both ends; includes everything below it
     #[schemars(example = "/private/")]
     #[serde(deserialize_with = "FolderPath::text")]
     pub folder: Box<str>,
-    /// Name that browsers show; default: the folder
+    /// Name that browsers show; default: the directory
     #[schemars(example = &"Staff")]
     #[serde(default, deserialize_with = "Realm::text")]
     pub realm: Option<Box<str>>,
@@ -221,7 +221,7 @@ pub struct AuthTable {
 pub struct AppTable {
     /// Paths of its scripts; the rest of a path is PATH_INFO
     ///
-    /// `/cgi-bin/**` for a folder, `*.php` for a suffix, `/app` for one script.
+    /// `/cgi-bin/**` for a directory, `*.php` for a suffix, `/app` for one script.
     #[serde(rename = "match")]
     #[schemars(example = "/cgi-bin/**")]
     pub pattern: Glob,
@@ -242,7 +242,7 @@ pub struct AppTable {
     /// With `false`, everything below `/dav` or `/dav/**` gets `/dav` as SCRIPT_NAME.
     #[schemars(example = true)]
     pub files: Option<bool>,
-    /// Idle processes of `command` (default 1), or connections of `fastcgi` (default 0), that are kept
+    /// Idle processes of `command` (default 1), or connections of `fastcgi` (default 0), to keep
     ///
     /// An idle connection may keep a process of the application from other clients. At most `max_processes`.
     #[schemars(example = 1)]
@@ -258,26 +258,27 @@ pub struct AppTable {
     pub max_response_bytes: Option<Bytes>,
     /// Receive a request completely before it takes a process
     ///
-    /// So slow uploads hold no process. Without it, bodies are passed on as they arrive, except chunked ones.
+    /// Slow uploads then hold no process. Otherwise bodies are forwarded as they arrive, except chunked ones.
     #[serde(default = "yes")]
     pub buffer_request: bool,
-    /// Read a response as fast as it comes
+    /// Read a response at full speed and buffer it
     ///
-    /// So slow downloads hold no process. Without it, or with `X-Accel-Buffering: no` in a response: as fast as its client.
+    /// Slow downloads then hold no process. Otherwise, or with `X-Accel-Buffering: no` in a response, it is read as fast as the
+    /// client receives it.
     #[serde(default = "yes")]
     pub buffer_response: bool,
-    /// Cache responses to GET; for this long, if they do not say for how long (RFC 9111)
+    /// Cache responses to GET (RFC 9111); for this long if they set no lifetime
     #[serde(default, with = "Seconds")]
     #[schemars(example = "10s")]
     pub cache: Option<Duration>,
-    /// Maximum requests at a time, of the whole server; default 20, for `fastcgi` no limit
+    /// Maximum concurrent requests of the whole server; default 20, for `fastcgi` no limit
     #[serde(default, with = "Count::<1, 4096>")]
     #[schemars(example = 20)]
     pub max_processes: Option<usize>,
     /// Maximum requests that wait for a process; more: 503
     #[serde(default = "thousand")]
     pub max_queue: usize,
-    /// Environment variables besides those of CGI; none are inherited
+    /// Environment variables in addition to those of CGI; none are inherited
     #[serde(default, deserialize_with = "VariableName::map::<VariableValue, _>")]
     #[schemars(extend("examples" = [{ "LANG": "C.UTF-8" }]))]
     pub env: BTreeMap<Box<str>, Box<str>>,

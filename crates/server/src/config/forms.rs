@@ -7,24 +7,24 @@ use amped_units::{Form, forms};
 
 use super::settings::{number, parse_listen};
 
-/// Errors that no site has a page for: of a head or body that could not be parsed, and of conditions and ranges.
+/// Errors for which a site cannot have a page: of a head or body that could not be parsed, and of conditions and ranges.
 const BUILT_IN: &[&str] = &["406", "408", "412", "413", "414", "416", "431", "505"];
 
 forms! {
     /// Name of a user or group.
     AccountName: |text| !text.is_empty() && !text.contains(|c: char| c.is_control() || c == ':' || c == '/') => text,
-        "is not a name of a user or group",
+        "is not a valid user or group name",
         "write a name as in `/etc/passwd`, or remove the key to keep the current one";
 
     /// Name of an index page.
     IndexName: |text| !matches!(text, "" | "." | "..") && !text.contains(['/', '\0']) => text,
         "is not a file name",
-        "write a bare name, such as `index.html`: it is looked up in every folder; `index = []` disables index pages";
+        "write a file name such as `index.html`, which is looked up in every directory; `index = []` disables index pages";
 
-    /// Folder within a home.
-    HomeFolder: |text| !text.starts_with('/') && text.trim_end_matches('/').split('/').all(is_step) => text.trim_end_matches('/'),
-        "is not a folder within a home",
-        "write one such as `public_html`, without `.` and `..`, or remove the key to disable the folders of users";
+    /// Directory below a home directory.
+    HomeDirectory: |text| !text.starts_with('/') && text.trim_end_matches('/').split('/').all(is_step) => text.trim_end_matches('/'),
+        "is not a directory below a home directory",
+        "write one such as `public_html`, without `.` and `..`, or remove the key to disable user directories";
 
     /// Charset, or none.
     Charset: |text| text.is_empty() || is_token(text) => text, "is not a charset", "write `utf-8`, or \"\" for none";
@@ -36,45 +36,45 @@ forms! {
 
     /// Suffix of a file name, kept in lower case without its dot.
     Ending: |text| !bare(text).is_empty() && !bare(text).contains(['.', '/']) => bare(text).to_ascii_lowercase(),
-        "is not a suffix",
-        "write what follows the last dot of a file's name, such as `html`";
+        "is not a file name suffix",
+        "write the part after the last dot of a file name, such as `html`";
 
-    /// Status of an error that a site may have a page for.
+    /// Status of an error for which a site may have a page.
     ErrorStatus: |text| text.len() == 3 && number(text).is_some_and(|n| (400..=599).contains(&n)) && !BUILT_IN.contains(&text) => text,
-        if BUILT_IN.contains(&text) { "always has the built-in page" } else { "is not the status of an error" },
+        if BUILT_IN.contains(&text) { "always has the built-in page" } else { "is not an error status" },
         if BUILT_IN.contains(&text) {
-            "remove it: this error comes before the site is known, or says what a page of the site cannot"
+            "remove it: this error occurs before the site is known, or needs details that only the built-in page has"
         } else {
-            "write one from 400 to 599, such as \"404\""
+            "write a status from 400 to 599, such as \"404\""
         };
 
     /// Path of an error page.
     PagePath: |text| text.starts_with('/') && text.split('/').all(|step| step != "..") && !text.contains(['?', '#', '\0']) => text,
         "is not the path of an error page",
-        "write the path of a file within the site, such as \"/404.html\"";
+        "write the path of a file below the root, such as \"/404.html\"";
 
-    /// Realm, which stands within quotes in a header.
+    /// Realm, a quoted string in a header.
     Realm: |text| is_value(text) && !text.contains(['"', '\\']) => text,
         "cannot be a realm",
         "write a line of text without quotes, such as \"Staff\"";
 
     /// Path or URL of a redirect. The host of a URL is whole before the first `$`, so that no client can choose it.
     RedirectTarget: |text| is_url_or_path(text) && text.bytes().all(|b| b.is_ascii_graphic() && b != b'\\') => text,
-        "is not a target of a redirect",
-        "write a path, \"/new/$1\", or a URL, \"https://example.org/$1\", as it is to appear in a header";
+        "is not a redirect target",
+        "write a path such as \"/new/$1\", or a URL such as \"https://example.org/$1\", percent-encoded";
 
     /// Path of a rewrite, with a query or without.
     RewriteTarget: |text| is_rewrite(text) => text,
-        "is not a target of a rewrite",
-        "write a path within the site, such as \"/new/$1\" or \"/index.php?q=$1\"";
+        "is not a rewrite target",
+        "write a path of the site, such as \"/new/$1\" or \"/index.php?q=$1\"";
 
-    /// Name of an environment variable. A client's `Proxy` header would become HTTP_PROXY, so scripts must not have it.
+    /// Name of an environment variable. A client's `Proxy` header would become HTTP_PROXY, so applications never get it.
     VariableName: |text| !text.is_empty() && !text.contains(['=', '\0']) && !text.eq_ignore_ascii_case("HTTP_PROXY") => text,
-        "is not a variable that an application can have",
-        "write a name such as `LANG`, without `=`, and not HTTP_PROXY, which a client could set by a header";
+        "is not allowed as a variable name",
+        "write a name such as `LANG`, without `=`; HTTP_PROXY is reserved because a client could set it by a `Proxy` header";
 
     /// Value of an environment variable.
-    VariableValue: |text| !text.contains('\0') => text, "has a NUL", "remove it";
+    VariableValue: |text| !text.contains('\0') => text, "contains a NUL", "remove it";
 
     /// Socket or address of a FastCGI application.
     FastCgiAddress: |text| match text.trim().strip_prefix("unix:") {
@@ -82,7 +82,7 @@ forms! {
             None => !text.starts_with('*') && parse_listen(text.trim()).is_ok(),
         } => text.trim(),
         "is neither a socket nor an address and port",
-        "write `unix:/run/php/php-fpm.sock`, or an address and a port, `127.0.0.1:9000`";
+        "write `unix:/run/php/php-fpm.sock`, or an address and port such as `127.0.0.1:9000`";
 }
 
 fn is_step(step: &str) -> bool {
@@ -141,17 +141,17 @@ fn host_name(host: &str) -> Result<(), String> {
         && !name.contains(':')
         && port.bytes().all(|b| b.is_ascii_digit())
     {
-        return Err(format!("leave the port out: `{name}`; ports are in `listen`"));
+        return Err(format!("remove the port: `{name}`; ports belong in `listen`"));
     }
     if !host.is_ascii() {
-        return Err("write its ASCII form, which begins with `xn--`, as requests do".to_owned());
+        return Err("write its ASCII form, which begins with `xn--`".to_owned());
     }
     let name = host.strip_prefix("*.").unwrap_or(host);
     let good = |label: &str| {
         (1..=63).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
     };
     if name.len() > 253 || !name.split('.').all(good) {
-        return Err("write a name such as `example.org`, or `*.example.org` for every name below it".to_owned());
+        return Err("write a name such as `example.org`, or `*.example.org` for all names below it".to_owned());
     }
     Ok(())
 }

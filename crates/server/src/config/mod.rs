@@ -86,27 +86,27 @@ pub fn check(flags: &cli::Check) -> Result<String, Error> {
     findings.into_result(Some(summary))
 }
 
-/// A line for each entry of this file that lets nobody in. One that would cost too much is an error: it looks as if it did.
+/// A line for each invalid entry of this file. One whose hash costs too much to verify is an error, because it looks valid.
 fn check_accounts(path: &Path, findings: &mut Findings) -> String {
     let shown = path.display();
     let accounts = match accounts::read(path) {
         Ok(accounts) => accounts,
         Err(error) => {
-            let help = "the user who serves must be able to read it";
-            findings.outside(format!("cannot read the accounts in {shown}: {error}"), help);
+            let help = "make it readable by the user that serves";
+            findings.outside(format!("cannot read the accounts file {shown}: {error}"), help);
             return String::new();
         }
     };
     let mut lines = String::new();
     for AccountError { line, why, costs_too_much } in &accounts.flaws {
-        let message = format!("{shown}:{line}: this entry lets nobody in: {why}");
+        let message = format!("{shown}:{line}: invalid entry: {why}");
         match costs_too_much {
-            true => findings.outside(message, format!("write it anew: `htpasswd -B {shown} NAME`")),
+            true => findings.outside(message, format!("replace it with `htpasswd -B {shown} NAME`")),
             false => lines += &format!("warning: {message}\n"),
         }
     }
     if accounts.is_empty() {
-        lines += &format!("warning: {shown}: no entry lets anybody in; `htpasswd -B {shown} NAME` adds one\n");
+        lines += &format!("warning: {shown}: no valid entry; `htpasswd -B {shown} NAME` adds one\n");
     }
     lines
 }

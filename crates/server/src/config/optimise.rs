@@ -15,19 +15,19 @@ use smart_default::SmartDefault;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct Optimise {
-    /// Keep what names mean (Flash 5.2); off: a lookup per request
+    /// Cache name lookups (Flash 5.2); off: a lookup per request
     #[default(true)]
     pub path_cache: bool,
-    /// Keep whole response headers (Flash 5.3); off: written per response
+    /// Cache response headers (Flash 5.3); off: formatted per response
     #[default(true)]
     pub header_cache: bool,
-    /// Keep contents and open files (Flash 5.4, Hu 5.2); off: open and read per request
+    /// Cache contents and open files (Flash 5.4, Hu 5.2); off: open and read per request
     #[default(true)]
     pub content_cache: bool,
-    /// Trust a file's state for `revalidate` (Hu 5.2); off: stat per request
+    /// Cache file states for `revalidate` (Hu 5.2); off: stat per request
     #[default(true)]
     pub file_state_cache: bool,
-    /// Keep decoded targets (Hu 5.4), which costs more than it saves
+    /// Cache decoded targets (Hu 5.4), which costs more than it saves
     pub uri_cache: bool,
     /// Format date, time and status once (Hu 5.3.2); off: per response and log line
     #[default(true)]
@@ -41,7 +41,7 @@ pub struct Optimise {
     /// Compute entity tag and media type when a file is opened (Hu 6); off: per response
     #[default(true)]
     pub ready_headers: bool,
-    /// Keep listings and application responses with `cache` (Hu 5.4); off: made per request
+    /// Cache listings, and application responses with `cache` (Hu 5.4); off: generated per request
     #[default(true)]
     pub made_pages: bool,
     /// Send from the page cache without a copy; off: read and send

@@ -13,7 +13,7 @@ use super::schema::{self, schema};
 
 /// The configuration that is in force, as a file.
 pub(super) fn print(file: &File) -> String {
-    let mut page = Page("# The whole configuration of amped, as it would be used.\n\n".to_owned());
+    let mut page = Page("# The complete configuration of amped, with defaults and flags applied.\n\n".to_owned());
     page.table(schema(), &serde_json::to_value(file).unwrap_or_default(), "");
     page.0
 }

@@ -149,12 +149,12 @@ fn help_for(schema: &Value) -> String {
     let range = match (schema["minimum"].as_u64(), schema["maximum"].as_u64()) {
         (Some(least), Some(most)) => format!("write {least} to {most}"),
         (Some(least), None) => format!("write {least} or more"),
-        _ if schema["x-positive"] == true => "write more".to_owned(),
+        _ if schema["x-positive"] == true => "write a larger value".to_owned(),
         _ => "write another value".to_owned(),
     };
     match &schema["default"] {
-        Value::Null => format!("{range}, or take the key out"),
-        default => format!("{range}, or take the key out for the default, {}", super::print::literal(default)),
+        Value::Null => format!("{range}, or remove the key"),
+        default => format!("{range}, or remove the key to use the default, {}", super::print::literal(default)),
     }
 }
 
@@ -168,7 +168,7 @@ fn refuse_homeless(text: &str, tree: &mut DeTable<'_>, findings: &mut Findings) 
     }
     let line = text[key.span().start..].lines().next().unwrap_or_default();
     let name = line.split([']', '=', '#']).next().unwrap_or_default().trim();
-    let message = format!("`{name}` is of no site: there is no `[[site]]` above it");
+    let message = format!("`{name}` belongs to no site: there is no `[[site]]` above it");
     findings.at(
         key.span().start..key.span().start + name.len(),
         message,
@@ -197,9 +197,9 @@ fn grammar<'a>(text: &'a str, findings: &mut Findings) -> Option<Spanned<DeTable
         if is_double && text[..span.start].ends_with("[[") && text.get(span.clone()) == Some("site") {
             // Above it there was one, of what belongs to it.
             let help = "write it above the first table that belongs to it, such as `[[site.app]]` or `[site.types]`";
-            findings.at(span.clone(), "this `[[site]]` stands below a table of a site", help);
+            findings.at(span.clone(), "this `[[site]]` follows a table that belongs to a site", help);
         } else {
-            findings.at(span.clone(), fault.message(), if is_double { "take one of them out" } else { "" });
+            findings.at(span.clone(), fault.message(), if is_double { "remove one of them" } else { "" });
         }
         let start = rest.get(..span.start)?.rfind('\n').map_or(0, |end| end + 1);
         let end = rest.get(start..)?.find('\n').map_or(rest.len(), |length| start + length);
@@ -319,7 +319,7 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
     }
     // The message of toml for an enum that is not text.
     if complaint == "wanted string or table" {
-        return (format!("`{key}` is not in quotes"), format!("write it as text: {key} = \"...\""));
+        return (format!("`{key}` must be in quotes"), format!("write {key} = \"...\""));
     }
     let Some((found, expected)) = complaint.split_once(", expected ") else {
         return (format!("`{key}`: {complaint}"), String::new());
@@ -331,7 +331,7 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
         found => found.replacen("string \"", "\"", 1).replacen("integer `", "the number `", 1),
     };
     let expected = match expected {
-        "a string" | "a borrowed string" | "path string" => "text in quotes",
+        "a string" | "a borrowed string" | "path string" => "a string in quotes",
         "a boolean" => "true or false, without quotes",
         "usize" | "u16" | "u32" | "u64" => "a whole number, without quotes",
         "a sequence" if found.starts_with('"') => &format!("a list: [{found}]"),
@@ -340,7 +340,7 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
         other => other,
     };
     let help = match is_list {
-        true => format!("write `{}`, with two brackets each side", header(&keys, true)),
+        true => format!("write `{}`, with double brackets", header(&keys, true)),
         false => format!("write {expected}"),
     };
     (format!("`{key}` cannot be {found}"), help)
@@ -363,7 +363,7 @@ fn unknown_key(complaint: &str, keys: &[&str], place: &[Step]) -> (String, Strin
         Some(name) => format!("did you mean `{name}`?"),
         None => match home(key, &mut Vec::new(), schema::schema()) {
             Some(home) => format!("`{key}` belongs {home}"),
-            None => format!("keys here are {}", expected.join(", ")),
+            None => format!("valid keys are {}", expected.join(", ")),
         },
     };
     (format!("unknown key `{key}` {table}"), help)

@@ -21,10 +21,10 @@ use smart_default::SmartDefault;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
-    /// Event loops; helpers wait for the disk
+    /// Event loops with helpers for disk access
     #[default]
     Amped,
-    /// Event loops; all clients wait when one waits for the disk
+    /// Event loops that wait for the disk themselves, which delays all their clients
     Sped,
     /// A pool of threads, one connection each
     Mt,
@@ -108,7 +108,7 @@ impl AppSettings {
     }
 }
 
-/// Helpers of each event loop of architecture amped: they wait for the disk in its place
+/// Disk helpers of each event loop, in architecture amped
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct HelperSettings {
@@ -116,7 +116,7 @@ pub struct HelperSettings {
     pub kind: HelperKind,
     /// Maximum disk helpers per event loop
     ///
-    /// Enough to keep a disk's queue full, few enough not to crowd a core.
+    /// Enough to keep the queue of a disk full, without contention for a core.
     #[serde(with = "Positive")]
     #[default(16)]
     pub max: usize,
@@ -127,7 +127,7 @@ pub struct HelperSettings {
     #[serde(with = "Positive")]
     #[default(512)]
     pub max_queue: usize,
-    /// An idle helper ends after this
+    /// Time after which an idle helper exits
     #[serde(with = "PositiveSeconds")]
     #[default(Duration::from_secs(10))]
     pub idle_timeout: Duration,
@@ -137,10 +137,10 @@ pub struct HelperSettings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HelperKind {
-    /// Threads of the server: nothing is copied
+    /// Threads of the server; no data is copied
     #[default]
     Threads,
-    /// Processes beside it, as in Flash: one that dies takes only its task with it, which is repeated
+    /// Separate processes, as in Flash: if one crashes, only its task is affected, and is retried
     Processes,
 }
 
@@ -152,27 +152,27 @@ pub struct LogSettings {
     pub access: LogTarget,
     /// Line format
     pub format: LogFormat,
-    /// Lines are collected up to this size before a write
+    /// Size of the line buffer
     #[serde(with = "PositiveBytes")]
     #[default(Bytes::kib(64))]
     pub buffer: Bytes,
-    /// Lines are written after this at the latest
+    /// Maximum delay before lines are written
     #[serde(with = "PositiveSeconds")]
     #[default(Duration::from_secs(1))]
     pub flush: Duration,
     /// Log host names (forward-confirmed reverse DNS)
     ///
-    /// A line waits for the name, a response never.
+    /// Only the log line waits for the name, not the response.
     pub hostnames: bool,
-    /// Time that a line waits for the name; then it has the address
+    /// Maximum time that a line waits for the name; then the address is logged
     ///
-    /// The default is one attempt of the C library (resolv.conf(5), `timeout`). "0s": only names that are known already.
+    /// The default is one attempt of the C library (resolv.conf(5), `timeout`). "0s": only cached names.
     #[serde(with = "Seconds")]
     #[default(HostnameLimits::default().wait)]
     pub hostname_timeout: Duration,
-    /// Host names that are cached, per process; 0: none
+    /// Maximum cached host names, per process; 0: none
     ///
-    /// About 150 bytes each. Several hundred are enough (Hu, 5.3.1), since a client that comes makes a dozen requests.
+    /// About 150 bytes each. Several hundred are enough (Hu, 5.3.1), since a client typically makes a dozen requests.
     #[default(HostnameLimits::default().entries)]
     pub hostname_entries: usize,
     /// Time that a host name is cached
@@ -226,14 +226,14 @@ pub enum LogFormat {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct SpoolSettings {
-    /// Directory of these files; default $TMPDIR, else /var/tmp, else /tmp
+    /// Directory of these files; default $TMPDIR, or else /var/tmp, or else /tmp
     ///
     /// It should be on a disk.
     #[schemars(example = "/var/tmp")]
     pub directory: Option<PathBuf>,
     /// Maximum bytes in these files, per process; then 503
     ///
-    /// A response takes a quarter of it at most, and then waits for its client. In mp it holds for each worker. 0: memory only.
+    /// A response may use a quarter of it, and then waits for its client. In mp it applies to each worker. 0: memory only.
     #[default(Bytes::mib(4096))]
     pub max_bytes: Bytes,
 }
@@ -289,7 +289,7 @@ pub struct SendSettings {
     #[serde(with = "Seconds")]
     #[default(Duration::from_secs(60))]
     pub sendfile_min_age: Duration,
-    /// How an event loop finds out what is in memory
+    /// How an event loop tests whether file data is in memory
     ///
     /// All but the first are for experiments. Fixed at the start.
     pub residency: Residency,
@@ -297,7 +297,7 @@ pub struct SendSettings {
     ///
     /// Fixed at the start.
     pub content: ContentMode,
-    /// Bytes of files that stay mapped, per worker, where files are mapped; fixed at the start
+    /// Maximum mapped bytes of files, per worker; fixed at the start
     // As `content_bytes`, so that the two can be compared.
     #[default(Bytes::mib(64))]
     pub mapped_bytes: Bytes,
@@ -310,7 +310,7 @@ pub enum ContentMode {
     /// Small files from memory, large ones from the page cache
     #[default]
     Mixed,
-    /// All through memory: small files are kept there, large ones copied piece by piece
+    /// All through memory: small files are cached, large ones are copied in pieces
     Copy,
     /// All from mappings of files, as in Flash; nothing is kept in memory
     Mmap,
@@ -346,7 +346,7 @@ pub enum Residency {
 pub struct ControlSettings {
     /// Socket for `amped preload`; only the server's user and root may open it
     ///
-    /// A folder of that user's is best, so that the server can remove the socket when it ends.
+    /// Its directory should belong to that user, so that the server can remove the socket at exit.
     #[schemars(example = "/run/amped/control")]
     pub socket: Option<PathBuf>,
 }
@@ -371,7 +371,7 @@ pub struct MetricsSettings {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct StopSettings {
-    /// Time that responses in progress have to complete
+    /// Time for responses in progress to complete
     #[serde(with = "Seconds")]
     #[default(Duration::from_secs(10))]
     pub deadline: Duration,
@@ -510,13 +510,13 @@ pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     }
     let port = text.strip_prefix(':').unwrap_or(text);
     Err(if let Some(port) = number(port) {
-        format!("give the address too: `*:{port}` for every one, `127.0.0.1:{port}` for this machine alone")
+        format!("add the address: `*:{port}` for all addresses, `127.0.0.1:{port}` for this machine only")
     } else {
         match text.parse::<IpAddr>() {
-            Ok(IpAddr::V4(address)) => format!("give the port too: `{address}:8080`"),
-            Ok(IpAddr::V6(address)) => format!("give the port too, and brackets: `[{address}]:8080`"),
-            Err(_) => "write an address, not a name, and a port of at most 65535: `127.0.0.1:8080`, `[::1]:8080` or \
-                       `*:8080` for every address"
+            Ok(IpAddr::V4(address)) => format!("add the port: `{address}:8080`"),
+            Ok(IpAddr::V6(address)) => format!("add brackets and the port: `[{address}]:8080`"),
+            Err(_) => "write an IP address and a port up to 65535: `127.0.0.1:8080`, `[::1]:8080`, or `*:8080` for \
+                       all addresses"
                 .to_owned(),
         }
     })

@@ -295,7 +295,7 @@ fn flags_have_descriptions_and_defaults_of_keys() {
         "Maximum disk helpers per event loop [default: 16]",
         "Kind of helper [default: threads]",
         "Line format [default: combined]",
-        "path-cache: Keep what names mean (Flash 5.2)",
+        "path-cache: Cache name lookups (Flash 5.2)",
     ] {
         assert!(help.contains(text), "{text} is not in:\n{help}");
     }
@@ -414,7 +414,7 @@ fn unusable_roots_are_rejected() {
     check(&folder.path().join("none"), "does not exist");
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
-    check(&file, "is a file\n  help: give the folder that holds it");
+    check(&file, "is a file\n  help: use its directory");
     check(&file.join("below"), "cannot be used: Not a directory");
 }
 
@@ -435,7 +435,7 @@ fn unreadable_files_are_rejected() {
 fn no_root_is_wrong_usage() {
     let error = load(&Serve::default()).expect_err("no folder");
     assert_eq!(error.exit_status(), 2);
-    assert!(error.to_string().contains("`amped serve FOLDER`"), "{error}");
+    assert!(error.to_string().contains("`amped serve DIRECTORY`"), "{error}");
 }
 
 #[test]
@@ -462,7 +462,7 @@ fn header_page_and_host_limits_are_checked() {
     let owned = "date Content-Length TRANSFER-ENCODING Connection ETag Last-Modified Content-Type Content-Range Vary \
                  Accept-Ranges Cache-Control";
     for name in owned.split_whitespace() {
-        bad(&format!("[[site.headers]]\nmatch='*'\nset = {{ '{name}' = 'x' }}"), "own");
+        bad(&format!("[[site.headers]]\nmatch='*'\nset = {{ '{name}' = 'x' }}"), "is set by the server");
     }
     good("[[site.headers]]\nmatch='*'\nset = { 'X!#$%&*+-.^_`|~' = '' }");
     bad("[[site.headers]]\nmatch='*'\nset = { 'x-ü' = 'a' }", "is not a header name");
@@ -470,7 +470,7 @@ fn header_page_and_host_limits_are_checked() {
     bad("[[site.headers]]\nmatch='*'\nset = { 'X' = \"a\\u007f\" }", "control character");
     good("errors = { 400 = '/a', 599 = '/b' }");
     for status in ["399", "600", "-1", "x", "+404", "0404"] {
-        bad(&format!("errors = {{ '{status}' = '/a' }}"), "is not the status of an error");
+        bad(&format!("errors = {{ '{status}' = '/a' }}"), "is not an error status");
     }
     good("types = { a = 'text/x; charset=utf-8', b = 'application/vnd.a+json' }");
     for kind in ["", "text", "text/", "/x", "te xt/x", "text/x/y", "text/x, a/b"] {
@@ -518,7 +518,7 @@ fn listen_addresses_are_parsed() {
     check("10.0.0.1", Err("`10.0.0.1:8080`"));
     check("::1", Err("`[::1]:8080`"));
     for text in ["", "*", "*:", "*:+80", "*:65536", "localhost:80", "[::1]", "unix:/run/amped"] {
-        check(text, Err("write an address, not a name"));
+        check(text, Err("write an IP address and a port"));
     }
 }
 
@@ -547,14 +547,14 @@ fn invalid_flag_value_is_wrong_usage() {
     check(&["--workers=two"], "--workers: `workers` cannot be \"two\"");
     check(
         &["--listen=*:80", "--listen=8080"],
-        "--listen: `8080` is not an address and port\n  help: give the address too: `*:8080`",
+        "--listen: `8080` is not an address and port\n  help: add the address: `*:8080`",
     );
-    check(&["--listen=*:80", "--listen=*:80"], "--listen: `*:80` is listened on twice");
+    check(&["--listen=*:80", "--listen=*:80"], "--listen: duplicate listen address `*:80`");
     check(&["--architecture=ample"], "amped");
     check(&["--architecture=mt", "--helpers=2"], "--helpers: this architecture has no helpers");
     check(&["--log-format=combine"], "did you mean \"combined\"?");
     check(&["--access-log="], "--access-log: `access` is empty");
-    check(&["--metrics-listen=10.0.0.1:9145"], "other machines could ask");
+    check(&["--metrics-listen=10.0.0.1:9145"], "would be accessible to other machines");
     check(
         &["--without=path-cash"],
         "--without: unknown key `path_cash` in `[optimise]`\n  help: did you mean `path_cache`?",
