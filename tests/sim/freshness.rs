@@ -5,8 +5,9 @@ use std::time::Duration;
 use amped_core::cache::Budgets;
 use amped_core::event::{Answer, Delay, Event, Trouble, Work};
 use amped_core::glob::Glob;
+use amped_core::headers::HeaderRule;
 use amped_core::limits::Limits;
-use amped_core::site::{HeaderRule, Site};
+use amped_core::site::Site;
 use amped_http::status::Status;
 use amped_units::Bytes;
 

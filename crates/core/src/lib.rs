@@ -8,9 +8,9 @@
 //!
 //! Modules import downwards only, so that each can be read without its users. From the bottom up:
 //!
-//! 1. `limits`, `glob`, `json`, `vary`, `auth`, `record`, `deadline`,
+//! 1. `limits`, `forms`, `glob`, `json`, `vary`, `auth`, `record`, `deadline`,
 //!    `cache::policy`, `cache::backend`: they import nothing from this crate.
-//! 2. `routes`, `cors`, `pace`; then `site`, which holds all rules of a site.
+//! 2. `routes`, `cors`, `headers`, `pace`; then `site`, which holds all rules of a site.
 //! 3. `file`, `traits`, `resource`, `variants`, `listing`: the results
 //!    of the disk side, and what response heads say about them.
 //! 4. `cache::uri`, `cache::path`, `cache::head`, `cache::content`, `cache::page`: one cache each.
@@ -38,6 +38,7 @@ pub mod exchange;
 pub mod file;
 pub mod forms;
 pub mod glob;
+pub mod headers;
 pub mod http1;
 pub mod json;
 pub mod limits;

@@ -26,6 +26,7 @@ use crate::cache::head::{HeadCache, HeadKey, HeadKind};
 use crate::cache::page::AppPage;
 use crate::cors::{CorsOrigin, CorsRule};
 use crate::file::{Content, FileVersion, NotUnpacked, Stored, digest};
+use crate::headers;
 use crate::limits::Limits;
 use crate::listing::{self, ListForm, Listing};
 use crate::record::{Handler, Outcome, Record};
@@ -329,7 +330,7 @@ fn whole_head(site: &Site, resource: &Resource, representation: &Representation,
     describe(&mut head, site, resource, representation);
     validators(&mut head, representation);
     head.field("Accept-Ranges", "bytes");
-    cache_control(&mut head, site, &resource.name);
+    file_fields(&mut head, site, &resource.name);
     custom(&mut head, site, &resource.name, cors_origin);
     head
 }
@@ -345,7 +346,7 @@ fn not_modified_head(
     vary(&mut head, site, &resource.name, resource.vary);
     content_location(&mut head, resource);
     validators(&mut head, representation);
-    cache_control(&mut head, site, &resource.name);
+    file_fields(&mut head, site, &resource.name);
     custom(&mut head, site, &resource.name, cors_origin);
     head
 }
@@ -390,7 +391,7 @@ fn partial<F>(
     };
     describe(&mut head, site, resource, representation);
     validators(&mut head, representation);
-    cache_control(&mut head, site, &resource.name);
+    file_fields(&mut head, site, &resource.name);
     custom(&mut head, site, &resource.name, cors_origin);
     (ReplyHead::Owned(Box::new(head)), body)
 }
@@ -437,13 +438,10 @@ fn validators(head: &mut Head, representation: &Representation) {
     head.field("ETag", &*representation.etag);
 }
 
-/// Sets Cache-Control by the last matching rule that has one. A protected resource is private unless a rule says
-/// otherwise: RFC 9111, 3.5 forbids shared caches to store it, but not every cache complies.
-fn cache_control(head: &mut Head, site: &Site, path: &[u8]) {
-    let mut matching = site.rules.iter().rev().filter(|rule| rule.pattern.matches(path));
-    if let Some(value) = matching.find_map(|rule| rule.cache_control.as_deref()) {
-        head.field("Cache-Control", value);
-    } else if site.guard(path).is_some() {
+/// Adds the fields that rules set on files. A protected resource is private unless a rule says otherwise: RFC 9111, 3.5
+/// forbids shared caches to store it, but not every cache complies.
+fn file_fields(head: &mut Head, site: &Site, path: &[u8]) {
+    if !headers::add_to_file(head, &site.rules, path) && site.guard(path).is_some() {
         head.field("Cache-Control", "private");
     }
 }
@@ -498,7 +496,7 @@ fn add_to_script(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8
         vary(head, site, path, Vary::NOTHING);
         rule.allow(head, site.cors_origin(path, request));
     }
-    custom_but(head, site, path, is_said);
+    headers::add(head, &site.rules, path, is_said);
 }
 
 /// Builds the response from an application's cached page, or a
@@ -550,31 +548,12 @@ pub enum ScriptFraming {
     UntilClose,
 }
 
-/// Applies all matching header rules, in order; a later value replaces an earlier one.
+/// Adds the fields that the rules of the site set on every response.
 fn custom(head: &mut Head, site: &Site, path: &[u8], cors_origin: CorsOrigin) {
     if let Some(rule) = site.cors(path) {
         rule.allow(head, cors_origin);
     }
-    custom_but(head, site, path, |_| false);
-}
-
-/// The same, except for fields that are already set.
-fn custom_but(head: &mut Head, site: &Site, path: &[u8], is_set: impl Fn(&str) -> bool) {
-    let mut fields: Vec<(&str, &str)> = Vec::new();
-    for (name, value) in site.rules.iter().filter(|rule| rule.pattern.matches(path)).flat_map(|rule| &rule.set) {
-        match fields.iter_mut().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
-            Some(field) => field.1 = value,
-            None => fields.push((name, value)),
-        }
-    }
-    for (name, value) in fields.into_iter().filter(|(name, _)| !is_set(name)) {
-        // The only field of our own that a rule may set (`server/config` rejects the others): replace ours.
-        if name.eq_ignore_ascii_case("Server") {
-            head.server(value);
-        } else {
-            head.field(name, value);
-        }
-    }
+    headers::add(head, &site.rules, path, |_| false);
 }
 
 /// Builds an error with a page that gives the reason.
@@ -812,7 +791,7 @@ pub fn listing<F>(
     }
     vary(&mut head, site, path, Vary::ACCEPT);
     head.field("Last-Modified", date::format(modified)).field("ETag", &tag);
-    cache_control(&mut head, site, path);
+    file_fields(&mut head, site, path);
     custom(&mut head, site, path, site.cors_origin(path, request));
     let has_body = is_whole && request.method != Some(Method::Head);
     (ReplyHead::Owned(Box::new(head)), if has_body { Body::Shared(page) } else { Body::Empty })
@@ -879,8 +858,8 @@ mod tests {
     use crate::cache::policy::Hint;
     use crate::file::FileVersion;
     use crate::glob::Glob;
+    use crate::headers::HeaderRule;
     use crate::resource::PrecompressedOnly;
-    use crate::site::HeaderRule;
     use alloc::{format, vec};
     use amped_http::h1::request::{self, HeadLimits};
 

@@ -4,7 +4,6 @@
 //! machine: `server/disk` finds the root of a site by the site's number.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -21,8 +20,9 @@ use smart_default::SmartDefault;
 
 use crate::auth::Guard;
 use crate::cors::{CorsOrigin, CorsRule};
-use crate::forms::{CacheControl, FieldName, FieldValue, Suffix};
+use crate::forms::Suffix;
 use crate::glob::Glob;
+use crate::headers::HeaderRule;
 use crate::routes::{Fallback, Route, RouteAction, Routed};
 
 /// One site. The default one has any host, plain files, no extras, and no media types but the fallback.
@@ -242,30 +242,6 @@ pub struct AppRule {
     pub max_response_bytes: Option<Bytes>,
     /// Cache its responses where allowed ([`crate::pages`]); the lifetime if a response gives none.
     pub cache: Option<Duration>,
-}
-
-/// Response header fields by pattern
-///
-/// All tables whose `match` matches apply, in order; a later one replaces the value of an earlier one.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "a table")]
-pub struct HeaderRule {
-    /// Paths that the rule applies to
-    ///
-    /// `*` matches within a directory, `**` across, `?` one character, `{a,b}` either; without a slash, a file's name anywhere.
-    #[serde(rename = "match")]
-    #[schemars(example = "*.css")]
-    pub pattern: Glob,
-    /// Value of Cache-Control, for files but not for errors
-    ///
-    /// Sent with status 200, 206 and 304.
-    #[serde(default, deserialize_with = "CacheControl::text")]
-    #[schemars(example = "max-age=3600")]
-    pub cache_control: Option<Box<str>>,
-    /// Names and values of fields on every response, errors included
-    #[serde(default, deserialize_with = "FieldName::map::<FieldValue, _>")]
-    #[schemars(extend("examples" = [{ "X-Frame-Options": "DENY" }]))]
-    pub set: BTreeMap<Box<str>, Box<str>>,
 }
 
 /// What an entity tag is made of.
