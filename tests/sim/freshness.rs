@@ -239,12 +239,10 @@ fn error_page_for_503_is_not_read_from_disk() {
 #[test]
 fn header_rules_match_normalized_path() {
     each_seed(3, |dice| {
-        let rule = HeaderRule {
-            pattern: Glob::new("/api/**"),
-            cache_control: Some("no-store".into()),
-            set: [("X-Api".into(), "yes".into())].into(),
-        };
-        let site = Site { rules: vec![rule], ..site() };
+        let api = || HeaderRule { pattern: Glob::new("/api/**"), ..HeaderRule::default() };
+        let on_files = HeaderRule { cache_control: Some("no-store".into()), ..api() };
+        let on_all = HeaderRule { set: [("X-Api".into(), "yes".into())].into(), ..api() };
+        let site = Site { rules: vec![on_files, on_all], ..site() };
         let mut world = World::with(dice, vec![site], Limits::default(), Budgets::default());
         world.files.directory(world.now, "/api");
         world.files.replace(world.now, "/api/a.txt", "here");

@@ -10,6 +10,7 @@ use amped_http::h1::response::Head;
 use amped_units::Form as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 use crate::forms::{CacheControl, FieldName, FieldValue};
 use crate::glob::Glob;
@@ -17,7 +18,7 @@ use crate::glob::Glob;
 /// Response header fields by pattern
 ///
 /// All tables whose `match` matches apply, in order; a later one replaces the value of an earlier one.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub struct HeaderRule {
     /// Paths that the rule applies to
@@ -25,6 +26,7 @@ pub struct HeaderRule {
     /// `*` matches within a directory, `**` across, `?` one character, `{a,b}` either; without a slash, a file's name anywhere.
     #[serde(rename = "match")]
     #[schemars(example = "*.css")]
+    #[default(Glob::new("**"))]
     pub pattern: Glob,
     /// Value of Cache-Control, for files but not for errors
     ///
@@ -36,6 +38,14 @@ pub struct HeaderRule {
     #[serde(default, deserialize_with = "FieldName::map::<FieldValue, _>")]
     #[schemars(extend("examples" = [{ "X-Frame-Options": "DENY" }]))]
     pub set: BTreeMap<Box<str>, Box<str>>,
+}
+
+impl HeaderRule {
+    /// Returns whether the rule has no effect.
+    pub fn is_empty(&self) -> bool {
+        let HeaderRule { pattern: _, cache_control, set } = self;
+        cache_control.is_none() && set.is_empty()
+    }
 }
 
 /// Adds the fields of responses with status 200, 206 and 304 for a file: Cache-Control by the last matching rule that has

@@ -1058,10 +1058,11 @@ mod tests {
 
     #[test]
     fn later_rule_overrides_earlier_value() {
+        let of = |pattern: &str| HeaderRule { pattern: Glob::new(pattern), ..HeaderRule::default() };
         let rule = |pattern: &str, cache_control: Option<&str>, set: &[(&str, &str)]| HeaderRule {
-            pattern: Glob::new(pattern),
             cache_control: cache_control.map(Into::into),
             set: set.iter().map(|&(name, value)| (name.into(), value.into())).collect(),
+            ..of(pattern)
         };
         let site = site(vec![
             rule("**", Some("max-age=1"), &[("X-A", "1"), ("X-B", "1")]),

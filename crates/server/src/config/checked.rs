@@ -376,8 +376,7 @@ impl Checker<'_> {
             self.fallback(fallback, &routes);
         }
         for (rule, node) in table.headers.iter().zip(node.get("headers").elements()) {
-            let is_taken = self.read.is_taken(node, &["cache_control", "set"]);
-            if !is_taken && rule.cache_control.is_none() && rule.set.is_empty() {
+            if rule.is_empty() && self.read.is_complete(node) {
                 let help = "add `cache_control = \"max-age=3600\"` or `set = { \"X-Frame-Options\" = \"DENY\" }`";
                 self.findings.at(node.span(), "this header rule sets nothing", help);
             }

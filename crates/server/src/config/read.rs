@@ -79,6 +79,11 @@ impl Read<'_> {
         self.taken.iter().any(|(place, key)| *place == table.span() && keys.contains(&key.as_str()))
     }
 
+    /// Whether no key of a table was wrong, so that it has all that was written.
+    pub(super) fn is_complete(&self, table: Node<'_>) -> bool {
+        self.taken.iter().all(|(place, _)| *place != table.span())
+    }
+
     /// The place of the whole file.
     pub(super) fn root(&self) -> Node<'_> {
         Node(Some(&self.tree))
