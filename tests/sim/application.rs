@@ -124,14 +124,14 @@ impl Application {
     /// Performs one possible action.
     pub(crate) fn act<'a>(&mut self, dice: &mut Dice, wants_output: bool, buffer: &'a mut Vec<u8>) -> Output<'a> {
         if !std::mem::replace(&mut self.is_begun, true) {
-            return self.play.refused.map_or(Output::Begun, Output::Failed);
+            return self.play.refused.map_or(Output::Started, Output::Failed);
         }
         let may_say = wants_output && !self.to_say.is_empty();
         if self.play.reads && !self.input.is_empty() && !(may_say && dice.random_bool(0.5)) {
             let count = dice.random_range(1..=self.input.len());
             self.take(count);
             // A partial read is not reported.
-            return if self.input.is_empty() { Output::Room } else { Output::Begun };
+            return if self.input.is_empty() { Output::Room } else { Output::Started };
         }
         if may_say {
             let most = 1 << dice.random_range(0..17);

@@ -82,7 +82,7 @@ impl Protocol<FakeFile> for Stream {
         self.body_left && !self.forgone
     }
 
-    fn forgo_body(&mut self) {
+    fn skip_body(&mut self) {
         self.forgone |= self.body_left;
     }
 

@@ -584,7 +584,7 @@ impl World {
         // An application that has ended is removed before its connection is notified.
         match output {
             Output::Last(_) | Output::Ended | Output::Failed(_) => session.gone = ticket,
-            Output::Begun | Output::Room | Output::Bytes(_) => session.app = Some(app),
+            Output::Started | Output::Room | Output::Bytes(_) => session.app = Some(app),
             Output::First | Output::Follows | Output::Again => unreachable!("no application says that"),
         }
         let has_ended = self.sessions[n].app.is_none();

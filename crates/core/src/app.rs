@@ -61,7 +61,7 @@ pub enum Input {
 #[derive(Debug)]
 pub enum Output<'a> {
     /// The request has started; until now it was queued.
-    Begun,
+    Started,
     /// The application has read all of the body that it was sent.
     Room,
     /// Part of the response.
@@ -106,7 +106,7 @@ pub(crate) struct AppHead<'a> {
     /// The bytes that the request was parsed from.
     pub(crate) bytes: &'a [u8],
     /// The clean path of the request target.
-    pub(crate) asked: &'a [u8],
+    pub(crate) requested: &'a [u8],
 }
 
 /// A request that matches an application rule.
@@ -142,7 +142,7 @@ impl HandlerMatch {
     ) -> AppWork {
         let mut variables = variables(head, &self.path, framing, user, for_others);
         let query = head.request.target.query();
-        if let Some(own) = sites.get(self.site).and_then(|site| site.rewritten_query(head.asked, query))
+        if let Some(own) = sites.get(self.site).and_then(|site| site.rewritten_query(head.requested, query))
             && let Some((_, value)) = variables.iter_mut().find(|(name, _)| name == b"QUERY_STRING")
         {
             *value = own;
@@ -202,7 +202,7 @@ const SCRIPT_ENDS_MAX: usize = 64;
 /// applications written for Apache and nginx read. `served`: the path of script and PATH_INFO,
 /// which a route, a fallback or an index may have substituted for the requested one.
 fn variables(
-    AppHead { request, bytes, asked }: AppHead<'_>,
+    AppHead { request, bytes, requested }: AppHead<'_>,
     served: &[u8],
     framing: Framing,
     user: Option<&[u8]>,
@@ -237,8 +237,8 @@ fn variables(
     put("DOCUMENT_URI", served);
     // PHP's CGI program refuses to run without it: it assumes a direct request to its own URL.
     put("REDIRECT_STATUS", b"200");
-    if asked != served {
-        put("REDIRECT_URL", asked);
+    if requested != served {
+        put("REDIRECT_URL", requested);
     }
     // 4.1.7: present even if empty.
     put("QUERY_STRING", query.unwrap_or_default());
@@ -296,9 +296,14 @@ pub(crate) fn target_of(send: SendFile<'_>, site: &Site) -> Option<Vec<u8>> {
 
 /// The fields of an application's response that reach the client
 /// with a file sent on its behalf: those that nginx keeps.
-pub(crate) fn fields_beside_file(said: &cgi::ScriptHead<'_>) -> Vec<(Box<str>, Box<[u8]>)> {
+pub(crate) fn fields_beside_file(script_head: &cgi::ScriptHead<'_>) -> Vec<(Box<str>, Box<[u8]>)> {
     let is_kept = |name: &str| KEPT_BESIDE_FILE.iter().any(|kept| name.eq_ignore_ascii_case(kept));
-    said.fields.iter().filter(|(name, _)| is_kept(name)).map(|&(name, value)| (name.into(), value.into())).collect()
+    script_head
+        .fields
+        .iter()
+        .filter(|(name, _)| is_kept(name))
+        .map(|&(name, value)| (name.into(), value.into()))
+        .collect()
 }
 
 const KEPT_BESIDE_FILE: [&str; 5] = ["Content-Type", "Content-Disposition", "Set-Cookie", "Cache-Control", "Expires"];
@@ -309,11 +314,11 @@ pub(crate) fn instead(head: &[u8], target: &[u8]) -> Option<Vec<u8>> {
     let line = head.split(|&byte| byte == b'\r').next()?;
     let method: &[u8] = if line.starts_with(b"HEAD ") { b"HEAD" } else { b"GET" };
     let version = line.rsplit(|&byte| byte == b' ').next()?;
-    let asked = line.split(|&byte| byte == b' ').nth(1)?;
-    let asked = Target::parse(asked, false)?;
+    let requested = line.split(|&byte| byte == b' ').nth(1)?;
+    let requested = Target::parse(requested, false)?;
     let mut made = [method, b" ", target, b" ", version, b"\r\n"].concat();
     let of_body = ["content-length", "content-type", "transfer-encoding", "expect"];
-    for (name, value) in fields(asked, head) {
+    for (name, value) in fields(requested, head) {
         if !of_body.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes())) {
             made.extend_from_slice(&[name, b": ", value, b"\r\n"].concat());
         }
@@ -405,7 +410,7 @@ mod tests {
     }
 
     fn whole<'a>(request: &'a Request<'a>, bytes: &'a [u8]) -> AppHead<'a> {
-        AppHead { request, bytes, asked: b"/x" }
+        AppHead { request, bytes, requested: b"/x" }
     }
 
     #[test]

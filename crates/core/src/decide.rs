@@ -49,7 +49,7 @@ impl<F> PreparedResponse<F> {
 }
 
 /// A lookup on the disk, and the cached entry to use if its result is delayed.
-pub(crate) struct Question {
+pub(crate) struct DiskRequest {
     pub(crate) work: Work,
     pub(crate) stale: Option<CachedEntry>,
 }
@@ -57,11 +57,11 @@ pub(crate) struct Question {
 /// The next step for a request.
 pub(crate) enum Step<F> {
     Reply(PreparedResponse<F>),
-    Ask(Question),
+    Ask(DiskRequest),
     /// Have the password verified.
     Verify(VerifyWork),
     /// The name does not exist: look up the fallback file.
-    AskForFallback(Question),
+    AskForFallback(DiskRequest),
     Fail(Status, &'static str),
     /// Pass it to an application.
     Run(HandlerMatch),
@@ -70,7 +70,7 @@ pub(crate) enum Step<F> {
 /// How to send an error.
 pub(crate) enum Failure<F> {
     Reply(PreparedResponse<F>),
-    AskForPage(Question),
+    AskForPage(DiskRequest),
 }
 
 /// Decides the first step from the caches; authentication comes first.
@@ -91,7 +91,7 @@ pub(crate) fn first_step<F: FileHandle>(
     if !sites.have_guards() {
         return open_step(now, request, origin, resolved, shared);
     }
-    let (site, path) = (sites.of(resolved.site), &*resolved.asked);
+    let (site, path) = (sites.of(resolved.site), &*resolved.requested);
     // If an application of the site names the file, the application has decided who may get it.
     if origin == Origin::Site && matches!(site.routed(path), Some(Routed::Internal)) {
         return open_step(now, request, origin, resolved, shared);
@@ -129,7 +129,7 @@ fn https_location(request: &Request<'_>, site: &Site, port: u16) -> Option<Vec<u
 /// The user name in a request for a protected path, for the log; in a 401, the claimed one.
 pub(crate) fn claimed_name(request: &Request<'_>, resolved: &Resolved<'_>, sites: &Sites) -> Option<Credentials> {
     let credentials = request.authorization.and_then(Credentials::parse)?;
-    sites.of(resolved.site).guard(&resolved.asked).map(|_| credentials)
+    sites.of(resolved.site).guard(&resolved.requested).map(|_| credentials)
 }
 
 /// Whether an application gets the request body, or may get it depending on the disk lookup. Keeps the plan in `resolved`.
@@ -158,19 +158,22 @@ fn open_step<F: FileHandle>(
 ) -> Step<F> {
     let SharedState { sites, caches, .. } = shared;
     let plan = resolved.plan(request, origin, sites);
-    let (site, asked) = (sites.of(resolved.site), &*resolved.asked);
+    let (site, requested) = (sites.of(resolved.site), &*resolved.requested);
     match plan {
         Plan::Look => {}
         Plan::Run(handler) => return Step::Run(handler),
         Plan::Options => {
-            return Step::Reply(PreparedResponse::new(reply::options(site, request, asked), Outcome::None));
+            return Step::Reply(PreparedResponse::new(reply::options(site, request, requested), Outcome::None));
         }
         Plan::Redirect { status, location } => {
-            let reply = reply::redirect(site, request, asked, status, "the resource has moved", &location);
+            let reply = reply::redirect(site, request, requested, status, "the resource has moved", &location);
             return Step::Reply(PreparedResponse::new(reply, Outcome::None));
         }
         Plan::Respond(response) => {
-            return Step::Reply(PreparedResponse::new(reply::fixed(site, request, asked, &response), Outcome::None));
+            return Step::Reply(PreparedResponse::new(
+                reply::fixed(site, request, requested, &response),
+                Outcome::None,
+            ));
         }
         Plan::Refuse { status, why } => return Step::Fail(status, why),
     }
@@ -185,7 +188,7 @@ fn open_step<F: FileHandle>(
         }
         _ => {
             let work = Work::Name(caches.name_work(site, path.share(), known.as_ref()));
-            Step::Ask(Question { work, stale: known })
+            Step::Ask(DiskRequest { work, stale: known })
         }
     }
 }
@@ -241,9 +244,9 @@ fn step_for_name<F: FileHandle>(
             Negotiated::List | Negotiated::Refused if !plan::is_read(request.method) => {
                 return step_without_app(request, site, path);
             }
-            told @ (Negotiated::List | Negotiated::Refused) => {
+            negotiated @ (Negotiated::List | Negotiated::Refused) => {
                 return Step::Reply(PreparedResponse::new(
-                    reply::variants(site, request, path, variants, told),
+                    reply::variants(site, request, path, variants, negotiated),
                     outcome,
                 ));
             }
@@ -286,7 +289,7 @@ fn ask_for_content<F: FileHandle>(
         true => caches.content_work(site, path.share(), resource, representation),
         false => caches.name_work(site, path.share(), None),
     };
-    Step::Ask(Question { work: Work::Name(work), stale: None })
+    Step::Ask(DiskRequest { work: Work::Name(work), stale: None })
 }
 
 /// Decides the next step after password verification.
@@ -377,7 +380,7 @@ fn ask_to_unpack<F: FileHandle>(
     caches: &mut Caches<F>,
 ) -> Step<F> {
     let work = Work::Name(caches.unpack_work(site, path.share(), meaning));
-    Step::Ask(Question { work, stale: None })
+    Step::Ask(DiskRequest { work, stale: None })
 }
 
 /// The response to a client that does not accept the only coding in which a file exists.
@@ -459,7 +462,7 @@ fn step_without_app<F>(request: &Request<'_>, site: &Site, path: &[u8]) -> Step<
 
 /// The cached resource or, if prepared heads are disabled, a freshly built one.
 fn ready<'a>(resource: &'a Arc<Resource>, site: &Site, ready_headers: bool) -> Cow<'a, Arc<Resource>> {
-    if ready_headers { Cow::Borrowed(resource) } else { Cow::Owned(Arc::new(resource.worked_out_anew(site))) }
+    if ready_headers { Cow::Borrowed(resource) } else { Cow::Owned(Arc::new(resource.rebuilt(site))) }
 }
 
 /// Decides the next step for a name that is not a file.
@@ -493,7 +496,7 @@ fn step_without_file<F: FileHandle>(
             }
             // With its content, even if cached: there is no second lookup.
             let work = Work::Name(caches.name_work(site, file.as_bytes().into(), None));
-            Step::AskForFallback(Question { work, stale: None })
+            Step::AskForFallback(DiskRequest { work, stale: None })
         }
         _ if !plan::is_read(request.method) => step_without_app(request, site, path),
         LookupResult::NeedsSlash => {
@@ -508,7 +511,7 @@ fn step_without_file<F: FileHandle>(
                 return Step::Reply(PreparedResponse::new(reply, outcome));
             }
             counts.page_misses += 1;
-            Step::Ask(Question { work: Work::List(work), stale: None })
+            Step::Ask(DiskRequest { work: Work::List(work), stale: None })
         }
         LookupResult::Directory(_) => Step::Fail(Status::FORBIDDEN, "directory listing is disabled"),
         LookupResult::Forbidden => Step::Fail(Status::FORBIDDEN, "permission denied"),
@@ -543,7 +546,7 @@ pub(crate) fn failure<F: FileHandle>(
         && resource.lone.is_none()
         && let Some(content) = caches.content(&resource.representations[0])
     {
-        let reply = reply::error_from_page(site, request, &resolved.asked, status, resource, content);
+        let reply = reply::error_from_page(site, request, &resolved.requested, status, resource, content);
         return Failure::Reply(PreparedResponse::new(reply, Outcome::None));
     }
     let is_missing = matches!(&known, Some(CachedEntry { meaning, age })
@@ -553,7 +556,7 @@ pub(crate) fn failure<F: FileHandle>(
         return Failure::Reply(plain_failure(request, (status, why), resolved, shared));
     }
     let work = Work::Name(caches.name_work(site, page.as_bytes().into(), known.as_ref()));
-    Failure::AskForPage(Question { work, stale: None })
+    Failure::AskForPage(DiskRequest { work, stale: None })
 }
 
 /// Builds the error after the lookup of its page.
@@ -570,7 +573,7 @@ pub(crate) fn error_after<F: FileHandle>(
         && let Some(content) = caches.content_among(&brought, &resource.representations[0])
     {
         let site = sites.of(resolved.site);
-        let reply = reply::error_from_page(site, request, &resolved.asked, status, &resource, content);
+        let reply = reply::error_from_page(site, request, &resolved.requested, status, &resource, content);
         return PreparedResponse::new(reply, Outcome::None);
     }
     plain_failure(request, (status, why), resolved, shared)
@@ -592,7 +595,7 @@ pub(crate) fn plain_failure<F>(
     {
         errors.error(request, status, why)
     } else {
-        reply::error(site, request, &resolved.asked, status, why)
+        reply::error(site, request, &resolved.requested, status, why)
     };
     PreparedResponse::new(reply, Outcome::None)
 }

@@ -26,9 +26,9 @@ use amped_units::Time;
 
 use crate::app::{self, AppHead, AppTrouble, HandlerMatch, Output};
 use crate::cache::path::CachedEntry;
-use crate::decide::{self, Failure, PreparedResponse, Question, Step};
+use crate::decide::{self, DiskRequest, Failure, PreparedResponse, Step};
 use crate::event::{Action, Answer, Delay, Ticket};
-use crate::exchange::app_request::{AppRequest, Begun, HeadVerdict, Stage};
+use crate::exchange::app_request::{AppRequest, HeadVerdict, Stage, StartResult};
 use crate::file::FileHandle;
 use crate::limits::Limits;
 use crate::pace::Pace;
@@ -75,7 +75,7 @@ struct Unread {
 struct Waiting {
     ticket: Ticket,
     /// When the lookup was requested.
-    asked: Time,
+    requested_at: Time,
     purpose: Purpose,
     /// The cached entry of the name, for use if the result is delayed.
     stale: Option<CachedEntry>,
@@ -136,8 +136,8 @@ impl Exchange {
     /// Cancels it: the client has closed the connection or the stream.
     pub fn cancel<F>(&self, cx: &mut Context<'_, F>) {
         // The result of the disk work will be discarded.
-        if let State::App(asked) = &self.state {
-            asked.leave(cx, "");
+        if let State::App(app_request) = &self.state {
+            app_request.leave(cx, "");
         }
     }
 
@@ -147,15 +147,15 @@ impl Exchange {
         match &self.state {
             State::Body(unread) => unread.pace.due(),
             State::Disk(_) => since + limits.disk_timeout,
-            State::App(asked) if asked.waits_for_client() => asked.pace.due(),
-            State::App(asked) => since + asked.time,
+            State::App(app_request) if app_request.waits_for_client() => app_request.pace.due(),
+            State::App(app_request) => since + app_request.time,
         }
     }
 
     /// The part of the deadline that does not depend on what the client has received.
     pub fn body_due(&self) -> Time {
         match &self.state {
-            State::App(asked) if asked.waits_for_client() => asked.pace.due(),
+            State::App(app_request) if app_request.waits_for_client() => app_request.pace.due(),
             State::App(_) | State::Body(_) | State::Disk(_) => Time::NEVER,
         }
     }
@@ -170,7 +170,7 @@ impl Exchange {
         match &self.state {
             State::Body(_) => true,
             State::Disk(_) => false,
-            State::App(asked) => asked.wants_body(),
+            State::App(app_request) => app_request.wants_body(),
         }
     }
 
@@ -181,13 +181,13 @@ impl Exchange {
 
     /// Whether the application's output is read before the client has received the earlier output.
     pub fn reads_ahead(&self) -> bool {
-        matches!(&self.state, State::App(asked) if asked.reads_ahead())
+        matches!(&self.state, State::App(app_request) if app_request.reads_ahead())
     }
 
     /// Whether its response has begun and the body is incomplete.
     pub fn is_in_body(&self) -> bool {
-        matches!(&self.state, State::App(asked)
-            if matches!(asked.stage, Stage::Body(framing) if framing != ScriptFraming::None))
+        matches!(&self.state, State::App(app_request)
+            if matches!(app_request.stage, Stage::Body(framing) if framing != ScriptFraming::None))
     }
 
     /// Whether it waits for the result with this ticket.
@@ -198,7 +198,7 @@ impl Exchange {
     /// Heap memory in bytes, in addition to the struct itself.
     pub fn heap_bytes(&self) -> usize {
         let state = match &self.state {
-            State::App(asked) => asked.heap_bytes(),
+            State::App(app_request) => app_request.heap_bytes(),
             State::Body(_) | State::Disk(_) => 0,
         };
         self.request.head().len() + state
@@ -218,7 +218,7 @@ impl Exchange {
                 let refusal = unread.refusal;
                 let Some(left) = unread.left.checked_sub(data.len() as u64) else {
                     // Over the limit: respond without waiting for the rest of the body.
-                    protocol.forgo_body();
+                    protocol.skip_body();
                     return self.step(cx, protocol, |steps| match refusal {
                         Some((status, why)) => steps.fail(status, why),
                         None => steps.refuse_body(Status::CONTENT_TOO_LARGE, app_request::BODY_TOO_LONG),
@@ -234,7 +234,7 @@ impl Exchange {
                     None => steps.answer(),
                 })
             }
-            State::App(asked) => match asked.take_body(cx, data, is_last) {
+            State::App(app_request) => match app_request.take_body(cx, data, is_last) {
                 Ok(()) => Progress::Open,
                 Err((status, why)) => self.give_up_on_app(cx, status, why, protocol),
             },
@@ -249,7 +249,7 @@ impl Exchange {
         protocol: &mut P,
     ) -> Progress {
         let (status, why) = (Status::BAD_REQUEST, "malformed chunked body");
-        protocol.forgo_body();
+        protocol.skip_body();
         match self.state {
             State::App(_) => self.give_up_on_app(cx, status, why, protocol),
             State::Body(_) | State::Disk(_) => self.step(cx, protocol, |steps| steps.refuse_body(status, why)),
@@ -306,7 +306,7 @@ impl Exchange {
         }
         let holds = self.resolved.generation == cx.shared.caches.generation();
         // Its age was computed when the lookup was requested, which may be some time ago.
-        let (max_stale, since) = (cx.shared.caches.budgets.max_stale, cx.now.since(waiting.asked));
+        let (max_stale, since) = (cx.shared.caches.budgets.max_stale, cx.now.since(waiting.requested_at));
         let Some(known) = waiting.stale.take().filter(|known| holds && known.age + since < max_stale) else {
             return Progress::Open;
         };
@@ -327,7 +327,7 @@ impl Exchange {
     pub fn overdue<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, protocol: &mut P) -> Progress {
         match &self.state {
             State::Body(_) => {
-                protocol.forgo_body();
+                protocol.skip_body();
                 let why = "timed out reading the request body";
                 self.step(cx, protocol, |steps| steps.refuse_body(Status::REQUEST_TIMEOUT, why))
             }
@@ -337,9 +337,9 @@ impl Exchange {
                 let why = "timed out reading from disk; try again later";
                 self.step(cx, protocol, |steps| steps.fail_plainly(Status::SERVICE_UNAVAILABLE, why))
             }
-            State::App(asked) if asked.follows() => self.run_alone(cx, protocol),
-            State::App(asked) => {
-                let (status, why) = asked.overdue();
+            State::App(app_request) if app_request.follows() => self.run_alone(cx, protocol),
+            State::App(app_request) => {
+                let (status, why) = app_request.overdue();
                 self.give_up_on_app(cx, status, why, protocol)
             }
         }
@@ -386,20 +386,20 @@ impl Exchange {
         (ticket, output): (Ticket, Output<'_>),
         protocol: &mut P,
     ) -> Progress {
-        let State::App(asked) = &mut self.state else {
+        let State::App(app_request) = &mut self.state else {
             return Progress::Open;
         };
-        if asked.ticket != ticket {
+        if app_request.ticket != ticket {
             return Progress::Open;
         }
         self.since = cx.now;
         match output {
-            Output::Begun => asked.begun = true,
+            Output::Started => app_request.has_started = true,
             Output::First => return self.begin_page(cx, protocol),
-            Output::Follows => asked.note_followed(cx),
+            Output::Follows => app_request.note_followed(cx),
             // The request that this one waited for has filled the cache, or failed.
             Output::Again => return self.step(cx, protocol, |steps| steps.answer()),
-            Output::Room => asked.note_room(cx.now),
+            Output::Room => app_request.note_room(cx.now),
             Output::Bytes(bytes) => return self.take_output_bytes(cx, bytes, false, protocol),
             Output::Last(bytes) => match self.take_output_bytes(cx, bytes, true, protocol) {
                 Progress::Open => return self.end_app(cx, None, protocol),
@@ -413,11 +413,11 @@ impl Exchange {
 
     /// This request generates the page.
     fn begin_page<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, protocol: &mut P) -> Progress {
-        let (mut steps, State::App(asked)) = self.parts(cx, protocol) else {
+        let (mut steps, State::App(app_request)) = self.parts(cx, protocol) else {
             return Progress::Open;
         };
-        let head = AppHead { request: &steps.request, bytes: steps.head, asked: &steps.resolved.asked };
-        match asked.begin_page(steps.cx, head) {
+        let head = AppHead { request: &steps.request, bytes: steps.head, requested: &steps.resolved.requested };
+        match app_request.begin_page(steps.cx, head) {
             None => Progress::Open,
             Some(made) => {
                 let _ = steps.respond(made);
@@ -430,9 +430,9 @@ impl Exchange {
     fn run_alone<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, protocol: &mut P) -> Progress {
         self.since = cx.now;
         let ticket = protocol.next_ticket();
-        if let (steps, State::App(asked)) = self.parts(cx, protocol) {
-            let head = AppHead { request: &steps.request, bytes: steps.head, asked: &steps.resolved.asked };
-            asked.run_alone(steps.cx, head, ticket);
+        if let (steps, State::App(app_request)) = self.parts(cx, protocol) {
+            let head = AppHead { request: &steps.request, bytes: steps.head, requested: &steps.resolved.requested };
+            app_request.run_alone(steps.cx, head, ticket);
         }
         Progress::Open
     }
@@ -445,29 +445,31 @@ impl Exchange {
         is_last: bool,
         protocol: &mut P,
     ) -> Progress {
-        let State::App(asked) = &mut self.state else {
+        let State::App(app_request) = &mut self.state else {
             return Progress::Open;
         };
-        let Some(left) = asked.output_left.checked_sub(bytes.len() as u64) else {
+        let Some(left) = app_request.output_left.checked_sub(bytes.len() as u64) else {
             let why = "the application's response exceeds max_response_bytes";
             return self.give_up_on_app(cx, Status::BAD_GATEWAY, why, protocol);
         };
-        asked.output_left = left;
-        match &mut asked.stage {
+        app_request.output_left = left;
+        match &mut app_request.stage {
             Stage::Rest(_) => Progress::Open,
             Stage::Body(_) => {
-                asked.pass_body(cx, bytes, protocol);
+                app_request.pass_body(cx, bytes, protocol);
                 Progress::Open
             }
             Stage::Head(known) => {
                 known.extend_from_slice(bytes);
-                let said = mem::take(known);
-                match cgi::parse(&said) {
+                let received = mem::take(known);
+                match cgi::parse(&received) {
                     Ok(None) => {
-                        *known = said;
+                        *known = received;
                         Progress::Open
                     }
-                    Ok(Some((head, length))) => self.take_script_head(cx, &head, (&said[length..], is_last), protocol),
+                    Ok(Some((head, length))) => {
+                        self.take_script_head(cx, &head, (&received[length..], is_last), protocol)
+                    }
                     Err(BadScript(why)) => self.give_up_on_app(cx, Status::BAD_GATEWAY, why, protocol),
                 }
             }
@@ -478,26 +480,30 @@ impl Exchange {
     fn take_script_head<F: FileHandle, P: Protocol<F>>(
         &mut self,
         cx: &mut Context<'_, F>,
-        said: &cgi::ScriptHead<'_>,
+        script_head: &cgi::ScriptHead<'_>,
         (rest, is_last): (&[u8], bool),
         protocol: &mut P,
     ) -> Progress {
-        let (mut steps, State::App(asked)) = self.parts(cx, protocol) else {
+        let (mut steps, State::App(app_request)) = self.parts(cx, protocol) else {
             return Progress::Open;
         };
-        match asked.judge_head(steps.cx, steps.head, said, steps.detour.count < DETOURS_MAX) {
+        match app_request.judge_head(steps.cx, steps.head, script_head, steps.detour.count < DETOURS_MAX) {
             HeadVerdict::Reply(status) => {
                 let length = is_last.then_some(rest.len());
                 let open_ended = steps.protocol.open_ended(steps.request.version);
-                let (made, framing) =
-                    asked.reply(steps.cx, (&steps.request, steps.head), said, (status, length, open_ended));
+                let (made, framing) = app_request.reply(
+                    steps.cx,
+                    (&steps.request, steps.head),
+                    script_head,
+                    (status, length, open_ended),
+                );
                 steps.begin_response(made, framing);
-                asked.pass_body(steps.cx, rest, steps.protocol);
+                app_request.pass_body(steps.cx, rest, steps.protocol);
                 Progress::Open
             }
             HeadVerdict::Instead => {
-                if said.send.is_some() {
-                    steps.detour.beside_file = Some(Box::new(app::fields_beside_file(said)));
+                if script_head.send.is_some() {
+                    steps.detour.beside_file = Some(Box::new(app::fields_beside_file(script_head)));
                 }
                 Progress::Open
             }
@@ -512,25 +518,25 @@ impl Exchange {
         trouble: Option<AppTrouble>,
         protocol: &mut P,
     ) -> Progress {
-        let State::App(asked) = &mut self.state else {
+        let State::App(app_request) = &mut self.state else {
             return Progress::Open;
         };
         // If the application stops reading the body, the rest may still arrive.
-        protocol.forgo_body();
-        match (asked.end(cx, self.request.head(), trouble), trouble) {
+        protocol.skip_body();
+        match (app_request.end(cx, self.request.head(), trouble), trouble) {
             (Stage::Head(_), trouble) => {
-                let (status, why) = asked.failure(cx, trouble);
+                let (status, why) = app_request.failure(cx, trouble);
                 self.step(cx, protocol, |steps| steps.take(Step::Fail(status, why)))
             }
             (Stage::Rest(instead), _) => self.take_instead(cx, &instead, protocol),
             (Stage::Body(ScriptFraming::Length(1..)), _) => {
                 // The client must be able to detect the truncation.
-                asked.leave(cx, CUT_SHORT);
+                app_request.leave(cx, CUT_SHORT);
                 protocol.abort();
                 Progress::Over
             }
             (Stage::Body(framing), Some(_)) if framing != ScriptFraming::None => {
-                asked.leave(cx, CUT_SHORT);
+                app_request.leave(cx, CUT_SHORT);
                 protocol.abort();
                 Progress::Over
             }
@@ -567,12 +573,12 @@ impl Exchange {
         why: &'static str,
         protocol: &mut P,
     ) -> Progress {
-        let State::App(asked) = &mut self.state else {
+        let State::App(app_request) = &mut self.state else {
             return Progress::Open;
         };
-        asked.give_up(cx, status, why);
-        protocol.forgo_body();
-        match asked.stage {
+        app_request.give_up(cx, status, why);
+        protocol.skip_body();
+        match app_request.stage {
             Stage::Body(ScriptFraming::None) => protocol.finish(cx),
             Stage::Body(_) => protocol.abort(),
             Stage::Head(_) | Stage::Rest(_) => {
@@ -643,7 +649,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
             // RFC 9110, 10.1.1: a client that gets an error at once need not send its body. Whether one follows is
             // unknown, so the connection closes after the error.
             if !matches!(self.request.method, Some(Method::Get | Method::Head | Method::Options)) {
-                self.protocol.forgo_body();
+                self.protocol.skip_body();
                 return self.answer();
             }
             self.protocol.proceed(self.cx);
@@ -664,7 +670,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     /// Responds without reading the rest of the body.
     fn refuse_body(&mut self, status: Status, why: &'static str) -> Option<State> {
         self.cx.shared.counts.bad_requests += 1;
-        self.protocol.forgo_body();
+        self.protocol.skip_body();
         self.fail_plainly(status, why)
     }
 
@@ -692,7 +698,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         self.respond(made)
     }
 
-    fn ask(&mut self, Question { work, stale }: Question, purpose: Purpose) -> Option<State> {
+    fn ask(&mut self, DiskRequest { work, stale }: DiskRequest, purpose: Purpose) -> Option<State> {
         self.cx.shared.counts.disk_questions += 1;
         let (ticket, state) = self.wait(stale, purpose);
         self.cx.actions.push(Action::Disk(ticket, work));
@@ -701,8 +707,8 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
 
     /// The state of waiting for a result, and its ticket.
     fn wait(&mut self, stale: Option<CachedEntry>, purpose: Purpose) -> (Ticket, Option<State>) {
-        let (ticket, asked) = (self.protocol.next_ticket(), self.cx.now);
-        (ticket, Some(State::Disk(Waiting { ticket, asked, purpose, stale, late: false })))
+        let (ticket, requested_at) = (self.protocol.next_ticket(), self.cx.now);
+        (ticket, Some(State::Disk(Waiting { ticket, requested_at, purpose, stale, late: false })))
     }
 
     /// Passes the request to an application.
@@ -715,18 +721,18 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         self.detour.beside_file = None;
         let ticket = self.protocol.next_ticket();
         let framing = if self.protocol.awaits_body() { self.request.framing } else { Framing::None };
-        let head = AppHead { request: &self.request, bytes: self.head, asked: &self.resolved.asked };
+        let head = AppHead { request: &self.request, bytes: self.head, requested: &self.resolved.requested };
         match AppRequest::begin(self.cx, head, self.resolved, (handler, ticket, framing)) {
-            Begun::Started(asked) => {
+            StartResult::Started(app_request) => {
                 if framing != Framing::None && self.request.expectation == Expectation::Continue {
                     self.protocol.proceed(self.cx);
                 }
-                Some(State::App(asked))
+                Some(State::App(app_request))
             }
-            Begun::Kept(made) => self.respond(made),
-            Begun::Refused(status, why) => {
+            StartResult::Cached(made) => self.respond(made),
+            StartResult::Rejected(status, why) => {
                 // The bytes that follow on the connection are the body, which will not be read.
-                self.protocol.forgo_body();
+                self.protocol.skip_body();
                 self.fail(status, why)
             }
         }

@@ -566,7 +566,7 @@ impl<F> Protocol<F> for Wire {
         self.body_left && !self.last
     }
 
-    fn forgo_body(&mut self) {
+    fn skip_body(&mut self) {
         self.last |= self.body_left;
     }
 

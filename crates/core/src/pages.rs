@@ -43,7 +43,7 @@ impl Wanted {
     }
 
     /// Whether the response cannot depend on the client, so that other requests may wait for it.
-    pub(crate) fn is_anybodys(&self) -> bool {
+    pub(crate) fn is_shareable(&self) -> bool {
         !self.is_authorized && !self.has_cookies
     }
 }
@@ -98,13 +98,13 @@ pub(crate) const VARY_MAX: usize = 8;
 /// The page that this response head begins, still without its body, and the request fields on which it depends; `None`
 /// if it is not cacheable. `time`: the lifetime if the application gives none.
 pub(crate) fn page_of(
-    said: &ScriptHead<'_>,
+    script_head: &ScriptHead<'_>,
     status: Status,
     wanted: &Wanted,
     time: Duration,
     (now, wall): (Time, &WallClock),
 ) -> Option<(AppPage, Vec<String>)> {
-    let fields = || said.fields.iter().copied();
+    let fields = || script_head.fields.iter().copied();
     let caching::Said { forbids, for_all, lifetime, age, vary } = caching::read(fields(), wall.seconds);
     let is_kept = KEPT.contains(&status) || (lifetime.is_some() && KEPT_IF_SAID.contains(&status));
     // A cookie is meant for one client. RFC 9111, 7.3 leaves it
@@ -186,10 +186,10 @@ mod tests {
         let check = |fields: &str, head: &str, expected: Option<(u64, &[&str])>| {
             let wanted = wants(&["GET /a HTTP/1.1\nHost: h", fields].concat()).expect("some");
             let text = [head, "\n\n"].concat();
-            let (said, _) = cgi::parse(text.as_bytes()).expect("good").expect("whole");
-            let cgi::Answer::Reply(status) = said.answer() else { panic!("{head}") };
+            let (script_head, _) = cgi::parse(text.as_bytes()).expect("good").expect("whole");
+            let cgi::Answer::Reply(status) = script_head.answer() else { panic!("{head}") };
             let times = (Time::from_millis(5), &WallClock::at(784_111_777));
-            let kept = page_of(&said, status, &wanted, Duration::from_secs(10), times);
+            let kept = page_of(&script_head, status, &wanted, Duration::from_secs(10), times);
             let kept = kept.map(|(page, vary)| (page.lifetime.as_secs(), vary));
             let expected = expected.map(|(seconds, vary)| (seconds, vary.iter().map(|&name| name.into()).collect()));
             assert_eq!(kept, expected, "{fields:?} {head}");

@@ -57,7 +57,7 @@ pub(crate) struct Resolved<'a> {
     /// The site's number.
     pub(crate) site: u16,
     /// The requested path, to which rules apply; `/` if there is none.
-    pub(crate) asked: CleanPath<'a>,
+    pub(crate) requested: CleanPath<'a>,
     /// The path that a route substituted for it.
     rewritten: Option<CleanPath<'a>>,
     /// Further properties of the requested path.
@@ -81,9 +81,9 @@ enum PathForm {
 impl<'a> Resolved<'a> {
     /// Copies the paths, for a request that has to wait.
     pub(crate) fn keep(self) -> Resolved<'static> {
-        let Resolved { generation, site, asked, rewritten, form, planned } = self;
+        let Resolved { generation, site, requested, rewritten, form, planned } = self;
         let keep = |path: CleanPath<'a>| CleanPath::Shared(path.share());
-        Resolved { generation, site, asked: keep(asked), rewritten: rewritten.map(keep), form, planned }
+        Resolved { generation, site, requested: keep(requested), rewritten: rewritten.map(keep), form, planned }
     }
 
     /// Plans the request and keeps the plan for [`plan`](Resolved::plan).
@@ -99,7 +99,7 @@ impl<'a> Resolved<'a> {
 
     /// The path to look up.
     pub(crate) fn path(&self) -> &CleanPath<'a> {
-        self.rewritten.as_ref().unwrap_or(&self.asked)
+        self.rewritten.as_ref().unwrap_or(&self.requested)
     }
 
     /// Whether the name may lead to an application: the index of a directory, a variant, or a fallback file may be a
@@ -119,7 +119,8 @@ pub(crate) fn resolve<'a>(
     uris: &mut UriCache,
     scratch: &mut Vec<u8>,
 ) -> Resolved<'a> {
-    let resolved = |site, asked, form| Resolved { generation, site, asked, rewritten: None, form, planned: None };
+    let resolved =
+        |site, requested, form| Resolved { generation, site, requested, rewritten: None, form, planned: None };
     let site = |sites: &Sites| sites.for_host(request.host).number;
     let (Target::Origin { path: sent, .. } | Target::Absolute { path: sent, .. }) = request.target else {
         return resolved(site(sites), CleanPath::Borrowed(b"/"), PathForm::Missing);
@@ -127,7 +128,7 @@ pub(crate) fn resolve<'a>(
     if let Some(Translated { site, path }) = uris.translated(request.host, sent) {
         return resolved(*site, CleanPath::Shared(Arc::clone(path)), PathForm::Plain);
     }
-    let (asked, has_slash) = match uri::clean_path_with_slashes(sent, scratch) {
+    let (requested, has_slash) = match uri::clean_path_with_slashes(sent, scratch) {
         // The path was clean as sent.
         Ok((path, has_slash)) if ptr::eq(path, sent) => (CleanPath::Borrowed(sent), has_slash),
         Ok((path, has_slash)) => (CleanPath::Shared(path.into()), has_slash),
@@ -135,10 +136,10 @@ pub(crate) fn resolve<'a>(
     };
     let site = site(sites);
     if has_slash {
-        return resolved(site, asked, PathForm::EncodedSlash);
+        return resolved(site, requested, PathForm::EncodedSlash);
     }
-    uris.learn(request.host, sent, || Translated { site, path: asked.share() });
-    resolved(site, asked, PathForm::Plain)
+    uris.learn(request.host, sent, || Translated { site, path: requested.share() });
+    resolved(site, requested, PathForm::Plain)
 }
 
 /// How to serve a request.
@@ -203,10 +204,10 @@ fn plan(request: &Request<'_>, origin: Origin, resolved: &mut Resolved<'_>, site
         PathForm::Bad(error) => return refuse(refuse_path(error)),
         PathForm::Plain | PathForm::EncodedSlash | PathForm::Missing => {}
     }
-    if site.preflight(&resolved.asked, request).is_some() {
+    if site.preflight(&resolved.requested, request).is_some() {
         return Plan::Options;
     }
-    match site.routed(&resolved.asked) {
+    match site.routed(&resolved.requested) {
         None => {}
         Some(Routed::Internal) if origin == Origin::Site => {}
         Some(Routed::Internal | Routed::Nowhere) => return refuse((Status::NOT_FOUND, NOT_FOUND)),
@@ -333,7 +334,7 @@ mod tests {
                 Plan::Respond(response) => {
                     format!("{} {}", response.status.0, String::from_utf8_lossy(&response.body))
                 }
-                Plan::Options => format!("OPTIONS {}", String::from_utf8_lossy(&resolved.asked)),
+                Plan::Options => format!("OPTIONS {}", String::from_utf8_lossy(&resolved.requested)),
                 Plan::Refuse { status, .. } => format!("{}", status.0),
                 Plan::Run(handler) => format!("APP {}", String::from_utf8_lossy(handler.path())),
                 Plan::Look => {

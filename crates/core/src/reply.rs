@@ -462,17 +462,17 @@ pub fn script(
     request: &Request<'_>,
     path: &[u8],
     status: Status,
-    said: &ScriptHead<'_>,
+    script_head: &ScriptHead<'_>,
     framing: ScriptFraming,
 ) -> Head {
-    let mut head = match said.reason {
+    let mut head = match script_head.reason {
         b"" => Head::new(status),
         reason => Head::with_reason(status, reason),
     };
-    for (name, value) in &said.fields {
+    for (name, value) in &script_head.fields {
         head.field(name, value);
     }
-    match (framing, said.length) {
+    match (framing, script_head.length) {
         (ScriptFraming::Length(length), _) | (ScriptFraming::None, Some(length)) if status != Status::NO_CONTENT => {
             head.number("Content-Length", length);
         }
@@ -481,22 +481,22 @@ pub fn script(
         }
         _ => {}
     }
-    let is_said = |name: &str| said.fields.iter().any(|(said, _)| said.eq_ignore_ascii_case(name));
-    add_to_script(&mut head, site, request, path, is_said);
+    let is_set = |name: &str| script_head.fields.iter().any(|(set, _)| set.eq_ignore_ascii_case(name));
+    add_to_script(&mut head, site, request, path, is_set);
     head
 }
 
 /// Adds the site's fields to an application's response, except those that it has set.
-fn add_to_script(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8], is_said: impl Fn(&str) -> bool) {
-    if !is_said("Cache-Control") && site.guard(path).is_some() {
+fn add_to_script(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8], is_set: impl Fn(&str) -> bool) {
+    if !is_set("Cache-Control") && site.guard(path).is_some() {
         head.field("Cache-Control", "private");
     }
     // If the application controls cross-origin access itself, its headers are kept.
-    if let Some(rule) = site.cors(path).filter(|_| !is_said("Access-Control-Allow-Origin")) {
+    if let Some(rule) = site.cors(path).filter(|_| !is_set("Access-Control-Allow-Origin")) {
         vary(head, site, path, Vary::NOTHING);
         rule.allow(head, site.cors_origin(path, request));
     }
-    headers::add(head, &site.rules, path, is_said);
+    headers::add(head, &site.rules, path, is_set);
 }
 
 /// Builds the response from an application's cached page, or a
@@ -508,12 +508,12 @@ pub fn kept<F>(
     page: &AppPage,
     (now, now_seconds): (Time, i64),
 ) -> (ReplyHead, Body<F>) {
-    let said = |name: &str| {
+    let field = |name: &str| {
         let mut fields = page.fields.iter().filter(|(known, _)| known.eq_ignore_ascii_case(name));
         fields.next().map(|(_, value)| &**value)
     };
-    let tag = said("ETag").and_then(etag::EntityTag::parse).map_or(&b""[..], |tag| tag.opaque);
-    let modified = said("Last-Modified").and_then(|text| date::parse(text, now_seconds));
+    let tag = field("ETag").and_then(etag::EntityTag::parse).map_or(&b""[..], |tag| tag.opaque);
+    let modified = field("Last-Modified").and_then(|text| date::parse(text, now_seconds));
     // RFC 9110, 13.2.1: conditions apply only if the response without them would be a success.
     let is_known = page.status == Status::OK && conditions(request, tag, modified, now_seconds).is_some();
     let mut head = Head::new(if is_known { Status::NOT_MODIFIED } else { page.status });
@@ -527,7 +527,7 @@ pub fn kept<F>(
     if !is_known && page.status != Status::NO_CONTENT {
         head.number("Content-Length", page.body.len() as u64);
     }
-    add_to_script(&mut head, site, request, path, |name| said(name).is_some());
+    add_to_script(&mut head, site, request, path, |name| field(name).is_some());
     let has_body = !is_known && request.method != Some(Method::Head) && !page.body.is_empty();
     (ReplyHead::Owned(Box::new(head)), if has_body { Body::Shared(Arc::clone(&page.body)) } else { Body::Empty })
 }
@@ -755,9 +755,7 @@ pub fn fixed<F>(site: &Site, request: &Request<'_>, path: &[u8], response: &Fixe
     if !matches!(*status, Status::NO_CONTENT | Status::NOT_MODIFIED) {
         head.number("Content-Length", body.len() as u64);
     }
-    add_to_script(&mut head, site, request, path, |name| {
-        fields.iter().any(|(said, _)| said.eq_ignore_ascii_case(name))
-    });
+    add_to_script(&mut head, site, request, path, |name| fields.iter().any(|(set, _)| set.eq_ignore_ascii_case(name)));
     let has_body = request.method != Some(Method::Head) && !body.is_empty();
     (ReplyHead::Owned(Box::new(head)), if has_body { Body::Shared(Arc::clone(body)) } else { Body::Empty })
 }
@@ -804,9 +802,9 @@ pub fn variants<F>(
     request: &Request<'_>,
     path: &[u8],
     variants: &Variants,
-    told: Negotiated,
+    negotiated: Negotiated,
 ) -> (ReplyHead, Body<F>) {
-    let (status, why) = match told {
+    let (status, why) = match negotiated {
         Negotiated::Refused => (Status::NOT_ACCEPTABLE, "None of these variants is acceptable to the request"),
         Negotiated::List | Negotiated::Variant(_) => (Status::MULTIPLE_CHOICES, "These variants match equally well"),
     };
@@ -818,11 +816,11 @@ pub fn variants<F>(
         let name = resource.name.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         let name = listing::escape_html(&String::from_utf8_lossy(name));
         let kind = listing::escape_html(&resource.media_type);
-        let (attribute, told) = match resource.language.as_deref() {
+        let (attribute, language) = match resource.language.as_deref() {
             Some(tag) => (alloc::format!(" hreflang=\"{tag}\""), alloc::format!(", {tag}")),
             None => Default::default(),
         };
-        list += &alloc::format!("<li><a href=\"{link}\"{attribute}>{name}</a> ({kind}{told})\n");
+        list += &alloc::format!("<li><a href=\"{link}\"{attribute}>{name}</a> ({kind}{language})\n");
     }
     let (mut head, page) = generated(status, page_of(status, &alloc::format!("<p>{why}:</p>\n<ul>\n{list}</ul>")));
     vary(&mut head, site, path, variants.vary);

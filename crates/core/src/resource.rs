@@ -101,7 +101,7 @@ impl Resource {
     }
 
     /// Rebuilds the resource from its name and its states.
-    pub fn worked_out_anew(&self, site: &Site) -> Resource {
+    pub fn rebuilt(&self, site: &Site) -> Resource {
         let states = self.representations.iter().map(|one| (one.coding, one.version));
         if let Some(lone) = &self.lone {
             return Resource::of_lone(site, Arc::clone(&self.name), states, lone.not_unpacked);
@@ -123,7 +123,7 @@ impl Resource {
     }
 
     /// Whether both are the same compressed file in the same state, and this one contains all that `other` does.
-    pub(crate) fn says_no_less_than(&self, other: &Resource) -> bool {
+    pub(crate) fn contains_all_of(&self, other: &Resource) -> bool {
         let packed = |resource: &Resource| (resource.representations[0].coding, resource.representations[0].version);
         let (Some(lone), Some(others)) = (&self.lone, &other.lone) else { return false };
         lone.name == others.name

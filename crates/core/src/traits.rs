@@ -22,9 +22,9 @@ pub struct Traits {
 
 impl Traits {
     /// Derives the traits of a file name, given without the extension of its coding. An
-    /// extension that is in `asked` may have no meaning; any other such extension, two
+    /// extension that is in `requested` may have no meaning; any other such extension, two
     /// extensions of one kind, or a missing media type mean that the file is not a variant.
-    pub(crate) fn of(rule: &NegotiationRule, types: &Types, asked: &[&[u8]], endings: &[&[u8]]) -> Option<Traits> {
+    pub(crate) fn of(rule: &NegotiationRule, types: &Types, requested: &[&[u8]], endings: &[&[u8]]) -> Option<Traits> {
         let (mut media_type, mut language, mut charset) = (None, None, None);
         for ending in endings {
             let text = core::str::from_utf8(ending).ok();
@@ -38,7 +38,7 @@ impl Traits {
                 charset.replace(found).is_some()
             } else if let Some(found) = text.and_then(|text| types.by_ending(&text.to_ascii_lowercase())) {
                 media_type.replace(found).is_some()
-            } else if asked.contains(ending) {
+            } else if requested.contains(ending) {
                 false
             } else {
                 return None;

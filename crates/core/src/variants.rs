@@ -36,28 +36,28 @@ pub fn is_current(sibling_mtime_ns: i64, mtime_ns: i64) -> bool {
 
 /// Whether a file of this name may be a variant of the requested name, both without their folder: it has the same stem,
 /// and has the requested extensions in their order, among others.
-pub fn stands_for(asked: &[u8], name: &[u8]) -> bool {
-    let ((asked_stem, asked), (stem, endings)) = (split(asked), split(name));
+pub fn may_be_variant(requested: &[u8], name: &[u8]) -> bool {
+    let ((asked_stem, requested), (stem, endings)) = (split(requested), split(name));
     let mut left = endings.iter();
     stem == asked_stem
-        && endings.len() > asked.len()
+        && endings.len() > requested.len()
         && endings.len() <= ENDINGS_MAX
-        && asked.iter().all(|ending| left.any(|known| known == ending))
+        && requested.iter().all(|ending| left.any(|known| known == ending))
 }
 
-/// Calls `f` with all requested names for which [`stands_for`] accepts this file.
-pub fn each_asked(name: &[u8], mut f: impl FnMut(&[u8])) {
+/// Calls `f` with all requested names for which [`may_be_variant`] accepts this file.
+pub fn each_requested_name(name: &[u8], mut f: impl FnMut(&[u8])) {
     let (stem, endings) = split(name);
     if endings.is_empty() || endings.len() > ENDINGS_MAX {
         return;
     }
     for chosen in 0..(1_u32 << endings.len()) - 1 {
-        let mut asked = stem.to_vec();
+        let mut requested = stem.to_vec();
         for (_, ending) in endings.iter().enumerate().filter(|(at, _)| chosen >> at & 1 == 1) {
-            asked.push(b'.');
-            asked.extend_from_slice(ending);
+            requested.push(b'.');
+            requested.extend_from_slice(ending);
         }
-        f(&asked);
+        f(&requested);
     }
 }
 
@@ -113,14 +113,14 @@ impl Variants {
         let mut found: Vec<(VariantFile, Traits)> = Vec::new();
         for (name, mut states) in plain {
             // For a directory, the request is for its index file, which may have several names.
-            let stood_for = |index: &&[u8]| last_segment(&name) == *index || stands_for(index, last_segment(&name));
-            let asked = match path.ends_with(b"/") {
+            let stood_for = |index: &&[u8]| last_segment(&name) == *index || may_be_variant(index, last_segment(&name));
+            let requested = match path.ends_with(b"/") {
                 true => site.index.iter().map(|index| index.as_bytes()).find(stood_for),
                 false => Some(last_segment(path)),
             };
-            let Some(asked) = asked else { continue };
-            let ((_, asked), (_, endings)) = (split(asked), split(last_segment(&name)));
-            let Some(traits) = Traits::of(rule, &site.types, &asked, &endings) else { continue };
+            let Some(requested) = requested else { continue };
+            let ((_, requested), (_, endings)) = (split(requested), split(last_segment(&name)));
+            let Some(traits) = Traits::of(rule, &site.types, &requested, &endings) else { continue };
             // The plain file first, then the others in the site's order.
             let place = |coding: Coding| site.precompressed.iter().position(|known| *known == coding);
             states.sort_by_key(|(coding, _)| place(*coding).map_or(0, |at| at + 1));
@@ -243,7 +243,7 @@ impl NegotiationCache {
 
     /// Chooses a variant for this request.
     pub fn choose(&mut self, request: &Request<'_>, variants: &Arc<Variants>) -> Negotiated {
-        let asked: [(Vary, &Lines<'_>); 4] = [
+        let requested: [(Vary, &Lines<'_>); 4] = [
             (Vary::ACCEPT, &request.accept),
             (Vary::LANGUAGE, &request.accept_language),
             (Vary::CHARSET, &request.accept_charset),
@@ -252,7 +252,7 @@ impl NegotiationCache {
         let fields = &mut self.fields;
         fields.clear();
         // Each field ends with a line end, which no field contains; a present field starts with a colon.
-        let places = asked.map(|(which, lines)| {
+        let places = requested.map(|(which, lines)| {
             let is_there = variants.vary.has(which) && lines.is_present();
             if is_there {
                 fields.push(b':');
@@ -330,10 +330,10 @@ mod tests {
         )
     }
 
-    /// The variants of `asked` among these names, in the site's order, each as its name, type, language and codings.
-    fn shown(site: &Site, asked: &str, names: &[&str]) -> (Vec<String>, String) {
+    /// The variants of `requested` among these names, in the site's order, each as its name, type, language and codings.
+    fn shown(site: &Site, requested: &str, names: &[&str]) -> (Vec<String>, String) {
         let files: Vec<_> = (1..).zip(names).map(|(size, name)| file(name, size, 5)).collect();
-        let Some(variants) = Variants::of(site, asked.as_bytes(), &files) else { return Default::default() };
+        let Some(variants) = Variants::of(site, requested.as_bytes(), &files) else { return Default::default() };
         let one = |VariantFile { resource, codings, .. }: &VariantFile| {
             let name = String::from_utf8_lossy(&resource.name).into_owned();
             let codings: Vec<&str> = codings.iter().map(|coding| coding.token()).collect();
@@ -345,8 +345,8 @@ mod tests {
 
     #[test]
     fn variant_names_extend_requested_name() {
-        let check = |asked: &str, name: &str, expected| {
-            assert_eq!(stands_for(asked.as_bytes(), name.as_bytes()), expected, "{asked} {name}");
+        let check = |requested: &str, name: &str, expected| {
+            assert_eq!(may_be_variant(requested.as_bytes(), name.as_bytes()), expected, "{requested} {name}");
         };
         check("page", "page.en.html", true);
         check("page", "page.html", true);
@@ -369,10 +369,10 @@ mod tests {
     #[test]
     fn name_extensions_describe_variant() {
         let site = site();
-        let check = |asked: &str, names: &[&str], expected: &[&str], vary: &str| {
-            let (found, varies) = shown(&site, asked, names);
+        let check = |requested: &str, names: &[&str], expected: &[&str], vary: &str| {
+            let (found, varies) = shown(&site, requested, names);
             let found: Vec<&str> = found.iter().map(|text| &**text).collect();
-            assert_eq!((&found[..], &*varies), (expected, vary), "{asked}");
+            assert_eq!((&found[..], &*varies), (expected, vary), "{requested}");
         };
         // In the order of the site's languages, independent of the directory's.
         check(
@@ -547,13 +547,13 @@ mod tests {
         /// A change of a file invalidates all names through which it is reached.
         #[test]
         fn name_is_found_under_each_negotiated_spelling(
-            asked in "[a-c]{0,2}(\\.[a-c]{0,1}){0,3}",
+            requested in "[a-c]{0,2}(\\.[a-c]{0,1}){0,3}",
             name in "[a-c]{0,2}(\\.[a-c]{0,1}){0,6}",
         ) {
             let mut spellings = Vec::new();
-            each_asked(name.as_bytes(), |spelling| spellings.push(spelling.to_vec()));
-            let found = spellings.iter().any(|spelling| spelling == asked.as_bytes());
-            prop_assert_eq!(stands_for(asked.as_bytes(), name.as_bytes()), found, "{:?}", spellings);
+            each_requested_name(name.as_bytes(), |spelling| spellings.push(spelling.to_vec()));
+            let found = spellings.iter().any(|spelling| spelling == requested.as_bytes());
+            prop_assert_eq!(may_be_variant(requested.as_bytes(), name.as_bytes()), found, "{:?}", spellings);
         }
     }
 }

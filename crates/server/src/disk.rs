@@ -530,7 +530,7 @@ impl Disk {
         let mut candidates: Vec<Vec<u8>> = Vec::new();
         for name in file::names(&opened)? {
             let name = name?;
-            if variants::stands_for(asked, &name) {
+            if variants::may_be_variant(asked, &name) {
                 candidates.push(name);
             }
         }

@@ -96,7 +96,7 @@ impl Forget {
     /// Drops the names from these caches.
     pub fn carry_out<F>(&self, now: Time, caches: &mut Caches<F>, sites: &Sites) {
         match self {
-            Forget::Changes(changes) => caches.forget(now, changes, sites),
+            Forget::Changes(changes) => caches.invalidate(now, changes, sites),
             Forget::All => caches.flush(now),
         }
     }

@@ -88,7 +88,7 @@ impl<F> ContentCache<F> {
 
     /// Looks up the page of this name. The caller counts hits and misses.
     pub fn page(&mut self, name: &PageName) -> Option<Page> {
-        match self.memory.use_quietly(&PageRef(name)) {
+        match self.memory.get_uncounted(&PageRef(name)) {
             Some(Kept::Page(page)) => Some(page.clone()),
             Some(Kept::File(_)) | None => None,
         }
@@ -116,7 +116,7 @@ impl<F> ContentCache<F> {
     }
 
     /// Removes a file state; responses in progress keep their reference.
-    pub fn forget(&mut self, version: &FileVersion) {
+    pub fn invalidate(&mut self, version: &FileVersion) {
         let name = Name::File(*version);
         self.memory.remove(&name);
         self.files.remove(&name);

@@ -116,7 +116,7 @@ struct Entry {
 /// Exists until it has a result and all its lines have collected it.
 struct Lookup {
     address: IpAddr,
-    asked: Time,
+    requested_at: Time,
     /// Lines that will collect the result.
     lines: usize,
     answer: Option<Hostname>,
@@ -168,7 +168,7 @@ impl HostnameCache {
         let id = LookupId(self.next);
         self.next += 1;
         self.unanswered += 1;
-        self.lookups.insert(id, Lookup { address, asked: now, lines: 1, answer: None });
+        self.lookups.insert(id, Lookup { address, requested_at: now, lines: 1, answer: None });
         self.queue.push_back(id);
         if self.limits.entries > 0 {
             self.shared.insert(address, id);
@@ -184,7 +184,7 @@ impl HostnameCache {
     /// request: behind a silent name server only the first line waits the full time.
     pub fn collect(&mut self, now: Time, id: LookupId) -> Result<Hostname, Time> {
         let Some(lookup) = self.lookups.get_mut(&id) else { return Ok(None) };
-        let until = lookup.asked + self.limits.wait;
+        let until = lookup.requested_at + self.limits.wait;
         if lookup.answer.is_none() {
             if now < until {
                 return Err(until);
@@ -210,7 +210,7 @@ impl HostnameCache {
             let id = self.queue.pop_front()?;
             let Some(lookup) = self.lookups.get(&id) else { continue };
             let address = lookup.address;
-            if lookup.lines > 0 || now.since(lookup.asked) < STALE {
+            if lookup.lines > 0 || now.since(lookup.requested_at) < STALE {
                 self.counts.lookups += 1;
                 return Some((id, address));
             }
@@ -285,8 +285,8 @@ mod tests {
         HostnameCache::new(HostnameLimits { entries, ..HostnameLimits::default() })
     }
 
-    fn later(asked: HostnameAnswer) -> LookupId {
-        match asked {
+    fn later(requested_at: HostnameAnswer) -> LookupId {
+        match requested_at {
             HostnameAnswer::Later(id) => id,
             HostnameAnswer::Known(name) => panic!("{name:?} is known already"),
         }

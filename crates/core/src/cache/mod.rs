@@ -230,9 +230,9 @@ pub fn each_spelling(site: &Site, path: &[u8], mut f: impl FnMut(&[u8])) {
         }
         // The name of which it may be a variant.
         if !site.negotiations.is_empty() {
-            variants::each_asked(&name[last..], |asked| {
-                f(&[&name[..last], asked].concat());
-                if is_index(asked) {
+            variants::each_requested_name(&name[last..], |requested| {
+                f(&[&name[..last], requested].concat());
+                if is_index(requested) {
                     f(&name[..last]);
                 }
             });
@@ -388,11 +388,11 @@ impl<F> Caches<F> {
     /// recent enough and the state of the directory is unchanged.
     pub fn listing(&mut self, now: Time, work: &ListWork, folder: Option<&FileVersion>) -> Option<Listing> {
         let name = work.page_name();
-        let Some(Page::Listing { listing, asked, edition }) = self.page(&name) else { return None };
+        let Some(Page::Listing { listing, requested_at, edition }) = self.page(&name) else { return None };
         let holds = folder.is_some()
             && listing.folder.as_ref() == folder
             && edition == work.edition
-            && now.since(asked) < page::listing_age_max(self.budgets.revalidate);
+            && now.since(requested_at) < page::listing_age_max(self.budgets.revalidate);
         holds.then_some(listing)
     }
 
@@ -407,14 +407,14 @@ impl<F> Caches<F> {
     /// Looks up the cached page of this name for a request with this head.
     pub fn app_page(&mut self, now: Time, name: &PageName, head: &[u8]) -> Lookup {
         let lookup = |page, name: PageName| match page {
-            Some(Page::App(page)) if page.is_fresh(now) => Lookup::Kept(page),
-            Some(Page::Unkept { until, .. }) if now < until => Lookup::Unkept,
+            Some(Page::App(page)) if page.is_fresh(now) => Lookup::Cached(page),
+            Some(Page::Uncacheable { until, .. }) if now < until => Lookup::Uncacheable,
             _ => Lookup::Missing(name),
         };
         match self.page(name) {
             Some(Page::Varies(fields, since)) => match name.of_variant(&fields, since, head) {
                 Some(variant) => lookup(self.page(&variant), variant),
-                None => Lookup::Unkept,
+                None => Lookup::Uncacheable,
             },
             page => lookup(page, name.clone()),
         }
@@ -431,7 +431,7 @@ impl<F> Caches<F> {
     ) {
         let known = self.page(name);
         let is_of_this = matches!(name, PageName::App { generation, .. } if *generation == self.generation);
-        if !is_of_this || matches!(known, Some(Page::Unkept { since, .. }) if since > began) {
+        if !is_of_this || matches!(known, Some(Page::Uncacheable { since, .. }) if since > began) {
             return;
         }
         if vary.is_empty() {
@@ -447,7 +447,7 @@ impl<F> Caches<F> {
         vary.dedup();
         if vary != *known {
             if vary.len() > VARY_MAX {
-                return self.note_unkept(now, name, page::UNKEPT_TIME);
+                return self.mark_uncacheable(now, name, page::UNCACHEABLE_TIME);
             }
             // Pages stored under fewer fields are no longer found.
             since = now;
@@ -459,8 +459,8 @@ impl<F> Caches<F> {
     }
 
     /// Caches nothing under this name for `time`, nor any response to an earlier request.
-    pub fn note_unkept(&mut self, now: Time, name: &PageName, time: Duration) {
-        self.keep(name.clone(), Page::Unkept { since: now, until: now + time });
+    pub fn mark_uncacheable(&mut self, now: Time, name: &PageName, time: Duration) {
+        self.keep(name.clone(), Page::Uncacheable { since: now, until: now + time });
     }
 
     /// Maximum size of a generated page in bytes; 0: generated pages are not cached.
@@ -476,8 +476,8 @@ impl<F> Caches<F> {
         NameWork { generation: self.generation, site, path, edition, known, variants, unpack: false, missing }
     }
 
-    /// Caches the result of disk work that was requested at `asked`, and returns the result for the requesters.
-    pub fn learn(&mut self, asked: Time, work: &Work, found: Found<F>, sites: &Sites) -> Answer<F> {
+    /// Caches the result of disk work that was requested at `requested_at`, and returns the result for the requesters.
+    pub fn learn(&mut self, requested_at: Time, work: &Work, found: Found<F>, sites: &Sites) -> Answer<F> {
         // From another configuration: it may be another site's file.
         if work.generation() != self.generation {
             return Answer::Outdated;
@@ -486,7 +486,7 @@ impl<F> Caches<F> {
         let meaning = match found {
             Found::Trouble(trouble) => return Answer::Trouble(trouble),
             Found::Listing(listing) => {
-                self.learn_listing(asked, work, &listing);
+                self.learn_listing(requested_at, work, &listing);
                 return Answer::Listing(listing);
             }
             Found::Missing(opened) => return self.learn_missing(work, opened),
@@ -524,10 +524,11 @@ impl<F> Caches<F> {
         let meaning = match work {
             Work::Name(work) => {
                 let key = (work.site, &*work.path);
-                let (meaning, replaced) =
-                    self.paths.at(key, |paths| paths.learn((asked, work.edition), work.site, &work.path, meaning));
+                let (meaning, replaced) = self
+                    .paths
+                    .at(key, |paths| paths.learn((requested_at, work.edition), work.site, &work.path, meaning));
                 if let Some(replaced) = replaced {
-                    self.forget_contents(&replaced, &meaning);
+                    self.release_contents(&replaced, &meaning);
                 }
                 meaning
             }
@@ -537,14 +538,14 @@ impl<F> Caches<F> {
     }
 
     /// Caches a listing, if the state of the directory is known and the name was not invalidated meanwhile.
-    fn learn_listing(&mut self, asked: Time, work: &Work, listing: &Listing) {
+    fn learn_listing(&mut self, requested_at: Time, work: &Work, listing: &Listing) {
         let Work::List(work) = work else { return };
         let edition = self.paths.at((work.site, &*work.path), |paths| paths.edition(work.site, &work.path));
         if listing.folder.is_none() || edition != work.edition || listing.page.len() as u64 > self.page_max() {
             return;
         }
         let name = work.page_name();
-        let page = Page::Listing { listing: listing.clone(), asked, edition };
+        let page = Page::Listing { listing: listing.clone(), requested_at, edition };
         self.keep(name, page);
     }
 
@@ -574,14 +575,14 @@ impl<F> Caches<F> {
 
     /// Invalidates the resolutions of all names that these changes may affect, so that the next request for one
     /// consults the file system, however young the entry was. Results of earlier lookups are not cached.
-    pub fn forget(&mut self, now: Time, changes: &[Change], sites: &Sites) {
+    pub fn invalidate(&mut self, now: Time, changes: &[Change], sites: &Sites) {
         let mut meanings = Vec::new();
         let mut beneath = Vec::new();
         for Change { site, path, beneath: all } in changes {
             let Some(site) = sites.get(*site) else { continue };
             each_spelling(site, path, |path| {
                 let key = (site.number, path);
-                meanings.extend(self.paths.at(key, |paths| paths.forget(now, site.number, path)));
+                meanings.extend(self.paths.at(key, |paths| paths.invalidate(now, site.number, path)));
             });
             if *all {
                 beneath.push((site.number, [path.strip_suffix(b"/").unwrap_or(path), b"/"].concat()));
@@ -589,33 +590,33 @@ impl<F> Caches<F> {
         }
         if !beneath.is_empty() {
             let gone = |site, path: &[u8]| beneath.iter().any(|(of, folder)| *of == site && path.starts_with(folder));
-            self.paths.change(|paths| meanings.extend(paths.forget_if(now, gone)));
+            self.paths.change(|paths| meanings.extend(paths.invalidate_if(now, gone)));
         }
-        self.let_go(meanings);
+        self.release(meanings);
     }
 
-    /// Invalidates all resolutions, as [`forget`](Caches::forget) does.
+    /// Invalidates all resolutions, as [`invalidate`](Caches::forget) does.
     pub fn flush(&mut self, now: Time) {
         let mut meanings = Vec::new();
-        self.paths.change(|paths| meanings.extend(paths.forget_if(now, |_, _| true)));
-        self.let_go(meanings);
+        self.paths.change(|paths| meanings.extend(paths.invalidate_if(now, |_, _| true)));
+        self.release(meanings);
     }
 
-    fn let_go(&mut self, meanings: Vec<LookupResult>) {
+    fn release(&mut self, meanings: Vec<LookupResult>) {
         for meaning in meanings {
-            self.forget_contents(&meaning, &LookupResult::Absent);
+            self.release_contents(&meaning, &LookupResult::Absent);
         }
     }
 
     /// Releases the contents of a replaced resolution: memory, and the descriptor of a file that may have been deleted
     /// and occupies disk space until it is closed.
-    fn forget_contents(&mut self, replaced: &LookupResult, meaning: &LookupResult) {
+    fn release_contents(&mut self, replaced: &LookupResult, meaning: &LookupResult) {
         let still = |version: &FileVersion| {
             meaning.resources().any(|resource| resource.representations.iter().any(|one| one.version == *version))
         };
         for Representation { version, .. } in replaced.resources().flat_map(|resource| &resource.representations) {
             if !still(version) {
-                self.contents.at(version.inode, |contents| contents.forget(version));
+                self.contents.at(version.inode, |contents| contents.invalidate(version));
             }
         }
     }
@@ -638,7 +639,7 @@ impl<F: FileHandle> Caches<F> {
         if let Stored::File(file) = &content.store
             && !file.has_bytes_of(&content.version)
         {
-            self.contents.at(version.inode, |contents| contents.forget(version));
+            self.contents.at(version.inode, |contents| contents.invalidate(version));
             return None;
         }
         Some(content)
@@ -684,11 +685,12 @@ mod tests {
         let all = ["/", "/index.html", "/a", "/a/", "/a.gz", "/a/index.html", "/a/b", "/a/b/c", "/ab"];
         let check = |path: &str, beneath: bool, left: &[&str]| {
             let change = Change { site: 0, path: path.as_bytes().into(), beneath };
-            let known =
-                known_after(&all, |caches, sites| caches.forget(Time::START, core::slice::from_ref(&change), sites));
+            let known = known_after(&all, |caches, sites| {
+                caches.invalidate(Time::START, core::slice::from_ref(&change), sites)
+            });
             assert_eq!(known, left, "{change:?}");
             let elsewhere = Change { site: 1, ..change };
-            assert_eq!(known_after(&all, |caches, sites| caches.forget(Time::START, &[elsewhere], sites)), all);
+            assert_eq!(known_after(&all, |caches, sites| caches.invalidate(Time::START, &[elsewhere], sites)), all);
         };
         check("/a", false, &["/", "/index.html", "/a.gz", "/a/index.html", "/a/b", "/a/b/c", "/ab"]);
         check("/a/", false, &["/", "/index.html", "/a.gz", "/a/b", "/a/b/c", "/ab"]);
@@ -739,12 +741,12 @@ mod tests {
         check(whole(), Some(5), 11_000, &nothing, false);
         check(whole(), Some(6), 1000, &nothing, false);
         check(whole(), None, 1000, &nothing, false);
-        let forget = |path: &'static str| {
+        let invalidate = |path: &'static str| {
             let sites = sites.clone();
-            move |caches: &mut Caches<()>| caches.forget(at(1000), &[change(path)], &sites)
+            move |caches: &mut Caches<()>| caches.invalidate(at(1000), &[change(path)], &sites)
         };
-        check(whole(), Some(5), 1000, &forget("/a/b"), false);
-        check(whole(), Some(5), 1000, &forget("/a"), false);
+        check(whole(), Some(5), 1000, &invalidate("/a/b"), false);
+        check(whole(), Some(5), 1000, &invalidate("/a"), false);
         check(whole(), Some(5), 1000, &|caches| caches.flush(at(1000)), false);
         check(whole(), Some(5), 1000, &|caches| caches.renew(1), false);
         check(Budgets { revalidate: Duration::ZERO, ..whole() }, Some(5), 1000, &nothing, false);
@@ -781,9 +783,9 @@ mod tests {
         // The page found by a request with these fields: its text, `missing` or `unkept`.
         let look = |caches: &mut Caches<()>, ms: u64, fields: &str| match caches.app_page(at(ms), &name, &head(fields))
         {
-            Lookup::Kept(page) => String::from_utf8(page.body.to_vec()).expect("text"),
+            Lookup::Cached(page) => String::from_utf8(page.body.to_vec()).expect("text"),
             Lookup::Missing(_) => "missing".into(),
-            Lookup::Unkept => "unkept".into(),
+            Lookup::Uncacheable => "unkept".into(),
         };
         let check = |caches: &mut Caches<()>, ms: u64, expected: &[(&str, &str)]| {
             for (fields, expected) in expected {
@@ -816,7 +818,7 @@ mod tests {
         check(&mut caches, 11_006, &[("", "missing")]);
         // Responses to requests from before the end are not cached, and earlier pages are not found again.
         keep(&mut caches, 20_000, "A: 1\r\n", &["a"], "before");
-        caches.note_unkept(at(20_001), &name, Duration::ZERO);
+        caches.mark_uncacheable(at(20_001), &name, Duration::ZERO);
         check(&mut caches, 20_001, &[("A: 1\r\n", "missing")]);
         keep(&mut caches, 20_000, "A: 1\r\n", &["a"], "late");
         check(&mut caches, 20_001, &[("A: 1\r\n", "missing")]);
@@ -843,7 +845,7 @@ mod tests {
         };
         let ask = |caches: &mut Caches<()>| caches.list_work(0, b"/a/"[..].into(), ListOrder::of(None), ListForm::Html);
         let before = ask(&mut caches);
-        caches.forget(Time::START, &[Change { site: 0, path: b"/a/b"[..].into(), beneath: false }], &sites);
+        caches.invalidate(Time::START, &[Change { site: 0, path: b"/a/b"[..].into(), beneath: false }], &sites);
         let after = ask(&mut caches);
         assert_ne!(before, after, "a new request must not wait for the old lookup");
         let listing = Listing::new(Vec::new(), 0, Some(state));
@@ -855,12 +857,12 @@ mod tests {
     fn lookup_requested_before_invalidation_is_not_cached() {
         let sites = sites();
         let change = |path: &str, beneath| Change { site: 0, path: path.as_bytes().into(), beneath };
-        for forget in [
+        for invalidate in [
             |caches: &mut Caches<()>, sites: &Sites, (exact, _): &(Change, Change)| {
-                caches.forget(Time::START, core::slice::from_ref(exact), sites);
+                caches.invalidate(Time::START, core::slice::from_ref(exact), sites);
             },
             |caches: &mut Caches<()>, sites: &Sites, (_, above): &(Change, Change)| {
-                caches.forget(Time::START, core::slice::from_ref(above), sites);
+                caches.invalidate(Time::START, core::slice::from_ref(above), sites);
             },
             |caches: &mut Caches<()>, _: &Sites, _: &(Change, Change)| caches.flush(Time::START),
         ] {
@@ -868,7 +870,7 @@ mod tests {
             let mut caches = Caches::new(Budgets::default());
             let ask = |caches: &mut Caches<()>| Work::Name(caches.name_work(sites.first(), b"/a/b"[..].into(), None));
             let before = ask(&mut caches);
-            forget(&mut caches, &sites, &changes);
+            invalidate(&mut caches, &sites, &changes);
             let after = ask(&mut caches);
             assert_ne!(before, after, "a new request must not wait for the old lookup");
             // The later lookup finishes first, and both results arrive at the same time.
@@ -878,7 +880,7 @@ mod tests {
             assert!(matches!(answer, Answer::Name(LookupResult::Forbidden, _)), "the requesters get it");
             assert!(matches!(meaning(&mut caches), Some(LookupResult::Absent)));
             // The earlier lookup finishes first.
-            forget(&mut caches, &sites, &changes);
+            invalidate(&mut caches, &sites, &changes);
             caches.learn(Time::START, &after, Found::Forbidden, &sites);
             assert!(meaning(&mut caches).is_none());
         }

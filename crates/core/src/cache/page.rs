@@ -8,7 +8,7 @@
 //! A response of an application may depend on request fields (RFC 9111, 4.1). Then the entry
 //! under the common name lists these fields ([`Page::Varies`]), and the page itself is stored
 //! under a name that includes their values. That a response was not cacheable is also cached
-//! for a while ([`Page::Unkept`]), so that later requests do not wait for each other.
+//! for a while ([`Page::Uncacheable`]), so that later requests do not wait for each other.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -93,7 +93,7 @@ pub enum Page {
         /// The listing.
         listing: Listing,
         /// When it was requested.
-        asked: Time,
+        requested_at: Time,
         /// The edition of its name at that time.
         edition: u32,
     },
@@ -102,7 +102,7 @@ pub enum Page {
     /// The response depends on these request fields, in lower case, sorted, known since this time.
     Varies(Arc<Vec<String>>, Time),
     /// Nothing is cached under this name during this period, and no request waits for it.
-    Unkept {
+    Uncacheable {
         /// Responses to requests that started before this are not cached at all.
         since: Time,
         /// The end of the period.
@@ -149,11 +149,11 @@ impl AppPage {
 #[derive(Clone, Debug)]
 pub enum Lookup {
     /// A fresh page.
-    Kept(Arc<AppPage>),
+    Cached(Arc<AppPage>),
     /// Not cached; the response will be stored under this name.
     Missing(PageName),
     /// Known not to be cacheable.
-    Unkept,
+    Uncacheable,
 }
 
 impl Page {
@@ -166,7 +166,7 @@ impl Page {
                 fields.sum::<usize>() + page.body.len() + size_of::<AppPage>()
             }
             Page::Varies(fields, _) => fields.iter().map(|field| field.len() + size_of::<String>()).sum(),
-            Page::Unkept { .. } => 0,
+            Page::Uncacheable { .. } => 0,
         };
         (bytes + name.len()) as u64
     }
@@ -177,7 +177,7 @@ impl Page {
 pub const PART_MAX: u64 = 4;
 
 /// How long requests do not wait for a page that was found not to be cacheable.
-pub const UNKEPT_TIME: Duration = Duration::from_secs(10);
+pub const UNCACHEABLE_TIME: Duration = Duration::from_secs(10);
 
 /// The state of a directory covers names, but not the size and date of its files. A listing is therefore regenerated at
 /// this multiple of `revalidate`, 10 s by default, even if its directory is unchanged.

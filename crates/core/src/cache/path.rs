@@ -125,27 +125,27 @@ impl PathCache {
     }
 
     /// Invalidates a name. Results of earlier lookups are not cached. Returns its resolution.
-    pub fn forget(&mut self, now: Time, site: u16, path: &[u8]) -> Option<LookupResult> {
+    pub fn invalidate(&mut self, now: Time, site: u16, path: &[u8]) -> Option<LookupResult> {
         let count = self.shared_count(site, path);
         self.editions[count].end(now);
         self.store.remove(&KeyRef(site, path)).map(|entry| entry.meaning)
     }
 
-    /// Invalidates all names for which `gone` returns true, as [`forget`](PathCache::forget) does. It cannot test names
+    /// Invalidates all names for which `gone` returns true, as [`invalidate`](PathCache::forget) does. It cannot test names
     /// whose lookup is in progress: none of these results is cached.
-    pub fn forget_if(&mut self, now: Time, gone: impl Fn(u16, &[u8]) -> bool) -> Vec<LookupResult> {
+    pub fn invalidate_if(&mut self, now: Time, gone: impl Fn(u16, &[u8]) -> bool) -> Vec<LookupResult> {
         self.editions.iter_mut().for_each(|edition| edition.end(now));
         let entries = self.store.remove_where(|(site, path)| gone(*site, path));
         entries.into_iter().map(|entry| entry.meaning).collect()
     }
 
-    /// Caches the file system's result for a lookup that was requested at `asked`. An unchanged
+    /// Caches the file system's result for a lookup that was requested at `requested_at`. An unchanged
     /// file keeps its [`Resource`], and with it the hints to its heads and contents. Returns the
     /// resolution to use, and the replaced one if it differs. If the name was invalidated after
     /// this `edition`, the result is returned to its requesters and not cached.
     pub fn learn(
         &mut self,
-        (asked, edition): (Time, u32),
+        (requested_at, edition): (Time, u32),
         site: u16,
         path: &Arc<[u8]>,
         meaning: LookupResult,
@@ -156,23 +156,23 @@ impl PathCache {
         if let Some(entry) = self.store.peek(&KeyRef(site, path)) {
             let says_more = match (&entry.meaning, &meaning) {
                 (LookupResult::File(old), LookupResult::File(new)) => {
-                    new.says_no_less_than(old) && !old.says_no_less_than(new)
+                    new.contains_all_of(old) && !old.contains_all_of(new)
                 }
                 _ => false,
             };
             let is_same = match (&entry.meaning, &meaning) {
                 // The decompressed form stays known as long as the state is unchanged.
-                (LookupResult::File(old), LookupResult::File(new)) => old.is_same_as(new) || old.says_no_less_than(new),
+                (LookupResult::File(old), LookupResult::File(new)) => old.is_same_as(new) || old.contains_all_of(new),
                 // Cached choices among the variants stay valid.
                 (LookupResult::Variants(old), LookupResult::Variants(new)) => old.is_same_as(new),
                 _ => false,
             };
-            if entry.checked > asked && !says_more {
+            if entry.checked > requested_at && !says_more {
                 // A later lookup has finished first. Return this result to its requester without caching it: the cached
                 // resolution has other contents, which were not read, so the requester would repeat its lookup forever.
                 return (if is_same { entry.meaning.clone() } else { meaning }, None);
             }
-            entry.checked = entry.checked.max(asked);
+            entry.checked = entry.checked.max(requested_at);
             if is_same {
                 return (entry.meaning.clone(), None);
             }
@@ -180,7 +180,7 @@ impl PathCache {
             return (entry.meaning.clone(), Some(replaced));
         }
         let weight = OVERHEAD + path.len() as u64;
-        self.store.insert((site, Arc::clone(path)), Entry { meaning: meaning.clone(), checked: asked }, weight);
+        self.store.insert((site, Arc::clone(path)), Entry { meaning: meaning.clone(), checked: requested_at }, weight);
         (meaning, None)
     }
 }

@@ -119,7 +119,7 @@ impl<K: Hash + Eq, V> Store<K, V> {
     }
 
     /// Looks up the value of `key`. Counts as a use, but not as a hit or miss.
-    pub fn use_quietly<Q: Hash + Equivalent<K> + ?Sized>(&mut self, key: &Q) -> Option<&mut V> {
+    pub fn get_uncounted<Q: Hash + Equivalent<K> + ?Sized>(&mut self, key: &Q) -> Option<&mut V> {
         let at = self.find(key)?;
         let slot = self.slots[at].as_mut()?;
         slot.used = true;

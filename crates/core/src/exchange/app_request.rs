@@ -4,7 +4,7 @@
 //! which calls it, decides what follows for the request.
 //!
 //! Nothing is buffered here: the driver stores a body that must be complete before the application
-//! gets it, and output that is ahead of the client. The driver gets at most [`GIVEN_MAX`] bytes of
+//! gets it, and output that is ahead of the client. The driver gets at most [`PENDING_BYTES_MAX`] bytes of
 //! the body ahead of the application, then reading from the client stops; output is accepted only
 //! once the client has received the earlier output (`wants_output`). But if other requests wait for
 //! the same page while it fills the cache, it is read to its end, so that they do not wait for this
@@ -26,7 +26,7 @@ use amped_units::{Bytes, Time};
 
 use super::context::{Context, Protocol};
 use crate::app::{self, AppHead, AppTrouble, HandlerMatch, Input};
-use crate::cache::page::{AppPage, Lookup, PageName, UNKEPT_TIME};
+use crate::cache::page::{AppPage, Lookup, PageName, UNCACHEABLE_TIME};
 use crate::decide::{self, PreparedResponse};
 use crate::event::{Action, Ticket};
 use crate::file::FileHandle;
@@ -47,13 +47,13 @@ pub(super) struct AppRequest {
     left: u64,
     pub(super) pace: Pace,
     /// Bytes of the body given to the application and not yet reported as read.
-    given: usize,
+    pending_bytes: usize,
     /// Timeout without progress of the application.
     pub(super) time: Duration,
     /// Bytes of output still allowed.
     pub(super) output_left: u64,
     /// Whether it has left the queue and started.
-    pub(super) begun: bool,
+    pub(super) has_started: bool,
     pub(super) stage: Stage,
     /// The cache fill, if the response may be cached.
     fill: Option<Box<Fill>>,
@@ -89,13 +89,13 @@ pub(super) enum Stage {
 }
 
 /// The result of passing a request to an application.
-pub(super) enum Begun<F> {
+pub(super) enum StartResult<F> {
     /// The application has it.
     Started(Box<AppRequest>),
     /// A cached page, as the response.
-    Kept(PreparedResponse<F>),
+    Cached(PreparedResponse<F>),
     /// Rejected, for this reason.
-    Refused(Status, &'static str),
+    Rejected(Status, &'static str),
 }
 
 /// The meaning of an application's response head.
@@ -115,24 +115,24 @@ impl AppRequest {
         head: AppHead<'_>,
         resolved: &Resolved<'_>,
         (handler, ticket, framing): (HandlerMatch, Ticket, Framing),
-    ) -> Begun<F> {
+    ) -> StartResult<F> {
         let request = head.request;
         if request.expectation == Expectation::Unknown {
-            return Begun::Refused(
+            return StartResult::Rejected(
                 Status::EXPECTATION_FAILED,
                 "unsupported expectation; only 100-continue is supported",
             );
         }
         let Some(rule) = handler.rule(&cx.shared.sites) else {
-            return Begun::Refused(Status::INTERNAL_SERVER_ERROR, "internal error: request head missing");
+            return StartResult::Rejected(Status::INTERNAL_SERVER_ERROR, "internal error: request head missing");
         };
         let AppRule { timeout: time, max_body_bytes: body, max_response_bytes: output, cache, .. } = *rule;
         if matches!(framing, Framing::Length(length) if length > body.0) {
             cx.actions.push(Action::Log(too_long(&handler, body)));
-            return Begun::Refused(Status::CONTENT_TOO_LARGE, BODY_TOO_LONG);
+            return StartResult::Rejected(Status::CONTENT_TOO_LARGE, BODY_TOO_LONG);
         }
         let fill = match cache.map(|time| look_for_page(cx, (request, head.bytes), &handler, framing, time)) {
-            Some(Ok(made)) => return Begun::Kept(made),
+            Some(Ok(made)) => return StartResult::Cached(made),
             Some(Err(fill)) => fill,
             None => None,
         };
@@ -146,15 +146,15 @@ impl AppRequest {
             }
         };
         cx.actions.push(Action::App(ticket, input));
-        Begun::Started(Box::new(AppRequest {
+        StartResult::Started(Box::new(AppRequest {
             ticket,
             has_body: framing == Framing::None,
             left: body.0,
             pace: Pace::start(cx.now, &cx.shared.limits),
-            given: 0,
+            pending_bytes: 0,
             time,
             output_left: output.map_or(u64::MAX, |most| most.0),
-            begun: false,
+            has_started: false,
             stage: Stage::Head(Vec::new()),
             handler,
             fill,
@@ -163,7 +163,7 @@ impl AppRequest {
 
     /// Whether the client must act next: its body is incomplete, and the application has read all that has arrived.
     pub(super) fn waits_for_client(&self) -> bool {
-        !self.has_body && self.given == 0
+        !self.has_body && self.pending_bytes == 0
     }
 
     /// Heap memory in bytes.
@@ -189,7 +189,7 @@ impl AppRequest {
 
     /// Whether it accepts more of the request body now.
     pub(super) fn wants_body(&self) -> bool {
-        !self.has_body && self.given < GIVEN_MAX
+        !self.has_body && self.pending_bytes < PENDING_BYTES_MAX
     }
 
     /// Passes part of the request body to the application. `is_last`: the end of it.
@@ -209,7 +209,7 @@ impl AppRequest {
             return Err((Status::CONTENT_TOO_LARGE, BODY_TOO_LONG));
         };
         self.left = left;
-        self.given += data.len();
+        self.pending_bytes += data.len();
         self.pace.note(cx.now, data.len(), &cx.shared.limits);
         if !data.is_empty() {
             cx.actions.push(Action::App(self.ticket, Input::Body(data.to_vec())));
@@ -223,7 +223,7 @@ impl AppRequest {
 
     /// The application has read all of the request body that it was given.
     pub(super) fn note_room(&mut self, now: Time) {
-        self.given = 0;
+        self.pending_bytes = 0;
         self.pace.resume(now);
     }
 
@@ -248,7 +248,7 @@ impl AppRequest {
     ) -> Option<PreparedResponse<F>> {
         let fill = self.fill.as_ref()?;
         // Another thread may have cached it since our lookup.
-        if let Lookup::Kept(page) = cx.shared.caches.app_page(cx.now, &fill.wanted.name, head.bytes)
+        if let Lookup::Cached(page) = cx.shared.caches.app_page(cx.now, &fill.wanted.name, head.bytes)
             && fill.wanted.may_have(&page)
         {
             let made = kept(cx, head.request, &self.handler, &page);
@@ -274,10 +274,10 @@ impl AppRequest {
         &mut self,
         cx: &mut Context<'_, F>,
         head: &[u8],
-        said: &cgi::ScriptHead<'_>,
+        script_head: &cgi::ScriptHead<'_>,
         may_lead_on: bool,
     ) -> HeadVerdict {
-        let (instead, why) = match (said.send, said.answer()) {
+        let (instead, why) = match (script_head.send, script_head.answer()) {
             (Some(send), _) => {
                 let site = cx.shared.sites.of(self.handler.site);
                 let target = app::target_of(send, site);
@@ -292,7 +292,7 @@ impl AppRequest {
         match instead.filter(|_| may_lead_on) {
             Some(instead) => {
                 self.stage = Stage::Rest(instead);
-                self.give_up_page(cx, UNKEPT_TIME);
+                self.give_up_page(cx, UNCACHEABLE_TIME);
                 HeadVerdict::Instead
             }
             None => HeadVerdict::Bad(why),
@@ -305,22 +305,22 @@ impl AppRequest {
         &mut self,
         cx: &mut Context<'_, F>,
         (request, sent_head): (&Request<'_>, &[u8]),
-        said: &cgi::ScriptHead<'_>,
+        script_head: &cgi::ScriptHead<'_>,
         (status, length, open_ended): (Status, Option<usize>, ScriptFraming),
     ) -> (PreparedResponse<F>, ScriptFraming) {
-        let framing = match (request.method, status, said.length) {
+        let framing = match (request.method, status, script_head.length) {
             // RFC 9112, 6.3: none of these has a body.
             (Some(Method::Head), ..) | (_, Status::NO_CONTENT | Status::NOT_MODIFIED, _) => ScriptFraming::None,
             (_, _, Some(length)) => ScriptFraming::Length(length),
             (_, _, None) => length.map_or(open_ended, |length| ScriptFraming::Length(length as u64)),
         };
         self.stage = Stage::Body(framing);
-        self.judge_page(cx, (request, sent_head), said, status);
-        if said.unbuffered {
+        self.judge_page(cx, (request, sent_head), script_head, status);
+        if script_head.unbuffered {
             cx.actions.push(Action::App(self.ticket, Input::Unbuffered));
         }
         let site = cx.shared.sites.of(self.handler.site);
-        let head = reply::script(site, request, self.handler.path(), status, said, framing);
+        let head = reply::script(site, request, self.handler.path(), status, script_head, framing);
         let head = ReplyHead::Owned(Box::new(head));
         let body = if framing == ScriptFraming::None { Body::Empty } else { Body::Open };
         (PreparedResponse { head, body, outcome: Outcome::App }, framing)
@@ -331,7 +331,7 @@ impl AppRequest {
         &mut self,
         cx: &mut Context<'_, F>,
         (request, head): (&Request<'_>, &[u8]),
-        said: &cgi::ScriptHead<'_>,
+        script_head: &cgi::ScriptHead<'_>,
         status: Status,
     ) {
         let caches = &mut cx.shared.caches;
@@ -342,18 +342,18 @@ impl AppRequest {
             && self.handler.rule(&cx.shared.sites).is_some_and(|rule| rule.cache.is_some())
             && let Some(name) = pages::name_of(caches.generation(), &self.handler, request, head)
         {
-            caches.note_unkept(cx.now, &name, Duration::ZERO);
+            caches.mark_uncacheable(cx.now, &name, Duration::ZERO);
         }
         let Some(fill) = &mut self.fill else {
             return;
         };
-        fill.page = pages::page_of(said, status, &fill.wanted, fill.time, (cx.now, &cx.shared.wall));
+        fill.page = pages::page_of(script_head, status, &fill.wanted, fill.time, (cx.now, &cx.shared.wall));
         // The head takes part of the space.
-        let head_bytes = said.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let head_bytes = script_head.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
         let room = fill.max.checked_sub(head_bytes);
         fill.max = room.unwrap_or(0);
-        if fill.page.is_none() || room.is_none() || said.length.is_some_and(|length| length > fill.max as u64) {
-            self.give_up_page(cx, UNKEPT_TIME);
+        if fill.page.is_none() || room.is_none() || script_head.length.is_some_and(|length| length > fill.max as u64) {
+            self.give_up_page(cx, UNCACHEABLE_TIME);
         }
     }
 
@@ -362,7 +362,7 @@ impl AppRequest {
         if let Some(fill) = self.fill.take()
             && let Some(name) = fill.shared
         {
-            cx.shared.caches.note_unkept(cx.now, &name, time);
+            cx.shared.caches.mark_uncacheable(cx.now, &name, time);
             cx.actions.push(Action::App(self.ticket, Input::Settled));
         }
     }
@@ -379,7 +379,7 @@ impl AppRequest {
                 let page = AppPage { body: Arc::new(body), ..page };
                 caches.keep_app_page((began, cx.now), &wanted.name, (head, vary), page);
             }
-            None => shared.iter().for_each(|name| caches.note_unkept(cx.now, name, FAILED_TIME)),
+            None => shared.iter().for_each(|name| caches.mark_uncacheable(cx.now, name, FAILED_TIME)),
         }
     }
 
@@ -408,7 +408,7 @@ impl AppRequest {
         });
         protocol.piece(cx, data);
         if !fits {
-            self.give_up_page(cx, UNKEPT_TIME);
+            self.give_up_page(cx, UNCACHEABLE_TIME);
         }
     }
 
@@ -450,7 +450,7 @@ impl AppRequest {
     pub(super) fn overdue(&self) -> (Status, &'static str) {
         if self.waits_for_client() {
             (Status::REQUEST_TIMEOUT, "timed out reading the request body")
-        } else if self.begun {
+        } else if self.has_started {
             (Status::GATEWAY_TIMEOUT, "timed out waiting for the application")
         } else {
             (Status::SERVICE_UNAVAILABLE, APPS_BUSY)
@@ -486,9 +486,9 @@ fn look_for_page<F: FileHandle>(
     }
     let wanted = pages::wanted(caches.generation(), handler, request, head, framing).ok_or(None)?;
     let shared = match caches.app_page(cx.now, &wanted.name, head) {
-        Lookup::Kept(page) if wanted.may_have(&page) => return Ok(kept(cx, request, handler, &page)),
-        Lookup::Missing(name) if wanted.is_anybodys() => Some(name),
-        Lookup::Kept(_) | Lookup::Missing(_) | Lookup::Unkept => None,
+        Lookup::Cached(page) if wanted.may_have(&page) => return Ok(kept(cx, request, handler, &page)),
+        Lookup::Missing(name) if wanted.is_shareable() => Some(name),
+        Lookup::Cached(_) | Lookup::Missing(_) | Lookup::Uncacheable => None,
     };
     cx.shared.counts.page_misses += 1;
     // The response to HEAD is not a page.
@@ -515,7 +515,7 @@ fn kept<F: FileHandle>(
 }
 
 /// Maximum bytes of a body ahead of the application; a faster client has to wait for it.
-const GIVEN_MAX: usize = 64 * 1024;
+const PENDING_BYTES_MAX: usize = 64 * 1024;
 
 /// Maximum bytes of a response that is cached, and so held in memory while it arrives.
 const BODY_MAX: usize = 1 << 20;

@@ -34,7 +34,7 @@ pub trait Protocol<F> {
     fn awaits_body(&self) -> bool;
 
     /// Stops reading the request body.
-    fn forgo_body(&mut self);
+    fn skip_body(&mut self);
 
     /// Sends 100 (Continue) to a client that waits for it before it sends the body (RFC 9110, 10.1.1).
     fn proceed(&mut self, cx: &mut Context<'_, F>);

@@ -515,7 +515,7 @@ impl AppSide {
         }
         request.stage = Stage::Runs { running, ended: None };
         request.is_ready = true;
-        Some(Output::Begun)
+        Some(Output::Started)
     }
 
     /// Sends a request to a persistent application.
@@ -539,7 +539,7 @@ impl AppSide {
                 request.stage = Stage::Talks(request_);
                 // Nothing has arrived yet; epoll will report it.
                 request.is_ready = false;
-                (!is_told).then_some(Output::Begun)
+                (!is_told).then_some(Output::Started)
             }
             Err((NotBegun::Failed(trouble), _)) => {
                 self.look_again = Time::START;
@@ -549,7 +549,7 @@ impl AppSide {
                 // From now on it waits for the application, so the timeout of the application runs.
                 place.is_told = true;
                 let refused = self.put_off(request, token, (work, place), &semaphore);
-                refused.or((!is_told).then_some(Output::Begun))
+                refused.or((!is_told).then_some(Output::Started))
             }
         }
     }
