@@ -176,7 +176,7 @@ impl Control {
                     let until = Instant::now() + ORDER_TIME;
                     self.round = Some(Round { number: self.orders, of, answers: Vec::new(), until });
                 }
-                Err((status, why)) => client.tell(&format!("{} 0 0 0 {why}\n", status.0)),
+                Err((status, why)) => client.respond(&format!("{} 0 0 0 {why}\n", status.0)),
             }
             self.clients.push(client);
             self.collect(workers);
@@ -194,7 +194,7 @@ impl Control {
         }
         if let Some(client) = self.clients.iter_mut().find(|client| client.order == round.number) {
             client.order = 0;
-            client.tell(&sum_up(&round.answers, round.of));
+            client.respond(&sum_up(&round.answers, round.of));
         }
         self.round = None;
     }
@@ -286,7 +286,7 @@ impl Client {
     }
 
     /// Sends a reply. Replies are short and fit into the socket buffer; a client that does not read them is dropped.
-    fn tell(&mut self, answer: &str) {
+    fn respond(&mut self, answer: &str) {
         self.busy = Instant::now();
         if !matches!(self.stream.write(answer.as_bytes()), Ok(count) if count == answer.len()) {
             (self.ended, self.received) = (true, Vec::new());

@@ -105,9 +105,9 @@ const REFUSALS_MAX: usize = 200;
 const USERS_MAX: usize = 1024;
 
 /// The answer, or the reason why there is none.
-type Answer<T> = Result<T, NoAnswer>;
+type DiskResult<T> = Result<T, DiskError>;
 
-enum NoAnswer {
+enum DiskError {
     /// [`Effort::Now`] was not enough.
     WouldWait,
     /// The same, because the file changed a moment ago.
@@ -154,9 +154,9 @@ const ATTEMPTS_MAX: u32 = 64;
 /// [`file::wait_for_writer`], which blocks, so never in a loop.
 const CONFIRM: Duration = Duration::from_secs(10);
 
-impl From<io::Error> for NoAnswer {
-    fn from(error: io::Error) -> NoAnswer {
-        if error.kind() == io::ErrorKind::WouldBlock { NoAnswer::WouldWait } else { NoAnswer::Io(error) }
+impl From<io::Error> for DiskError {
+    fn from(error: io::Error) -> DiskError {
+        if error.kind() == io::ErrorKind::WouldBlock { DiskError::WouldWait } else { DiskError::Io(error) }
     }
 }
 
@@ -260,7 +260,7 @@ impl Disk {
     /// Updates the caches with an answer, and has the directories on the way to the file watched.
     pub fn learn(
         &self,
-        asked: Time,
+        requested: Time,
         work: &Work,
         found: Found<OpenFile>,
         shared: &mut SharedState<OpenFile>,
@@ -270,7 +270,7 @@ impl Disk {
             notes.note(work.site, &work.path);
         }
         let sites = Arc::clone(&shared.sites);
-        shared.caches.learn(asked, work, found, &sites)
+        shared.caches.learn(requested, work, found, &sites)
     }
 
     /// Reports cached names to the watcher from now on.
@@ -363,8 +363,8 @@ impl Disk {
         let site = self.sites.get(site).ok_or_else(absent)?;
         match self.place(site, path, Patience::Wait) {
             Ok(Some(Place { root, path: Some(path) })) => Ok((root, c_string(path)?)),
-            Ok(_) | Err(NoAnswer::WouldWait | NoAnswer::Fresh) => Err(absent()),
-            Err(NoAnswer::Io(error)) => Err(error),
+            Ok(_) | Err(DiskError::WouldWait | DiskError::Fresh) => Err(absent()),
+            Err(DiskError::Io(error)) => Err(error),
         }
     }
 
@@ -380,7 +380,7 @@ impl Disk {
     }
 
     /// Returns whether a result that was looked up at this time is still valid.
-    pub fn believes(&self, checked: Instant) -> bool {
+    pub fn trusts(&self, checked: Instant) -> bool {
         checked >= self.start + self.folders_forgotten() && checked.elapsed() < self.rules.revalidate
     }
 
@@ -392,19 +392,19 @@ impl Disk {
         let found = match work {
             Work::Name(work) => self.name(work, effort),
             // No system call reads a directory without waiting.
-            Work::List(_) if self.for_names(effort) == Patience::Now => Err(NoAnswer::WouldWait),
+            Work::List(_) if self.for_names(effort) == Patience::Now => Err(DiskError::WouldWait),
             Work::List(work) => self.list(work),
         };
         match found {
             Ok(found) => Ok(found),
-            Err(NoAnswer::Io(error)) => {
+            Err(DiskError::Io(error)) => {
                 let (Work::Name(NameWork { site, path, .. }) | Work::List(ListWork { site, path, .. })) = work;
                 self.note_refusal(*site, path, &error);
                 Ok(explain(&error))
             }
-            Err(NoAnswer::Fresh) => Err(Delay::Change),
-            Err(NoAnswer::WouldWait) if effort == Effort::Now => Err(Delay::Disk),
-            Err(NoAnswer::WouldWait) => Ok(Found::Trouble(Trouble::Failed)),
+            Err(DiskError::Fresh) => Err(Delay::Change),
+            Err(DiskError::WouldWait) if effort == Effort::Now => Err(Delay::Disk),
+            Err(DiskError::WouldWait) => Ok(Found::Trouble(Trouble::Failed)),
         }
     }
 
@@ -433,7 +433,7 @@ impl Disk {
         if matches!(*self.residency, Residency::None) { Patience::Wait } else { effort.patience() }
     }
 
-    fn name(&self, work: &NameWork, effort: Effort) -> Answer<Found<OpenFile>> {
+    fn name(&self, work: &NameWork, effort: Effort) -> DiskResult<Found<OpenFile>> {
         let names = self.for_names(effort);
         let Some(site) = self.sites.get(work.site) else {
             return Ok(Found::Absent);
@@ -458,7 +458,7 @@ impl Disk {
                         return self.found(site, &root, &[path, index].concat(), name.into(), opened, work, effort);
                     }
                     Ok(None) => {}
-                    Err(NoAnswer::Io(error)) if is_absence(&error) => {
+                    Err(DiskError::Io(error)) if is_absence(&error) => {
                         if let Some(found) = self.variants(&root, (path, index), work, effort)? {
                             return Ok(found);
                         }
@@ -487,8 +487,9 @@ impl Disk {
                 };
             }
             Err(error) if is_absence(&error) && !path.ends_with(b"/") => {
-                let (folder, asked) = path.split_at(path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1));
-                if let Some(found) = self.variants(&root, (folder, asked), work, effort)? {
+                let (folder, requested) =
+                    path.split_at(path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1));
+                if let Some(found) = self.variants(&root, (folder, requested), work, effort)? {
                     return Ok(found);
                 }
                 let name = Arc::clone(&work.path);
@@ -510,17 +511,17 @@ impl Disk {
     fn variants(
         &self,
         root: &Tree,
-        (folder, asked): (&[u8], &[u8]),
+        (folder, requested): (&[u8], &[u8]),
         work: &NameWork,
         effort: Effort,
-    ) -> Answer<Option<Found<OpenFile>>> {
-        if !work.variants || asked.is_empty() {
+    ) -> DiskResult<Option<Found<OpenFile>>> {
+        if !work.variants || requested.is_empty() {
             return Ok(None);
         }
         let names = self.for_names(effort);
         // No system call reads a directory without waiting.
         if names == Patience::Now {
-            return Err(NoAnswer::WouldWait);
+            return Err(DiskError::WouldWait);
         }
         let opened = root.open(&c_string(if folder.is_empty() { b"." } else { folder })?, names);
         let opened = match opened {
@@ -530,14 +531,14 @@ impl Disk {
         let mut candidates: Vec<Vec<u8>> = Vec::new();
         for name in file::names(&opened)? {
             let name = name?;
-            if variants::may_be_variant(asked, &name) {
+            if variants::may_be_variant(requested, &name) {
                 candidates.push(name);
             }
         }
         candidates.sort();
         // The document itself in a single other coding.
         if let [only] = &candidates[..]
-            && only.strip_suffix(Coding::Gzip.suffix().as_bytes()) == Some(asked)
+            && only.strip_suffix(Coding::Gzip.suffix().as_bytes()) == Some(requested)
         {
             return Ok(None);
         }
@@ -551,12 +552,12 @@ impl Disk {
                         files.push(opened);
                         paths.push([&work.path[..above], &name].concat().into());
                     }
-                    Err(NoAnswer::Io(error)) => failed = failed.or(Some(error)),
+                    Err(DiskError::Io(error)) => failed = failed.or(Some(error)),
                     Err(wait) => return Err(wait),
                 },
                 Ok(None) => {}
                 // The others serve; if there are none, an unreadable one is not the same as a missing one.
-                Err(NoAnswer::Io(error)) => failed = failed.or((!is_absence(&error)).then_some(error)),
+                Err(DiskError::Io(error)) => failed = failed.or((!is_absence(&error)).then_some(error)),
                 Err(wait) => return Err(wait),
             }
         }
@@ -576,14 +577,14 @@ impl Disk {
         name: Arc<[u8]>,
         work: &NameWork,
         effort: Effort,
-    ) -> Answer<Option<Found<OpenFile>>> {
+    ) -> DiskResult<Option<Found<OpenFile>>> {
         let coding = Coding::Gzip;
         if !site.precompressed.contains(&coding) {
             return Ok(None);
         }
         let opened = match open_regular(root, &[path, coding.suffix().as_bytes()].concat(), self.for_names(effort)) {
             Ok(opened) => opened,
-            Err(NoAnswer::Io(error)) if is_absence(&error) => None,
+            Err(DiskError::Io(error)) if is_absence(&error) => None,
             Err(error) => return Err(error),
         };
         let Some((opened, status)) = opened else { return Ok(None) };
@@ -611,15 +612,15 @@ impl Disk {
     }
 
     /// Opens a compressed file and reads it, where waiting is allowed: unpacking takes time.
-    fn bring_to_unpack(&self, opened: OwnedFd, status: file::Status, effort: Effort) -> Answer<Opened<OpenFile>> {
+    fn bring_to_unpack(&self, opened: OwnedFd, status: file::Status, effort: Effort) -> DiskResult<Opened<OpenFile>> {
         match effort {
-            Effort::Now => Err(NoAnswer::WouldWait),
+            Effort::Now => Err(DiskError::WouldWait),
             Effort::Defer | Effort::Wait | Effort::Accept => self.bring(Coding::Gzip, opened, status, &[], effort),
         }
     }
 
     /// Unpacks the content of a compressed file.
-    fn unpack(&self, packed: &Opened<OpenFile>) -> Answer<Result<Opened<OpenFile>, NotUnpacked>> {
+    fn unpack(&self, packed: &Opened<OpenFile>) -> DiskResult<Result<Opened<OpenFile>, NotUnpacked>> {
         let bytes_max = self.rules.max_unpacked_file_bytes;
         let bytes = match &packed.content {
             Some(Stored::Memory(bytes)) => unpack::gunzip(&**bytes, bytes_max)?,
@@ -658,7 +659,7 @@ impl Disk {
     }
 
     /// Returns the content of a file whose version is known; `None` if the file has been replaced or removed.
-    fn missing(&self, site: &Site, missing: &Missing, effort: Effort) -> Answer<Option<Opened<OpenFile>>> {
+    fn missing(&self, site: &Site, missing: &Missing, effort: Effort) -> DiskResult<Option<Opened<OpenFile>>> {
         let names = self.for_names(effort);
         let Some(Place { root, path: Some(path) }) = self.place(site, &missing.name, names)? else {
             return Ok(None);
@@ -674,7 +675,7 @@ impl Disk {
                 let opened = self.bring(missing.coding, opened, status, &[], effort)?;
                 Ok((opened.version == missing.version).then_some(opened))
             }
-            Ok(_) | Err(NoAnswer::Io(_)) => Ok(None),
+            Ok(_) | Err(DiskError::Io(_)) => Ok(None),
             Err(wait) => Err(wait),
         }
     }
@@ -690,7 +691,7 @@ impl Disk {
         (opened, status): (OwnedFd, file::Status),
         work: &NameWork,
         effort: Effort,
-    ) -> Answer<Found<OpenFile>> {
+    ) -> DiskResult<Found<OpenFile>> {
         let mut files = Vec::with_capacity(1 + site.precompressed.len());
         let mtime = status.mtime_ns;
         files.push(self.bring(Coding::Identity, opened, status, &work.known, effort)?);
@@ -701,12 +702,12 @@ impl Disk {
                 Ok(Some((opened, status))) if variants::is_current(status.mtime_ns, mtime) => {
                     match self.bring(coding, opened, status, &work.known, effort) {
                         Ok(opened) => files.push(opened),
-                        Err(NoAnswer::Io(_)) => {}
+                        Err(DiskError::Io(_)) => {}
                         Err(wait) => return Err(wait),
                     }
                 }
                 // Unavailable, for whatever reason: the original serves.
-                Ok(_) | Err(NoAnswer::Io(_)) => {}
+                Ok(_) | Err(DiskError::Io(_)) => {}
                 Err(wait) => return Err(wait),
             }
         }
@@ -724,9 +725,9 @@ impl Disk {
         status: file::Status,
         known: &[FileVersion],
         effort: Effort,
-    ) -> Answer<Opened<OpenFile>> {
+    ) -> DiskResult<Opened<OpenFile>> {
         if self.is_secret(&status, self.for_names(effort))? {
-            return Err(NoAnswer::Io(io::ErrorKind::PermissionDenied.into()));
+            return Err(DiskError::Io(io::ErrorKind::PermissionDenied.into()));
         }
         let began = Instant::now();
         let mut version = version_of(&status);
@@ -738,7 +739,7 @@ impl Disk {
             let wait_max = CHANGES_MAX + grain(&version);
             match effort {
                 _ if moving.is_zero() && attempt < ATTEMPTS_MAX => {}
-                Effort::Now | Effort::Defer if !moving.is_zero() => return Err(NoAnswer::Fresh),
+                Effort::Now | Effort::Defer if !moving.is_zero() => return Err(DiskError::Fresh),
                 Effort::Wait if !moving.is_zero() && began.elapsed() < wait_max => {
                     thread::sleep(moving);
                     version = version_of(&file::status(&opened)?);
@@ -752,7 +753,7 @@ impl Disk {
             }
             let is_young = !moving_for(&version, SystemTime::now(), CONFIRM).is_zero();
             if is_young && effort == Effort::Now {
-                return Err(NoAnswer::Fresh);
+                return Err(DiskError::Fresh);
             }
             if is_young {
                 file::wait_for_writer(&opened);
@@ -775,7 +776,7 @@ impl Disk {
             let first_page = || Mapping::new(&opened, 0, 1).map(Arc::new);
             match effort.patience() {
                 Patience::Now if !self.residency.is_resident(&opened, &version, &(0..1), 0, first_page) => {
-                    return Err(NoAnswer::WouldWait);
+                    return Err(DiskError::WouldWait);
                 }
                 Patience::Now => {}
                 Patience::Wait => {
@@ -804,7 +805,7 @@ impl Disk {
     }
 
     /// Returns `None` if the file is shorter than its version says.
-    fn read_whole(&self, file: &OwnedFd, version: &FileVersion, patience: Patience) -> Answer<Option<Box<[u8]>>> {
+    fn read_whole(&self, file: &OwnedFd, version: &FileVersion, patience: Patience) -> DiskResult<Option<Box<[u8]>>> {
         let mut bytes = vec![0; usize::try_from(version.size).map_err(io::Error::other)?];
         let mut at = 0;
         while at < bytes.len() {
@@ -820,7 +821,7 @@ impl Disk {
         Ok(Some(bytes.into_boxed_slice()))
     }
 
-    fn list(&self, work: &ListWork) -> Answer<Found<OpenFile>> {
+    fn list(&self, work: &ListWork) -> DiskResult<Found<OpenFile>> {
         let Some(site) = self.sites.get(work.site) else {
             return Ok(Found::Absent);
         };
@@ -866,7 +867,7 @@ impl Disk {
     }
 
     /// Returns the root beneath which a path is opened, and the rest of the path; `None` if there is no such user.
-    fn place<'a>(&self, site: &Site, path: &'a [u8], patience: Patience) -> Answer<Option<Place<'a>>> {
+    fn place<'a>(&self, site: &Site, path: &'a [u8], patience: Patience) -> DiskResult<Option<Place<'a>>> {
         let rest = path.strip_prefix(b"/").unwrap_or(path);
         if let Some(folder) = &site.user_dir
             && let Some(rest) = rest.strip_prefix(b"~")
@@ -886,7 +887,7 @@ impl Disk {
 
     /// Returns the directory that the root's path names now. A path may come to name another directory, for instance
     /// when a link is switched from one release to the next; it is looked up as often as any other name.
-    fn root(&self, site: u16, patience: Patience) -> Answer<Arc<OwnedFd>> {
+    fn root(&self, site: u16, patience: Patience) -> DiskResult<Arc<OwnedFd>> {
         let root = &self.roots[usize::from(site)];
         // The lock is never held during disk access: a helper may wait for the
         // disk, and a loop would wait for the helper.
@@ -895,10 +896,10 @@ impl Disk {
             let current = lock();
             (Arc::clone(&current.folder), current.checked)
         };
-        if checked.is_some_and(|checked| self.believes(checked)) {
+        if checked.is_some_and(|checked| self.trusts(checked)) {
             return Ok(known);
         }
-        let asked = Instant::now();
+        let requested = Instant::now();
         let mut folder = Arc::clone(&known);
         match file::open_root(&root.path, patience) {
             Ok(opened) => {
@@ -907,38 +908,38 @@ impl Disk {
                     folder = Arc::new(opened);
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(NoAnswer::WouldWait),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(DiskError::WouldWait),
             // It cannot be looked up, because it was removed or permission is denied:
             // the previous directory continues to serve.
             Err(_) => {}
         }
         let mut current = lock();
-        if current.checked < Some(asked) {
-            *current = CurrentRoot { folder: Arc::clone(&folder), checked: Some(asked) };
+        if current.checked < Some(requested) {
+            *current = CurrentRoot { folder: Arc::clone(&folder), checked: Some(requested) };
         }
         Ok(folder)
     }
 
     /// Returns the directory in a user's home. Looking up a user may query a
     /// directory service, so only a helper does it.
-    fn user_root(&self, name: &[u8], folder: &str, patience: Patience) -> Answer<Option<Arc<OwnedFd>>> {
+    fn user_root(&self, name: &[u8], folder: &str, patience: Patience) -> DiskResult<Option<Arc<OwnedFd>>> {
         let lock = || self.users.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().get(name)
-            && self.believes(known.checked)
+            && self.trusts(known.checked)
         {
             return Ok(known.folder.clone());
         }
         if patience == Patience::Now {
-            return Err(NoAnswer::WouldWait);
+            return Err(DiskError::WouldWait);
         }
         // The lock is not held during the query of the directory service, which may take seconds.
-        let asked = Instant::now();
+        let requested = Instant::now();
         let found = open_user_root(name, folder);
         let mut users = lock();
         if users.len() >= USERS_MAX {
             users.clear();
         }
-        users.insert(name.to_vec(), UserRoot { folder: found.clone(), checked: asked });
+        users.insert(name.to_vec(), UserRoot { folder: found.clone(), checked: requested });
         Ok(found)
     }
 }
@@ -1039,7 +1040,7 @@ fn grain(version: &FileVersion) -> Duration {
 }
 
 /// Returns `None` if it is not a regular file.
-fn open_regular(root: &Tree, path: &[u8], patience: Patience) -> Answer<Option<(OwnedFd, file::Status)>> {
+fn open_regular(root: &Tree, path: &[u8], patience: Patience) -> DiskResult<Option<(OwnedFd, file::Status)>> {
     let opened = root.open(&c_string(path)?, patience)?;
     let status = file::status(&opened)?;
     Ok((status.kind == Kind::Regular).then_some((opened, status)))

@@ -163,8 +163,8 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                         worker.preload(order, now, &mut disk);
                     }
                 }
-                Message::Forget(what) => {
-                    worker.forget(&what, now, &mut disk);
+                Message::Invalidate(what) => {
+                    worker.invalidate(&what, now, &mut disk);
                 }
                 Message::Report(to) => {
                     // The recipient may have ended.

@@ -13,7 +13,7 @@ const BACKLOG: i32 = 4096;
 #[derive(Debug)]
 pub struct Address {
     /// The configured address; port 0 stays 0.
-    pub asked: SocketAddr,
+    pub requested: SocketAddr,
     /// The actual address.
     pub bound: SocketAddr,
     /// Whether its connections use TLS.
@@ -70,29 +70,29 @@ impl Address {
 /// # Errors
 /// What failed, and what to do about it.
 pub fn bind<'a>(
-    asked: SocketAddr,
+    requested: SocketAddr,
     loops: usize,
     own: impl Iterator<Item = &'a Address> + Clone,
 ) -> Result<Address, String> {
-    let explain = |error: io::Error| explain(asked, &error, own.clone());
+    let explain = |error: io::Error| explain(requested, &error, own.clone());
     // Sockets that share an address (SO_REUSEPORT) also share it with another server of the same user, which would
     // silently take half of the connections. So the address is first bound exclusively.
-    let first = match socket::listen(asked, BACKLOG, false) {
+    let first = match socket::listen(requested, BACKLOG, false) {
         // All IPv4 addresses, if the system has no IPv6.
-        Err(error) if asked.ip() == Ipv6Addr::UNSPECIFIED && socket::is_without_ipv6(&error) => {
-            socket::listen((Ipv4Addr::UNSPECIFIED, asked.port()).into(), BACKLOG, false)
+        Err(error) if requested.ip() == Ipv6Addr::UNSPECIFIED && socket::is_without_ipv6(&error) => {
+            socket::listen((Ipv4Addr::UNSPECIFIED, requested.port()).into(), BACKLOG, false)
         }
         other => other,
     }
     .map_err(explain)?;
     let bound = socket::local_address(&first).map_err(explain)?;
     if loops == 1 {
-        return Ok(Address { asked, bound, tls: false, listeners: vec![first] });
+        return Ok(Address { requested, bound, tls: false, listeners: vec![first] });
     }
     drop(first);
     let listeners =
         (0..loops).map(|_| socket::listen(bound, BACKLOG, true)).collect::<Result<_, _>>().map_err(explain)?;
-    Ok(Address { asked, bound, tls: false, listeners })
+    Ok(Address { requested, bound, tls: false, listeners })
 }
 
 fn explain<'a>(address: SocketAddr, error: &io::Error, mut own: impl Iterator<Item = &'a Address>) -> String {

@@ -48,7 +48,7 @@ pub enum Message {
     /// Drop a name and look it up again. Workers that share caches share the message too: the first one takes it.
     Preload(Arc<Mutex<Option<Preload>>>),
     /// Drop cached names.
-    Forget(Arc<Forget>),
+    Invalidate(Arc<Invalidation>),
     /// Report the statistics.
     Report(Sender<Snapshot>),
 }
@@ -85,19 +85,19 @@ impl From<Settled> for Message {
 
 /// Which names to drop.
 #[derive(Debug)]
-pub enum Forget {
+pub enum Invalidation {
     /// Those affected by these changes.
     Changes(Vec<Change>),
     /// All.
     All,
 }
 
-impl Forget {
+impl Invalidation {
     /// Drops the names from these caches.
     pub fn carry_out<F>(&self, now: Time, caches: &mut Caches<F>, sites: &Sites) {
         match self {
-            Forget::Changes(changes) => caches.invalidate(now, changes, sites),
-            Forget::All => caches.flush(now),
+            Invalidation::Changes(changes) => caches.invalidate(now, changes, sites),
+            Invalidation::All => caches.flush(now),
         }
     }
 }
@@ -109,7 +109,7 @@ pub struct Preload {
     /// The clean path.
     pub path: Arc<[u8]>,
     /// Receives the result.
-    pub tell: Box<dyn FnOnce(PreloadResult) + Send>,
+    pub report: Box<dyn FnOnce(PreloadResult) + Send>,
 }
 
 impl std::fmt::Debug for Preload {

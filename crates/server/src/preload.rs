@@ -67,7 +67,7 @@ fn try_preload(flags: &cli::Preload) -> Result<bool, String> {
         }
         let line = [b"preload ", host.as_bytes(), b" ", bytes, b"\n"].concat();
         stream.write_all(&line).map_err(lost)?;
-        let answer = hear(&mut answers).map_err(lost)?;
+        let answer = next_answer(&mut answers).map_err(lost)?;
         all &= answer.is_loaded();
         let line = if flags.json { answer.to_json(&shown) } else { answer.to_text(&shown) };
         if serve::print(&line) != ExitCode::SUCCESS {
@@ -77,7 +77,7 @@ fn try_preload(flags: &cli::Preload) -> Result<bool, String> {
     Ok(all)
 }
 
-fn hear(from: &mut impl BufRead) -> io::Result<Answer> {
+fn next_answer(from: &mut impl BufRead) -> io::Result<Answer> {
     let mut line = String::new();
     io::Read::take(from, LINE_MAX).read_line(&mut line)?;
     if line.is_empty() {

@@ -83,7 +83,7 @@ struct Child {
     /// It has closed its line.
     ended: bool,
     /// Its final statistics.
-    last_words: Option<Box<Snapshot>>,
+    final_report: Option<Box<Snapshot>>,
     /// Its last report, and the number of that.
     report: Option<(u64, Box<Snapshot>)>,
     /// Its results of preload orders, and their numbers.
@@ -128,7 +128,7 @@ enum Reply {
     /// The statistics requested under this number.
     Report(u64, Box<Snapshot>),
     /// The statistics at exit.
-    LastWords(Box<Snapshot>),
+    FinalReport(Box<Snapshot>),
     /// The result of the preload order of this number.
     Preloaded(u64, PreloadResult),
 }
@@ -162,7 +162,7 @@ impl Pool {
                     started: Instant::now(),
                     stopping: false,
                     ended: false,
-                    last_words: None,
+                    final_report: None,
                     report: None,
                     found: Vec::new(),
                     unanswered: 0,
@@ -217,7 +217,8 @@ impl Pool {
         let (its_line, writer, clock) = (Arc::clone(&line), start.log.clone(), *clock);
         let its_generation = Arc::clone(generation);
         let listening = thread::Builder::new().name("line".to_owned()).stack_size(256 * 1024);
-        let listening = listening.spawn(move || obey(&its_line, &mailbox, writer.as_deref(), &its_generation, clock));
+        let listening =
+            listening.spawn(move || execute_orders(&its_line, &mailbox, writer.as_deref(), &its_generation, clock));
         if let Err(error) = listening {
             die(&format!("cannot start the thread for the parent's orders: {error}"));
         }
@@ -231,7 +232,7 @@ impl Pool {
         let log = log.map(|log| end_log(log, clock, Time::START));
         let snapshot = snapshot.with_log(log.as_deref().map(Writer::counts));
         let snapshot = snapshot.with_watch(generation.disk.notes().map(Notes::counts));
-        tell(&line, &Reply::LastWords(Box::new(snapshot)));
+        send_reply(&line, &Reply::FinalReport(Box::new(snapshot)));
         exit(0)
     }
 
@@ -280,8 +281,8 @@ impl Workers for Pool {
                 continue;
             };
             let mut child = self.children.swap_remove(n);
-            while child.hear(Instant::now()) {}
-            if let Some(last) = child.last_words.take() {
+            while child.receive(Instant::now()) {}
+            if let Some(last) = child.final_report.take() {
                 self.ended += &last.after_the_end();
             }
             self.give_back(child.slot.take().as_ref());
@@ -346,7 +347,7 @@ impl Workers for Pool {
         let mut answered = 0;
         let until = Instant::now() + ANSWER_TIME;
         for child in &mut self.children {
-            while child.report.as_ref().is_none_or(|(number, _)| *number != self.report) && child.hear(until) {}
+            while child.report.as_ref().is_none_or(|(number, _)| *number != self.report) && child.receive(until) {}
             if let Some((_, snapshot)) = child.report.take_if(|(number, _)| *number == self.report) {
                 sum += &snapshot;
                 answered += 1;
@@ -400,7 +401,7 @@ impl Orders for Pool {
     fn answers(&mut self, number: u64) -> Vec<PreloadResult> {
         let mut found = Vec::new();
         for child in &mut self.children {
-            while child.hear(Instant::now()) {}
+            while child.receive(Instant::now()) {}
             found.extend(child.found.drain(..).filter(|(of, _)| *of == number).map(|(_, found)| found));
         }
         found
@@ -412,7 +413,7 @@ impl Orders for Pool {
 }
 
 /// The thread of a child that executes the parent's orders.
-fn obey(
+fn execute_orders(
     line: &Arc<OwnedFd>,
     mailbox: &Mailbox<Message>,
     log: Option<&Writer>,
@@ -430,13 +431,13 @@ fn obey(
                 if let Ok(snapshot) = from.recv_timeout(ANSWER_TIME / 2) {
                     let watched = generation.disk.notes().map(Notes::counts);
                     let snapshot = snapshot.with_log(log.map(Writer::counts)).with_watch(watched);
-                    tell(line, &Reply::Report(number, Box::new(snapshot)));
+                    send_reply(line, &Reply::Report(number, Box::new(snapshot)));
                 }
             }
             Order::Preload(number, site, path) => {
                 let line = Arc::clone(line);
-                let tell = Box::new(move |found| tell(&line, &Reply::Preloaded(number, found)));
-                mailbox.put(Message::Preload(Arc::new(Mutex::new(Some(Preload { site, path, tell })))));
+                let report = Box::new(move |found| send_reply(&line, &Reply::Preloaded(number, found)));
+                mailbox.put(Message::Preload(Arc::new(Mutex::new(Some(Preload { site, path, report })))));
             }
             Order::RefreshTls => {
                 if let Some(tls) = &generation.tls {
@@ -455,25 +456,25 @@ fn obey(
 }
 
 /// Sends a message to the parent.
-fn tell(line: &OwnedFd, reply: &Reply) {
+fn send_reply(line: &OwnedFd, reply: &Reply) {
     // The parent may have ended.
     let _ = portable::send(line, reply, &[], Patience::Wait);
 }
 
 impl Child {
     /// Reads its next message, if it arrives in time.
-    fn hear(&mut self, until: Instant) -> bool {
-        let heard = self.try_hear(until);
-        if let Err(error) = &heard {
+    fn receive(&mut self, until: Instant) -> bool {
+        let received = self.try_receive(until);
+        if let Err(error) = &received {
             self.ended |= error.kind() != io::ErrorKind::WouldBlock;
         }
-        heard.is_ok()
+        received.is_ok()
     }
 
-    fn try_hear(&mut self, until: Instant) -> io::Result<()> {
+    fn try_receive(&mut self, until: Instant) -> io::Result<()> {
         poll::wait_readable(&[self.line.as_fd()], until.saturating_duration_since(Instant::now()))?;
         match portable::receive(&self.line, &mut Vec::new(), Patience::Now)? {
-            Reply::LastWords(snapshot) => self.last_words = Some(snapshot),
+            Reply::FinalReport(snapshot) => self.final_report = Some(snapshot),
             Reply::Report(number, snapshot) => self.report = Some((number, snapshot)),
             Reply::Preloaded(number, found) => {
                 self.unanswered = self.unanswered.saturating_sub(1);

@@ -146,7 +146,7 @@ pub struct Sender {
     /// save again within a minute, the default.
     sendfile_min_age: Duration,
     /// `[optimise] sendfile`: use sendfile if possible; otherwise copy.
-    lends: bool,
+    uses_sendfile: bool,
     style: Style,
     backoff: EvictionBackoff,
     /// Number of residency tests so far.
@@ -223,7 +223,7 @@ impl EvictionBackoff {
 
     /// Returns whether a window last seen at this time is assumed to be in memory. During a backoff
     /// only windows that were read count as seen.
-    fn believes(&self, seen: Option<Time>, now: Time) -> bool {
+    fn trusts(&self, seen: Option<Time>, now: Time) -> bool {
         seen.is_some_and(|seen| match now < self.until {
             true => seen >= self.since && now.since(seen) < READ_FOR,
             false => now.since(seen) < SEEN_FOR,
@@ -293,7 +293,7 @@ pub struct LogContext<'a> {
 
 impl LogContext<'_> {
     /// Logs and counts a response; `is_whole`: it was sent completely.
-    fn tell(&mut self, record: Box<Record>, body_bytes: u64, is_whole: bool) {
+    fn log_response(&mut self, record: Box<Record>, body_bytes: u64, is_whole: bool) {
         let mut timing = self.timing.take();
         if let Some(timing) = &mut timing {
             timing.pass(Phase::Logging);
@@ -318,7 +318,7 @@ impl Sender {
             window: vec![0; WINDOW as usize],
             tls: Buffers::new(defers_hello(generation)),
             sendfile_min_age: generation.settings.send.sendfile_min_age,
-            lends: generation.settings.optimise.sendfile,
+            uses_sendfile: generation.settings.optimise.sendfile,
             style: Style::of(&generation.settings.optimise),
             backoff: EvictionBackoff::default(),
             looks: 0,
@@ -339,7 +339,7 @@ impl Sender {
     pub fn renew(&mut self, generation: &ConfigSnapshot) {
         self.tls.defers_hello = defers_hello(generation);
         self.sendfile_min_age = generation.settings.send.sendfile_min_age;
-        self.lends = generation.settings.optimise.sendfile;
+        self.uses_sendfile = generation.settings.optimise.sendfile;
         self.style = Style::of(&generation.settings.optimise);
     }
 
@@ -491,7 +491,7 @@ impl SendQueue {
                     _ => return Progress::Broken,
                 }
             }
-            self.tell_ends(log_context);
+            self.log_completed(log_context);
             if self.chunks.is_empty() {
                 return Progress::Done;
             }
@@ -653,7 +653,7 @@ impl SendQueue {
             let left = match self.chunks.front_mut() {
                 None => return,
                 Some(Chunk::End(_)) => {
-                    self.tell_ends(log_context);
+                    self.log_completed(log_context);
                     continue;
                 }
                 Some(Chunk::Text(length)) => {
@@ -692,12 +692,12 @@ impl SendQueue {
         }
     }
 
-    fn tell_ends(&mut self, log_context: &mut LogContext<'_>) {
+    fn log_completed(&mut self, log_context: &mut LogContext<'_>) {
         while matches!(self.chunks.front(), Some(Chunk::End(_))) {
             if let Some(Chunk::End(record)) = self.chunks.pop_front() {
                 let sent = std::mem::take(&mut self.reply_sent);
                 let body_bytes = sent.saturating_sub(record.head_bytes as u64);
-                log_context.tell(record, body_bytes, true);
+                log_context.log_response(record, body_bytes, true);
             }
         }
         if self.chunks.is_empty() {
@@ -713,7 +713,7 @@ impl SendQueue {
             if let Chunk::End(record) = chunk {
                 let sent = std::mem::take(&mut self.reply_sent);
                 let body_bytes = sent.saturating_sub(record.head_bytes as u64);
-                log_context.tell(record, body_bytes, false);
+                log_context.log_response(record, body_bytes, false);
             }
         }
     }
@@ -749,16 +749,16 @@ enum Window {
 }
 
 /// How a window is sent.
-enum Way {
+enum SendMethod {
     /// By sendfile, which lends pages of the page cache to the socket.
-    Lent,
+    Sendfile,
     /// The kernel copies it from this mapping.
     Mapped(Arc<Mapping>),
     /// It is read into a buffer, checked, and sent from there.
     Copied,
 }
 
-impl Way {
+impl SendMethod {
     /// Returns the mapping of this window: the one that it is sent from, or one for the residency test.
     fn mapping(
         &self,
@@ -768,8 +768,8 @@ impl Way {
         number: u64,
     ) -> io::Result<Arc<Mapping>> {
         match self {
-            Way::Mapped(mapping) => Ok(Arc::clone(mapping)),
-            Way::Lent | Way::Copied => mapped.get(file, version, number),
+            SendMethod::Mapped(mapping) => Ok(Arc::clone(mapping)),
+            SendMethod::Sendfile | SendMethod::Copied => mapped.get(file, version, number),
         }
     }
 }
@@ -781,34 +781,34 @@ impl Sender {
         matches!(*self.residency, Residency::Nowait)
     }
 
-    fn way(&self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, probes: Probes) -> Way {
+    fn method(&self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, probes: Probes) -> SendMethod {
         let number = window.start / WINDOW;
         // A window that was never seen completely may be half read or half evicted: sendfile would wait for it.
         let is_new = probes != Probes::None && self.samples() && file.is_new(number);
         match self.content {
-            ContentMode::Copy => Way::Copied,
+            ContentMode::Copy => SendMethod::Copied,
             // When memory is scarce, part of what a helper has fetched may have been evicted again, which only reading it shows.
-            _ if matches!(probes, Probes::All { fetched: 1.. }) && self.samples() => Way::Copied,
-            _ if self.now < self.backoff.until && !self.backoff.believes(file.last_seen(number), self.now) => {
-                Way::Copied
+            _ if matches!(probes, Probes::All { fetched: 1.. }) && self.samples() => SendMethod::Copied,
+            _ if self.now < self.backoff.until && !self.backoff.trusts(file.last_seen(number), self.now) => {
+                SendMethod::Copied
             }
-            _ if !is_settled(version, self.sendfile_min_age, self.wall_seconds) => Way::Copied,
-            ContentMode::Mixed | ContentMode::Sendfile if self.lends && !is_new => Way::Lent,
-            ContentMode::Mixed | ContentMode::Sendfile => Way::Copied,
+            _ if !is_settled(version, self.sendfile_min_age, self.wall_seconds) => SendMethod::Copied,
+            ContentMode::Mixed | ContentMode::Sendfile if self.uses_sendfile && !is_new => SendMethod::Sendfile,
+            ContentMode::Mixed | ContentMode::Sendfile => SendMethod::Copied,
             // A window that cannot be mapped is copied.
-            ContentMode::Mmap => self.mapped.get(file, version, number).map_or(Way::Copied, Way::Mapped),
+            ContentMode::Mmap => self.mapped.get(file, version, number).map_or(SendMethod::Copied, SendMethod::Mapped),
         }
     }
 
     /// Returns whether a window is in memory: it was seen there a moment ago, or the residency test says so.
-    fn is_there(&mut self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, way: &Way) -> bool {
+    fn is_there(&mut self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, method: &SendMethod) -> bool {
         let number = window.start / WINDOW;
         let seen = if self.samples() { file.last_seen(number) } else { None };
-        if self.backoff.believes(seen, self.now) {
+        if self.backoff.trusts(seen, self.now) {
             return true;
         }
         self.looks += 1;
-        let map = || way.mapping(&self.mapped, file, version, number);
+        let map = || method.mapping(&self.mapped, file, version, number);
         let is_there = self.residency.is_resident(file, version, window, self.looks, map);
         if self.samples() && is_there && is_whole(window, version) {
             file.is_seen(number, version.size, self.now);
@@ -836,8 +836,8 @@ impl Sender {
         let end = end.min((window.start / WINDOW + windows_max) * WINDOW);
         let mut next = window.end..end.min(window.end + WINDOW);
         while !next.is_empty()
-            && matches!(self.way(file, version, &next, probes), Way::Lent)
-            && (probes == Probes::None || self.is_there(file, version, &next, &Way::Lent))
+            && matches!(self.method(file, version, &next, probes), SendMethod::Sendfile)
+            && (probes == Probes::None || self.is_there(file, version, &next, &SendMethod::Sendfile))
         {
             next = next.end..end.min(next.end + WINDOW);
         }
@@ -868,21 +868,21 @@ fn send_windows(
     // Windows begin at multiples of their size, so that a range is read ahead like the whole file.
     let number = range.start / WINDOW;
     let mut window = range.start..range.end.min((number + 1) * WINDOW);
-    let way = match sender.content {
-        _ if transport.is_tls() => Way::Copied,
-        ContentMode::Mixed if range.end - range.start <= SHORT => Way::Copied,
-        _ => sender.way(file, version, &window, probes),
+    let method = match sender.content {
+        _ if transport.is_tls() => SendMethod::Copied,
+        ContentMode::Mixed if range.end - range.start <= SHORT => SendMethod::Copied,
+        _ => sender.method(file, version, &window, probes),
     };
     let samples = probes != Probes::None && sender.samples();
 
-    if matches!(way, Way::Copied) {
+    if matches!(method, SendMethod::Copied) {
         // TLS encrypts at most this much per call; the rest would be read again.
         let most = if transport.is_tls() { TLS_STEP - window.start % TLS_STEP } else { WINDOW };
         let buffer = &mut sender.window[..(window.end - window.start).min(most) as usize];
         // Part of what was fetched may have been evicted again; the rest is enough to continue.
         let probe = matches!(probes, Probes::All { fetched: ..FETCHES_MAX });
         let patience = if probe { Patience::Now } else { Patience::Wait };
-        let map = || way.mapping(&sender.mapped, file, version, number);
+        let map = || method.mapping(&sender.mapped, file, version, number);
         let count = match sender.residency.read(file, version, (buffer, window.start), patience, map) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -920,18 +920,18 @@ fn send_windows(
         return Ok(Window::Unread);
     }
     let probe = probes == Probes::All { fetched: 0 };
-    if matches!(way, Way::Lent) && !before.is_empty() {
+    if matches!(method, SendMethod::Sendfile) && !before.is_empty() {
         // A window assumed to be in memory is not tested twice.
-        let is_cold = probe && samples && !sender.is_there(file, version, &window, &way);
+        let is_cold = probe && samples && !sender.is_there(file, version, &window, &method);
         return Ok(if is_cold { Window::Cold(window) } else { Window::AfterTheHead });
     }
-    let is_cold = probe && !sender.is_there(file, version, &window, &way);
+    let is_cold = probe && !sender.is_there(file, version, &window, &method);
     // A file that has become shorter looks like one that is not in memory.
     let is_changed = (must_look || is_cold) && !file.still_has_bytes_of(version)?;
     if is_cold || is_changed {
         return Ok(if is_changed { Window::Changed } else { Window::Cold(window) });
     }
-    if matches!(way, Way::Lent) {
+    if matches!(method, SendMethod::Sendfile) {
         window.end = sender.lent_until(file, version, &window, (windows_max, range.end), probes);
     }
     if samples {
@@ -939,12 +939,12 @@ fn send_windows(
     }
     let more = window.end < range.end;
     let begun = Instant::now();
-    let sent = sender.residency.watch(version, &window, probe, || match &way {
-        Way::Mapped(mapping) => {
+    let sent = sender.residency.watch(version, &window, probe, || match &method {
+        SendMethod::Mapped(mapping) => {
             let start = (window.start % WINDOW) as usize;
             transport.send_mapped(before, mapping, start..start + (window.end - window.start) as usize, more)
         }
-        Way::Lent | Way::Copied => transport.send_file(file, window.clone()),
+        SendMethod::Sendfile | SendMethod::Copied => transport.send_file(file, window.clone()),
     })?;
     if begun.elapsed() > SUSPICIOUS && samples {
         sender.backoff.suspect(sender.now, blocks_read());
@@ -996,7 +996,7 @@ mod tests {
         let mut backoff = EvictionBackoff::default();
         let at = Time::from_millis;
         let check = |backoff: &EvictionBackoff, seen: Option<u64>, now: u64, expected: bool| {
-            assert_eq!(backoff.believes(seen.map(at), at(now)), expected, "{seen:?} at {now}");
+            assert_eq!(backoff.trusts(seen.map(at), at(now)), expected, "{seen:?} at {now}");
         };
         check(&backoff, None, 1_000, false);
         check(&backoff, Some(1_000), 1_009, true);

@@ -69,7 +69,7 @@ const TLS_REFRESH: Duration = Duration::from_secs(2);
 struct Server {
     flags: cli::Serve,
     /// Configured workers; there may be fewer.
-    workers_asked: usize,
+    configured_workers: usize,
     workers: Box<dyn Workers>,
     clock: Clock,
     /// When certificates and ticket keys are looked at next.
@@ -159,11 +159,11 @@ impl Server {
         let descriptors = process::raise_descriptor_limit();
         // While there is one thread; a loop that opens one file too many would wait.
         process::make_room_for_descriptors(descriptors.min(DESCRIPTORS_ROOM));
-        let workers_asked = settings.workers;
+        let configured_workers = settings.workers;
         settings.workers = share(&settings)?.workers;
-        if settings.workers < workers_asked {
+        if settings.workers < configured_workers {
             say!(
-                "the limit on open files ({descriptors}) allows only {} of {workers_asked} workers; raise it \
+                "the limit on open files ({descriptors}) allows only {} of {configured_workers} workers; raise it \
                  (ulimit -n, LimitNOFILE=)",
                 settings.workers
             );
@@ -192,7 +192,7 @@ impl Server {
         let whose = owner.as_ref().map(|(_, user, gid)| (user.uid, *gid));
         let sink = Sink::open(target, whose).map_err(cannot_log)?;
         let control = settings.control.socket.as_ref().map(|path| Control::open(path, whose)).transpose()?;
-        let exporter = settings.metrics.listen.map(|asked| exporter(asked.0, addresses.iter())).transpose()?;
+        let exporter = settings.metrics.listen.map(|requested| exporter(requested.0, addresses.iter())).transpose()?;
         let admin = AdminEndpoint::new(control, exporter, &signals)
             .map_err(|error| format!("cannot receive signals: {error}"))?;
         let segment = board_of(&settings)?.map(Arc::new);
@@ -240,7 +240,7 @@ impl Server {
             Box::new(threads)
         };
         let tls_due = Instant::now() + TLS_REFRESH;
-        Ok(Server { flags: flags.clone(), workers_asked, workers, clock, tls_due, segment })
+        Ok(Server { flags: flags.clone(), configured_workers, workers, clock, tls_due, segment })
     }
 
     fn settings(&self) -> &Settings {
@@ -348,7 +348,7 @@ impl Server {
         let mut fixed = Vec::new();
         for (name, changed) in [
             ("architecture", settings.architecture != old.architecture),
-            ("workers", settings.workers != self.workers_asked),
+            ("workers", settings.workers != self.configured_workers),
             ("user or group", (&settings.user, &settings.group) != (&old.user, &old.group)),
             ("log.access", settings.log.access != old.log.access),
             ("helpers.kind", settings.helpers.kind != old.helpers.kind),
@@ -371,11 +371,11 @@ impl Server {
         let mut addresses = Vec::new();
         // Each old one is used once: port 0 may be configured several times.
         let mut old: Vec<&Address> = self.workers.addresses().iter().collect();
-        for &Listen { address: asked, tls } in &settings.listen {
-            let known = old.iter().position(|address| address.asked == asked).map(|n| old.remove(n));
+        for &Listen { address: requested, tls } in &settings.listen {
+            let known = old.iter().position(|address| address.requested == requested).map(|n| old.remove(n));
             let address = match known {
                 Some(known) => known.share().map_err(|error| line(cannot_share(error)))?,
-                None => bind(asked, &settings, self.workers.addresses().iter().chain(&addresses)).map_err(line)?,
+                None => bind(requested, &settings, self.workers.addresses().iter().chain(&addresses)).map_err(line)?,
             };
             addresses.push(Address { tls, ..address });
         }
@@ -452,8 +452,8 @@ impl Orders for Threads {
     fn preload(&mut self, number: u64, site: u16, path: &Arc<[u8]>) -> usize {
         let order = || {
             let (answers, path) = (Arc::clone(&self.answers), Arc::clone(path));
-            let tell = Box::new(move |found| answers.put((number, found)));
-            Arc::new(Mutex::new(Some(Preload { site, path, tell })))
+            let report = Box::new(move |found| answers.put((number, found)));
+            Arc::new(Mutex::new(Some(Preload { site, path, report })))
         };
         let shared = self.shared_caches.then(order);
         for mailbox in &self.mailboxes {
@@ -569,19 +569,19 @@ fn cannot_share(error: io::Error) -> String {
 
 /// Binds an address: with a listener for each worker, or one for a whole pool.
 fn bind<'a>(
-    asked: SocketAddr,
+    requested: SocketAddr,
     settings: &Settings,
     own: impl Iterator<Item = &'a Address> + Clone,
 ) -> Result<Address, String> {
     let pool = form(settings.architecture).pool;
-    listen::bind(asked, if pool { 1 } else { settings.workers }, own)
+    listen::bind(requested, if pool { 1 } else { settings.workers }, own)
 }
 
 /// Binds the address of the metrics endpoint.
-fn exporter<'a>(asked: SocketAddr, own: impl Iterator<Item = &'a Address> + Clone) -> Result<Exporter, String> {
-    let listened = listen::bind(asked, 1, own).and_then(|mut address| {
+fn exporter<'a>(requested: SocketAddr, own: impl Iterator<Item = &'a Address> + Clone) -> Result<Exporter, String> {
+    let listened = listen::bind(requested, 1, own).and_then(|mut address| {
         let listener = address.listeners.pop().ok_or("no listener")?;
-        Exporter::new(listener).map_err(|error| format!("cannot listen on {asked}: {error}"))
+        Exporter::new(listener).map_err(|error| format!("cannot listen on {requested}: {error}"))
     });
     listened.map_err(|text| format!("metrics endpoint: {text}"))
 }

@@ -157,7 +157,7 @@ impl SharedCache {
     }
 
     /// Drops a name. A process that asked the disk before this may still store the old answer.
-    pub fn forget(&self, generation: u32, site: u16, path: &[u8]) {
+    pub fn invalidate(&self, generation: u32, site: u16, path: &[u8]) {
         self.entry(generation, site, path, |shard, key| match shard.seek(key)? {
             Some((link, id, node)) => shard.remove(link, id, &node),
             None => Ok(()),

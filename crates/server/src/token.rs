@@ -24,7 +24,7 @@ impl Token {
     }
 
     /// Returns a token that belongs to no connection, for a background lookup.
-    pub(crate) fn of_errand(index: u32) -> Token {
+    pub(crate) fn of_preload(index: u32) -> Token {
         Token { index, generation: u32::MAX }
     }
 

@@ -24,7 +24,7 @@ use amped_sys::clock;
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
-use crate::app::{AppRequest, AppSide, Ends, Heard};
+use crate::app::{AppRequest, AppSide, Ends, TurnResult};
 use crate::clock::Clock;
 use crate::config::settings::LogFormat;
 use crate::config_snapshot::ConfigSnapshot;
@@ -35,7 +35,7 @@ use crate::message::Message;
 use crate::metrics::{Meter, Phase, Timing};
 use crate::open_file::OpenFile;
 use crate::passwords::ledger::Client;
-use crate::passwords::verifier::{self, Asker};
+use crate::passwords::verifier::{self, PendingVerdict};
 use crate::say;
 use crate::send::{LogContext, Probes, Progress, SendQueue, Sender};
 use crate::tls_config::TlsConfig;
@@ -53,18 +53,18 @@ pub trait DiskAccess {
     fn ask(
         &mut self,
         now: Time,
-        asker: Token,
+        requester: Token,
         ticket: Ticket,
         work: &Work,
         shared: &mut SharedState<OpenFile>,
     ) -> DiskAnswer;
 
     /// Withdraws a question: the connection no longer waits for the answer.
-    fn withdraw(&mut self, asker: Token, ticket: Ticket, work: &Work);
+    fn withdraw(&mut self, requester: Token, ticket: Ticket, work: &Work);
 
     /// Reads this range of a file into memory, and notifies the worker. Returns `false` if no helper is available.
     /// Never called without [`PROBES`](DiskAccess::PROBES).
-    fn warm(&mut self, asker: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool;
+    fn warm(&mut self, requester: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool;
 }
 
 /// The result of a question.
@@ -107,7 +107,7 @@ pub struct Connection {
     /// Its addresses; set when an application first needs them.
     pub(crate) ends: Option<Arc<Ends>>,
     /// Since when it waits for the verdict on a password.
-    pub(crate) asker: Option<(Time, Arc<Asker>)>,
+    pub(crate) pending_verdict: Option<(Time, Arc<PendingVerdict>)>,
 }
 
 impl Connection {
@@ -130,7 +130,7 @@ impl Connection {
             timing: None,
             app: None,
             ends: None,
-            asker: None,
+            pending_verdict: None,
         }
     }
 
@@ -383,20 +383,20 @@ impl<D: DiskAccess> Turn<'_, D> {
     fn verify(&mut self, ticket: Ticket, work: VerifyWork) {
         let Turn { connection, context, .. } = self;
         let client = Client::new(connection.peer.address());
-        let asked = match &context.generation.verifier {
+        let verification = match &context.generation.verifier {
             Some(verifier) => {
                 verifier.ask(work, client, (Arc::<Mailbox<_>>::clone(&context.mailbox), self.token, ticket))
             }
             // There was one when the site was selected.
             None => verifier::Verification::Answered(Verdict::Failed),
         };
-        let event = match asked {
+        let event = match verification {
             verifier::Verification::Answered(verdict) => Event::Disk(ticket, Answer::Verified(verdict)),
-            verifier::Verification::Later(asker) => {
+            verifier::Verification::Later(pending) => {
                 if connection.ending {
-                    asker.leaves();
+                    pending.note_client_closed();
                 }
-                connection.asker = Some((self.now, asker));
+                connection.pending_verdict = Some((self.now, pending));
                 Event::Late(ticket, Delay::Disk)
             }
         };
@@ -416,9 +416,9 @@ impl<D: DiskAccess> Turn<'_, D> {
         let Turn { connection, context, .. } = self;
         let wants_output = connection.conn.wants_output();
         match context.apps.turn(&mut connection.app, self.token, self.now, wants_output, &mut context.buffer) {
-            Heard::Nothing => return false,
-            Heard::Again => {}
-            Heard::Said(ticket, output) => {
+            TurnResult::Nothing => return false,
+            TurnResult::Again => {}
+            TurnResult::Output(ticket, output) => {
                 connection.conn.handle(self.now, Event::App(ticket, output), &mut context.shared, self.actions);
             }
         }

@@ -27,7 +27,7 @@ use amped_units::Time;
 
 use crate::disk::Disk;
 use crate::mailbox::Mailbox;
-use crate::message::{Forget, Message};
+use crate::message::{Invalidation, Message};
 use crate::notes::{Name, Notes};
 use crate::open_file::OpenFile;
 use crate::say;
@@ -54,15 +54,15 @@ pub enum Audience {
 }
 
 impl Audience {
-    fn tell(&self, disk: &Disk, forget: Forget) {
+    fn notify(&self, disk: &Disk, invalidation: Invalidation) {
         match self {
             Audience::Workers(mailboxes) => {
-                let forget = Arc::new(forget);
-                mailboxes.iter().for_each(|mailbox| mailbox.put(Message::Forget(Arc::clone(&forget))));
+                let invalidation = Arc::new(invalidation);
+                mailboxes.iter().for_each(|mailbox| mailbox.put(Message::Invalidate(Arc::clone(&invalidation))));
             }
             Audience::Shared(shared) => {
                 // The time matters only to processes that learn from others; threads do not.
-                forget.carry_out(Time::START, &mut Caches::shared(shared, Budgets::default(), 0), disk.sites());
+                invalidation.carry_out(Time::START, &mut Caches::shared(shared, Budgets::default(), 0), disk.sites());
             }
         }
     }
@@ -121,14 +121,14 @@ impl Watcher {
             if ready[1] {
                 self.notes.bell.silence();
                 let noted = std::mem::take(&mut self.notes.lock().queue);
-                noted.into_iter().for_each(|name| self.see_to(&name, &mut changes));
+                noted.into_iter().for_each(|name| self.watch_parents(&name, &mut changes));
             }
             if ready[0] {
                 all = self.listen(&mut changes);
             }
             self.notes.folders.store(self.watches.len() as u64, Ordering::Relaxed);
-            if let Some(forget) = what_to_forget(changes, all) {
-                audience.tell(&self.disk, forget);
+            if let Some(invalidation) = invalidation(changes, all) {
+                audience.notify(&self.disk, invalidation);
             }
             if ready[0] {
                 thread::sleep(GATHER);
@@ -137,7 +137,7 @@ impl Watcher {
     }
 
     /// Watches the directories that lead to a name.
-    fn see_to(&mut self, (site, path): &Name, changes: &mut Changes) {
+    fn watch_parents(&mut self, (site, path): &Name, changes: &mut Changes) {
         let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
         let mut is_new = false;
         for folder in slashes.map(|(at, _)| &path[..=at]) {
@@ -192,17 +192,17 @@ impl Watcher {
 
     /// Reads all events. Returns `true` if no cached name can be relied on.
     fn listen(&mut self, changes: &mut Changes) -> bool {
-        let mut heard = Vec::new();
-        self.inotify.take(|event| heard.push((Event { name: b"", ..event }, event.name.to_vec())));
+        let mut events = Vec::new();
+        self.inotify.take(|event| events.push((Event { name: b"", ..event }, event.name.to_vec())));
         let mut all = false;
-        for (event, name) in &heard {
-            all |= self.hear(Event { name, ..*event }, changes);
+        for (event, name) in &events {
+            all |= self.handle_event(Event { name, ..*event }, changes);
         }
         all
     }
 
     /// Handles an event. Returns `true` if no cached name can be relied on.
-    fn hear(&mut self, event: Event<'_>, changes: &mut Changes) -> bool {
+    fn handle_event(&mut self, event: Event<'_>, changes: &mut Changes) -> bool {
         let Event { watch, name, what, is_folder } = event;
         self.notes.events.fetch_add(1, Ordering::Relaxed);
         if what == What::Overflow {
@@ -249,14 +249,14 @@ impl Watcher {
 }
 
 /// Returns what to drop after these changes; `None`: nothing has changed.
-fn what_to_forget(changes: Changes, all: bool) -> Option<Forget> {
+fn invalidation(changes: Changes, all: bool) -> Option<Invalidation> {
     let beneath = changes.values().filter(|beneath| **beneath).count();
     if all || changes.len() > CHANGES_MAX || beneath > BENEATH_MAX {
-        return Some(Forget::All);
+        return Some(Invalidation::All);
     }
     let changes = changes.into_iter().map(|((site, path), beneath)| Change { site, path, beneath });
     let changes: Vec<Change> = changes.collect();
-    (!changes.is_empty()).then_some(Forget::Changes(changes))
+    (!changes.is_empty()).then_some(Invalidation::Changes(changes))
 }
 
 #[cfg(test)]
@@ -279,11 +279,11 @@ mod tests {
         watcher.notes.note(0, &path.as_bytes().into());
         let noted = std::mem::take(&mut watcher.notes.lock().queue);
         let mut changes = Changes::new();
-        noted.into_iter().for_each(|name| watcher.see_to(&name, &mut changes));
+        noted.into_iter().for_each(|name| watcher.watch_parents(&name, &mut changes));
         shown(changes)
     }
 
-    fn hear(watcher: &mut Watcher) -> Vec<String> {
+    fn dropped(watcher: &mut Watcher) -> Vec<String> {
         let mut changes = Changes::new();
         assert!(!watcher.listen(&mut changes));
         shown(changes)
@@ -308,19 +308,19 @@ mod tests {
         assert_eq!(learn(&mut watcher, "/x/y/z"), [""; 0]);
         assert_eq!(watcher.watches.len(), 3);
         fs::write(at("a/b/c"), "changed").unwrap();
-        assert_eq!(hear(&mut watcher), ["/a/b/c"]);
+        assert_eq!(dropped(&mut watcher), ["/a/b/c"]);
         fs::create_dir(at("x")).unwrap();
-        assert_eq!(hear(&mut watcher), ["/x *"]);
+        assert_eq!(dropped(&mut watcher), ["/x *"]);
         assert_eq!(learn(&mut watcher, "/x/y/z"), ["/x/ *"], "it has to be noted again");
         // A renamed directory is no longer watched under its old name.
         fs::rename(at("a"), at("z")).unwrap();
-        assert_eq!(hear(&mut watcher), ["/a *", "/z *"]);
+        assert_eq!(dropped(&mut watcher), ["/a *", "/z *"]);
         assert!(watcher.folders.keys().all(|(_, path)| !path.starts_with(b"/a/")), "{:?}", watcher.folders);
         fs::write(at("z/b/c"), "x").unwrap();
-        assert_eq!(hear(&mut watcher), [""; 0]);
+        assert_eq!(dropped(&mut watcher), [""; 0]);
         assert_eq!(learn(&mut watcher, "/z/b/c"), ["/z/ *"]);
         fs::remove_dir_all(at("z")).unwrap();
-        let gone = hear(&mut watcher);
+        let gone = dropped(&mut watcher);
         assert!(
             ["/z *", "/z/ *", "/z/b *", "/z/b/c *"].iter().all(|path| gone.contains(&(*path).to_owned())),
             "{gone:?}"
@@ -341,15 +341,15 @@ mod tests {
         learn(&mut watcher, "/elsewhere/c");
         assert_eq!(watcher.watches.len(), 2, "one folder has two names");
         fs::write(at("elsewhere/c"), "changed").unwrap();
-        assert_eq!(hear(&mut watcher), ["/elsewhere/c", "/folder/c"]);
+        assert_eq!(dropped(&mut watcher), ["/elsewhere/c", "/folder/c"]);
         // The index page of the root is a link.
         assert_eq!(learn(&mut watcher, "/"), ["/index.html"]);
         fs::write(at("elsewhere/c"), "again").unwrap();
-        assert_eq!(hear(&mut watcher), ["/elsewhere/c", "/folder/c", "/index.html"]);
+        assert_eq!(dropped(&mut watcher), ["/elsewhere/c", "/folder/c", "/index.html"]);
         assert_eq!(learn(&mut watcher, "/"), ["/index.html"], "watched again");
         fs::write(at("new"), "another").unwrap();
         fs::rename(at("new"), at("elsewhere/c")).unwrap();
-        assert!(hear(&mut watcher).contains(&"/index.html".to_owned()));
+        assert!(dropped(&mut watcher).contains(&"/index.html".to_owned()));
     }
 
     #[test]
@@ -368,11 +368,11 @@ mod tests {
         let mut changes = Changes::new();
         let mut all = false;
         while !all {
-            let heard = watcher.notes.counts().events;
+            let events = watcher.notes.counts().events;
             all = watcher.listen(&mut changes);
-            assert!(watcher.notes.counts().events > heard, "they were not lost");
+            assert!(watcher.notes.counts().events > events, "they were not lost");
         }
-        assert!(matches!(what_to_forget(changes, all), Some(Forget::All)));
+        assert!(matches!(invalidation(changes, all), Some(Invalidation::All)));
         assert_eq!(watcher.notes.counts().overflows, 1);
         assert_eq!((watcher.watches.len(), watcher.folders.len()), (0, 0));
         assert_eq!(learn(&mut watcher, "/0"), ["/ *"], "and watched anew");
@@ -383,12 +383,12 @@ mod tests {
         let changes = |count: usize, beneath: bool| -> Changes {
             (0..count).map(|n| ((0, format!("/{n}").into_bytes().into()), beneath)).collect()
         };
-        assert!(what_to_forget(changes(0, false), false).is_none());
+        assert!(invalidation(changes(0, false), false).is_none());
         assert!(
-            matches!(what_to_forget(changes(CHANGES_MAX, false), false), Some(Forget::Changes(all)) if all.len() == CHANGES_MAX)
+            matches!(invalidation(changes(CHANGES_MAX, false), false), Some(Invalidation::Changes(all)) if all.len() == CHANGES_MAX)
         );
-        assert!(matches!(what_to_forget(changes(CHANGES_MAX + 1, false), false), Some(Forget::All)));
-        assert!(matches!(what_to_forget(changes(BENEATH_MAX, true), false), Some(Forget::Changes(_))));
-        assert!(matches!(what_to_forget(changes(BENEATH_MAX + 1, true), false), Some(Forget::All)));
+        assert!(matches!(invalidation(changes(CHANGES_MAX + 1, false), false), Some(Invalidation::All)));
+        assert!(matches!(invalidation(changes(BENEATH_MAX, true), false), Some(Invalidation::Changes(_))));
+        assert!(matches!(invalidation(changes(BENEATH_MAX + 1, true), false), Some(Invalidation::All)));
     }
 }

@@ -31,7 +31,7 @@ use crate::handshakes::{Handshake, Handshakes};
 use crate::helper::Done;
 use crate::listen::Listener;
 use crate::mailbox::Mailbox;
-use crate::message::{Forget, Message, Preload};
+use crate::message::{Invalidation, Message, Preload};
 use crate::metrics::{Meter, Scope, StatsSlot};
 use crate::notes::Notes;
 use crate::open_file::OpenFile;
@@ -57,7 +57,7 @@ pub trait DiskSide: DiskAccess {
     fn ready(&mut self, _now: Time, _: &mut Worker) {}
 
     /// Drops names from state that this side shares with others.
-    fn forget(&mut self, _: &Forget, _: &SharedState<OpenFile>) {}
+    fn invalidate(&mut self, _: &Invalidation, _: &SharedState<OpenFile>) {}
 
     /// A helper has completed a task.
     fn done(&mut self, _: Done, _now: Time, _: &mut Worker) {}
@@ -94,8 +94,8 @@ pub struct Worker {
     /// When the wall clock was last read.
     wall_checked: Time,
     /// Background lookups, and the recipients of their results.
-    errands: HashMap<u32, Preload>,
-    next_errand: u32,
+    preloads: HashMap<u32, Preload>,
+    next_preload: u32,
     accepted: u64,
     broken: u64,
     /// Waits for windows.
@@ -155,8 +155,8 @@ impl Worker {
             fresh: Vec::new(),
             actions: Vec::new(),
             wall_checked: Time::START,
-            errands: HashMap::new(),
-            next_errand: 0,
+            preloads: HashMap::new(),
+            next_preload: 0,
             accepted: 0,
             broken: 0,
             windows: Waited::default(),
@@ -309,9 +309,9 @@ impl Worker {
             connection.readable |= ready.readable;
             connection.ending |= ready.ended;
             if ready.ended
-                && let Some((_, asker)) = &connection.asker
+                && let Some((_, pending)) = &connection.pending_verdict
             {
-                asker.leaves();
+                pending.note_client_closed();
             }
             connection.writable |= ready.writable;
         }
@@ -344,7 +344,7 @@ impl Worker {
         now: Time,
         disk: &mut impl DiskSide,
     ) {
-        if token.generation == Token::of_errand(0).generation {
+        if token.generation == Token::of_preload(0).generation {
             return self.end_errand(token.index, &answer);
         }
         self.turn(token, Some(Event::Disk(ticket, answer)), now, disk);
@@ -357,9 +357,9 @@ impl Worker {
         else {
             return;
         };
-        let asked = connection.asker.take();
+        let pending = connection.pending_verdict.take();
         let Some(verdict) = verdict else { return self.remove(token) };
-        if let Some((since, _)) = asked {
+        if let Some((since, _)) = pending {
             self.passwords.add(now.since(since));
         }
         self.answer(token, ticket, Answer::Verified(verdict), now, disk);
@@ -379,9 +379,9 @@ impl Worker {
     /// Handles a process that was started for a request, or could not be.
     pub fn app_started(&mut self, started: Started, now: Time, disk: &mut impl DiskSide) {
         let (token, ticket) = (started.token, started.ticket);
-        let asked =
+        let app =
             self.connections.get(token).and_then(|connection| connection.app.take_if(|app| app.ticket() == ticket));
-        let Some(mut app) = asked else {
+        let Some(mut app) = app else {
             // The connection has closed.
             if let Ok(begun) = started.result {
                 self.context.apps.end(begun);
@@ -401,7 +401,7 @@ impl Worker {
 
     /// Handles a spool task that was completed for an application's request.
     pub fn app_spooled(&mut self, done: spool::Done, now: Time, disk: &mut impl DiskSide) {
-        let (token, ticket) = (done.asker.token, done.asker.ticket);
+        let (token, ticket) = (done.owner.token, done.owner.ticket);
         let Some(connection) = self.connections.get(token) else { return };
         let Some(app) = connection.app.as_mut().filter(|app| app.ticket() == ticket) else { return };
         app.note_done(done);
@@ -430,11 +430,11 @@ impl Worker {
     }
 
     /// Drops names.
-    pub fn forget(&mut self, what: &Forget, now: Time, disk: &mut impl DiskSide) {
+    pub fn invalidate(&mut self, what: &Invalidation, now: Time, disk: &mut impl DiskSide) {
         let sites = Arc::clone(&self.context.shared.sites);
         what.carry_out(now, &mut self.context.shared.caches, &sites);
         self.context.apps.forget_scripts();
-        disk.forget(what, &self.context.shared);
+        disk.invalidate(what, &self.context.shared);
     }
 
     /// Drops a name, and looks it up as for a request. The recipient is notified of the result.
@@ -442,14 +442,14 @@ impl Worker {
         let Preload { site, path, .. } = &order;
         self.context.generation.disk.forget_folders();
         let change = Change { site: *site, path: Arc::clone(path), beneath: false };
-        self.forget(&Forget::Changes(vec![change]), now, disk);
+        self.invalidate(&Invalidation::Changes(vec![change]), now, disk);
         let sites = Arc::clone(&self.context.shared.sites);
-        let asked = sites.get(*site).unwrap_or(sites.first());
-        let work = Work::Name(self.context.shared.caches.name_work(asked, Arc::clone(path), None));
-        let index = self.next_errand;
-        self.next_errand = index.wrapping_add(1);
-        self.errands.insert(index, order);
-        match disk.ask(now, Token::of_errand(index), Ticket::default(), &work, &mut self.context.shared) {
+        let target_site = sites.get(*site).unwrap_or(sites.first());
+        let work = Work::Name(self.context.shared.caches.name_work(target_site, Arc::clone(path), None));
+        let index = self.next_preload;
+        self.next_preload = index.wrapping_add(1);
+        self.preloads.insert(index, order);
+        match disk.ask(now, Token::of_preload(index), Ticket::default(), &work, &mut self.context.shared) {
             DiskAnswer::Answered(answer) => self.end_errand(index, &answer),
             DiskAnswer::Later(_) => {}
             DiskAnswer::Refused => self.end_errand(index, &Answer::Trouble(Trouble::Busy)),
@@ -457,10 +457,10 @@ impl Worker {
     }
 
     fn end_errand(&mut self, index: u32, answer: &Answer<OpenFile>) {
-        let Some(Preload { site, tell, .. }) = self.errands.remove(&index) else {
+        let Some(Preload { site, report, .. }) = self.preloads.remove(&index) else {
             return;
         };
-        tell(PreloadResult::of(answer, self.context.shared.sites.get(site).is_some_and(|site| site.listing)));
+        report(PreloadResult::of(answer, self.context.shared.sites.get(site).is_some_and(|site| site.listing)));
     }
 
     /// The next data of a connection were read into memory, as far as possible.

@@ -86,7 +86,7 @@ impl Resolvers {
     }
 
     /// Ensures that a resolver takes the waiting lookups. `writer` is notified of each answer.
-    pub(super) fn see_to(&self, state: &mut State, writer: &Arc<impl Waiter>) {
+    pub(super) fn manage(&self, state: &mut State, writer: &Arc<impl Waiter>) {
         if state.names.waiting() == 0 {
             return;
         }

@@ -121,7 +121,7 @@ impl Sink {
 
 /// Whether a write may wait for the reader of a pipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Haste {
+enum WriteMode {
     /// The log thread: it may wait.
     Wait,
     /// A loop: it must not wait.
@@ -219,7 +219,9 @@ impl Writer {
     /// Writes lines that were [queued](Writer::put).
     fn write(&self, text: &[u8], lines: u64) {
         let settle = |lines| _ = self.pending.fetch_sub(lines, Ordering::Relaxed);
-        self.with_open(|open| open.iter_mut().for_each(|log| log.write(text, lines, Haste::Wait, &self.lost, &settle)));
+        self.with_open(|open| {
+            open.iter_mut().for_each(|log| log.write(text, lines, WriteMode::Wait, &self.lost, &settle))
+        });
     }
 
     /// Counts unwritten lines as lost, because the server exits and the log is blocked. Returns their number.
@@ -236,7 +238,7 @@ impl Writer {
         if self.resolvers.lock().wanted {
             return false;
         }
-        self.with_open(|open| open.iter_mut().for_each(|log| log.write(line, 1, Haste::Now, &self.lost, &|_| {})));
+        self.with_open(|open| open.iter_mut().for_each(|log| log.write(line, 1, WriteMode::Now, &self.lost, &|_| {})));
         true
     }
 
@@ -320,7 +322,7 @@ impl Writer {
     fn release(self: &Arc<Writer>, held: &mut Held, lines: u64, end: Time, out: &mut Vec<u8>) -> Time {
         let now = self.now();
         let mut resolvers = self.resolvers.lock();
-        self.resolvers.see_to(&mut resolvers, self);
+        self.resolvers.manage(&mut resolvers, self);
         let (more, due) = held.release(if now < end { now } else { Time::NEVER }, &mut resolvers.names, out);
         drop(resolvers);
         if !out.is_empty() {
@@ -373,17 +375,17 @@ impl Open {
     }
 
     /// Writes lines; calls `settle` for each written or lost line.
-    fn write(&mut self, text: &[u8], lines: u64, haste: Haste, lost: &AtomicU64, settle: &impl Fn(u64)) {
+    fn write(&mut self, text: &[u8], lines: u64, mode: WriteMode, lost: &AtomicU64, settle: &impl Fn(u64)) {
         let mut rest = text;
         while !rest.is_empty() {
             // Into a pipe, only whole lines that are accepted atomically, so that it is known which were written.
             let end = if self.is_file { rest.len() } else { whole_lines(rest) };
             let (piece, others) = rest.split_at(end);
             let lines = if end == text.len() { lines } else { count_lines(piece) };
-            let put = |file: &File, bytes: &[u8]| match haste {
-                Haste::Now if !self.is_file => file::write_without_waiting(file, bytes),
-                Haste::Now => (&*file).write(bytes),
-                Haste::Wait => write_patiently(file, bytes),
+            let put = |file: &File, bytes: &[u8]| match mode {
+                WriteMode::Now if !self.is_file => file::write_without_waiting(file, bytes),
+                WriteMode::Now => (&*file).write(bytes),
+                WriteMode::Wait => write_patiently(file, bytes),
             };
             let written = write_all(&self.sink, put, piece, &mut self.torn);
             self.trouble.after(&self.target, written.map_err(|(error, kept)| (error, lines - kept)), lost);
@@ -597,7 +599,7 @@ mod tests {
         let mut mib = 0;
         while mib < 16 || held() >= 2048 {
             assert!(mib < 256, "{} of 4096 pages; if the build directory is not on a disk, build elsewhere", held());
-            (0..1024).for_each(|_| log.write(&line, 1, Haste::Wait, &lost, &|_| {}));
+            (0..1024).for_each(|_| log.write(&line, 1, WriteMode::Wait, &lost, &|_| {}));
             written.sync_data().expect("synced");
             mib += 1;
         }

@@ -66,7 +66,7 @@ const NAME_TIME: Duration = Duration::from_secs(10);
 
 /// Why a request was not started.
 #[derive(Debug)]
-pub enum NotBegun {
+pub enum StartError {
     /// The application's queue is full, or the server is out of descriptors: the request waits.
     Waits,
     /// The request fails with this error.
@@ -168,7 +168,7 @@ impl Backend {
     }
 
     /// Opens a new connection.
-    pub(super) fn connect(&self, permit: &Permit) -> Result<OwnedFd, NotBegun> {
+    pub(super) fn connect(&self, permit: &Permit) -> Result<OwnedFd, StartError> {
         let connected = match &self.at {
             At::Unix(name) => local::connect_now(name).map_err(|error| (name.display().to_string(), error)),
             At::Tcp(address) => connect(*address).map_err(|error| (address.to_string(), error)),
@@ -184,10 +184,10 @@ impl Backend {
         }
         connected.map_err(|(at, error)| {
             if error.kind() == io::ErrorKind::WouldBlock || file::is_exhaustion(&error) {
-                return NotBegun::Waits;
+                return StartError::Waits;
             }
             say!("cannot reach the application at {at}: {error}");
-            NotBegun::Failed(AppTrouble::Unreachable)
+            StartError::Failed(AppTrouble::Unreachable)
         })
     }
 }

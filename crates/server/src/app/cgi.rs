@@ -53,7 +53,7 @@ pub struct Job {
     /// An open connection that the permit was used with before.
     pub kept: Option<OwnedFd>,
     /// When the job was created.
-    pub asked: Instant,
+    pub created: Instant,
 }
 
 /// The connection, rule and disk of a request.
@@ -74,7 +74,7 @@ pub struct Place {
     /// Scripts are files of the site; otherwise the application finds its own.
     pub files: bool,
     /// The connection knows that the request is no longer queued.
-    pub is_told: bool,
+    pub start_reported: bool,
 }
 
 /// The two addresses of a client's connection and its TLS session, for applications. Determined once per connection.
@@ -110,12 +110,12 @@ pub struct Started {
     /// The ticket of its request.
     pub ticket: Ticket,
     /// The process or the connection, or the error.
-    pub result: Result<Begun, AppTrouble>,
+    pub result: Result<AppStart, AppTrouble>,
 }
 
 /// How a request was started.
 #[derive(Debug)]
-pub enum Begun {
+pub enum AppStart {
     /// By its own process.
     Runs(Running),
     /// Not yet: its script was found, and the persistent application can be called.
@@ -141,7 +141,7 @@ impl Job {
         let (token, ticket) = (self.token, self.ticket);
         if let Some(backend) = self.place.backend.clone() {
             let found = self.find(&backend);
-            let result = found.map(|found| Begun::Found(Box::new(self), found));
+            let result = found.map(|found| AppStart::Found(Box::new(self), found));
             return Started { token, ticket, result };
         }
         let Job { work, place, permit, .. } = self;
@@ -159,7 +159,7 @@ impl Job {
                 result => break result.map_err(|error| trouble_of(&error, &place.id, &path)),
             }
         };
-        Started { token, ticket, result: result.map(Begun::Runs) }
+        Started { token, ticket, result: result.map(AppStart::Runs) }
     }
 
     fn find(&self, backend: &Backend) -> Result<Found, AppTrouble> {

@@ -15,16 +15,16 @@ use amped_http::fastcgi::{self, RecordReader, Said};
 use amped_sys::epoll::Interest;
 use amped_sys::socket;
 
-use super::backend::{At, Backend, NotBegun};
+use super::backend::{At, Backend, StartError};
 use super::cgi::{self, Place};
 use super::manager::CANNOT_START;
-use super::output::{Came, StderrLines};
+use super::output::{ReadResult, StderrLines};
 use super::scripts::Found;
 use super::semaphore::Permit;
 use crate::say;
 
 /// A request and its context.
-pub type Question = (Box<AppWork>, Place);
+pub type AppCall = (Box<AppWork>, Place);
 
 /// A request on a connection to an application.
 #[derive(Debug)]
@@ -39,13 +39,13 @@ pub struct FastCgiRequest {
     reader: RecordReader,
     /// The request to retry if the connection, which was idle, turns out to have been closed
     /// before the request reached the application.
-    again: Option<Question>,
+    again: Option<AppCall>,
     /// The request has ended; whether successfully.
     end: Option<bool>,
     /// The error to report if it has not.
     trouble: AppTrouble,
     /// The end of the body was queued.
-    is_told: bool,
+    body_end_queued: bool,
     /// The connection can no longer be written.
     is_broken: bool,
     /// The connection is not established yet; the address, for messages.
@@ -59,11 +59,11 @@ impl FastCgiRequest {
     /// Why it was not started, with the request and its permit.
     pub fn begin(
         backend: &Arc<Backend>,
-        (work, place): Question,
+        (work, place): AppCall,
         permit: Permit,
         kept: Option<OwnedFd>,
         (end, script): Found,
-    ) -> Result<(Box<FastCgiRequest>, Interest), (NotBegun, Question)> {
+    ) -> Result<(Box<FastCgiRequest>, Interest), (StartError, AppCall)> {
         let is_used = kept.is_some();
         let socket = match kept.map_or_else(|| backend.connect(&permit), Ok) {
             Ok(socket) => socket,
@@ -93,7 +93,7 @@ impl FastCgiRequest {
             again,
             end: None,
             trouble: AppTrouble::Failed,
-            is_told: !has_body,
+            body_end_queued: !has_body,
             is_broken: false,
             connecting: match backend.at {
                 At::Tcp(address) if !is_used => Some(address),
@@ -116,7 +116,7 @@ impl FastCgiRequest {
 
     /// Queues the end of the body, once.
     pub fn put_end(&mut self) {
-        if !std::mem::replace(&mut self.is_told, true) {
+        if !std::mem::replace(&mut self.body_end_queued, true) {
             fastcgi::body_end(&mut self.out);
         }
     }
@@ -152,16 +152,16 @@ impl FastCgiRequest {
     }
 
     /// Reads the application's output. The bytes of the response are moved to the front of the buffer.
-    pub(super) fn hear(&mut self, buffer: &mut [u8], complaints: &mut StderrLines) -> Came {
+    pub(super) fn read(&mut self, buffer: &mut [u8], stderr_lines: &mut StderrLines) -> ReadResult {
         loop {
             if let Some(is_whole) = self.end {
-                complaints.say_line();
-                return if is_whole { Came::Ended } else { Came::Failed(self.trouble) };
+                stderr_lines.log_line();
+                return if is_whole { ReadResult::Ended } else { ReadResult::Failed(self.trouble) };
             }
             let count = match socket::receive(&self.socket, buffer) {
                 Ok(0) => 0,
                 Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Came::Nothing,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return ReadResult::Nothing,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => {
                     self.note_unreached(&error);
@@ -173,15 +173,15 @@ impl FastCgiRequest {
                 continue;
             }
             self.again = None;
-            let kept = self.take(&mut buffer[..count], complaints);
+            let kept = self.take(&mut buffer[..count], stderr_lines);
             if kept > 0 {
-                return if self.end == Some(true) { Came::Last(kept) } else { Came::Bytes(kept) };
+                return if self.end == Some(true) { ReadResult::Last(kept) } else { ReadResult::Bytes(kept) };
             }
         }
     }
 
     /// Parses records and moves the bytes of the response to the front. Returns their number.
-    fn take(&mut self, bytes: &mut [u8], complaints: &mut StderrLines) -> usize {
+    fn take(&mut self, bytes: &mut [u8], stderr_lines: &mut StderrLines) -> usize {
         let (mut at, mut kept) = (0, 0);
         while at < bytes.len() {
             if self.end.is_some() {
@@ -190,7 +190,7 @@ impl FastCgiRequest {
                 break;
             }
             let Ok(piece) = self.reader.next(&bytes[at..]) else {
-                complaints.note("the application does not speak FastCGI");
+                stderr_lines.note("the application does not speak FastCGI");
                 (self.end, self.is_broken) = (Some(false), true);
                 break;
             };
@@ -202,7 +202,7 @@ impl FastCgiRequest {
                     bytes.copy_within(at - length..at, kept);
                     kept += length;
                 }
-                Said::Error(data) => complaints.say(data),
+                Said::Error(data) => stderr_lines.say(data),
                 Said::End => self.end = Some(true),
                 Said::Refused(status) => {
                     let is_ours = matches!(self.backend.at, At::Kept(_));
@@ -223,7 +223,7 @@ impl FastCgiRequest {
     ///
     /// # Errors
     /// The request itself, if it cannot be retried.
-    pub fn into_again(mut self: Box<FastCgiRequest>) -> Result<(Question, Permit), Box<FastCgiRequest>> {
+    pub fn into_again(mut self: Box<FastCgiRequest>) -> Result<(AppCall, Permit), Box<FastCgiRequest>> {
         match self.again.take() {
             Some(again) => Ok((again, self.permit)),
             None => Err(self),
@@ -249,7 +249,12 @@ impl FastCgiRequest {
     /// to be kept until the application has ended.
     pub fn abandon(self) -> Option<Abandoned> {
         let is_kept = matches!(self.backend.at, At::Kept(_)) && self.end.is_none();
-        is_kept.then(|| Abandoned { backend: self.backend, socket: self.socket, permit: self.permit, is_told: false })
+        is_kept.then(|| Abandoned {
+            backend: self.backend,
+            socket: self.socket,
+            permit: self.permit,
+            manager_notified: false,
+        })
     }
 }
 
@@ -261,7 +266,7 @@ pub struct Abandoned {
     pub socket: OwnedFd,
     permit: Permit,
     /// The process manager was notified.
-    is_told: bool,
+    manager_notified: bool,
 }
 
 impl Abandoned {
@@ -270,8 +275,8 @@ impl Abandoned {
         let At::Kept(application) = &self.backend.at else {
             return true;
         };
-        if !self.is_told {
-            self.is_told = application.end(self.permit.number());
+        if !self.manager_notified {
+            self.manager_notified = application.end(self.permit.number());
         }
         let mut buffer = [0; 4096];
         // An application with much output is ended in the middle of it; the rest is read when epoll reports its end.

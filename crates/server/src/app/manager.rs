@@ -51,7 +51,7 @@ pub struct ProcessManager {
     /// Receives applications. Closing it means that the server has ended.
     control: OwnedFd,
     runs: Mutex<Option<Runs>>,
-    gates: Gates,
+    semaphores: Semaphores,
     next: AtomicU64,
 }
 
@@ -62,7 +62,7 @@ enum Runs {
 }
 
 /// The semaphores of applications whose manager is a thread, by the application's number.
-type Gates = Arc<Mutex<HashMap<u64, Weak<Semaphore>>>>;
+type Semaphores = Arc<Mutex<HashMap<u64, Weak<Semaphore>>>>;
 
 /// An application that the manager runs.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ pub struct Application {
     folder: PathBuf,
     channel: OwnedFd,
     /// When the manager was last notified that a slot is in use, in milliseconds since `start`.
-    told_ms: Vec<AtomicU64>,
+    notified_ms: Vec<AtomicU64>,
     start: Instant,
 }
 
@@ -89,7 +89,7 @@ enum Notice {
 }
 
 /// Minimum interval between reports of the use of a slot, in milliseconds.
-const TELL_MS: u64 = 1000;
+const NOTIFY_MS: u64 = 1000;
 
 /// An application, as the server describes it to the manager.
 #[derive(Serialize, Deserialize)]
@@ -108,7 +108,7 @@ impl ProcessManager {
     /// When it cannot be started.
     pub fn start(own_process: bool) -> io::Result<ProcessManager> {
         let (ours, theirs) = socket::packet_pair()?;
-        let gates = Gates::default();
+        let semaphores = Semaphores::default();
         let runs = match own_process {
             true => {
                 // Otherwise both processes would write buffered standard output.
@@ -122,12 +122,12 @@ impl ProcessManager {
                 })?)
             }
             false => {
-                let gates = Arc::clone(&gates);
-                let life = move || run(theirs, Some(gates));
+                let semaphores = Arc::clone(&semaphores);
+                let life = move || run(theirs, Some(semaphores));
                 Runs::Thread(std::thread::Builder::new().name("app-manager".to_owned()).spawn(life)?)
             }
         };
-        Ok(ProcessManager { control: ours, runs: Mutex::new(Some(runs)), gates, next: AtomicU64::new(0) })
+        Ok(ProcessManager { control: ours, runs: Mutex::new(Some(runs)), semaphores, next: AtomicU64::new(0) })
     }
 
     /// Registers an application: program and arguments, variables, its semaphore,
@@ -145,7 +145,7 @@ impl ProcessManager {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (ours, theirs) = socket::packet_pair()?;
         let description = Description { number, places, reserve, command: command.into(), env: env.into() };
-        self.gates.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::downgrade(semaphore));
+        self.semaphores.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::downgrade(semaphore));
         let descriptors: Vec<BorrowedFd<'_>> =
             [theirs.as_fd()].into_iter().chain(semaphore.slots().map(AsFd::as_fd)).collect();
         portable::send(&self.control, &description, &descriptors, Patience::Wait).map_err(|error| {
@@ -157,8 +157,8 @@ impl ProcessManager {
         let answer: Result<String, String> = portable::receive(&self.control, &mut Vec::new(), Patience::Wait)
             .map_err(|error| io::Error::other(format!("the process manager does not answer: {error}")))?;
         let folder = answer.map_err(io::Error::other)?.into();
-        let told_ms = (0..places).map(|_| AtomicU64::new(0)).collect();
-        Ok(Application { number, folder, channel: ours, told_ms, start: Instant::now() })
+        let notified_ms = (0..places).map(|_| AtomicU64::new(0)).collect();
+        Ok(Application { number, folder, channel: ours, notified_ms, start: Instant::now() })
     }
 
     /// Returns whether this process ID is the manager's.
@@ -188,29 +188,29 @@ impl Application {
     /// Reports that the slot is in use by the holder of its permit.
     pub fn note_use(&self, place: usize) {
         let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX).max(1);
-        let told = self.told_ms[place].load(Ordering::Relaxed);
-        if told == 0 || now >= told + TELL_MS {
-            self.told_ms[place].store(now, Ordering::Relaxed);
-            self.tell(&Notice::Used(place));
+        let notified = self.notified_ms[place].load(Ordering::Relaxed);
+        if notified == 0 || now >= notified + NOTIFY_MS {
+            self.notified_ms[place].store(now, Ordering::Relaxed);
+            self.notify(&Notice::Used(place));
         }
     }
 
     /// Ends the process of a slot; for the holder of its permit. Its connection then ends, and the permit must be held
     /// until then. Returns `false` if the message cannot be sent now.
     pub fn end(&self, place: usize) -> bool {
-        self.tell(&Notice::End(place))
+        self.notify(&Notice::End(place))
     }
 
-    fn tell(&self, notice: &Notice) -> bool {
+    fn notify(&self, notice: &Notice) -> bool {
         // If the manager has ended, its processes have too.
-        let told = portable::send(&self.channel, notice, &[], Patience::Now);
-        told.err().is_none_or(|error| error.kind() != io::ErrorKind::WouldBlock)
+        let sent = portable::send(&self.channel, notice, &[], Patience::Now);
+        sent.err().is_none_or(|error| error.kind() != io::ErrorKind::WouldBlock)
     }
 }
 
-/// The manager's main loop: runs until the other end of `control` is closed. `gates`: it is a thread of the server.
-fn run(control: OwnedFd, gates: Option<Gates>) {
-    let mut manager = Manager { control, gates, folder: None, kept: Vec::new(), idle_timeout: IDLE_TIMEOUT };
+/// The manager's main loop: runs until the other end of `control` is closed. `semaphores`: it is a thread of the server.
+fn run(control: OwnedFd, semaphores: Option<Semaphores>) {
+    let mut manager = Manager { control, semaphores, folder: None, kept: Vec::new(), idle_timeout: IDLE_TIMEOUT };
     loop {
         match manager.turn() {
             Ok(true) => {}
@@ -222,7 +222,7 @@ fn run(control: OwnedFd, gates: Option<Gates>) {
 
 struct Manager {
     control: OwnedFd,
-    gates: Option<Gates>,
+    semaphores: Option<Semaphores>,
     /// Created for the first application.
     folder: Option<Folder>,
     kept: Vec<Kept>,
@@ -298,7 +298,7 @@ impl Manager {
                     }
                 }
                 Source::Channel(app) => {
-                    if !self.kept[app].obey() {
+                    if !self.kept[app].handle_messages() {
                         gone.push(app);
                     }
                 }
@@ -365,9 +365,9 @@ impl Manager {
         // Lost if this process is out of descriptors.
         let channel =
             descriptors.next().ok_or_else(|| io::Error::other("the process manager is out of descriptors"))?;
-        let (semaphore, own) = match &self.gates {
-            Some(gates) => {
-                let semaphore = gates.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        let (semaphore, own) = match &self.semaphores {
+            Some(semaphores) => {
+                let semaphore = semaphores.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
                 (semaphore.ok_or_else(unreadable)?, None)
             }
             None => {
@@ -393,7 +393,7 @@ impl Kept {
     }
 
     /// Handles the loops' messages. Returns `false` when no loop uses the application any more.
-    fn obey(&mut self) -> bool {
+    fn handle_messages(&mut self) -> bool {
         loop {
             let notice = match portable::receive(&self.channel, &mut Vec::new(), Patience::Now) {
                 Ok(notice) => notice,
@@ -638,18 +638,18 @@ mod tests {
         let parent = tempfile::tempdir().expect("a directory");
         let (ours, theirs) = socket::packet_pair().expect("made");
         let semaphore = Arc::new(Semaphore::new(Some(2), 0, false).expect("made"));
-        let gates: Gates = Arc::new(Mutex::new(HashMap::from([(0, Arc::downgrade(&semaphore))])));
+        let semaphores: Semaphores = Arc::new(Mutex::new(HashMap::from([(0, Arc::downgrade(&semaphore))])));
         let folder = Folder::new(parent.path()).expect("made");
         let path = folder.path.clone();
-        let (control, gates) = (theirs, Some(gates));
+        let (control, semaphores) = (theirs, Some(semaphores));
         let idle_timeout = Duration::from_secs(1000);
-        let mut manager = Manager { control, gates, folder: Some(folder), kept: Vec::new(), idle_timeout };
+        let mut manager = Manager { control, semaphores, folder: Some(folder), kept: Vec::new(), idle_timeout };
         let (channel, its_end) = socket::packet_pair().expect("made");
         let command = command.iter().map(|&word| word.to_owned()).collect();
         let description = Description { number: 0, places: 2, reserve, command, env: Vec::new() };
         manager.add(description, vec![its_end]).expect("taken");
-        let told_ms = [0, 0].map(AtomicU64::new).into();
-        let application = Application { number: 0, folder: path, channel, told_ms, start: Instant::now() };
+        let notified_ms = [0, 0].map(AtomicU64::new).into();
+        let application = Application { number: 0, folder: path, channel, notified_ms, start: Instant::now() };
         Bench { manager, application, semaphore, control: ours, _parent: parent }
     }
 

@@ -40,19 +40,19 @@ use amped_http::cgi::decimal;
 use amped_sys::epoll::{Epoll, Interest};
 use amped_units::Time;
 
-use self::backend::{At, Backend, NotBegun};
+use self::backend::{At, Backend, StartError};
 pub use self::cgi::Ends;
-use self::cgi::{Begun, Job, Place, Running, Started};
-use self::fastcgi::{Abandoned, FastCgiRequest, Question};
+use self::cgi::{AppStart, Job, Place, Running, Started};
+use self::fastcgi::{Abandoned, AppCall, FastCgiRequest};
 use self::manager::ProcessManager;
-use self::output::{Came, StderrLines};
+use self::output::{ReadResult, StderrLines};
 use self::process::Process;
 pub use self::request::AppRequest;
 use self::request::Stage;
 use self::scripts::{Found, Scripts};
 use self::semaphore::{Permit, Semaphore};
 use self::single_flight::{Filling, Settled, SingleFlight};
-use self::spool::{Room, Side, Spool, Spooler};
+use self::spool::{Quota, Side, Spool, Spooler};
 use self::threads::{Task, Threads};
 use crate::config::settings::{AppKind, AppSettings, SpoolSettings};
 use crate::disk::Disk;
@@ -68,7 +68,7 @@ pub struct Apps {
     /// Pages being generated for loops that share their caches.
     single_flights: Arc<SingleFlight>,
     /// The budget of spooled bodies.
-    room: Arc<Room>,
+    quota: Arc<Quota>,
 }
 
 #[derive(Clone, Debug)]
@@ -92,8 +92,8 @@ impl Apps {
         before: Option<&Apps>,
     ) -> io::Result<Apps> {
         let manager = before.and_then(|before| before.manager.clone());
-        let room = Arc::new(Room::new(spool.clone()));
-        let mut made = Apps { manager, room, ..Apps::default() };
+        let quota = Arc::new(Quota::new(spool.clone()));
+        let mut made = Apps { manager, quota, ..Apps::default() };
         let mut old: Vec<&App> = before.into_iter().flat_map(|before| before.sites.iter().flatten()).collect();
         for site in settings {
             let mut apps = Vec::new();
@@ -219,13 +219,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// The result of a request's turn.
-pub enum Heard<'a> {
+pub enum TurnResult<'a> {
     /// Nothing: an event must occur first.
     Nothing,
     /// There is more to do, but nothing to report to the connection.
     Again,
     /// This output, with the request's ticket.
-    Said(Ticket, Output<'a>),
+    Output(Ticket, Output<'a>),
 }
 
 const CONTENT_LENGTH: &[u8] = b"CONTENT_LENGTH";
@@ -334,7 +334,7 @@ impl AppSide {
                             let length = decimal(request.input.total());
                             work.variables.push((CONTENT_LENGTH.to_vec(), length));
                         }
-                        self.look_first(request, token, (work, place), &semaphore)
+                        self.queue_or_start(request, token, (work, place), &semaphore)
                     }
                     stage => {
                         request.stage = stage;
@@ -350,7 +350,7 @@ impl AppSide {
             }
             Input::Leave(why) => {
                 if let Some(mut request) = request.take_if(|request| request.ticket == ticket) {
-                    request.complaints.note(why);
+                    request.stderr_lines.note(why);
                     self.abandon(Some(request));
                 }
                 None
@@ -379,34 +379,34 @@ impl AppSide {
             disk: Arc::clone(context.disk),
             backend: app.backend.clone(),
             files: app.settings.files,
-            is_told: false,
+            start_reported: false,
         };
         let mut request = Box::new(AppRequest {
             input_ended: !work.has_body,
             // The length of a chunked body is known only when it is complete.
             gathers: work.has_body && (app.settings.buffer_request || !says_length(&work)),
             reads_ahead: app.settings.buffer_response,
-            output: Spool::new(Side::Response, Some(Arc::clone(&context.apps.room))),
-            complaints: StderrLines::new(&place.id, &work.path),
+            output: Spool::new(Side::Response, Some(Arc::clone(&context.apps.quota))),
+            stderr_lines: StderrLines::new(&place.id, &work.path),
             time: rule.timeout,
             filling,
             ..AppRequest::new(ticket)
         });
         if request.gathers {
-            request.input = Spool::new(Side::Request, Some(Arc::clone(&context.apps.room)));
+            request.input = Spool::new(Side::Request, Some(Arc::clone(&context.apps.quota)));
             request.stage = Stage::Gathers(work, place, Arc::clone(&app.semaphore));
             return (Some(request), None);
         }
-        let output = self.look_first(&mut request, token, (work, place), &app.semaphore);
+        let output = self.queue_or_start(&mut request, token, (work, place), &app.semaphore);
         (Some(request), output)
     }
 
     /// Handles a complete request: it gets a permit, or is queued.
-    fn look_first(
+    fn queue_or_start(
         &mut self,
         request: &mut AppRequest,
         token: Token,
-        (work, place): Question,
+        (work, place): AppCall,
         semaphore: &Arc<Semaphore>,
     ) -> Option<Output<'static>> {
         // Requests that are already queued go first.
@@ -435,7 +435,7 @@ impl AppSide {
         &mut self,
         request: &mut AppRequest,
         token: Token,
-        (work, place): Question,
+        (work, place): AppCall,
         semaphore: &Arc<Semaphore>,
     ) -> Option<Output<'static>> {
         let Some(waits) = semaphore.queue(place.number) else {
@@ -464,7 +464,7 @@ impl AppSide {
         {
             return self.ask(request, token, (work, place), (permit, kept), found);
         }
-        let job = Box::new(Job { token, ticket: request.ticket, work, place, permit, kept, asked: Instant::now() });
+        let job = Box::new(Job { token, ticket: request.ticket, work, place, permit, kept, created: Instant::now() });
         let job = match &mut self.starter {
             Some(starter) => starter.start(job).err(),
             None => Some(job),
@@ -490,17 +490,17 @@ impl AppSide {
 
     /// Forgets the scripts: names are looked up again.
     pub fn forget_scripts(&mut self) {
-        self.scripts.forget();
+        self.scripts.clear();
     }
 
     /// Handles a started process, a script that was found, or an error.
     pub fn take_started(&mut self, request: &mut AppRequest, started: Started) -> Option<Output<'static>> {
         let running = match started.result {
-            Ok(Begun::Runs(running)) => running,
-            Ok(Begun::Found(job, found)) => {
-                let Job { token, work, place, permit, kept, asked, .. } = *job;
+            Ok(AppStart::Runs(running)) => running,
+            Ok(AppStart::Found(job, found)) => {
+                let Job { token, work, place, permit, kept, created, .. } = *job;
                 if place.files {
-                    self.scripts.learn(&place.disk, &work, &found, asked);
+                    self.scripts.learn(&place.disk, &work, &found, created);
                 }
                 return self.ask(request, token, (work, place), (permit, kept), found);
             }
@@ -510,7 +510,7 @@ impl AppSide {
             }
         };
         if self.register(&running, started.token.to_app_number()).is_err() {
-            self.end(Begun::Runs(running));
+            self.end(AppStart::Runs(running));
             return Some(Output::Failed(AppTrouble::Busy));
         }
         request.stage = Stage::Runs { running, ended: None };
@@ -523,15 +523,15 @@ impl AppSide {
         &mut self,
         request: &mut AppRequest,
         token: Token,
-        question: Question,
+        call: AppCall,
         (permit, kept): (Permit, Option<OwnedFd>),
         found: Found,
     ) -> Option<Output<'static>> {
-        let Some(backend) = question.1.backend.clone() else {
+        let Some(backend) = call.1.backend.clone() else {
             return Some(Output::Failed(AppTrouble::Failed));
         };
-        let (semaphore, is_told) = (Arc::clone(permit.semaphore()), question.1.is_told);
-        match FastCgiRequest::begin(&backend, question, permit, kept, found) {
+        let (semaphore, start_reported) = (Arc::clone(permit.semaphore()), call.1.start_reported);
+        match FastCgiRequest::begin(&backend, call, permit, kept, found) {
             Ok((request_, interest)) => {
                 if self.epoll.add(&request_.socket, token.to_app_number(), interest).is_err() {
                     return Some(Output::Failed(AppTrouble::Busy));
@@ -539,17 +539,17 @@ impl AppSide {
                 request.stage = Stage::Talks(request_);
                 // Nothing has arrived yet; epoll will report it.
                 request.is_ready = false;
-                (!is_told).then_some(Output::Started)
+                (!start_reported).then_some(Output::Started)
             }
-            Err((NotBegun::Failed(trouble), _)) => {
+            Err((StartError::Failed(trouble), _)) => {
                 self.look_again = Time::START;
                 Some(Output::Failed(trouble))
             }
-            Err((NotBegun::Waits, (work, mut place))) => {
+            Err((StartError::Waits, (work, mut place))) => {
                 // From now on it waits for the application, so the timeout of the application runs.
-                place.is_told = true;
+                place.start_reported = true;
                 let refused = self.put_off(request, token, (work, place), &semaphore);
-                refused.or((!is_told).then_some(Output::Started))
+                refused.or((!start_reported).then_some(Output::Started))
             }
         }
     }
@@ -571,7 +571,7 @@ impl AppSide {
 
     fn leave_stage(&mut self, stage: Stage) {
         match stage {
-            Stage::Runs { running, .. } => self.end(Begun::Runs(running)),
+            Stage::Runs { running, .. } => self.end(AppStart::Runs(running)),
             Stage::Talks(request_) => {
                 if let Some(mut abandoned) = request_.abandon()
                     && !abandoned.is_over()
@@ -588,13 +588,13 @@ impl AppSide {
     }
 
     /// Ends a started request whose client has left.
-    pub fn end(&mut self, begun: Begun) {
+    pub fn end(&mut self, begun: AppStart) {
         match begun {
-            Begun::Runs(running) => {
+            AppStart::Runs(running) => {
                 running.process.kill();
                 self.leave(running.process, Time::NEVER);
             }
-            Begun::Found(..) => self.look_again = Time::START,
+            AppStart::Found(..) => self.look_again = Time::START,
         }
     }
 
@@ -674,39 +674,39 @@ impl AppSide {
         now: Time,
         wants_output: bool,
         buffer: &'a mut [u8],
-    ) -> Heard<'a> {
-        let Some(request) = slot.as_mut() else { return Heard::Nothing };
+    ) -> TurnResult<'a> {
+        let Some(request) = slot.as_mut() else { return TurnResult::Nothing };
         let ticket = request.ticket;
         if let Some(trouble) = request.trouble() {
-            return Heard::Said(ticket, self.give_up(request, trouble));
+            return TurnResult::Output(ticket, self.give_up(request, trouble));
         }
         if let Stage::Queued(..) = &request.stage {
-            let Some(output) = self.look_for_place(request, token) else { return Heard::Nothing };
+            let Some(output) = self.try_for_permit(request, token) else { return TurnResult::Nothing };
             if matches!(output, Output::Failed(_)) {
                 request.stage = Stage::Over;
             }
-            return Heard::Said(ticket, output);
+            return TurnResult::Output(ticket, output);
         }
         let wake = |when| self.ending.push_back((when, token));
-        let came = request.turn(now, (token, wants_output), &mut self.spooler, buffer, wake);
-        let output = match came {
-            Came::Nothing => return Heard::Nothing,
-            Came::Again => return Heard::Again,
-            Came::Room => Output::Room,
-            Came::Bytes(count) => Output::Bytes(&buffer[..count]),
-            Came::Last(count) => {
-                request.complaints.say_line();
+        let result = request.turn(now, (token, wants_output), &mut self.spooler, buffer, wake);
+        let output = match result {
+            ReadResult::Nothing => return TurnResult::Nothing,
+            ReadResult::Again => return TurnResult::Again,
+            ReadResult::Room => Output::Room,
+            ReadResult::Bytes(count) => Output::Bytes(&buffer[..count]),
+            ReadResult::Last(count) => {
+                request.stderr_lines.log_line();
                 if let Stage::Talks(request_) = std::mem::replace(&mut request.stage, Stage::Over) {
                     self.finish(request_, now);
                 }
                 Output::Last(&buffer[..count])
             }
-            Came::Ended | Came::Failed(_) => {
-                let trouble = if let Came::Failed(trouble) = came { Some(trouble) } else { None };
+            ReadResult::Ended | ReadResult::Failed(_) => {
+                let trouble = if let ReadResult::Failed(trouble) = result { Some(trouble) } else { None };
                 return self.take_end(request, token, now, trouble);
             }
         };
-        Heard::Said(ticket, output)
+        TurnResult::Output(ticket, output)
     }
 
     /// The application has ended, or the client has received the whole response.
@@ -716,7 +716,7 @@ impl AppSide {
         token: Token,
         now: Time,
         trouble: Option<AppTrouble>,
-    ) -> Heard<'static> {
+    ) -> TurnResult<'static> {
         let until = now + request.time;
         match std::mem::replace(&mut request.stage, Stage::Drains(trouble)) {
             Stage::Runs { running, .. } => self.leave(running.process, until),
@@ -726,7 +726,7 @@ impl AppSide {
                     if matches!(output, Some(Output::Failed(_))) {
                         request.stage = Stage::Over;
                     }
-                    return output.map_or(Heard::Nothing, |output| Heard::Said(request.ticket, output));
+                    return output.map_or(TurnResult::Nothing, |output| TurnResult::Output(request.ticket, output));
                 }
                 Err(request_) => self.finish(request_, now),
             },
@@ -734,13 +734,13 @@ impl AppSide {
             Stage::Drains(_) => {
                 request.stage = Stage::Over;
                 let output = trouble.map_or(Output::Ended, Output::Failed);
-                return Heard::Said(request.ticket, output);
+                return TurnResult::Output(request.ticket, output);
             }
             Stage::Joins | Stage::Follows(_) | Stage::Gathers(..) | Stage::Queued(..) => {}
             Stage::Starting | Stage::Over => {}
         }
         self.look_again = Time::START;
-        Heard::Again
+        TurnResult::Again
     }
 
     /// Finishes a request to a persistent application: its connection is kept, or its permit released.
@@ -759,7 +759,7 @@ impl AppSide {
     }
 
     /// Lets a queued request try for a permit.
-    fn look_for_place(&mut self, request: &mut AppRequest, token: Token) -> Option<Output<'static>> {
+    fn try_for_permit(&mut self, request: &mut AppRequest, token: Token) -> Option<Output<'static>> {
         let Stage::Queued(work, place, waits) = std::mem::replace(&mut request.stage, Stage::Over) else {
             return None;
         };

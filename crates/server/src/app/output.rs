@@ -1,4 +1,4 @@
-//! Output of an application: pieces of its response ([`Came`]), and messages on standard error ([`StderrLines`]).
+//! Output of an application: pieces of its response ([`ReadResult`]), and messages on standard error ([`StderrLines`]).
 //!
 //! Both come from a script through pipes (`request`), or as records of a connection (`fastcgi`).
 
@@ -12,7 +12,7 @@ use amped_sys::process::Ending;
 use crate::say;
 
 /// The result of serving a request.
-pub(super) enum Came {
+pub(super) enum ReadResult {
     /// Nothing to report to the connection.
     Nothing,
     /// The same, and there may be more to do at once.
@@ -40,12 +40,12 @@ pub(super) struct StderrLines {
 }
 
 /// Maximum bytes logged from one request's standard error, and of a single line.
-const COMPLAINTS_MAX: usize = 64 * 1024;
+const STDERR_MAX: usize = 64 * 1024;
 const LINE_MAX: usize = 1024;
 
 impl StderrLines {
     pub(super) fn new(id: &str, path: &[u8]) -> StderrLines {
-        StderrLines { id: id.into(), path: path.into(), line: Vec::new(), left: COMPLAINTS_MAX }
+        StderrLines { id: id.into(), path: path.into(), line: Vec::new(), left: STDERR_MAX }
     }
 
     /// Returns the request's name for messages.
@@ -54,7 +54,7 @@ impl StderrLines {
     }
 
     /// Reads available output, up to a limit, so that a verbose application delays nothing else.
-    pub(super) fn hear(&mut self, stderr: &mut Option<impl AsFd>, buffer: &mut [u8]) {
+    pub(super) fn read_from(&mut self, stderr: &mut Option<impl AsFd>, buffer: &mut [u8]) {
         while let Some(pipe) = stderr {
             match pipe::read(pipe, buffer) {
                 Ok(0) => *stderr = None,
@@ -69,7 +69,7 @@ impl StderrLines {
                 Err(_) => *stderr = None,
             }
         }
-        self.say_line();
+        self.log_line();
     }
 
     pub(super) fn say(&mut self, bytes: &[u8]) {
@@ -78,16 +78,16 @@ impl StderrLines {
         for piece in bytes[..count].split_inclusive(|&byte| byte == b'\n') {
             self.line.extend_from_slice(piece);
             if piece.ends_with(b"\n") || self.line.len() >= LINE_MAX {
-                self.say_line();
+                self.log_line();
             }
         }
         if self.left == 0 {
-            self.say_line();
+            self.log_line();
             say!("{}: standard error exceeds 64 KiB; the rest is dropped", self.name());
         }
     }
 
-    pub(super) fn say_line(&mut self) {
+    pub(super) fn log_line(&mut self) {
         let line = std::mem::take(&mut self.line);
         let line = line.trim_ascii_end();
         if !line.is_empty() {
@@ -99,7 +99,7 @@ impl StderrLines {
 
     /// Reports an abnormal end.
     pub(super) fn note_end(&mut self, ending: Ending) {
-        self.say_line();
+        self.log_line();
         if ending != Ending::Status(0) {
             say!("{}: the application {ending}", self.name());
         }
@@ -108,7 +108,7 @@ impl StderrLines {
     /// Reports why the response is unusable.
     pub(super) fn note(&mut self, why: &str) {
         if !why.is_empty() {
-            self.say_line();
+            self.log_line();
             say!("{}: {why}", self.name());
         }
     }

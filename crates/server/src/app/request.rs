@@ -22,7 +22,7 @@ use amped_units::Time;
 
 use super::cgi::{Place, Running};
 use super::fastcgi::FastCgiRequest;
-use super::output::{Came, StderrLines};
+use super::output::{ReadResult, StderrLines};
 use super::semaphore::{Semaphore, Waits};
 use super::single_flight::{Filling, Following};
 use super::spool::{Done, MEMORY, Side, Spool, Spooler, Trouble};
@@ -46,7 +46,7 @@ pub struct AppRequest {
     pub(super) reads_ahead: bool,
     /// There may be something to read.
     pub(super) is_ready: bool,
-    pub(super) complaints: StderrLines,
+    pub(super) stderr_lines: StderrLines,
     /// How long the application may continue after its client has left.
     pub(super) time: Duration,
     /// Other requests wait for its response.
@@ -92,7 +92,7 @@ impl AppRequest {
             output: Spool::new(Side::Response, None),
             reads_ahead: false,
             is_ready: true,
-            complaints: StderrLines::new("", b""),
+            stderr_lines: StderrLines::new("", b""),
             time: Duration::ZERO,
             filling: None,
         }
@@ -119,10 +119,10 @@ impl AppRequest {
     }
 
     /// Handles the result of a spool task for one of its bodies.
-    pub fn note_done(&mut self, Done { asker, came }: Done) {
-        match asker.side {
-            Side::Request => self.input.note_done(came),
-            Side::Response => self.output.note_done(came),
+    pub fn note_done(&mut self, Done { owner, result }: Done) {
+        match owner.side {
+            Side::Request => self.input.note_done(result),
+            Side::Response => self.output.note_done(result),
         }
     }
 
@@ -208,7 +208,7 @@ impl AppRequest {
             Trouble::Full(error) => (error, "store"),
             Trouble::Lost(error) => (error, "read"),
         };
-        self.complaints.note(&format!("cannot {verb} the request body: {error}"));
+        self.stderr_lines.note(&format!("cannot {verb} the request body: {error}"));
         Some(AppTrouble::NoRoom)
     }
 
@@ -219,24 +219,24 @@ impl AppRequest {
         spooler: &mut Spooler,
         buffer: &mut [u8],
         wake: impl FnMut(Time),
-    ) -> Came {
+    ) -> ReadResult {
         let is_fed = self.feed(token, spooler);
         if self.has_room() {
-            return Came::Room;
+            return ReadResult::Room;
         }
         if let Stage::Runs { running, .. } = &mut self.stage
             && std::mem::take(&mut self.is_ready)
         {
-            self.complaints.hear(&mut running.stderr, buffer);
+            self.stderr_lines.read_from(&mut running.stderr, buffer);
         }
         spooler.serve(&mut self.output, (token, self.ticket), true);
         match self.output.take_trouble() {
             // From now on it waits for the client.
-            Some(Trouble::Full(error)) => self.complaints.note(&format!("cannot store the response: {error}")),
+            Some(Trouble::Full(error)) => self.stderr_lines.note(&format!("cannot store the response: {error}")),
             Some(Trouble::Lost(error)) => {
-                self.complaints.note(&format!("cannot read the stored response: {error}"));
+                self.stderr_lines.note(&format!("cannot read the stored response: {error}"));
                 self.output = Spool::new(Side::Response, None);
-                return Came::Failed(AppTrouble::Failed);
+                return ReadResult::Failed(AppTrouble::Failed);
             }
             None => {}
         }
@@ -247,74 +247,76 @@ impl AppRequest {
                 buffer[..count].copy_from_slice(&bytes[..count]);
                 self.output.consume(count);
                 let is_last = self.output.is_empty() && matches!(self.stage, Stage::Drains(None));
-                return if is_last { Came::Last(count) } else { Came::Bytes(count) };
+                return if is_last { ReadResult::Last(count) } else { ReadResult::Bytes(count) };
             }
         }
         let is_passed_on = wants_output && self.output.is_empty();
-        let may_hear = is_passed_on || (self.reads_ahead && self.output.has_room());
-        if !may_hear {
-            return Came::Nothing;
+        let may_read = is_passed_on || (self.reads_ahead && self.output.has_room());
+        if !may_read {
+            return ReadResult::Nothing;
         }
-        match self.hear(now, buffer, wake) {
+        match self.read_output(now, buffer, wake) {
             // An end that came with them is reported again.
-            Came::Bytes(count) | Came::Last(count) if !is_passed_on => {
+            ReadResult::Bytes(count) | ReadResult::Last(count) if !is_passed_on => {
                 self.output.put(&buffer[..count]);
-                Came::Again
+                ReadResult::Again
             }
-            Came::Ended | Came::Failed(_) if matches!(self.stage, Stage::Drains(_)) && !is_passed_on => Came::Nothing,
-            Came::Nothing if !is_fed => Came::Again,
-            came => came,
+            ReadResult::Ended | ReadResult::Failed(_) if matches!(self.stage, Stage::Drains(_)) && !is_passed_on => {
+                ReadResult::Nothing
+            }
+            ReadResult::Nothing if !is_fed => ReadResult::Again,
+            result => result,
         }
     }
 
     /// Reads the application's output.
-    fn hear(&mut self, now: Time, buffer: &mut [u8], mut wake: impl FnMut(Time)) -> Came {
+    fn read_output(&mut self, now: Time, buffer: &mut [u8], mut wake: impl FnMut(Time)) -> ReadResult {
         let (running, ended) = match &mut self.stage {
             Stage::Runs { running, ended } => (running, ended),
             Stage::Talks(request_) => {
                 if !self.is_ready {
-                    return Came::Nothing;
+                    return ReadResult::Nothing;
                 }
-                let came = request_.hear(buffer, &mut self.complaints);
-                self.is_ready = !matches!(came, Came::Nothing);
-                return came;
+                let result = request_.read(buffer, &mut self.stderr_lines);
+                self.is_ready = !matches!(result, ReadResult::Nothing);
+                return result;
             }
-            Stage::Drains(None) => return Came::Ended,
-            Stage::Drains(Some(trouble)) => return Came::Failed(*trouble),
+            Stage::Drains(None) => return ReadResult::Ended,
+            Stage::Drains(Some(trouble)) => return ReadResult::Failed(*trouble),
             Stage::Joins
             | Stage::Follows(_)
             | Stage::Gathers(..)
             | Stage::Queued(..)
             | Stage::Starting
             | Stage::Over => {
-                return Came::Nothing;
+                return ReadResult::Nothing;
             }
         };
         if let Some(stdout) = &running.stdout {
             match pipe::read(stdout, buffer) {
                 Ok(0) => running.stdout = None,
-                Ok(count) => return Came::Bytes(count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Came::Nothing,
+                Ok(count) => return ReadResult::Bytes(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return ReadResult::Nothing,
                 Err(_) => running.stdout = None,
             }
         }
         // The response is complete, unless the process was killed in the middle of it.
         match running.process.ended() {
             Some(ending) => {
-                self.complaints.hear(&mut running.stderr, buffer);
-                self.complaints.note_end(ending);
+                self.stderr_lines.read_from(&mut running.stderr, buffer);
+                self.stderr_lines.note_end(ending);
                 match ending {
-                    Ending::Status(_) => Came::Ended,
-                    Ending::Signal(_) => Came::Failed(AppTrouble::Failed),
+                    Ending::Status(_) => ReadResult::Ended,
+                    Ending::Signal(_) => ReadResult::Failed(AppTrouble::Failed),
                 }
             }
-            None if ended.is_some_and(|ended| now >= ended + LAST_MOMENT) => Came::Ended,
+            None if ended.is_some_and(|ended| now >= ended + LAST_MOMENT) => ReadResult::Ended,
             None => {
                 if ended.is_none() {
                     *ended = Some(now);
                     wake(now + LAST_MOMENT);
                 }
-                Came::Nothing
+                ReadResult::Nothing
             }
         }
     }

@@ -1,6 +1,6 @@
 //! A loop's cache of script names: what a request for a persistent application needs to know of the disk.
 //!
-//! An entry is valid as long as any other name ([`Disk::believes`], `revalidate`), so a popular
+//! An entry is valid as long as any other name ([`Disk::trusts`], `revalidate`), so a popular
 //! script is looked up once in a while by a thread that may block, and otherwise costs no system
 //! call. Names that are not scripts are not cached.
 
@@ -46,7 +46,7 @@ impl Scripts {
         let names = self.names.get(&work.site)?;
         for &end in &work.ends {
             match names.get(&work.path[..end])? {
-                (_, asked) if !disk.believes(*asked) => return None,
+                (_, looked_up) if !disk.trusts(*looked_up) => return None,
                 (Known::Folder, _) => {}
                 (Known::Script(path), _) => return Some((end, Arc::clone(path))),
             }
@@ -54,21 +54,21 @@ impl Scripts {
         None
     }
 
-    /// Caches the result of a lookup that began at `asked`.
-    pub(super) fn learn(&mut self, disk: &Arc<Disk>, work: &AppWork, (end, path): &Found, asked: Instant) {
+    /// Caches the result of a lookup that began at `looked_up`.
+    pub(super) fn learn(&mut self, disk: &Arc<Disk>, work: &AppWork, (end, path): &Found, looked_up: Instant) {
         if self.count >= NAMES_MAX || !self.disk.as_ref().is_some_and(|known| Arc::ptr_eq(known, disk)) {
-            self.forget();
+            self.clear();
             self.disk = Some(Arc::clone(disk));
         }
         let names = self.names.entry(work.site).or_default();
         for &earlier in work.ends.iter().take_while(|earlier| *earlier <= end) {
             let known = if earlier == *end { Known::Script(Arc::clone(path)) } else { Known::Folder };
-            self.count += usize::from(names.insert(work.path[..earlier].into(), (known, asked)).is_none());
+            self.count += usize::from(names.insert(work.path[..earlier].into(), (known, looked_up)).is_none());
         }
     }
 
     /// Drops all names.
-    pub(super) fn forget(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.names.clear();
         self.count = 0;
     }

@@ -9,7 +9,7 @@
 //! Other loops do the task at once. Closing a large unnamed file frees its blocks, which is work for the disk as well:
 //! [`Scratch`] passes it to the same threads.
 //!
-//! The total size of a process's files is limited ([`Room`]).
+//! The total size of a process's files is limited ([`Quota`]).
 
 use std::fs::File;
 use std::io;
@@ -32,15 +32,15 @@ pub const MEMORY: usize = 64 * 1024;
 
 /// The directory of the files, and their total size.
 #[derive(Debug, Default)]
-pub struct Room {
+pub struct Quota {
     settings: SpoolSettings,
     used: AtomicU64,
 }
 
-impl Room {
+impl Quota {
     /// Creates an unused budget.
-    pub fn new(settings: SpoolSettings) -> Room {
-        Room { settings, used: AtomicU64::new(0) }
+    pub fn new(settings: SpoolSettings) -> Quota {
+        Quota { settings, used: AtomicU64::new(0) }
     }
 
     /// Reserves this many bytes, if they are available.
@@ -90,7 +90,7 @@ pub enum Side {
 pub struct Spool {
     side: Side,
     /// `None`: everything stays in memory.
-    room: Option<Arc<Room>>,
+    quota: Option<Arc<Quota>>,
     /// Valid from `front_at` on.
     front: Vec<u8>,
     front_at: usize,
@@ -126,11 +126,11 @@ pub enum Trouble {
 }
 
 impl Spool {
-    /// Creates an empty spool. `room`: the budget for what exceeds memory.
-    pub fn new(side: Side, room: Option<Arc<Room>>) -> Spool {
+    /// Creates an empty spool. `quota`: the budget for what exceeds memory.
+    pub fn new(side: Side, quota: Option<Arc<Quota>>) -> Spool {
         Spool {
             side,
-            room,
+            quota,
             front: Vec::new(),
             front_at: 0,
             file: None,
@@ -197,7 +197,7 @@ impl Spool {
     }
 
     /// Returns the next task for the disk. `reads`: the front is wanted.
-    fn next_errand(&mut self, reads: bool) -> Option<What> {
+    fn next_operation(&mut self, reads: bool) -> Option<Operation> {
         if self.busy.is_some() {
             return None;
         }
@@ -211,19 +211,19 @@ impl Spool {
             let mut buffer = std::mem::take(&mut self.front);
             self.front_at = 0;
             buffer.resize(count, 0);
-            return Some(What::Read { file: Arc::clone(file), at: self.read, buffer });
+            return Some(Operation::Read { file: Arc::clone(file), at: self.read, buffer });
         }
-        let room = self.room.as_ref().filter(|_| self.tail.len() >= MEMORY && !self.is_full)?;
+        let quota = self.quota.as_ref().filter(|_| self.tail.len() >= MEMORY && !self.is_full)?;
         let extent = self.extent.max(self.written + self.tail.len() as u64);
         let most = match self.side {
             Side::Request => u64::MAX,
-            Side::Response => room.settings.max_bytes.0 / 4,
+            Side::Response => quota.settings.max_bytes.0 / 4,
         };
-        if extent > most || !room.take(extent - self.extent) {
+        if extent > most || !quota.take(extent - self.extent) {
             if self.side == Side::Request {
                 let error = io::Error::other(format!(
                     "stored bodies already use {} (spool.max_bytes)",
-                    room.settings.max_bytes
+                    quota.settings.max_bytes
                 ));
                 (self.is_full, self.trouble) = (true, Some(Trouble::Full(error)));
             }
@@ -232,35 +232,35 @@ impl Spool {
         self.extent = extent;
         self.busy = Some(Busy::Writes);
         let bytes = std::mem::take(&mut self.tail);
-        Some(What::Write { file: self.file.clone(), room: Arc::clone(room), at: self.written, bytes })
+        Some(Operation::Write { file: self.file.clone(), quota: Arc::clone(quota), at: self.written, bytes })
     }
 
     /// Handles the result of a task.
-    pub fn note_done(&mut self, done: Came) {
+    pub fn note_done(&mut self, done: SpoolResult) {
         self.busy = None;
         match done {
-            Came::Written(file, bytes) => {
+            SpoolResult::Written(file, bytes) => {
                 self.written += bytes as u64;
                 self.file = Some(file);
             }
-            Came::Unwritten(error, mut bytes) => {
+            SpoolResult::Unwritten(error, mut bytes) => {
                 bytes.append(&mut self.tail);
                 self.tail = bytes;
                 (self.is_full, self.trouble) = (true, Some(Trouble::Full(error)));
             }
-            Came::Read(bytes) => {
+            SpoolResult::Read(bytes) => {
                 self.read += bytes.len() as u64;
                 self.front = bytes;
             }
-            Came::Unread(error) => self.trouble = Some(Trouble::Lost(error)),
+            SpoolResult::Unread(error) => self.trouble = Some(Trouble::Lost(error)),
         }
     }
 }
 
 impl Drop for Spool {
     fn drop(&mut self) {
-        if let Some(room) = &self.room {
-            room.give_back(self.extent);
+        if let Some(quota) = &self.quota {
+            quota.give_back(self.extent);
         }
     }
 }
@@ -269,21 +269,21 @@ impl Drop for Spool {
 #[derive(Debug)]
 pub struct Scratch {
     file: Option<File>,
-    threads: Option<Sender<Errand>>,
+    threads: Option<Sender<SpoolTask>>,
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let (Some(file), Some(threads)) = (self.file.take(), &self.threads) {
             // If there is no thread any more, it is closed here.
-            let _ = threads.send(Errand { asker: None, what: What::Close(file), threads: None });
+            let _ = threads.send(SpoolTask { owner: None, operation: Operation::Close(file), threads: None });
         }
     }
 }
 
 /// The owner of a spool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asker {
+pub struct SpoolOwner {
     /// The connection.
     pub token: Token,
     /// The ticket of its request.
@@ -294,16 +294,16 @@ pub struct Asker {
 
 /// A task for the disk.
 #[derive(Debug)]
-pub struct Errand {
-    asker: Option<Asker>,
-    what: What,
+pub struct SpoolTask {
+    owner: Option<SpoolOwner>,
+    operation: Operation,
     /// Where a new file will be closed.
-    threads: Option<Sender<Errand>>,
+    threads: Option<Sender<SpoolTask>>,
 }
 
 #[derive(Debug)]
-enum What {
-    Write { file: Option<Arc<Scratch>>, room: Arc<Room>, at: u64, bytes: Vec<u8> },
+enum Operation {
+    Write { file: Option<Arc<Scratch>>, quota: Arc<Quota>, at: u64, bytes: Vec<u8> },
     Read { file: Arc<Scratch>, at: u64, buffer: Vec<u8> },
     Close(File),
 }
@@ -312,14 +312,14 @@ enum What {
 #[derive(Debug)]
 pub struct Done {
     /// The owner of the spool.
-    pub asker: Asker,
+    pub owner: SpoolOwner,
     /// The result.
-    pub came: Came,
+    pub result: SpoolResult,
 }
 
 /// The result of a task.
 #[derive(Debug)]
-pub enum Came {
+pub enum SpoolResult {
     /// So many bytes were written to this file.
     Written(Arc<Scratch>, usize),
     /// These bytes could not be written.
@@ -330,25 +330,25 @@ pub enum Came {
     Unread(io::Error),
 }
 
-impl Errand {
-    fn do_it(self) -> Option<Came> {
-        match self.what {
-            What::Write { file, room, at, bytes } => {
+impl SpoolTask {
+    fn run(self) -> Option<SpoolResult> {
+        match self.operation {
+            Operation::Write { file, quota, at, bytes } => {
                 let scratch = match file {
                     Some(scratch) => Ok(scratch),
-                    None => room.file().map(|file| Arc::new(Scratch { file: Some(file), threads: self.threads })),
+                    None => quota.file().map(|file| Arc::new(Scratch { file: Some(file), threads: self.threads })),
                 };
                 let written = scratch.and_then(|scratch| scratch.get()?.write_all_at(&bytes, at).map(|()| scratch));
                 Some(match written {
-                    Ok(scratch) => Came::Written(scratch, bytes.len()),
-                    Err(error) => Came::Unwritten(error, bytes),
+                    Ok(scratch) => SpoolResult::Written(scratch, bytes.len()),
+                    Err(error) => SpoolResult::Unwritten(error, bytes),
                 })
             }
-            What::Read { file, at, mut buffer } => {
+            Operation::Read { file, at, mut buffer } => {
                 let read = file.get().and_then(|file| file.read_exact_at(&mut buffer, at));
-                Some(read.map_or_else(Came::Unread, |()| Came::Read(buffer)))
+                Some(read.map_or_else(SpoolResult::Unread, |()| SpoolResult::Read(buffer)))
             }
-            What::Close(file) => {
+            Operation::Close(file) => {
                 drop(file);
                 None
             }
@@ -362,19 +362,19 @@ impl Scratch {
     }
 }
 
-impl Task for Errand {
+impl Task for SpoolTask {
     type Message = Box<Done>;
 
     fn perform(self) -> Option<Box<Done>> {
-        let asker = self.asker;
-        let came = self.do_it()?;
-        Some(Box::new(Done { asker: asker?, came }))
+        let owner = self.owner;
+        let result = self.run()?;
+        Some(Box::new(Done { owner: owner?, result }))
     }
 }
 
 /// Runs a loop's spool tasks.
 pub struct Spooler {
-    threads: Option<Threads<Errand>>,
+    threads: Option<Threads<SpoolTask>>,
     /// Total bytes written to files.
     pub written: u64,
 }
@@ -387,20 +387,20 @@ impl Spooler {
 
     /// Runs the next task of a spool, if any. `reads`: its front is wanted.
     pub fn serve(&mut self, spool: &mut Spool, (token, ticket): (Token, Ticket), reads: bool) {
-        while let Some(what) = spool.next_errand(reads) {
-            if let What::Write { bytes, .. } = &what {
+        while let Some(operation) = spool.next_operation(reads) {
+            if let Operation::Write { bytes, .. } = &operation {
                 self.written += bytes.len() as u64;
             }
-            let asker = Some(Asker { token, ticket, side: spool.side });
-            let errand = match &mut self.threads {
-                Some(threads) => match threads.start(Errand { asker, what, threads: Some(threads.sender()) }) {
+            let owner = Some(SpoolOwner { token, ticket, side: spool.side });
+            let task = match &mut self.threads {
+                Some(threads) => match threads.start(SpoolTask { owner, operation, threads: Some(threads.sender()) }) {
                     Ok(()) => return,
-                    Err(errand) => Errand { threads: None, ..errand },
+                    Err(task) => SpoolTask { threads: None, ..task },
                 },
-                None => Errand { asker, what, threads: None },
+                None => SpoolTask { owner, operation, threads: None },
             };
-            if let Some(came) = errand.do_it() {
-                spool.note_done(came);
+            if let Some(result) = task.run() {
+                spool.note_done(result);
             }
         }
     }
@@ -411,9 +411,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn room(max: u64) -> Arc<Room> {
+    fn quota(max: u64) -> Arc<Quota> {
         let directory = Some(std::env::temp_dir());
-        Arc::new(Room::new(SpoolSettings { directory, max_bytes: amped_units::Bytes(max) }))
+        Arc::new(Quota::new(SpoolSettings { directory, max_bytes: amped_units::Bytes(max) }))
     }
 
     /// An operation on a spool: bytes arrive or are used, a task is started or done.
@@ -437,8 +437,8 @@ mod tests {
     proptest! {
         #[test]
         fn spooled_bytes_keep_their_order(deeds in prop::collection::vec(deed(), 1..200)) {
-            let room = room(u64::MAX);
-            let mut spool = Spool::new(Side::Response, Some(Arc::clone(&room)));
+            let quota = quota(u64::MAX);
+            let mut spool = Spool::new(Side::Response, Some(Arc::clone(&quota)));
             let (mut put, mut used) = (0_u64, 0_u64);
             let byte = |at: u64| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
             let mut under_way = None;
@@ -450,7 +450,7 @@ mod tests {
                 spool.consume(count);
                 is_right
             };
-            let done = |what| Errand { asker: None, what, threads: None }.do_it().expect("a result");
+            let done = |operation| SpoolTask { owner: None, operation, threads: None }.run().expect("a result");
             for deed in deeds {
                 match deed {
                     Deed::Put(count) if spool.has_room() => {
@@ -459,33 +459,33 @@ mod tests {
                         put += count as u64;
                     }
                     Deed::Use(count) => prop_assert!(take(&mut spool, &mut used, count)),
-                    Deed::Begin(reads) if under_way.is_none() => under_way = spool.next_errand(reads),
-                    Deed::Finish => under_way.take().into_iter().for_each(|what| spool.note_done(done(what))),
+                    Deed::Begin(reads) if under_way.is_none() => under_way = spool.next_operation(reads),
+                    Deed::Finish => under_way.take().into_iter().for_each(|operation| spool.note_done(done(operation))),
                     Deed::Put(_) | Deed::Begin(_) => {}
                 }
                 prop_assert!(spool.take_trouble().is_none());
                 prop_assert!(spool.heap_bytes() < 4 * (MEMORY + 100_000));
                 prop_assert!(!spool.is_empty() || used == put);
             }
-            under_way.take().into_iter().for_each(|what| spool.note_done(done(what)));
+            under_way.take().into_iter().for_each(|operation| spool.note_done(done(operation)));
             while !spool.is_empty() {
-                if let Some(what) = spool.next_errand(true) {
-                    spool.note_done(done(what));
+                if let Some(operation) = spool.next_operation(true) {
+                    spool.note_done(done(operation));
                 }
                 prop_assert!(take(&mut spool, &mut used, usize::MAX));
             }
             prop_assert_eq!((used, spool.total()), (put, put));
             drop(spool);
-            prop_assert_eq!(room.used.load(Ordering::Relaxed), 0);
+            prop_assert_eq!(quota.used.load(Ordering::Relaxed), 0);
         }
     }
 
     #[test]
     fn full_spool_fails_request_and_pauses_response() {
-        let room = room(8 * MEMORY as u64);
+        let quota = quota(8 * MEMORY as u64);
         for side in [Side::Request, Side::Response] {
             let mut spooler = Spooler { threads: None, written: 0 };
-            let mut spool = Spool::new(side, Some(Arc::clone(&room)));
+            let mut spool = Spool::new(side, Some(Arc::clone(&quota)));
             let (mut count, mut is_failed) = (0, false);
             while spool.has_room() && !is_failed {
                 spool.put(&[7; MEMORY]);
@@ -504,6 +504,6 @@ mod tests {
             }
             assert!(side == Side::Request || spool.is_empty());
         }
-        assert_eq!(room.used.load(Ordering::Relaxed), 0);
+        assert_eq!(quota.used.load(Ordering::Relaxed), 0);
     }
 }

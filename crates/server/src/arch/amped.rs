@@ -69,8 +69,8 @@ struct Helped<H> {
 struct Waiting {
     since: Time,
     why: Delay,
-    /// May include connections that have closed. `askers.len() <= ASKERS_MAX`
-    askers: Vec<(Token, Ticket)>,
+    /// May include connections that have closed. `requesters.len() <= ASKERS_MAX`
+    requesters: Vec<(Token, Ticket)>,
 }
 
 /// Maximum connections that wait for one answer. A disk may hang for hours while clients come, ask and leave.
@@ -82,16 +82,16 @@ impl<H: Helpers> DiskAccess for Helped<H> {
     fn ask(
         &mut self,
         now: Time,
-        asker: Token,
+        requester: Token,
         ticket: Ticket,
         work: &Work,
         shared: &mut SharedState<OpenFile>,
     ) -> DiskAnswer {
         if let Some(waiting) = self.waiting.get_mut(work) {
-            if waiting.askers.len() >= ASKERS_MAX {
+            if waiting.requesters.len() >= ASKERS_MAX {
                 return DiskAnswer::Refused;
             }
-            waiting.askers.push((asker, ticket));
+            waiting.requesters.push((requester, ticket));
             shared.counts.page_collapsed += u64::from(matches!(work, Work::List(_)));
             return DiskAnswer::Later(waiting.why);
         }
@@ -104,23 +104,23 @@ impl<H: Helpers> DiskAccess for Helped<H> {
         self.probes.add(work, why);
         match self.helpers.ask(Task::Work(Arc::clone(&self.disk), work.clone())) {
             Ok(()) => {
-                self.waiting.insert(work.clone(), Waiting { since: now, why, askers: vec![(asker, ticket)] });
+                self.waiting.insert(work.clone(), Waiting { since: now, why, requesters: vec![(requester, ticket)] });
                 DiskAnswer::Later(why)
             }
             Err(Busy) => DiskAnswer::Refused,
         }
     }
 
-    fn withdraw(&mut self, asker: Token, ticket: Ticket, work: &Work) {
+    fn withdraw(&mut self, requester: Token, ticket: Ticket, work: &Work) {
         if let Some(waiting) = self.waiting.get_mut(work)
-            && waiting.askers.last() == Some(&(asker, ticket))
+            && waiting.requesters.last() == Some(&(requester, ticket))
         {
-            waiting.askers.pop();
+            waiting.requesters.pop();
         }
     }
 
-    fn warm(&mut self, asker: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool {
-        self.helpers.ask(Task::Warm(asker, content, range)).is_ok()
+    fn warm(&mut self, requester: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool {
+        self.helpers.ask(Task::Warm(requester, content, range)).is_ok()
     }
 }
 
@@ -176,7 +176,7 @@ impl<H: Helpers> Helped<H> {
 
     /// A helper has answered: updates the caches and answers all connections that asked.
     fn learn(&mut self, work: Work, found: Found<OpenFile>, now: Time, worker: &mut Worker) {
-        let Some(Waiting { since, why, askers }) = self.waiting.remove(&work) else {
+        let Some(Waiting { since, why, requesters }) = self.waiting.remove(&work) else {
             return;
         };
         let cause = match (&work, why) {
@@ -187,7 +187,7 @@ impl<H: Helpers> Helped<H> {
         cause.add(now.since(since));
         // The answer is as old as the question: it is unknown when in between the helper looked.
         let answer = self.disk.learn(since, &work, found, &mut worker.context.shared);
-        for (token, ticket) in askers {
+        for (token, ticket) in requesters {
             worker.answer(token, ticket, answer.clone(), now, self);
         }
     }
@@ -234,11 +234,11 @@ mod tests {
         }
         // Withdrawing one of several keeps the entry.
         helped.withdraw(token(2), Ticket(1), &work);
-        assert_eq!(helped.waiting[&work].askers, [(token(3), Ticket(1))]);
+        assert_eq!(helped.waiting[&work].requesters, [(token(3), Ticket(1))]);
         for n in 1..ASKERS_MAX as u64 {
             assert!(matches!(ask(&mut helped, n), DiskAnswer::Later(_)));
         }
         assert!(matches!(ask(&mut helped, 0), DiskAnswer::Refused));
-        assert_eq!(helped.waiting[&work].askers.len(), ASKERS_MAX);
+        assert_eq!(helped.waiting[&work].requesters.len(), ASKERS_MAX);
     }
 }

@@ -15,7 +15,7 @@ use amped_units::Time;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::{ProbeCounts, Snapshot};
 use crate::disk::{CHANGES_MAX, Disk, Effort, STILL};
-use crate::message::Forget;
+use crate::message::Invalidation;
 use crate::open_file::OpenFile;
 use crate::token::Token;
 use crate::turn::{DiskAccess, DiskAnswer};
@@ -50,7 +50,7 @@ pub(super) trait Sharing {
     }
 
     /// Drops names.
-    fn forget(&self, _: &Forget, _: &SharedState<OpenFile>) {}
+    fn invalidate(&self, _: &Invalidation, _: &SharedState<OpenFile>) {}
 
     /// Applies another configuration.
     fn renew(&mut self, _: &ConfigSnapshot) {}
@@ -75,7 +75,7 @@ struct DeferredLookup {
     since: Time,
     until: Time,
     work: Work,
-    askers: Vec<(Token, Ticket)>,
+    requesters: Vec<(Token, Ticket)>,
 }
 
 impl<S: Sharing> Inline<S> {
@@ -109,13 +109,13 @@ impl<S: Sharing> DiskAccess for Inline<S> {
     fn ask(
         &mut self,
         now: Time,
-        asker: Token,
+        requester: Token,
         ticket: Ticket,
         work: &Work,
         shared: &mut SharedState<OpenFile>,
     ) -> DiskAnswer {
         if let Some(waiting) = self.put_off.iter_mut().find(|waiting| waiting.work == *work) {
-            waiting.askers.push((asker, ticket));
+            waiting.requesters.push((requester, ticket));
             return DiskAnswer::Later(Delay::Change);
         }
         if let Some(answer) = self.sharing.answer(&self.disk, now, work, shared) {
@@ -131,8 +131,8 @@ impl<S: Sharing> DiskAccess for Inline<S> {
         match found {
             Ok(found) => DiskAnswer::Answered(self.learn(now, work, found, shared)),
             Err(why) => {
-                let askers = vec![(asker, ticket)];
-                self.put_off.push(DeferredLookup { since: now, until: now + STILL, work: work.clone(), askers });
+                let requesters = vec![(requester, ticket)];
+                self.put_off.push(DeferredLookup { since: now, until: now + STILL, work: work.clone(), requesters });
                 DiskAnswer::Later(why)
             }
         }
@@ -146,8 +146,8 @@ impl<S: Sharing> DiskAccess for Inline<S> {
 }
 
 impl<S: Sharing> DiskSide for Inline<S> {
-    fn forget(&mut self, what: &Forget, shared: &SharedState<OpenFile>) {
-        self.sharing.forget(what, shared);
+    fn invalidate(&mut self, what: &Invalidation, shared: &SharedState<OpenFile>) {
+        self.sharing.invalidate(what, shared);
     }
 
     fn next_due(&self) -> Time {
@@ -156,17 +156,17 @@ impl<S: Sharing> DiskSide for Inline<S> {
 
     fn take_due(&mut self, now: Time, worker: &mut Worker) {
         while self.next_due() <= now {
-            let DeferredLookup { since, work, askers, .. } = self.put_off.remove(0);
+            let DeferredLookup { since, work, requesters, .. } = self.put_off.remove(0);
             let is_over = now.since(since) >= CHANGES_MAX;
             let found = match self.disk.perform(&work, if is_over { Effort::Accept } else { Effort::Defer }) {
                 Ok(found) => found,
                 Err(_) => {
-                    self.put_off.push(DeferredLookup { since, until: now + STILL, work, askers });
+                    self.put_off.push(DeferredLookup { since, until: now + STILL, work, requesters });
                     continue;
                 }
             };
             let answer = self.learn(now, &work, found, &mut worker.context.shared);
-            for (token, ticket) in askers {
+            for (token, ticket) in requesters {
                 worker.answer(token, ticket, answer.clone(), now, self);
             }
         }

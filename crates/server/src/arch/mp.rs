@@ -19,7 +19,7 @@ use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::Snapshot;
 use crate::disk::Disk;
 use crate::event_loop::{self, Start};
-use crate::message::Forget;
+use crate::message::Invalidation;
 use crate::open_file::OpenFile;
 use crate::shared_cache::{self, SharedCache};
 
@@ -122,15 +122,15 @@ impl Sharing for Processes {
         disk.learn(now, work, found, state)
     }
 
-    fn forget(&self, what: &Forget, state: &SharedState<OpenFile>) {
+    fn invalidate(&self, what: &Invalidation, state: &SharedState<OpenFile>) {
         let Some(shared) = &self.shared else { return };
         let changes = match what {
-            Forget::Changes(changes) if changes.iter().all(|change| !change.beneath) => changes,
-            Forget::Changes(_) | Forget::All => return shared.clear(),
+            Invalidation::Changes(changes) if changes.iter().all(|change| !change.beneath) => changes,
+            Invalidation::Changes(_) | Invalidation::All => return shared.clear(),
         };
         for Change { site, path, .. } in changes {
             if let Some(site) = state.sites.get(*site) {
-                each_spelling(site, path, |path| shared.forget(state.caches.generation(), site.number, path));
+                each_spelling(site, path, |path| shared.invalidate(state.caches.generation(), site.number, path));
             }
         }
     }

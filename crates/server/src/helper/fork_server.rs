@@ -157,7 +157,7 @@ impl Supervisor {
                     // The number of the helper to start, and its socket, unless this process was out of descriptors.
                     let number = portable::read(&order.bytes).map_err(io::Error::other)?;
                     let Some(socket) = order.descriptors.into_iter().next() else {
-                        self.tell(n, number, HelperEnd::NotStarted(NO_DESCRIPTORS));
+                        self.report_end(n, number, HelperEnd::NotStarted(NO_DESCRIPTORS));
                         continue;
                     };
                     match process::fork() {
@@ -174,11 +174,17 @@ impl Supervisor {
                                 Err(error) => {
                                     process::kill(pid);
                                     process::wait_for(pid)?;
-                                    self.tell(n, number, HelperEnd::NotStarted(error.raw_os_error().unwrap_or(0)));
+                                    self.report_end(
+                                        n,
+                                        number,
+                                        HelperEnd::NotStarted(error.raw_os_error().unwrap_or(0)),
+                                    );
                                 }
                             }
                         }
-                        Err(error) => self.tell(n, number, HelperEnd::NotStarted(error.raw_os_error().unwrap_or(0))),
+                        Err(error) => {
+                            self.report_end(n, number, HelperEnd::NotStarted(error.raw_os_error().unwrap_or(0)))
+                        }
                     }
                 }
             }
@@ -189,12 +195,12 @@ impl Supervisor {
     fn ended(&mut self, pid: u32) -> io::Result<()> {
         if let Some(Child { whose, number, .. }) = self.children.remove(&pid) {
             let ending = process::wait_for(pid)?;
-            self.tell(whose, number, HelperEnd::Ended(pid, ending));
+            self.report_end(whose, number, HelperEnd::Ended(pid, ending));
         }
         Ok(())
     }
 
-    fn tell(&self, n: usize, number: u64, end: HelperEnd) {
+    fn report_end(&self, n: usize, number: u64, end: HelperEnd) {
         if let Some(link) = &self.links[n] {
             // A loop that has ended receives nothing; its end is noticed.
             let _ = link.say(&portable::write(&(number, end)), &[]);
@@ -219,7 +225,7 @@ fn help(mut link: Link) -> ! {
         if frame.incomplete {
             die("a helper is out of file descriptors; raise the limit on open files");
         }
-        match obey(&link, &mut sites, frame) {
+        match handle_frame(&link, &mut sites, frame) {
             Some(Ok(())) => {}
             // The loop does not wait for it any more.
             Some(Err(_)) => exit(0),
@@ -238,7 +244,7 @@ struct Sites {
 }
 
 /// Handles a frame. Returns `None` if it is invalid.
-fn obey(link: &Link, sites: &mut Sites, Frame { bytes, descriptors, .. }: Frame) -> Option<io::Result<()>> {
+fn handle_frame(link: &Link, sites: &mut Sites, Frame { bytes, descriptors, .. }: Frame) -> Option<io::Result<()>> {
     match portable::read(&bytes).ok()? {
         Order::Begin(rules) => *sites = Sites { rules: rules.into_owned(), ..Sites::default() },
         Order::Sites(more) => {

@@ -28,7 +28,7 @@ pub(super) struct Frame {
 
 /// A descriptor that is kept open until it is sent.
 #[derive(Debug)]
-pub(super) enum Lent {
+pub(super) enum Attachment {
     Descriptor(Arc<OwnedFd>),
     Content(Arc<Content<OpenFile>>),
 }
@@ -43,7 +43,7 @@ pub(super) struct Link {
     /// Some descriptors were lost, so it is unknown which belong to which frame.
     lost: bool,
     /// Frames not sent completely, and how much of the first has been sent.
-    output: VecDeque<(Vec<u8>, Vec<Lent>)>,
+    output: VecDeque<(Vec<u8>, Vec<Attachment>)>,
     sent: usize,
     /// Whether epoll waits for room to write.
     waits_for_room: bool,
@@ -62,8 +62,8 @@ impl Link {
     }
 
     /// Queues a frame.
-    pub(super) fn put(&mut self, bytes: &[u8], lent: Vec<Lent>) {
-        self.output.push_back((with_header(bytes, lent.len()), lent));
+    pub(super) fn put(&mut self, bytes: &[u8], attachments: Vec<Attachment>) {
+        self.output.push_back((with_header(bytes, attachments.len()), attachments));
     }
 
     /// Sends as much as the socket accepts; the rest when `epoll`, where this link has the
@@ -72,9 +72,9 @@ impl Link {
     /// # Errors
     /// The other side has closed, or descriptors cannot be sent.
     pub(super) fn flush(&mut self, epoll: &Epoll, token: u64) -> io::Result<()> {
-        while let Some((bytes, lent)) = self.output.front() {
+        while let Some((bytes, attachments)) = self.output.front() {
             let descriptors: Vec<BorrowedFd<'_>> = match self.sent {
-                0 => lent.iter().filter_map(Lent::descriptor).collect(),
+                0 => attachments.iter().filter_map(Attachment::descriptor).collect(),
                 _ => Vec::new(),
             };
             match socket::send_with_descriptors(&self.socket, &bytes[self.sent..], &descriptors, Patience::Now) {
@@ -164,11 +164,11 @@ impl AsFd for Link {
     }
 }
 
-impl Lent {
+impl Attachment {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Lent::Descriptor(descriptor) => Some(descriptor.as_fd()),
-            Lent::Content(content) => match &content.store {
+            Attachment::Descriptor(descriptor) => Some(descriptor.as_fd()),
+            Attachment::Content(content) => match &content.store {
                 Stored::File(file) => Some(file.as_fd()),
                 Stored::Memory(_) => None,
             },
@@ -199,8 +199,8 @@ mod tests {
         (Link::new(ours), Link::new(theirs), epoll)
     }
 
-    fn lent(name: &str) -> Lent {
-        Lent::Descriptor(Arc::new(std::fs::File::open(name).expect("there").into()))
+    fn attachments(name: &str) -> Attachment {
+        Attachment::Descriptor(Arc::new(std::fs::File::open(name).expect("there").into()))
     }
 
     /// Receives everything available.
@@ -216,8 +216,8 @@ mod tests {
     fn frames_carry_their_descriptors() {
         let (mut ours, mut theirs, epoll) = links();
         ours.put(b"", vec![]);
-        ours.put(b"a", vec![lent("Cargo.toml"), lent("src/lib.rs")]);
-        ours.put(b"bc", vec![lent("Cargo.toml")]);
+        ours.put(b"a", vec![attachments("Cargo.toml"), attachments("src/lib.rs")]);
+        ours.put(b"bc", vec![attachments("Cargo.toml")]);
         ours.flush(&epoll, 7).expect("sent");
         let frames = frames(&mut theirs);
         let shape = |frame: &Frame| (frame.bytes.clone(), frame.descriptors.len(), frame.incomplete);
@@ -232,7 +232,7 @@ mod tests {
         let (mut ours, mut theirs, epoll) = links();
         let large = vec![5; 3 << 20];
         for _ in 0..3 {
-            ours.put(&large, vec![lent("Cargo.toml")]);
+            ours.put(&large, vec![attachments("Cargo.toml")]);
         }
         ours.flush(&epoll, 7).expect("a part");
         let mut events = Events::with_capacity(4);

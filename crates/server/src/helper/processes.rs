@@ -22,7 +22,7 @@ use amped_sys::socket;
 use amped_units::Time;
 
 use super::fork_server::{HelperEnd, Order};
-use super::link::{Lent, Link};
+use super::link::{Attachment, Link};
 use super::{Busy, Done, Helpers, Task};
 use crate::clock::Clock;
 use crate::config::settings::HelperSettings;
@@ -161,7 +161,7 @@ impl Processes {
     fn try_start(&mut self, number: u64) -> io::Result<Link> {
         let (ours, theirs) = socket::pair()?;
         self.epoll.add(&ours, number, Interest::Readable)?;
-        let theirs = vec![Lent::Descriptor(Arc::new(theirs))];
+        let theirs = vec![Attachment::Descriptor(Arc::new(theirs))];
         self.fork_server.put(&portable::write(&number), theirs);
         self.fork_server.flush(&self.epoll, FORK_SERVER)?;
         Ok(Link::new(ours))
@@ -384,7 +384,7 @@ impl Helper {
                 self.put(&Order::Work(Cow::Borrowed(work)), Vec::new());
             }
             Task::Warm(_, content, range) => {
-                self.put(&Order::Warm(range.start, range.end), vec![Lent::Content(Arc::clone(content))]);
+                self.put(&Order::Warm(range.start, range.end), vec![Attachment::Content(Arc::clone(content))]);
             }
         }
         self.job = Some(job);
@@ -404,13 +404,13 @@ impl Helper {
         for parts in parts.chunks(socket::DESCRIPTORS_MAX) {
             let sites =
                 parts.iter().map(|(site, root, _)| (Cow::Borrowed(*site), Cow::Borrowed(root.as_os_str()))).collect();
-            let roots = parts.iter().map(|(_, _, folder)| Lent::Descriptor(Arc::clone(folder))).collect();
+            let roots = parts.iter().map(|(_, _, folder)| Attachment::Descriptor(Arc::clone(folder))).collect();
             self.put(&Order::Sites(sites), roots);
         }
     }
 
-    fn put(&mut self, order: &Order<'_>, lent: Vec<Lent>) {
-        self.link.put(&portable::write(order), lent);
+    fn put(&mut self, order: &Order<'_>, attachments: Vec<Attachment>) {
+        self.link.put(&portable::write(order), attachments);
     }
 }
 

@@ -80,7 +80,7 @@ struct State {
 struct Job {
     work: VerifyWork,
     client: Client,
-    asker: Weak<Asker>,
+    pending: Weak<PendingVerdict>,
     /// The recipient of the verdict.
     address: (Arc<dyn Post<Verified>>, Token, Ticket),
     /// Lower rounds are served first; an address has one job in each.
@@ -91,15 +91,15 @@ struct Job {
 
 /// The connection that waits for a verdict: dropped when it closes.
 #[derive(Debug, Default)]
-pub struct Asker {
-    left: AtomicBool,
+pub struct PendingVerdict {
+    client_closed: AtomicBool,
 }
 
-impl Asker {
+impl PendingVerdict {
     /// Records that the client has closed its side. It may still read, so it is answered if its job is next, but not if
     /// it has to wait: most clients that close have left.
-    pub fn leaves(&self) {
-        self.left.store(true, Ordering::Relaxed);
+    pub fn note_client_closed(&self) {
+        self.client_closed.store(true, Ordering::Relaxed);
     }
 }
 
@@ -109,7 +109,7 @@ pub enum Verification {
     /// The verdict is known.
     Answered(Verdict),
     /// It will follow as [`Verified`].
-    Later(Arc<Asker>),
+    Later(Arc<PendingVerdict>),
 }
 
 /// A verdict that was waited for.
@@ -148,7 +148,7 @@ impl Verifier {
             return Verification::Answered(Verdict::Good);
         }
         let mut state = shared.lock();
-        let asker = Arc::new(Asker::default());
+        let pending = Arc::new(PendingVerdict::default());
         let has_waited = state.busy || !state.queue.is_empty();
         let round = state.round_of(client);
         if state.queue.len() >= shared.queue_max() && !state.make_room(round) {
@@ -167,14 +167,14 @@ impl Verifier {
             shared.leave_place(&mut state);
             return Verification::Answered(Verdict::Limited);
         }
-        state.queue.push(Job { work, client, asker: Arc::downgrade(&asker), address, round, has_waited });
+        state.queue.push(Job { work, client, pending: Arc::downgrade(&pending), address, round, has_waited });
         if !self.has_thread(&mut state) {
             state.queue.pop();
             shared.leave_place(&mut state);
             return Verification::Answered(Verdict::Busy);
         }
         shared.wake.notify_one();
-        Verification::Later(asker)
+        Verification::Later(pending)
     }
 
     /// Starts the thread if there is none. Returns `false` if it cannot be started.
@@ -210,7 +210,7 @@ impl State {
     /// address with the most. Returns `false` if the others have as few as this one would have.
     fn make_room(&mut self, round: u64) -> bool {
         let before = self.queue.len();
-        self.queue.retain(|job| job.asker.strong_count() > 0);
+        self.queue.retain(|job| job.pending.strong_count() > 0);
         if self.queue.len() < before {
             return true;
         }
@@ -218,7 +218,7 @@ impl State {
         if self.queue[last].round <= round {
             return false;
         }
-        self.queue.swap_remove(last).tell(Some(Verdict::Busy));
+        self.queue.swap_remove(last).complete(Some(Verdict::Busy));
         true
     }
 
@@ -234,11 +234,13 @@ impl State {
 impl Job {
     /// Returns whether a verdict is still wanted.
     fn is_wanted(&self) -> bool {
-        self.asker.upgrade().is_some_and(|asker| !(self.has_waited && asker.left.load(Ordering::Relaxed)))
+        self.pending
+            .upgrade()
+            .is_some_and(|pending| !(self.has_waited && pending.client_closed.load(Ordering::Relaxed)))
     }
 
     /// Sends the verdict to the loop; `None`: the client has left.
-    fn tell(self, verdict: Option<Verdict>) {
+    fn complete(self, verdict: Option<Verdict>) {
         let (mailbox, token, ticket) = self.address;
         mailbox.post(Verified { token, ticket, verdict });
     }
@@ -277,7 +279,7 @@ impl Shared {
             drop(one_at_a_time);
             // Before the loop is notified: its client's next password must not wait behind this one.
             self.lock().busy = false;
-            job.tell(verdict);
+            job.complete(verdict);
         }
     }
 
@@ -360,9 +362,9 @@ mod tests {
             )
         }
 
-        fn must_wait(&self, number: u32, from: u8, password: &str) -> Arc<Asker> {
+        fn must_wait(&self, number: u32, from: u8, password: &str) -> Arc<PendingVerdict> {
             match self.ask(number, from, password) {
-                Verification::Later(asker) => asker,
+                Verification::Later(pending) => pending,
                 Verification::Answered(verdict) => panic!("{number} was answered {verdict:?}"),
             }
         }
@@ -411,10 +413,10 @@ mod tests {
     fn address_with_many_attempts_does_not_delay_another() {
         let set = set(Waiting::Loops, 0);
         let stalled = set.verifier.shared.ledger.verifying();
-        let mut askers = vec![set.must_wait(0, 1, "a")];
+        let mut pendings = vec![set.must_wait(0, 1, "a")];
         set.is_busy();
-        askers.extend((1..20).map(|n| set.must_wait(n, 1, &n.to_string())));
-        askers.push(set.must_wait(99, 2, "secret"));
+        pendings.extend((1..20).map(|n| set.must_wait(n, 1, &n.to_string())));
+        pendings.push(set.must_wait(99, 2, "secret"));
         drop(stalled);
         let verdicts = set.verdicts(21);
         let at = verdicts.iter().position(|verdict| *verdict == (99, Some(Verdict::Good))).unwrap();
@@ -426,14 +428,14 @@ mod tests {
     fn full_queue_rejects_address_with_most_requests() {
         let set = set(Waiting::Loops, 0);
         let stalled = set.verifier.shared.ledger.verifying();
-        let mut askers = vec![set.must_wait(0, 1, "a")];
+        let mut pendings = vec![set.must_wait(0, 1, "a")];
         set.is_busy();
-        askers.extend((1..=QUEUE_MAX as u32).map(|n| set.must_wait(n, 1, &n.to_string())));
+        pendings.extend((1..=QUEUE_MAX as u32).map(|n| set.must_wait(n, 1, &n.to_string())));
         assert_eq!(set.answer(500, 1, "b"), Some(Verdict::Busy));
-        askers.push(set.must_wait(99, 2, "secret"));
+        pendings.push(set.must_wait(99, 2, "secret"));
         assert_eq!(set.verdicts(1), [(QUEUE_MAX as u32, Some(Verdict::Busy))]);
         // Clients that leave make room.
-        askers.truncate(10);
+        pendings.truncate(10);
         assert_eq!(set.answer(501, 1, "c"), None);
         drop(stalled);
     }
@@ -446,9 +448,9 @@ mod tests {
         set.is_busy();
         drop(set.must_wait(1, 2, "secret2"));
         let half = set.must_wait(2, 3, "secret3");
-        half.leaves();
+        half.note_client_closed();
         // Its job was next, so it is answered although it has closed its side.
-        first.leaves();
+        first.note_client_closed();
         drop(stalled);
         let verdicts = set.verdicts(3);
         assert_eq!(verdicts, [(0, Some(Verdict::Good)), (1, None), (2, None)]);
@@ -460,7 +462,7 @@ mod tests {
         verifier: Verifier,
         mailbox: Arc<Mailbox<Verified>>,
         passwords: Mutex<Vec<&'static str>>,
-        askers: Mutex<Vec<Arc<Asker>>>,
+        pendings: Mutex<Vec<Arc<PendingVerdict>>>,
     }
 
     impl Post<Verified> for Arc<Pipelining> {
@@ -471,9 +473,9 @@ mod tests {
                 let work = VerifyWork { generation: 0, accounts: 0, credentials };
                 let address = (Arc::new(Arc::clone(self)) as Arc<dyn Post<_>>, message.token, message.ticket);
                 match self.verifier.ask(work, Client::new(None), address) {
-                    Verification::Later(asker) => {
-                        asker.leaves();
-                        self.askers.lock().unwrap().push(asker);
+                    Verification::Later(pending) => {
+                        pending.note_client_closed();
+                        self.pendings.lock().unwrap().push(pending);
                     }
                     Verification::Answered(verdict) => panic!("{password} was answered {verdict:?}"),
                 }
@@ -489,7 +491,7 @@ mod tests {
             verifier: Verifier { shared: Arc::clone(&set.verifier.shared) },
             mailbox: Arc::clone(&set.mailbox),
             passwords: Mutex::new(vec!["secret", "b", "a"]),
-            askers: Mutex::default(),
+            pendings: Mutex::default(),
         });
         client.post(Verified { token: Token::from_number(0), ticket: Ticket(0), verdict: None });
         let verdicts = set.verdicts(4).into_iter().map(|(_, verdict)| verdict).collect::<Vec<_>>();
@@ -501,9 +503,9 @@ mod tests {
         let set = set(Waiting::Loops, 3);
         let _askers: Vec<_> = (0..3).map(|n| set.must_wait(n, 1, &n.to_string())).collect();
         assert_eq!(set.answer(3, 1, "secret"), Some(Verdict::Limited));
-        let asker = set.must_wait(4, 2, "secret");
+        let pending = set.must_wait(4, 2, "secret");
         set.verdicts(4);
-        drop(asker);
+        drop(pending);
         assert_eq!(set.answer(5, 1, "secret"), Some(Verdict::Good), "a remembered pair is answered nevertheless");
     }
 
@@ -511,9 +513,9 @@ mod tests {
     fn at_most_quarter_of_pool_waits() {
         let threads = set(Waiting::PoolOfThreads(8), 0);
         let stalled = threads.verifier.shared.ledger.verifying();
-        let mut askers = vec![threads.must_wait(0, 1, "a")];
+        let mut pendings = vec![threads.must_wait(0, 1, "a")];
         threads.is_busy();
-        askers.extend([1, 2].map(|n| threads.must_wait(n, n as u8, "b")));
+        pendings.extend([1, 2].map(|n| threads.must_wait(n, n as u8, "b")));
         assert_eq!(threads.answer(3, 3, "c"), Some(Verdict::Busy));
         drop(stalled);
 

@@ -221,8 +221,8 @@ fn invalidation_removes_entries() {
     for n in 0..100 {
         cache.learn(at(5), &work(format!("/{n}")), &file(n, b"x"));
     }
-    cache.forget(1, 0, b"/50");
-    cache.forget(1, 0, b"/none");
+    cache.invalidate(1, 0, b"/50");
+    cache.invalidate(1, 0, b"/none");
     assert_eq!(says(&cache, &work("/50")), "None");
     assert_eq!(cache.counts().entries, 99);
     audit(&cache);
@@ -332,7 +332,7 @@ fn audit(cache: &SharedCache) {
 enum Step {
     Learn { name: u8, asked: u64 },
     Find { name: u8 },
-    Forget { name: u8 },
+    Invalidation { name: u8 },
     Clear,
 }
 
@@ -340,7 +340,7 @@ fn steps() -> impl Strategy<Value = Vec<(Step, Vec<Opened<u32>>)>> {
     let step = prop_oneof![
         10 => (0u8..24, 0u64..50).prop_map(|(name, asked)| Step::Learn { name, asked }),
         10 => (0u8..24).prop_map(|name| Step::Find { name }),
-        2 => (0u8..24).prop_map(|name| Step::Forget { name }),
+        2 => (0u8..24).prop_map(|name| Step::Invalidation { name }),
         1 => Just(Step::Clear),
     ];
     // No larger than a quarter of the smallest shard, so that a body is omitted only because of its own size.
@@ -399,8 +399,8 @@ proptest! {
                     }
                     None => prop_assert!(!roomy || !model.contains_key(&n)),
                 },
-                Step::Forget { name: n } => {
-                    cache.forget(1, 0, &name(n).path);
+                Step::Invalidation { name: n } => {
+                    cache.invalidate(1, 0, &name(n).path);
                     model.remove(&n);
                 }
                 Step::Clear => {
@@ -425,7 +425,7 @@ proptest! {
             match step {
                 Step::Learn { name: n, asked } => cache.learn(at(asked), &name(n), &answer(files)),
                 Step::Find { name: n } => drop(cache.find::<u32>(at(0), &name(n), EVER)),
-                Step::Forget { name: n } => cache.forget(1, 0, &name(n).path),
+                Step::Invalidation { name: n } => cache.invalidate(1, 0, &name(n).path),
                 Step::Clear => cache.clear(),
             }
             if let Some((place, word)) = nonsense.next() {
@@ -582,7 +582,7 @@ fn hammer(cache: &SharedCache, seed: u64) {
         let work = work(format!("/{name}"));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos() as u64;
         match numbers.next() % 20 {
-            0 => cache.forget(1, 0, &work.path),
+            0 => cache.invalidate(1, 0, &work.path),
             1..8 => cache.learn(at(now), &work, &derived(name, numbers.next() % 1000)),
             _ => verify(name, cache.find(at(now), &work, EVER).map(|(found, _)| found)),
         }
