@@ -287,7 +287,7 @@ fn htpasswd_and_openssl_hashes_are_accepted() {
     text = text.replace("\n\n", "\n");
     fs::write(&file, &text).unwrap();
     let_files_settle();
-    let server = Server::with_site(&site, &format!("[[site.auth]]\nfolder = '/'\naccounts = {file:?}"));
+    let server = Server::with_site(&site, &format!("[[site.auth]]\ndirectory = '/'\naccounts = {file:?}"));
     let url = format!("http://{}/", server.address);
     let status =
         |pair: &str| said(peer("curl").args(["-s", "-o", "/dev/null", "-w", "%{http_code}", "-u", pair, &url]));
@@ -298,7 +298,7 @@ fn htpasswd_and_openssl_hashes_are_accepted() {
 
     let config = site.file(
         "amped.toml",
-        format!("root = '.'\n[[site]]\nroot = '.'\nhosts = ['a']\n[[site.auth]]\nfolder = '/'\naccounts = {file:?}"),
+        format!("root = '.'\n[[site]]\nroot = '.'\nhosts = ['a']\n[[site.auth]]\ndirectory = '/'\naccounts = {file:?}"),
     );
     let words = said(super::harness::program().args(["check", "--config"]).arg(&config));
     let warned: Vec<&str> = words.lines().filter(|line| line.starts_with("warning: ")).collect();

@@ -34,7 +34,7 @@ fn apps() -> Site {
         cache: None,
     };
     let kept = AppRule { cache: Some(Duration::from_secs(10)), ..rule("/kept") };
-    let guard = Guard { folder: "/private/".into(), realm: "x".into(), accounts: 0 };
+    let guard = Guard { directory: "/private/".into(), realm: "x".into(), accounts: 0 };
     Site { apps: vec![rule("/app"), rule("/private/app"), kept], guards: vec![guard], ..site() }
 }
 

@@ -623,7 +623,7 @@ fn script_delegates_file_to_server() {
         &format!(
             "[[site.route]]\nmatch = '/protected/**'\ninternal = true\n\
              [[site.route]]\nmatch = '/denied/**'\ndeny = true\n\
-             [[site.auth]]\nfolder = '/guarded/'\naccounts = {users:?}\n\
+             [[site.auth]]\ndirectory = '/guarded/'\naccounts = {users:?}\n\
              [[site.app]]\nmatch = '/cgi-bin/**'\ncgi = true"
         ),
     );

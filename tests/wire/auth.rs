@@ -35,7 +35,7 @@ fn serve(site: &Site, keys: &str, tables: &str) -> Server {
 /// Serves the site with the existing accounts and this many attempts a minute.
 fn serve_limited(site: &Site, attempts: u32, keys: &str, tables: &str) -> Server {
     let accounts = site.path().with_extension("users");
-    let guard = format!("[[site.auth]]\nfolder = '/private/'\nrealm = 'Staff'\naccounts = {accounts:?}\n");
+    let guard = format!("[[site.auth]]\ndirectory = '/private/'\nrealm = 'Staff'\naccounts = {accounts:?}\n");
     let root = site.path();
     let config = site.path().with_extension("toml");
     let text = format!(

@@ -160,7 +160,7 @@ fn check_warns_about_entries_and_rejects_costly_hash() {
     let users =
         folder.file("users", "ann:$2y$05$abcdefghijklmnopqrstuuABCDEFGHIJKLMNOPQRSTUVWXYZ01234\nbob:rqXexS6ZhobKA\n");
     let text_of =
-        |users: &Path| format!("[[site]]\nroot = \".\"\n[[site.auth]]\nfolder = \"/\"\naccounts = {users:?}\n");
+        |users: &Path| format!("[[site]]\nroot = \".\"\n[[site.auth]]\ndirectory = \"/\"\naccounts = {users:?}\n");
     let file = site.file("amped.toml", text_of(&users));
     let ended = run(&["check", "--config", text(&file)]);
     assert_eq!((ended.status, ended.stderr.as_str()), (0, ""));
@@ -199,7 +199,7 @@ fn empty_values_and_too_many_workers_are_rejected_with_hint() {
     refused("root = \".\"\nlog.access = \"\"", &["amped.toml:2:14: `access` is empty", "\"off\""]);
     let headers = "[[site]]\nroot = \".\"\n[[site.headers]]\nmatch = \"*\"\ncache_control = \"\"";
     refused(headers, &["amped.toml:5:17: `` is not a valid Cache-Control value", "no-cache"]);
-    let auth = "[[site]]\nroot = \".\"\n[[site.auth]]\nfolder = \"/\"\naccounts = \"\"";
+    let auth = "[[site]]\nroot = \".\"\n[[site.auth]]\ndirectory = \"/\"\naccounts = \"\"";
     refused(auth, &["amped.toml:5:12: `accounts` is empty", "htpasswd -B"]);
     for (flags, says) in [
         (&["--workers", "100000"][..], "--workers: `workers` cannot be 100000"),

@@ -130,7 +130,7 @@ fn preflight_needs_no_password_and_other_requests_do() {
     site.file("private/page.html", "for some");
     let users = site.path().with_extension("users");
     fs::write(&users, format!("ann:{}\n", bcrypt::hash("pass", 4).unwrap())).unwrap();
-    let auth = |folder: &str| format!("[[site.auth]]\nfolder = '/{folder}/'\naccounts = {users:?}\n");
+    let auth = |folder: &str| format!("[[site.auth]]\ndirectory = '/{folder}/'\naccounts = {users:?}\n");
     let tables = format!(
         "[[site.app]]\nmatch = '*.cgi'\ncgi = true\n{}{}\
          [[site.cors]]\nmatch = '/private/**'\norigins = ['{A}']\nmethods = ['PUT']\n",

@@ -125,7 +125,7 @@ fn same_requests_get_same_bytes_on_all_architectures() {
         "[[site.negotiation]]\nmatch = '/docs/**'\nlanguages = ['en', 'fr']\nunacceptable = '406'\n[[site.auth]]";
     let root = site.path();
     let text = format!(
-        "listen = ['127.0.0.1:0']\n[[site]]\nroot = {root:?}\n{tables}\nfolder = '/private/'\naccounts = {users:?}\n"
+        "listen = ['127.0.0.1:0']\n[[site]]\nroot = {root:?}\n{tables}\ndirectory = '/private/'\naccounts = {users:?}\n"
     );
     fs::write(&config, text).unwrap();
     let serve = |architecture: &&str| {

@@ -1293,8 +1293,8 @@ fn lone_gzip_file_is_hidden_if_its_own_name_is() {
          [[site.route]]\nmatch = '/all/**'\nrewrite = '/moved/$1'\n\
          [[site.route]]\nmatch = '/moved/**'\ninternal = true\n\
          [[site.app]]\nmatch = '*.php'\ncgi = true\n\
-         [[site.auth]]\nfolder = '/private/a.txt.gz/'\naccounts = {accounts:?}\n\
-         [[site.auth]]\nfolder = '/open/guarded/'\naccounts = {accounts:?}\n"
+         [[site.auth]]\ndirectory = '/private/a.txt.gz/'\naccounts = {accounts:?}\n\
+         [[site.auth]]\ndirectory = '/open/guarded/'\naccounts = {accounts:?}\n"
     );
     let_files_settle();
     let server = Server::with_site(&site, &tables);

@@ -473,7 +473,9 @@ fn cached_page_still_requires_password() {
     script(&site, "public", &format!("{OK}Cache-Control: public\\n\\n'"));
     let server = serve_scripts(
         &site,
-        &format!("cache = \"1h\"\n[[site.auth]]\nfolder = \"/cgi-bin/\"\nrealm = \"Staff\"\naccounts = {accounts:?}"),
+        &format!(
+            "cache = \"1h\"\n[[site.auth]]\ndirectory = \"/cgi-bin/\"\nrealm = \"Staff\"\naccounts = {accounts:?}"
+        ),
     );
     let mut client = server.connect();
     let password = [("Authorization", "Basic c3RhZmY6c2VjcmV0")];

@@ -61,7 +61,7 @@ fn rewrites_serve_target() {
         "[[site.route]]\nmatch = '/blog/*'\nrewrite = '/posts/$1.html'\n\
          [[site.route]]\nmatch = '/all/**'\nrewrite = '/posts/$1'\n\
          [[site.route]]\nmatch = '/open/*'\nrewrite = '/private/$1.html'\n\
-         [[site.auth]]\nfolder = '/private/'\naccounts = {users:?}\n"
+         [[site.auth]]\ndirectory = '/private/'\naccounts = {users:?}\n"
     );
     let server = serve(&site, &tables);
     let mut client = server.connect();
@@ -87,8 +87,8 @@ fn fallback_file_replaces_missing_file() {
     site.file("app/index.html.gz", "packed");
     site.file("app/there.js", "a script");
     fs::create_dir(site.path().join("app/empty")).unwrap();
-    let tables = "[[site.fallback]]\nfolder = '/app/'\nfile = '/app/index.html'\n\
-                  [[site.fallback]]\nfolder = '/app/deep/'\nfile = '/app/deep/none.html'\n";
+    let tables = "[[site.fallback]]\ndirectory = '/app/'\nfile = '/app/index.html'\n\
+                  [[site.fallback]]\ndirectory = '/app/deep/'\nfile = '/app/deep/none.html'\n";
     let server = serve(&site, tables);
     let mut client = server.connect();
     let index = client.get("/app/index.html");
@@ -136,9 +136,9 @@ fn script_runs_under_any_name_that_leads_to_it() {
     let tables = format!(
         "types = {{ cgi = 'text/x-script' }}\n\
          [[site.route]]\nmatch = '/pretty/**'\nrewrite = '/front.cgi'\n\
-         [[site.fallback]]\nfolder = '/private/'\nfile = '/private/front.cgi'\n\
+         [[site.fallback]]\ndirectory = '/private/'\nfile = '/private/front.cgi'\n\
          [[site.negotiation]]\nmatch = '/docs/**'\nlanguages = ['en']\n\
-         [[site.auth]]\nfolder = '/private/'\naccounts = {users:?}\n\
+         [[site.auth]]\ndirectory = '/private/'\naccounts = {users:?}\n\
          [[site.app]]\nmatch = '*.cgi'\ncgi = true\n"
     );
     let server = serve(&site, &tables);
@@ -198,7 +198,7 @@ fn denied_paths_are_neither_served_nor_run() {
          [[site.route]]\nmatch = '/gone/**'\nrespond = 'no more'\nstatus = 410\nheaders = { X-A = 'b', Cache-Control = 'no-store' }\n\
          [[site.route]]\nmatch = '/ping'\nrespond = ''\nstatus = 204\n\
          [[site.negotiation]]\nmatch = '/up/**'\nlanguages = ['en']\n\
-         [[site.fallback]]\nfolder = '/lib/'\nfile = '/lib/f.cgi'\n\
+         [[site.fallback]]\ndirectory = '/lib/'\nfile = '/lib/f.cgi'\n\
          [[site.app]]\nmatch = '*.cgi'\ncgi = true\n";
     let server = serve(&site, tables);
     let mut client = server.connect();
@@ -247,7 +247,7 @@ fn every_method_reaches_front_controller() {
     site.file("there.txt", "a file");
     site.file("plain/index.html", "a page");
     let tables = "index = ['index.cgi', 'index.html']\n\
-         [[site.fallback]]\nfolder = '/'\nfile = '/index.cgi'\n\
+         [[site.fallback]]\ndirectory = '/'\nfile = '/index.cgi'\n\
          [[site.app]]\nmatch = '*.cgi'\ncgi = true\n";
     let server = serve(&site, tables);
     let mut client = server.connect();

@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guard {
     /// Its clean path, with the final slash.
-    pub folder: Box<str>,
+    pub directory: Box<str>,
     /// The realm that clients show when they ask for a password.
     pub realm: Box<str>,
     /// The index of the account list.
@@ -23,8 +23,8 @@ pub struct Guard {
 impl Guard {
     /// Whether a clean path is the directory or lies below it.
     pub fn covers(&self, path: &[u8]) -> bool {
-        let folder = self.folder.as_bytes();
-        path.starts_with(folder) || path == &folder[..folder.len() - 1]
+        let directory = self.directory.as_bytes();
+        path.starts_with(directory) || path == &directory[..directory.len() - 1]
     }
 }
 
@@ -304,9 +304,9 @@ mod tests {
 
     #[test]
     fn guard_covers_only_its_directory() {
-        let guard = |folder: &str| Guard { folder: folder.into(), realm: "x".into(), accounts: 0 };
-        let check = |folder: &str, path: &str, expected| {
-            assert_eq!(guard(folder).covers(path.as_bytes()), expected, "{folder} {path}");
+        let guard = |directory: &str| Guard { directory: directory.into(), realm: "x".into(), accounts: 0 };
+        let check = |directory: &str, path: &str, expected| {
+            assert_eq!(guard(directory).covers(path.as_bytes()), expected, "{directory} {path}");
         };
         check("/private/", "/private/", true);
         check("/private/", "/private", true);

@@ -412,7 +412,7 @@ fn step_before_lone<F>(origin: Origin, site: &Site, resource: &Resource, lone: &
     }
     let is_guarded_elsewhere = site
         .guard(&lone.name)
-        .is_some_and(|guard| site.guard(&resource.name).is_none_or(|passed| passed.folder != guard.folder));
+        .is_some_and(|guard| site.guard(&resource.name).is_none_or(|passed| passed.directory != guard.directory));
     if is_guarded_elsewhere {
         return nothing();
     }

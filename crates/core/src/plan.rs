@@ -492,7 +492,7 @@ mod tests {
     fn applications_accept_any_method_and_files_only_few() {
         let mut site = site(&[]);
         site.apps = alloc::vec![rule("*.php")];
-        site.fallbacks = alloc::vec![Fallback { folder: "/wp/".into(), file: "/wp/index.php".into() }];
+        site.fallbacks = alloc::vec![Fallback { directory: "/wp/".into(), file: "/wp/index.php".into() }];
         let sites = Sites::new(alloc::vec![site]).expect("some");
         let check = |request: &str, expected: &str| check(&sites, Origin::Client, request, expected);
         for method in ["POST", "PUT", "PATCH", "DELETE", "MKCOL", "QUERY", "!"] {

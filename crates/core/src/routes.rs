@@ -149,7 +149,7 @@ pub struct Fallback {
     /// Directory, with a slash at both ends
     #[serde(deserialize_with = "FolderPath::text")]
     #[schemars(example = "/app/")]
-    pub folder: Box<str>,
+    pub directory: Box<str>,
     /// File in that directory
     #[serde(deserialize_with = "FilePath::text")]
     #[schemars(example = "/app/index.html")]

@@ -113,7 +113,7 @@ impl Site {
     pub fn guard(&self, path: &[u8]) -> Option<&Guard> {
         let of = |path: &[u8]| {
             let covering = self.guards.iter().filter(|guard| guard.covers(path));
-            covering.max_by_key(|guard| guard.folder.len())
+            covering.max_by_key(|guard| guard.directory.len())
         };
         if self.guards.is_empty() {
             return None;
@@ -168,8 +168,8 @@ impl Site {
 
     /// The fallback file for a missing name: that of the innermost directory.
     pub fn fallback(&self, path: &[u8]) -> Option<&str> {
-        let inside = self.fallbacks.iter().filter(|fallback| path.starts_with(fallback.folder.as_bytes()));
-        inside.max_by_key(|fallback| fallback.folder.len()).map(|fallback| &*fallback.file)
+        let inside = self.fallbacks.iter().filter(|fallback| path.starts_with(fallback.directory.as_bytes()));
+        inside.max_by_key(|fallback| fallback.directory.len()).map(|fallback| &*fallback.file)
     }
 
     /// The rule for variants of a name that does not exist.

@@ -1,7 +1,7 @@
 //! What the keys of the configuration mean together: a [`File`], completed by flags, becomes [`Settings`].
 //!
 //! Flags go over the file, the file over the defaults; `settle` is where they meet. What it hands out needs no second look: an
-//! address can be bound, a root was a folder, a header value cannot break out of its line. What it refuses, it notes with its
+//! address can be bound, a root was a directory, a header value cannot break out of its line. What it refuses, it notes with its
 //! place, and goes on, so that one run tells everything. The file is left as it is in force, with absolute paths, to be printed.
 //!
 //! A default that depends on another key (`min_spare` on `max`, say) gives way when only the other one is written; two that are
@@ -42,7 +42,7 @@ pub struct Settings {
     pub workers: usize,
     /// The sites; the first is the default one.
     pub sites: Arc<Sites>,
-    /// Where each site's files are, absolute paths: `roots[site.number]`. They were folders that could be entered when the settings
+    /// Where each site's files are, absolute paths: `roots[site.number]`. They were directories that could be entered when the settings
     /// were made.
     pub roots: Vec<PathBuf>,
     /// Files of names and passwords, absolute paths: those of a guard are at `accounts[guard.accounts]`.
@@ -177,7 +177,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The absolute form of a path: relative to the folder of the file, from a flag to the current one.
+    /// The absolute form of a path: relative to the directory of the file, from a flag to the current one.
     pub(super) fn absolute(&self, path: &Path, node: Node<'_>) -> PathBuf {
         let path = if node.is_flag() { path.to_owned() } else { self.folder.join(path) };
         std::path::absolute(&path).unwrap_or(path)
@@ -255,7 +255,7 @@ impl Checker<'_> {
     /// The sites and their roots.
     fn sites(&mut self, flags: &Serve, file: &mut File, root: Node<'_>) -> Option<OfSites> {
         let mut places: Vec<Node<'_>> = root.get("site").elements().collect();
-        // The shorthand goes first; without it and without any site, the folder of the command line makes one.
+        // The shorthand goes first; without it and without any site, the directory of the command line makes one.
         if file.root.is_some() || (file.site.is_empty() && flags.dir.is_some()) {
             let root_of_file = file.root.take();
             file.site.insert(0, SiteTable { root: root_of_file, ..SiteTable::default() });
@@ -545,11 +545,11 @@ impl Checker<'_> {
     }
 
     fn fallback(&mut self, node: Node<'_>, routes: &[Route]) {
-        let (folder, file) = (node.get("folder"), node.get("file"));
-        if !file.text().starts_with(folder.text()) {
+        let (directory, file) = (node.get("directory"), node.get("file"));
+        if !file.text().starts_with(directory.text()) {
             let help = "move the file into the directory, so that the same access rules apply";
             let message = format!("`{}` is outside the directory of the fallback", file.text().escape_debug());
-            self.findings.against(file.span(), (folder.span(), "this directory"), message, help);
+            self.findings.against(file.span(), (directory.span(), "this directory"), message, help);
         }
         let first = routes.iter().find(|route| route.pattern.matches(file.text().as_bytes()));
         if matches!(first, Some(Route { action: RouteAction::Deny(_), .. })) {
@@ -560,7 +560,7 @@ impl Checker<'_> {
     }
 
     fn guard(&mut self, table: &mut AuthTable, node: Node<'_>) -> Option<Guard> {
-        let default = || Realm::parse(&table.folder).unwrap_or_else(|_| "restricted".into());
+        let default = || Realm::parse(&table.directory).unwrap_or_else(|_| "restricted".into());
         let realm = table.realm.get_or_insert_with(default);
         let place = node.get("accounts").span();
         if table.accounts.as_os_str().is_empty() {
@@ -580,7 +580,7 @@ impl Checker<'_> {
             self.accounts.push((file.clone(), place));
             self.accounts.len() - 1
         });
-        Some(Guard { folder: table.folder.clone(), realm: realm.clone(), accounts: u16::try_from(at).ok()? })
+        Some(Guard { directory: table.directory.clone(), realm: realm.clone(), accounts: u16::try_from(at).ok()? })
     }
 
     fn app(&mut self, app: &mut AppTable, node: Node<'_>, keeps_bodies: bool) -> Option<(AppRule, AppSettings)> {
@@ -674,10 +674,10 @@ fn mount(written: &Glob, files: bool) -> Glob {
     mount.unwrap_or_else(|| written.clone())
 }
 
-/// Whether this is a folder that can be served: what is wrong, and the way out.
+/// Whether this is a directory that can be served: what is wrong, and the way out.
 fn folder_to_serve(path: &Path) -> Result<(), (String, String)> {
     let shown = path.display();
-    // The dot asks for the folder's own search permission too, without which nothing in it can be opened.
+    // The dot asks for the directory's own search permission too, without which nothing in it can be opened.
     let reason = match std::fs::metadata(path).map(|root| (root.is_dir(), std::fs::metadata(path.join(".")))) {
         Ok((false, _)) => {
             let holder = path.parent().unwrap_or(path).display();
@@ -708,7 +708,7 @@ fn root_names(root: Option<&Option<PathBuf>>) -> Vec<Box<[u8]>> {
     [path.clone()].into_iter().chain(real).map(|path| path.as_os_str().as_encoded_bytes().into()).collect()
 }
 
-/// Whether a file lies in a folder, by its own name or by where that leads.
+/// Whether a file is below a directory, by its own name or by where that leads.
 fn lies_within(file: &Path, folder: &Path) -> bool {
     let Ok(folder) = folder.canonicalize() else { return false };
     let name = file.parent().and_then(|parent| parent.canonicalize().ok());

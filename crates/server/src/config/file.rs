@@ -203,7 +203,7 @@ pub struct AuthTable {
     /// Path of the directory, with a slash at both ends; includes everything below it
     #[schemars(example = "/private/")]
     #[serde(deserialize_with = "FolderPath::text")]
-    pub folder: Box<str>,
+    pub directory: Box<str>,
     /// Name that browsers show; default: the directory
     #[schemars(example = &"Staff")]
     #[serde(default, deserialize_with = "Realm::text")]

@@ -18,7 +18,7 @@ pub(super) fn print(file: &File) -> String {
     page.0
 }
 
-/// An example to start from: what is set in it is all that a server of a folder needs, all else is there as a comment.
+/// An example to start from: what is set in it is all that a server of a directory needs, all else is there as a comment.
 pub(super) fn example() -> String {
     let site = json!([{ "root": "site", "listing": true }]);
     let set = json!({ "listen": ["127.0.0.1:8080", "[::1]:8080"], "log": { "access": "-" }, "site": site });
@@ -29,7 +29,7 @@ pub(super) fn example() -> String {
          #\n\
          # Every key is optional. A key behind a # has its default, or an example where there is none; flags override this file.\n\
          # docs/configuration.md describes each key, `amped serve --print-config` prints the values in force.\n\
-         # Paths are relative to the folder of this file. Times are \"500ms\", \"10s\", \"2m\", \"1h\"; sizes 512, \"64KiB\", \"10MB\".\n\n"
+         # Paths are relative to the directory of this file. Times are \"500ms\", \"10s\", \"2m\", \"1h\"; sizes 512, \"64KiB\", \"10MB\".\n\n"
             .to_owned(),
     );
     page.table(schema(), &set, "");
@@ -132,9 +132,9 @@ pub(super) fn reference() -> String {
     let mut page = "# Configuration\n\n\
         `amped serve --config FILE` reads a file of TOML; [examples/amped.toml](../examples/amped.toml) is one to start from, \
         `amped check --config FILE` says what is wrong with it, and `amped serve --print-config` prints all values in force. Flags \
-        override the file. Paths are relative to the folder of the file. A time is a whole number with a unit: `500ms`, `10s`, `2m`, \
-        `1h`; a size is a number of bytes or text such as `64KiB`, `10MB`, `1GiB`. A pattern matches paths: `*` within a folder, `**` \
-        across folders, `?` one character, `{a,b}` either; one without a slash matches the name of a file in any folder. SIGHUP reads \
+        override the file. Paths are relative to the directory of the file. A time is a whole number with a unit: `500ms`, `10s`, `2m`, \
+        `1h`; a size is a number of bytes or text such as `64KiB`, `10MB`, `1GiB`. A pattern matches paths: `*` within a directory, `**` \
+        across directories, `?` one character, `{a,b}` either; one without a slash matches the name of a file in any directory. SIGHUP reads \
         the file again.\n\n\
         Editors complete and check the file with [amped.schema.json](../examples/amped.schema.json). This page is generated: \
         `amped config reference`.\n"

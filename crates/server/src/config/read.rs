@@ -126,7 +126,7 @@ pub(super) fn read<'a>(text: &'a str, overrides: &'a [Override], findings: &mut 
 }
 
 /// What stands for a missing key, good for every other key of its table, so that the rest of the table can be checked.
-const STAND_INS: [(&str, &str); 2] = [("match", "/*/*/*/*/*/*/*/*/**"), ("folder", "/")];
+const STAND_INS: [(&str, &str); 2] = [("match", "/*/*/*/*/*/*/*/*/**"), ("directory", "/")];
 
 /// Puts the value of a flag into the place of the key that it sets. Its span begins at `start`; its end tells elements apart.
 fn put<'a>(tree: &mut DeTable<'a>, key: &'a Override, start: usize) {

@@ -187,7 +187,7 @@ fn printed_configuration_round_trips() {
         ambiguous = "300"
         unacceptable = "406"
         [[site.auth]]
-        folder = "/private/"
+        directory = "/private/"
         realm = "Staff"
         accounts = "/dev/null"
         [[site.route]]
@@ -217,7 +217,7 @@ fn printed_configuration_round_trips() {
         match = "/protected/**"
         internal = true
         [[site.fallback]]
-        folder = "/app/"
+        directory = "/app/"
         file = "/app/index.html"
         [[site.cors]]
         match = "**"
