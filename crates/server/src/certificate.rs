@@ -1,5 +1,5 @@
-//! A certificate with its private key, as they are read from two files: at the start before root is given up, at each
-//! reload, and when the files have changed.
+//! A certificate with its private key, read from two files: at the start before root is given up, at each reload, and
+//! when the files have changed.
 
 use std::fmt;
 use std::fs;
@@ -30,14 +30,14 @@ pub struct Certificate {
     pub chain: PathBuf,
     /// The file of the key.
     pub key: PathBuf,
-    /// The files when they were read.
+    /// The state of the files when they were read.
     state: FileStates,
-    /// The files as they were seen last, if they have changed since.
+    /// Their state at the last check, if it has changed since.
     changed: Option<FileStates>,
 }
 
-/// What changes when a file is replaced or written: device, inode, size, times of modification and of change. `None` for a
-/// file that is not there.
+/// Attributes that change when a file is replaced or written: device, inode, size, times of modification and of change.
+/// `None` for a missing file.
 type FileStates = [Option<(u64, u64, u64, [i64; 4])>; 2];
 
 fn states(chain: &Path, key: &Path) -> FileStates {
@@ -51,18 +51,18 @@ fn states(chain: &Path, key: &Path) -> FileStates {
 /// Why a certificate cannot be used.
 #[derive(Debug)]
 pub struct Unusable {
-    /// Whether the file of the key is at fault, not that of the chain.
+    /// Whether the error is in the file of the key, not in that of the chain.
     pub is_key: bool,
-    /// What is wrong.
+    /// The error.
     pub message: String,
-    /// What to do about it.
+    /// The remedy.
     pub help: String,
 }
 
 /// When changed files are read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reread {
-    /// Once they have not changed between two calls: both files are written one after the other.
+    /// Once they have not changed between two calls, because the two files are written one after the other.
     WhenSettled,
     /// At once.
     Now,
@@ -72,9 +72,9 @@ impl Certificate {
     /// Reads a chain and its key, which must belong together.
     ///
     /// # Errors
-    /// What is wrong with the files.
+    /// The files cannot be read, or are invalid.
     pub fn read(chain: &Path, key: &Path) -> Result<Certificate, Unusable> {
-        // Before they are read: a change that happens meanwhile is noticed later.
+        // Before they are read, so that a change during the read is noticed later.
         let state = states(chain, key);
         let certificates = read_chain(chain).map_err(|(message, help)| Unusable { is_key: false, message, help })?;
         let unusable_key = |(message, help)| Unusable { is_key: true, message, help };
@@ -90,8 +90,8 @@ impl Certificate {
         Some(own.tbs_certificate().validity().not_after.to_unix_duration())
     }
 
-    /// Reads it again if its files have changed. `None`: there is nothing new. What cannot be used is reported once, and
-    /// the certificate stays as it is.
+    /// Reads it again if its files have changed. `None`: there is no new certificate. An unusable one is reported once,
+    /// and the current one stays in use.
     pub fn reread(&mut self, when: Reread) -> Option<Result<(), Unusable>> {
         let now = states(&self.chain, &self.key);
         if now == self.state {
@@ -113,10 +113,10 @@ impl Certificate {
     }
 }
 
-/// Returns what verifies clients' certificates, which the authorities in this file have issued.
+/// Returns a verifier for client certificates issued by the authorities in this file.
 ///
 /// # Errors
-/// What is wrong with the file.
+/// The file cannot be read, or is invalid.
 pub fn client_verifier(
     authorities: &Path,
     certificate: ClientCertificate,
@@ -124,7 +124,7 @@ pub fn client_verifier(
     let unusable = |(message, help)| Unusable { is_key: false, message, help };
     let cannot = |why: &dyn fmt::Display| {
         let message = format!("the authorities in {} cannot be used: {why}", authorities.display());
-        unusable((message, "write certificates of authorities into it".to_owned()))
+        unusable((message, "the file must contain certificates of authorities".to_owned()))
     };
     let mut roots = RootCertStore::empty();
     for authority in read_chain(authorities).map_err(unusable)? {
@@ -163,7 +163,7 @@ fn not_there(path: &Path, what: &str, begin: &str) -> Problem {
     (format!("{} contains no {what}", path.display()), help)
 }
 
-/// The reason without what the message says already.
+/// Formats the reason without text that the message already has.
 fn reason(error: &PemError) -> String {
     match error {
         PemError::Io(error) => error.to_string(),
@@ -174,10 +174,10 @@ fn reason(error: &PemError) -> String {
 fn help(error: &PemError, path: &Path) -> String {
     match error {
         PemError::Io(error) if error.kind() == std::io::ErrorKind::PermissionDenied => format!(
-            "the user that starts the server must be able to read it, and its `user` for a reload: `namei -l {}`",
+            "make it readable by the user that starts the server, and by `user` for reloads; see `namei -l {}`",
             path.display()
         ),
-        PemError::Io(_) => "correct the path; a relative one begins at the folder of this file".to_owned(),
+        PemError::Io(_) => "correct the path; relative paths start at the directory of this file".to_owned(),
         _ => "the file must be PEM".to_owned(),
     }
 }
@@ -186,7 +186,7 @@ fn help(error: &PemError, path: &Path) -> String {
 fn certify(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<CertifiedKey, Error> {
     let certified = CertifiedKey::new(chain, any_supported_type(&key)?);
     match certified.keys_match() {
-        // The library cannot tell for some kinds of keys.
+        // The library cannot compare some kinds of keys.
         Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(certified),
         Err(error) => Err(error),
     }

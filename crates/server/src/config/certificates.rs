@@ -1,4 +1,4 @@
-//! What the keys about TLS mean together. The certificates are read with the configuration.
+//! Checks the keys about TLS together. The certificates are read with the configuration.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::read::Node;
 use super::settings::{Listen, TlsSettings};
 use crate::certificate::{Certificate, Unusable, client_verifier};
 
-/// The port of https, which URLs leave out.
+/// The default port of https, which URLs omit.
 const HTTPS_PORT: u16 = 443;
 
 impl Checker<'_> {
@@ -104,7 +104,7 @@ impl Checker<'_> {
     }
 }
 
-/// Checks a value of Strict-Transport-Security (RFC 6797, 6.1); the error is the way out.
+/// Checks a value of Strict-Transport-Security (RFC 6797, 6.1); the error is the remedy.
 fn strict_transport_security(value: &str) -> Result<(), &'static str> {
     let (mut max_age, mut subdomains, mut preload) = (None, 0, 0);
     for directive in value.split(';').map(str::trim) {
@@ -131,5 +131,5 @@ fn strict_transport_security(value: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Minimum `max-age` of a site in the lists of browsers, seconds: a year.
+/// Minimum `max-age` of a site in the preload lists of browsers, in seconds: a year.
 const PRELOAD_AGE_MIN: u64 = 31_536_000;

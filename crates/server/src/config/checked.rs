@@ -1,11 +1,12 @@
-//! What the keys of the configuration mean together: a [`File`], completed by flags, becomes [`Settings`].
+//! Checks the keys of the configuration together: a [`File`], completed by flags, becomes [`Settings`].
 //!
-//! Flags go over the file, the file over the defaults; `settle` is where they meet. What it hands out needs no second look: an
-//! address can be bound, a root was a directory, a header value cannot break out of its line. What it refuses, it notes with its
-//! place, and goes on, so that one run tells everything. The file is left as it is in force, with absolute paths, to be printed.
+//! Flags override the file, the file overrides the defaults. [`settle`] checks everything once, so that its users need
+//! not: an address can be bound, a root is a directory, a header value has no line end. It records each error with its
+//! position and continues, so that one run reports all of them. The file becomes the configuration in force, with
+//! absolute paths, to be printed.
 //!
-//! A default that depends on another key (`min_spare` on `max`, say) gives way when only the other one is written; two that are
-//! written and contradict each other are a problem.
+//! A default that conflicts with another key (`min_spare` with `max`, for instance) is adapted if only the other key is
+//! set; two keys that are both set and conflict are an error.
 
 use std::collections::HashMap;
 use std::io;
@@ -31,25 +32,26 @@ use super::settings::{Address, AppKind, AppSettings, Form, Listen, LogTarget, fo
 use super::types;
 use crate::certificate::Certificate;
 
-/// Everything that a server is configured with: the file in force, and what was made from it.
+/// The complete configuration of a server: the file in force, and everything derived from it.
 ///
-/// It never changes: a SIGHUP makes another one.
+/// It never changes: a SIGHUP creates another one.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The file as it is in force: completed, with flags in the place of what it says, and with absolute paths.
+    /// The file in force: completed with defaults, overridden by flags, with absolute paths.
     pub file: File,
     /// Event loops, threads or processes, 1 or more.
     pub workers: usize,
     /// The sites; the first is the default one.
     pub sites: Arc<Sites>,
-    /// Where each site's files are, absolute paths: `roots[site.number]`. They were directories that could be entered when the settings
-    /// were made.
+    /// The absolute path of each site's root: `roots[site.number]`. Each was an accessible directory when the settings
+    /// were created.
     pub roots: Vec<PathBuf>,
-    /// Files of names and passwords, absolute paths: those of a guard are at `accounts[guard.accounts]`.
+    /// Absolute paths of the password files: that of a guard is `accounts[guard.accounts]`.
     pub accounts: Vec<PathBuf>,
     /// How each site's applications run: `apps[site.number][rule]`, with the rules of the site.
     pub apps: Vec<Vec<AppSettings>>,
-    /// Each site's certificates with their private keys: `certificates[site.number]`. If an address has TLS, a site has one.
+    /// The certificates of each site: `certificates[site.number]`. If an address has TLS, at least one site has a
+    /// certificate.
     pub certificates: Vec<Vec<Certificate>>,
     /// Verifies clients' certificates, if they are requested.
     pub client_verifier: Option<Arc<dyn ClientCertVerifier>>,
@@ -76,8 +78,8 @@ impl DerefMut for Settings {
     }
 }
 
-/// Makes settings of a file and the flags that set no key; paths in the file are relative to `folder`. `None` only with a
-/// finding.
+/// Builds the settings from a file and the flags that set no key; paths in the file are relative to `folder`. Returns
+/// `None` only if an error was recorded.
 pub(super) fn settle(flags: &Serve, read: Read<'_>, folder: &Path, findings: &mut Findings) -> Option<Settings> {
     Checker { folder, read: &read, findings, accounts: Vec::new() }.settings(flags, read.file.clone(), read.root())
 }
@@ -89,7 +91,7 @@ pub(super) struct Checker<'a> {
     folder: &'a Path,
     pub(super) read: &'a Read<'a>,
     pub(super) findings: &'a mut Findings,
-    /// Files of accounts that have been named so far, and where first.
+    /// The password files named so far, and where each was named first.
     accounts: Vec<(PathBuf, Range<usize>)>,
 }
 
@@ -97,7 +99,7 @@ impl Checker<'_> {
     fn settings(&mut self, flags: &Serve, mut file: File, root: Node<'_>) -> Option<Settings> {
         self.listen(root, root.get("listen"));
         let form = form(file.architecture);
-        // One of a pool has one connection.
+        // A worker of a pool has one connection.
         let most = file.limits.max_connections.filter(|_| form.pool).unwrap_or(usize::MAX);
         let workers = file.workers.unwrap_or(form.workers).min(most);
         file.workers = Some(workers);
@@ -127,7 +129,7 @@ impl Checker<'_> {
         }
         let mut seen = HashMap::new();
         for text in node.elements() {
-            // Port 0 asks the system for a free one, and may well be asked for twice.
+            // Port 0 requests a free port, and may be configured several times.
             if let Ok(Listen { address, .. }) = Listen::parse(text.text())
                 && address.port() != 0
                 && let Some(earlier) = seen.insert(address, text.span())
@@ -138,7 +140,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A value that must not exceed another; without being written, it gives way.
+    /// Checks that a value does not exceed another; a default is lowered instead.
     fn at_most<T: PartialOrd + Copy>(
         &mut self,
         table: Node<'_>,
@@ -148,7 +150,7 @@ impl Checker<'_> {
         if *value <= most {
             return;
         }
-        // A flag was not written with this file in mind.
+        // A flag was not chosen for this file: it lowers the value without an error.
         let Some(place) = table.get(name).place().filter(|_| !table.get(other_name).is_flag()) else {
             *value = most;
             return;
@@ -234,7 +236,7 @@ impl Checker<'_> {
     fn limits(&mut self, file: &mut File, node: Node<'_>) {
         let limits = &mut file.limits;
         if node.get("max_header_bytes").place().is_none() {
-            // A longer line was asked for, and it is part of the header.
+            // The request line is part of the header.
             limits.max_header_bytes = limits.max_header_bytes.max(limits.max_request_line_bytes);
         }
         let most = limits.max_header_bytes;
@@ -255,7 +257,8 @@ impl Checker<'_> {
     /// The sites and their roots.
     fn sites(&mut self, flags: &Serve, file: &mut File, root: Node<'_>) -> Option<OfSites> {
         let mut places: Vec<Node<'_>> = root.get("site").elements().collect();
-        // The shorthand goes first; without it and without any site, the directory of the command line makes one.
+        // The shorthand is the first site; without it and without any site, the directory of the command line is a
+        // site.
         if file.root.is_some() || (file.site.is_empty() && flags.dir.is_some()) {
             let root_of_file = file.root.take();
             file.site.insert(0, SiteTable { root: root_of_file, ..SiteTable::default() });
@@ -479,7 +482,7 @@ impl Checker<'_> {
             }
             (.., Some(_)) => RouteAction::Respond(Arc::new(self.fixed_response(table, node))),
             _ if kind == "deny" => {
-                // The others are about the form of a request, or ask for credentials that would change nothing.
+                // Others concern the form of a request, or request credentials that would change nothing.
                 let good = [400, 403, 404, 410, 429, 451, 500, 503];
                 RouteAction::Deny(self.route_status(&mut table.status, status, 403, "a denial", &good))
             }
@@ -621,7 +624,7 @@ impl Checker<'_> {
         Some((rule, settings))
     }
 
-    /// What an application is: one of three keys says it.
+    /// Returns the kind of an application, which one of three keys defines.
     fn app_kind(&mut self, app: &mut AppTable, node: Node<'_>) -> Option<AppKind> {
         let kinds = ["cgi", "fastcgi", "command"];
         let mut given = kinds.iter().filter_map(|kind| Some((*kind, node.get(kind).place()?)));
@@ -662,8 +665,8 @@ impl Checker<'_> {
     }
 }
 
-/// The paths of an application. One that knows its own paths and has all beneath `/dav/**` is at `/dav`: so its name
-/// (SCRIPT_NAME) is the same for each of them, as it is written into the links of a mounted application.
+/// Returns the paths of an application. One that is mounted at `/dav/**` (`files = false`) gets the path `/dav`: its
+/// SCRIPT_NAME, which it writes into its links, is then the same for all paths below.
 fn mount(written: &Glob, files: bool) -> Glob {
     let folder = written.as_str().strip_suffix("/**").filter(|_| !files);
     let mount = match folder {
@@ -674,10 +677,10 @@ fn mount(written: &Glob, files: bool) -> Glob {
     mount.unwrap_or_else(|| written.clone())
 }
 
-/// Whether this is a directory that can be served: what is wrong, and the way out.
+/// Checks that this is a directory that can be served; the error is the message and the remedy.
 fn folder_to_serve(path: &Path) -> Result<(), (String, String)> {
     let shown = path.display();
-    // The dot asks for the directory's own search permission too, without which nothing in it can be opened.
+    // The dot tests the directory's own search permission too, without which nothing in it can be opened.
     let reason = match std::fs::metadata(path).map(|root| (root.is_dir(), std::fs::metadata(path.join(".")))) {
         Ok((false, _)) => {
             let holder = path.parent().unwrap_or(path).display();
@@ -699,7 +702,7 @@ fn folder_to_serve(path: &Path) -> Result<(), (String, String)> {
     })
 }
 
-/// The names by which applications know a root: as it is configured, and without the symbolic links in it.
+/// Returns the names by which applications know a root: as configured, and with its symbolic links resolved.
 fn root_names(root: Option<&Option<PathBuf>>) -> Vec<Box<[u8]>> {
     let Some(path) = root.and_then(Option::as_ref) else {
         return Vec::new();
@@ -708,7 +711,7 @@ fn root_names(root: Option<&Option<PathBuf>>) -> Vec<Box<[u8]>> {
     [path.clone()].into_iter().chain(real).map(|path| path.as_os_str().as_encoded_bytes().into()).collect()
 }
 
-/// Whether a file is below a directory, by its own name or by where that leads.
+/// Returns whether a file is below a directory, by its own name or by the target of a link.
 fn lies_within(file: &Path, folder: &Path) -> bool {
     let Ok(folder) = folder.canonicalize() else { return false };
     let name = file.parent().and_then(|parent| parent.canonicalize().ok());
@@ -716,7 +719,7 @@ fn lies_within(file: &Path, folder: &Path) -> bool {
     is_within(name) || is_within(file.canonicalize().ok())
 }
 
-/// Whether a log can be written here; the file itself need not be there yet.
+/// Checks that a log can be written here; the file itself need not exist yet.
 fn log_file(path: &Path) -> Result<(), (String, &'static str)> {
     let shown = path.display();
     if path.is_dir() {

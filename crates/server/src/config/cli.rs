@@ -1,8 +1,8 @@
 //! The command line.
 //!
-//! A flag that sets a key of the configuration file has no meaning of its own: its value is put into the place of the key
-//! ([`Serve::overrides`]), and read and checked as if the file had it. clap finds unknown flags, and shows help, manual and
-//! completions, whose texts come from the schema ([`command`]).
+//! A flag that sets a key of the configuration file has no meaning of its own: its value replaces that of the key
+//! ([`Serve::overrides`]), and is parsed and checked as if it were in the file. clap rejects unknown flags, and
+//! generates help, manual and completions, whose texts come from the schema ([`command`]).
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -55,8 +55,8 @@ pub struct Serve {
     pub print_config: bool,
 }
 
-/// The flags that set a key: flag, key, and the name of the value in the help. Description, default, choices and checks are those
-/// of the key.
+/// The flags that set a key: flag, key, and the name of the value in the help. Description, default, choices and checks
+/// are those of the key.
 const KEYS: [(&str, &str, &str); 13] = [
     ("listen", "listen", "ADDR:PORT"),
     ("architecture", "architecture", "ARCHITECTURE"),
@@ -75,7 +75,7 @@ const KEYS: [(&str, &str, &str); 13] = [
 
 const NUMBER: &str = "N";
 
-/// What `--without` takes for all switches.
+/// The value of `--without` for all switches.
 const ALL: &str = "all";
 
 /// Values of the flags in [`KEYS`], each with flag and key, as TOML.
@@ -169,7 +169,7 @@ fn possible(arg: Arg, choices: Vec<(&'static str, String)>) -> Arg {
     if choices.is_empty() {
         return arg;
     }
-    // clap keeps names forever.
+    // clap requires static names.
     let value = |(name, about): (&str, String)| PossibleValue::new(&*name.replace('_', "-").leak()).help(about);
     arg.value_parser(PossibleValuesParser::new(choices.into_iter().map(value)))
 }
@@ -232,14 +232,14 @@ pub struct Preload {
     pub paths: Vec<OsString>,
 }
 
-/// Parses the command line, the program's name first. The error prints itself and knows its exit status: help and
-/// version are 0, wrong usage 2. Without a command, the answer is the help.
+/// Parses the command line, which begins with the program's name. The error can print itself and has an exit status: 0
+/// for help and version, 2 for wrong usage. Without a command the result is the help.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, clap::Error> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     if args.len() <= 1 {
         args = ["amped", "--help"].map(OsString::from).into();
     }
-    // Descriptions and choices come from the schema, which takes four times as long to build as the rest of a start.
+    // Descriptions and choices come from the schema; building it takes four times as long as the rest of a start.
     Amped::try_parse_from(&args)
         .or_else(|_| Amped::from_arg_matches(&command().try_get_matches_from(&args)?))
         .map(|amped| amped.command)
@@ -292,7 +292,7 @@ mod tests {
         let args = ["amped", "serve"].iter().chain(args).map(OsString::from);
         match parse(args)? {
             Command::Serve(serve) => Ok(*serve),
-            Command::Check(_) | Command::Config(_) | Command::Preload(_) => panic!("asked to serve"),
+            Command::Check(_) | Command::Config(_) | Command::Preload(_) => panic!("expected `serve`"),
         }
     }
 

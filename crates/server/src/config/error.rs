@@ -1,9 +1,9 @@
-//! What is wrong with a configuration: every problem, its place in the file, and the way out.
+//! Errors of a configuration: each with its position in the file and a remedy.
 //!
-//! `file` and `checked` find the problems and note them in `Findings`; at the end it becomes one [`Error`]. Each
-//! problem is printed twice over: as `file:line:column: message`, which editors and scripts can follow, and below that
-//! as the lines in question, drawn by miette, for people. The fault is always the operator's: a program error here is
-//! an assertion, and a failing system call names the file that the operator gave.
+//! `read` and `checked` record errors in [`Findings`], which finally becomes one [`Error`]. Each error is printed in
+//! two forms: as `file:line:column: message`, for editors and scripts, and below that as the lines concerned, rendered
+//! by miette, for people. All of them are the operator's errors: a bug of this program is an assertion, and a failed
+//! system call names the file that the operator specified.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,24 +12,24 @@ use std::sync::Arc;
 
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, Report};
 
-/// Everything that is wrong with a configuration, in the order of the file. Never empty.
+/// All errors of a configuration, in the order of the file. Never empty.
 #[derive(Debug)]
 pub struct Error {
     problems: Vec<Problem>,
 }
 
 impl Error {
-    /// The problems, each with its message and place.
+    /// Returns the problems, each with its message and position.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// The exit status that this deserves: 2 if the command line alone is at fault, else 1.
+    /// Returns the exit status: 2 if the command line alone is wrong, else 1.
     pub fn exit_status(&self) -> u8 {
         if self.problems.iter().all(|problem| problem.usage) { 2 } else { 1 }
     }
 
-    /// The whole report; `colour` for a terminal. `Display` is the same without colour.
+    /// Formats the whole report; `colour` is for a terminal. `Display` is the same without colour.
     pub fn report(&self, colour: bool) -> String {
         let mut report = String::new();
         for problem in &self.problems {
@@ -50,7 +50,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A configuration file as it was read.
+/// The text of a configuration file.
 #[derive(Debug)]
 pub struct Source {
     /// Its name, as the operator gave it.
@@ -60,7 +60,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Line and column of a byte, both from 1; columns count characters, as editors do.
+    /// Returns line and column of a byte, both from 1; columns count characters, as editors do.
     fn line_and_column(&self, offset: usize) -> (usize, usize) {
         let before = self.text.get(..offset).unwrap_or(&self.text);
         let line_start = before.rfind('\n').map_or(0, |end| end + 1);
@@ -68,29 +68,29 @@ impl Source {
     }
 }
 
-/// One thing that is wrong.
+/// One error.
 #[derive(Debug)]
 pub struct Problem {
     message: String,
     help: Option<String>,
-    /// Where it is, and an earlier place it has to do with; without a file, the command line is at fault.
+    /// Its position, and an earlier position that it refers to; `None`: the command line is wrong.
     source: Option<Arc<Source>>,
     spans: Vec<(Range<usize>, Option<String>)>,
     usage: bool,
 }
 
 impl Problem {
-    /// What is wrong, in one line.
+    /// Returns the message, one line.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// What to do about it.
+    /// Returns the remedy.
     pub fn help(&self) -> Option<&str> {
         self.help.as_deref()
     }
 
-    /// File, line and column, the last two from 1; `None` if no place in a file is at fault.
+    /// Returns file, line and column, the last two from 1; `None` if the error has no position in a file.
     pub fn place(&self) -> Option<(&str, usize, usize)> {
         let (source, (span, _)) = (self.source.as_ref()?, self.spans.first()?);
         let (line, column) = source.line_and_column(span.start);
@@ -109,7 +109,7 @@ impl Problem {
                 _ => LabeledSpan::new_with_span(label.clone(), span),
             }
         });
-        // The message is empty, because our own line, made for tools, has it.
+        // The message is empty, because the line for tools has it already.
         let drawing = MietteDiagnostic {
             help: self.help.clone(),
             labels: Some(labels.collect()),
@@ -119,18 +119,18 @@ impl Problem {
         let theme = if colour { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
         let handler = GraphicalReportHandler::new_themed(theme).with_width(100);
         let mut drawn = String::new();
-        // Writing to a string cannot fail, and miette fails only on spans outside the text, which toml does not give;
-        // even then the line above says all that matters.
+        // Writing to a string cannot fail, and miette fails only for spans outside the text, which toml does not
+        // return; even then the line above has the message.
         let _ = handler.render_report(&mut drawn, Report::new(drawing).with_source_code(text).as_ref());
         let drawn = drawn.split_once('\n').map_or("", |(_, rest)| rest);
         format!("{file}:{line}:{column}: {}\n{drawn}\n", self.message)
     }
 }
 
-/// Where a value from the command line stands: beyond any text, at the number of its flag.
+/// The position of a value from the command line: beyond any text, plus the number of its flag.
 pub(super) const FLAGS: usize = usize::MAX / 2;
 
-/// Problems as they are found.
+/// The errors found so far.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     source: Option<Arc<Source>>,
@@ -139,22 +139,22 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Findings in this text, and in the values of these flags.
+    /// Creates an empty list for this text and the values of these flags.
     pub(super) fn within(source: Option<Arc<Source>>, flags: Vec<&'static str>) -> Findings {
         Findings { source, flags, problems: Vec::new() }
     }
 
-    /// Nothing was found so far.
+    /// Returns whether there are no errors so far.
     pub(super) fn is_empty(&self) -> bool {
         self.problems.is_empty()
     }
 
-    /// Something at this place of the file is wrong.
+    /// Records an error at this position of the file.
     pub(super) fn at(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<String>) {
         self.push(vec![(span, None)], message.into(), help.into(), false);
     }
 
-    /// The same, and `earlier` is what it contradicts.
+    /// Records an error that conflicts with an `earlier` position.
     pub(super) fn against(
         &mut self,
         span: Range<usize>,
@@ -166,7 +166,7 @@ impl Findings {
         self.push(spans, message.into(), help.into(), false);
     }
 
-    /// The value is well formed, but what it names is not there. That is not wrong usage, even for a flag.
+    /// Records that a well-formed value names something that does not exist. This is not wrong usage, even for a flag.
     pub(super) fn absent(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<String>) {
         self.at(span, message, help);
         if let Some(problem) = self.problems.last_mut() {
@@ -174,12 +174,12 @@ impl Findings {
         }
     }
 
-    /// Something outside the file is wrong: what the command line names is not there, say.
+    /// Records an error outside the file: for instance, a path on the command line does not exist.
     pub(super) fn outside(&mut self, message: impl Into<String>, help: impl Into<String>) {
         self.push(Vec::new(), message.into(), help.into(), false);
     }
 
-    /// The command line itself is wrong.
+    /// Records wrong usage of the command line.
     pub(super) fn usage(&mut self, message: impl Into<String>, help: impl Into<String>) {
         self.push(Vec::new(), message.into(), help.into(), true);
     }
@@ -190,19 +190,19 @@ impl Findings {
             return self.push(Vec::new(), format!("--{flag}: {message}"), help, true);
         }
         spans.retain(|(span, _)| span.start < FLAGS);
-        // A message is one line, so that a line is a message for tools; some of toml's are several.
+        // Tools expect one message per line; some messages of toml have several lines.
         let message = message.lines().map(str::trim).collect::<Vec<_>>().join("; ");
         let help = (!help.is_empty()).then_some(help);
         let source = if spans.is_empty() { None } else { self.source.clone() };
         self.problems.push(Problem { message, help, source, spans, usage });
     }
 
-    /// What was found behind this place followed from something else.
+    /// Removes errors after this position: they are consequences of another one.
     pub(super) fn forget_behind(&mut self, offset: usize) {
         self.problems.retain(|problem| problem.spans.first().is_none_or(|(span, _)| span.start <= offset));
     }
 
-    /// `value` if nothing was found, else what was found.
+    /// Returns `value` if there are no errors, else the errors.
     pub(super) fn into_result<T>(mut self, value: Option<T>) -> Result<T, Error> {
         self.problems.sort_by_key(|problem| problem.spans.first().map(|(span, _)| span.start));
         match value {
@@ -215,7 +215,7 @@ impl Findings {
     }
 }
 
-/// A failing system call on a file of the configuration.
+/// Returns the error of a failed system call on a configuration file.
 pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> Error {
     let help = match error.kind() {
         std::io::ErrorKind::NotFound => "check the path after `--config`, or omit it and give the directory to serve",

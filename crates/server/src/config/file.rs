@@ -1,7 +1,7 @@
 //! The configuration file: its tables in their order, and the keys of a site. `settings` has the other tables.
 //!
-//! [`File`] is what serde reads and what `--print-config` prints; see `settings` for how a key is defined. serde's `flatten` and
-//! `untagged` are not used anywhere, because an error in what passes through them has no place in the text.
+//! serde reads [`File`], and `--print-config` prints it; see `settings` for how a key is defined. serde's `flatten` and
+//! `untagged` are not used anywhere, because errors in such values would have no position in the text.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

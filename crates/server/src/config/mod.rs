@@ -2,11 +2,11 @@
 //!
 //! 1. [`settings`], `file` and core define each key once; `schema` has descriptions, ranges and examples of them.
 //! 2. [`cli`] has the flags. Those that set a key put their value in the place of the key.
-//! 3. `read` parses the text into a `File`, checks each value, and knows the place of each.
+//! 3. `read` parses the text into a `File`, checks each value, and keeps the position of each.
 //! 4. `checked` checks keys together and builds the [`Settings`].
 //! 5. `print` prints: the configuration in force, the example and the reference.
 //!
-//! Roots are checked here but opened by the server: they may vanish in between.
+//! Roots are checked here but opened by the server: they may disappear in between.
 
 mod certificates;
 mod checked;
@@ -62,13 +62,13 @@ pub fn load(flags: &cli::Serve) -> Result<Settings, Error> {
         })
     });
     let text = text.map_err(|reason| error::unreadable(path, &reason))?;
-    // An absolute path that was given has a folder, whatever the current one is.
+    // An absolute path does not depend on the current directory.
     let absolute = std::path::absolute(path).map_err(|reason| error::unreadable(path, &reason))?;
     let folder = absolute.parent().map_or_else(PathBuf::new, Path::to_path_buf);
     parse(flags, Some(Source { name: path.display().to_string(), text }), &folder)
 }
 
-/// What `amped check` prints: the file is good, what it would do, and what is wrong with its certificates and accounts.
+/// Returns the output of `amped check`: that the file is valid, a summary, and flaws of its certificates and accounts.
 pub fn check(flags: &cli::Check) -> Result<String, Error> {
     let settings = load(&cli::Serve { config: Some(flags.config.clone()), ..cli::Serve::default() })?;
     let addresses: Vec<String> = settings.listen.iter().map(|listen| listen.to_string()).collect();
@@ -86,7 +86,8 @@ pub fn check(flags: &cli::Check) -> Result<String, Error> {
     findings.into_result(Some(summary))
 }
 
-/// A line for each invalid entry of this file. One whose hash costs too much to verify is an error, because it looks valid.
+/// Returns a line for each invalid entry of this file. An entry whose hash costs too much to verify is an error,
+/// because it looks valid.
 fn check_accounts(path: &Path, findings: &mut Findings) -> String {
     let shown = path.display();
     let accounts = match accounts::read(path) {

@@ -1,7 +1,7 @@
-//! The optimisations of the papers, each a switch, so that its worth can be measured.
+//! The optimisations of the papers, each with a switch, so that its effect can be measured.
 //!
-//! What a switch does is said with its key, and where it takes effect the code names it again. Off, the server does what the
-//! server of the paper did without it, which is slower and never wrong.
+//! The comment of each key describes its switch, and the code names it again where it takes effect. With a switch off,
+//! the server works as that of the paper did without the optimisation: slower, with the same responses.
 
 use std::time::Duration;
 
@@ -57,14 +57,14 @@ impl Optimise {
         toml::Table::try_from(Optimise::default()).map(|table| table.keys().cloned().collect()).unwrap_or_default()
     }
 
-    /// What the caches may hold, with those that are off left empty.
+    /// Returns the cache budgets, zero for caches that are switched off.
     #[must_use]
     pub fn budgets(&self, mut budgets: Budgets) -> Budgets {
         if !self.uri_cache {
             budgets.uri_entries = 0;
         }
         if !self.path_cache {
-            // A choice is one among what a name means.
+            // A choice is made among the variants of a cached name.
             (budgets.path_entries, budgets.negotiation_entries) = (0, 0);
         }
         if !self.header_cache {

@@ -1,8 +1,8 @@
-//! The configuration on paper, all from its schema: as it is in force (`amped serve --print-config`), as an example to start
-//! from, and as a reference.
+//! Prints the configuration, with descriptions from its schema: the one in force (`amped serve --print-config`), an
+//! example to start from, and the reference.
 //!
-//! What is printed reads back to the same settings, wherever it is put, since its paths are absolute. Each key is there, a key
-//! without a value as a comment, so that a page is also the list of everything that can be set.
+//! The printed configuration parses to the same settings in any directory, since its paths are absolute. It has every
+//! key, those without a value as comments, so that it also lists everything that can be set.
 
 use std::fmt::Write as _;
 
@@ -18,16 +18,16 @@ pub(super) fn print(file: &File) -> String {
     page.0
 }
 
-/// An example to start from: what is set in it is all that a server of a directory needs, all else is there as a comment.
+/// Returns an example to start from: it sets only the keys needed to serve a directory, and has all others as comments.
 pub(super) fn example() -> String {
     let site = json!([{ "root": "site", "listing": true }]);
     let set = json!({ "listen": ["127.0.0.1:8080", "[::1]:8080"], "log": { "access": "-" }, "site": site });
     let mut page = Page(
         "#:schema amped.schema.json\n\
          # An example to start from. Serve it with      amped serve --config examples/amped.toml\n\
-         # and see what is wrong with your own by       amped check --config FILE\n\
+         # Check your own file with                     amped check --config FILE\n\
          #\n\
-         # Every key is optional. A key behind a # has its default, or an example where there is none; flags override this file.\n\
+         # Every key is optional. A key in a comment has its default, or else an example value; flags override this file.\n\
          # docs/configuration.md describes each key, `amped serve --print-config` prints the values in force.\n\
          # Paths are relative to the directory of this file. Times are \"500ms\", \"10s\", \"2m\", \"1h\"; sizes 512, \"64KiB\", \"10MB\".\n\n"
             .to_owned(),
@@ -39,7 +39,7 @@ pub(super) fn example() -> String {
 struct Page(String);
 
 impl Page {
-    /// The keys of a table, and the tables in it. `way` leads to it, and is empty for the whole file.
+    /// Appends the keys of a table, and the tables in it. `way` is its dotted path, empty for the whole file.
     fn table(&mut self, table: &Value, set: &Value, way: &str) {
         let (tables, keys): (Vec<_>, Vec<_>) = schema::keys(table).partition(|(_, schema)| schema::is_table(schema));
         for (key, schema) in keys {
@@ -65,7 +65,7 @@ impl Page {
                 self.line(&format!("[[{way}]]"), &about);
                 self.table(inner, element, &way);
             }
-            // A list of sites is there without an example of one.
+            // The list of sites is printed without an example element.
             if elements.is_empty() && way.contains('.') {
                 self.0.push('\n');
                 self.line(&format!("# [[{way}]]"), &about);
@@ -85,17 +85,17 @@ impl Page {
     }
 }
 
-/// A table without names is none; an empty list is a value.
+/// Returns whether a key is set: an empty table is not a value, an empty list is.
 fn is_set(value: &Value) -> bool {
     !value.is_null() && value.as_object().is_none_or(|table| !table.is_empty())
 }
 
-/// What stands for a key that is not set: an example, else its default.
+/// Returns the value to show for a key that is not set: an example, else its default.
 fn shown(schema: &Value) -> &Value {
     schema.get("examples").map_or(&schema["default"], |examples| &examples[0])
 }
 
-/// What a key is for, with the values that it may have.
+/// Returns the description of a key, with its possible values.
 fn comment(schema: &Value) -> String {
     let about = schema::description(schema).0;
     let choices = if schema["type"] == "array" { Vec::new() } else { schema::choices(schema) };
@@ -108,7 +108,7 @@ fn comment(schema: &Value) -> String {
     }
 }
 
-/// A value as TOML has it.
+/// Formats a value as TOML.
 pub(super) fn literal(value: &Value) -> String {
     match value {
         Value::String(text) => toml::Value::from(text.as_str()).to_string(),
@@ -121,7 +121,7 @@ pub(super) fn literal(value: &Value) -> String {
     }
 }
 
-/// A key as TOML has it.
+/// Formats a key as TOML.
 fn name(key: &str) -> String {
     let is_bare = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
     if is_bare { key.to_owned() } else { literal(&key.into()) }
@@ -131,7 +131,7 @@ fn name(key: &str) -> String {
 pub(super) fn reference() -> String {
     let mut page = "# Configuration\n\n\
         `amped serve --config FILE` reads a file of TOML; [examples/amped.toml](../examples/amped.toml) is one to start from, \
-        `amped check --config FILE` says what is wrong with it, and `amped serve --print-config` prints all values in force. Flags \
+        `amped check --config FILE` reports its errors, and `amped serve --print-config` prints all values in force. Flags \
         override the file. Paths are relative to the directory of the file. A time is a whole number with a unit: `500ms`, `10s`, `2m`, \
         `1h`; a size is a number of bytes or text such as `64KiB`, `10MB`, `1GiB`. A pattern matches paths: `*` within a directory, `**` \
         across directories, `?` one character, `{a,b}` either; one without a slash matches the name of a file in any directory. SIGHUP reads \
@@ -153,7 +153,7 @@ fn section(page: &mut String, table: &Value, way: &str) {
             let _ = write!(about, "<br>`{choice}`: {meaning}");
         }
         let default = match &schema["default"] {
-            // An optional value may be null, or is so by default.
+            // An optional value may be null, or is null by default.
             Value::Null if schema.get("default").is_none() && schema["type"].is_string() => "required".to_owned(),
             Value::Null => String::new(),
             default => format!("`{}`", literal(default)),

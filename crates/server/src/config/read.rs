@@ -1,11 +1,11 @@
-//! Reads the configuration file: TOML becomes a [`File`], or a report of all that is wrong with its shape and ranges.
+//! Reads the configuration file: TOML becomes a [`File`], or a report of all errors in its syntax, types and ranges.
 //!
-//! Only what can be said of a key alone is judged here: is it known, is the value of the right kind and in its range. What keys
-//! mean together, and whether they fit the machine, is for `checked`, which finds the place of each in the [`Node`]s.
+//! This file checks each key by itself: whether it is known, and whether its value has the right type and is in range.
+//! `checked` checks keys together and against the machine, and gets the position of each from the [`Node`]s.
 //!
-//! serde stops at the first mistake, and an administrator wants all of them. So the text is first read into a tree of values
-//! that know their places; when serde refuses one, that one is noted, taken out of the tree, and the rest is read again
-//! (`read`). Each round takes something out, so the rounds end.
+//! serde stops at the first error, but an administrator wants all of them. So the text is first parsed into a tree of
+//! values with their positions; when serde rejects one, the error is recorded, the value is removed from the tree, and
+//! the rest is deserialised again ([`read`]). Each round removes something, so this terminates.
 
 use std::ops::Range;
 
@@ -19,43 +19,43 @@ use super::error::{FLAGS, Findings};
 use super::file::File;
 use super::schema;
 
-/// A place in the file: a value with its span, or nothing where a key is not written.
+/// A position in the file: a value with its span, or nothing for a key that is not set.
 #[derive(Clone, Copy)]
 pub(super) struct Node<'a>(Option<&'a Spanned<DeValue<'a>>>);
 
 impl<'a> Node<'a> {
-    /// Where the value stands; `None` if neither the file nor a flag has it.
+    /// Returns the span of the value; `None` if neither the file nor a flag sets it.
     pub(super) fn place(self) -> Option<Range<usize>> {
         self.0.map(Spanned::span)
     }
 
-    /// Whether the value comes from a flag.
+    /// Returns whether the value comes from a flag.
     pub(super) fn is_flag(self) -> bool {
         self.span().start >= FLAGS
     }
 
-    /// Where the value stands; the start of the file if it is not written.
+    /// Returns the span of the value; the start of the file if it is not set.
     pub(super) fn span(self) -> Range<usize> {
         self.place().unwrap_or(0..0)
     }
 
-    /// A key of this table.
+    /// Returns a key of this table.
     pub(super) fn get(self, key: &str) -> Node<'a> {
         Node(self.0.and_then(|value| value.get_ref().get(key)))
     }
 
-    /// The text at this place.
+    /// Returns the text of this value.
     pub(super) fn text(self) -> &'a str {
         self.0.and_then(|value| value.get_ref().as_str()).unwrap_or_default()
     }
 
-    /// Elements of this list.
+    /// Returns the elements of this list.
     pub(super) fn elements(self) -> impl Iterator<Item = Node<'a>> {
         let array = self.0.and_then(|value| value.get_ref().as_array());
         array.into_iter().flat_map(|array| array.iter()).map(|value| Node(Some(value)))
     }
 
-    /// Names in this table, each with its place, and what stands there, in the order of the text.
+    /// Returns the keys of this table, each with its span and its value, in the order of the text.
     pub(super) fn entries(self) -> impl Iterator<Item = (&'a str, Range<usize>, Node<'a>)> {
         let table = self.0.and_then(|value| value.get_ref().as_table());
         let mut entries: Vec<_> = table.into_iter().flat_map(|table| table.iter()).collect();
@@ -64,33 +64,33 @@ impl<'a> Node<'a> {
     }
 }
 
-/// A file as it was read, and the places of what is written in it.
+/// A parsed file, and the positions of its values.
 pub(super) struct Read<'a> {
-    /// What was wrong is missing.
+    /// The file without its invalid values.
     pub(super) file: File,
     tree: Spanned<DeValue<'a>>,
-    /// Keys that were removed, or something in them, because they were wrong, each with the place of its table.
+    /// Keys that were removed, entirely or in part, because they were invalid, each with the span of its table.
     taken: Vec<(Range<usize>, String)>,
 }
 
 impl Read<'_> {
-    /// Whether one of these keys of a table was wrong, and so is not really missing.
+    /// Returns whether one of these keys of a table was invalid, and so is not really missing.
     pub(super) fn is_taken(&self, table: Node<'_>, keys: &[&str]) -> bool {
         self.taken.iter().any(|(place, key)| *place == table.span() && keys.contains(&key.as_str()))
     }
 
-    /// Whether no key of a table was wrong, so that it has all that was written.
+    /// Returns whether no key of a table was invalid, so that it is complete.
     pub(super) fn is_complete(&self, table: Node<'_>) -> bool {
         self.taken.iter().all(|(place, _)| *place != table.span())
     }
 
-    /// The place of the whole file.
+    /// Returns the whole file.
     pub(super) fn root(&self) -> Node<'_> {
         Node(Some(&self.tree))
     }
 }
 
-/// Reads a file and the keys that flags set, noting each wrong value.
+/// Reads a file and the keys that flags set, and records each invalid value.
 pub(super) fn read<'a>(text: &'a str, overrides: &'a [Override], findings: &mut Findings) -> Read<'a> {
     let mut tree = grammar(text, findings).unwrap_or_else(|| Spanned::new(0..0, DeTable::new()));
     refuse_homeless(text, tree.get_mut(), findings);
@@ -125,10 +125,10 @@ pub(super) fn read<'a>(text: &'a str, overrides: &'a [Override], findings: &mut 
     Read { file, tree, taken }
 }
 
-/// What stands for a missing key, good for every other key of its table, so that the rest of the table can be checked.
+/// Substitutes for missing required keys, compatible with all other keys of the table, so that the rest can be checked.
 const STAND_INS: [(&str, &str); 2] = [("match", "/*/*/*/*/*/*/*/*/**"), ("directory", "/")];
 
-/// Puts the value of a flag into the place of the key that it sets. Its span begins at `start`; its end tells elements apart.
+/// Inserts the value of a flag as the key that it sets. Its span begins at `start`; its end distinguishes elements.
 fn put<'a>(tree: &mut DeTable<'a>, key: &'a Override, start: usize) {
     let place = |value: Spanned<DeValue<'a>>| Spanned::new(start..start + 1 + value.span().end, value.into_inner());
     let Ok(mut value) = DeValue::parse(&key.value).map(place) else { return };
@@ -141,7 +141,7 @@ fn put<'a>(tree: &mut DeTable<'a>, key: &'a Override, start: usize) {
         if !table.contains_key(key.table) {
             table.insert(name(key.table), Spanned::new(start..start + 1, DeValue::Table(DeTable::new())));
         }
-        // Else it is no table, which is reported.
+        // Otherwise it is not a table, which is reported.
         let Some(DeValue::Table(inner)) = table.get_mut(key.table).map(Spanned::get_mut) else { return };
         table = inner;
     }
@@ -149,7 +149,7 @@ fn put<'a>(tree: &mut DeTable<'a>, key: &'a Override, start: usize) {
     table.insert(name(&key.key), value);
 }
 
-/// What a key may be, as the way out.
+/// Returns the permitted values of a key, as a remedy.
 fn help_for(schema: &Value) -> String {
     let range = match (schema["minimum"].as_u64(), schema["maximum"].as_u64()) {
         (Some(least), Some(most)) => format!("write {least} to {most}"),
@@ -163,8 +163,8 @@ fn help_for(schema: &Value) -> String {
     }
 }
 
-/// Of a site's table above the first `[[site]]`, such as `[[site.app]]`, TOML makes a table `site` that is no list; what is
-/// wrong with it then would be told of everything in it.
+/// Reports a table of a site, such as `[[site.app]]`, above the first `[[site]]`. TOML parses it as a table `site` that
+/// is not a list, which would cause an error for everything in it.
 fn refuse_homeless(text: &str, tree: &mut DeTable<'_>, findings: &mut Findings) {
     let Some((key, value)) = tree.iter().find(|(key, _)| key.get_ref() == "site") else { return };
     let rest = &text[key.span().end..];
@@ -183,24 +183,24 @@ fn refuse_homeless(text: &str, tree: &mut DeTable<'_>, findings: &mut Findings) 
     tree.remove(&key);
 }
 
-/// The tree of a text that is TOML; else its faults are noted. No tree is made then: with a bracket missing it would be
-/// a guess, and complaints about its keys would hide the one that matters.
+/// Parses a text as TOML, or records its syntax errors. Then there is no tree: with a missing bracket it would be a
+/// guess, and errors in its keys would hide the one that matters.
 fn grammar<'a>(text: &'a str, findings: &mut Findings) -> Option<Spanned<DeTable<'a>>> {
-    // Enough for what a person writes. Another kind of file, given by mistake, has a fault in every line.
+    // Enough for a file written by hand. A file of another kind, named by mistake, has an error in every line.
     const FAULTS_MAX: usize = 10;
     let (tree, mut faults) = DeTable::parse_recoverable(text);
     if faults.is_empty() {
         return Some(tree);
     }
-    // toml goes on behind a fault, but one open bracket then brings a complaint about every line that follows. So only
-    // the first is believed, its line is made blank, and the rest is read again.
+    // toml continues after an error, but one open bracket then causes an error in every following line. So only the
+    // first one is recorded, its line is blanked, and the rest is parsed again.
     let mut rest = text.to_owned();
     for _ in 0..FAULTS_MAX {
         let Some(fault) = faults.iter().min_by_key(|fault| fault.span().map_or(0, |span| span.start)) else { break };
         let span = fault.span().unwrap_or(0..0);
         let is_double = fault.message() == "duplicate key";
         if is_double && text[..span.start].ends_with("[[") && text.get(span.clone()) == Some("site") {
-            // Above it there was one, of what belongs to it.
+            // A table of a site precedes it.
             let help = "write it above the first table that belongs to it, such as `[[site.app]]` or `[site.types]`";
             findings.at(span.clone(), "this `[[site]]` follows a table that belongs to a site", help);
         } else {
@@ -210,7 +210,7 @@ fn grammar<'a>(text: &'a str, findings: &mut Findings) -> Option<Spanned<DeTable
         let end = rest.get(start..)?.find('\n').map_or(rest.len(), |length| start + length);
         let unclosed = ["unclosed array", "unclosed inline table"];
         if unclosed.iter().any(|text| fault.message().starts_with(text)) {
-            // Where it should end nobody knows, so nothing behind it can be judged.
+            // Its intended end is unknown, so nothing after it can be checked.
             findings.forget_behind(span.start);
             break;
         }
@@ -223,14 +223,14 @@ fn grammar<'a>(text: &'a str, findings: &mut Findings) -> Option<Spanned<DeTable
     None
 }
 
-/// A step on the way to a value.
+/// A component of the path to a value.
 #[derive(Clone, Debug, PartialEq)]
 enum Step {
     Key(String),
     Element(usize),
 }
 
-/// The way to the innermost value at `span`, or whose key is there.
+/// Returns the path to the innermost value at `span`, or whose key is there.
 fn way_to(value: &DeValue<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
     let inner: Vec<(Step, Range<usize>, &Spanned<DeValue<'_>>)> = match value {
         DeValue::Table(table) => {
@@ -248,7 +248,7 @@ fn way_to(value: &DeValue<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
     Some([vec![step.clone()], way].concat())
 }
 
-/// The value at the end of the way.
+/// Returns the value at the end of the path.
 fn at<'t, 'a>(value: &'t mut Spanned<DeValue<'a>>, way: &[Step]) -> Option<&'t mut Spanned<DeValue<'a>>> {
     way.iter().try_fold(value, |value, step| match (value.get_mut(), step) {
         (DeValue::Table(table), Step::Key(key)) => table.get_mut(key.as_str()),
@@ -257,7 +257,7 @@ fn at<'t, 'a>(value: &'t mut Spanned<DeValue<'a>>, way: &[Step]) -> Option<&'t m
     })
 }
 
-/// Removes the value at the end of the way, and returns the keys on it, each with the place of its table.
+/// Removes the value at the end of the path, and returns the keys on it, each with the span of its table.
 fn remove(tree: &mut Spanned<DeValue<'_>>, way: &[Step]) -> Vec<(Range<usize>, String)> {
     let mut keys = Vec::new();
     for (n, step) in way.iter().enumerate() {
@@ -279,7 +279,7 @@ fn remove(tree: &mut Spanned<DeValue<'_>>, way: &[Step]) -> Vec<(Range<usize>, S
 
 fn insert(tree: &mut Spanned<DeValue<'_>>, way: &[Step], key: &'static str, text: &'static str) {
     if let Some(value) = at(tree, way) {
-        // Its own place is empty, so that a later fault at the table's place does not seem to be in it.
+        // Its span is empty, so that a later error at the table's position does not seem to be in it.
         let place = value.span().start..value.span().start;
         if let DeValue::Table(table) = value.get_mut() {
             table.insert(Spanned::new(place.clone(), key.into()), Spanned::new(place, DeValue::String(text.into())));
@@ -287,16 +287,16 @@ fn insert(tree: &mut Spanned<DeValue<'_>>, way: &[Step], key: &'static str, text
     }
 }
 
-/// A complaint of serde in the words of someone who writes the file, and the way out.
+/// Translates an error of serde into a message for the author of the file, and a remedy.
 fn explain(complaint: &str, place: &[Step]) -> (String, String) {
     let keys: Vec<&str> =
         place.iter().filter_map(|step| if let Step::Key(key) = step { Some(&**key) } else { None }).collect();
     let key = *keys.last().expect("a place ends in an entry of a table");
-    // Those of our own forms have the remedy in a second line.
+    // Errors of our own forms have the remedy in a second line.
     if let Some((message, help)) = complaint.split_once('\n') {
         return (message.to_owned(), help.to_owned());
     }
-    // It is out of the range of the key.
+    // The value is out of range.
     if complaint.starts_with("cannot be ") {
         return (format!("`{key}` {complaint}"), help_for(schema::of(&keys)));
     }
@@ -322,7 +322,7 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
         };
         return (format!("`{key}` cannot be \"{given}\""), help);
     }
-    // The message of toml for an enum that is not text.
+    // toml's message for an enum value that is not text.
     if complaint == "wanted string or table" {
         return (format!("`{key}` must be in quotes"), format!("write {key} = \"...\""));
     }
@@ -351,7 +351,7 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
     (format!("`{key}` cannot be {found}"), help)
 }
 
-/// The header of a table.
+/// Formats the header of a table.
 fn header(keys: &[&str], is_list: bool) -> String {
     let way = keys.join(".");
     if is_list { format!("[[{way}]]") } else { format!("[{way}]") }
@@ -374,7 +374,7 @@ fn unknown_key(complaint: &str, keys: &[&str], place: &[Step]) -> (String, Strin
     (format!("unknown key `{key}` {table}"), help)
 }
 
-/// Where a key belongs: the first table that has one of this name.
+/// Returns where a key belongs: in the first table that has one of this name.
 fn home(key: &str, way: &mut Vec<&'static str>, schema: &'static Value) -> Option<String> {
     let table = schema::table(schema);
     if schema::keys(table).any(|(name, _)| name == key) {
@@ -391,14 +391,15 @@ fn home(key: &str, way: &mut Vec<&'static str>, schema: &'static Value) -> Optio
     })
 }
 
-/// The names that serde lists: "expected one of `a`, `b`".
+/// Returns the names that serde lists: "expected one of `a`, `b`".
 fn expected_names(complaint: &str) -> Vec<String> {
     let list = complaint.rsplit_once("`, expected ").map_or("", |(_, list)| list);
     list.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// The name that was probably meant. A third of its letters may be wrong, which lets `contnt_byts` find its way but does not
-/// offer `user` for `index`; or it may be cut short or spelled out, or lack a part: `gz`, `maximum`, `head` for
+/// Returns the name that was probably intended. A third of its letters may be wrong: enough for `contnt_byts`, but it
+/// does not suggest `user` for `index`. Or it may be abbreviated, spelled out or incomplete: `gz`, `maximum`, `head`
+/// for
 /// `max_header_bytes`.
 fn nearest<'a>(given: &str, names: &'a [String]) -> Option<&'a str> {
     let given = given.to_lowercase().replace('-', "_");

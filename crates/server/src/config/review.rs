@@ -1,7 +1,7 @@
-//! What `amped check` says of certificates: their names and their end, and what a client would refuse.
+//! Describes certificates for `amped check`: their names, their expiry, and flaws for which clients reject them.
 //!
-//! Nothing here is an error. A server with an expired certificate starts, since its sites without TLS, and clients that
-//! ignore the date, are better off with it than without.
+//! None of these is an error. A server with an expired certificate starts, because it still serves sites without TLS,
+//! and clients that ignore the date.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -16,13 +16,14 @@ use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
 
 use super::checked::Settings;
 
-/// A certificate that ends sooner than this should have been renewed, unless it lasts no longer than three times this.
+/// Days before its expiry when a certificate should have been renewed, unless it is valid for less than three times
+/// this.
 const RENEWAL: u64 = 30;
 
-/// Days after which browsers refuse a certificate of a public authority.
+/// Maximum validity in days that browsers accept from a public authority.
 const VALIDITY_MAX: u64 = 398;
 
-/// Signatures that browsers refuse: MD5 and SHA-1 with RSA, SHA-1 with ECDSA.
+/// Signature algorithms that browsers reject: MD5 and SHA-1 with RSA, SHA-1 with ECDSA.
 const WEAK: [ObjectIdentifier; 3] = [
     ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.4"),
     ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.5"),
@@ -35,7 +36,7 @@ pub(super) fn review(settings: &Settings, now: Duration) -> String {
     let default = settings.certificates.iter().find(|own| !own.is_empty());
     for (own, site) in settings.certificates.iter().zip(&settings.site) {
         own.iter().for_each(|one| describe(&mut text, &one.chain, &one.certified, &site.hosts, now));
-        // A site without a certificate has that of another one.
+        // A site without a certificate uses that of another site.
         for one in default.filter(|_| own.is_empty() && settings.has_tls()).into_iter().flatten() {
             let covered = names(&one.certified.cert).unwrap_or_default();
             for host in site.hosts.iter().filter(|host| !covers(&covered, host)) {
@@ -108,16 +109,16 @@ fn describe(text: &mut String, file: &Path, certified: &CertifiedKey, hosts: &[B
     let issued =
         chain.iter().zip(above).all(|(one, by)| one.tbs_certificate().issuer() == by.tbs_certificate().subject());
     if !issued {
-        warn("is not followed by its issuer, and so on: put the certificates of the file into that order");
+        warn("or one after it is not followed by its issuer: reorder the certificates in the file");
     }
 }
 
-/// Whole days since 1970.
+/// Converts to whole days since 1970.
 fn days(time: Duration) -> u64 {
     time.as_secs() / 86_400
 }
 
-/// The names of the first certificate: hosts in lower case, and addresses.
+/// Returns the names in the first certificate: hosts in lower case, and addresses.
 fn names(chain: &[CertificateDer<'_>]) -> der::Result<Vec<String>> {
     let Some(own) = chain.first() else { return Ok(Vec::new()) };
     let own = X509::from_der(own)?;
@@ -134,10 +135,11 @@ fn names(chain: &[CertificateDer<'_>]) -> der::Result<Vec<String>> {
     Ok(names.iter().flatten().filter_map(name).collect())
 }
 
-/// Whether one of these names covers a host of a site, which may begin with `*.`, or be an IPv6 address in brackets.
+/// Returns whether one of these names covers a host of a site, which may begin with `*.` or be an IPv6 address in
+/// brackets.
 fn covers(names: &[String], host: &str) -> bool {
     let host = host.trim_matches(['[', ']']);
-    // RFC 9525, 6.3: a wildcard stands for one label.
+    // RFC 9525, 6.3: a wildcard matches one label.
     let below = host.split_once('.').map(|(_, below)| below);
     names.iter().any(|name| name == host || (name.strip_prefix("*.").is_some_and(|name| below == Some(name))))
 }
@@ -158,7 +160,8 @@ mod tests {
         (params, KeyPair::generate().unwrap())
     }
 
-    /// The chain of a certificate for these names and months of 2026 and 2027, and of its issuer.
+    /// Returns a certificate for these names, valid from this month of 2026 until this month of 2027, and that of its
+    /// issuer.
     fn chain(names: &[&str], from: u8, until: u8) -> (Vec<CertificateDer<'static>>, KeyPair) {
         let (params, key) = issuer("intermediate");
         let above = params.self_signed(&key).unwrap();

@@ -1,7 +1,7 @@
-//! The JSON Schema of the configuration, from which come the order of its keys, their descriptions, ranges and examples.
+//! The JSON Schema of the configuration: the order of its keys, their descriptions, ranges and examples.
 //!
-//! schemars makes it of the types and comments in `file`, `settings` and core. Here it is in the form that describes what is
-//! written, since only that lists the keys of a table in their order (`required`).
+//! schemars generates it from the types and comments in `file`, `settings` and core. The schema is the one for
+//! serialisation, since only that lists the keys of a table in order (`required`).
 
 use std::sync::LazyLock;
 
@@ -17,12 +17,12 @@ static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     settings.into_generator().into_root_schema_for::<File>().to_value()
 });
 
-/// The schema of the whole file.
+/// Returns the schema of the whole file.
 pub(super) fn schema() -> &'static Value {
     &SCHEMA
 }
 
-/// The schema for editors.
+/// Returns the schema for editors.
 pub(super) fn for_editors() -> String {
     let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);
     let settings = settings.with_transform(RecursiveTransform(without_null));
@@ -30,7 +30,7 @@ pub(super) fn for_editors() -> String {
     serde_json::to_string_pretty(&schema).unwrap_or_default()
 }
 
-/// TOML has no null: an optional key is absent.
+/// Removes null from the types: TOML has none, an optional key is absent.
 fn without_null(schema: &mut Schema) {
     match schema.get_mut("default") {
         Some(Value::Null) => drop(schema.remove("default")),
@@ -46,35 +46,35 @@ fn without_null(schema: &mut Schema) {
     }
 }
 
-/// The keys of a table and the schema of each, in the order of the definition.
+/// Returns the keys of a table and the schema of each, in the order of the definition.
 pub(super) fn keys(table: &Value) -> impl Iterator<Item = (&str, &Value)> {
     let order = table["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
     order.map(|key| (key, &table["properties"][key]))
 }
 
-/// The schema of what stands at this way of keys; the elements of a list stand for the list.
+/// Returns the schema at this path of keys; a list is represented by its elements.
 pub(super) fn of(way: &[&str]) -> &'static Value {
     way.iter().fold(schema(), |schema, key| &table(schema)["properties"][key])
 }
 
-/// A table's schema, or that of a list's elements.
+/// Returns the schema of a table, or of the elements of a list.
 pub(super) fn table(schema: &Value) -> &Value {
     schema.get("items").unwrap_or(schema)
 }
 
-/// Whether a key is a table, or a list of tables; else it has a value.
+/// Returns whether a key is a table or a list of tables; otherwise it has a value.
 pub(super) fn is_table(schema: &Value) -> bool {
     table(schema).get("properties").is_some()
 }
 
-/// The description of a key: its first sentence, and what follows it.
+/// Returns the description of a key: its first sentence, and the rest.
 pub(super) fn description(schema: &Value) -> (String, String) {
     let text = schema["description"].as_str().or(table(schema)["description"].as_str()).unwrap_or_default();
     let (first, rest) = text.split_once("\n\n").unwrap_or((text, ""));
     (first.replace('\n', " "), rest.replace('\n', " "))
 }
 
-/// The values that a key may have, each with its description, if it has only some.
+/// Returns the permitted values of an enumerated key, each with its description.
 pub(super) fn choices(schema: &Value) -> Vec<(&str, String)> {
     let all = table(schema)["oneOf"].as_array().into_iter().flatten();
     all.filter_map(|choice| Some((choice["const"].as_str()?, description(choice).0))).collect()

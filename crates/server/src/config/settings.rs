@@ -1,9 +1,9 @@
 //! The tables of the configuration file, each key with its description, default and range.
 //!
-//! A key is defined once: here, in `file`, or, for `[limits]`, `[cache]` and the rules of a site, in core, where its value is
-//! used. Its type, or the form in `serde(with)`, parses, checks and prints it; the first paragraph of its comment is its
-//! description in `--help`, `--print-config`, the example and the reference; `default(...)` is its default. Checks between keys are in
-//! `checked`.
+//! A key is defined once: here, in `file`, or, for `[limits]`, `[cache]` and the rules of a site, in core, where its
+//! value is used. Its type, or the form in `serde(with)`, parses, checks and prints it; the first paragraph of its
+//! comment is its description in `--help`, `--print-config`, the example and the reference; `default(...)` is its
+//! default. Checks between keys are in `checked`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -32,24 +32,24 @@ pub enum Architecture {
     Mp,
 }
 
-/// What an architecture is made of, and so what may be asked of it.
+/// The properties of an architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
-    /// Workers, unless the operator says how many: loops, or the threads or processes of a pool.
+    /// Default number of workers: loops, or the threads or processes of a pool.
     pub workers: usize,
-    /// What a worker is called.
+    /// The name of a worker in messages.
     pub worker: &'static str,
-    /// The workers are a pool: each has one connection at a time, and all take them from the same listeners.
+    /// The workers are a pool: each has one connection at a time, and all accept from the same listeners.
     pub pool: bool,
     /// Workers are processes, under a parent that replaces those that die.
     pub processes: bool,
-    /// Each worker has helpers who wait for the disk in its place.
+    /// Each worker has helpers that wait for the disk in its place.
     pub helpers: bool,
-    /// All workers share one set of caches, as threads can.
+    /// All workers, which are threads, share one set of caches.
     pub shared_caches: bool,
 }
 
-/// The table of what goes with what.
+/// Returns the properties of an architecture.
 pub fn form(architecture: Architecture) -> Form {
     let base = Form { workers: 1, worker: "loop", pool: false, processes: false, helpers: false, shared_caches: false };
     let pool = Form { workers: 64, pool: true, ..base };
@@ -61,47 +61,48 @@ pub fn form(architecture: Architecture) -> Form {
     }
 }
 
-/// What an application is.
+/// The kind of an application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AppKind {
     /// A process for each request.
     Cgi,
-    /// One that lives on, and listens at this socket.
+    /// A persistent one that listens on this socket.
     Unix(PathBuf),
-    /// One that lives on, and listens at this address.
+    /// A persistent one that listens on this address.
     Tcp(SocketAddr),
-    /// One that lives on, and is started here: program and arguments, at least the first.
+    /// A persistent one that the server starts: the program, then its arguments.
     Command(Vec<String>),
 }
 
-/// How the applications of a rule run. When it is one's turn, and how much it may say, is core's `AppRule`.
+/// How the applications of a rule run. The paths, timeout and size limits of the rule are in core's `AppRule`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AppSettings {
-    /// What they are.
+    /// Their kind.
     pub kind: AppKind,
-    /// Whether their scripts are files of the site, and what is none is answered 404 here; default for patterns with a star.
-    /// Always so for processes of their own.
+    /// Whether their scripts are files of the site, so that a path without a file gets 404; default for patterns with a
+    /// star. Always true for CGI.
     pub files: bool,
-    /// Kept while there is nothing to do: processes of a command (default 1), or idle connections to an application that is
-    /// not ours (default 0, since each idle connection takes a process of most applications away from others).
+    /// Idle processes of a command to keep (default 1), or idle connections to an application that the server did not
+    /// start (default 0, because an idle connection may keep a process of the application from other clients).
     /// `min_spare <= max_processes`
     pub min_spare: usize,
-    /// Most requests that it has at a time, over the whole server, 1 or more; `None`: no limit, the default for an
-    /// application that is not ours, which has a queue of its own. For scripts and commands 20: what they compute is shared
-    /// among few cores in any case, and each holds some MiB.
+    /// Maximum concurrent requests over the whole server, at least 1; `None`: no limit, the default for an application
+    /// that the server did not start, which has its own queue. The default for scripts and commands is 20: they share a
+    /// few cores in any case, and each uses some MiB.
     pub max_processes: Option<usize>,
-    /// Requests that may wait for one; default 1000. Beyond it requests are answered 503.
+    /// Maximum requests that wait for a process; default 1000. Further ones get 503.
     pub max_queue: usize,
-    /// Whether requests are whole before it gets them; default yes. Those in chunks are in any case: it is told their length.
+    /// Whether a request is received completely before the application gets it; default yes. A chunked one always is,
+    /// because the application needs its length.
     pub buffer_request: bool,
-    /// Whether responses are read further than clients have taken them, so that a slow client holds no process; default yes.
+    /// Whether responses are read ahead of their clients, so that a slow client holds no process; default yes.
     pub buffer_response: bool,
-    /// Variables that it gets besides those of CGI. It has no others: nothing is inherited.
+    /// Environment variables in addition to those of CGI; none are inherited.
     pub env: Vec<(Box<str>, Box<str>)>,
 }
 
 impl AppSettings {
-    /// Whether these run as those do, so that what runs of one may serve the other.
+    /// Returns whether both run in the same way, so that processes of one can serve the other.
     pub fn is_run_alike(&self, other: &AppSettings) -> bool {
         let (files, buffer_request, buffer_response) = (self.files, self.buffer_request, self.buffer_response);
         *self == AppSettings { files, buffer_request, buffer_response, ..other.clone() }
@@ -185,18 +186,18 @@ pub struct LogSettings {
     #[serde(with = "Seconds")]
     #[default(HostnameLimits::default().absent_time)]
     pub hostname_negative_ttl: Duration,
-    /// Whether lines are collected at all; else the loop writes each.
+    /// Whether lines are buffered; otherwise the loop writes each at once.
     #[serde(skip)]
     #[default(true)]
     pub delayed: bool,
-    /// Whether the texts of time and status are kept from one line to the next.
+    /// Whether the formatted time and status are reused for the next line.
     #[serde(skip)]
     #[default(true)]
     pub string_caches: bool,
 }
 
 impl LogSettings {
-    /// How many host names are kept, and for how long.
+    /// Returns the limits of the host name cache.
     pub fn hostname_limits(&self) -> HostnameLimits {
         HostnameLimits {
             entries: self.hostname_entries,
@@ -319,13 +320,13 @@ pub enum ContentMode {
 }
 
 impl ContentMode {
-    /// Whether small bodies are kept in memory.
+    /// Returns whether small bodies are cached in memory.
     pub fn keeps_bodies(self) -> bool {
         matches!(self, ContentMode::Mixed | ContentMode::Copy)
     }
 }
 
-/// How the loop finds out whether content is in memory, so that it need not wait for the disk (Flash, section 5.7).
+/// How the loop tests whether content is in memory, so that it need not wait for the disk (Flash, section 5.7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Residency {
@@ -377,7 +378,7 @@ pub struct StopSettings {
     pub deadline: Duration,
 }
 
-/// Where the access log goes.
+/// The destination of the access log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(extend("minLength" = 1))]
@@ -385,16 +386,16 @@ pub enum LogTarget {
     /// Nowhere.
     #[default]
     Off,
-    /// To standard output.
+    /// Standard output.
     Stdout,
-    /// To the end of this file.
+    /// This file, which is appended to.
     File(PathBuf),
 }
 
 impl TryFrom<String> for LogTarget {
     type Error = &'static str;
 
-    /// A file that is named `off` or `-` is written `./off`.
+    /// Parses a target. A file named `off` or `-` must be written `./off` or `./-`.
     fn try_from(text: String) -> Result<LogTarget, &'static str> {
         match text.as_str() {
             "" => Err("`access` is empty\nwrite a file, \"-\" for standard output, or \"off\""),
@@ -461,7 +462,7 @@ impl Listen {
     /// Reads `ADDR:PORT` or `ADDR:PORT tls`.
     ///
     /// # Errors
-    /// What to write instead.
+    /// The remedy.
     pub fn parse(text: &str) -> Result<Listen, String> {
         let (address, tls) = match text.trim().split_once(' ') {
             None => (text.trim(), false),
@@ -500,7 +501,7 @@ impl JsonSchema for Listen {
     }
 }
 
-/// Reads `ADDR:PORT`, with an IPv6 address in brackets, or `*:PORT` for every address. The error is the way out.
+/// Parses `ADDR:PORT`, with an IPv6 address in brackets, or `*:PORT` for every address. The error is the remedy.
 pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     if let Some(port) = text.strip_prefix("*:").and_then(number) {
         return Ok(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port));
@@ -522,7 +523,7 @@ pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-/// A number in digits alone; `parse` would take a plus sign too.
+/// Parses a number of digits only; `parse` would accept a plus sign too.
 pub(super) fn number(text: &str) -> Option<u16> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }

@@ -1,7 +1,7 @@
-//! Tests of the whole way, from flags and text to settings or a report.
+//! Tests from flags and text to settings or an error report.
 //!
-//! What is refused is in `tests/golden/config`: each `NAME.toml` has its report in `NAME.txt`. `UPDATE=1 cargo test`
-//! writes the reports anew; read the difference before it is committed.
+//! Invalid configurations are in `tests/golden/config`: each `NAME.toml` has its report in `NAME.txt`. `UPDATE=1 cargo
+//! test` rewrites the reports; review the differences before committing them.
 
 use std::fs;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// Reads `text` as a file that lies in a folder that is not there, so that no report depends on the machine.
+/// Parses `text` as a file in a directory that does not exist, so that no report depends on the machine.
 fn read(text: &str) -> Result<Settings, Error> {
     read_with(&Serve::default(), text)
 }
@@ -33,7 +33,7 @@ fn source(name: &str, text: &str) -> Option<Source> {
     Some(Source { name: name.into(), text: text.into() })
 }
 
-/// The flags of `amped serve` with these arguments.
+/// Parses the arguments of `amped serve`.
 fn flags(args: &[&str]) -> Serve {
     let args = ["amped", "serve"].iter().chain(args).map(Into::into);
     match cli::parse(args).unwrap_or_else(|error| panic!("{error}")) {
@@ -71,7 +71,7 @@ fn error_reports_match_golden_files() {
     assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
-/// The same in all that matters, the fallback type included, which the `Debug` of core leaves out.
+/// Asserts that both are equal, including the fallback type, which the `Debug` of core omits.
 fn assert_same(a: &Settings, b: &Settings) {
     assert_eq!(format!("{a:#?}"), format!("{b:#?}"));
     for number in 0..a.roots.len() {
@@ -91,7 +91,7 @@ fn printed_configuration_round_trips() {
     };
     check(load(&Serve { dir: Some(repository()), ..Serve::default() }).unwrap());
     check(load(&Serve { config: Some(repository().join("examples/amped.toml")), ..Serve::default() }).unwrap());
-    // Every key away from its default.
+    // Every key with a value other than its default.
     let text = r#"
         listen = ["*:80", "[::1]:81", "10.0.0.1:82"]
         workers = 3
@@ -280,7 +280,7 @@ fn application_without_files_is_mounted_at_its_directory() {
         assert_eq!(pattern(written, false), mount);
         assert_eq!(pattern(written, true), written);
     }
-    // No more than was written: `dav` alone would be any path that ends so.
+    // Unchanged: `dav` alone would match any path that ends in it.
     for written in ["dav/**", "*.php"] {
         assert_eq!(pattern(written, false), written);
     }
@@ -301,7 +301,7 @@ fn flags_have_descriptions_and_defaults_of_keys() {
     }
 }
 
-/// `UPDATE=1` writes the pages anew.
+/// `UPDATE=1` rewrites the pages.
 #[test]
 fn generated_pages_are_current() {
     for (name, page) in [
@@ -397,7 +397,7 @@ fn paths_are_relative_to_configuration_file() {
     let settings = load(&flags).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(settings.roots, [folder.path().join("www")]);
     assert_eq!(settings.log.access, LogTarget::File(folder.path().join("log")));
-    // And what is wrong after the next reading has its place, as in the first.
+    // Errors at the next read have positions, as at the first.
     fs::write(&config, "root = 'www'\nworkers = 0").unwrap();
     let error = load(&flags).expect_err("no workers");
     assert_eq!(error.problems()[0].place(), Some((&*config.display().to_string(), 2, 11)));
@@ -478,7 +478,7 @@ fn header_page_and_host_limits_are_checked() {
     }
 }
 
-/// Whatever is missing, there are settings or a report, and no panic: what the report of half a file says is no matter.
+/// Any prefix of a file gives settings or a report and no panic; the content of the report is not checked.
 #[test]
 fn truncated_file_does_not_panic() {
     let whole = fs::read_to_string(repository().join("examples/amped.toml")).unwrap().replace("\n# ", "\n");

@@ -1,23 +1,24 @@
-//! Media types by the ending of a file name: the table that everybody knows, with its mistakes mended.
+//! Media types by file name suffix.
 //!
-//! `mime_guess` carries most of it. [`MENDED`] goes first and holds only what that crate does not know, or knows under
-//! a name that browsers refuse or a registration has replaced. A configuration's own `[site.types]` go before both.
+//! `mime_guess` has most of them. [`OVERRIDES`] takes precedence and has only types that this crate lacks, or has under
+//! a name that browsers reject or that a registration has replaced. `[site.types]` of the configuration override both.
 
-/// What `mime_guess` 2.0.5 lacks or has wrong.
-const MENDED: &[(&str, &str)] = &[
-    // RFC 9239, 6: text/javascript is the one name; a module under another is still run, but a proxy may differ.
+/// Types that `mime_guess` 2.0.5 lacks or has wrong.
+const OVERRIDES: &[(&str, &str)] = &[
+    // RFC 9239, 6: text/javascript is the only name; browsers run modules under others too, but proxies may not know
+    // them.
     ("cjs", "text/javascript"),
     ("mjs", "text/javascript"),
-    // A source map is JSON; the crate says text/plain.
+    // A source map is JSON; the crate has text/plain.
     ("map", "application/json"),
-    // RFC 8081: the crate has the application types that it replaced.
+    // RFC 8081; the crate has the older application types.
     ("otf", "font/otf"),
     ("woff", "font/woff"),
-    // RFC 3555: the crate says video/vnd.dlna.mpeg-tts, which players of HLS refuse.
+    // RFC 3555; the crate has video/vnd.dlna.mpeg-tts, which HLS players reject.
     ("ts", "video/mp2t"),
     // RFC 4337.
     ("m4a", "audio/mp4"),
-    // RFC 6713: a tgz is a gzip file; the crate says application/x-compressed.
+    // RFC 6713: a tgz is a gzip file; the crate has application/x-compressed.
     ("tgz", "application/gzip"),
     // RFC 8878.
     ("zst", "application/zstd"),
@@ -28,10 +29,10 @@ const MENDED: &[(&str, &str)] = &[
     ("toml", "application/toml"),
 ];
 
-/// The media type of files with this ending, given in lower case and without its dot. It has no charset.
+/// Returns the media type for this suffix, in lower case and without its dot. It has no charset.
 pub fn known(ending: &str) -> Option<&'static str> {
-    let mended = MENDED.iter().find(|(name, _)| *name == ending).map(|(_, kind)| *kind);
-    mended.or_else(|| mime_guess::from_ext(ending).first_raw())
+    let overridden = OVERRIDES.iter().find(|(name, _)| *name == ending).map(|(_, kind)| *kind);
+    overridden.or_else(|| mime_guess::from_ext(ending).first_raw())
 }
 
 #[cfg(test)]
@@ -78,8 +79,8 @@ mod tests {
 
     #[test]
     fn overrides_differ_from_mime_guess() {
-        for (ending, kind) in MENDED {
-            assert_ne!(mime_guess::from_ext(ending).first_raw(), Some(*kind), "{ending} is right in the crate now");
+        for (ending, kind) in OVERRIDES {
+            assert_ne!(mime_guess::from_ext(ending).first_raw(), Some(*kind), "{ending} is correct in the crate");
         }
     }
 }
