@@ -1,7 +1,7 @@
-//! The duties of the signal thread besides signals: the control socket and the metrics endpoint.
+//! The tasks of the signal thread besides signals: the control socket and the metrics endpoint.
 //!
-//! It never blocks on a single client. It belongs to no loop, so nothing that is measured waits for it. These duties
-//! have no thread of their own because in MP this must be the only thread of its process, which forks.
+//! The thread never blocks on a single client. It belongs to no loop, so it delays no request. These tasks have no
+//! thread of their own because in MP this must be the only thread of its process, which forks.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,8 +30,8 @@ pub trait Workers: Orders {
     /// Returns the addresses at which they listen.
     fn addresses(&self) -> &[Address];
 
-    /// Returns the endpoint. It belongs to them because a process that is forked must close it: a client whose
-    /// connection another process held too would not see it close.
+    /// Returns the endpoint. It belongs to the workers because a forked process must close it: otherwise a client would
+    /// not see its connection close while another process held it.
     fn admin(&mut self) -> &mut Option<AdminEndpoint>;
 
     /// Returns how long [`look_after`](Workers::look_after) has nothing to do, unless a child ends.
@@ -39,7 +39,7 @@ pub trait Workers: Orders {
         Duration::MAX
     }
 
-    /// Replaces processes that have ended, or ends the server if it cannot go on without one.
+    /// Replaces processes that have ended, or ends the server if it cannot continue without one.
     fn look_after(&mut self);
 
     /// Applies another configuration.
@@ -51,10 +51,11 @@ pub trait Workers: Orders {
     /// Reopens the log after rotation.
     fn reopen_log(&mut self);
 
-    /// Makes workers with copies of the certificates and ticket keys refresh them, as this process has done.
+    /// Makes workers that have copies of the certificates and ticket keys refresh them, as this process has done.
     fn refresh_tls(&mut self) {}
 
-    /// Returns the sum of the statistics, how many workers have answered within a second, and of how many.
+    /// Returns the sum of the statistics, the number of workers that answered within a second, and the number of
+    /// workers.
     fn report(&mut self) -> (Snapshot, usize, usize);
 
     /// Finishes requests in progress, until this time at the latest; a second signal ends the server at once.

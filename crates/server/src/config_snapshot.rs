@@ -36,7 +36,7 @@ pub struct ConfigSnapshot {
     pub shared: Option<Arc<SharedCache>>,
     /// The applications.
     pub apps: Apps,
-    /// How TLS sessions begin, if an address has TLS.
+    /// The parameters of new TLS sessions, if an address has TLS.
     pub tls: Option<TlsConfig>,
 }
 
@@ -46,7 +46,7 @@ impl ConfigSnapshot {
         form(self.settings.architecture).pool
     }
 
-    /// Returns what applications need of it.
+    /// Returns the parts that applications need.
     pub fn app_context(&self) -> AppContext<'_> {
         let (sites, shares_caches) = (&*self.settings.sites, self.caches.is_some());
         AppContext { apps: &self.apps, sites, disk: &self.disk, shares_caches }

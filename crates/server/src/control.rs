@@ -165,7 +165,7 @@ impl Control {
         while self.round.is_none()
             && let Some(at) = self.clients.iter().position(|client| client.line().is_some())
         {
-            // To the end: other clients are served before its next line.
+            // Back to the end of the list: other clients are served before its next line.
             let mut client = self.clients.remove(at);
             let line = client.take_line();
             match read_order(&line, sites) {

@@ -1,5 +1,5 @@
-//! Statistics: reported on SIGUSR2 and at exit, as of when the server was asked to stop, and published (`metrics`).
-//! One table, [`FIGURES`], defines them all.
+//! Statistics: reported on SIGUSR2, and at exit as of the request to stop, and published (`metrics`). One table,
+//! [`FIGURES`], defines them all.
 
 use std::fmt;
 use std::ops::AddAssign;

@@ -242,7 +242,7 @@ impl Disk {
         Some(Disk::new(Arc::new(Sites::new(sites)?), roots, rules))
     }
 
-    /// A helper of another process has read these files: they are in memory.
+    /// Records that a helper process has read these files, so that they are in memory.
     pub fn was_brought(&self, found: &Found<OpenFile>) {
         for Opened { version, content, .. } in found.files() {
             let end = match content {
@@ -257,7 +257,7 @@ impl Disk {
         }
     }
 
-    /// Updates the caches with an answer, and has the directories on the way to the file watched.
+    /// Updates the caches with an answer, and has the directories on the path of the file watched.
     pub fn learn(
         &self,
         requested: Time,
@@ -368,7 +368,7 @@ impl Disk {
         }
     }
 
-    /// Makes roots and users' directories be looked up again, once.
+    /// Makes the next use of each root and user's directory look it up again.
     pub fn forget_folders(&self) {
         let since = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.forgotten_ns.fetch_max(since, Ordering::Relaxed);
@@ -745,7 +745,7 @@ impl Disk {
                     version = version_of(&file::status(&opened)?);
                     continue;
                 }
-                // It is written to all the time, like a log.
+                // It is written to continuously, like a log.
                 Effort::Now | Effort::Defer | Effort::Wait | Effort::Accept => {
                     version.is_changing = true;
                     break;
@@ -1030,7 +1030,7 @@ pub fn warm(file: impl AsFd, start: u64, length: u64) -> io::Result<()> {
 /// Returns how long it takes until the last change of a file is `still` ago.
 fn moving_for(version: &FileVersion, now: SystemTime, still: Duration) -> Duration {
     let changed = SystemTime::UNIX_EPOCH + Duration::from_nanos(u64::try_from(version.ctime_ns).unwrap_or(0));
-    // A change in the future comes from a file server with another clock: it tells nothing.
+    // A change in the future comes from a file server with another clock, so its age is unknown.
     now.duration_since(changed).map_or(Duration::ZERO, |age| (still + grain(version)).saturating_sub(age))
 }
 

@@ -150,7 +150,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                 Message::Stop(deadline) => {
                     stop_at = Some(deadline);
                     worker.finish(now, &mut disk);
-                    // Closing them, here and in the main thread, sends new clients elsewhere at once.
+                    // Closing them, here and in the main thread, refuses new connections at once.
                     door.change(&epoll, Vec::new())?;
                 }
                 Message::Retire(deadline) => {
@@ -216,7 +216,7 @@ impl Door {
         if self.is_open || self.listeners.is_empty() { Time::NEVER } else { self.again }
     }
 
-    /// Waits for connections again, once there may be room for them.
+    /// Listens again, once there may be room for connections.
     fn open(&mut self, epoll: &Epoll, worker: &mut Worker, now: Time) -> io::Result<()> {
         let has_room = self.pooled && worker.open() == 0;
         if self.is_open || self.listeners.is_empty() || (now < self.again && !has_room) {
@@ -261,7 +261,7 @@ impl Door {
         Ok(())
     }
 
-    /// Waits for all listeners, or for none.
+    /// Adds all listeners to epoll, or none.
     fn listen(&self, epoll: &Epoll) -> io::Result<()> {
         let interest = if self.pooled { Interest::OneOfMany } else { Interest::Readable };
         for (n, listener) in self.listeners.iter().enumerate() {
@@ -273,7 +273,7 @@ impl Door {
         Ok(())
     }
 
-    /// Stops waiting for the listeners.
+    /// Removes the listeners from epoll.
     fn close(&mut self, epoll: &Epoll) -> io::Result<()> {
         if std::mem::take(&mut self.is_open) {
             self.listeners.iter().try_for_each(|listener| epoll.remove(listener))?;

@@ -1,11 +1,13 @@
 //! The thread that does TLS handshakes for an event loop of AMPED.
 //!
-//! A handshake takes 0.1 to 2 ms of processor time, most of it for a signature. In the loop it would delay all connections, as a
-//! read from the disk would, and the remedy is the same: a helper does it. rustls cannot sign asynchronously, but a session does
-//! no I/O: it is moved to the thread with the client's hello, and returns through the loop's mailbox with its answer.
+//! A handshake takes 0.1 to 2 ms of processor time, most of it for a signature. In the loop it would delay all
+//! connections, as a read from the disk would, and the remedy is the same: a helper does it. rustls cannot sign
+//! asynchronously, but a session does no I/O: it is moved to the thread with the client's hello, and returns through
+//! the loop's mailbox with its answer.
 //!
-//! The thread yields to the loops (nice 5): open connections come before new ones. The queue holds at most one session for each
-//! open connection, so it needs no limit of its own. A session whose client has left meanwhile is dropped.
+//! The thread yields to the loops (nice 5): open connections take precedence over new ones. The queue holds at most one
+//! session for each open connection, so it needs no limit of its own. A session whose client has disconnected is
+//! dropped.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -134,7 +136,7 @@ mod tests {
     use std::sync::Mutex;
     use std::time::{Duration, Instant};
 
-    /// Stands for a slow signature: each handshake waits for a permit, and then fails for want of a certificate.
+    /// Simulates a slow signature: each handshake waits for a permit, and then fails for lack of a certificate.
     #[derive(Debug)]
     struct Gate(Mutex<Receiver<()>>);
 
@@ -199,7 +201,7 @@ mod tests {
             let handshake = Handshake { token: Token::from_number(number), session, since: Time::START };
             assert!(handshakes.submit(handshake, Arc::downgrade(connection)).is_ok());
         }
-        // All were submitted while the first one waits. The client of the second leaves.
+        // All were submitted while the first one waits. The client of the second disconnects.
         connections.remove(1);
         (0..3).for_each(|_| permits.send(()).unwrap());
         let (start, mut done, mut messages) = (Instant::now(), Vec::new(), Vec::new());

@@ -12,14 +12,14 @@
 //!    parts of a loop that do not know each other.
 //! 4. `disk`, and what passes its results to other processes and threads: `portable`, `shared_cache`, `locked`.
 //! 5. `app`: applications, whose scripts it finds through `disk`.
-//! 6. `transport`; `certificate`, `tickets`, `tls_config`: what TLS sessions need; `config_snapshot`: the current configuration, with
-//!    everything opened for it.
+//! 6. `transport`; `certificate`, `tickets`, `tls_config`: TLS sessions; `config_snapshot`: the current
+//!    configuration, with everything opened for it.
 //! 7. `send`; `handshakes`, `helper`, the helpers and their tasks; `message`, the messages
 //!    to a loop, also from helpers and `watch`.
 //! 8. `turn`: one connection's turn; `worker`: the connections of a loop.
 //! 9. `event_loop`: the loop.
 //! 10. `arch`: the four architectures.
-//! 11. `config`, which makes settings of flags and file; `admin`, `processes`, `serve`, `preload`: the program.
+//! 11. `config`, which builds the settings from flags and file; `admin`, `processes`, `serve`, `preload`: the program.
 #![forbid(unsafe_code)]
 
 pub mod access_log;

@@ -68,7 +68,7 @@ impl Address {
 /// Binds an address for this many loops, without TLS, in addition to those that this server already has.
 ///
 /// # Errors
-/// What failed, and what to do about it.
+/// What failed, and the remedy.
 pub fn bind<'a>(
     requested: SocketAddr,
     loops: usize,

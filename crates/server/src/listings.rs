@@ -1,8 +1,8 @@
 //! Listings in progress, for threads that do disk work themselves: a thread that needs a listing which another one is
 //! creating waits for it and shares the result, rather than read the directory a second time.
 //!
-//! AMPED does not need this: there the loop knows which questions its helpers work on. Neither does a single loop,
-//! and processes know nothing of each other.
+//! AMPED does not need this: there the loop knows which questions its helpers work on. A single loop does not need it
+//! either, and processes do not share listings.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,10 +12,10 @@ use amped_core::listing::Listing;
 
 /// Listings in progress.
 #[derive(Debug, Default)]
-pub struct Listings(Mutex<HashMap<ListWork, Arc<Making>>>);
+pub struct Listings(Mutex<HashMap<ListWork, Arc<InProgress>>>);
 
-/// Locked by the thread that creates the listing; then the result, if it is a listing.
-type Making = Mutex<Option<Option<Listing>>>;
+/// Locked by the thread that creates the listing; afterwards it contains the result, if that is a listing.
+type InProgress = Mutex<Option<Option<Listing>>>;
 
 impl Listings {
     /// Returns the result of `make`, or the result of another thread that is already creating this

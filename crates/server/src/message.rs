@@ -43,9 +43,9 @@ pub enum Message {
     Listen(Vec<Listener>),
     /// Stop: finish requests in progress until this time at the latest.
     Stop(Time),
-    /// The same, when other loops take over: connections that are about to send a request are still served.
+    /// The same, when other loops take over: a request that is in transit is still served.
     Retire(Time),
-    /// Drop a name and look it up again. Workers that share caches share the message too: the first one takes it.
+    /// Drop a name and look it up again. Workers that share caches also share the message: the first one takes it.
     Preload(Arc<Mutex<Option<Preload>>>),
     /// Drop cached names.
     Invalidate(Arc<Invalidation>),

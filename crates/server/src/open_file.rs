@@ -40,11 +40,11 @@ pub struct OpenFile {
     /// When each of the first windows was last seen completely in memory:
     /// milliseconds, from 1. Created for the first of them.
     seen: OnceLock<Box<[AtomicU64]>>,
-    /// Distinguishes changes that leave the bytes alone from others.
+    /// Distinguishes changes that leave the bytes unchanged from others.
     known: Box<Mutex<KnownInode>>,
 }
 
-/// The inode of an open file, as of the last ctime change that left its bytes alone.
+/// The inode of an open file, as of the last ctime change that left its bytes unchanged.
 #[derive(Debug)]
 struct KnownInode {
     ctime_ns: i64,
@@ -53,7 +53,7 @@ struct KnownInode {
     is_later: bool,
 }
 
-/// Attributes of an inode that show changes which leave its bytes alone.
+/// Attributes of an inode that reveal changes which leave its bytes unchanged.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Traits {
     links: u64,
@@ -158,8 +158,8 @@ impl AsFd for OpenFile {
 }
 
 impl FileHandle for OpenFile {
-    /// Includes the ctime: before a response starts there is time to look up the file again, and resetting the
-    /// mtime does not go unnoticed. Never waits.
+    /// Includes the ctime: before a response starts there is time to look up the file again, and a change is noticed
+    /// even if the mtime was reset. Never waits.
     fn has_bytes_of(&self, version: &FileVersion) -> bool {
         let version = FileVersion { is_changing: false, ..*version };
         file::status(self).is_ok_and(|status| version_of(&status) == version)
@@ -254,7 +254,7 @@ impl MappedWindows {
     pub fn take(&self, version: &FileVersion) -> Vec<Arc<Mapping>> {
         let mut windows = self.lock();
         match version.size.div_ceil(WINDOW) {
-            // A huge file has more windows than are mapped of all files together.
+            // A huge file may have more windows than are mapped of all files together.
             count if count > windows.len() as u64 => windows.remove_where(|part| part.version == *version),
             count => (0..count).filter_map(|number| windows.remove(&Part { version: *version, number })).collect(),
         }

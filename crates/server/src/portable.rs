@@ -1,8 +1,8 @@
 //! Questions, answers and messages as bytes, for transfer to another process.
 //!
-//! The types are those of the core, [`Work`](amped_core::event::Work) and [`Found`], serialised by serde and postcard. They cross a socket
-//! between a loop and a helper process (`helper`), or memory that processes share (`shared_cache`). The parent and the
-//! children of MP (`processes`) and the process manager (`app`) [`send`] each other messages.
+//! The types are those of the core, [`Work`](amped_core::event::Work) and [`Found`], serialised by serde and postcard.
+//! They cross a socket between a loop and a helper process (`helper`), or memory that processes share (`shared_cache`).
+//! The parent and the children of MP (`processes`) and the process manager (`app`) [`send`] each other messages.
 //!
 //! A serialised answer is its *outline*: for each file it says where the content is, and the contents follow in the
 //! same order, bodies as they are (each as long as its version says), descriptors in a control message. So a body is

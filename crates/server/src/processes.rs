@@ -105,7 +105,7 @@ const CHILD_OOM_SCORE: i32 = 100;
 /// How long a child may take to report its statistics.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
 
-/// What the parent tells a child.
+/// A message from the parent to a child.
 #[derive(Debug, Serialize, Deserialize)]
 enum Order {
     /// Finish requests in progress, until this time (nanoseconds of the common clock).
@@ -122,7 +122,7 @@ enum Order {
     Preload(u64, u16, Arc<[u8]>),
 }
 
-/// What a child tells its parent.
+/// A message from a child to its parent.
 #[derive(Debug, Serialize, Deserialize)]
 enum Reply {
     /// The statistics requested under this number.
@@ -359,7 +359,7 @@ impl Workers for Pool {
     /// Children observe the deadline themselves, but one that hangs in the kernel cannot.
     fn stop(mut self: Box<Self>, at: Time, signals: &Signals) -> ExitCode {
         self.vacancies.clear();
-        // Closing them sends new clients elsewhere at once.
+        // Closing them refuses new connections at once.
         self.parts.addresses.clear();
         self.order_to(.., &Order::Stop(at.as_nanos()));
         let clock = self.parts.clock;

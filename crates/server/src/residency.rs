@@ -42,9 +42,9 @@ pub enum Residency {
 /// hole between two probes still causes a wait.
 const PROBE_STEP: u64 = 64 * 1024;
 
-/// Returns the offsets to probe: one in each step, another page each time. A probe counts as a use of
-/// the page, as sending it does; if it were always the same pages, these would be the last that the
-/// kernel evicts, and tell nothing of the others.
+/// Returns the offsets to probe: one in each step, another page each time. A probe counts as a use of the page, as
+/// sending it does; if the same pages were probed every time, the kernel would evict them last, and they would show
+/// nothing about the others.
 fn places(range: &Range<u64>, look: u64) -> impl Iterator<Item = u64> {
     let page = look.wrapping_mul(PAGE);
     let range = range.clone();

@@ -67,7 +67,7 @@ const TLS_STEP: u64 = 64 * 1024;
 // The head before them, and heads of pipelined responses, fit into the same call.
 const _: () = assert!(TLS_STEP < SEALED_MAX as u64 && WINDOW.is_multiple_of(TLS_STEP));
 
-/// Bytes of bodies in memory that are encrypted for one connection in a turn.
+/// Maximum bytes of bodies in memory that are encrypted for one connection in a turn.
 const ENCRYPTED_A_TURN: u64 = WINDOWS_A_TURN * WINDOW;
 
 /// The error text when the disk fails.
@@ -166,8 +166,8 @@ pub struct Sender {
 /// sending them. So the loop notices when a window that was in memory is gone, or when it has waited; for a while
 /// after that it reads windows into its own memory without waiting, which tests every page and costs two to four
 /// times as much as sendfile. A window read in this way may be sent by sendfile again for a moment ([`READ_FOR`]),
-/// so that a popular file is read once a second. A window that has never been seen tells nothing: it is read in any
-/// case, and sent by sendfile from then on.
+/// so that a popular file is read once a second. A window that has never been seen does not start a backoff: it is read
+/// in any case, and sent by sendfile from then on.
 #[derive(Debug, Default)]
 struct EvictionBackoff {
     since: Time,
@@ -182,7 +182,7 @@ struct EvictionBackoff {
 const SUSPICIOUS: Duration = Duration::from_millis(1);
 
 /// How long sendfile is not used after a wait, or after the last evicted window.
-const WARY: Duration = Duration::from_secs(10);
+const BACKOFF: Duration = Duration::from_secs(10);
 
 /// How long a window that was seen in memory is assumed to be there: four probes of one cost a tenth of sending it.
 /// Before the kernel evicts it, its lists must be scanned twice without a use of it.
@@ -194,8 +194,8 @@ const READ_FOR: Duration = Duration::from_secs(1);
 /// How often a window is fetched before the loop waits for it: it must make progress eventually.
 const FETCHES_MAX: u8 = 3;
 
-/// Before sendfile, the blocks read by the thread are counted again if the last count is older than this: what it read
-/// for other reasons, such as a directory, must not be taken for a wait when it is switched out minutes later.
+/// Before sendfile, the blocks read by the thread are counted again if the last count is older than this: earlier reads
+/// for other reasons, such as a directory, must not be taken for a wait when the thread is switched out minutes later.
 const COUNT_STEP: Duration = Duration::from_millis(100);
 
 impl EvictionBackoff {
@@ -206,7 +206,8 @@ impl EvictionBackoff {
         }
     }
 
-    /// Checks a sendfile that took suspiciously long; `blocks` is what the thread has read so far.
+    /// Checks a sendfile that took suspiciously long; `blocks_read` is the number of blocks that the thread has read so
+    /// far.
     fn suspect(&mut self, now: Time, blocks_read: i64) {
         if std::mem::replace(&mut self.blocks_read, blocks_read) < blocks_read {
             self.begin(now);
@@ -218,7 +219,7 @@ impl EvictionBackoff {
         if now >= self.until {
             self.since = now;
         }
-        self.until = now + WARY;
+        self.until = now + BACKOFF;
     }
 
     /// Returns whether a window last seen at this time is assumed to be in memory. During a backoff
@@ -231,9 +232,9 @@ impl EvictionBackoff {
     }
 
     /// Extends the backoff: something was not in memory.
-    fn go_on(&mut self, now: Time) {
+    fn extend(&mut self, now: Time) {
         if now < self.until {
-            self.until = now + WARY;
+            self.until = now + BACKOFF;
         }
     }
 }
@@ -886,7 +887,7 @@ fn send_windows(
         let count = match sender.residency.read(file, version, (buffer, window.start), patience, map) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                sender.backoff.go_on(sender.now);
+                sender.backoff.extend(sender.now);
                 return Ok(Window::Cold(window));
             }
             Err(_) => return Ok(Window::Unread),
@@ -988,7 +989,7 @@ mod tests {
         // This time the block is read by the sending itself.
         backoff.look(at(60_050), || 24);
         backoff.suspect(at(60_050), 24);
-        assert_eq!(backoff.until, at(60_050) + WARY);
+        assert_eq!(backoff.until, at(60_050) + BACKOFF);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The life of the server: opens everything, gives up root, starts the loops, handles signals, stops.
 //!
-//! The order at the start follows from what can only be done early. Signals are blocked before there is a second
-//! thread. The program is locked in memory while that is permitted. The fork server is forked before there is anything
-//! that it should not have. Ports and the log are opened with the original privileges; then the user changes; then the
-//! sites' roots are opened as the user that will serve them, so that missing permissions are noticed now.
+//! The order at the start follows from steps that are possible only early. Signals are blocked before there is a second
+//! thread. The program is locked in memory while that is permitted. The fork server is forked before anything is opened
+//! that it should not inherit. Ports and the log are opened with the original privileges; then the user changes; then
+//! the sites' roots are opened as the user that will serve them, so that missing permissions are noticed now.
 //!
-//! This thread then waits for signals. It prepares here, where waiting is harmless, whatever a signal requires, and
+//! This thread then waits for signals. It does the work that a signal requires, because blocking is harmless here, and
 //! passes the result to the workers, which are threads of this process or separate processes (`processes`).
 
 use std::io::{self, Write};
@@ -61,8 +61,8 @@ use crate::watch::{self, Audience};
 /// Descriptors for which the kernel's table has room from the start, if the limit allows: half a MiB of it.
 const DESCRIPTORS_ROOM: u64 = 1 << 16;
 
-/// How often certificates and ticket keys are looked at. A certificate is replaced once its files have not changed for as
-/// long, since a key is written a moment after its certificate.
+/// Interval at which certificates and ticket keys are checked. A certificate is replaced once its files have not
+/// changed for one interval, since a key is written a moment after its certificate.
 const TLS_REFRESH: Duration = Duration::from_secs(2);
 
 /// A running server.
@@ -72,7 +72,7 @@ struct Server {
     configured_workers: usize,
     workers: Box<dyn Workers>,
     clock: Clock,
-    /// When certificates and ticket keys are looked at next.
+    /// When certificates and ticket keys are checked next.
     tls_due: Instant,
     /// Where the loops publish their counters, if they are published.
     segment: Option<Arc<StatsSegment>>,
@@ -118,7 +118,7 @@ pub fn serve(flags: &cli::Serve) -> ExitCode {
     }
 }
 
-/// Prints a page, or on standard error what is wrong with the configuration.
+/// Prints a page, or on standard error the errors of the configuration.
 pub fn print_or_report(page: Result<String, config::Error>) -> ExitCode {
     match page {
         Ok(page) => print(&page),
@@ -174,7 +174,7 @@ impl Server {
             lock_program();
         }
         let owner = owner(&settings)?;
-        // Before there is anything that these processes should not have.
+        // Before anything is opened that these processes should not inherit.
         let fork_server = match settings.helpers.kind {
             HelperKind::Processes if form(settings.architecture).helpers => {
                 let fork_server = fork_server::start(settings.workers, signals, || become_owner(owner.as_ref()));
@@ -195,15 +195,15 @@ impl Server {
         let exporter = settings.metrics.listen.map(|requested| exporter(requested.0, addresses.iter())).transpose()?;
         let admin = AdminEndpoint::new(control, exporter, &signals)
             .map_err(|error| format!("cannot receive signals: {error}"))?;
-        let segment = board_of(&settings)?.map(Arc::new);
+        let segment = new_segment(&settings)?.map(Arc::new);
         become_owner(owner.as_ref())?;
         if owner.is_none() && process::is_root() {
             say!("serving as root, which may read every file; set a user with --user NAME");
         }
         if has_children {
-            // The children lock it, because locks are not inherited. Here it is determined, with the privileges that
-            // they will have, whether they can. A parent that holds more memory than they do is what the kernel kills
-            // first when memory runs out, and all of them with it.
+            // The children lock it, because locks are not inherited. This tests, with the privileges that they will
+            // have, whether they can, and unlocks it again: if the parent held more memory than a child, the kernel
+            // would kill it first when memory runs out, and all children with it.
             lock_program();
             process::unlock_program();
         }
@@ -433,8 +433,8 @@ impl Threads {
         };
         let architecture = self.generation.settings.architecture;
         let thread = thread::Builder::new().name(format!("loop-{n}")).spawn(move || {
-            // A loop that dies takes its connections with it. A supervisor that sees the process end restarts it; one
-            // that sees it live on without its loop does not.
+            // A loop that dies loses its connections. A supervisor restarts a process that ends, but not one that
+            // continues without its loop.
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| arch::run(architecture, start)));
             match ended {
                 Ok(Ok(snapshot)) => snapshot,
@@ -542,7 +542,7 @@ impl Workers for Threads {
             mailbox.put(Message::Stop(at));
         }
         thread::scope(|scope| {
-            // This thread cannot wait both for the loops and for a signal; the other one ends with the process.
+            // This thread cannot wait for both the loops and a signal; the other thread ends with the process.
             let waiter = thread::Builder::new().spawn_scoped(scope, move || {
                 // A loop that fails ends the process itself.
                 let snapshots: Vec<_> = loops.into_iter().filter_map(|thread| thread.join().ok()).collect();
@@ -588,7 +588,7 @@ fn exporter<'a>(requested: SocketAddr, own: impl Iterator<Item = &'a Address> + 
 
 /// Creates the memory for statistics, if they are published. If workers are processes there is room for twice as many,
 /// since after a reload the old ones are still finishing their responses.
-fn board_of(settings: &Settings) -> Result<Option<StatsSegment>, String> {
+fn new_segment(settings: &Settings) -> Result<Option<StatsSegment>, String> {
     let MetricsSettings { file, listen, .. } = &settings.metrics;
     if file.is_none() && listen.is_none() {
         return Ok(None);
@@ -624,7 +624,7 @@ fn share(settings: &Settings) -> Result<Share, String> {
 /// Opens everything that a configuration names.
 fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSnapshot, String> {
     let form = form(settings.architecture);
-    // As much as the processes would have together without it, and files up to the same size.
+    // The budgets that the processes would have together without it, and files up to the same size.
     let shared = settings.cache.clone();
     let is_shared = form.processes && shared.shared && settings.optimise.content_cache;
     let is_shared = is_shared && shared.content_bytes.0 > 0 && shared.path_entries > 0;
@@ -639,25 +639,25 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
         // The configured budgets apply to all together (Flash, section 6: its MP has smaller caches in each process).
         settings.cache = settings.cache.split(settings.workers);
         if is_shared {
-            // Bodies are stored there, once.
+            // The shared cache stores the bodies, once.
             settings.cache.content_bytes = Bytes(0);
         }
     }
     // Threads that share caches have a single set.
     let workers = if form.pool { 1 } else { settings.workers };
-    let Share { files, connections: bearable, .. } = share(&settings)?;
+    let Share { files, connections: supported, .. } = share(&settings)?;
     settings.cache.descriptors = files;
     let connections = match settings.limits.max_connections {
-        // More would leave no descriptor to open a file with: their requests would get 503.
-        Some(connections) if !form.pool && connections > bearable => {
+        // More connections would leave no descriptors for files: their requests would get 503.
+        Some(connections) if !form.pool && connections > supported => {
             let limit = process::raise_descriptor_limit();
             say!(
-                "limits.max_connections is {connections}, but the limit on open files ({limit}) allows only about {bearable}; raise it (ulimit -n, LimitNOFILE=)"
+                "limits.max_connections is {connections}, but the limit on open files ({limit}) allows only about {supported}; raise it (ulimit -n, LimitNOFILE=)"
             );
-            bearable
+            supported
         }
         Some(connections) => connections,
-        None => bearable,
+        None => supported,
     };
     let sites = Arc::clone(&settings.sites);
     let budgets = &settings.cache;

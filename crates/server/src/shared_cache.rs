@@ -115,8 +115,8 @@ impl SharedCache {
         })?
     }
 
-    /// Returns the versions of files whose bodies are cached under this name, at whatever age: a process that asks the
-    /// disk for the name need not read them again.
+    /// Returns the versions of files whose bodies are cached under this name, at any age: a process that looks up the
+    /// name on the disk need not read them again.
     pub fn bodies_of(&self, work: &NameWork) -> Vec<FileVersion> {
         let versions = self.entry(work.generation, work.site, &work.path, |shard, key| {
             let mut versions = Vec::new();
@@ -131,11 +131,11 @@ impl SharedCache {
         versions.unwrap_or_default()
     }
 
-    /// Stores the disk's answer to a question asked at `asked`. An answer to a later question is kept;
+    /// Stores the disk's answer to a question of the time `requested`. An answer to a later question is kept;
     /// contents that the caller already knew, and so did not get, stay with it. Listings and errors are not
     /// stored; open files only with their state.
-    pub fn learn<F>(&self, asked: Time, work: &NameWork, found: &Found<F>) {
-        let asked = asked.as_nanos();
+    pub fn learn<F>(&self, requested: Time, work: &NameWork, found: &Found<F>) {
+        let requested = requested.as_nanos();
         self.entry(work.generation, work.site, &work.path, |shard, key| {
             let old = shard.seek(key)?;
             match (found, &old) {
@@ -147,11 +147,11 @@ impl SharedCache {
                     shard.put(key, &old, node.checked, &shard.value::<()>(node, |_| false)?, &bodies)
                 }
                 (Found::Missing(_), Some(_)) => Ok(()),
-                (_, Some((_, _, node))) if node.checked > asked => Ok(()),
+                (_, Some((_, _, node))) if node.checked > requested => Ok(()),
                 (_, Some((_, _, node))) if lacks_content(found, &[]) => {
-                    shard.put(key, &old, asked, found, &shard.bodies(node)?)
+                    shard.put(key, &old, requested, found, &shard.bodies(node)?)
                 }
-                _ => shard.put(key, &old, asked, found, &[]),
+                _ => shard.put(key, &old, requested, found, &[]),
             }
         });
     }
@@ -240,7 +240,7 @@ struct Layout {
 const SHARDS_MAX: usize = 64;
 
 impl Layout {
-    /// Chooses as many shards as leave each with room for 16 of the largest bodies, and 16 entries.
+    /// Chooses the number of shards so that each has room for 16 of the largest bodies, and 16 entries.
     fn of(settings: &Budgets) -> io::Result<Layout> {
         let (bytes, file_max) = (settings.content_bytes.as_usize(), settings.max_content_file_bytes.as_usize());
         let shards =
@@ -275,7 +275,7 @@ impl Layout {
         self.links_at() + self.blocks * 8
     }
 
-    /// Saturates; then there is no such memory either.
+    /// Saturates; allocating that much fails later.
     fn shard_bytes(&self) -> usize {
         let nodes = self.nodes.saturating_mul(NODE_BYTES + 8);
         self.blocks.saturating_mul(BLOCK + 8).saturating_add(nodes).saturating_add(HEAD_WORDS * 8)

@@ -1,12 +1,13 @@
-//! Session tickets (RFC 8446, 4.6.1; RFC 5077): a client that comes again shows one, and the server saves a signature.
+//! Session tickets (RFC 8446, 4.6.1; RFC 5077): a returning client presents one, which saves the server a signature.
 //!
 //! A ticket is the state of the session, encrypted with a key that only the server has. All loops and processes must
-//! have the same keys, also after hours and after a reload, or a client would be resumed only where it was before. So
-//! one secret is made before the first process starts. From it follow the key of the first period and the secret of the
-//! next one, and so on: every process derives the same keys at the same time, without a word to the others.
+//! have the same keys, even after hours and after a reload; otherwise a session could be resumed only by the worker
+//! that began it. So one secret is generated before the first process starts. The key of the first period and the
+//! secret of the next one are derived from it, and so on: every process derives the same keys at the same time, without
+//! communication.
 //!
-//! A secret is wiped once the next one is derived, and nothing leads back. Keys that are stolen from memory open the
-//! tickets of this period, the one before, and later ones, but none that is older.
+//! A secret is wiped once the next one is derived, and cannot be recovered from it. Keys stolen from memory decrypt the
+//! tickets of this period, the previous one, and later ones, but no older ones.
 
 use std::fmt;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
@@ -38,7 +39,7 @@ struct Chain {
 }
 
 struct TicketKey {
-    /// Tells which key a ticket was encrypted with. Derived as the key is, so it discloses nothing.
+    /// Identifies the key that a ticket was encrypted with. Derived like the key, so it discloses nothing.
     name: [u8; NAME],
     key: RandomizedNonceKey,
 }
@@ -47,7 +48,7 @@ struct TicketKey {
 const NAME: usize = 16;
 
 impl Tickets {
-    /// Makes a new secret.
+    /// Generates a new secret.
     ///
     /// # Errors
     /// When the system has no random bytes.
@@ -58,18 +59,18 @@ impl Tickets {
         Ok(Tickets { start: Instant::now(), chain: RwLock::new(Chain { period: 0, key, previous: None, next }) })
     }
 
-    /// Wipes the keys whose time is over; returns whether there were any. Any use of the keys does it too, but a process
-    /// without clients would keep them.
+    /// Wipes expired keys; returns whether there were any. Any use of the keys does this too, but a process without
+    /// clients would keep them.
     pub fn wipe_expired(&self) -> bool {
         self.advance(self.age())
     }
 
-    /// Seconds since the first period began.
+    /// Returns the time since the first period began.
     fn age(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// Advances to the period of this age; returns whether it is another one. Time that goes backwards brings no key back.
+    /// Advances to the period of this age; returns whether it changed. A clock that runs backwards restores no key.
     fn advance(&self, age: Duration) -> bool {
         let period = age.as_secs() / PERIOD;
         if self.chain().period >= period {
@@ -77,7 +78,7 @@ impl Tickets {
         }
         let mut chain = self.chain.write().unwrap_or_else(PoisonError::into_inner);
         while chain.period < period {
-            // It fails for secrets of another length alone.
+            // It fails only for secrets of another length.
             let Ok((key, next)) = derive(&chain.next) else { return false };
             chain.previous = Some(std::mem::replace(&mut chain.key, key));
             chain.next = next;
@@ -204,7 +205,7 @@ mod tests {
         let ticket = tickets.seal(at(0, 0), b"state").expect("sealed");
         assert!(!tickets.advance(at(0, PERIOD - 1)));
         assert!(tickets.advance(at(2, 0)));
-        // Whoever has the keys can claim any time.
+        // An attacker who has the keys can claim any time.
         assert_eq!(tickets.open(at(0, 0), &ticket), None);
         assert!(!tickets.wipe_expired());
     }

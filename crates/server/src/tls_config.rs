@@ -1,11 +1,11 @@
-//! How TLS sessions begin: protocol versions, certificates by name, tickets.
+//! The parameters of new TLS sessions: protocol versions, certificates by name, tickets.
 //!
-//! Each configuration has its own; sessions that have begun keep theirs. The server supports TLS 1.2 and 1.3 with forward
-//! secrecy and authenticated encryption, as Mozilla's *intermediate* profile demands, and nothing that is weaker, so none
-//! of it is configurable.
+//! Each configuration has its own; existing sessions keep theirs. The server supports TLS 1.2 and 1.3 with forward
+//! secrecy and authenticated encryption, as Mozilla's *intermediate* profile requires, and nothing weaker, so none of
+//! this is configurable.
 //!
-//! Certificates are replaced here when their files change, and ticket keys as time passes ([`TlsConfig::refresh`]), without
-//! a new configuration: connections, caches and processes stay as they are.
+//! Certificates are replaced when their files change, and ticket keys after some hours ([`TlsConfig::refresh`]),
+//! without a new configuration: connections, caches and processes are not affected.
 
 use std::env;
 use std::fmt;
@@ -24,7 +24,7 @@ use crate::say;
 use crate::tickets::Tickets;
 use crate::transport::tls::Tls;
 
-/// How TLS sessions begin.
+/// The parameters of new TLS sessions.
 #[derive(Clone, Debug)]
 pub struct TlsConfig {
     config: Arc<ServerConfig>,
@@ -38,7 +38,7 @@ impl TlsConfig {
     /// one of them verifies clients.
     ///
     /// # Errors
-    /// When the system has no random bytes for the keys of tickets, or the file for secrets is not named.
+    /// When the system has no random bytes for the ticket keys, or SSLKEYLOGFILE is not set.
     pub fn new(settings: &Settings, old: Option<&TlsConfig>) -> Result<Option<TlsConfig>, String> {
         if !settings.has_tls() {
             return Ok(None);
@@ -67,7 +67,7 @@ impl TlsConfig {
         }
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         config.ticketer = Arc::clone(&tickets) as _;
-        // Sessions are resumed by tickets, which all loops and processes understand.
+        // Sessions are resumed by tickets, which all loops and processes can decrypt.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         let verifies_clients = settings.client_verifier.is_some();
         Ok(Some(TlsConfig { config: Arc::new(config), certificates, tickets, verifies_clients }))
@@ -99,8 +99,8 @@ impl TlsConfig {
         Tls::new(&self.config)
     }
 
-    /// Wipes expired ticket keys, and reads certificates whose files have changed. Returns whether there was anything to do,
-    /// so that other processes must do it too. It waits for the disk, so it is not for loops.
+    /// Wipes expired ticket keys, and reads certificates whose files have changed. Returns whether anything changed:
+    /// other processes must then do the same. Waits for the disk, so loops must not call it.
     pub fn refresh(&self, when: Reread) -> bool {
         let is_wiped = self.tickets.wipe_expired();
         self.certificates.refresh(when) || is_wiped
@@ -110,7 +110,7 @@ impl TlsConfig {
 /// The certificates by site, and which of them a client gets.
 struct Certificates {
     sites: Arc<Sites>,
-    /// In the order of preference: `by_site[site.number]`. Locked for the moment of a look or a replacement.
+    /// In order of preference: `by_site[site.number]`. Locked only for a lookup or a replacement.
     by_site: RwLock<Vec<Vec<Certificate>>>,
 }
 
@@ -146,8 +146,8 @@ fn sort(own: &mut [Certificate]) {
 }
 
 impl ResolvesServerCert for Certificates {
-    /// Returns the site's first certificate whose signatures the client accepts. A client that names no site, or an unknown
-    /// one, gets that of the default site; a site without one gets it too.
+    /// Returns the site's first certificate whose signatures the client accepts. A client that names no site or an
+    /// unknown one gets that of the default site, as does a client of a site without a certificate.
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let site = hello.server_name().map_or(self.sites.first(), |name| self.sites.for_host(name.as_bytes()));
         let by_site = self.by_site.read().unwrap_or_else(PoisonError::into_inner);

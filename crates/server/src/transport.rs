@@ -34,17 +34,17 @@ pub struct Transport {
 }
 
 enum Session {
-    /// Bytes travel as they are.
+    /// Bytes are sent unchanged.
     None,
     Tls(Box<Tls>),
-    /// Another thread does the handshake, unless this is dropped first.
+    /// Another thread does the handshake; dropping this cancels it.
     Away {
         _connection: Arc<()>,
     },
 }
 
 impl Transport {
-    /// Wraps an accepted nonblocking TCP socket, with a TLS session if there is to be one.
+    /// Wraps an accepted nonblocking TCP socket, with a TLS session if the connection uses TLS.
     pub fn new(socket: OwnedFd, tls: Option<Box<Tls>>, now: Time) -> Transport {
         let handshake_since = if tls.is_some() { now } else { Time::NEVER };
         Transport { socket, session: tls.map_or(Session::None, Session::Tls), handshake_since }
@@ -103,7 +103,8 @@ impl Transport {
         }
     }
 
-    /// Puts the session back, and sends its answer as far as the socket takes it. Returns whether the connection can go on.
+    /// Puts the session back, and sends its answer as far as the socket takes it. Returns whether the connection can
+    /// continue.
     pub fn take_back(&mut self, mut session: Box<Tls>) -> bool {
         let sent = session.flush(&self.socket);
         let has_failed = session.failure().is_some();
@@ -136,7 +137,7 @@ impl Transport {
         Ok(received)
     }
 
-    /// Sends what was accepted before and not taken by the socket.
+    /// Sends bytes that were accepted earlier and not taken by the socket.
     ///
     /// # Errors
     /// As sendmsg(2); [`io::ErrorKind::WouldBlock`] if the socket's buffer is full.

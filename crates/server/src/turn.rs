@@ -171,7 +171,7 @@ pub struct LoopContext {
     pub(crate) clock: Clock,
     pub(crate) buffer: Vec<u8>,
     /// Connections for whose next data the helpers' queue had no room, and when they retry.
-    pub(crate) turned_away: VecDeque<Token>,
+    pub(crate) retry_queue: VecDeque<Token>,
     pub(crate) ask_anew: Time,
     pub(crate) cold_windows: u64,
 }
@@ -497,8 +497,8 @@ impl<D: DiskAccess> Turn<'_, D> {
         context.cold_windows += 1;
         connection.cold = *now;
         if !disk.warm(*token, content, range) {
-            // The helpers' queue is full. The response has been promised: try again when the queue is shorter.
-            context.turned_away.push_back(*token);
+            // The helpers' queue is full. The head has been sent, so try again when the queue is shorter.
+            context.retry_queue.push_back(*token);
             context.ask_anew = context.ask_anew.min(*now + ASK_ANEW);
         }
     }
@@ -555,7 +555,7 @@ impl<D> Turn<'_, D> {
 /// Maximum bytes per receive; the longest head fits, and many pipelined ones.
 pub(crate) const BUFFER: usize = 64 * 1024;
 
-// Beside what is kept of a TLS session there is room for more of it.
+// There is room for new data besides a partial record of a TLS session.
 const _: () = assert!(BUFFER >= 2 * PARTIAL_MAX);
 
 /// Maximum batches of one turn.

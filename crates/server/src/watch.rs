@@ -101,7 +101,7 @@ struct Watcher {
     full: bool,
 }
 
-/// Changes to report, and whether names beneath have changed too.
+/// Changes to report, and whether names below them have changed too.
 type Changes = BTreeMap<Name, bool>;
 
 impl Watcher {
@@ -225,7 +225,7 @@ impl Watcher {
             let beneath = !is_file && (is_folder || name.is_empty() || what == What::Name);
             *changes.entry((site, Arc::clone(&path))).or_default() |= beneath;
             if is_file || (beneath && what != What::Status) {
-                self.let_go(site, &path);
+                self.unwatch(site, &path);
             }
         }
         false
@@ -233,12 +233,12 @@ impl Watcher {
 
     /// Stops watching a file, or a directory and everything beneath it, under this name, which may lead elsewhere
     /// now. The next lookup notes the names again.
-    fn let_go(&mut self, site: u16, path: &[u8]) {
+    fn unwatch(&mut self, site: u16, path: &[u8]) {
         let folder = [path.strip_suffix(b"/").unwrap_or(path), b"/"].concat();
-        let gone = |(of, name): &Name| *of == site && (**name == *path || name.starts_with(&folder));
-        self.folders.retain(|name, _| !gone(name));
+        let matches = |(of, name): &Name| *of == site && (**name == *path || name.starts_with(&folder));
+        self.folders.retain(|name, _| !matches(name));
         self.watches.retain(|watch, names| {
-            names.retain(|name| !gone(name));
+            names.retain(|name| !matches(name));
             if names.is_empty() {
                 self.inotify.remove(*watch);
             }
@@ -274,7 +274,7 @@ mod tests {
         Watcher { notes, disk, inotify, folders: HashMap::new(), watches: HashMap::new(), full: false }
     }
 
-    /// Notes a name as looked up; returns what is dropped in consequence.
+    /// Notes a name as looked up; returns the names that are dropped as a result.
     fn learn(watcher: &mut Watcher, path: &str) -> Vec<String> {
         watcher.notes.note(0, &path.as_bytes().into());
         let noted = std::mem::take(&mut watcher.notes.lock().queue);
@@ -320,10 +320,10 @@ mod tests {
         assert_eq!(dropped(&mut watcher), [""; 0]);
         assert_eq!(learn(&mut watcher, "/z/b/c"), ["/z/ *"]);
         fs::remove_dir_all(at("z")).unwrap();
-        let gone = dropped(&mut watcher);
+        let dropped_names = dropped(&mut watcher);
         assert!(
-            ["/z *", "/z/ *", "/z/b *", "/z/b/c *"].iter().all(|path| gone.contains(&(*path).to_owned())),
-            "{gone:?}"
+            ["/z *", "/z/ *", "/z/b *", "/z/b/c *"].iter().all(|path| dropped_names.contains(&(*path).to_owned())),
+            "{dropped_names:?}"
         );
         assert_eq!(watcher.watches.len(), 2, "the root and x");
     }
@@ -370,12 +370,12 @@ mod tests {
         while !all {
             let events = watcher.notes.counts().events;
             all = watcher.listen(&mut changes);
-            assert!(watcher.notes.counts().events > events, "they were not lost");
+            assert!(watcher.notes.counts().events > events, "neither events nor an overflow");
         }
         assert!(matches!(invalidation(changes, all), Some(Invalidation::All)));
         assert_eq!(watcher.notes.counts().overflows, 1);
         assert_eq!((watcher.watches.len(), watcher.folders.len()), (0, 0));
-        assert_eq!(learn(&mut watcher, "/0"), ["/ *"], "and watched anew");
+        assert_eq!(learn(&mut watcher, "/0"), ["/ *"], "and watched again");
     }
 
     #[test]

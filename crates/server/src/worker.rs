@@ -142,7 +142,7 @@ impl Worker {
             meter: Meter::new(slot, clock),
             clock,
             buffer: vec![0; BUFFER],
-            turned_away: VecDeque::new(),
+            retry_queue: VecDeque::new(),
             ask_anew: Time::NEVER,
             cold_windows: 0,
         };
@@ -215,11 +215,11 @@ impl Worker {
     pub fn accept(&mut self, listener: &Listener, now: Time) -> Accepted {
         for _ in 0..ACCEPTS_A_TURN {
             let full = self.is_full();
-            let gives_way = match full {
+            let idle_token = match full {
                 true => self.connections.find(|other| other.conn.may_give_way(now) && !other.readable),
                 false => None,
             };
-            if full && gives_way.is_none() {
+            if full && idle_token.is_none() {
                 // In a pool this is normal.
                 if !self.context.generation.pooled() && !std::mem::replace(&mut self.full, true) {
                     say!(
@@ -232,8 +232,8 @@ impl Worker {
             }
             match socket::accept(listener) {
                 Ok((socket, address)) => {
-                    // Only now: perhaps no connection waits, and then none has to be closed.
-                    if let Some(token) = gives_way {
+                    // Only now: if no connection waits, none has to be closed.
+                    if let Some(token) = idle_token {
                         self.remove(token);
                     }
                     self.add((socket, listener.tls), address, now);
@@ -255,7 +255,7 @@ impl Worker {
                     }
                     return Accepted::Exhausted;
                 }
-                // The client has left again, or a network error of this connection was reported, accept(2).
+                // The client has already disconnected, or accept(2) reported a network error of this connection.
                 Err(_) => {}
             }
         }
@@ -281,8 +281,8 @@ impl Worker {
         self.fresh.push(token);
     }
 
-    /// Gives accepted connections their first turn. Only connections still open after it are added to epoll: if each
-    /// request uses its own connection, that is none.
+    /// Gives accepted connections their first turn. Only connections still open after it are added to epoll: none, if
+    /// each request uses its own connection.
     pub fn greet(&mut self, epoll: &Epoll, now: Time, disk: &mut impl DiskSide) {
         let mut fresh = std::mem::take(&mut self.fresh);
         for token in fresh.drain(..) {
@@ -345,7 +345,7 @@ impl Worker {
         disk: &mut impl DiskSide,
     ) {
         if token.generation == Token::of_preload(0).generation {
-            return self.end_errand(token.index, &answer);
+            return self.end_preload(token.index, &answer);
         }
         self.turn(token, Some(Event::Disk(ticket, answer)), now, disk);
     }
@@ -450,13 +450,13 @@ impl Worker {
         self.next_preload = index.wrapping_add(1);
         self.preloads.insert(index, order);
         match disk.ask(now, Token::of_preload(index), Ticket::default(), &work, &mut self.context.shared) {
-            DiskAnswer::Answered(answer) => self.end_errand(index, &answer),
+            DiskAnswer::Answered(answer) => self.end_preload(index, &answer),
             DiskAnswer::Later(_) => {}
-            DiskAnswer::Refused => self.end_errand(index, &Answer::Trouble(Trouble::Busy)),
+            DiskAnswer::Refused => self.end_preload(index, &Answer::Trouble(Trouble::Busy)),
         }
     }
 
-    fn end_errand(&mut self, index: u32, answer: &Answer<OpenFile>) {
+    fn end_preload(&mut self, index: u32, answer: &Answer<OpenFile>) {
         let Some(Preload { site, report, .. }) = self.preloads.remove(&index) else {
             return;
         };
@@ -475,7 +475,7 @@ impl Worker {
         self.turn(token, Some(Event::Sent { all: false }), now, disk);
     }
 
-    /// The next data of a connection cannot be read: they were promised, so the connection is reset.
+    /// The next data of a connection cannot be read, and its head was sent, so the connection is reset.
     pub fn give_up(&mut self, token: Token) {
         self.remove(token);
     }
@@ -483,11 +483,11 @@ impl Worker {
     /// A helper has become free: connections that were refused try again, until one finds no room.
     pub fn helper_is_free(&mut self, now: Time, disk: &mut impl DiskSide) {
         self.context.ask_anew = Time::NEVER;
-        for _ in 0..self.context.turned_away.len() {
-            let Some(token) = self.context.turned_away.pop_front() else {
+        for _ in 0..self.context.retry_queue.len() {
+            let Some(token) = self.context.retry_queue.pop_front() else {
                 return;
             };
-            let others = self.context.turned_away.len();
+            let others = self.context.retry_queue.len();
             let Some(connection) = self.connections.get(token) else {
                 continue;
             };
@@ -499,11 +499,11 @@ impl Worker {
                 // Its wait continues, and is limited.
                 connection.cold = since;
             }
-            if self.context.turned_away.len() > others {
+            if self.context.retry_queue.len() > others {
                 break;
             }
         }
-        if !self.context.turned_away.is_empty() {
+        if !self.context.retry_queue.is_empty() {
             self.context.ask_anew = now + ASK_ANEW;
         }
     }

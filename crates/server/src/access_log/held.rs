@@ -15,8 +15,8 @@ use amped_units::{Bytes, Time};
 
 use crate::config::settings::LogFormat;
 
-/// The text of a JSON line before the time, and the text between the time and the
-/// client, by which the client is found here.
+/// The text of a JSON line before the time, and the text between the time and the client. The position of the client is
+/// derived from them.
 pub(super) const JSON_TIME: &[u8] = b"{\"time\":\"";
 pub(super) const JSON_CLIENT: &[u8] = b"\",\"client\":\"";
 
@@ -67,10 +67,10 @@ impl Held {
         now: Time,
         out: &mut Vec<u8>,
     ) -> u64 {
-        let mut gone = 0;
+        let mut released = 0;
         for line in lines.split_inclusive(|&byte| byte == b'\n') {
             while !self.lines.is_empty() && self.text.len() - self.begin + line.len() > self.bytes_max {
-                gone += u64::from(self.release_one(Time::NEVER, names, out).is_ok());
+                released += u64::from(self.release_one(Time::NEVER, names, out).is_ok());
             }
             let address = address_of(line, format);
             let text = std::str::from_utf8(line.get(address.clone()).unwrap_or_default()).unwrap_or_default();
@@ -82,16 +82,16 @@ impl Held {
             self.text.extend_from_slice(line);
             self.lines.push_back(Line { length: line.len(), address, host });
         }
-        gone
+        released
     }
 
     /// Appends to `out` the lines that need not wait any longer, or all of them at [`Time::NEVER`]. Returns
     /// their number, and when to call this again.
     pub(super) fn release(&mut self, now: Time, names: &mut HostnameCache, out: &mut Vec<u8>) -> (u64, Time) {
-        let mut gone = 0;
+        let mut released = 0;
         let due = loop {
             match self.release_one(now, names, out) {
-                Ok(()) => gone += 1,
+                Ok(()) => released += 1,
                 Err(due) => break due,
             }
         };
@@ -102,7 +102,7 @@ impl Held {
             self.text.shrink_to(SPARE_MAX);
             self.begin = 0;
         }
-        (gone, due)
+        (released, due)
     }
 
     fn release_one(&mut self, now: Time, names: &mut HostnameCache, out: &mut Vec<u8>) -> Result<(), Time> {
@@ -257,12 +257,12 @@ mod tests {
         ) {
             let mut held = Held { bytes_max, ..Held::default() };
             let (mut names, mut out) = (names(), Vec::new());
-            let (mut now, mut gone, mut pushed) = (0, 0, Vec::new());
+            let (mut now, mut released, mut pushed) = (0, 0, Vec::new());
             for (n, (step, client, seconds)) in steps.into_iter().enumerate() {
                 match step {
                     0..4 => {
                         let line = format!("10.0.0.{client} {n}\n");
-                        gone += held.push(line.as_bytes(), LogFormat::Common, true, &mut names, at(now), &mut out);
+                        released += held.push(line.as_bytes(), LogFormat::Common, true, &mut names, at(now), &mut out);
                         pushed.push((client, n));
                     }
                     4 => now += seconds,
@@ -271,13 +271,13 @@ mod tests {
                     },
                     _ => {
                         let (lines, due) = held.release(at(now), &mut names, &mut out);
-                        gone += lines;
+                        released += lines;
                         prop_assert!(due > at(now) && (due == Time::NEVER) == held.is_empty());
                         prop_assert!(due == Time::NEVER || due <= at(now + 5));
                     }
                 }
                 prop_assert!(held.text.len() - held.begin <= bytes_max || held.lines.len() == 1);
-                prop_assert_eq!(out.iter().filter(|&&byte| byte == b'\n').count() as u64, gone);
+                prop_assert_eq!(out.iter().filter(|&&byte| byte == b'\n').count() as u64, released);
             }
             held.release(Time::NEVER, &mut names, &mut out);
             let out = String::from_utf8(out).unwrap();

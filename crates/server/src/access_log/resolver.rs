@@ -54,7 +54,7 @@ pub(super) trait Waiter: Send + Sync + 'static {
     /// Returns the current time.
     fn now(&self) -> Time;
 
-    /// Wakes it up to process lines that wait for an answer.
+    /// Wakes it to process lines that wait for an answer.
     fn wake_up(&self);
 }
 

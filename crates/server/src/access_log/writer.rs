@@ -67,7 +67,7 @@ struct State {
     reopen: bool,
     stopping: bool,
     /// Lines lost to a full queue since the queue was last emptied.
-    turned_away: u64,
+    rejected: u64,
 }
 
 /// The destination of an open log.
@@ -218,9 +218,9 @@ impl Writer {
 
     /// Writes lines that were [queued](Writer::put).
     fn write(&self, text: &[u8], lines: u64) {
-        let settle = |lines| _ = self.pending.fetch_sub(lines, Ordering::Relaxed);
+        let on_done = |lines| _ = self.pending.fetch_sub(lines, Ordering::Relaxed);
         self.with_open(|open| {
-            open.iter_mut().for_each(|log| log.write(text, lines, WriteMode::Wait, &self.lost, &settle))
+            open.iter_mut().for_each(|log| log.write(text, lines, WriteMode::Wait, &self.lost, &on_done))
         });
     }
 
@@ -247,10 +247,10 @@ impl Writer {
         let mut state = self.lock();
         if state.queue.len() == BATCHES_MAX {
             self.lost.fetch_add(batch.lines, Ordering::Relaxed);
-            if state.turned_away == 0 {
+            if state.rejected == 0 {
                 say!("cannot write the access log fast enough; lines are lost until the writer catches up");
             }
-            state.turned_away += batch.lines;
+            state.rejected += batch.lines;
             let mut text = batch.text;
             text.clear();
             return text;
@@ -278,10 +278,10 @@ impl Writer {
             let stopping = state.stopping;
             // Lines gathered before a reopen belong to the old file.
             let batches = std::mem::take(&mut state.queue);
-            let turned_away = std::mem::take(&mut state.turned_away);
+            let rejected = std::mem::take(&mut state.rejected);
             drop(state);
-            if turned_away > 0 {
-                say!("writing the access log again; {turned_away} lines were lost");
+            if rejected > 0 {
+                say!("writing the access log again; {rejected} lines were lost");
             }
             if stopping && end == Time::NEVER {
                 end = self.now() + STOP_WAIT;
@@ -357,7 +357,7 @@ struct Open {
     target: LogTarget,
     /// The last line is incomplete; the next must not be appended to it.
     torn: bool,
-    /// Bytes written since page cache was last [released](Open::let_go).
+    /// Bytes written since page cache was last [released](Open::release_pages).
     held_bytes: usize,
     trouble: Trouble,
 }
@@ -365,8 +365,8 @@ struct Open {
 /// The log of a busy server grows by 20 MB a second and would evict files from the page cache, although only its
 /// end is read. After this many bytes, the pages already written are released. The most recent of them are still under
 /// writeback then, and are released in later rounds.
-const LET_GO_STEP: usize = 1 << 20;
-const LET_GO: u64 = 4 << 20;
+const RELEASE_STEP: usize = 1 << 20;
+const RELEASE_BEHIND: u64 = 4 << 20;
 
 impl Open {
     fn new(sink: Sink, target: LogTarget) -> Open {
@@ -374,8 +374,8 @@ impl Open {
         Open { sink, is_file, target, torn: false, held_bytes: 0, trouble: Trouble::default() }
     }
 
-    /// Writes lines; calls `settle` for each written or lost line.
-    fn write(&mut self, text: &[u8], lines: u64, mode: WriteMode, lost: &AtomicU64, settle: &impl Fn(u64)) {
+    /// Writes lines; calls `on_done` for each written or lost line.
+    fn write(&mut self, text: &[u8], lines: u64, mode: WriteMode, lost: &AtomicU64, on_done: &impl Fn(u64)) {
         let mut rest = text;
         while !rest.is_empty() {
             // Into a pipe, only whole lines that are accepted atomically, so that it is known which were written.
@@ -389,22 +389,22 @@ impl Open {
             };
             let written = write_all(&self.sink, put, piece, &mut self.torn);
             self.trouble.after(&self.target, written.map_err(|(error, kept)| (error, lines - kept)), lost);
-            settle(lines);
+            on_done(lines);
             rest = others;
         }
         self.held_bytes += text.len();
-        if self.held_bytes >= LET_GO_STEP {
+        if self.held_bytes >= RELEASE_STEP {
             self.held_bytes = 0;
-            self.let_go();
+            self.release_pages();
         }
     }
 
     /// Releases the page cache of what has been written.
-    fn let_go(&mut self) {
+    fn release_pages(&mut self) {
         let mut file = self.sink.file();
         if let Ok(end) = file.stream_position() {
             // A pipe has neither position nor pages; any other failure costs only memory.
-            let _ = file::let_go(file, end.saturating_sub(LET_GO)..end);
+            let _ = file::let_go(file, end.saturating_sub(RELEASE_BEHIND)..end);
         }
     }
 
@@ -492,7 +492,7 @@ struct Trouble {
 }
 
 /// A reader that is too slow still takes a line now and then; its recovery is reported no more often than this.
-const LAG_SAID_AFTER: Duration = Duration::from_secs(10);
+const LAG_REPORT_STEP: Duration = Duration::from_secs(10);
 
 impl Trouble {
     /// Records how a batch was written, or why it failed and how many lines were lost.
@@ -502,7 +502,7 @@ impl Trouble {
             LogTarget::Stdout | LogTarget::Off => "standard output".to_owned(),
         };
         match written {
-            Ok(()) if self.lags_since.is_some_and(|since| since.elapsed() < LAG_SAID_AFTER) => {}
+            Ok(()) if self.lags_since.is_some_and(|since| since.elapsed() < LAG_REPORT_STEP) => {}
             Ok(()) if self.lost > 0 => {
                 say!("writing the log {name} again; {} lines were lost", self.lost);
                 *self = Trouble::default();

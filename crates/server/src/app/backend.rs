@@ -43,7 +43,7 @@ pub enum At {
     Unix(PathBuf),
     /// A TCP address.
     Tcp(SocketAddr),
-    /// Started by this server, with one socket per permit.
+    /// Of an application that this server starts, with one socket per permit.
     Kept(Application),
 }
 
@@ -137,15 +137,15 @@ impl Backend {
         };
         // Those idle longest come first.
         while idle.len() > kept && idle.first().is_some_and(|first| now >= first.since + time) {
-            let gone = idle.remove(0);
-            if let Some(permit) = &gone.permit {
+            let expired = idle.remove(0);
+            if let Some(permit) = &expired.permit {
                 permit.semaphore().idle.fetch_sub(1, Ordering::Relaxed);
             }
         }
         !idle.is_empty()
     }
 
-    /// Returns whether connecting does not wait for anything.
+    /// Returns whether connecting does not block.
     pub fn is_at_hand(&self) -> bool {
         match &self.at {
             At::Tcp(_) => true,
@@ -156,14 +156,14 @@ impl Backend {
         }
     }
 
-    /// Prepares the application so that connecting does not wait.
+    /// Prepares the application so that connecting does not block.
     pub fn prepare(&self, permit: &Permit) {
         let name = match &self.at {
             At::Tcp(_) => return,
             At::Unix(name) => name.clone(),
             At::Kept(application) => application.name(permit.number()),
         };
-        // Only the name must be in memory; connecting tells whether the socket exists.
+        // Only the name must be in memory; connecting shows whether the socket exists.
         let _ = std::fs::symlink_metadata(name);
     }
 

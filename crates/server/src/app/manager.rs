@@ -79,7 +79,7 @@ pub struct Application {
 /// FastCGI 1.0: the application cannot be started.
 pub const CANNOT_START: u8 = 255;
 
-/// What the holder of a permit tells the manager of its slot.
+/// A message to the manager from the holder of a permit.
 #[derive(Serialize, Deserialize)]
 enum Notice {
     /// It is in use.
@@ -287,7 +287,7 @@ impl Manager {
     /// Waits for events and handles them. Returns `false` when the server has ended.
     fn turn(&mut self) -> io::Result<bool> {
         let (ready, now) = self.wait()?;
-        let mut gone = Vec::new();
+        let mut unused = Vec::new();
         for source in ready {
             match source {
                 Source::Control => {
@@ -299,14 +299,14 @@ impl Manager {
                 }
                 Source::Channel(app) => {
                     if !self.kept[app].handle_messages() {
-                        gone.push(app);
+                        unused.push(app);
                     }
                 }
                 Source::Process(app, place) => self.kept[app].look_after(place),
                 Source::Listener(app, place) => self.kept[app].serve(place, now),
             }
         }
-        for app in gone.into_iter().rev() {
+        for app in unused.into_iter().rev() {
             // Dropping them ends their processes.
             self.kept.remove(app);
         }
@@ -408,7 +408,7 @@ impl Kept {
                         process.kill();
                         place.is_unwanted = true;
                     }
-                    None => place.turn_away(None),
+                    None => place.reject(None),
                 }
             }
         }
@@ -425,10 +425,10 @@ impl Kept {
             return;
         }
         if std::mem::take(&mut place.is_unwanted) {
-            return place.turn_away(None);
+            return place.reject(None);
         }
         match place.started.elapsed() < LIFE_MIN {
-            true => place.put_off(),
+            true => place.back_off(),
             false => place.pause = Duration::ZERO,
         }
         let when = if place.pause.is_zero() { "on demand".to_owned() } else { format!("in {:?}", place.pause) };
@@ -439,15 +439,15 @@ impl Kept {
     fn serve(&mut self, number: usize, now: Instant) {
         let place = &mut self.places[number];
         if now < place.not_before {
-            return place.turn_away(Some(fastcgi::OVERLOADED));
+            return place.reject(Some(fastcgi::OVERLOADED));
         }
         let started = place.listener.try_clone().map(OwnedFd::from);
         match started.and_then(|listener| start(&self.command, &self.env, listener)) {
             Ok(process) => (place.process, place.started, place.used) = (Some(process), now, now),
             Err(error) => {
                 say!("cannot start {}: {error}", self.command[0]);
-                place.put_off();
-                place.turn_away(Some(CANNOT_START));
+                place.back_off();
+                place.reject(Some(CANNOT_START));
             }
         }
     }
@@ -471,17 +471,17 @@ impl Kept {
 
 fn start(command: &[String], env: &[(Box<str>, Box<str>)], listener: OwnedFd) -> io::Result<Process> {
     let program = Path::new(&command[0]);
-    let mut made = Command::new(program);
-    made.args(&command[1..]).env_clear();
-    made.env("PATH", OsStr::new("/usr/local/bin:/usr/bin:/bin"));
-    made.envs(env.iter().map(|(name, value)| (&**name, &**value)));
+    let mut child = Command::new(program);
+    child.args(&command[1..]).env_clear();
+    child.env("PATH", OsStr::new("/usr/local/bin:/usr/bin:/bin"));
+    child.envs(env.iter().map(|(name, value)| (&**name, &**value)));
     let folder = program.parent().filter(|folder| folder.is_absolute());
-    made.current_dir(folder.unwrap_or(Path::new("/"))).process_group(0);
+    child.current_dir(folder.unwrap_or(Path::new("/"))).process_group(0);
     // Its standard error outside of requests is the server's standard error.
-    made.stdin(Stdio::from(listener)).stdout(Stdio::null());
-    process::end_with_this_thread(&mut made);
-    process::keep_descriptors_from(&mut made);
-    Process::new(made.spawn()?.id(), None)
+    child.stdin(Stdio::from(listener)).stdout(Stdio::null());
+    process::end_with_this_thread(&mut child);
+    process::keep_descriptors_from(&mut child);
+    Process::new(child.spawn()?.id(), None)
 }
 
 impl Place {
@@ -504,13 +504,13 @@ impl Place {
         })
     }
 
-    fn put_off(&mut self) {
+    fn back_off(&mut self) {
         self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
         self.not_before = Instant::now() + self.pause;
     }
 
     /// Closes the connections that wait at the socket, after answering with `status` if there is one.
-    fn turn_away(&self, status: Option<u8>) {
+    fn reject(&self, status: Option<u8>) {
         while poll::wait_readable(&[self.listener.as_fd()], Duration::ZERO).is_ok_and(|readable| readable[0]) {
             let Ok((mut stream, _)) = self.listener.accept() else { return };
             if let Some(status) = status {

@@ -93,7 +93,7 @@ impl Apps {
     ) -> io::Result<Apps> {
         let manager = before.and_then(|before| before.manager.clone());
         let quota = Arc::new(Quota::new(spool.clone()));
-        let mut made = Apps { manager, quota, ..Apps::default() };
+        let mut created = Apps { manager, quota, ..Apps::default() };
         let mut old: Vec<&App> = before.into_iter().flat_map(|before| before.sites.iter().flatten()).collect();
         for site in settings {
             let mut apps = Vec::new();
@@ -101,12 +101,12 @@ impl Apps {
                 let is_same = |app: &&App| app.settings.is_run_alike(settings);
                 apps.push(match old.iter().position(is_same) {
                     Some(at) => App { settings: settings.clone(), ..old.swap_remove(at).clone() },
-                    None => made.add(settings, &apps, before, processes)?,
+                    None => created.add(settings, &apps, before, processes)?,
                 });
             }
-            made.sites.push(apps);
+            created.sites.push(apps);
         }
-        Ok(made)
+        Ok(created)
     }
 
     /// Adds an application that is new or has changed; `siblings` are those of its site so far.
@@ -193,7 +193,7 @@ pub struct AppSide {
     queue: BTreeMap<u64, (Token, Arc<Semaphore>)>,
     /// When queued requests try again.
     look_again: Time,
-    /// Processes that are no longer listened to, and when each is killed.
+    /// Processes that are no longer watched for a request, and when each is killed.
     left: Vec<(Process, Time)>,
     /// Abandoned requests whose applications are being ended.
     abandoned: Vec<Abandoned>,
@@ -250,7 +250,7 @@ fn enter(semaphore: &Arc<Semaphore>, place: &Place) -> Option<(Permit, Option<Ow
 }
 
 impl AppSide {
-    /// The epoll token of processes that are no longer listened to.
+    /// The epoll token of processes that are no longer watched for a request.
     pub const TOKEN: u64 = Token::FIRST_OTHER + 2;
 
     /// Creates the state of a loop with this epoll set. `waits`: the loop itself does what may wait for the disk;
@@ -302,7 +302,7 @@ impl AppSide {
             Input::Start(work) => {
                 let joined = request.take().filter(|request| request.ticket == ticket);
                 let filling = joined.and_then(|joined| joined.filling);
-                // A page that is cached must not depend on who asked for it.
+                // A cached page must not depend on the client that requested it.
                 let ends = if filling.is_some() { Arc::new(ends().without_subject()) } else { ends() };
                 let (made, output) = self.start((token, ticket, filling), work, ends, context);
                 *request = made;
@@ -423,7 +423,7 @@ impl AppSide {
         output
     }
 
-    /// Gives up a request whose body is lost: no application gets it, or the rest of it.
+    /// Gives up a request whose body is lost: no application gets its body, or the rest of it.
     fn give_up(&mut self, request: &mut AppRequest, trouble: AppTrouble) -> Output<'static> {
         let stage = std::mem::replace(&mut request.stage, Stage::Over);
         self.leave_stage(stage);
@@ -478,7 +478,7 @@ impl AppSide {
         self.spooler.written
     }
 
-    /// Returns the script of a request to a persistent application, if it is known without asking the disk.
+    /// Returns the script of a request to a persistent application, if it is known without a disk access.
     fn script_of(&self, work: &AppWork, place: &Place) -> Option<Found> {
         if place.files {
             return self.scripts.find(&place.disk, work);
@@ -488,7 +488,7 @@ impl AppSide {
         Some((end, root.join(cgi::relative(&work.path[..end])).into()))
     }
 
-    /// Forgets the scripts: names are looked up again.
+    /// Drops the cached scripts: names are looked up again.
     pub fn forget_scripts(&mut self) {
         self.scripts.clear();
     }
@@ -598,7 +598,7 @@ impl AppSide {
         }
     }
 
-    /// Leaves a process alone until then.
+    /// Stops watching a process for its request; it is killed if it has not ended at this time.
     fn leave(&mut self, mut process: Process, until: Time) {
         if process.ended().is_none() {
             // It is no longer watched for the connection. If it cannot be watched at
@@ -626,8 +626,8 @@ impl AppSide {
         self.ending.front().map_or(Time::NEVER, |(when, _)| *when).min(left).min(look_again).min(self.sweep_at)
     }
 
-    /// Kills processes left alone for too long. Returns the connections to be served: to try for a
-    /// permit, or to check for the end of a process.
+    /// Kills abandoned processes that are overdue. Returns the connections to be served: to try for a permit, or to
+    /// check for the end of a process.
     pub fn take_due(&mut self, now: Time) -> Vec<Token> {
         for (process, until) in self.left.iter_mut().filter(|(_, until)| *until <= now) {
             process.kill();

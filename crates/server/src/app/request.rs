@@ -54,7 +54,7 @@ pub struct AppRequest {
 }
 
 pub(super) enum Stage {
-    /// It is about to start, or to wait for another request's response.
+    /// It will start, or wait for another request's response.
     Joins,
     /// It waits for another request's response.
     Follows(#[expect(dead_code, reason = "dropping it ends the wait")] Following),

@@ -1,4 +1,4 @@
-//! A loop's cache of script names: what a request for a persistent application needs to know of the disk.
+//! A loop's cache of script names: the only information from the disk that a request to a persistent application needs.
 //!
 //! An entry is valid as long as any other name ([`Disk::trusts`], `revalidate`), so a popular
 //! script is looked up once in a while by a thread that may block, and otherwise costs no system

@@ -109,7 +109,7 @@ mod tests {
         let join = |key: &str, n: u64, loop_number: usize| {
             single_flights.join(name(key), (Token::from_number(n), Ticket(1)), &posts[loop_number])
         };
-        let told = |loop_number: usize| {
+        let notified = |loop_number: usize| {
             let mut messages = Vec::new();
             mailboxes[loop_number].take(&mut messages);
             let numbers = messages.iter().map(|Settled { token, ticket }| {
@@ -126,13 +126,13 @@ mod tests {
         let [waits, gone, elsewhere, gone_too] = waits.map(|joined| joined.expect_err("another request generates it"));
         drop((gone, gone_too));
         drop(first);
-        assert_eq!((told(0), told(1)), (vec![3], vec![3]));
+        assert_eq!((notified(0), notified(1)), (vec![3], vec![3]));
         // A late notification leaves the page alone when it is generated again.
         let again = join("a", 3, 0).expect("no other request");
         let late = join("a", 6, 1).expect_err("another request generates it");
         drop((waits, elsewhere));
         drop(again);
-        assert_eq!((told(0), told(1)), (vec![], vec![6]));
+        assert_eq!((notified(0), notified(1)), (vec![], vec![6]));
         drop((late, other));
         assert!(single_flights.0.lock().unwrap().is_empty());
     }

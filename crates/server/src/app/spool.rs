@@ -418,25 +418,25 @@ mod tests {
 
     /// An operation on a spool: bytes arrive or are used, a task is started or done.
     #[derive(Clone, Debug)]
-    enum Deed {
+    enum Step {
         Put(usize),
         Use(usize),
         Begin(bool),
         Finish,
     }
 
-    fn deed() -> impl Strategy<Value = Deed> {
+    fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            (0..100_000_usize).prop_map(Deed::Put),
-            (0..100_000_usize).prop_map(Deed::Use),
-            any::<bool>().prop_map(Deed::Begin),
-            Just(Deed::Finish),
+            (0..100_000_usize).prop_map(Step::Put),
+            (0..100_000_usize).prop_map(Step::Use),
+            any::<bool>().prop_map(Step::Begin),
+            Just(Step::Finish),
         ]
     }
 
     proptest! {
         #[test]
-        fn spooled_bytes_keep_their_order(deeds in prop::collection::vec(deed(), 1..200)) {
+        fn spooled_bytes_keep_their_order(steps in prop::collection::vec(step(), 1..200)) {
             let quota = quota(u64::MAX);
             let mut spool = Spool::new(Side::Response, Some(Arc::clone(&quota)));
             let (mut put, mut used) = (0_u64, 0_u64);
@@ -451,17 +451,17 @@ mod tests {
                 is_right
             };
             let done = |operation| SpoolTask { owner: None, operation, threads: None }.run().expect("a result");
-            for deed in deeds {
-                match deed {
-                    Deed::Put(count) if spool.has_room() => {
+            for step in steps {
+                match step {
+                    Step::Put(count) if spool.has_room() => {
                         let bytes: Vec<u8> = (put..put + count as u64).map(byte).collect();
                         spool.put(&bytes);
                         put += count as u64;
                     }
-                    Deed::Use(count) => prop_assert!(take(&mut spool, &mut used, count)),
-                    Deed::Begin(reads) if under_way.is_none() => under_way = spool.next_operation(reads),
-                    Deed::Finish => under_way.take().into_iter().for_each(|operation| spool.note_done(done(operation))),
-                    Deed::Put(_) | Deed::Begin(_) => {}
+                    Step::Use(count) => prop_assert!(take(&mut spool, &mut used, count)),
+                    Step::Begin(reads) if under_way.is_none() => under_way = spool.next_operation(reads),
+                    Step::Finish => under_way.take().into_iter().for_each(|operation| spool.note_done(done(operation))),
+                    Step::Put(_) | Step::Begin(_) => {}
                 }
                 prop_assert!(spool.take_trouble().is_none());
                 prop_assert!(spool.heap_bytes() < 4 * (MEMORY + 100_000));

@@ -1,9 +1,9 @@
 //! AMPED: the asymmetric multi-process event-driven architecture (Flash, section 3.4).
 //!
-//! One loop waits for the network; helpers wait for the disk. A question for the disk is tried in the loop first, in
-//! a way that cannot block; only if that fails does a helper get it. So what is cached, by the server or by the
-//! kernel, is served at the speed of a loop without disk access, and a cold request delays no other. Helpers are
-//! threads, or processes as in Flash (`helper`).
+//! One loop waits for the network; helpers wait for the disk. The loop first tries a question itself, in a way that
+//! cannot block; only if that fails does a helper get it. So content cached by the server or the kernel is served at
+//! the speed of a loop without disk access, and a cold request delays no other. Helpers are threads, or processes as in
+//! Flash (`helper`).
 //!
 //! Connections that ask the same question while a helper works on it share the answer.
 
@@ -69,12 +69,12 @@ struct Helped<H> {
 struct Waiting {
     since: Time,
     why: Delay,
-    /// May include connections that have closed. `requesters.len() <= ASKERS_MAX`
+    /// May include connections that have closed. `requesters.len() <= REQUESTERS_MAX`
     requesters: Vec<(Token, Ticket)>,
 }
 
-/// Maximum connections that wait for one answer. A disk may hang for hours while clients come, ask and leave.
-const ASKERS_MAX: usize = 64 * 1024;
+/// Maximum connections that wait for one answer. A disk may hang for hours while clients connect and disconnect.
+const REQUESTERS_MAX: usize = 64 * 1024;
 
 impl<H: Helpers> DiskAccess for Helped<H> {
     const PROBES: bool = true;
@@ -88,7 +88,7 @@ impl<H: Helpers> DiskAccess for Helped<H> {
         shared: &mut SharedState<OpenFile>,
     ) -> DiskAnswer {
         if let Some(waiting) = self.waiting.get_mut(work) {
-            if waiting.requesters.len() >= ASKERS_MAX {
+            if waiting.requesters.len() >= REQUESTERS_MAX {
                 return DiskAnswer::Refused;
             }
             waiting.requesters.push((requester, ticket));
@@ -235,10 +235,10 @@ mod tests {
         // Withdrawing one of several keeps the entry.
         helped.withdraw(token(2), Ticket(1), &work);
         assert_eq!(helped.waiting[&work].requesters, [(token(3), Ticket(1))]);
-        for n in 1..ASKERS_MAX as u64 {
+        for n in 1..REQUESTERS_MAX as u64 {
             assert!(matches!(ask(&mut helped, n), DiskAnswer::Later(_)));
         }
         assert!(matches!(ask(&mut helped, 0), DiskAnswer::Refused));
-        assert_eq!(helped.waiting[&work].requesters.len(), ASKERS_MAX);
+        assert_eq!(helped.waiting[&work].requesters.len(), REQUESTERS_MAX);
     }
 }

@@ -66,7 +66,7 @@ pub(super) struct Inline<S> {
     disk: Arc<Disk>,
     sharing: S,
     /// Oldest first.
-    put_off: Vec<DeferredLookup>,
+    deferred: Vec<DeferredLookup>,
     probes: ProbeCounts,
 }
 
@@ -81,7 +81,7 @@ struct DeferredLookup {
 impl<S: Sharing> Inline<S> {
     /// Creates the disk side, with what its workers share.
     pub(super) fn new(generation: &ConfigSnapshot, sharing: S) -> Inline<S> {
-        Inline { disk: Arc::clone(&generation.disk), sharing, put_off: Vec::new(), probes: ProbeCounts::default() }
+        Inline { disk: Arc::clone(&generation.disk), sharing, deferred: Vec::new(), probes: ProbeCounts::default() }
     }
 
     /// Performs the work, however long the disk takes, and waits for a writer if sleeping is allowed.
@@ -114,7 +114,7 @@ impl<S: Sharing> DiskAccess for Inline<S> {
         work: &Work,
         shared: &mut SharedState<OpenFile>,
     ) -> DiskAnswer {
-        if let Some(waiting) = self.put_off.iter_mut().find(|waiting| waiting.work == *work) {
+        if let Some(waiting) = self.deferred.iter_mut().find(|waiting| waiting.work == *work) {
             waiting.requesters.push((requester, ticket));
             return DiskAnswer::Later(Delay::Change);
         }
@@ -132,7 +132,7 @@ impl<S: Sharing> DiskAccess for Inline<S> {
             Ok(found) => DiskAnswer::Answered(self.learn(now, work, found, shared)),
             Err(why) => {
                 let requesters = vec![(requester, ticket)];
-                self.put_off.push(DeferredLookup { since: now, until: now + STILL, work: work.clone(), requesters });
+                self.deferred.push(DeferredLookup { since: now, until: now + STILL, work: work.clone(), requesters });
                 DiskAnswer::Later(why)
             }
         }
@@ -151,17 +151,17 @@ impl<S: Sharing> DiskSide for Inline<S> {
     }
 
     fn next_due(&self) -> Time {
-        self.put_off.first().map_or(Time::NEVER, |waiting| waiting.until)
+        self.deferred.first().map_or(Time::NEVER, |waiting| waiting.until)
     }
 
     fn take_due(&mut self, now: Time, worker: &mut Worker) {
         while self.next_due() <= now {
-            let DeferredLookup { since, work, requesters, .. } = self.put_off.remove(0);
+            let DeferredLookup { since, work, requesters, .. } = self.deferred.remove(0);
             let is_over = now.since(since) >= CHANGES_MAX;
             let found = match self.disk.perform(&work, if is_over { Effort::Accept } else { Effort::Defer }) {
                 Ok(found) => found,
                 Err(_) => {
-                    self.put_off.push(DeferredLookup { since, until: now + STILL, work, requesters });
+                    self.deferred.push(DeferredLookup { since, until: now + STILL, work, requesters });
                     continue;
                 }
             };

@@ -1,4 +1,4 @@
-//! The architectures: what waits for the network, and what waits for the disk.
+//! The architectures, which differ in where they wait for the network and for the disk.
 //!
 //! Each is a file with a `run` function of the same signature; everything else is shared. One `match` selects the
 //! architecture, and one table ([`form`](crate::config::settings::form())) defines its properties.

@@ -70,7 +70,7 @@ impl Processes {
     /// Returns how old a shared answer may be.
     fn fresh_for(now: Time, work: &Work, state: &mut SharedState<OpenFile>) -> Duration {
         let Work::Name(name) = work else { return Duration::ZERO };
-        // An answer stored by a process that had not yet forgotten the name is older than that.
+        // An answer stored by a process that had not yet dropped the name is older than that.
         state.caches.budgets.revalidate.min(now.since(state.caches.forgotten_at(name)))
     }
 }

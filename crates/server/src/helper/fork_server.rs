@@ -94,7 +94,7 @@ pub(super) enum HelperEnd {
     NotStarted(i32),
 }
 
-/// What a loop tells a helper.
+/// A message from a loop to a helper.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order<'a> {
     /// The sites of another configuration follow.
@@ -221,7 +221,7 @@ fn help(mut link: Link) -> ! {
                 Err(_) => exit(0),
             }
         };
-        // It would answer from other sites than the ones in question.
+        // Without a descriptor it would answer from the wrong sites.
         if frame.incomplete {
             die("a helper is out of file descriptors; raise the limit on open files");
         }

@@ -5,8 +5,8 @@
 //! on a helper nor on the [`fork_server`](super::fork server) that starts them. A helper that was just ordered can be
 //! given a task at once, since the loop has its end of the socket before the process exists.
 //!
-//! The fork server reports how a helper ended, and only then is its task dealt with: it is retried once,
-//! and abandoned if another helper dies of it.
+//! When the fork server reports that a helper has ended, the helper's task is retried once, and abandoned if another
+//! helper dies of it.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
@@ -53,7 +53,7 @@ pub struct Processes {
     /// Maximum at once so far.
     peak: usize,
     died: u64,
-    /// No helper could be started: when to try again.
+    /// When to try again, if no helper could be started.
     retry_at: Option<Time>,
     /// The failure was reported.
     cannot_start: bool,

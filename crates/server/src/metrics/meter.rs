@@ -1,8 +1,8 @@
 //! A loop's side of the metrics: counts requests, times a sample of them, and publishes the figures.
 //!
-//! Responses and bytes are published at once; so are requests, before their responses are sent, so that a process that
-//! is killed has counted everything that was answered. The other figures of a [`Snapshot`] are counted in the loop's
-//! own memory in any case. They are published at most 50 ms after an event; an idle loop wakes once for that.
+//! Responses and bytes are published at once; so are requests, before their responses are sent, so that a killed
+//! process has counted every answered request. The other figures of a [`Snapshot`] are counted in the loop's own
+//! memory, and published at most 50 ms after an event; an idle loop wakes once for that.
 //!
 //! **Timed requests** are sampled at random, one of [`EVERY`] on average: a fixed interval could coincide with the
 //! period of a client. Only a request that arrives while its connection is idle is sampled; of pipelined requests that
@@ -133,14 +133,14 @@ impl Meter {
     pub fn sent(&mut self, bytes: u64) {
         self.sent_bytes += bytes;
         if self.is_on() {
-            self.tell(SENT_BYTES, self.sent_bytes);
+            self.publish_figure(SENT_BYTES, self.sent_bytes);
         }
     }
 
     /// Counts parsed requests.
     pub fn heard(&mut self, requests: u64) {
         if self.is_on() {
-            self.tell(REQUESTS, requests);
+            self.publish_figure(REQUESTS, requests);
         }
     }
 
@@ -205,7 +205,7 @@ impl Meter {
         figures.connection_bytes = connection_bytes.unwrap_or(self.connection_bytes);
         self.connection_bytes = figures.connection_bytes;
         for (number, figure) in figures.fields().into_iter().enumerate() {
-            self.tell(number, *figure);
+            self.publish_figure(number, *figure);
         }
         slot.look_after_file();
         if slot.scope() == Scope::Loop
@@ -216,7 +216,7 @@ impl Meter {
     }
 
     /// Publishes the new value of a figure.
-    fn tell(&mut self, number: usize, figure: u64) {
+    fn publish_figure(&mut self, number: usize, figure: u64) {
         let known = std::mem::replace(&mut self.published[number], figure);
         if let Some(slot) = &self.slot
             && known != figure
@@ -369,7 +369,7 @@ mod tests {
         work(millis(6));
         timing.rest();
         assert_eq!(timing.phase(), Phase::Processing);
-        // Stands for a helper's work.
+        // Simulates a helper's work.
         std::thread::sleep(millis(20));
         timing.resume();
         timing.pass(Phase::Sending);
@@ -381,7 +381,7 @@ mod tests {
         let class = segment.sum().classes[3];
         assert_eq!((class.replies, class.body_bytes, class.timed), (1, 5000, 1));
         let [waiting, parsing, processing, sending, logging] = class.phases;
-        // They divide one interval without gaps, except for the last lines of this test.
+        // Together they cover the interval without gaps, except for the last lines of this test.
         let sum: u64 = class.phases.iter().map(|phase| phase.elapsed_ns).sum();
         assert!(sum <= whole && sum > whole / 2, "{sum} of {whole}");
         for (phase, least) in [(parsing, 3), (processing, 26), (sending, 2)] {

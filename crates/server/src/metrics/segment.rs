@@ -378,7 +378,7 @@ impl StatsSlot {
     fn add(&self, words: &[AtomicU64], at: usize, more: u64) {
         let word = &words[at];
         if self.alone {
-            // Two plain moves. A single locked instruction would cost ten times as much.
+            // A load and a store. One locked instruction would cost ten times as much.
             word.store(word.load(Relaxed).wrapping_add(more), Relaxed);
         } else {
             word.fetch_add(more, Relaxed);

@@ -84,7 +84,7 @@ impl AccountFiles {
             let checked = Instant::now();
             let status = file::open_path(self.path(list)?, Patience::Now).and_then(file::status).ok()?;
             let version = open_file::version_of(&status);
-            // Not for each request.
+            // Saves this check for the next requests.
             if let Some(known) = self.lock().get_mut(&list).filter(|known| known.version == version) {
                 known.checked = checked;
             }
@@ -261,7 +261,7 @@ mod tests {
         assert!(!at_once(), "no password is cached yet");
         assert!(files.verify(0, &credentials).unwrap());
         assert!(at_once());
-        // Refusals are not remembered.
+        // Wrong passwords are not remembered.
         let wrong = Credentials::new(b"ann", b"wrong").unwrap();
         assert!(!files.verify(0, &wrong).unwrap());
         assert!(!files.remembers(0, &wrong));

@@ -49,7 +49,7 @@ fn md5_crypt(password: &[u8], salt: &[u8], magic: &str) -> Vec<u8> {
     }
     let mut left = password.len();
     while left > 0 {
-        // By the bits of the length: a zero, or the first byte.
+        // For each bit of the length: a zero, or the first byte.
         outer.update(if left & 1 == 1 { &[0] } else { &password[..1] });
         left >>= 1;
     }

@@ -44,7 +44,7 @@ pub struct Ledger {
 
 const SETS: usize = 1024;
 const WAYS: usize = 4;
-/// A key (16 bytes) and a time (8 bytes): the later, the more important is the entry.
+/// A key (16 bytes) and a time (8 bytes); an entry with a later time is more important.
 const ENTRY: usize = 24;
 const SET: usize = WAYS * ENTRY;
 
@@ -55,11 +55,11 @@ const PLACES_MAX: usize = 256;
 /// The slot of a process that dies is released after this.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// A part for the addresses, with the time at which the budget of each is full again,
+/// The part for addresses, with the time at which the budget of each is full again,
 const TRIED: usize = 0;
-/// one for the pairs, with the time at which each was verified,
+/// the part for pairs, with the time at which each was verified,
 const GOOD: usize = 1;
-/// and one for its lock alone.
+/// and a part that is used only for its lock.
 const VERIFYING: usize = 2;
 
 /// How long a verified pair is valid without being verified again.

@@ -296,7 +296,7 @@ impl Shared {
                 let path =
                     self.accounts.path(*accounts).map_or_else(Default::default, |path| path.display().to_string());
                 say!("cannot read password file {path}: {error}");
-                // An unreadable file is not a wrong password.
+                // An unreadable file is not the client's error.
                 self.ledger.give_back(job.client, self.budget);
                 Verdict::Failed
             }
@@ -350,7 +350,7 @@ mod tests {
     }
 
     impl Set {
-        /// Asks for client `from`; its verdict will have this number.
+        /// Submits a password for client `from`; the verdict will have this number.
         fn ask(&self, number: u32, from: u8, password: &str) -> Verification {
             let credentials = Credentials::new(b"ann", password.as_bytes()).unwrap();
             let work = VerifyWork { generation: 0, accounts: 0, credentials };
@@ -456,7 +456,7 @@ mod tests {
         assert_eq!(verdicts, [(0, Some(Verdict::Good)), (1, None), (2, None)]);
     }
 
-    /// A client that has closed its side, and whose next password is asked as soon as there is a verdict on this one.
+    /// A client that has closed its side, and whose next password is submitted as soon as this one has a verdict.
     #[derive(Debug)]
     struct Pipelining {
         verifier: Verifier,

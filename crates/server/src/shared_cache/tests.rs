@@ -132,7 +132,7 @@ fn entry_expires_after_freshness_lifetime() {
     let found = |now, fresh_for| cache.find::<u32>(at(now), &work("/"), Duration::from_nanos(fresh_for)).is_some();
     assert!(found(149, 50));
     assert!(!found(150, 50));
-    assert!(found(50, 1), "another process may have asked after this one read its clock");
+    assert!(found(50, 1), "another process may have started its lookup after this one read its clock");
     assert!(!found(100, 0));
 }
 
@@ -203,7 +203,7 @@ fn missing_content_is_requested_separately() {
     let aged = cache.find::<u32>(at(1000), &missing(1, 700), Duration::ZERO);
     assert_eq!(format!("{aged:?}"), expected(content(1, &[1; 700]), 5), "of that version at any time");
 
-    // The name means something else by now: that is the answer, as the disk would give it.
+    // The name refers to another file by now, which is the answer, as from the disk.
     assert_eq!(says(&cache, &missing(2, 700)), expected(file(1, &[1; 700]), 5));
     cache.learn(at(9), &missing(2, 700), &content(2, &[2; 700]));
     assert_eq!(says(&cache, &work("/")), expected(file(1, &[1; 700]), 5));
@@ -240,7 +240,7 @@ fn least_recently_used_entry_of_shard_is_evicted() {
         cache.learn(at(5), &work(format!("/{n}")), &Found::<u32>::Absent);
     }
     assert_ne!(says(&cache, &work("/0")), "None");
-    // After another lookup on the disk it is still the one that was used.
+    // After another lookup on the disk it still counts as used.
     cache.learn(at(6), &work("/0"), &Found::<u32>::Absent);
     for n in 3..20 {
         cache.learn(at(5), &work(format!("/{n}")), &Found::<u32>::Absent);
@@ -330,7 +330,7 @@ fn audit(cache: &SharedCache) {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Learn { name: u8, asked: u64 },
+    Learn { name: u8, requested: u64 },
     Find { name: u8 },
     Invalidation { name: u8 },
     Clear,
@@ -338,7 +338,7 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<(Step, Vec<Opened<u32>>)>> {
     let step = prop_oneof![
-        10 => (0u8..24, 0u64..50).prop_map(|(name, asked)| Step::Learn { name, asked }),
+        10 => (0u8..24, 0u64..50).prop_map(|(name, requested)| Step::Learn { name, requested }),
         10 => (0u8..24).prop_map(|name| Step::Find { name }),
         2 => (0u8..24).prop_map(|name| Step::Invalidation { name }),
         1 => Just(Step::Clear),
@@ -383,12 +383,12 @@ proptest! {
         let mut model: HashMap<u8, (u64, String)> = HashMap::new();
         for (step, files) in steps {
             match step {
-                Step::Learn { name: n, asked } => {
+                Step::Learn { name: n, requested } => {
                     let found = answer(files);
                     let before = cache.find::<u32>(at(0), &name(n), EVER).map(|(_, checked)| checked);
-                    cache.learn(at(asked), &name(n), &found);
-                    if before.is_none_or(|checked| checked <= at(asked)) {
-                        model.insert(n, (asked, kept(&found, 400)));
+                    cache.learn(at(requested), &name(n), &found);
+                    if before.is_none_or(|checked| checked <= at(requested)) {
+                        model.insert(n, (requested, kept(&found, 400)));
                         prop_assert!(cache.find::<u32>(at(0), &name(n), EVER).is_some(), "lost at once");
                     }
                 }
@@ -423,7 +423,7 @@ proptest! {
         let mut nonsense = nonsense.into_iter();
         for (step, files) in steps {
             match step {
-                Step::Learn { name: n, asked } => cache.learn(at(asked), &name(n), &answer(files)),
+                Step::Learn { name: n, requested } => cache.learn(at(requested), &name(n), &answer(files)),
                 Step::Find { name: n } => drop(cache.find::<u32>(at(0), &name(n), EVER)),
                 Step::Invalidation { name: n } => cache.invalidate(1, 0, &name(n).path),
                 Step::Clear => cache.clear(),
@@ -467,7 +467,7 @@ impl Process {
     fn kill(&mut self) {
         self.0.kill().expect("kill the child");
         let status = self.0.wait().expect("our child");
-        assert_eq!(status.signal(), Some(9), "ended by itself: {status}; its output is above");
+        assert_eq!(status.signal(), Some(9), "exited on its own: {status}; see its output above");
     }
 }
 
@@ -613,12 +613,12 @@ fn processes_killed_at_random_do_not_corrupt_cache() {
         let mut processes: Vec<Process> = (0..4).map(|n| Process::start(TEST, &format!("{n}"), &cache)).collect();
         const KILLS: usize = 150;
         for kill in 0..KILLS {
-            // So that the others are in the middle of their work, and this one has had its turn.
+            // Wait until the others are in the middle of their work, and this one has made progress.
             let hits = cache.counts().store.hits;
             while cache.counts().store.hits < hits + 200 {
                 for process in &mut processes {
                     let ended = process.0.try_wait().expect("our child");
-                    assert!(ended.is_none(), "ended by itself: {ended:?}; its output is above");
+                    assert!(ended.is_none(), "exited on its own: {ended:?}; see its output above");
                 }
                 thread::yield_now();
             }

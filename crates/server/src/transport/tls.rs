@@ -2,10 +2,10 @@
 //!
 //! rustls does the cryptography and keeps no buffers (its *unbuffered* interface): bytes are received into a buffer of
 //! the loop, decrypted, and passed on at once; bytes to send are encrypted into another one and sent from there. A
-//! connection owns memory only for what is incomplete: part of a record from the client, or records that the socket did
+//! connection owns memory only for incomplete data: part of a record from the client, or records that the socket did
 //! not take. An idle connection owns neither.
 //!
-//! This file alone knows rustls's interface, which its next version replaces.
+//! Only this file uses that interface of rustls, which the next version of rustls replaces.
 //!
 //! The client sees a record only when all of it has arrived. So records are small at first, one packet each, and grow
 //! as the client's congestion window does ([`RecordSize`]).
@@ -37,7 +37,7 @@ pub const PARTIAL_MAX: usize = 32 * 1024;
 /// connection, so this bounds the memory of a client that does not read.
 pub const SEALED_MAX: usize = 72 * 1024;
 
-/// Maximum bytes that wait for the socket before a client that does not read, but causes answers, is dropped.
+/// Maximum bytes that wait for the socket; a client that causes more without reading is dropped.
 const UNSENT_MAX: usize = 256 * 1024;
 
 /// Most that encryption adds to a record: a header, an explicit nonce (TLS 1.2), a content type and a tag.
@@ -55,8 +55,8 @@ pub enum Received {
         /// The client has closed its side, after these bytes.
         is_end: bool,
     },
-    /// So many bytes of a client that does not use TLS where it must. From now on the transport does not either, so that
-    /// the client can be told.
+    /// So many bytes of a client that does not use TLS where it must. From now on the transport does not use it either,
+    /// so that the client can read the error.
     NotTls {
         /// Their number.
         count: usize,
@@ -90,7 +90,7 @@ pub struct Tls {
 /// A loop's buffers for sessions. They stay empty while there are none.
 #[derive(Default)]
 pub struct Buffers {
-    /// What was received, before it is decrypted.
+    /// Received bytes before decryption.
     input: Vec<u8>,
     /// Records to send: `sealed[..filled]`.
     sealed: Vec<u8>,
@@ -169,14 +169,14 @@ impl Tls {
         }
     }
 
-    /// Returns whether a hello may come: the first, or the second if the server has asked for one. Later an encrypted record
-    /// of TLS 1.2 may look like one.
+    /// Returns whether a hello is expected: the first, or the second if the server has requested one. Later, an
+    /// encrypted record of TLS 1.2 may look like one.
     fn expects_hello(&self) -> bool {
         matches!(self.session.handshake_kind(), None | Some(HandshakeKind::FullWithHelloRetryRequest))
     }
 
-    /// Answers the hello that [`receive`](Tls::receive) has reported; [`flush`](Tls::flush) then sends the answer, or the alert if
-    /// the handshake [has failed](Tls::has_failed).
+    /// Answers the hello that [`receive`](Tls::receive) has reported; [`flush`](Tls::flush) then sends the answer, or
+    /// an alert if the handshake has [failed](Tls::failure).
     pub fn answer_hello(&mut self) {
         let mut input = std::mem::take(&mut self.partial);
         // No bytes of the protocol can follow before the client has this answer.
@@ -271,8 +271,8 @@ impl Tls {
         }
     }
 
-    /// Encrypts the beginning of these pieces and sends it; returns the number of bytes encrypted. What the socket does
-    /// not take at once is sent by [`flush`](Tls::flush), which must have succeeded before.
+    /// Encrypts the beginning of these pieces and sends it; returns the number of bytes encrypted. Bytes that the
+    /// socket does not take at once are sent by [`flush`](Tls::flush), which must have succeeded before this call.
     pub fn send(
         &mut self,
         socket: &OwnedFd,
@@ -313,14 +313,14 @@ impl Tls {
                     }
                     is_done = true;
                 }
-                // An answer to a request for new keys; it precedes what is encrypted with them.
+                // An answer to a request for new keys; it precedes data encrypted with them.
                 ConnectionState::EncodeTlsData(data) => {
                     sealed.truncate(*filled);
                     encode(data, sealed);
                     *filled = sealed.len();
                 }
                 ConnectionState::TransmitTlsData(data) => data.done(),
-                // There is nothing to send before the handshake is complete.
+                // No data can be sent before the handshake is complete.
                 _ => return Err(io::ErrorKind::NotConnected.into()),
             }
             partial.drain(..discard);
@@ -361,7 +361,7 @@ impl Tls {
         self.partial.drain(..discard);
     }
 
-    /// Returns the memory that it uses, bytes, as far as it is known: rustls does not tell what a session allocates.
+    /// Returns the memory that it uses, bytes, as far as it is known: rustls does not report what a session allocates.
     pub fn heap_bytes(&self) -> usize {
         size_of::<Tls>() + self.partial.capacity() + self.unsent.capacity()
     }
@@ -371,7 +371,7 @@ impl Tls {
 fn is_hello(input: &[u8]) -> bool {
     const HANDSHAKE: u8 = 22;
     const CLIENT_HELLO: u8 = 1;
-    // It may precede a second hello, for which the server has asked (RFC 8446, D.4).
+    // It may precede a second hello that the server has requested (RFC 8446, D.4).
     const CHANGE_CIPHER_SPEC: [u8; 6] = [20, 3, 3, 0, 1, 1];
     let input = input.strip_prefix(&CHANGE_CIPHER_SPEC).unwrap_or(input);
     matches!(*input, [HANDSHAKE, _, _, high, low, CLIENT_HELLO, ..]
@@ -434,7 +434,7 @@ fn encode(mut data: EncodeTlsData<'_, ServerConnectionData>, out: &mut Vec<u8>) 
     let start = out.len();
     if let Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) = data.encode(&mut []) {
         out.resize(start + required_size, 0);
-        // It has the size that was asked for.
+        // The buffer has the required size.
         let _ = data.encode(&mut out[start..]);
     }
 }
@@ -508,15 +508,15 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// The size of the next record: one packet for the first 8 KiB, 4 KiB up to 128 KiB, then the largest that TLS has; from
-/// the start again after a second of silence, when TCP begins slowly again too.
+/// The size of the next record: one packet for the first 8 KiB, 4 KiB up to 128 KiB, then the maximum of TLS. It starts
+/// again after a second of silence, when TCP restarts slowly too.
 #[derive(Debug, Default)]
 struct RecordSize {
     sent: usize,
     last: Time,
 }
 
-/// A payload that makes one packet of 1,460 bytes, less TCP options and what TLS adds.
+/// A payload that fits into one packet: 1,460 bytes less TCP options and the overhead of TLS.
 const PACKET: usize = 1_369;
 
 const SILENCE: Duration = Duration::from_secs(1);
