@@ -228,7 +228,7 @@ fn plain_http_on_port_for_tls_is_400() {
     let server = serve(&site, "", "");
     let refused = server.get("/a");
     assert_eq!(refused.status, 400);
-    assert!(refused.text().contains("port speaks TLS"), "{}", refused.text());
+    assert!(refused.text().contains("port requires TLS"), "{}", refused.text());
     let mut byte_wise = server.connect();
     for byte in b"GET / HTTP/1.1\r\n\r\n" {
         byte_wise.send([*byte]);

@@ -56,7 +56,7 @@ pub struct Accounts {
 pub struct AccountError {
     /// Line number, from 1.
     pub line: usize,
-    /// What is wrong with the entry.
+    /// The reason.
     pub why: &'static str,
     /// The hash is valid, but verifying it would take too much time or memory.
     pub costs_too_much: bool,

@@ -84,7 +84,7 @@ pub(crate) fn first_step<F: FileHandle>(
     let SharedState { sites, caches, .. } = shared;
     let site = sites.of(resolved.site);
     if let Some(port) = required_https(request, site) {
-        // Before a password is asked for, which must not travel in the clear.
+        // Before a password is requested, which must not be sent unencrypted.
         let location = https_location(request, site, port);
         return Step::Reply(PreparedResponse::new(reply::to_https(request, location.as_deref()), Outcome::None));
     }
@@ -92,7 +92,7 @@ pub(crate) fn first_step<F: FileHandle>(
         return open_step(now, request, origin, resolved, shared);
     }
     let (site, path) = (sites.of(resolved.site), &*resolved.requested);
-    // If an application of the site names the file, the application has decided who may get it.
+    // If an application of the site names the file, it has already authorised the client.
     if origin == Origin::Site && matches!(site.routed(path), Some(Routed::Internal)) {
         return open_step(now, request, origin, resolved, shared);
     }

@@ -368,7 +368,7 @@ impl PreloadResult {
     }
 }
 
-/// What preloading tells of a directory.
+/// The result of preloading a directory that is listed.
 const LISTED: &str = "a directory listing, generated on request";
 
 impl<F> Clone for Answer<F> {

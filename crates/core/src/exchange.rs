@@ -51,7 +51,7 @@ pub struct Exchange {
     state: State,
 }
 
-/// What the exchange waits for.
+/// The event that the exchange waits for.
 #[derive(Debug)]
 enum State {
     /// The end of its body, which is discarded.
@@ -780,7 +780,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
             return None;
         }
         let hsts = cx.shared.sites.of(resolved.site).hsts.as_ref()?;
-        // A head that is shared has only fields of the server and the site, and they have none beside `hsts`.
+        // A shared head has only fields of the server and the site, which set this field only by `hsts`.
         let has_own = matches!(head, ReplyHead::Owned(head) if head.field_starts_with(HSTS, b""));
         (!has_own).then(|| Arc::clone(hsts))
     }

@@ -1,6 +1,7 @@
-//! Forms of text in the rules of a site: what the configuration may put into a header or compare with a path.
+//! Forms of text in the rules of a site: header names and values, and paths.
 //!
-//! They are checked when the configuration is read, and the rules name them, so that no header value has a line end.
+//! Each rule names the form of its text, which is checked when the configuration is read, so that no header value has a
+//! line end.
 
 use alloc::boxed::Box;
 use alloc::format;
@@ -38,12 +39,12 @@ pub fn is_token(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
 }
 
-/// RFC 9110, 5.5: visible characters, space, tab, and bytes above ASCII, which recipients take as they are.
+/// RFC 9110, 5.5: visible characters, space, tab, and bytes above ASCII, which recipients treat as opaque data.
 pub fn is_value(text: &str) -> bool {
     text.bytes().all(|b| b == b'\t' || (b >= b' ' && b != 0x7f))
 }
 
-/// A name of a field, which must not be one of the server's own unless it is `allowed`.
+/// Checks the name of a field, which must not be one that the server sets unless it is `allowed`.
 fn field_name(name: &str, allowed: &[&str]) -> Result<Box<str>, String> {
     let is_among = |names: &[&str]| names.iter().any(|known| name.eq_ignore_ascii_case(known));
     let remedy = match () {
@@ -75,7 +76,7 @@ impl Form for FieldName {
     }
 }
 
-/// Name of a field of a fixed response, which may also say what the body is and where to go.
+/// Name of a field of a fixed response, which may also be Cache-Control, Content-Type or Location.
 #[derive(Clone, Copy, Debug)]
 pub struct ResponseFieldName;
 
@@ -87,14 +88,14 @@ impl Form for ResponseFieldName {
     }
 }
 
-/// Returns whether this is a decoded path of a directory or file. An escape would be compared as the characters that it
-/// consists of, and so would leave a protected directory open.
+/// Returns whether this is a decoded path of a directory or file. An escape would be compared literally, and so would
+/// leave a protected directory open.
 fn is_path(path: &str, is_directory: bool) -> bool {
     let is_clean = clean_path(path.as_bytes(), &mut Vec::new()) == Ok(path.as_bytes());
     path.starts_with('/') && path.ends_with('/') == is_directory && is_clean
 }
 
-/// The value of a header without the spaces around it, which are no part of it.
+/// Returns the value of a header without the spaces around it, which are not part of it.
 fn trimmed(value: &str) -> &str {
     value.trim_matches([' ', '\t'])
 }

@@ -195,7 +195,7 @@ impl Conn {
         }
     }
 
-    /// The client has closed its side: ends everything that this makes pointless.
+    /// The client has closed its side: cancels work that has become useless.
     fn take_leave<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
         match &self.state {
             State::Reading if !self.wire.unsent && !self.blocked(&cx.shared.limits) => self.close(cx),
@@ -449,7 +449,7 @@ impl Conn {
     /// Responds to a request without TLS on a port for TLS, then closes.
     fn refuse_plaintext<F: FileHandle>(&mut self, cx: &mut Context<'_, F>, bytes: &[u8]) {
         self.wire.secure = false;
-        let why = "this port speaks TLS, and the request came without it: use https";
+        let why = "this port requires TLS, but the request was sent without it; use https";
         self.refuse_head(cx, Status::BAD_REQUEST, why, bytes);
     }
 
@@ -537,7 +537,7 @@ impl Wire {
         self.since = cx.now;
     }
 
-    /// What follows the next response, and its Connection field.
+    /// Returns what follows the next response, and its Connection field.
     fn outlook<F>(&self, cx: &Context<'_, F>, request: &Request<'_>) -> (After, Connection) {
         let requests_max = cx.shared.limits.max_requests;
         let persists = request.keep_alive && !self.last && !self.finishing && self.requests < requests_max;

@@ -173,7 +173,7 @@ impl Record {
 #[derive(Default)]
 pub struct Records {
     // Boxed, because records are passed on boxed: a response moves a pointer instead of 200 bytes.
-    #[expect(clippy::vec_box, reason = "the boxes themselves are what is used again")]
+    #[expect(clippy::vec_box, reason = "the boxes themselves are reused")]
     spare: Vec<Box<Record>>,
 }
 

@@ -223,7 +223,7 @@ pub fn judge(request: &Request<'_>, representation: &Representation, limits: &Li
         // RFC 9110, 13.1.5: a tag is compared strongly; a date must match exactly, and be strong by 8.8.2.2: the file
         // was not changed within the second of the date.
         let holds = match etag::EntityTag::parse(condition) {
-            Some(asked) => etag::EntityTag::parse(tag).is_some_and(|ours| ours.matches_strong(&asked)),
+            Some(requested) => etag::EntityTag::parse(tag).is_some_and(|ours| ours.matches_strong(&requested)),
             None => parse(condition) == Some(modified) && now_seconds > modified,
         };
         if !holds {
@@ -711,8 +711,8 @@ pub fn redirect<F>(
     })
 }
 
-/// Builds the redirect of a request without TLS to https; 403 if it has no URL there. It has no fields of the site: a client
-/// must not see Strict-Transport-Security without TLS (RFC 6797, 7.2).
+/// Builds the redirect of a request without TLS to https; 403 if there is no https URL. It has no fields of the site,
+/// because a response without TLS must not have Strict-Transport-Security (RFC 6797, 7.2).
 pub(crate) fn to_https<F>(request: &Request<'_>, location: Option<&[u8]>) -> (ReplyHead, Body<F>) {
     let status = if location.is_some() { Status::PERMANENT_REDIRECT } else { Status::FORBIDDEN };
     let (mut head, page) = generated(status, error_page(status, "this site requires https"));

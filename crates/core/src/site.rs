@@ -244,7 +244,7 @@ pub struct AppRule {
     pub cache: Option<Duration>,
 }
 
-/// What an entity tag is made of.
+/// The components of an entity tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EtagForm {
@@ -411,7 +411,7 @@ mod tests {
         check("x.deep.b.example", 2);
         check("xb.example", 3);
         check("[::1]", 3);
-        // The catch-all requires a name, and a pattern something in place of its star.
+        // The catch-all requires a name, and a pattern requires something in place of its star.
         check("", 0);
         check(".b.example", 3);
     }

@@ -37,9 +37,9 @@ pub fn is_current(sibling_mtime_ns: i64, mtime_ns: i64) -> bool {
 /// Whether a file of this name may be a variant of the requested name, both without their folder: it has the same stem,
 /// and has the requested extensions in their order, among others.
 pub fn may_be_variant(requested: &[u8], name: &[u8]) -> bool {
-    let ((asked_stem, requested), (stem, endings)) = (split(requested), split(name));
+    let ((requested_stem, requested), (stem, endings)) = (split(requested), split(name));
     let mut left = endings.iter();
-    stem == asked_stem
+    stem == requested_stem
         && endings.len() > requested.len()
         && endings.len() <= ENDINGS_MAX
         && requested.iter().all(|ending| left.any(|known| known == ending))
@@ -218,7 +218,7 @@ fn essence(traits: &Traits) -> &str {
 /// normal form, and no others. Equivalent requests, however spelled, share an entry; a
 /// choice among other variants, or among these in another state, is never used.
 ///
-/// Hu, Nanda and Yang left this open (section 5.4): their URI cache could not hold a URI that stands for several files.
+/// Hu, Nanda and Yang left this open (section 5.4): their URI cache could not hold a URI with several files.
 pub struct NegotiationCache {
     pub(crate) store: Store<(usize, Box<[u8]>), Chosen>,
     /// The fields of the current request, concatenated, and their positions.

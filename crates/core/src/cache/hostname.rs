@@ -448,28 +448,28 @@ mod tests {
             for (n, (step, which, seconds)) in steps.into_iter().enumerate() {
                 match step {
                     0 | 1 => match cache.ask(at(now), address(which)) {
-                        HostnameAnswer::Known(told) => {
+                        HostnameAnswer::Known(found) => {
                             let (name, when) = &learnt[&address(which)];
-                            prop_assert_eq!(&told, name);
-                            let believed = if told.is_some() { 600 } else { 60 };
-                            prop_assert!(entries > 0 && now - when < believed);
+                            prop_assert_eq!(&found, name);
+                            let lifetime = if found.is_some() { 600 } else { 60 };
+                            prop_assert!(entries > 0 && now - when < lifetime);
                         }
                         HostnameAnswer::Later(id) => lines.push((id, now)),
                     },
                     2 => taken.extend(cache.next_lookup(at(now))),
                     3 if !taken.is_empty() => {
                         let (id, address) = taken.remove(usize::from(which) % taken.len());
-                        let told = (which != 0).then(|| Arc::from(std::format!("{n}.test")));
-                        cache.learn(at(now), id, told.clone());
-                        learnt.insert(address, (told.clone(), now));
-                        answers.insert(id, told);
+                        let found = (which != 0).then(|| Arc::from(std::format!("{n}.test")));
+                        cache.learn(at(now), id, found.clone());
+                        learnt.insert(address, (found.clone(), now));
+                        answers.insert(id, found);
                     }
                     4 => now += seconds,
                     5 if !lines.is_empty() => {
                         let (id, since) = lines[usize::from(which) % lines.len()];
                         match (cache.collect(at(now), id), answers.get(&id)) {
-                            (Ok(told), Some(answer)) => prop_assert_eq!(&told, answer),
-                            (Ok(told), None) => prop_assert_eq!(told, None),
+                            (Ok(found), Some(answer)) => prop_assert_eq!(&found, answer),
+                            (Ok(found), None) => prop_assert_eq!(found, None),
                             (Err(until), answer) => {
                                 prop_assert!(answer.is_none() && until > at(now) && until <= at(since + 5));
                                 continue;

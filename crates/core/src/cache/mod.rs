@@ -589,13 +589,13 @@ impl<F> Caches<F> {
             }
         }
         if !beneath.is_empty() {
-            let gone = |site, path: &[u8]| beneath.iter().any(|(of, folder)| *of == site && path.starts_with(folder));
-            self.paths.change(|paths| meanings.extend(paths.invalidate_if(now, gone)));
+            let below = |site, path: &[u8]| beneath.iter().any(|(of, folder)| *of == site && path.starts_with(folder));
+            self.paths.change(|paths| meanings.extend(paths.invalidate_if(now, below)));
         }
         self.release(meanings);
     }
 
-    /// Invalidates all resolutions, as [`invalidate`](Caches::forget) does.
+    /// Invalidates all resolutions, as [`invalidate`](Caches::invalidate) does.
     pub fn flush(&mut self, now: Time) {
         let mut meanings = Vec::new();
         self.paths.change(|paths| meanings.extend(paths.invalidate_if(now, |_, _| true)));

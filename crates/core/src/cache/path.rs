@@ -131,11 +131,11 @@ impl PathCache {
         self.store.remove(&KeyRef(site, path)).map(|entry| entry.meaning)
     }
 
-    /// Invalidates all names for which `gone` returns true, as [`invalidate`](PathCache::forget) does. It cannot test names
-    /// whose lookup is in progress: none of these results is cached.
-    pub fn invalidate_if(&mut self, now: Time, gone: impl Fn(u16, &[u8]) -> bool) -> Vec<LookupResult> {
+    /// Invalidates all names for which `matches` returns true, as [`invalidate`](PathCache::invalidate) does. It cannot
+    /// test names whose lookup is in progress: none of these results is cached.
+    pub fn invalidate_if(&mut self, now: Time, matches: impl Fn(u16, &[u8]) -> bool) -> Vec<LookupResult> {
         self.editions.iter_mut().for_each(|edition| edition.end(now));
-        let entries = self.store.remove_where(|(site, path)| gone(*site, path));
+        let entries = self.store.remove_where(|(site, path)| matches(*site, path));
         entries.into_iter().map(|entry| entry.meaning).collect()
     }
 
