@@ -27,7 +27,7 @@ pub struct Said {
     pub vary: Option<Vec<String>>,
 }
 
-/// Seconds that stand for any value too large to represent (RFC 9111, 1.2.2).
+/// Seconds that represent any larger value (RFC 9111, 1.2.2).
 const FOREVER: u64 = 1 << 31;
 
 /// Reads these fields of a response that arrived at `now_seconds`.

@@ -61,8 +61,8 @@ pub fn parse(text: &[u8], now_unix_seconds: i64) -> Option<i64> {
     }
 }
 
-/// Parses a date of this form, in which underscores stand for letters and digits, with
-/// day, month, year and time at these positions. The weekday is not computed.
+/// Parses a date of this form, in which underscores represent letters and digits, with day, month, year and time at
+/// these positions. The weekday is not computed.
 fn read(text: &[u8], form: &[u8], [day, month, year, time]: [usize; 4]) -> Option<Civil> {
     let is_of_form = text.iter().zip(form).all(|(byte, of_form)| byte == of_form || *of_form == b'_');
     if text.len() != form.len() || !is_of_form {

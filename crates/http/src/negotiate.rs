@@ -274,12 +274,12 @@ fn language_grade(field: Option<&[u8]>, tag: Option<&str>) -> Option<(u8, u16, u
         (Some(field), Some(tag)) => (field, tag.as_bytes()),
     };
     // The longest matching range counts, of duplicates the higher quality; `*` only if none matches.
-    let (mut asked, mut rest): (Option<(usize, u16)>, (u16, u8)) = (None, (0, 0));
+    let (mut matched, mut rest): (Option<(usize, u16)>, (u16, u8)) = (None, (0, 0));
     for (range, quality) in weighted(field) {
         if range == b"*" {
-            asked = asked.max(Some((0, quality)));
+            matched = matched.max(Some((0, quality)));
         } else if covers(range, tag) {
-            asked = asked.max(Some((range.len(), quality)));
+            matched = matched.max(Some((range.len(), quality)));
         } else {
             let cuts = range.iter().enumerate().filter(|(_, byte)| **byte == b'-').map(|(at, _)| at);
             let left = cuts.filter(|&at| covers(&range[..at], tag)).count();
@@ -288,7 +288,7 @@ fn language_grade(field: Option<&[u8]>, tag: Option<&str>) -> Option<(u8, u16, u
             }
         }
     }
-    match (asked, rest) {
+    match (matched, rest) {
         (Some((_, 0)), _) | (None, (0, _)) => None,
         (Some((_, quality)), _) => Some((3, quality, 0)),
         (None, (quality, left)) => Some((2, quality, left)),

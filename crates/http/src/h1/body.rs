@@ -78,7 +78,7 @@ pub struct Piece<'a> {
     pub data: &'a [u8],
 }
 
-/// The chunks are malformed: the start of the next request is unknown.
+/// The chunks are malformed, so the start of the next request is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadBody;
 

@@ -36,7 +36,7 @@ pub struct HeadLimits {
 }
 
 impl HeadLimits {
-    /// The limits of a head that is no client's: those of the representation alone.
+    /// No limits except those of the representation, for a head that does not come from a client.
     pub const fn unlimited(secure: bool) -> Self {
         Self { request_line: usize::MAX, head: usize::MAX, fields: FIELDS_MAX, secure }
     }
@@ -62,7 +62,7 @@ pub enum Framing {
     Chunked,
 }
 
-/// What the client expects before it sends the body (RFC 9110, 10.1.1).
+/// The expectation of a client before it sends the body (RFC 9110, 10.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expectation {
     /// Nothing.

@@ -12,7 +12,7 @@ use crate::status::Status;
 /// The default Server field (RFC 9110, 10.2.4). It names no version, which would mainly help attackers.
 const SERVER: &str = "amped";
 
-/// The field by which a site demands https (RFC 6797). It is sent on encrypted connections alone (7.2).
+/// The field by which a site requires https (RFC 6797). It is sent on encrypted connections only (7.2).
 pub const HSTS: &str = "Strict-Transport-Security";
 
 /// The bytes between the server's name and the date.
@@ -160,10 +160,10 @@ impl Head {
     }
 }
 
-/// What a head says about the connection (RFC 9112, 9.3 and 9.6).
+/// The Connection field of a head (RFC 9112, 9.3 and 9.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connection {
-    /// Nothing: it persists, the default in HTTP/1.1.
+    /// No field: the connection persists, the default in HTTP/1.1.
     Persists,
     /// It persists for a client of HTTP/1.0.
     KeepAlive,
