@@ -89,7 +89,7 @@ pub enum Kind {
     Directory,
     /// A symbolic link; only [`status_at`] sees one.
     Link,
-    /// A symbolic link; only [`status_at`] returns it.
+    /// A pipe, a socket or a device.
     Other,
 }
 

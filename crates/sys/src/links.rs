@@ -91,7 +91,7 @@ pub fn open(root: BorrowedFd<'_>, path: &CStr, links: Links, patience: Patience)
             true => RefusedLink::error("symbolic links form a loop, or lead through a link of /proc".to_owned()),
             false => error,
         })?;
-        match prove(root, reached)? {
+        match verify(root, reached)? {
             Ok(opened) => return Ok(opened),
             Err(error) => last = Some(error),
         }
@@ -140,7 +140,7 @@ fn look(folder: BorrowedFd<'_>, path: &CStr, flags: OFlags) -> io::Result<OwnedF
 }
 
 /// Opens the resolved file again, beneath the root and through no link. The inner error requests another attempt.
-fn prove(root: BorrowedFd<'_>, reached: OwnedFd) -> io::Result<io::Result<OwnedFd>> {
+fn verify(root: BorrowedFd<'_>, reached: OwnedFd) -> io::Result<io::Result<OwnedFd>> {
     let (base, real) = (real_path(root)?, real_path(reached.as_fd())?);
     let inner = match &base[..] {
         b"/" => real.strip_prefix(b"/"),

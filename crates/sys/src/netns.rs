@@ -1,7 +1,7 @@
 //! Network namespaces (network_namespaces(7)): separate networks for threads of one program.
 //!
-//! A namespace lives as long as a thread is in it or a descriptor refers to it, and has no name, so that nothing must
-//! be removed after a program that was killed. A thread that has left its namespace must not be used for anything else.
+//! A namespace exists as long as a thread is in it or a descriptor refers to it, and has no name, so that nothing
+//! remains after a program is killed. A thread that has left its namespace must not be used for anything else.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,7 +25,7 @@ impl NetNs {
         NetNs::open(Path::new("/proc/thread-self/ns/net"))
     }
 
-    /// Opens the namespace behind such a link of `/proc`, or of [`NetNs::path`].
+    /// Opens the namespace of a link such as `/proc/PID/ns/net` or [`NetNs::path`].
     ///
     /// # Errors
     /// As open(2).
@@ -57,8 +57,8 @@ impl NetNs {
     }
 }
 
-/// Makes only this process root of a new user namespace (user_namespaces(7)): it gets all privileges over networks
-/// created from there, and none over the host that it did not have before.
+/// Makes this process, and no other, root of a new user namespace (user_namespaces(7)): it gets all privileges over
+/// networks created from there, and no additional ones over the host.
 ///
 /// # Errors
 /// EPERM, or ENOSPC, if the kernel or its administrator does not allow such a namespace;
@@ -74,7 +74,7 @@ pub fn become_root_of_new_users() -> io::Result<()> {
     fs::write("/proc/self/gid_map", format!("0 {group} 1"))
 }
 
-/// Moves this process into the user namespace behind such a link of `/proc`, unless it is there already.
+/// Moves this process into the user namespace of a link such as `/proc/PID/ns/user`, unless it is in it already.
 ///
 /// # Errors
 /// EPERM if it belongs to another user and this process is not root; EINVAL in a process with several threads.

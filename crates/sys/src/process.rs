@@ -572,7 +572,7 @@ mod tests {
         assert!(command.status().expect("started").success());
         let mut orphan = std::process::Command::new("/bin/true");
         end_with(&mut orphan, 1);
-        assert!(orphan.status().is_err(), "it would outlive the server");
+        assert!(orphan.status().is_err(), "the program would outlive the server");
     }
 
     #[test]
@@ -587,7 +587,7 @@ mod tests {
         let mut command = std::process::Command::new(&name);
         command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
         execute_file(&mut command, file.into(), variables);
-        assert!(command.status().expect("started").success(), "the shell ends well without input, false does not");
+        assert!(command.status().expect("started").success(), "the shell succeeds without input, `false` does not");
     }
 
     #[test]

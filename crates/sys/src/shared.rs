@@ -335,10 +335,10 @@ pub struct Damaged<'a> {
 }
 
 impl<'a> Damaged<'a> {
-    /// Repairs it. The part stays damaged until `put_right` has returned, even if this process dies
-    /// meanwhile; the same if this is dropped instead.
-    pub fn mend(self, put_right: impl FnOnce(&Guard<'a>)) -> Guard<'a> {
-        put_right(&self.guard);
+    /// Repairs it. The part stays damaged until `repair` has returned, even if this process dies meanwhile. If this is
+    /// dropped instead, the part stays damaged.
+    pub fn mend(self, repair: impl FnOnce(&Guard<'a>)) -> Guard<'a> {
+        repair(&self.guard);
         self.guard.set_damaged(false);
         self.guard
     }
@@ -428,9 +428,9 @@ mod tests {
         drop(region.lock(0).expect_err("not repaired"));
         drop(region.lock(1).expect("the other is sound"));
         die_inside();
-        let damaged = region.lock(0).expect_err("died again, with a damaged one");
+        let damaged = region.lock(0).expect_err("its holder died again");
         damaged.mend(|guard| guard.set_word(0, 5).expect("inside"));
-        assert_eq!(region.lock(0).expect("mended").word(0), Ok(5));
+        assert_eq!(region.lock(0).expect("repaired").word(0), Ok(5));
     }
 
     #[test]
@@ -449,7 +449,7 @@ mod tests {
         let mut status = -1;
         // SAFETY: waitpid(2) writes the status to the place given.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0, "the child got the lock");
+        assert_eq!(status, 0, "the child failed to take the lock");
         let damaged = region.lock(0).expect_err("its holder died");
         assert_eq!(damaged.mend(|_| ()).word(0), Ok(7));
     }
@@ -466,7 +466,7 @@ mod tests {
         // A repair that panics repairs nothing.
         assert!(catch_unwind(AssertUnwindSafe(|| damaged.mend(|_| panic!("again")))).is_err());
         region.lock(0).expect_err("still").mend(|_| ());
-        region.lock(0).expect("mended");
+        region.lock(0).expect("repaired");
     }
 
     #[test]

@@ -444,8 +444,8 @@ mod tests {
         let open = count(TcpState::Established);
         assert_eq!(open.len(), 3);
         assert!(open.iter().all(|one| one.limits.is_some()), "{open:?}");
-        let asked = open.iter().find(|one| one.remote == clients[0].local_addr().expect("bound")).expect("there");
-        assert_eq!(asked.receive_queue, 3);
+        let first = open.iter().find(|one| one.remote == clients[0].local_addr().expect("bound")).expect("there");
+        assert_eq!(first.receive_queue, 3);
         drop(servers);
     }
 
@@ -468,7 +468,7 @@ mod tests {
         };
         assert!(until(&|(sent, _)| sent >= 20));
         client.write_all(b"ask").expect("sent");
-        assert!(until(&|(sent, received)| sent < received), "asked, and not answered");
+        assert!(until(&|(sent, received)| sent < received), "a request without a response");
         assert!(until(&|(sent, _)| sent >= 20));
         server.write_all(b"answer").expect("sent");
         assert!(until(&|(sent, received)| received < sent), "answered");

@@ -114,8 +114,8 @@ pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Option<SocketAddr>)> 
 /// Returns whether a connection waits at a listener.
 pub fn has_waiting(listener: impl AsFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut asked = [PollFd::new(&listener, PollFlags::IN)];
-    matches!(poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+    let mut polled = [PollFd::new(&listener, PollFlags::IN)];
+    matches!(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
 }
 
 /// Receives into `buffer`. `Ok(0)`: the peer has closed its side.
