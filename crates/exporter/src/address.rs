@@ -1,7 +1,7 @@
 //! The metrics endpoint: an HTTP listener that a collector scrapes every few seconds.
 //!
-//! It never blocks: its owner polls the descriptors and timeouts that it names (`await_in`), and calls it when one is
-//! due. Each connection carries one request; every response is generated when it is requested.
+//! It never blocks: its owner polls its descriptors and timeouts (`await_in`), and calls it when one is due. Each
+//! connection carries one request; every response is generated when it is requested.
 
 use std::io;
 use std::net::SocketAddr;
@@ -104,7 +104,7 @@ impl Exporter {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if file::is_exhaustion(&error) => self.rests_until = Some(Instant::now() + REST),
-                // The client has left again, accept(2).
+                // The client has already disconnected, accept(2).
                 Err(_) => {}
             }
         }
@@ -122,7 +122,7 @@ impl Exporter {
 impl Client {
     fn receive(&mut self) {
         let mut piece = [0; 4096];
-        // A client that sends without end is read further in the next turn, so that no turn is endless.
+        // The rest of a client that sends endlessly is read in the next turn, so that no turn is endless.
         for _ in 0..PIECES_MAX {
             if self.over {
                 return;

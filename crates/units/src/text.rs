@@ -1,7 +1,7 @@
-//! Forms of text in configuration files: what a text must be, checked when it is read.
+//! Forms of text in configuration files, checked when the text is parsed.
 //!
-//! A field names its form: `#[serde(deserialize_with = "HostName::text")]`, `list` for a list, `map` for a table. The error has the
-//! place of the text, and two lines: the message and the remedy.
+//! A field names its form: `#[serde(deserialize_with = "HostName::text")]`, `list` for a list, `map` for a table. The
+//! error has the position of the text, and two lines: the message and the remedy.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -15,10 +15,10 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 
 /// A form of text.
 pub trait Form: Sized {
-    /// Whether two texts are the same that differ in case alone.
+    /// Whether texts that differ only in case are equal.
     const ANY_CASE: bool = false;
 
-    /// Returns the text as it is kept.
+    /// Checks a text and returns its stored form.
     ///
     /// # Errors
     /// The message and, in a second line, the remedy.
@@ -35,7 +35,7 @@ pub trait Form: Sized {
     /// Reads a list of texts.
     ///
     /// # Errors
-    /// For a value of another form, or one that is there twice.
+    /// For a value of another form, or a duplicate.
     fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Box<str>>, D::Error> {
         deserializer.deserialize_seq(List(PhantomData::<Self>))
     }
@@ -43,7 +43,7 @@ pub trait Form: Sized {
     /// Reads a table whose values have the form `V`.
     ///
     /// # Errors
-    /// For a name or value of another form, or a name that is there twice.
+    /// For a name or value of another form, or a duplicate name.
     fn map<'de, V: Form, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Box<str>, Box<str>>, D::Error> {
         deserializer.deserialize_map(Table(PhantomData::<(Self, V)>))
     }
@@ -52,8 +52,8 @@ pub trait Form: Sized {
 /// Reads a text by `parse`, whose error is the message and, in a second line, the remedy.
 ///
 /// # Errors
-/// That of `parse`, with the place of the text also if it is in a list: unlike an error after `String::deserialize`, it comes from
-/// within the text.
+/// That of `parse`, with the position of the text even if it is in a list: unlike an error after `String::deserialize`,
+/// it occurs within the text.
 pub fn parse_text<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     parse: impl FnOnce(&str) -> Result<T, String>,
@@ -75,7 +75,7 @@ impl<T, P: FnOnce(&str) -> Result<T, String>> Visitor<'_> for Parse<P> {
     }
 }
 
-/// Reads a text that is not among those before it.
+/// Reads a text that must differ from those before it.
 struct Text<'a, F>(&'a [Box<str>], PhantomData<F>);
 
 impl<'de, F: Form> DeserializeSeed<'de> for Text<'_, F> {
@@ -130,10 +130,10 @@ impl<'de, K: Form, V: Form> Visitor<'de> for Table<K, V> {
     }
 }
 
-/// A text as it is kept, or the message and, in a second line, the remedy.
+/// The stored form of a text, or the message and, in a second line, the remedy.
 pub type Parsed = Result<Box<str>, String>;
 
-/// The error for a text of another form.
+/// Returns the error for a text of another form.
 ///
 /// # Errors
 /// Always.
@@ -141,7 +141,7 @@ pub fn wrong(text: &str, message: &str, remedy: &str) -> Parsed {
     Err(format!("`{}` {message}\n{remedy}", text.escape_debug()))
 }
 
-/// Defines forms of text: `Name: |text| condition => text as it is kept, message, remedy;`. The message continues the text.
+/// Defines forms of text: `Name: |text| condition => stored text, message, remedy;`. The message continues the text.
 #[macro_export]
 macro_rules! forms {
     ($($(#[$doc:meta])* $name:ident: |$text:ident| $good:expr => $kept:expr, $message:expr, $remedy:expr;)+) => {$(

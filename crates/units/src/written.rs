@@ -1,7 +1,8 @@
-//! How files write times and amounts of bytes: `"10s"`, `"64KiB"` or `512`, for serde and for a JSON Schema.
+//! The notation of times and amounts of bytes in files: `"10s"`, `"64KiB"` or `512`, for serde and for a JSON Schema.
 //!
-//! A field names its form, and with it its range: `#[serde(with = "Seconds")]` for a `Duration`, `with = "Positive"` for a number
-//! from 1. Units of a time are those that a person writes in a configuration, and printed values parse back to the same.
+//! A field names its form, and with it its range: `#[serde(with = "Seconds")]` for a `Duration`, `with = "Positive"`
+//! for a number from 1. Times have the units that are usual in configurations, and printed values parse back without
+//! loss.
 
 use alloc::borrow::Cow;
 use alloc::format;
@@ -73,7 +74,7 @@ impl PositiveBytes {
     /// Reads an amount.
     ///
     /// # Errors
-    /// For a value that is no amount of bytes, or zero.
+    /// For a value that is not an amount of bytes, or is zero.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
         match Bytes::deserialize(deserializer)? {
             Bytes(0) => Err(de::Error::custom("cannot be zero")),
@@ -116,7 +117,7 @@ impl<const MIN: usize, const MAX: usize> Count<MIN, MAX> {
     /// Reads a number.
     ///
     /// # Errors
-    /// For a value that is no number, or out of range.
+    /// For a value that is not a number, or is out of range.
     pub fn deserialize<'de, T: From<usize>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
         let number = usize::deserialize(deserializer)?;
         match (MIN..=MAX).contains(&number) {
@@ -140,8 +141,8 @@ impl<const MIN: usize, const MAX: usize> JsonSchema for Count<MIN, MAX> {
     }
 }
 
-/// The written form of a `Duration`, or of an `Option<Duration>` whose key may be absent, of at least `MIN_MS`: a whole number and
-/// a unit, `"500ms"`, `"10s"`, `"2m"` or `"1h"`.
+/// The written form of a `Duration`, or of an `Option<Duration>` whose key may be absent, of at least `MIN_MS`: a whole
+/// number and a unit, `"500ms"`, `"10s"`, `"2m"` or `"1h"`.
 #[derive(Clone, Copy, Debug)]
 pub struct TimeFrom<const MIN_MS: u64>;
 
@@ -155,7 +156,7 @@ pub type PositiveSeconds = TimeFrom<1>;
 const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
 impl<const MIN_MS: u64> TimeFrom<MIN_MS> {
-    /// The text of a time in the largest unit that leaves a whole number; less than a millisecond is dropped.
+    /// Formats a time in the largest unit that leaves a whole number; fractions of a millisecond are dropped.
     pub fn text(time: Duration) -> String {
         let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let fits = |(_, scale): &&(&str, u64)| ms >= *scale && ms.is_multiple_of(*scale);
@@ -177,7 +178,7 @@ impl<const MIN_MS: u64> TimeFrom<MIN_MS> {
     /// Reads a time.
     ///
     /// # Errors
-    /// For a value that is no text of a time, or too short a time.
+    /// For a value that is not a time, or a time that is too short.
     pub fn deserialize<'de, T: From<Duration>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
         struct Reader;
         impl Visitor<'_> for Reader {
