@@ -57,7 +57,7 @@ pub(crate) fn smoke(seconds: u32, wanted: &[String]) -> Outcome {
             });
         }
     });
-    let failures = failures.into_inner().map_err(|_| "a thread that ran a fuzz target has panicked")?;
+    let failures = failures.into_inner().map_err(|_| "a thread that ran a fuzz target panicked")?;
     if failures.is_empty() { Ok(()) } else { Err(format!("fuzz targets failed: {}", failures.join(", "))) }
 }
 
@@ -98,8 +98,8 @@ fn has_nightly() -> bool {
     succeeds(program("cargo").args(["+nightly", "--version"]))
 }
 
-/// Fuzzes a target for a while. libFuzzer first runs every input of all directories, those that once crashed included, and
-/// keeps new inputs in the first. All that it prints goes to a file, of which the end is shown if it fails.
+/// Fuzzes a target for a while. libFuzzer first runs every input of all directories, including those that once crashed,
+/// and keeps new inputs in the first. Its output goes to a file, whose end is printed on failure.
 fn check(binary: &Path, name: &str, seconds: u32) -> Outcome {
     let folder = |kind: &str| root().join("fuzz").join(kind).join(name);
     let (corpus, artifacts, log) = (folder("corpus"), binary.with_extension("artifacts"), binary.with_extension("log"));
@@ -121,7 +121,7 @@ fn check(binary: &Path, name: &str, seconds: u32) -> Outcome {
     let said = String::from_utf8_lossy(&said);
     let lines: Vec<&str> = said.lines().collect();
     Err(format!(
-        "fuzz {name}: failed; commit the input with the fix, as {}/<what-it-is>\n{}\nall of it: {}",
+        "fuzz {name}: failed; commit the input with the fix, as {}/<what-it-is>\n{}\ncomplete output: {}",
         folder("regressions").display(),
         lines[lines.len().saturating_sub(40)..].join("\n"),
         log.display()

@@ -1,6 +1,6 @@
 //! `cargo xtask man`: generates manual pages and shell completions from the definition of flags that `amped` parses.
 //!
-//! Nothing is written by hand, so no flag can be missing. Packagers install both directories as they are.
+//! Nothing is written by hand, so no flag can be missing. Packagers install both directories unchanged.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -178,10 +178,10 @@ fn way_out(packages: &[&str]) -> String {
     format!("Debian packages are missing; run: sudo apt-get install --no-install-recommends {}", packages.join(" "))
 }
 
-/// Installs packages, and keeps Debian from starting the services that they bring: such a server would occupy a port
-/// and disturb measurements. While `policy-rc.d` exits 101, `invoke-rc.d` starts nothing. The arguments are only
-/// packages that were missing, so a web server that the user runs stays unaffected. The shell itself restores the
-/// former state, so that this also happens after an interrupt and under sudo.
+/// Installs packages, and keeps Debian from starting their services: such a server would occupy a port and disturb
+/// measurements. While `policy-rc.d` exits 101, `invoke-rc.d` starts nothing. The arguments are only packages that were
+/// missing, so a web server that the user runs is not affected. The shell itself restores the former state, so that
+/// this also happens after an interrupt and under sudo.
 const INSTALL: &str = r#"
 policy=/usr/sbin/policy-rc.d kept=/usr/sbin/policy-rc.d.amped-setup services=
 restore() { rm -f "$policy"; if [ -e "$kept" ]; then mv "$kept" "$policy"; fi; }

@@ -13,8 +13,8 @@ use crate::{fuzz, setup, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Leave out what rarely fails alone: tests that measure latency, whole experiments, all architectures but the default,
-    /// TLS beneath the other tests, documentation, a short measurement, features switched off, licences, and fuzzing
+    /// Skip steps that rarely fail alone: tests that measure latency, whole experiments, all architectures but the
+    /// default, the tests over TLS, documentation, a short measurement, disabled features, licences, and fuzzing
     #[arg(long, conflicts_with = "fuzz_seconds")]
     quick: bool,
 
@@ -96,8 +96,8 @@ fn nextest() -> Outcome<Command> {
     NEXTEST.command(&["nextest", "run", "--workspace", "--test-threads", &threads.to_string()])
 }
 
-/// The tests of the wire suite that run again with TLS at all addresses of their servers: what connections carry, and slow
-/// clients. Without those that open hundreds of connections, and thus measure handshakes.
+/// The tests of the wire suite that run again with TLS at all addresses of their servers: those of requests, responses
+/// and slow clients, except those that open hundreds of connections and would measure handshakes.
 const TLS_TESTS: &str = "binary(wire) and test(/^(amped|sped|mt|mp)::(files|ranges|conditions|messages|bodies|apps|limits)::/) \
      and not test(/::(ranges_are_equal|requests_may_be_split|scripts_killed|max_processes)/)";
 
@@ -106,8 +106,8 @@ fn tests_over_tls() -> Outcome {
     run_command(nextest()?.args(["--filterset", TLS_TESTS]).env("AMPED_TEST_TLS", "1"))
 }
 
-/// Runs a few rows of an experiment in seconds, to check that servers, floor and load still work together. The figures
-/// do not matter here: an invalid run passes, a run without load fails.
+/// Runs a few rows of an experiment for some seconds, to check that servers, floor and load still work together. The
+/// figures do not matter here: an invalid run passes, a run without load fails.
 fn measuring() -> Outcome {
     const LEVELS: &str = "amped,floor,nginx,1k,new,304";
     run_cargo(&["build", "--workspace"])?;

@@ -467,7 +467,7 @@ fn map(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// Data files, which stay as they are: inputs of fuzz targets, expected outputs of tests, a site to serve.
+/// Data files, which the rules do not cover: inputs of fuzz targets, expected outputs of tests, a site to serve.
 fn is_data(path: &str) -> bool {
     let fuzz = path.starts_with("fuzz/seeds/") || path.starts_with("fuzz/regressions/");
     fuzz || path.starts_with("examples/site/") || path.split('/').any(|part| part == "golden") && !path.ends_with(".rs")
