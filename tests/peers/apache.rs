@@ -70,7 +70,7 @@ type Field = Vec<(&'static str, Option<u32>)>;
 
 /// A request for a document; `None` means without that field.
 #[derive(Clone, Debug)]
-struct Asked {
+struct Request {
     target: &'static str,
     accept: Option<Field>,
     language: Option<Field>,
@@ -78,12 +78,12 @@ struct Asked {
     encoding: Option<Field>,
 }
 
-impl Asked {
-    fn random(random: &mut Random) -> Asked {
+impl Request {
+    fn random(random: &mut Random) -> Request {
         let target = random.one_of(&["/a", "/b", "/c", "/d", "/e", "/f", "/g", "/h.html"]);
         let types = ["text/html", "text/plain", "application/pdf", "text/*", "*/*", "image/png"];
         let languages = ["en", "fr", "pt-br", "en-us", "fr-ch", "pt-pt", "pt", "de", "*"];
-        Asked {
+        Request {
             target,
             accept: field(random, 2, &types),
             language: field(random, 2, &languages),
@@ -138,44 +138,44 @@ fn excludes(field: &Option<Field>, name: &str) -> bool {
 /// The reason why the two servers choose differently.
 struct Difference {
     reason: &'static str,
-    applies: fn(&Asked) -> bool,
+    applies: fn(&Request) -> bool,
 }
 
 const DIFFERENCES: &[Difference] = &[
     Difference {
         reason: "of two media types with the same weight the one that is named goes first here; Apache reads wildcards as less \
                  only where no weight is written in all of Accept",
-        applies: |asked| {
-            let weighted = asked.accept.iter().flatten().any(|(_, weight)| weight.is_some());
-            weighted && asked.accept.iter().flatten().any(|(name, _)| name.ends_with('*'))
+        applies: |query| {
+            let weighted = query.accept.iter().flatten().any(|(_, weight)| weight.is_some());
+            weighted && query.accept.iter().flatten().any(|(name, _)| name.ends_with('*'))
         },
     },
     Difference {
         reason: "what is left of a longer range (en of en-us) keeps its weight here (RFC 4647, 3.4), and counts for nothing if \
                  that is 0; to Apache all such are 0.001",
-        applies: |asked| asked.language.iter().flatten().any(|(name, _)| ["en-us", "fr-ch", "pt-pt"].contains(name)),
+        applies: |query| query.language.iter().flatten().any(|(name, _)| ["en-us", "fr-ch", "pt-pt"].contains(name)),
     },
     Difference {
         reason: "ISO-8859-1 is a charset like any other (RFC 9110, 12.5.2); to Apache it is acceptable unless it is excluded, as \
                  RFC 2616 had it, and that of texts which name none",
-        applies: |asked| asked.charset.is_some(),
+        applies: |query| query.charset.is_some(),
     },
     Difference {
         reason: "an uncoded file is better than none, even if the client excludes identity (RFC 9110, 12.4.1); Apache refuses it",
-        applies: |asked| {
-            let star = excludes(&asked.encoding, "*") && !names(&asked.encoding, "identity");
-            star || excludes(&asked.encoding, "identity")
+        applies: |query| {
+            let star = excludes(&query.encoding, "*") && !names(&query.encoding, "identity");
+            star || excludes(&query.encoding, "identity")
         },
     },
     Difference {
         reason: "`*` in Accept-Encoding prefers coded files, and uncoded ones are the last resort; to Apache they are as good \
                  as what is coded, and the shortest goes first",
-        applies: |asked| names(&asked.encoding, "*"),
+        applies: |query| names(&query.encoding, "*"),
     },
     Difference {
         reason: "the coding is chosen once the variant is, and so does not tell variants apart; to Apache each coded file is a \
                  variant, and goes before one in another type that is not coded",
-        applies: |asked| asked.target == "/g" && names(&asked.encoding, "gzip"),
+        applies: |query| query.target == "/g" && names(&query.encoding, "gzip"),
     },
 ];
 
@@ -227,16 +227,16 @@ fn negotiation_agrees_with_apache() {
     let mut sent = BTreeMap::<String, u32>::new();
     let mut unexplained = Vec::new();
     for _ in 0..REQUESTS {
-        let asked = Asked::random(&mut random);
-        let fields = asked.text();
+        let query = Request::random(&mut random);
+        let fields = query.text();
         let fields: Vec<(&str, &str)> = fields.iter().map(|(name, value)| (*name, &**value)).collect();
-        let theirs = ask(&mut to_apache, apache.address, asked.target, &fields);
-        let ours = ask(&mut to_amped, server.address, asked.target, &fields);
+        let theirs = ask(&mut to_apache, apache.address, query.target, &fields);
+        let ours = ask(&mut to_amped, server.address, query.target, &fields);
         *sent.entry(ours.clone()).or_default() += 1;
         if theirs != ours {
-            let applying = (0..DIFFERENCES.len()).filter(|&n| (DIFFERENCES[n].applies)(&asked));
+            let applying = (0..DIFFERENCES.len()).filter(|&n| (DIFFERENCES[n].applies)(&query));
             match applying.collect::<Vec<_>>()[..] {
-                [] => unexplained.push(format!("apache {theirs}, amped {ours}: {} {fields:?}\n", asked.target)),
+                [] => unexplained.push(format!("apache {theirs}, amped {ours}: {} {fields:?}\n", query.target)),
                 [alone] => _ = seen.insert(alone),
                 [..] => {}
             }

@@ -2,7 +2,7 @@
 //!
 //! Seeded random requests go to a script that prints all its variables, and to one that prints a random head. Both
 //! servers must pass the same variables and return the same response. Each intended difference is an entry of
-//! [`MEANT`], with its reason, or is removed by [`told`], which states why.
+//! [`DIFFERENCES`], with its reason, or is removed by [`variables`], which states why.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -63,7 +63,7 @@ impl Drop for Apache {
 }
 
 /// Returns the variables that a script printed, except those that must differ between two servers.
-fn told(response: &Response) -> BTreeMap<String, String> {
+fn variables(response: &Response) -> BTreeMap<String, String> {
     let own = [
         // The server's name, its port, the client's port, and the number of the request.
         "SERVER_SOFTWARE",
@@ -149,7 +149,7 @@ fn cgi_variables_agree_with_apache() {
         let what = format!("{n}: {method} {target} {sent:?}");
         assert_eq!(ours.status, theirs.status, "{what}");
         if ours.status == 200 {
-            let (ours, mut theirs) = (told(&ours), told(&theirs));
+            let (ours, mut theirs) = (variables(&ours), variables(&theirs));
             // Apache passes the port in Host; RFC 3875, 4.1.15 requires the port that received the request, and both
             // are excluded above. Apache also omits a content length of zero.
             if let Some(path) = ours.get("PATH_INFO")
@@ -169,7 +169,7 @@ fn cgi_variables_agree_with_apache() {
 }
 
 /// Header lines that Apache treats differently, and the reasons for Amped's treatment.
-const MEANT: &[(&str, &str)] = &[
+const DIFFERENCES: &[(&str, &str)] = &[
     (
         "no line at all",
         "Apache answers 500 for a script that says no head; RFC 9110, 15.6.3 has 502 for who stands between",
@@ -241,7 +241,7 @@ fn cgi_responses_agree_with_apache() {
     }
     let (ours, theirs) = ask("instead", "Location: /page.txt");
     assert_eq!((ours.status, ours.text()), (theirs.status, theirs.text()));
-    for (head, why) in MEANT {
+    for (head, why) in DIFFERENCES {
         let head = if *head == "no line at all" { "" } else { head };
         site.file("heads/meant", format!("{head}\n\nthe body\n"));
         // The status alone: how an invalid response ends is not compared.

@@ -31,8 +31,8 @@ struct Difference {
     applies: fn(&Asked) -> bool,
 }
 
-fn has(asked: &Asked, name: &str) -> bool {
-    asked.conditions.iter().any(|(field, _)| *field == name)
+fn has(request: &Asked, name: &str) -> bool {
+    request.conditions.iter().any(|(field, _)| *field == name)
 }
 
 const DIFFERENCES: &[Difference] = &[
@@ -40,49 +40,49 @@ const DIFFERENCES: &[Difference] = &[
         reason: "RFC 9110, 14.2: Range is for GET alone; nginx obeys it in HEAD",
         nginx: &[206, 416],
         amped: &[200],
-        applies: |asked| asked.method == "HEAD" && asked.range.is_some(),
+        applies: |request| request.method == "HEAD" && request.range.is_some(),
     },
     Difference {
         reason: "RFC 9110, 14.2: an invalid range set may be ignored; nginx says 416",
         nginx: &[416],
         amped: &[200],
-        applies: |asked| matches!(asked.range.as_deref(), Some("bytes=9-3" | "bytes=x-y" | "bytes=" | "bytes=1")),
+        applies: |request| matches!(request.range.as_deref(), Some("bytes=9-3" | "bytes=x-y" | "bytes=" | "bytes=1")),
     },
     Difference {
         reason: "RFC 9110, 13.1.3: If-Modified-Since is ignored beside If-None-Match; nginx wants both to hold",
         nginx: &[200, 206, 416],
         amped: &[304],
-        applies: |asked| has(asked, "If-None-Match") && has(asked, "If-Modified-Since"),
+        applies: |request| has(request, "If-None-Match") && has(request, "If-Modified-Since"),
     },
     Difference {
         reason: "RFC 9110, 13.1.4: If-Unmodified-Since is ignored beside If-Match; nginx wants both to hold",
         nginx: &[412],
         amped: &[200, 206, 304, 416],
-        applies: |asked| has(asked, "If-Match") && has(asked, "If-Unmodified-Since"),
+        applies: |request| has(request, "If-Match") && has(request, "If-Unmodified-Since"),
     },
     Difference {
         reason: "RFC 9110, 15.5.17: no range lies inside an empty file; nginx sends all of it",
         nginx: &[200],
         amped: &[416],
-        applies: |asked| asked.target == "/files/0.txt" && asked.range.is_some(),
+        applies: |request| request.target == "/files/0.txt" && request.range.is_some(),
     },
     Difference {
         reason: "names with a dot in front are not served unless a site says so",
         nginx: &[200, 304, 412],
         amped: &[404],
-        applies: |asked| asked.target.contains("/."),
+        applies: |request| request.target.contains("/."),
     },
     Difference {
         reason: "RFC 9110, 9.3.7: OPTIONS tells the methods; nginx does not know it for files",
         nginx: &[301, 400, 403, 404, 405],
         amped: &[204],
-        applies: |asked| asked.method == "OPTIONS",
+        applies: |request| request.method == "OPTIONS",
     },
     Difference {
         reason: "no file takes a POST, whether it is there or not; nginx looks for it first",
         nginx: &[301, 400, 403, 404],
         amped: &[405],
-        applies: |asked| asked.method == "POST",
+        applies: |request| request.method == "POST",
     },
 ];
 
@@ -100,23 +100,23 @@ fn responses_agree_with_nginx() {
     let mut statuses = std::collections::BTreeMap::<u16, u32>::new();
     let mut unexplained = Vec::new();
     for _ in 0..REQUESTS {
-        let asked = random.request(&files);
+        let request = random.request(&files);
         // nginx closes after a 412 that says keep-alive, so it gets a new connection for each request.
-        let theirs = ask(&mut Client::connect(nginx), nginx, &asked);
-        let ours = ask(&mut to_amped, server.address, &asked);
+        let theirs = ask(&mut Client::connect(nginx), nginx, &request);
+        let ours = ask(&mut to_amped, server.address, &request);
         *statuses.entry(ours.status).or_default() += 1;
         if theirs.status != ours.status {
             let difference = DIFFERENCES.iter().position(|difference| {
                 difference.nginx.contains(&theirs.status)
                     && difference.amped.contains(&ours.status)
-                    && (difference.applies)(&asked)
+                    && (difference.applies)(&request)
             });
             match difference {
                 Some(difference) => _ = seen.insert(difference),
-                None => unexplained.push(format!("nginx {}, amped {}: {asked:?}", theirs.status, ours.status)),
+                None => unexplained.push(format!("nginx {}, amped {}: {request:?}", theirs.status, ours.status)),
             }
         } else if essence(&theirs) != essence(&ours) {
-            unexplained.push(format!("{asked:?}\n  nginx {theirs:?}\n  amped {ours:?}"));
+            unexplained.push(format!("{request:?}\n  nginx {theirs:?}\n  amped {ours:?}"));
         }
     }
     println!("{statuses:?}, differences {seen:?}");
@@ -132,16 +132,16 @@ fn responses_agree_with_nginx() {
 }
 
 /// Sends a request with the server's own validators; reconnects if the server has closed.
-fn ask(client: &mut Client, address: SocketAddr, asked: &Asked) -> Response {
-    let tag = match asked.conditions.is_empty() {
+fn ask(client: &mut Client, address: SocketAddr, request: &Asked) -> Response {
+    let tag = match request.conditions.is_empty() {
         true => String::new(),
-        false => Client::connect(address).get(&asked.target).field("ETag").unwrap_or("\"none\"").to_owned(),
+        false => Client::connect(address).get(&request.target).field("ETag").unwrap_or("\"none\"").to_owned(),
     };
-    let fields = asked.fields(&tag);
+    let fields = request.fields(&tag);
     let fields: Vec<(&str, &str)> = fields.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    client.send_request(asked.method, &asked.target, &fields);
-    let response = client.try_response(asked.method);
-    let response = response.unwrap_or_else(|error| panic!("{error}: {asked:?} to {address}"));
+    client.send_request(request.method, &request.target, &fields);
+    let response = client.try_response(request.method);
+    let response = response.unwrap_or_else(|error| panic!("{error}: {request:?} to {address}"));
     if response.field("Connection").is_some_and(|value| value.eq_ignore_ascii_case("close")) {
         *client = Client::connect(address);
     }

@@ -199,8 +199,8 @@ fn sendfile_is_called_unless_disabled() {
         assert!(calls.get("sendfile").is_none_or(|count| *count <= expected + 1), "{text}");
         assert!(calls.get("sendfile").unwrap_or(&0) + 2 >= expected, "{text}");
         // With sendfile, preadv2 only checks now and then whether a window is in memory; copying calls it each time.
-        let asked = calls.get("preadv2").unwrap_or(&0);
-        assert_eq!(*asked < REQUESTS / 4, expected > 0, "{text}");
+        let count = calls.get("preadv2").unwrap_or(&0);
+        assert_eq!(*count < REQUESTS / 4, expected > 0, "{text}");
     }
 }
 

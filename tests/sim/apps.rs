@@ -238,21 +238,21 @@ fn check(world: &World, n: usize, requests: &[Wanted], left: bool) {
     for (at, (wanted, response)) in requests.iter().zip(&responses).enumerate() {
         let request = String::from_utf8_lossy(&wanted.bytes[..wanted.bytes.len().min(200)]).into_owned();
         let play = wanted.play.map(|number| &world.plays[number]);
-        let told = || format!("request {at} {request:?} of {play:?} got {} {:?}", response.status, response.fields);
-        assert!(wanted.statuses.contains(&response.status), "{}", told());
+        let shown = || format!("request {at} {request:?} of {play:?} got {} {:?}", response.status, response.fields);
+        assert!(wanted.statuses.contains(&response.status), "{}", shown());
         let ends = response.field("Content-Length").is_none() && wanted.until_close && !wanted.head_only;
         if ends && response.status == 200 {
-            assert!(session.broken || !wanted.is_cut || session.cut, "what is cut looks whole: {}", told());
-            assert!(!session.broken || wanted.is_cut || session.cut || left, "{}", told());
+            assert!(session.broken || !wanted.is_cut || session.cut, "what is cut looks whole: {}", shown());
+            assert!(!session.broken || wanted.is_cut || session.cut || left, "{}", shown());
         } else {
             let is_left = left && wanted.play.is_some();
-            assert!(response.complete || wanted.is_cut || session.cut || is_left, "{}", told());
+            assert!(response.complete || wanted.is_cut || session.cut || is_left, "{}", shown());
         }
-        assert!(!(response.complete && wanted.is_cut), "what is cut looks whole: {}", told());
+        assert!(!(response.complete && wanted.is_cut), "what is cut looks whole: {}", shown());
         if let Some(body) = &wanted.body {
             let is_whole = response.complete || (ends && !session.broken && !session.cut);
             let held = if is_whole { *body == response.body } else { body.starts_with(&response.body) };
-            assert!(held, "{} bytes instead of {}: {}", response.body.len(), body.len(), told());
+            assert!(held, "{} bytes instead of {}: {}", response.body.len(), body.len(), shown());
         }
     }
     if session.cut {
@@ -263,13 +263,13 @@ fn check(world: &World, n: usize, requests: &[Wanted], left: bool) {
         // A reset may overtake the head of the response that it cuts.
         let is_end = (missing.is_cut && session.broken)
             || last.is_some_and(|(wanted, response)| wanted.may_end || response.closes() || !response.complete);
-        let told = last.map(|(wanted, response)| {
+        let shown = last.map(|(wanted, response)| {
             (wanted.play.map(|number| &world.plays[number]), wanted.head_only, response.status, &response.fields)
         });
         // A client that closes its side while an application is running
         // counts as disconnected, even if it reads all of the output.
         let is_app = missing.play.is_some() || last.is_some_and(|(wanted, _)| wanted.play.is_some());
-        assert!(is_end || (left && is_app), "no reply to request {} behind {told:?}", responses.len());
+        assert!(is_end || (left && is_app), "no reply to request {} behind {shown:?}", responses.len());
     } else if !left {
         for wanted in requests {
             let Some(number) = wanted.play else { continue };

@@ -22,16 +22,16 @@ pub(crate) fn each_seed(fixed: u64, mut test: impl FnMut(Dice)) {
         }
     };
     for seed in seeds {
-        let told = Told(seed);
+        let guard = PrintSeed(seed);
         test(Dice::seed_from_u64(seed));
-        drop(told);
+        drop(guard);
     }
 }
 
 /// Prints the seed if a test fails.
-struct Told(u64);
+struct PrintSeed(u64);
 
-impl Drop for Told {
+impl Drop for PrintSeed {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("run this again with SEED={}", self.0);

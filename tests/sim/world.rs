@@ -45,7 +45,7 @@ pub(crate) struct World {
     /// Pages being generated.
     pub(crate) makings: Vec<Making>,
     /// Events at fixed times.
-    script: Vec<(Time, Deed)>,
+    script: Vec<(Time, Callback)>,
     /// The error log.
     pub(crate) logged: Vec<String>,
 }
@@ -59,7 +59,7 @@ pub(crate) struct Making {
     followers: Vec<(usize, Ticket)>,
 }
 
-type Deed = Box<dyn FnOnce(&mut World)>;
+type Callback = Box<dyn FnOnce(&mut World)>;
 
 /// The behaviour of the disk.
 pub(crate) struct Disk {
@@ -133,7 +133,7 @@ pub(crate) struct Session {
     /// The ticket under which it waits for another request's response.
     follows: Option<Ticket>,
     /// The last application that ended on its own: input sent to it in the same turn is dropped.
-    gone: Ticket,
+    ended_app: Ticket,
     /// The record of the last response while its body is open; it is written with the end.
     open: Option<Box<Record>>,
     /// Whether a body was open when the connection closed, which a driver signals by a reset.
@@ -211,7 +211,7 @@ impl World {
             send_queue: VecDeque::new(),
             app: None,
             follows: None,
-            gone: Ticket::default(),
+            ended_app: Ticket::default(),
             open: None,
             broken: false,
             received: Vec::new(),
@@ -254,8 +254,8 @@ impl World {
     }
 
     /// Schedules an event at a fixed time.
-    pub(crate) fn at(&mut self, when: Time, deed: impl FnOnce(&mut World) + 'static) {
-        self.script.push((when, Box::new(deed)));
+    pub(crate) fn at(&mut self, when: Time, callback: impl FnOnce(&mut World) + 'static) {
+        self.script.push((when, Box::new(callback)));
     }
 
     /// Sends, runs until nothing more happens without a timeout, and parses the one response.
@@ -323,7 +323,7 @@ impl World {
             }
         }
         events.extend(self.disk.jobs.iter().enumerate().map(|(n, job)| (job.due.min(job.look), Next::Disk(n))));
-        events.extend(self.script.iter().enumerate().map(|(n, (when, _))| (*when, Next::Deed(n))));
+        events.extend(self.script.iter().enumerate().map(|(n, (when, _))| (*when, Next::Callback(n))));
         // Overdue events happen now. A deadline comes after all other events of its time.
         let key = |(when, next): &(Time, Next)| ((*when).max(self.now), matches!(next, Next::Deadline(_)));
         let first = events.iter().map(key).min()?;
@@ -357,7 +357,7 @@ impl World {
             }
             Next::App(n) => self.app_goes_on(n),
             Next::Disk(n) => self.disk_goes_on(n),
-            Next::Deed(n) => (self.script.swap_remove(n).1)(self),
+            Next::Callback(n) => (self.script.swap_remove(n).1)(self),
         }
         let World { sessions, shared, .. } = self;
         for session in sessions.iter_mut() {
@@ -538,7 +538,7 @@ impl World {
             if let Some(trouble) = app.play.refused
                 && dice.random_bool(0.5)
             {
-                session.gone = ticket;
+                session.ended_app = ticket;
                 self.settle_page(n, ticket);
                 return Some(Output::Failed(trouble));
             }
@@ -548,7 +548,7 @@ impl World {
         }
         let Some(app) = &mut session.app else {
             let follows = session.follows.take_if(|follows| *follows == ticket).is_some();
-            assert!(session.gone == ticket || has_made || follows, "another one is spoken to");
+            assert!(session.ended_app == ticket || has_made || follows, "another one is spoken to");
             return None;
         };
         assert_eq!(app.ticket, ticket);
@@ -583,7 +583,7 @@ impl World {
         let ticket = app.ticket;
         // An application that has ended is removed before its connection is notified.
         match output {
-            Output::Last(_) | Output::Ended | Output::Failed(_) => session.gone = ticket,
+            Output::Last(_) | Output::Ended | Output::Failed(_) => session.ended_app = ticket,
             Output::Started | Output::Room | Output::Bytes(_) => session.app = Some(app),
             Output::First | Output::Follows | Output::Again => unreachable!("no application says that"),
         }
@@ -715,7 +715,7 @@ enum Next {
     App(usize),
     Deadline(usize),
     Disk(usize),
-    Deed(usize),
+    Callback(usize),
 }
 
 fn piece(store: &Stored<FakeFile>, range: Range<u64>) -> Piece {

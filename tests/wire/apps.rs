@@ -362,10 +362,10 @@ fn client_disconnect_kills_process_group() {
 #[test]
 fn script_limit_or_exit_kills_process_group() {
     let site = Site::new();
-    let told = site.path().join("told");
-    fs::create_dir(&told).unwrap();
+    let pids = site.path().join("pids");
+    fs::create_dir(&pids).unwrap();
     let starts =
-        format!("sleep 1000 >/dev/null 2>&1 & sleep 1000 & echo $$ $! > {0}/new; mv {0}/new {0}/$$; ", told.display());
+        format!("sleep 1000 >/dev/null 2>&1 & sleep 1000 & echo $$ $! > {0}/new; mv {0}/new {0}/$$; ", pids.display());
     for (name, text) in [
         ("says-nothing", "wait"),
         ("stops", "printf 'Content-Type: a/b\\n\\nhello'; wait"),
@@ -391,7 +391,7 @@ fn script_limit_or_exit_kills_process_group() {
     }
     // Its child process holds the response open, so the server cannot know before `time` that it is complete.
     assert!(server.connect().try_get("/cgi-bin/dies").is_none_or(|response| response.status >= 502));
-    let files: Vec<_> = fs::read_dir(&told).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let files: Vec<_> = fs::read_dir(&pids).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 6);
     for file in files {
         let text = fs::read_to_string(file).unwrap();

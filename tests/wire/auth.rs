@@ -250,8 +250,8 @@ fn log_contains_user_name() {
         let with = |what: &str| text.lines().filter(|line| line.contains(what)).count();
         assert_eq!((with(good), with(bad)), (1, 1), "{text}");
         // Without a required password, or without credentials, the log line has no name.
-        let nobody = if format == "json" { 4 - with("\"user\"") } else { with(" - - [") };
-        assert_eq!(nobody, 2, "{text}");
+        let anonymous = if format == "json" { 4 - with("\"user\"") } else { with(" - - [") };
+        assert_eq!(anonymous, 2, "{text}");
         drop(server);
         fs::remove_file(&log).unwrap();
     }
@@ -341,9 +341,9 @@ fn body_waits_for_authentication() {
                 scope.spawn(|| sender.send(&body));
                 client.response("POST")
             });
-            let told = b"Basic ann []\n";
+            let head = b"Basic ann []\n";
             assert_eq!((response.status, response.field("Cache-Control")), (200, Some("private")));
-            assert!(response.body.starts_with(told) && response.body[told.len()..] == body, "{size} bytes, {expects}");
+            assert!(response.body.starts_with(head) && response.body[head.len()..] == body, "{size} bytes, {expects}");
         }
     }
     client.send_request("POST", "/private/echo.cgi", &[good, chunks]);

@@ -197,11 +197,11 @@ fn upload_below_minimum_rate_times_out() {
         let sender = Client::on(client.stream());
         client.send_request("POST", "/cgi-bin/echo", &[("Content-Length", "1000000")]);
         let is_over = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&is_over);
+        let is_stopped = Arc::clone(&is_over);
         let drips = thread::spawn(move || {
             // One byte in 20 ms, a tenth of the rate: the upload would take hours.
             let drip = || rustix::net::send(sender.stream(), b"x", rustix::net::SendFlags::NOSIGNAL);
-            while !told.load(Ordering::Relaxed) && drip().is_ok() {
+            while !is_stopped.load(Ordering::Relaxed) && drip().is_ok() {
                 thread::sleep(std::time::Duration::from_millis(20));
             }
         });

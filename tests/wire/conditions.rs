@@ -148,7 +148,7 @@ fn three_date_formats_are_accepted() {
 }
 
 /// The fields of a 200 response that RFC 9110, 15.4.5 requires in a 304.
-fn told_again(response: &Response) -> Vec<(String, String)> {
+fn fields_of_304(response: &Response) -> Vec<(String, String)> {
     let names = ["Cache-Control", "Content-Location", "ETag", "Expires", "Last-Modified", "Vary", "X-Kept"];
     let mut fields = response.fields.clone();
     fields.retain(|(name, _)| names.contains(&name.as_str()));
@@ -171,14 +171,14 @@ fn not_modified_has_fields_of_200_and_no_body() {
         // Once from the disk and once from the caches. The connection stays synchronised, so there was no body.
         for method in ["GET", "HEAD", "GET", "HEAD"] {
             let same = client.request(method, target, &[accept, ("If-None-Match", &etag)]);
-            assert_eq!((same.status, told_again(&same)), (304, told_again(&whole)), "{method} {target} {coding}");
+            assert_eq!((same.status, fields_of_304(&same)), (304, fields_of_304(&whole)), "{method} {target} {coding}");
             assert!(same.field("Date").is_some());
             // RFC 9110, 15.4.5: no other representation metadata, because a cache might store it.
             for name in ["Content-Type", "Content-Encoding", "Content-Range", "Transfer-Encoding"] {
                 assert_eq!(same.field(name), None, "{name}");
             }
         }
-        assert_eq!(told_again(&whole).len(), if target == "/page.html" { 5 } else { 4 }, "{whole:?}");
+        assert_eq!(fields_of_304(&whole).len(), if target == "/page.html" { 5 } else { 4 }, "{whole:?}");
     };
     check(&mut client, "/small.txt", "identity");
     check(&mut client, "/large.bin", "gzip");

@@ -37,7 +37,7 @@ fn ask(client: &mut Client, method: &str, target: &str, origin: Option<&str>, ot
     client.request(method, target, &fields)
 }
 
-fn told(response: &Response) -> (Option<&str>, Option<&str>) {
+fn cors_of(response: &Response) -> (Option<&str>, Option<&str>) {
     (response.field("Access-Control-Allow-Origin"), response.field("Vary"))
 }
 
@@ -59,7 +59,7 @@ fn listed_origin_is_allowed_and_others_are_not() {
         ] {
             let response = ask(&mut client, "GET", "/shared/data.json", origin, &[]);
             assert_eq!(response.status, 200);
-            assert_eq!(told(&response), (allowed, Some("Accept-Encoding, Origin")), "{origin:?}");
+            assert_eq!(cors_of(&response), (allowed, Some("Accept-Encoding, Origin")), "{origin:?}");
             let credentials = response.field("Access-Control-Allow-Credentials");
             let exposed = response.field("Access-Control-Expose-Headers");
             assert_eq!((credentials, exposed), (allowed.and(Some("true")), allowed.and(Some("ETag"))), "{origin:?}");
@@ -83,15 +83,15 @@ fn listed_origin_is_allowed_and_others_are_not() {
         (200, "Accept, Origin", ask(&mut client, "GET", "/shared/", Some(B), &[])),
         (405, "Origin", ask(&mut client, "DELETE", "/shared/data.json", Some(B), &[])),
     ] {
-        assert_eq!((response.status, told(&response)), (status, (Some(B), Some(vary))));
+        assert_eq!((response.status, cors_of(&response)), (status, (Some(B), Some(vary))));
     }
     // Open to all: the response does not depend on the origin.
     for origin in [Some(A), Some("null"), None] {
         let response = ask(&mut client, "GET", "/font.woff2", origin, &[]);
-        assert_eq!((told(&response), response.field("Access-Control-Allow-Credentials")), ((Some("*"), None), None));
+        assert_eq!((cors_of(&response), response.field("Access-Control-Allow-Credentials")), ((Some("*"), None), None));
     }
     let own = ask(&mut client, "GET", "/own.html", Some(A), &[]);
-    assert_eq!(told(&own), (None, None));
+    assert_eq!(cors_of(&own), (None, None));
 }
 
 #[test]
@@ -99,18 +99,18 @@ fn preflight_lists_allowed_methods_and_fields() {
     let site = tree();
     let server = serve(&site);
     let mut client = server.connect();
-    let asked = [("Access-Control-Request-Method", "PUT"), ("Access-Control-Request-Headers", "x-one")];
-    let allowed = ask(&mut client, "OPTIONS", "/shared/data.json", Some(A), &asked);
-    assert_eq!((allowed.status, told(&allowed)), (204, (Some(A), Some("Origin"))));
+    let requested = [("Access-Control-Request-Method", "PUT"), ("Access-Control-Request-Headers", "x-one")];
+    let allowed = ask(&mut client, "OPTIONS", "/shared/data.json", Some(A), &requested);
+    assert_eq!((allowed.status, cors_of(&allowed)), (204, (Some(A), Some("Origin"))));
     assert_eq!(allowed.field("Access-Control-Allow-Methods"), Some("GET"));
     assert_eq!(allowed.field("Access-Control-Allow-Headers"), Some("X-One, X-Two"));
     assert_eq!(allowed.field("Access-Control-Max-Age"), Some("600"));
     assert_eq!(allowed.field("Access-Control-Allow-Credentials"), Some("true"));
-    let refused = ask(&mut client, "OPTIONS", "/shared/data.json", Some("https://evil.example"), &asked);
-    assert_eq!((refused.status, told(&refused)), (204, (None, Some("Origin"))));
+    let refused = ask(&mut client, "OPTIONS", "/shared/data.json", Some("https://evil.example"), &requested);
+    assert_eq!((refused.status, cors_of(&refused)), (204, (None, Some("Origin"))));
     assert_eq!(refused.field("Access-Control-Allow-Methods"), None);
-    let open = ask(&mut client, "OPTIONS", "/font.woff2", Some("null"), &asked);
-    assert_eq!((open.status, told(&open)), (204, (Some("*"), None)));
+    let open = ask(&mut client, "OPTIONS", "/font.woff2", Some("null"), &requested);
+    assert_eq!((open.status, cors_of(&open)), (204, (Some("*"), None)));
     assert_eq!(open.field("Access-Control-Allow-Methods"), Some("GET, HEAD"));
     // Without Access-Control-Request-Method it is a plain OPTIONS request.
     let plain = ask(&mut client, "OPTIONS", "/shared/data.json", Some(A), &[]);
@@ -139,36 +139,36 @@ fn preflight_needs_no_password_and_other_requests_do() {
     );
     let server = Server::with_site(&site, &tables);
     let mut client = server.connect();
-    let asked = ("Access-Control-Request-Method", "PUT");
+    let requested = ("Access-Control-Request-Method", "PUT");
     let pass = ("Authorization", "Basic YW5uOnBhc3M=");
     for target in ["/private/api.cgi", "/private/api.cgi/more", "/private/page.html", "/private/none", "/private/"] {
-        let allowed = ask(&mut client, "OPTIONS", target, Some(A), &[asked]);
-        assert_eq!((allowed.status, told(&allowed)), (204, (Some(A), Some("Origin"))), "{target}");
+        let allowed = ask(&mut client, "OPTIONS", target, Some(A), &[requested]);
+        assert_eq!((allowed.status, cors_of(&allowed)), (204, (Some(A), Some("Origin"))), "{target}");
         assert_eq!(allowed.field("Access-Control-Allow-Methods"), Some("PUT"));
-        let refused = ask(&mut client, "OPTIONS", target, Some(B), &[asked]);
-        assert_eq!((refused.status, told(&refused)), (204, (None, Some("Origin"))), "{target}");
+        let refused = ask(&mut client, "OPTIONS", target, Some(B), &[requested]);
+        assert_eq!((refused.status, cors_of(&refused)), (204, (None, Some("Origin"))), "{target}");
         // A body, which no browser sends, changes nothing.
-        client.send_request("OPTIONS", target, &[("Origin", A), asked, ("Content-Length", "5")]);
+        client.send_request("OPTIONS", target, &[("Origin", A), requested, ("Content-Length", "5")]);
         client.send("GET /");
         assert_eq!(client.response("OPTIONS").status, 204);
         // Requests that resemble a preflight but are none.
         for (method, origin, fields) in [
             ("OPTIONS", Some(A), &[][..]),
-            ("OPTIONS", None, &[asked]),
-            ("PUT", Some(A), &[asked]),
-            ("GET", Some(A), &[asked]),
+            ("OPTIONS", None, &[requested]),
+            ("PUT", Some(A), &[requested]),
+            ("GET", Some(A), &[requested]),
         ] {
             let response = ask(&mut client, method, target, origin, fields);
             assert_eq!(response.status, 401, "{method} {target} {origin:?}");
         }
     }
     // If no rule applies, only the application responds.
-    let closed = ask(&mut client, "OPTIONS", "/closed/api.cgi", Some(A), &[asked]);
+    let closed = ask(&mut client, "OPTIONS", "/closed/api.cgi", Some(A), &[requested]);
     assert_eq!(closed.status, 401);
-    let open = ask(&mut client, "OPTIONS", "/open/api.cgi", Some(A), &[asked]);
-    assert_eq!((open.status, open.text().as_str(), told(&open)), (200, "OPTIONS", (None, None)));
-    let own = ask(&mut client, "OPTIONS", "/closed/api.cgi?x", Some(A), &[asked, pass]);
-    assert_eq!((own.status, told(&own)), (200, (Some("x"), None)));
+    let open = ask(&mut client, "OPTIONS", "/open/api.cgi", Some(A), &[requested]);
+    assert_eq!((open.status, open.text().as_str(), cors_of(&open)), (200, "OPTIONS", (None, None)));
+    let own = ask(&mut client, "OPTIONS", "/closed/api.cgi?x", Some(A), &[requested, pass]);
+    assert_eq!((own.status, cors_of(&own)), (200, (Some("x"), None)));
     // With the password the application responds. The rule adds the origin unless the application named one.
     let answered = ask(&mut client, "OPTIONS", "/private/api.cgi", Some(A), &[pass]);
     assert_eq!((answered.status, answered.text().as_str()), (200, "OPTIONS"));
@@ -180,7 +180,7 @@ fn preflight_needs_no_password_and_other_requests_do() {
     ] {
         let response = ask(&mut client, "GET", target, origin, &[pass]);
         assert_eq!((response.status, response.text().as_str()), (200, "GET"));
-        assert_eq!(told(&response), expected, "{target} {origin:?}");
+        assert_eq!(cors_of(&response), expected, "{target} {origin:?}");
         assert_eq!(response.field("Cache-Control"), Some("private"));
     }
     fs::remove_file(users).unwrap();

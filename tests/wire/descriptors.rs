@@ -460,12 +460,12 @@ fn start_helpers(server: &Server, count: usize) {
             signal("STOP", pid);
             wait_until("the helper to stop", || parent_of(pid).is_some_and(|(state, _)| state == 'T'));
         }
-        let asked = server.report("disk_questions");
+        let prior = server.report("disk_questions");
         let mut client = server.connect();
         client.send_request("GET", &format!("/{}/", clients.len()), &[]);
         clients.push(client);
         let is_taken = || server.report("helper_queue") == 0;
-        wait_until("the disk question to reach the helper", || server.report("disk_questions") > asked && is_taken());
+        wait_until("the disk question to reach the helper", || server.report("disk_questions") > prior && is_taken());
     }
     helpers_of(server).into_iter().for_each(|pid| signal("CONT", pid));
     for mut client in clients {

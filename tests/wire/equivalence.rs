@@ -54,10 +54,10 @@ fn script(random: &mut Random, files: &[(String, Option<usize>)], tags: &[String
             bytes.extend_from_slice(random.one_of(&ODD).as_bytes());
             continue;
         }
-        let asked = random.request(files);
-        let tag = &tags[files.iter().position(|(target, _)| *target == asked.target).unwrap()];
-        let mut text = format!("{} {} HTTP/1.1\r\nHost: localhost\r\n", asked.method, asked.target);
-        for (name, value) in asked.fields(tag) {
+        let request = random.request(files);
+        let tag = &tags[files.iter().position(|(target, _)| *target == request.target).unwrap()];
+        let mut text = format!("{} {} HTTP/1.1\r\nHost: localhost\r\n", request.method, request.target);
+        for (name, value) in request.fields(tag) {
             text += &format!("{name}: {value}\r\n");
         }
         // ann:pass, and another user.

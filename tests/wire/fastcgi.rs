@@ -22,7 +22,7 @@ fn serve(site: &Site, keys: &str) -> Server {
 }
 
 /// Parses its report: its process, requests and connections.
-fn told(response: &Response) -> [usize; 3] {
+fn report_of(response: &Response) -> [usize; 3] {
     assert_eq!(response.status, 200, "{}", response.text());
     let text = response.text();
     let numbers: Vec<usize> = text.split(' ').take(3).map(|number| number.parse().unwrap()).collect();
@@ -45,10 +45,10 @@ fn application_is_started_and_kept_running() {
     let mut client = server.connect();
     let first = client.get("/app/more/of%20it?x");
     assert!(first.text().ends_with(" /app /more/of it"), "{}", first.text());
-    let [pid, ..] = told(&first);
+    let [pid, ..] = report_of(&first);
     let descriptors = server.descriptors().len();
     for n in 2..=count {
-        let [same, requests, connections] = told(&client.get("/app"));
+        let [same, requests, connections] = report_of(&client.get("/app"));
         assert_eq!((same, requests), (pid, n));
         // If workers are processes, an idle connection would keep the other workers from the application.
         assert_eq!(connections, if has_processes() { n } else { 1 });
@@ -72,7 +72,7 @@ fn unused_application_is_stopped() {
     let site = Site::new();
     let server = serve(&site, "min_spare = 0");
     let before = super::apps::descriptors(&server);
-    let [pid, ..] = told(&server.get("/app"));
+    let [pid, ..] = report_of(&server.get("/app"));
     wait_until("the application to exit", || parent_of(pid as u32).is_none());
     wait_until("its descriptors to be closed", || server.descriptors().len() <= before);
 }
@@ -83,13 +83,13 @@ fn application_pages_are_cached() {
     let server = serve(&site, "cache = \"1h\"");
     let mut client = server.connect();
     let first = client.get("/app?a");
-    let [.., requests, _] = told(&first);
+    let [.., requests, _] = report_of(&first);
     for _ in 0..3 {
         let again = client.get("/app?a");
         assert_eq!((again.status, &again.body), (200, &first.body));
         assert!(again.field("Age").is_some());
     }
-    assert_eq!(told(&client.get("/app?b"))[1], requests + 1);
+    assert_eq!(report_of(&client.get("/app?b"))[1], requests + 1);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn crashed_applications_are_restarted() {
     let site = Site::new();
     let server = serve(&site, "max_processes = 2\ntimeout = \"2s\"");
     // Each request on a connection of its own: in a pool an idle connection may be closed for a new one.
-    let [first, ..] = told(&server.get("/app"));
+    let [first, ..] = report_of(&server.get("/app"));
     // Killed between two requests: no client notices.
     let kill = |pid: usize| assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
     kill(first);
@@ -109,7 +109,7 @@ fn crashed_applications_are_restarted() {
             let response = server.get("/app");
             // 502: another request restarted it, and it was about to exit.
             assert!([200, 502, 503].contains(&response.status), "{}", response.text());
-            second = (response.status == 200).then(|| told(&response)[0]);
+            second = (response.status == 200).then(|| report_of(&response)[0]);
             second.is_some()
         });
         second.unwrap()
@@ -197,7 +197,7 @@ fn slow_client_does_not_delay_others() {
     // request, and the server stops it.
     let running = || applications_of(&server).len();
     super::apps::slow_ones(&server, targets, || running() == 4, || running() == 0);
-    assert_eq!(told(&server.get("/app")).len(), 3);
+    assert_eq!(report_of(&server.get("/app")).len(), 3);
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn application_on_tcp_port_is_served() {
     );
     let mut client = server.connect();
     for n in 1..20 {
-        assert_eq!(told(&client.get("/app"))[..2], [app.0.id() as usize, n]);
+        assert_eq!(report_of(&client.get("/app"))[..2], [app.0.id() as usize, n]);
     }
     let body = pattern(1_000_000);
     client.send_request("POST", "/app?body", &[("Content-Length", "1000000")]);
@@ -259,7 +259,7 @@ fn reload_keeps_unchanged_applications_and_their_requests() {
     let site = Site::new();
     let beside = tempfile::tempdir().unwrap();
     let server = serve_from_file(&site, beside.path(), "max_processes = 2");
-    let [pid, ..] = told(&server.get("/app"));
+    let [pid, ..] = report_of(&server.get("/app"));
     let mut client = waiting(&site, &server);
     let reload = |keys: &str, count: usize| {
         write_config(&site, beside.path(), keys);
@@ -268,9 +268,9 @@ fn reload_keeps_unchanged_applications_and_their_requests() {
     };
     reload("max_processes = 2", 1);
     fs::write(site.path().join("go"), "").unwrap();
-    assert_eq!(told(&client.response("GET"))[0], pid, "the request continues");
+    assert_eq!(report_of(&client.response("GET"))[0], pid, "the request continues");
     for _ in 0..3 {
-        assert_eq!(told(&server.get("/app"))[0], pid, "the process continues");
+        assert_eq!(report_of(&server.get("/app"))[0], pid, "the process continues");
     }
     // After a change of the application, a pending request ends with the old process and further ones go to the new
     // one.
@@ -281,15 +281,15 @@ fn reload_keeps_unchanged_applications_and_their_requests() {
     let mut other = pid;
     wait_until("the new application", || {
         let response = server.get("/app");
-        other = told(&response)[0];
+        other = report_of(&response)[0];
         response.text().contains("/new")
     });
     assert_ne!(other, pid);
     fs::write(site.path().join("go"), "").unwrap();
-    assert_eq!(told(&client.response("GET"))[0], pid);
+    assert_eq!(report_of(&client.response("GET"))[0], pid);
     drop(client);
     wait_until("the old application to exit", || parent_of(pid as u32).is_none());
-    assert_eq!(told(&server.get("/app"))[0], other);
+    assert_eq!(report_of(&server.get("/app"))[0], other);
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn stopping_server_lets_applications_finish_and_leaves_nothing() {
     let site = Site::new();
     let beside = tempfile::tempdir().unwrap();
     let mut server = serve_from_file(&site, beside.path(), "max_processes = 2");
-    let [pid, ..] = told(&server.get("/app"));
+    let [pid, ..] = report_of(&server.get("/app"));
     let mut client = waiting(&site, &server);
     server.signal("TERM");
     server.wait_for("finishing requests in progress");
@@ -318,14 +318,14 @@ fn crashed_worker_does_not_affect_application() {
     let site = Site::new();
     let beside = tempfile::tempdir().unwrap();
     let server = serve_from_file(&site, beside.path(), "max_processes = 1");
-    let [pid, ..] = told(&server.get("/app"));
+    let [pid, ..] = report_of(&server.get("/app"));
     let applications = applications_of(&server);
     let manager = parent_of(pid as u32).unwrap().1;
     for worker in server.children().into_iter().filter(|&child| child != manager) {
         let _ = Command::new("kill").args(["-9", &worker.to_string()]).status();
     }
     wait_until("a response through another worker", || {
-        server.connect().try_get("/app").is_some_and(|response| told(&response)[0] == pid)
+        server.connect().try_get("/app").is_some_and(|response| report_of(&response)[0] == pid)
     });
     assert_eq!(applications_of(&server), applications);
     // After SIGKILL of the server no process stays either.
@@ -365,8 +365,8 @@ impl Drop for Listening {
 /// Statuses of concurrent requests for these targets, each on a connection of its own.
 fn at_once(server: &Server, targets: &[String]) -> Vec<u16> {
     thread::scope(|scope| {
-        let asked: Vec<_> = targets.iter().map(|target| scope.spawn(move || server.get(target).status)).collect();
-        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        let threads: Vec<_> = targets.iter().map(|target| scope.spawn(move || server.get(target).status)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
@@ -469,8 +469,8 @@ fn sites_sharing_php_pool_do_not_starve_each_other() {
     // would cost seconds.
     let at_once = Instant::now();
     thread::scope(|scope| {
-        let asked: Vec<_> = (0..16).map(|n| scope.spawn(move || ask(n % 8))).collect();
-        asked.into_iter().for_each(|asked| assert_eq!(asked.join().unwrap(), 200));
+        let threads: Vec<_> = (0..16).map(|n| scope.spawn(move || ask(n % 8))).collect();
+        threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), 200));
     });
     assert!(at_once.elapsed() < alone * 40, "{:?} for 16 pages of {alone:?}", at_once.elapsed());
 }
@@ -546,9 +546,9 @@ fn php_pages_are_served() {
     assert!(response.body.iter().all(|&byte| byte == b'x'));
 
     drop(php);
-    let gone = client.get("/index.php");
-    assert_eq!(gone.status, 502);
-    assert!(gone.text().contains("application cannot be reached"), "{}", gone.text());
+    let failed = client.get("/index.php");
+    assert_eq!(failed.status, 502);
+    assert!(failed.text().contains("application cannot be reached"), "{}", failed.text());
     server.wait_for("cannot reach the application at");
 }
 

@@ -618,16 +618,16 @@ fn headers_match_by_pattern_and_later_rule_wins() {
         ];
         for (status, response) in replies {
             let field = |name| response.field(name);
-            let told =
+            let shown =
                 (response.status, field("Cache-Control"), field("X-Later"), field("X-Robots-Tag"), field("X-All"));
-            assert_eq!(told, (status, Some(cache_control), Some(later), robots, Some("1")), "{target}");
+            assert_eq!(shown, (status, Some(cache_control), Some(later), robots, Some("1")), "{target}");
             assert_eq!(field("X-Exact").is_some(), target.starts_with("/a%20b"), "{target}");
         }
         // On errors too, except Cache-Control: a stored error would outlive its cause.
         for (status, field, value) in [(412, "If-Match", "\"x\""), (416, "Range", "bytes=99-"), (417, "Expect", "x")] {
             let response = client.request("GET", target, &[(field, value)]);
-            let told = (response.status, response.field("Cache-Control"), response.field("X-Later"));
-            assert_eq!(told, (status, None, Some(later)), "{target}");
+            let shown = (response.status, response.field("Cache-Control"), response.field("X-Later"));
+            assert_eq!(shown, (status, None, Some(later)), "{target}");
             assert_eq!(response.field("X-Robots-Tag"), robots, "{target}");
         }
         let response = client.request("POST", target, &[]);
@@ -649,8 +649,8 @@ fn headers_on_errors_match_requested_path() {
     let mut client = server.connect();
     let mut check = |method: &str, target: &str, status: u16, later: &str| {
         let response = client.request(method, target, &[]);
-        let told = (response.status, response.field("X-Later"), response.field("X-All"));
-        assert_eq!(told, (status, Some(later), Some("1")), "{method} {target}");
+        let shown = (response.status, response.field("X-Later"), response.field("X-All"));
+        assert_eq!(shown, (status, Some(later), Some("1")), "{method} {target}");
         assert_eq!(response.field("Cache-Control"), None, "{method} {target}");
     };
     check("GET", "/missing", 404, "first");
@@ -791,7 +791,7 @@ impl Drop for Home {
 }
 
 /// Returns the name of a user with a home that the test may write to, and that home, or `None` if there is none.
-fn somebody(folder: &str) -> Option<(String, Home)> {
+fn find_user(folder: &str) -> Option<(String, Home)> {
     let me = fs::metadata("/proc/self").unwrap().uid();
     let find = || {
         fs::read_to_string("/etc/passwd").unwrap().lines().find_map(|line| {
@@ -803,9 +803,9 @@ fn somebody(folder: &str) -> Option<(String, Home)> {
     };
     let mut made_user = None;
     let (name, home) = find().or_else(|| {
-        let made = me == 0
+        let created = me == 0
             && Command::new("useradd").args(["--create-home", "amped-wire"]).status().is_ok_and(|s| s.success());
-        made_user = made.then_some("amped-wire");
+        made_user = created.then_some("amped-wire");
         find()
     })?;
     let folder = home.join(folder);
@@ -817,7 +817,7 @@ fn somebody(folder: &str) -> Option<(String, Home)> {
 fn user_directories_are_served_only_if_enabled() {
     let folder = format!("amped-wire-{}", std::process::id());
     let (user, home) =
-        somebody(&folder).expect("an account with a writable home directory: run this as root, or create one");
+        find_user(&folder).expect("an account with a writable home directory: run this as root, or create one");
     fs::create_dir(home.folder.join("sub")).unwrap();
     for (name, text) in [("index.html", "home"), ("file.txt", "file"), (".hidden", "x"), ("sub/page", "page")] {
         fs::write(home.folder.join(name), text).unwrap();
@@ -1128,8 +1128,8 @@ fn sibling_older_than_original_is_ignored() {
     check("/z", 200, "plain", false);
     // Under its own name it is an ordinary file.
     let own = client.request("GET", "/orphan.gz", &[("Accept-Encoding", "gzip")]);
-    let told = (own.status, own.field("Content-Type"), own.field("Content-Encoding"));
-    assert_eq!(told, (200, Some("application/gzip"), None));
+    let shown = (own.status, own.field("Content-Type"), own.field("Content-Encoding"));
+    assert_eq!(shown, (200, Some("application/gzip"), None));
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {

@@ -61,9 +61,9 @@ fn give_work_to_a_stopped_one(server: &Server, client: &mut Client) -> u32 {
     let [helper] = helpers_of(server)[..] else { panic!("one helper") };
     signal("STOP", helper);
     wait_until("the helper to stop", || parent_of(helper).is_some_and(|(state, _)| state == 'T'));
-    let asked = server.report("disk_questions");
+    let questions = server.report("disk_questions");
     client.send_request("GET", "/folder/", &[]);
-    wait_until("the question", || server.report("disk_questions") > asked);
+    wait_until("the question", || server.report("disk_questions") > questions);
     assert_eq!(server.report("helper_queue"), 0, "it has the work");
     helper
 }

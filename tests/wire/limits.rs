@@ -151,16 +151,16 @@ fn idle_connection_times_out_and_each_request_restarts_timer() {
     let server = Server::configured(&site, "[limits]\nidle_timeout = \"4s\"");
     let mut client = server.connect();
     assert_eq!(client.get("/a.txt").status, 200);
-    let mut asked = Instant::now();
+    let mut sent = Instant::now();
     for _ in 0..6 {
         thread::sleep(Duration::from_millis(800));
-        let before = asked;
-        asked = Instant::now();
+        let before = sent;
+        sent = Instant::now();
         let response = client.try_get("/a.txt").map(|response| response.status);
-        assert_eq!(response, Some(200), "{:?} after the last request", asked - before);
+        assert_eq!(response, Some(200), "{:?} after the last request", sent - before);
     }
     assert!(client.is_closed());
-    assert!(asked.elapsed() >= idle_timeout, "early: {:?}", asked.elapsed());
+    assert!(sent.elapsed() >= idle_timeout, "early: {:?}", sent.elapsed());
 }
 
 #[test]

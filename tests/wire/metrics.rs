@@ -18,7 +18,7 @@ use super::harness::{
 };
 
 /// A server with a metrics address and a metrics file in memory.
-struct Told {
+struct Setup {
     server: Server,
     exporter: SocketAddr,
     file: PathBuf,
@@ -26,12 +26,12 @@ struct Told {
 }
 
 /// Starts it on a site with these keys.
-fn told(site: &Site, toml: &str) -> Told {
-    told_by(Server::configured, site, toml)
+fn setup(site: &Site, toml: &str) -> Setup {
+    setup_by(Server::configured, site, toml)
 }
 
-/// Like [`told`], with this way to start the server.
-fn told_by(start: fn(&Site, &str) -> Server, site: &Site, toml: &str) -> Told {
+/// Like [`setup`], with this way to start the server.
+fn setup_by(start: fn(&Site, &str) -> Server, site: &Site, toml: &str) -> Setup {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = folder.path().join("metrics");
     let toml = format!("{toml}\n[metrics]\nfile = {file:?}\nlisten = \"127.0.0.1:0\"\n");
@@ -40,10 +40,10 @@ fn told_by(start: fn(&Site, &str) -> Server, site: &Site, toml: &str) -> Told {
     let said = server.said();
     let line = said.lines().find_map(|line| line.strip_prefix("amped: metrics on http://")).unwrap();
     let exporter = line.strip_suffix("/metrics").unwrap().parse().unwrap();
-    Told { server, exporter, file, _folder: folder }
+    Setup { server, exporter, file, _folder: folder }
 }
 
-impl Told {
+impl Setup {
     fn get(&self, target: &str) -> u16 {
         self.server.get(target).status
     }
@@ -172,11 +172,11 @@ fn each_response_is_counted_by_class_to_the_byte() {
     }
     site.file("empty", "");
     let_files_settle();
-    let told = told(&site, "");
+    let setup = setup(&site, "");
     let (mut replies, mut sent) = (0, 0);
     for round in 0..3 {
         for (size, _) in SIZES {
-            let mut client = told.server.connect();
+            let mut client = setup.server.connect();
             for _ in 0..=round {
                 client.send_request("GET", &format!("/{size}"), &[]);
                 let head = client.read_head().len();
@@ -185,7 +185,7 @@ fn each_response_is_counted_by_class_to_the_byte() {
             }
         }
     }
-    let page = told.page_with("amped_replies_total", "", f64::from(replies));
+    let page = setup.page_with("amped_replies_total", "", f64::from(replies));
     assert_eq!(page.of("amped_requests_total", ""), f64::from(replies));
     assert_eq!(page.of("amped_sent_bytes_total", ""), sent as f64);
     for (size, class) in SIZES {
@@ -194,20 +194,20 @@ fn each_response_is_counted_by_class_to_the_byte() {
         assert_eq!(page.of("amped_reply_body_bytes_total", &labels), 6.0 * size as f64, "{class}");
     }
     // Generated responses and responses without a body are in the smallest class.
-    assert_eq!(told.get("/none"), 404);
-    assert_eq!(told.get("/"), 403);
-    told.server.connect().request("HEAD", "/3000000", &[]);
-    let tag = told.server.get("/empty").field("ETag").unwrap().to_owned();
-    assert_eq!(told.server.connect().request("GET", "/empty", &[("If-None-Match", &tag)]).status, 304);
+    assert_eq!(setup.get("/none"), 404);
+    assert_eq!(setup.get("/"), 403);
+    setup.server.connect().request("HEAD", "/3000000", &[]);
+    let tag = setup.server.get("/empty").field("ETag").unwrap().to_owned();
+    assert_eq!(setup.server.connect().request("GET", "/empty", &[("If-None-Match", &tag)]).status, 304);
     // An error does not count as a generated page.
-    told.page_with("amped_replies_total", "size=\"<1K\",kind=\"error\"", 2.0);
-    assert_eq!(told.page().of("amped_replies_total", "size=\"<1K\",kind=\"dynamic\""), 0.0);
-    told.page_with("amped_replies_total", "size=\"<1K\",kind=\"static\"", 6.0 + 3.0);
+    setup.page_with("amped_replies_total", "size=\"<1K\",kind=\"error\"", 2.0);
+    assert_eq!(setup.page().of("amped_replies_total", "size=\"<1K\",kind=\"dynamic\""), 0.0);
+    setup.page_with("amped_replies_total", "size=\"<1K\",kind=\"static\"", 6.0 + 3.0);
     // Pipelined requests are counted like others.
-    let mut client = told.server.connect();
+    let mut client = setup.server.connect();
     (0..20).for_each(|_| client.send_request("GET", "/300", &[]));
     (0..20).for_each(|_| assert_eq!(client.response("GET").body.len(), 300));
-    let page = told.page_with("amped_replies_total", "size=\"<1K\",kind=\"static\"", 29.0);
+    let page = setup.page_with("amped_replies_total", "size=\"<1K\",kind=\"static\"", 29.0);
     assert_eq!(page.sum("amped_replies_total", ""), page.of("amped_requests_total", ""));
     assert_eq!(page.of("amped_bad_requests_total", ""), 0.0);
 }
@@ -222,8 +222,8 @@ fn responses_are_counted_by_site_handler_and_status() {
          [[site.route]]\nmatch = '/old'\nredirect = '/new'\n\
          [[site.app]]\nmatch = '*.cgi'\ncgi = true\n\
          [[site]]\nroot = '/'\nhosts = ['b.example']\n";
-    let told = told_by(Server::with_site, &site, tables);
-    let mut client = told.server.connect();
+    let setup = setup_by(Server::with_site, &site, tables);
+    let mut client = setup.server.connect();
     let mut ask = |host: &str, method: &str, target: &str, count: usize| {
         (0..count).for_each(|_| drop(client.request(method, target, &[("Host", host)])));
     };
@@ -245,11 +245,11 @@ fn responses_are_counted_by_site_handler_and_status() {
         ("site=\"0\",handler=\"app\",status=\"5xx\"", 1.0),
         ("site=\"1\",handler=\"error\",status=\"4xx\"", 6.0),
     ] {
-        told.page_with("amped_responses_total", labels, expected);
+        setup.page_with("amped_responses_total", labels, expected);
     }
     // Unknown methods add no sample.
-    assert_eq!(told.page().sum("amped_responses_total", ""), 24.0);
-    assert_eq!(told.page().samples.iter().filter(|((_, labels), _)| labels.contains("PURGE")).count(), 0);
+    assert_eq!(setup.page().sum("amped_responses_total", ""), 24.0);
+    assert_eq!(setup.page().samples.iter().filter(|((_, labels), _)| labels.contains("PURGE")).count(), 0);
 }
 
 #[test]
@@ -257,17 +257,17 @@ fn phase_times_do_not_exceed_total() {
     let site = Site::new();
     site.file("small", pattern(2000));
     let_files_settle();
-    let told = told(&site, &format!("[log]\naccess = {:?}\n", site.path().join("access.log")));
+    let setup = setup(&site, &format!("[log]\naccess = {:?}\n", site.path().join("access.log")));
     let begun = std::time::Instant::now();
-    let mut client = told.server.connect();
-    let asked = 1000;
-    (0..asked).for_each(|_| assert_eq!(client.get("/small").status, 200));
+    let mut client = setup.server.connect();
+    let sent = 1000;
+    (0..sent).for_each(|_| assert_eq!(client.get("/small").status, 200));
     let elapsed = begun.elapsed().as_secs_f64();
-    let page = told.page_with("amped_replies_total", "", f64::from(asked));
+    let page = setup.page_with("amped_replies_total", "", f64::from(sent));
     let class = "size=\"<10K\",kind=\"static\"";
     let timed = page.of("amped_request_phase_seconds_count", &format!("phase=\"parsing\",{class}"));
     // One in 64, and the first.
-    assert!((4.0..60.0).contains(&timed), "{timed} of {asked} were timed");
+    assert!((4.0..60.0).contains(&timed), "{timed} of {sent} were timed");
     let mut sum = 0.0;
     for phase in ["waiting", "parsing", "processing", "sending", "logging"] {
         let labels = format!("phase=\"{phase}\",{class}");
@@ -287,18 +287,18 @@ fn aborted_response_counts_only_its_bytes() {
     let site = Site::new();
     site.file("large", pattern(40_000_000));
     let_files_settle();
-    let told = told(&site, "");
-    let mut client = Client::connect_narrow(told.server.address, 16 * 1024);
+    let setup = setup(&site, "");
+    let mut client = Client::connect_narrow(setup.server.address, 16 * 1024);
     client.send_request("GET", "/large", &[]);
     client.read_head();
     client.read_body(100_000).unwrap();
     // During a response its bytes are counted after each call that sends them; the response is not.
-    wait_until("bytes to be counted", || told.page().of("amped_sent_bytes_total", "") >= 100_000.0);
-    let page = told.page();
+    wait_until("bytes to be counted", || setup.page().of("amped_sent_bytes_total", "") >= 100_000.0);
+    let page = setup.page();
     assert_eq!(page.sum("amped_replies_total", ""), 0.0);
     drop(client);
-    told.page_with("amped_connections_broken_total", "", 1.0);
-    let page = told.page();
+    setup.page_with("amped_connections_broken_total", "", 1.0);
+    let page = setup.page();
     let bytes = page.of("amped_reply_body_bytes_total", "size=\"more\",kind=\"static\"");
     assert!((100_000.0..40_000_000.0).contains(&bytes), "{bytes}");
     assert_eq!(page.sum("amped_replies_total", ""), 0.0);
@@ -309,12 +309,12 @@ fn gauges_and_cache_counters_are_published_promptly() {
     let site = Site::new();
     site.file("a", pattern(2000));
     let_files_settle();
-    let told = told(&site, one_set_of_caches());
-    let mut client = told.server.connect();
+    let setup = setup(&site, one_set_of_caches());
+    let mut client = setup.server.connect();
     (0..10).for_each(|_| assert_eq!(client.get("/a").status, 200));
     // One miss, with the empty cache.
-    told.page_with("amped_cache_hits_total", "cache=\"path\"", 9.0);
-    let page = told.page_with("amped_connections", "", 1.0);
+    setup.page_with("amped_cache_hits_total", "cache=\"path\"", 9.0);
+    let page = setup.page_with("amped_connections", "", 1.0);
     assert_eq!(page.of("amped_cache_misses_total", "cache=\"path\""), 1.0);
     assert_eq!(page.of("amped_cache_entries", "cache=\"path\""), 1.0);
     let held = page.of("amped_cache_held_bytes", "cache=\"body\"");
@@ -323,9 +323,9 @@ fn gauges_and_cache_counters_are_published_promptly() {
     assert_eq!(page.of("amped_request_hits_total", ""), 9.0);
     assert!(page.of("amped_loop_turns_total", "") >= 10.0 && page.of("amped_loop_busy_seconds_total", "") > 0.0);
     drop(client);
-    wait_until("the connection to close", || told.page().of("amped_connections", "") == 0.0);
+    wait_until("the connection to close", || setup.page().of("amped_connections", "") == 0.0);
     wait_until("its memory to be released", || {
-        let page = told.page();
+        let page = setup.page();
         page.of("amped_connection_bytes", "") < 100_000.0
     });
 }
@@ -335,25 +335,25 @@ fn blocking_operations_are_counted_by_cause() {
     let site = Site::new();
     site.file("folder/a", pattern(2000));
     let_files_settle();
-    let told = told_by(Server::with_site, &site, "listing = true");
+    let setup = setup_by(Server::with_site, &site, "listing = true");
     let has_helpers = matches!(architecture(), None | Some("amped"));
     let with_helpers = |count: f64| if has_helpers { count } else { 0.0 };
-    assert_eq!(told.get("/folder/"), 200);
+    assert_eq!(setup.get("/folder/"), 200);
     let list = "cause=\"list\"";
-    let page = told.page_with("amped_replies_total", "kind=\"dynamic\"", 1.0);
-    wait_until("the listing to be counted", || told.page().of("amped_helper_tasks_total", list) == with_helpers(1.0));
-    assert_eq!(told.page().of("amped_helper_wait_seconds_total", list) > 0.0, has_helpers);
+    let page = setup.page_with("amped_replies_total", "kind=\"dynamic\"", 1.0);
+    wait_until("the listing to be counted", || setup.page().of("amped_helper_tasks_total", list) == with_helpers(1.0));
+    assert_eq!(setup.page().of("amped_helper_wait_seconds_total", list) > 0.0, has_helpers);
     assert_eq!(page.of("amped_helper_queue", ""), 0.0);
     // The server waits for a new file until it no longer changes; on a busy machine that may be before the request.
     let mut fresh = 0;
     wait_until("a request for a file that is being written", || {
         fresh += 1;
         site.file(&format!("fresh-{fresh}"), "x");
-        assert_eq!(told.get(&format!("/fresh-{fresh}")), 200);
-        told.page().of("amped_probe_misses_total", "of=\"change\"") > 0.0
+        assert_eq!(setup.get(&format!("/fresh-{fresh}")), 200);
+        setup.page().of("amped_probe_misses_total", "of=\"change\"") > 0.0
     });
     wait_until("the helper tasks to be counted", || {
-        let page = told.page();
+        let page = setup.page();
         let [tasks, seconds] = ["amped_helper_tasks_total", "amped_helper_wait_seconds_total"];
         let of = |name: &str| page.of(name, "cause=\"change\"");
         (of(tasks) > 0.0 && of(seconds) > 0.0) == has_helpers
@@ -364,21 +364,21 @@ fn blocking_operations_are_counted_by_cause() {
 fn exporter_accepts_only_get_of_one_page() {
     let site = Site::new();
     site.file("index.html", "x");
-    let told = told(&site, "");
-    let status = |method: &str, target: &str| Client::connect(told.exporter).request(method, target, &[]).status;
+    let setup = setup(&site, "");
+    let status = |method: &str, target: &str| Client::connect(setup.exporter).request(method, target, &[]).status;
     assert_eq!([status("GET", "/metrics"), status("HEAD", "/metrics")], [200, 200]);
     assert_eq!([status("GET", "/"), status("POST", "/metrics")], [404, 405]);
-    let mut silent = Client::connect(told.exporter);
+    let mut silent = Client::connect(setup.exporter);
     silent.send("GET /metrics HTTP/1.1\r\nHo");
     assert_eq!(status("GET", "/metrics"), 200, "nobody waits for who does not end his request");
     silent.send("st: a\r\n\r\n");
     assert_eq!(silent.response("GET").status, 200);
     assert!(silent.ends(), "one request a connection");
-    let mut wrong = Client::connect(told.exporter);
+    let mut wrong = Client::connect(setup.exporter);
     wrong.send("no request at all\r\n\r\n");
     assert_eq!(wrong.response("GET").status, 400);
     // None of these was a request of the site.
-    assert_eq!(told.page().of("amped_requests_total", ""), 0.0);
+    assert_eq!(setup.page().of("amped_requests_total", ""), 0.0);
 }
 
 #[test]
@@ -389,28 +389,28 @@ fn killed_process_keeps_its_counts() {
     if !has_processes() {
         return a_server_that_is_killed(&site);
     }
-    let told = told(&site, "workers = 3\n");
-    let mut asked = 0;
+    let setup = setup(&site, "workers = 3\n");
+    let mut sent = 0;
     for round in 0..3 {
-        let mut client = told.server.connect();
+        let mut client = setup.server.connect();
         for _ in 0..10 + round {
             assert_eq!(client.get("/a").status, 200);
-            asked += 1;
+            sent += 1;
         }
         // A request is counted before its response is sent, so the figures are final:
-        let children = told.server.children();
+        let children = setup.server.children();
         let victim = children[round % children.len()].to_string();
         assert!(Command::new("kill").args(["-KILL", &victim]).status().unwrap().success());
-        let page = told.page();
-        assert_eq!(page.of("amped_requests_total", ""), f64::from(asked));
+        let page = setup.page();
+        assert_eq!(page.of("amped_requests_total", ""), f64::from(sent));
         drop(client);
-        wait_until("a replacement process", || told.server.children().len() == 3);
+        wait_until("a replacement process", || setup.server.children().len() == 3);
     }
-    let page = told.page();
+    let page = setup.page();
     // Each process may have been killed between the last byte of its last response and its count, but not earlier.
     let replies = page.sum("amped_replies_total", "");
-    assert!((f64::from(asked) - 3.0..=f64::from(asked)).contains(&replies), "{replies} of {asked}");
-    wait_until("the gauges of exited processes to be removed", || told.page().of("amped_connections", "") == 0.0);
+    assert!((f64::from(sent) - 3.0..=f64::from(sent)).contains(&replies), "{replies} of {sent}");
+    wait_until("the gauges of exited processes to be removed", || setup.page().of("amped_connections", "") == 0.0);
 }
 
 #[test]
@@ -418,33 +418,33 @@ fn truncated_metrics_file_affects_no_response() {
     let site = Site::new();
     site.file("a", pattern(2000));
     let_files_settle();
-    let told = told(&site, "workers = 3\n");
-    let processes = told.server.pids();
-    let mut client = told.server.connect();
+    let setup = setup(&site, "workers = 3\n");
+    let processes = setup.server.pids();
+    let mut client = setup.server.connect();
     assert_eq!(client.get("/a").status, 200);
-    fs::OpenOptions::new().write(true).open(&told.file).unwrap().set_len(0).unwrap();
+    fs::OpenOptions::new().write(true).open(&setup.file).unwrap().set_len(0).unwrap();
     for _ in 0..20 {
         assert_eq!(client.get("/a").status, 200);
-        assert_eq!(told.server.get("/a").status, 200);
+        assert_eq!(setup.server.get("/a").status, 200);
     }
-    assert_eq!(told.server.pids(), processes, "{}", told.server.said());
+    assert_eq!(setup.server.pids(), processes, "{}", setup.server.said());
     if !has_processes() {
-        told.server.wait_for("another program truncated the metrics file");
+        setup.server.wait_for("another program truncated the metrics file");
     }
     // Metrics over HTTP continue.
-    assert!(told.page().of("amped_requests_total", "") > 0.0 || has_processes());
+    assert!(setup.page().of("amped_requests_total", "") > 0.0 || has_processes());
 }
 
 /// Checks that the file keeps its counts after the server is killed. With loops as threads, the death of one is that of
 /// the server.
 fn a_server_that_is_killed(site: &Site) {
-    let told = told(site, "");
-    let mut client = told.server.connect();
+    let setup = setup(site, "");
+    let mut client = setup.server.connect();
     (0..25).for_each(|_| assert_eq!(client.get("/a").status, 200));
-    let before = fs::read(&told.file).unwrap();
-    told.server.signal("KILL");
-    wait_until("the server to exit", || std::net::TcpStream::connect(told.server.address).is_err());
-    let after = fs::read(&told.file).unwrap();
+    let before = fs::read(&setup.file).unwrap();
+    setup.server.signal("KILL");
+    wait_until("the server to exit", || std::net::TcpStream::connect(setup.server.address).is_err());
+    let after = fs::read(&setup.file).unwrap();
     assert_eq!((first_figure(&before), first_figure(&after)), (25, 25));
 }
 
@@ -461,20 +461,20 @@ fn reload_keeps_sums() {
     let site = Site::new();
     site.file("a", pattern(2000));
     let_files_settle();
-    let told = told(&site, if is_pool() { "workers = 2\n" } else { "" });
-    let mut asked = 0;
+    let setup = setup(&site, if is_pool() { "workers = 2\n" } else { "" });
+    let mut sent = 0;
     for _ in 0..4 {
         // Each request on a connection of its own: a retiring worker closes its connection after the response.
         for _ in 0..5 {
-            assert_eq!(told.get("/a"), 200);
-            asked += 1;
+            assert_eq!(setup.get("/a"), 200);
+            sent += 1;
         }
-        let before = told.server.said().len();
-        told.server.signal("HUP");
-        wait_until("the reload", || told.server.said()[before..].contains("is in force"));
+        let before = setup.server.said().len();
+        setup.server.signal("HUP");
+        wait_until("the reload", || setup.server.said()[before..].contains("is in force"));
     }
-    let page = told.page_with("amped_requests_total", "", f64::from(asked));
-    assert_eq!(page.sum("amped_replies_total", ""), f64::from(asked));
+    let page = setup.page_with("amped_requests_total", "", f64::from(sent));
+    assert_eq!(page.sum("amped_replies_total", ""), f64::from(sent));
 }
 
 #[test]
@@ -482,26 +482,26 @@ fn all_loops_are_summed_under_concurrent_scrapes() {
     let site = Site::new();
     site.file("a", pattern(2000));
     let_files_settle();
-    let told = told(&site, if is_pool() { "workers = 8\n" } else { "workers = 2\n" });
+    let setup = setup(&site, if is_pool() { "workers = 8\n" } else { "workers = 2\n" });
     let (clients, each) = (8, 200);
     thread::scope(|scope| {
         for _ in 0..clients {
             scope.spawn(|| {
-                let mut client = told.server.connect();
+                let mut client = setup.server.connect();
                 (0..each).for_each(|_| assert_eq!(client.get("/a").body.len(), 2000));
             });
         }
         // Sums never decrease while they are read.
         let mut last = 0.0;
         for _ in 0..50 {
-            let now = told.page().of("amped_requests_total", "");
+            let now = setup.page().of("amped_requests_total", "");
             assert!(now >= last, "{now} after {last}");
             last = now;
             thread::sleep(Duration::from_millis(1));
         }
     });
     let total = f64::from(clients * each);
-    let page = told.page_with("amped_replies_total", "", total);
+    let page = setup.page_with("amped_replies_total", "", total);
     assert_eq!(page.of("amped_requests_total", ""), total);
     assert_eq!(page.sum("amped_reply_body_bytes_total", ""), 2000.0 * total);
 }
@@ -533,14 +533,14 @@ fn invalid_metrics_settings_are_rejected_at_start() {
     let on_disk = Site::on_disk();
     let path = on_disk.path().join("metrics");
     refused(&["--metrics-file", path.to_str().unwrap()], "/dev/shm");
-    let told = told(&site, "");
-    refused(&["--metrics-file", told.file.to_str().unwrap()], "a running server uses it");
-    assert_eq!(told.page().of("amped_requests_total", ""), 0.0);
+    let setup = setup(&site, "");
+    refused(&["--metrics-file", setup.file.to_str().unwrap()], "a running server uses it");
+    assert_eq!(setup.page().of("amped_requests_total", ""), 0.0);
     // After it ends, the next server takes over the name and starts at zero.
-    let file = told.file.clone();
-    assert_eq!(told.get("/a"), 200);
-    told.page_with("amped_replies_total", "", 1.0);
-    let Told { mut server, _folder, .. } = told;
+    let file = setup.file.clone();
+    assert_eq!(setup.get("/a"), 200);
+    setup.page_with("amped_replies_total", "", 1.0);
+    let Setup { mut server, _folder, .. } = setup;
     server.signal("TERM");
     server.wait();
     assert_eq!(first_figure(&fs::read(&file).unwrap()), 1);

@@ -74,9 +74,9 @@ fn conditions_on_cached_listing_are_evaluated() {
         let response = client.request(method, "/folder/", fields);
         assert_eq!(response.status, status, "{method} {fields:?}");
         if status == 304 {
-            let told = |name: &str| response.field(name).map(str::to_owned);
-            assert_eq!((told("ETag"), told("Last-Modified")), (Some(tag.into()), Some(modified.into())));
-            assert_eq!((told("Vary").as_deref(), told("Content-Length")), (Some("Accept"), None));
+            let field = |name: &str| response.field(name).map(str::to_owned);
+            assert_eq!((field("ETag"), field("Last-Modified")), (Some(tag.into()), Some(modified.into())));
+            assert_eq!((field("Vary").as_deref(), field("Content-Length")), (Some("Accept"), None));
         }
         if status == 200 {
             assert_eq!(response.field("Content-Length"), Some(&*length), "{method} {fields:?}");
@@ -104,10 +104,10 @@ fn listing_changes_with_its_directory() {
     let_files_settle();
     let server = serve_listings(&site, EAGER);
     let mut client = server.connect();
-    let mut seen = |shown: &[&str], gone: &[&str]| {
-        wait_until(&format!("{shown:?} without {gone:?}"), || {
+    let mut seen = |shown: &[&str], hidden: &[&str]| {
+        wait_until(&format!("{shown:?} without {hidden:?}"), || {
             let text = client.get("/folder/").text();
-            shown.iter().all(|name| text.contains(name)) && !gone.iter().any(|name| text.contains(name))
+            shown.iter().all(|name| text.contains(name)) && !hidden.iter().any(|name| text.contains(name))
         });
         let_files_settle();
         // Now it is cached.

@@ -236,9 +236,9 @@ fn stale_socket_is_taken_over_and_removed_on_clean_exit() {
         server.signal("TERM");
         assert!(server.wait().success());
         assert!(!path.exists());
-        let nobody = preload(&site, &["/a.html"]);
-        assert_eq!(nobody.status, 1);
-        assert!(nobody.stderr.contains("no server listens on") && nobody.stderr.contains("[control] socket"));
+        let unserved = preload(&site, &["/a.html"]);
+        assert_eq!(unserved.status, 1);
+        assert!(unserved.stderr.contains("no server listens on") && unserved.stderr.contains("[control] socket"));
         fs::write(&path, "a file").unwrap();
         let no_socket = run(&[&["serve", "--listen=127.0.0.1:0"], &arguments[..]].concat());
         assert_eq!(no_socket.status, 1);
