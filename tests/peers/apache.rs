@@ -143,38 +143,39 @@ struct Difference {
 
 const DIFFERENCES: &[Difference] = &[
     Difference {
-        reason: "of two media types with the same weight the one that is named goes first here; Apache reads wildcards as less \
-                 only where no weight is written in all of Accept",
+        reason: "of two media types with the same weight, the named one is preferred here; Apache prefers it to a \
+                 wildcard only if Accept contains no weight",
         applies: |query| {
             let weighted = query.accept.iter().flatten().any(|(_, weight)| weight.is_some());
             weighted && query.accept.iter().flatten().any(|(name, _)| name.ends_with('*'))
         },
     },
     Difference {
-        reason: "what is left of a longer range (en of en-us) keeps its weight here (RFC 4647, 3.4), and counts for nothing if \
-                 that is 0; to Apache all such are 0.001",
+        reason: "a shortened range (en of en-us) keeps its weight here (RFC 4647, 3.4), and is not acceptable if that \
+                 is 0; in Apache its weight is always 0.001",
         applies: |query| query.language.iter().flatten().any(|(name, _)| ["en-us", "fr-ch", "pt-pt"].contains(name)),
     },
     Difference {
-        reason: "ISO-8859-1 is a charset like any other (RFC 9110, 12.5.2); to Apache it is acceptable unless it is excluded, as \
-                 RFC 2616 had it, and that of texts which name none",
+        reason: "ISO-8859-1 is a charset like any other (RFC 9110, 12.5.2); Apache accepts it unless it is excluded, \
+                 and assumes it for texts without a charset, as in RFC 2616",
         applies: |query| query.charset.is_some(),
     },
     Difference {
-        reason: "an uncoded file is better than none, even if the client excludes identity (RFC 9110, 12.4.1); Apache refuses it",
+        reason: "an uncoded file is better than none, even if the client excludes identity (RFC 9110, 12.4.1); Apache \
+                 rejects it",
         applies: |query| {
             let star = excludes(&query.encoding, "*") && !names(&query.encoding, "identity");
             star || excludes(&query.encoding, "identity")
         },
     },
     Difference {
-        reason: "`*` in Accept-Encoding prefers coded files, and uncoded ones are the last resort; to Apache they are as good \
-                 as what is coded, and the shortest goes first",
+        reason: "`*` in Accept-Encoding prefers coded files, and uncoded ones are the last resort; Apache ranks both \
+                 equally, and sends the shortest",
         applies: |query| names(&query.encoding, "*"),
     },
     Difference {
-        reason: "the coding is chosen once the variant is, and so does not tell variants apart; to Apache each coded file is a \
-                 variant, and goes before one in another type that is not coded",
+        reason: "the coding is chosen after the variant, and so does not distinguish variants; in Apache each coded \
+                 file is a variant, and is preferred to an uncoded one of another type",
         applies: |query| query.target == "/g" && names(&query.encoding, "gzip"),
     },
 ];
@@ -222,7 +223,7 @@ fn negotiation_agrees_with_apache() {
     let mut random = Random(SEED);
     let mut to_amped = server.connect();
     let mut to_apache = Client::connect(apache.address);
-    // Differences that were the only reason at least once.
+    // Differences that were the only explanation at least once.
     let mut seen = BTreeSet::new();
     let mut sent = BTreeMap::<String, u32>::new();
     let mut unexplained = Vec::new();
@@ -244,9 +245,9 @@ fn negotiation_agrees_with_apache() {
     }
     println!("{sent:?}, differences {seen:?}");
     let text: String = unexplained.iter().take(10).cloned().collect();
-    assert!(unexplained.is_empty(), "{} differences nobody explained, among them\n{text}", unexplained.len());
+    assert!(unexplained.is_empty(), "{} unexplained differences, among them\n{text}", unexplained.len());
     for (n, difference) in DIFFERENCES.iter().enumerate() {
-        assert!(seen.contains(&n), "this difference does not occur any more: {}", difference.reason);
+        assert!(seen.contains(&n), "this difference no longer occurs: {}", difference.reason);
     }
     // Every file was the best choice of some request, and some request had none.
     assert_eq!(sent.len(), 22 + 1, "{sent:?}");
@@ -266,7 +267,7 @@ fn ask(client: &mut Client, address: SocketAddr, target: &str, fields: &[(&str, 
     }
 }
 
-/// Every hash that `htpasswd` and `openssl passwd` write, except those that admit nobody.
+/// Every hash that `htpasswd` and `openssl passwd` write, except unsupported ones.
 #[test]
 fn htpasswd_and_openssl_hashes_are_accepted() {
     let site = Site::new();

@@ -47,7 +47,7 @@ impl Apache {
         let log = folder.path().join("error.log");
         wait_until("Apache to listen", || {
             let ended = child.try_wait().unwrap();
-            assert!(ended.is_none(), "it has ended: {}", fs::read_to_string(&log).unwrap_or_default());
+            assert!(ended.is_none(), "Apache has exited: {}", fs::read_to_string(&log).unwrap_or_default());
             TcpStream::connect(address).is_ok()
         });
         Apache { child, address, _folder: folder }
@@ -172,16 +172,16 @@ fn cgi_variables_agree_with_apache() {
 const DIFFERENCES: &[(&str, &str)] = &[
     (
         "no line at all",
-        "Apache answers 500 for a script that says no head; RFC 9110, 15.6.3 has 502 for who stands between",
+        "Apache answers 500 for a script without a response head; RFC 9110, 15.6.3 requires 502 of a gateway",
     ),
-    ("Status: 99", "no status; Apache forwards the value"),
+    ("Status: 99", "not a status; Apache forwards the value"),
     (
         "Status: 100 Continue",
         "a final response would have to follow (RFC 9110, 15.2), and a script has only one response",
     ),
-    ("X-Own: a\n folded: b", "lines are not folded any more (RFC 9112, 5.2), and RFC 3875 never had it"),
-    ("Content-Length: x", "no length; Apache takes the field away"),
-    ("Status: 200\nStatus: 404", "which of them is meant? Apache takes the last"),
+    ("X-Own: a\n folded: b", "line folding is obsolete (RFC 9112, 5.2), and RFC 3875 never had it"),
+    ("Content-Length: x", "not a length; Apache removes the field"),
+    ("Status: 200\nStatus: 404", "ambiguous; Apache uses the last"),
 ];
 
 #[test]
@@ -232,8 +232,7 @@ fn cgi_responses_agree_with_apache() {
         let head = head.join("\n");
         let (ours, theirs) = ask(&n.to_string(), &head);
         if head.contains("Location") && !head.contains("Status") {
-            // RFC 3875, 6.2.3: nothing but a Location. Amped passes further lines of the script on; Apache sends its
-            // own page.
+            // RFC 3875, 6.2.3: only a Location. Amped passes on further lines of the script; Apache sends its own page.
             assert_eq!((ours.status, ours.field("Location")), (theirs.status, theirs.field("Location")), "{head:?}");
             continue;
         }
@@ -244,7 +243,7 @@ fn cgi_responses_agree_with_apache() {
     for (head, why) in DIFFERENCES {
         let head = if *head == "no line at all" { "" } else { head };
         site.file("heads/meant", format!("{head}\n\nthe body\n"));
-        // The status alone: how an invalid response ends is not compared.
+        // Only the status: the end of an invalid response is not compared.
         let status = |address| {
             let mut client = Client::connect(address);
             client.send_request("GET", "/cgi-bin/says?meant", &[("Connection", "close")]);
@@ -252,10 +251,6 @@ fn cgi_responses_agree_with_apache() {
             text.split(' ').nth(1).map(str::to_owned)
         };
         assert_eq!(status(server.address).as_deref(), Some("502"), "{head:?}");
-        assert_ne!(
-            status(apache.address).as_deref(),
-            Some("502"),
-            "they agree by now, so that the reason is none: {why}"
-        );
+        assert_ne!(status(apache.address).as_deref(), Some("502"), "this difference no longer occurs: {why}");
     }
 }

@@ -36,7 +36,7 @@ fn peer(name: &str) -> Command {
     // Debian installs nginx in a directory that a plain user's PATH lacks.
     let dirs = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     let found = dirs.map(|dir| dir.join(name)).find(|file| file.is_file());
-    Command::new(found.unwrap_or_else(|| panic!("{name} is not there: run cargo xtask setup")))
+    Command::new(found.unwrap_or_else(|| panic!("{name} is not installed: run cargo xtask setup")))
 }
 
 /// Returns the output of a program, after checking that it succeeded.

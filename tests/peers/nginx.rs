@@ -37,49 +37,49 @@ fn has(request: &Asked, name: &str) -> bool {
 
 const DIFFERENCES: &[Difference] = &[
     Difference {
-        reason: "RFC 9110, 14.2: Range is for GET alone; nginx obeys it in HEAD",
+        reason: "RFC 9110, 14.2: Range applies to GET only; nginx obeys it in HEAD",
         nginx: &[206, 416],
         amped: &[200],
         applies: |request| request.method == "HEAD" && request.range.is_some(),
     },
     Difference {
-        reason: "RFC 9110, 14.2: an invalid range set may be ignored; nginx says 416",
+        reason: "RFC 9110, 14.2: an invalid range set may be ignored; nginx answers 416",
         nginx: &[416],
         amped: &[200],
         applies: |request| matches!(request.range.as_deref(), Some("bytes=9-3" | "bytes=x-y" | "bytes=" | "bytes=1")),
     },
     Difference {
-        reason: "RFC 9110, 13.1.3: If-Modified-Since is ignored beside If-None-Match; nginx wants both to hold",
+        reason: "RFC 9110, 13.1.3: If-Modified-Since is ignored beside If-None-Match; nginx requires both",
         nginx: &[200, 206, 416],
         amped: &[304],
         applies: |request| has(request, "If-None-Match") && has(request, "If-Modified-Since"),
     },
     Difference {
-        reason: "RFC 9110, 13.1.4: If-Unmodified-Since is ignored beside If-Match; nginx wants both to hold",
+        reason: "RFC 9110, 13.1.4: If-Unmodified-Since is ignored beside If-Match; nginx requires both",
         nginx: &[412],
         amped: &[200, 206, 304, 416],
         applies: |request| has(request, "If-Match") && has(request, "If-Unmodified-Since"),
     },
     Difference {
-        reason: "RFC 9110, 15.5.17: no range lies inside an empty file; nginx sends all of it",
+        reason: "RFC 9110, 15.5.17: no range of an empty file is satisfiable; nginx sends the whole file",
         nginx: &[200],
         amped: &[416],
         applies: |request| request.target == "/files/0.txt" && request.range.is_some(),
     },
     Difference {
-        reason: "names with a dot in front are not served unless a site says so",
+        reason: "names that begin with a dot are not served unless the site enables it",
         nginx: &[200, 304, 412],
         amped: &[404],
         applies: |request| request.target.contains("/."),
     },
     Difference {
-        reason: "RFC 9110, 9.3.7: OPTIONS tells the methods; nginx does not know it for files",
+        reason: "RFC 9110, 9.3.7: OPTIONS lists the methods; nginx does not support it for files",
         nginx: &[301, 400, 403, 404, 405],
         amped: &[204],
         applies: |request| request.method == "OPTIONS",
     },
     Difference {
-        reason: "no file takes a POST, whether it is there or not; nginx looks for it first",
+        reason: "files do not accept POST, whether they exist or not; nginx looks up the file first",
         nginx: &[301, 400, 403, 404],
         amped: &[405],
         applies: |request| request.method == "POST",
@@ -122,9 +122,9 @@ fn responses_agree_with_nginx() {
     println!("{statuses:?}, differences {seen:?}");
     let text: String =
         unexplained.iter().take(10).map(|line| line.chars().take(1500).collect::<String>() + "\n").collect();
-    assert!(unexplained.is_empty(), "{} differences nobody explained, among them\n{text}", unexplained.len());
+    assert!(unexplained.is_empty(), "{} unexplained differences, among them\n{text}", unexplained.len());
     for (n, difference) in DIFFERENCES.iter().enumerate() {
-        assert!(seen.contains(&n), "this difference does not occur any more: {}", difference.reason);
+        assert!(seen.contains(&n), "this difference no longer occurs: {}", difference.reason);
     }
     for status in [200, 206, 301, 304, 403, 404, 405, 412, 416] {
         assert!(statuses.contains_key(&status), "no {status} among {statuses:?}");
@@ -173,8 +173,8 @@ fn parts(body: &[u8], boundary: &str) -> Vec<u8> {
     let delimiter = format!("\r\n--{boundary}");
     let mut found = String::new();
     for part in text.split(&delimiter).filter(|part| !part.is_empty() && *part != "--\r\n") {
-        let (head, bytes) = part.split_once("\r\n\r\n").expect("a part has a head");
-        let range = head.lines().find_map(|line| line.strip_prefix("Content-Range: ")).expect("a part has its range");
+        let (head, bytes) = part.split_once("\r\n\r\n").expect("the head of a part");
+        let range = head.lines().find_map(|line| line.strip_prefix("Content-Range: ")).expect("the range of a part");
         found += &format!("{range}: {bytes}\n");
     }
     found.into_bytes()

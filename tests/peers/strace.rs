@@ -299,7 +299,7 @@ fn disk_error_after_header_resets_connection() {
         }
         end.is_err()
     });
-    assert_eq!(cut.count(), 1, "it was once");
+    assert_eq!(cut.count(), 1, "the error was injected once");
 }
 
 /// Connections arrive while strace delays the loop at the end of each wait.
@@ -370,7 +370,7 @@ fn disk_error_on_first_bytes_of_cached_name_returns_500() {
             assert!(second.field("Allow").is_some(), "{architecture}, {way}: {}", second.status);
             (first.status != 200).then_some(first)
         });
-        let response = failed.unwrap_or_else(|| panic!("{architecture}, {way}: none of a hundred failed"));
+        let response = failed.unwrap_or_else(|| panic!("{architecture}, {way}: none of a hundred requests failed"));
         assert_eq!(response.status, 500, "{architecture}, {way}: {}", response.text());
         assert!(response.text().contains("Cannot read the file"), "{}", response.text());
         strace.detach();
@@ -428,7 +428,7 @@ fn loop_thread(pid: u32) -> u32 {
             return task.file_name().to_str().unwrap().parse().unwrap();
         }
     }
-    panic!("no thread is called loop-0");
+    panic!("no thread has the name loop-0");
 }
 
 /// Parses calls by name. The columns are: % time, seconds, usecs/call, calls, errors (which may be blank), syscall.

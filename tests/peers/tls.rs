@@ -1,4 +1,4 @@
-//! TLS with curl and OpenSSL: keys in the forms that OpenSSL writes, both versions, resumption, and what is refused.
+//! TLS with curl and OpenSSL: keys in the formats that OpenSSL writes, both versions, resumption, and refusals.
 
 use std::fs;
 use std::io::Write;
@@ -27,7 +27,7 @@ fn serve(options: &[&str]) -> (Site, Server) {
 const ECDSA: [&str; 4] = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"];
 
 fn curl(site: &Site, server: &Server, args: &[&str]) -> Command {
-    let SocketAddr::V4(address) = server.address else { panic!("it was told to listen on IPv4") };
+    let SocketAddr::V4(address) = server.address else { panic!("the server listens on IPv4") };
     let mut command = peer("curl");
     command.args(["--disable", "--silent", "--show-error", "--noproxy", "*", "--max-time", "60", "--cacert"]);
     command
@@ -128,7 +128,7 @@ fn openssl_updates_keys_and_cannot_renegotiate() {
     site.file("root/a", "of the file");
     let mut openssl = Openssl::connect(&site, &server, &["-tls1_3"]);
     openssl.wait_for("Verify return code: 0 (ok)");
-    // A command, if it begins what it reads: a change of keys, which the server must answer with its own.
+    // At the start of its input this is a command: a key update, which the server must answer with its own.
     openssl.send("K\n");
     openssl.wait_for("KEYUPDATE");
     openssl.send("GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n");

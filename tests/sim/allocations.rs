@@ -89,9 +89,9 @@ impl Driver {
                     let answer = self.shared.caches.learn(Time::START, &work, found, &sites);
                     self.conn.handle(Time::START, Event::Disk(ticket, answer), &mut self.shared, &mut self.actions);
                 }
-                Action::Interim(_) | Action::HalfClose | Action::Close => panic!("not in this conversation"),
+                Action::Interim(_) | Action::HalfClose | Action::Close => panic!("unexpected action"),
                 Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd | Action::Log(_) => {
-                    panic!("not in this conversation")
+                    panic!("unexpected action")
                 }
             }
             at += 1;

@@ -63,7 +63,7 @@ impl fmt::Debug for Play {
 /// The number of the script that a request selects.
 pub(crate) fn number(work: &AppWork) -> usize {
     let query = work.variables.iter().find(|(name, _)| name == b"QUERY_STRING").map(|(_, value)| &value[..]);
-    let text = std::str::from_utf8(query.expect("it is always there")).expect("ASCII");
+    let text = std::str::from_utf8(query.expect("a query")).expect("ASCII");
     text.parse().expect("a number")
 }
 
@@ -143,7 +143,7 @@ impl Application {
         match self.play.end {
             End::Whole => Output::Ended,
             End::Dies => Output::Failed(AppTrouble::Failed),
-            End::Stalls => unreachable!("it cannot act"),
+            End::Stalls => unreachable!("a stalled application cannot act"),
         }
     }
 }

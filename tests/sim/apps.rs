@@ -269,7 +269,7 @@ fn check(world: &World, n: usize, requests: &[Wanted], left: bool) {
         // A client that closes its side while an application is running
         // counts as disconnected, even if it reads all of the output.
         let is_app = missing.play.is_some() || last.is_some_and(|(wanted, _)| wanted.play.is_some());
-        assert!(is_end || (left && is_app), "no reply to request {} behind {shown:?}", responses.len());
+        assert!(is_end || (left && is_app), "no response to request {} after {shown:?}", responses.len());
     } else if !left {
         for wanted in requests {
             let Some(number) = wanted.play else { continue };
@@ -311,7 +311,7 @@ fn play_out(mut world: World, mut dice: Dice, all: Vec<Vec<Wanted>>, interrupted
     for (n, requests) in all.iter().enumerate() {
         check(&world, n, requests, world.sessions[n].half_closes);
     }
-    assert!(world.makings.is_empty(), "somebody waits for nobody: {:?}", world.makings);
+    assert!(world.makings.is_empty(), "requests wait for pages that no request generates: {:?}", world.makings);
 }
 
 /// A page that many clients request, and its expected result: cacheable, or from an application that fails in some way.
@@ -460,7 +460,7 @@ fn slow_body_for_application_times_out() {
             world.send(n, "x");
         }
         let session = &world.sessions[n];
-        let closed = session.closed.or(session.half_closed).expect("it is given up").since(Time::START).as_secs_f64();
+        let closed = session.closed.or(session.half_closed).expect("closed").since(Time::START).as_secs_f64();
         assert!((30.0..32.5).contains(&closed), "after {closed} s");
         assert!(session.app.is_none());
     });
@@ -502,13 +502,13 @@ fn oversized_body_is_refused_and_drained() {
         assert_eq!(world.sessions[n].statuses(), [413]);
         assert_eq!(world.logged.len(), 1);
         assert!(world.logged[0].starts_with("/app: 413, the request body exceeds 90"), "{:?}", world.logged);
-        let half_closed = world.sessions[n].half_closed.expect("our side is closed");
+        let half_closed = world.sessions[n].half_closed.expect("the server has closed its side");
         // An endless body is not read forever.
         for _ in 0..40 {
             world.send(n, "x");
             world.pass(Duration::from_secs(1));
         }
-        let lingered = world.sessions[n].closed.expect("it has ended").since(half_closed);
+        let lingered = world.sessions[n].closed.expect("the connection is closed").since(half_closed);
         assert_eq!(lingered, Duration::from_secs(30));
     });
 }
@@ -544,7 +544,7 @@ fn body_waits_for_authentication() {
         let link = Link { read_max: 5_000, ..Link::WHOLE };
         let n = world.connect(link, [head.as_bytes(), &data, b"GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n"].concat());
         world.settle();
-        assert!(world.begun.is_empty() && world.sessions[n].received.is_empty(), "nobody has said that he may");
+        assert!(world.begun.is_empty() && world.sessions[n].received.is_empty(), "a start before authentication");
         assert!(!world.sessions[n].conn.wants_bytes() && world.sessions[n].heap_max < 160 * 1024);
         world.disk.silent = false;
         let good = dice.random_bool(0.5);

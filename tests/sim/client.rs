@@ -43,46 +43,46 @@ pub(crate) fn read_all(bytes: &[u8], head_only: &[bool], ended: bool) -> Vec<Res
     let mut finals = 0;
     while at < bytes.len() {
         if let Some(last) = responses.last() {
-            assert!(!last.closes(), "something follows a reply that closes: {:?}", text(&bytes[at..]));
-            assert!(last.complete, "something follows a reply that was cut");
+            assert!(!last.closes(), "data after the last response: {:?}", text(&bytes[at..]));
+            assert!(last.complete, "data after a truncated response");
         }
         let head_only = head_only.get(finals).copied();
         let Some(response) = read_one(bytes, at, head_only.unwrap_or(false)) else {
-            assert!(ended, "half a head, and the connection goes on: {:?}", text(&bytes[at..]));
+            assert!(ended, "an incomplete head on an open connection: {:?}", text(&bytes[at..]));
             break;
         };
         if response.status >= 200 {
-            assert!(head_only.is_some(), "a reply that nobody asked for: {response:?}");
+            assert!(head_only.is_some(), "a response without a request: {response:?}");
             finals += 1;
         }
         at = response.end;
         responses.push(response);
     }
     if let Some(last) = responses.last() {
-        assert!(last.complete || ended, "half a body, and the connection goes on: {:?}", last.fields);
+        assert!(last.complete || ended, "an incomplete body on an open connection: {:?}", last.fields);
     }
     responses
 }
 
 fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
     let length = bytes[start..].windows(4).position(|four| four == b"\r\n\r\n")? + 4;
-    let head = std::str::from_utf8(&bytes[start..start + length]).expect("a head of ours is ASCII");
+    let head = std::str::from_utf8(&bytes[start..start + length]).expect("the server's heads are ASCII");
     let mut lines = head[..length - 4].split("\r\n");
-    let status_line = lines.next().expect("split gives one at least");
+    let status_line = lines.next().expect("split returns at least one line");
     // RFC 9112, 4: the space after the code is required even without a phrase.
-    let rest = status_line.strip_prefix("HTTP/1.1 ").unwrap_or_else(|| panic!("no status line: {status_line:?}"));
-    let (code, phrase) = rest.split_once(' ').expect("a space behind the status");
+    let rest = status_line.strip_prefix("HTTP/1.1 ").unwrap_or_else(|| panic!("not a status line: {status_line:?}"));
+    let (code, phrase) = rest.split_once(' ').expect("a space after the status");
     assert!(code.len() == 3 && code.bytes().all(|b| b.is_ascii_digit()), "status {code:?}");
     let status: u16 = code.parse().expect("three digits");
     assert!((100..600).contains(&status) && !phrase.is_empty() && phrase.is_ascii(), "{status_line:?}");
 
     let mut fields = Vec::new();
     for line in lines {
-        let (name, value) = line.split_once(": ").unwrap_or_else(|| panic!("no field: {line:?}"));
+        let (name, value) = line.split_once(": ").unwrap_or_else(|| panic!("not a field: {line:?}"));
         assert!(!name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'), "{line:?}");
         assert!(!value.bytes().any(|b| b.is_ascii_control()) && value.trim() == value, "{line:?}");
         let doubled = fields.iter().any(|(known, _): &(String, String)| known.eq_ignore_ascii_case(name));
-        assert!(!doubled, "{name} stands twice in {head}");
+        assert!(!doubled, "{name} occurs twice in {head}");
         fields.push((name.to_owned(), value.to_owned()));
     }
     let mut response = Response { status, fields, body: Vec::new(), complete: true, end: start + length };
@@ -90,7 +90,7 @@ fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
         assert!(response.fields.is_empty(), "an interim response has no fields: {response:?}");
         return Some(response);
     }
-    let date_text = response.field("Date").expect("a clock means a Date (RFC 9110, 6.6.1)");
+    let date_text = response.field("Date").expect("a server with a clock sends Date (RFC 9110, 6.6.1)");
     assert!(date_text.len() == date::LEN && date::parse(date_text.as_bytes(), 0).is_some(), "{date_text:?}");
     let modified = response.field("Last-Modified");
     assert!(modified.is_none_or(|text| date::parse(text.as_bytes(), 0).is_some()), "{modified:?}");
@@ -100,7 +100,7 @@ fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
     // Only an application may not know its length in advance.
     let is_app = response.field("X-App").is_some();
     if let Some(coding) = response.field("Transfer-Encoding") {
-        assert!(coding == "chunked" && is_app && !head_only, "every length is known here");
+        assert!(coding == "chunked" && is_app && !head_only, "chunked, although the length is known");
         assert!(![204, 304].contains(&status) && response.field("Content-Length").is_none());
         let (body, length) = read_chunks(&bytes[response.end..]);
         response.complete = length.is_some();
@@ -137,7 +137,7 @@ fn read_one(bytes: &[u8], start: usize, head_only: bool) -> Option<Response> {
         (_, None) if is_app && head_only => 0,
         // Until close, for clients that do not support chunks.
         (_, None) if is_app && response.closes() => usize::MAX,
-        (_, None) => panic!("no length: {response:?}"),
+        (_, None) => panic!("missing length: {response:?}"),
         (_, Some(_)) if head_only => 0,
         (_, Some(length)) => length,
     };
@@ -156,7 +156,7 @@ fn read_chunks(bytes: &[u8]) -> (Vec<u8>, Option<usize>) {
             return (data, None);
         };
         let size = std::str::from_utf8(&bytes[at..at + line]).expect("ASCII");
-        assert!(size.bytes().all(|b| b.is_ascii_hexdigit()) && !size.is_empty(), "a chunk of {size:?} bytes");
+        assert!(size.bytes().all(|b| b.is_ascii_hexdigit()) && !size.is_empty(), "invalid chunk size {size:?}");
         let size = usize::from_str_radix(size, 16).expect("a number");
         at += line + 2;
         let rest = &bytes[at..];
@@ -164,7 +164,7 @@ fn read_chunks(bytes: &[u8]) -> (Vec<u8>, Option<usize>) {
         if rest.len() < size + 2 {
             return (data, None);
         }
-        assert_eq!(&rest[size..size + 2], b"\r\n", "a chunk ends with its line");
+        assert_eq!(&rest[size..size + 2], b"\r\n", "no line end after a chunk");
         at += size + 2;
         if size == 0 {
             return (data, Some(at));

@@ -57,7 +57,7 @@ fn bytes_after_last_request_do_not_affect_responses() {
             world.settle();
             let session = &world.sessions[n];
             assert_eq!(session.statuses(), [200]);
-            assert!(!at_once || session.half_closed.is_some(), "it was closed at once");
+            assert!(!at_once || session.half_closed.is_some(), "the server has not closed its side");
             // A client that sends nothing more costs no second call.
             let n = world.connect(Link::WHOLE, request);
             world.settle();
@@ -84,7 +84,7 @@ fn late_disk_results_of_dropped_connection_are_ignored() {
         let other = world.connect(Link::WHOLE, GET);
         world.disk.late = dice.random_range(0.0..1.0);
         world.settle();
-        assert_eq!(world.sessions[other].statuses(), [200], "what was learnt is there for others");
+        assert_eq!(world.sessions[other].statuses(), [200], "the result was not cached for others");
         let ticket = amped_core::event::Ticket(7);
         let work = world.disk.asked[0].clone();
         let sites = std::sync::Arc::clone(&world.shared.sites);
@@ -92,7 +92,7 @@ fn late_disk_results_of_dropped_connection_are_ignored() {
         world.handle(other, Event::Disk(ticket, answer));
         world.handle(other, Event::Late(ticket, Delay::Disk));
         world.settle();
-        assert_eq!(world.sessions[other].statuses(), [200], "a ticket that nobody holds");
+        assert_eq!(world.sessions[other].statuses(), [200], "a result without a request has an effect");
     });
 }
 
@@ -114,7 +114,7 @@ fn stopping_server_completes_active_responses() {
             world.handle(n, Event::Finish);
             world.at(when + Duration::from_secs(100), move |world| {
                 let replies = world.sessions[n].statuses().len() as u64;
-                assert!((begun..=begun + 1).contains(&replies), "{begun} requests had begun, {replies} had replies");
+                assert!((begun..=begun + 1).contains(&replies), "{begun} requests had begun, {replies} have responses");
                 assert!(world.sessions[n].closed.is_some());
             });
         });
@@ -220,7 +220,7 @@ fn request_refused_before_body_gets_one_response() {
             world.settle();
             let session = &world.sessions[n];
             assert_eq!(session.statuses(), [405]);
-            assert!(session.half_closed.is_some(), "what still comes is dropped");
+            assert!(session.half_closed.is_some(), "the server does not discard further data");
             assert!(session.responses(&[false])[0].closes());
             world.pass_until_closed();
         }
@@ -238,7 +238,7 @@ fn connection_closed_by_server_is_drained() {
         world.settle();
         let session = &world.sessions[n];
         assert_eq!(session.statuses(), [200; 2]);
-        assert!(session.half_closed.is_some() && session.closed.is_none(), "it reads on for a while");
+        assert!(session.half_closed.is_some() && session.closed.is_none(), "the server does not drain the connection");
         world.pass(Duration::from_secs(2));
         assert!(world.sessions[n].closed.is_some());
     });

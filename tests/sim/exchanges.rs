@@ -64,7 +64,7 @@ impl Stream {
 fn bytes_of(store: &Stored<FakeFile>, range: std::ops::Range<u64>) -> Vec<u8> {
     match store {
         Stored::Memory(bytes) => bytes[range.start as usize..range.end as usize].to_vec(),
-        Stored::File(file) => file.read(range).expect("files do not shrink here"),
+        Stored::File(file) => file.read(range).expect("files do not shrink in this test"),
     }
 }
 
@@ -87,7 +87,7 @@ impl Protocol<FakeFile> for Stream {
     }
 
     fn proceed(&mut self, _cx: &mut Context<'_, FakeFile>) {
-        assert!(!std::mem::replace(&mut self.proceeded, true), "asked twice to go on");
+        assert!(!std::mem::replace(&mut self.proceeded, true), "a second 100 (Continue)");
     }
 
     fn open_ended(&self, _version: Version) -> ScriptFraming {
@@ -225,13 +225,13 @@ impl Streams {
                     }
                     Input::End => carried.due.push(Due::App(ticket)),
                     Input::Leave(_) => carried.has_left = true,
-                    Input::Join(_) | Input::Settled | Input::Unbuffered => panic!("no pages are kept here"),
+                    Input::Join(_) | Input::Settled | Input::Unbuffered => panic!("this test caches no pages"),
                 },
                 Action::Log(_) => {}
                 other => panic!("an exchange must not act on connections: {other:?}"),
             }
         }
-        assert_eq!(carried.exchange.is_none(), carried.stream.is_over, "over, and a response or none");
+        assert_eq!(carried.exchange.is_none(), carried.stream.is_over, "an exchange is over exactly if its stream is");
         let is_fed = carried.due.iter().any(|due| matches!(due, Due::Upload));
         if carried.exchange.as_ref().is_some_and(Exchange::wants_body) && carried.stream.body_left && !is_fed {
             carried.due.push(Due::Upload);
@@ -276,7 +276,7 @@ impl Streams {
     fn app_says_more(&mut self, n: usize, ticket: Ticket) {
         let carried = &mut self.all[n];
         let whole = [&b"Content-Type: text/plain\r\n\r\n"[..], &carried.given].concat();
-        let said = carried.answer.as_mut().expect("it was started");
+        let said = carried.answer.as_mut().expect("a started application");
         if said.len() == whole.len() {
             return self.tell(n, |exchange, cx, stream| exchange.take_output(cx, (ticket, Output::Ended), stream));
         }
@@ -351,7 +351,7 @@ fn concurrent_exchanges_answer_as_if_sequential() {
             if cancelled.contains(n) && !to_cancel.contains(n) {
                 continue;
             }
-            assert!(!carried.has_left, "an application was left that nobody had cancelled");
+            assert!(!carried.has_left, "an application was abandoned without a cancellation");
             let head_only = request.as_ref().is_some_and(|request| request.head_only);
             match request {
                 Some(request) => {

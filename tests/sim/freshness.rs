@@ -37,7 +37,7 @@ fn change_is_visible_after_revalidation() {
                     false => world.files.replace(world.now, "/a.html", text.clone()),
                 }
                 world.pass(Duration::from_millis(dice.random_range(0..999)));
-                assert_eq!(world.ask(n, GET).body, b"old", "it is believed for a second");
+                assert_eq!(world.ask(n, GET).body, b"old", "an entry is used for a second");
                 world.pass(Duration::from_secs(1));
                 assert_eq!(world.ask(n, GET).body, text);
             }
@@ -95,7 +95,7 @@ fn stale_entry_is_served_while_helper_revalidates() {
         world.pass(Duration::from_millis(age));
         let response = world.ask(n, GET);
         assert_eq!((response.body.as_slice(), world.shared.counts.stale_hits), (&b"old"[..], 1));
-        assert_eq!(world.ask(n, GET).body, b"new", "and the helper's answer is there for the next");
+        assert_eq!(world.ask(n, GET).body, b"new", "the helper's answer is not used for the next request");
         assert_eq!(world.shared.counts.stale_hits, 1);
     });
 }
@@ -163,7 +163,7 @@ fn concurrent_requests_share_one_lookup() {
         world.settle();
         assert!(world.sessions.iter().all(|session| session.statuses() == [200]));
         let memory = world.shared.caches.figures().bodies;
-        assert_eq!(memory.refusals, 1, "one answer was learnt, and did not fit");
+        assert_eq!(memory.refusals, 1, "not exactly one answer was offered to the cache");
     });
 }
 
@@ -179,7 +179,7 @@ fn file_truncated_during_response_cuts_it() {
         world.files.truncate(world.now, "/a.html", 1000);
         world.settle();
         let session = &world.sessions[n];
-        assert!(session.closed.is_some(), "closed, never padded");
+        assert!(session.closed.is_some(), "the connection was not closed");
         let response = &session.responses(&[false])[0];
         assert!(!response.complete && response.length() == Some(200_000));
     });
@@ -275,7 +275,7 @@ fn small_file_may_arrive_as_descriptor() {
         for _ in 0..5 {
             assert_eq!(world.ask(n, GET).body, b"old");
         }
-        assert_eq!(world.disk.asked.len(), 1, "it is found where it is held");
+        assert_eq!(world.disk.asked.len(), 1, "the cached descriptor is not found");
     });
 }
 

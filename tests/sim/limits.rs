@@ -21,7 +21,7 @@ fn world(dice: Dice, limits: Limits) -> World {
 /// Seconds until this connection is closed or has a response, whichever comes first.
 fn seconds(from: Time, world: &World, n: usize) -> f64 {
     let session = &world.sessions[n];
-    let until = session.closed.into_iter().chain(session.half_closed).min().expect("it has ended");
+    let until = session.closed.into_iter().chain(session.half_closed).min().expect("the connection is closed");
     until.since(from).as_secs_f64()
 }
 

@@ -5,7 +5,7 @@
 //! which responses are correct, [`application`] simulates applications. The other files are the tests, by what they
 //! test. Ten minutes of a connection pass in a millisecond.
 //!
-//! A failure prints its seed. `SEED=7 cargo test -p amped-core --test sim NAME` runs that one again.
+//! A failure prints its seed. `SEED=7 cargo test -p amped-core --test sim NAME` reproduces it.
 
 mod application;
 mod apps;

@@ -211,7 +211,7 @@ impl Asked {
         let status = response.status;
         let (path, may) = match &self.what {
             What::Fixed(statuses) if statuses.contains(&status) => return,
-            What::Fixed(_) => return complain("not the status that was due"),
+            What::Fixed(_) => return complain("unexpected status"),
             What::Name { path, may } => (path, may),
         };
         if trouble && (status == 500 || status == 503) {
@@ -234,7 +234,7 @@ impl Asked {
         let all: Vec<Rc<Vec<u8>>> = match response.field("Content-Encoding") {
             None => states.iter().filter_map(bytes_of).collect(),
             Some("gzip") => files.states(&format!("{path}.gz"), from, to).iter().filter_map(bytes_of).collect(),
-            Some(other) => return complain(&format!("a coding {other} that nothing has")),
+            Some(other) => return complain(&format!("unexpected coding {other}")),
         };
         let held = match status {
             200 if self.head_only => all.iter().any(|bytes| Some(bytes.len() as u64) == response.length()),
@@ -256,7 +256,7 @@ impl Asked {
             _ => false,
         };
         if !held {
-            complain(&format!("no state among {} was like that", states.len()));
+            complain(&format!("none of {} states matches", states.len()));
         }
         if status == 200 && self.head_only {
             assert!(response.body.is_empty());
@@ -326,6 +326,6 @@ pub(crate) fn parts_of(response: &Response) -> Option<Vec<Part<'_>>> {
         parts.push((range, size, body));
         rest = after;
     }
-    assert!(parts.len() > 1, "a multipart of one");
+    assert!(parts.len() > 1, "multipart with a single part");
     Some(parts)
 }

@@ -42,7 +42,7 @@ fn check(world: &World, n: usize, requests: &[Asked], slack: Duration) {
     if session.cut {
         assert!(responses.len() <= answered && (session.closed.is_some() || session.half_closed.is_some()));
     } else {
-        assert_eq!(responses.len(), answered, "one reply a request");
+        assert_eq!(responses.len(), answered, "one response for each request");
     }
     let mut end = 0;
     for (request, response) in requests.iter().zip(&responses) {
@@ -77,7 +77,7 @@ fn segmentation_does_not_change_responses() {
             check(&world, n, &requests, Duration::ZERO);
             all.push(world.sessions.remove(n).received);
         }
-        assert!(all.windows(2).all(|two| two[0] == two[1]), "the pieces of a request changed the replies");
+        assert!(all.windows(2).all(|two| two[0] == two[1]), "segmentation changed the responses");
     });
 }
 
@@ -122,7 +122,7 @@ fn caches_do_not_change_responses() {
             for (n, requests) in requests.iter().enumerate() {
                 check(&world, n, requests, Duration::ZERO);
             }
-            assert!(world.now < Time::from_millis(1000), "the dates are the same");
+            assert!(world.now < Time::from_millis(1000), "the dates may differ");
             all.push(world.sessions.into_iter().map(|session| session.received).collect());
         }
         for (n, replies) in all.iter().enumerate().skip(1) {
@@ -166,7 +166,7 @@ fn muddle(dice: Dice, budgets: Budgets, shares: bool, trouble: f64, slack: Durat
     for (n, requests) in all.iter().enumerate() {
         check(&world, n, requests, slack);
         if world.sessions[n].half_closes {
-            assert!(world.sessions[n].closed.is_some(), "a client that was served and disconnected");
+            assert!(world.sessions[n].closed.is_some(), "the connection is still open");
         }
     }
     world.pass_until_closed();
@@ -241,7 +241,7 @@ fn pipelining_client_is_throttled() {
         let n = world.connect(link, request.repeat(count));
         world.sessions[n].stalled = true;
         world.pass(Duration::from_secs(1));
-        assert!(!world.sessions[n].conn.wants_bytes(), "it continues to read although the client reads nothing");
+        assert!(!world.sessions[n].conn.wants_bytes(), "the server keeps reading although the client reads nothing");
         world.sessions[n].stalled = false;
         world.settle();
         assert_eq!(world.sessions[n].responses(&vec![false; count]).len(), count);

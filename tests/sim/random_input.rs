@@ -83,7 +83,7 @@ fn check(bytes: &[u8], read_max: usize) -> Result<(), TestCaseError> {
         let pieces = replies(bytes, &limits, read_max, false);
         prop_assert_eq!(String::from_utf8_lossy(&whole), String::from_utf8_lossy(&pieces));
         let blank = bytes.chunks(2).all(|two| two == b"\r\n");
-        prop_assert_eq!(whole.is_empty(), blank, "something was said, and something answered");
+        prop_assert_eq!(whole.is_empty(), blank, "input and output must both be empty, or neither");
         replies(bytes, &limits, read_max, true);
     }
     Ok(())

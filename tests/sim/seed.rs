@@ -34,7 +34,7 @@ struct PrintSeed(u64);
 impl Drop for PrintSeed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("run this again with SEED={}", self.0);
+            eprintln!("reproduce with SEED={}", self.0);
         }
     }
 }

@@ -266,7 +266,7 @@ impl World {
         let ended = self.sessions[at].closed.is_some();
         let head_only = [request.starts_with("HEAD ")];
         let mut responses = client::read_all(&self.sessions[at].received[from..], &head_only, ended);
-        assert_eq!(responses.len(), 1, "one reply to {request:?}");
+        assert_eq!(responses.len(), 1, "one response to {request:?}");
         responses.remove(0)
     }
 
@@ -295,7 +295,7 @@ impl World {
             self.happen(when, next);
         }
         for (n, session) in self.sessions.iter().enumerate() {
-            assert!(session.closed.is_some(), "connection {n} waits for nothing: {:?}", session.conn);
+            assert!(session.closed.is_some(), "connection {n} waits without an event: {:?}", session.conn);
         }
     }
 
@@ -447,8 +447,8 @@ impl World {
             assert!(session.closed.is_none(), "after closing: {action:?}");
             match action {
                 Action::Send(reply) => {
-                    assert!(session.half_closed.is_none(), "a reply after the half close");
-                    assert!(session.open.is_none(), "a reply within another one");
+                    assert!(session.half_closed.is_none(), "a response after the half close");
+                    assert!(session.open.is_none(), "a response within another one");
                     assert_eq!(reply.record.status, reply.head.get().status().0);
                     let mut head = Vec::new();
                     reply.head.get().write(
@@ -480,7 +480,7 @@ impl World {
                     send_queue.push_back(Piece::Record(reply.record));
                 }
                 Action::Interim(bytes) => {
-                    assert!(session.open.is_none(), "an interim reply within another one");
+                    assert!(session.open.is_none(), "an interim response within another one");
                     session.put(self.now, Piece::Bytes(bytes.to_vec(), 0));
                 }
                 Action::Piece(bytes, framed) => {
@@ -488,7 +488,7 @@ impl World {
                     session.put(self.now, Piece::Bytes(bytes, 0));
                 }
                 Action::PieceEnd => {
-                    let record = session.open.take().expect("a body that is open");
+                    let record = session.open.take().expect("an open body");
                     session.put(self.now, Piece::Record(record));
                 }
                 Action::Log(line) => self.logged.push(line),
@@ -509,11 +509,11 @@ impl World {
                     }
                 }
                 Action::Disk(ticket, work) => {
-                    assert_eq!(at, actions.len(), "a connection that waits for the disk does nothing else");
+                    assert_eq!(at, actions.len(), "actions after a disk request");
                     self.ask_disk(n, ticket, work);
                 }
                 Action::Verify(ticket, work) => {
-                    assert_eq!(at, actions.len(), "a connection that waits for a verdict does nothing else");
+                    assert_eq!(at, actions.len(), "actions after a password verification");
                     self.verify(n, ticket, &work);
                 }
             }
@@ -548,25 +548,25 @@ impl World {
         }
         let Some(app) = &mut session.app else {
             let follows = session.follows.take_if(|follows| *follows == ticket).is_some();
-            assert!(session.ended_app == ticket || has_made || follows, "another one is spoken to");
+            assert!(session.ended_app == ticket || has_made || follows, "input for another application");
             return None;
         };
         assert_eq!(app.ticket, ticket);
         match input {
-            Input::Start(_) | Input::Join(_) => unreachable!("seen to above"),
+            Input::Start(_) | Input::Join(_) => unreachable!("handled above"),
             Input::Body(bytes) => {
                 assert!(!app.input_ended && !bytes.is_empty());
                 app.input.extend_from_slice(&bytes);
                 // The allowance ahead of the application, plus the bytes read before, or one read.
                 let bound = 2 * 64 * 1024 + session.link.read_max.min(session.upload.len());
-                assert!(app.input.len() <= bound, "{} bytes are held for it", app.input.len());
+                assert!(app.input.len() <= bound, "{} bytes wait for the application", app.input.len());
                 return (app.reads_at_once() && dice.random_bool(0.5)).then(|| app.take_all());
             }
             Input::End => {
-                assert!(!std::mem::replace(&mut app.input_ended, true), "the end of a body comes once");
+                assert!(!std::mem::replace(&mut app.input_ended, true), "a second end of the body");
             }
             Input::Leave(_) => session.app = None,
-            Input::Settled => assert!(has_made, "for nobody"),
+            Input::Settled => assert!(has_made, "no page is being generated"),
             Input::Unbuffered => {}
         }
         None
@@ -575,7 +575,7 @@ impl World {
     fn app_goes_on(&mut self, n: usize) {
         let session = &mut self.sessions[n];
         let wants_output = session.conn.wants_output();
-        let mut app = session.app.take().expect("it can act");
+        let mut app = session.app.take().expect("an application that can act");
         let mut buffer = Vec::new();
         let output = app.act(&mut self.dice, wants_output, &mut buffer);
         let nanos = app.play.pause_max.as_nanos() as u64;
@@ -585,7 +585,7 @@ impl World {
         match output {
             Output::Last(_) | Output::Ended | Output::Failed(_) => session.ended_app = ticket,
             Output::Started | Output::Room | Output::Bytes(_) => session.app = Some(app),
-            Output::First | Output::Follows | Output::Again => unreachable!("no application says that"),
+            Output::First | Output::Follows | Output::Again => unreachable!("applications have no such output"),
         }
         let has_ended = self.sessions[n].app.is_none();
         self.handle(n, Event::App(ticket, output));
@@ -695,7 +695,7 @@ impl World {
             return;
         }
         let job = self.disk.jobs.swap_remove(n);
-        let found = job.found.expect("it has looked");
+        let found = job.found.expect("a completed lookup");
         self.answer(&job.work, found, &job.waiters);
     }
 
@@ -739,7 +739,7 @@ impl Session {
         let heap = self.conn.heap_bytes();
         self.heap_max = self.heap_max.max(heap);
         if self.closed.is_some() {
-            assert!(self.app.is_none(), "an application whose client has disconnected");
+            assert!(self.app.is_none(), "an application without a client");
         }
         if self.closed.is_some() && self.conn.is_closed() {
             assert_eq!(heap, 0, "a closed connection holds memory");
@@ -749,34 +749,34 @@ impl Session {
             assert!(self.app.is_none(), "idle while an application has its request");
             assert_eq!(heap, 0, "an idle connection holds memory: {:?}", self.conn);
         }
-        // What was read ahead, which may have come on top of 64 KiB less one byte, and a head; twice that, as vectors grow.
+        // One read on top of 64 KiB less one byte, and a head; twice that, as vectors grow.
         let bound =
             2 * (64 * 1024 + self.link.read_max.min(self.upload.len()) + limits.max_header_bytes.as_usize()) + 1024;
         assert!(heap <= bound, "{heap} bytes of memory");
     }
 
-    /// When the byte before this place of the upload was read.
+    /// When the byte before this offset of the upload was read.
     pub(crate) fn read_time(&self, end: usize) -> Time {
         self.deliveries.iter().find(|(upto, _)| *upto >= end).map_or(Time::NEVER, |(_, when)| *when)
     }
 
-    /// When the byte before this place of the replies arrived.
+    /// When the byte before this offset of the responses arrived.
     pub(crate) fn arrival_time(&self, end: usize) -> Time {
         self.arrivals.iter().find(|(upto, _)| *upto >= end).map_or(Time::NEVER, |(_, when)| *when)
     }
 
-    /// The replies so far.
+    /// The responses so far.
     pub(crate) fn responses(&self, head_only: &[bool]) -> Vec<Response> {
         client::read_all(&self.received, head_only, self.closed.is_some())
     }
 
-    /// The statuses of the replies so far, none of them to HEAD.
+    /// The statuses of the responses so far, none of them to HEAD.
     pub(crate) fn statuses(&self) -> Vec<u16> {
         self.responses(&[false; 1000]).iter().map(|response| response.status).collect()
     }
 }
 
-/// A site without peculiarities.
+/// A site with default settings.
 pub(crate) fn site() -> Site {
     Site {
         precompressed: vec![Coding::Brotli, Coding::Gzip],

@@ -134,7 +134,7 @@ impl Client {
                 first = head;
             }
         }
-        assert_eq!(self.reply.len(), at, "no more than requested");
+        assert_eq!(self.reply.len(), at, "more data than requested");
         first
     }
 

@@ -230,7 +230,7 @@ fn script_status_and_location_are_obeyed() {
 
 #[test]
 fn request_and_response_bodies_pass_through_script() {
-    // It reads and writes the socket itself.
+    // This test reads and writes the socket directly.
     if is_secure() {
         return;
     }
@@ -250,7 +250,7 @@ fn request_and_response_bodies_pass_through_script() {
             client.response("POST")
         });
         assert_eq!(response.status, 200);
-        assert!(response.body == body, "{size} bytes, and {} came back", response.body.len());
+        assert!(response.body == body, "{size} bytes sent, {} returned", response.body.len());
         assert_eq!(response.field("X-Length"), (size > 0).then(|| size.to_string()).or(Some("".into())).as_deref());
     }
     client.send_request("POST", "/cgi-bin/echo", &[("Transfer-Encoding", "chunked")]);
@@ -375,7 +375,7 @@ fn script_limit_or_exit_kills_process_group() {
     ] {
         script(&site, name, &format!("{starts}{text}"));
     }
-    // It holds nothing open to the server, which would otherwise wait for it.
+    // Its child process closes its pipes to the server, which would otherwise wait for it.
     script(
         &site,
         "ends",
@@ -389,7 +389,7 @@ fn script_limit_or_exit_kills_process_group() {
         let response = server.connect().try_get(&format!("/cgi-bin/{name}"));
         assert_eq!(response.map(|response| response.status), status, "{name}");
     }
-    // Its child process holds the response open, so the server cannot know before `time` that it is complete.
+    // Its child process holds the response open, so the server cannot know before `timeout` that it is complete.
     assert!(server.connect().try_get("/cgi-bin/dies").is_none_or(|response| response.status >= 502));
     let files: Vec<_> = fs::read_dir(&pids).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 6);
@@ -463,7 +463,7 @@ fn max_processes_bounds_running_scripts() {
             })
             .max()
     });
-    assert!(most <= Some(processes), "{most:?} at a time");
+    assert!(most <= Some(processes), "{most:?} concurrent scripts");
     wait_until("all scripts to exit", || scripts_of(&server).is_empty());
 }
 
@@ -485,7 +485,7 @@ fn full_script_queue_returns_503() {
 
 #[test]
 fn slow_client_does_not_delay_other_scripts() {
-    // It reads and writes the socket itself.
+    // This test reads and writes the socket directly.
     if is_secure() {
         return;
     }

@@ -181,7 +181,7 @@ fn crashed_process_is_replaced_and_logged() {
     });
     let after: BTreeSet<u32> = server.children().into_iter().collect();
     assert_eq!(after.intersection(&before).count(), 5, "{before:?} {after:?}");
-    assert!(lost.load(Ordering::Relaxed) <= 1, "more than the request of the one that died: {lost:?}");
+    assert!(lost.load(Ordering::Relaxed) <= 1, "more requests were lost than that of the killed process: {lost:?}");
     assert_eq!(server.said().matches("was killed").count(), 1, "{}", server.said());
 }
 
@@ -203,7 +203,7 @@ fn child_processes_exit_with_parent() {
             None => {}
         }
         server.wait();
-        wait_until(&format!("all to end with their parent ({end})"), || !children.iter().any(|&pid| lives(pid)));
+        wait_until(&format!("the children to exit ({end})"), || !children.iter().any(|&pid| lives(pid)));
         let refused = TcpStream::connect(server.address).map_err(|error| error.kind());
         assert_eq!(refused.map(drop), Err(ErrorKind::ConnectionRefused));
     }
@@ -230,7 +230,7 @@ fn twenty_reloads_leak_no_descriptor() {
         (of(server.pid()), server.children().into_iter().map(of).collect::<BTreeSet<_>>())
     };
     let first = reload(1);
-    assert_eq!(first.1.len(), 1, "children that differ: {first:#?}");
+    assert_eq!(first.1.len(), 1, "the children differ: {first:#?}");
     for n in 2..=20 {
         assert_eq!(reload(n), first, "reload {n}");
     }

@@ -323,7 +323,7 @@ fn body_waits_for_authentication() {
         client.send("x\r\n");
         assert_eq!(client.response("POST").status, 400);
     }
-    assert!(!site.path().join("private/ran").exists(), "it ran without a valid password");
+    assert!(!site.path().join("private/ran").exists(), "the script ran without a valid password");
 
     // A client with valid credentials receives 100 Continue. The application receives the complete body, and the
     // client's name in place of its password.

@@ -60,7 +60,7 @@ const ECHO: &str = "printf 'Content-Type: text/plain\\nX-Length: %s\\n\\n' \"$CO
 
 #[test]
 fn chunked_body_reaches_application_with_length() {
-    // It reads and writes the socket itself.
+    // This test reads and writes the socket directly.
     if is_secure() {
         return;
     }
@@ -81,7 +81,7 @@ fn chunked_body_reaches_application_with_length() {
                     client.response("POST")
                 });
                 assert_eq!(response.status, 200, "{target}");
-                assert!(response.body == body, "{target}: {size} bytes, and {} came back", response.body.len());
+                assert!(response.body == body, "{target}: {size} bytes sent, {} returned", response.body.len());
                 if target.starts_with("/cgi-bin") {
                     assert_eq!(response.field("X-Length"), Some(&*size.to_string()));
                 }
@@ -116,7 +116,7 @@ fn incomplete_body_does_not_reach_application() {
         client.send_request("POST", "/cgi-bin/notes", &[field]);
         client.send(without_end);
         client.half_close();
-        assert!(client.try_response("POST").is_err(), "there is nothing to answer");
+        assert!(client.try_response("POST").is_err(), "an incomplete request got a response");
     }
     assert!(!seen.exists(), "the application was started");
     assert_eq!(server.get("/cgi-bin/notes").text(), "ok");
@@ -185,7 +185,7 @@ fn slow_uploads_hold_no_application_process() {
 
 #[test]
 fn upload_below_minimum_rate_times_out() {
-    // It reads and writes the socket itself.
+    // This test reads and writes the socket directly.
     if is_secure() {
         return;
     }
@@ -230,7 +230,7 @@ fn slow_downloads_hold_no_application_process() {
     (1..=2_000_000).for_each(|n| expected += &format!("{n}\n"));
     let mut clients = Vec::new();
     for _ in 0..3 {
-        // There is one place and no queue: the place is free again although no client has read anything.
+        // There is one process and no queue: the process is free again although no client has read anything.
         wait_until("a free application process", || {
             let mut client = download(&server, "/cgi-bin/much");
             let is_begun = client.read_head().starts_with("HTTP/1.1 200");
@@ -263,7 +263,7 @@ fn unbuffered_response_holds_application_process() {
 
 #[test]
 fn events_are_forwarded_immediately() {
-    // It reads and writes the socket itself.
+    // This test reads and writes the socket directly.
     if is_secure() {
         return;
     }

@@ -41,7 +41,7 @@ fn wait_for(client: &mut Client, target: &str, status: u16, body: &[u8], before:
             return true;
         }
         let known = response.status != 200 || before.contains(&&*response.body);
-        assert!(known, "{target}: {} bytes that were never a version", response.body.len());
+        assert!(known, "{target}: {} bytes that match no version", response.body.len());
         false
     });
     found.unwrap()
@@ -145,8 +145,8 @@ fn changed_sibling_is_detected() {
     wait_for("plain", false);
     let sibling = site.file("page.html.gz", "coded");
     wait_for("coded", true);
-    fs::write(&sibling, "coded anew").unwrap();
-    wait_for("coded anew", true);
+    fs::write(&sibling, "coded again").unwrap();
+    wait_for("coded again", true);
     fs::remove_file(&sibling).unwrap();
     wait_for("plain", false);
     fs::write(&sibling, "coded").unwrap();
@@ -280,7 +280,7 @@ fn download_of_edited_file_is_cut_and_never_mixed() {
         let received = client.read_to_end();
         let head = find(&received, b"\r\n\r\n").unwrap() + 4;
         let body = &received[head..];
-        assert!(body.len() < DOWNLOAD, "{what}: all of it came");
+        assert!(body.len() < DOWNLOAD, "{what}: the download is complete");
         assert!(WHOLE.starts_with(body), "{what}: {} bytes that are not the old version's", body.len());
         assert_eq!(server.report("connections_broken"), n as u64 + 1, "{what}");
     }

@@ -151,7 +151,7 @@ fn preflight_needs_no_password_and_other_requests_do() {
         client.send_request("OPTIONS", target, &[("Origin", A), requested, ("Content-Length", "5")]);
         client.send("GET /");
         assert_eq!(client.response("OPTIONS").status, 204);
-        // Requests that resemble a preflight but are none.
+        // Requests that resemble a preflight but are not.
         for (method, origin, fields) in [
             ("OPTIONS", Some(A), &[][..]),
             ("OPTIONS", None, &[requested]),

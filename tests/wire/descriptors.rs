@@ -37,7 +37,7 @@ fn descriptor_table_is_sized_at_start() {
     let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
     let size = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
     let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
-    assert!(size.trim().parse::<u64>().unwrap() >= limit.min(65_536), "room for {size}, limit {limit}");
+    assert!(size.trim().parse::<u64>().unwrap() >= limit.min(65_536), "room for {size} of {limit} descriptors");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn descriptor_exhaustion_is_logged_once_and_accept_resumes() {
         thread::sleep(Duration::from_millis(100));
     }
     let (time, cpu) = (begin.elapsed(), server.cpu_time() - cpu_before);
-    assert!(cpu < time * 3 / 10, "{cpu:?} of CPU in {time:?}: it spins");
+    assert!(cpu < time * 3 / 10, "{cpu:?} of CPU time in {time:?}: the server spins");
     // The limit applies to the highest descriptor number, so gaps below it are filled too.
     let open = server.report("connections");
     assert!((9..30).contains(&open), "{open}");
@@ -187,7 +187,7 @@ fn low_descriptor_limit_bounds_connections() {
     let mut clients: Vec<Client> = (0..10).map(|_| server.connect()).collect();
     for _ in 0..2 {
         for client in &mut clients {
-            assert_eq!(client.get("/a.txt").text(), "hello", "it bears ten, {}", server.said());
+            assert_eq!(client.get("/a.txt").text(), "hello", "ten connections fit: {}", server.said());
         }
     }
     // The server closes idle connections for new ones, and can still open files.
@@ -479,7 +479,7 @@ fn server_survives_memory_exhaustion() {
     const HELPERS: usize = 4;
     for kind in ["architecture = \"mp\"\nworkers = 3", "[helpers]\nkind = \"processes\"\nmin_spare = 4"] {
         let Some(group) = MemoryGroup::make() else {
-            return println!("skipped: no control group for memory can be made here");
+            return println!("skipped: this machine does not allow a memory control group");
         };
         let is_mp = kind.starts_with("architecture");
         let site = Site::new();

@@ -54,7 +54,7 @@ impl SlowDisk {
             (root.join(name), "io.max", format!("{disk} rbps={bytes_a_second}"))
         };
         let way_out = "run the tests as root on a machine with control groups v1 (blkio) or v2 (io)";
-        fs::create_dir(&group).unwrap_or_else(|error| panic!("cannot make {}: {error}; {way_out}", group.display()));
+        fs::create_dir(&group).unwrap_or_else(|error| panic!("cannot create {}: {error}; {way_out}", group.display()));
         let slow = SlowDisk { group };
         let limit = slow.group.join(file);
         fs::write(&limit, line).unwrap_or_else(|error| panic!("cannot write {}: {error}; {way_out}", limit.display()));
@@ -93,7 +93,7 @@ fn disk_of(folder: &Path) -> String {
     let major = (device >> 8) & 0xfff | (device >> 32) & !0xfff;
     let minor = device & 0xff | (device >> 12) & !0xff;
     let block = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    assert!(block.exists(), "{} lies on no disk; set CARGO_TARGET_DIR to a folder that does", folder.display());
+    assert!(block.exists(), "{} is not on a disk; set CARGO_TARGET_DIR to a directory on one", folder.display());
     // Limits apply to disks, not to partitions.
     let whole = if block.join("partition").exists() { block.join("..") } else { block };
     fs::read_to_string(whole.join("dev")).unwrap().trim().to_owned()
@@ -133,7 +133,7 @@ pub fn evict(path: &Path) {
         free_what_was_received();
         thread::sleep(Duration::from_millis(5));
     }
-    panic!("{} stays in memory; is the build folder on a disk?", path.display());
+    panic!("{} stays in memory; is the build directory on a disk?", path.display());
 }
 
 /// Makes the kernel release pages that were part of responses. A buffer received on one CPU and sent from another
@@ -180,7 +180,7 @@ pub fn cold_files(site: &Site, count: usize, length: usize) -> Vec<String> {
 
 /// Latencies of the requests for one file.
 #[derive(Debug)]
-#[allow(dead_code, reason = "all of it is printed")]
+#[allow(dead_code, reason = "the fields are only printed")]
 struct Latencies {
     count: usize,
     p99: Duration,
@@ -339,7 +339,7 @@ fn alone_clock_model_learns_from_blocking_reads() {
     let faults = server.report("page_cache_faults");
     assert!((1..=8).contains(&faults), "{faults}");
     assert!(server.report("page_cache_estimate_bytes") < before);
-    assert_eq!(server.report("probe_misses window"), helped, "all were believed to be there");
+    assert_eq!(server.report("probe_misses window"), helped, "a window was assumed not to be in memory");
 }
 
 #[test]
@@ -394,7 +394,7 @@ fn alone_unresponsive_disk_times_out() {
     let mut client = server.connect();
     assert_eq!(client.get(&cold).status, 503);
     let error = server.connect().try_get(&begun);
-    assert!(error.is_none(), "a download that cannot go on is cut");
+    assert!(error.is_none(), "a download that cannot continue is not truncated");
     assert_eq!(server.report("connections_broken"), 1);
     assert!(client.get("/missing").status == 404, "the answered connection stays open");
 }
@@ -547,18 +547,18 @@ fn alone_slow_disk_stalls_only_sped() {
         (cold, hot)
     };
     let [amped, sped, mt, mp] = ["amped", "sped", "mt", "mp"].map(check);
-    assert!(amped.1.p99 * 10 < sped.1.p99, "a hot request waits as long as in SPED");
+    assert!(amped.1.p99 * 10 < sped.1.p99, "hot requests wait as long as in SPED");
     assert!(amped.1.count > 5 * sped.1.count, "no more hot requests than in SPED");
     for (name, (cold, hot)) in [("mt", mt), ("mp", mp)] {
         assert!(hot.p99 * 10 < sped.1.p99, "{name} stalls");
-        assert!(amped.0 < cold * 5 / 4, "the disk is used less well than in {name}");
+        assert!(amped.0 < cold * 5 / 4, "the disk is used less than in {name}");
     }
 }
 
 /// If the kernel evicted pages of the program for files, the loop would have to wait until they are read again.
 #[test]
 fn program_pages_stay_locked_in_memory() {
-    need_root("starts the server as root, whose limit on locked memory does not count, to give it up");
+    need_root("starts the server as root, without a limit on locked memory, to give up root");
     // The number of mapped files of the program, or the first one that is not locked.
     let locked = |pid: u32| -> Result<usize, String> {
         let maps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
@@ -568,17 +568,17 @@ fn program_pages_stay_locked_in_memory() {
             let (of, flags) = (mapping[0], mapping[1].lines().next().unwrap());
             let line = of.lines().find(|line| line.contains('-')).unwrap();
             let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-            // Libraries that the name service loads later, to look a user up, are not used in a loop.
+            // Libraries that the name service loads later to look up a user are not used in a loop.
             let is_ours = fields.last().is_some_and(|path| path.ends_with("/amped") || path.contains("/libc.so"));
             if !is_ours || !fields[1].starts_with('r') {
                 continue;
             }
             let figure = |key: &str| of.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim();
             if figure("Size:") != figure("Rss:") {
-                return Err(format!("not all of it is in memory: {line}"));
+                return Err(format!("a mapping is not entirely in memory: {line}"));
             }
             if !flags.split(' ').any(|flag| flag == "lo") {
-                return Err(format!("it is not locked there: {line}"));
+                return Err(format!("a mapping is not locked: {line}"));
             }
             files += 1;
         }
@@ -595,7 +595,7 @@ fn program_pages_stay_locked_in_memory() {
             }
             thread::sleep(Duration::from_millis(5));
         };
-        assert!(files > 4, "{architecture}: few files are mapped: {files}");
+        assert!(files > 4, "{architecture}: too few mapped files: {files}");
     };
     // Not mp: its parent only waits for signals and locks nothing. Its children may lock as much as RLIMIT_MEMLOCK
     // allows, because the parent gives up root before it creates them.

@@ -142,7 +142,7 @@ fn same_requests_get_same_bytes_on_all_architectures() {
         Err(_) => vec![1, clock],
     };
     for seed in seeds {
-        println!("run this again with SEED={seed}");
+        println!("reproduce with SEED={seed}");
         let mut random = Random(seed);
         let mut statuses = std::collections::BTreeMap::<Vec<u8>, u32>::new();
         for n in 0..SCRIPTS {

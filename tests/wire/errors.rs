@@ -85,7 +85,7 @@ fn inaccessible_root_is_reported_with_command() {
     fs::set_permissions(site.path(), fs::Permissions::from_mode(0o700)).unwrap();
     let ended = nobody.run(&["serve", path(&site), "--listen", "127.0.0.1:0"]);
     assert_says(&ended, 1, &[&format!("no permission to enter the root {}", path(&site)), "chmod a+x", "namei -l"]);
-    // The same for the user that root switches to: the server notices at startup what this user cannot read.
+    // The same for the user that root switches to: the server reports at startup a root that this user cannot read.
     let ended = run(&["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "nobody"]);
     let says = [&format!("cannot open root {}", path(&site)), "Permission denied", "the user nobody", "namei -l"];
     assert_says(&ended, 1, &says);

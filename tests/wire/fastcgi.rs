@@ -125,7 +125,7 @@ fn crashed_applications_are_restarted() {
     let fourth = again();
     assert!(third != second && fourth != third);
     let sleeps = site.path().join("sleeps");
-    // Not always the process that has answered last: its slot may not be free again yet.
+    // Not always the process that answered last: its slot may not be free again yet.
     let sleeper = || {
         let mut pid = None;
         wait_until("the application to start its request", || {

@@ -1,9 +1,10 @@
-"""An application by FastCGI, for tests: it tells its process and how many requests and connections it has had.
+"""A FastCGI application for tests: it reports its process ID and its numbers of requests and connections.
 
-Its query says what it does: `sleep` for long (it writes its process ID to a file `sleeps` in the folder that it is given), `die` before the answer, `half` way through it, `body` back, `complain`,
-`flood` without end; `deaf`: it takes nothing of the body; `short`: it takes 20 ms; `wait`: for a file `go` in
-the folder, once it has made `sleeps`; `stream`: a piece of an answer without end. With the word
-`forks` each connection has a process of its own.
+The query selects its behaviour. `sleep`: write the process ID to the file `sleeps` in the directory given as argument,
+and sleep. `die`: exit before the response; `half`: exit in the middle of it. `body`: return the request body.
+`complain`: write to the error stream. `flood`: send endless output. `deaf`: do not read the body. `short`: take 20 ms.
+`wait`: create `sleeps`, and wait for a file `go` in the directory. `stream`: send part of a response and no end. With
+the argument `forks` each connection has its own process.
 """
 import ctypes
 import os
@@ -66,7 +67,7 @@ while True:
     connection, _ = listener.accept()
     connections += 1
     if "forks" in sys.argv:
-        # Its children end with it.
+        # Its children exit with it.
         if os.fork() > 0:
             connection.close()
             continue

@@ -259,7 +259,7 @@ impl Server {
                 }
                 return status;
             }
-            assert!(start.elapsed() < PATIENCE, "the server does not end; it said {}", self.said());
+            assert!(start.elapsed() < PATIENCE, "the server does not exit; its output is {}", self.said());
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -341,7 +341,7 @@ pub fn run_command(mut command: Command) -> Ended {
     while child.try_wait().unwrap().is_none() {
         if start.elapsed() > PATIENCE {
             let _ = child.kill();
-            panic!("{command:?} does not end: {:?}", child.wait_with_output());
+            panic!("{command:?} does not exit: {:?}", child.wait_with_output());
         }
         thread::sleep(Duration::from_millis(5));
     }
@@ -355,7 +355,7 @@ pub fn run_command(mut command: Command) -> Ended {
 pub fn need_root(what_for: &str) {
     assert!(
         rustix::process::geteuid().is_root(),
-        "this test {what_for}, which only root may: run it as root, or in a container where you are (`unshare -r` is not enough)"
+        "this test {what_for}, which requires root: run it as root, or as root in a container (`unshare -r` is not enough)"
     );
 }
 
@@ -368,7 +368,7 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Sets a flag when it is dropped: also after a failed assertion, so that threads of a scope that run until then end.
+/// Sets a flag when dropped, even after a failed assertion, so that threads of a scope that wait for the flag end.
 pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -530,7 +530,7 @@ impl Client {
 
     /// Reads one response to a request with this method, and no byte after it.
     pub fn response(&mut self, method: &str) -> Response {
-        self.try_response(method).unwrap_or_else(|error| panic!("no whole response: {error}"))
+        self.try_response(method).unwrap_or_else(|error| panic!("no complete response: {error}"))
     }
 
     /// Like `response`, but returns an error if the connection breaks; its text contains the bytes received until then.
@@ -545,16 +545,16 @@ impl Client {
             }
         };
         let head: Vec<u8> = self.buffer.drain(..end + 4).collect();
-        let head = String::from_utf8(head).expect("our heads are ASCII");
+        let head = String::from_utf8(head).expect("the server's heads are ASCII");
         let mut lines = head.trim_end_matches("\r\n").split("\r\n");
         let status_line = lines.next().unwrap();
         let (version, rest) = status_line.split_once(' ').expect("a status line");
         assert_eq!(version, "HTTP/1.1", "{status_line}");
-        let (status, _reason) = rest.split_once(' ').expect("a reason, even if empty");
+        let (status, _reason) = rest.split_once(' ').expect("a space after the status");
         let status: u16 = status.parse().expect("a status");
         let fields: Vec<(String, String)> = lines
             .map(|line| {
-                let (name, value) = line.split_once(':').unwrap_or_else(|| panic!("no field: {line:?}"));
+                let (name, value) = line.split_once(':').unwrap_or_else(|| panic!("not a field: {line:?}"));
                 assert!(!name.contains(' ') && !line.contains(['\r', '\n']), "{line:?}");
                 (name.to_owned(), value.trim().to_owned())
             })
@@ -590,8 +590,8 @@ impl Client {
                     None => {}
                 }
             };
-            let size = std::str::from_utf8(&self.buffer[..end]).expect("our sizes are ASCII");
-            let size = usize::from_str_radix(size, 16).expect("our chunks have no extensions");
+            let size = std::str::from_utf8(&self.buffer[..end]).expect("chunk sizes are ASCII");
+            let size = usize::from_str_radix(size, 16).expect("the server's chunks have no extensions");
             while self.buffer.len() < end + 2 + size + 2 {
                 if self.fill()? == 0 {
                     return Err(io::ErrorKind::UnexpectedEof.into());
@@ -632,7 +632,7 @@ impl Client {
                 Err(error) => return Err(error),
             }
         }
-        assert_eq!(received, length, "more came than the body");
+        assert_eq!(received, length, "data after the body");
         Ok(received)
     }
 
@@ -713,7 +713,7 @@ mod identity {
             |at| PathBuf::from(&arguments[at + 1]),
         );
         let text = if at.is_some() { fs::read_to_string(&path).unwrap() } else { String::new() };
-        // One that has TLS, or a mistake, stays as it is.
+        // A configuration that has TLS, or an error, is unchanged.
         let config = if text.contains(" tls\"") { None } else { text.parse::<toml::Table>().ok() };
         let Some(mut config) = config else { return (copied(command, arguments), Vec::new()) };
         let files = write(&mut config, &path);
@@ -787,7 +787,7 @@ impl Response {
     pub fn field(&self, name: &str) -> Option<&str> {
         let mut found = self.fields.iter().filter(|(known, _)| known.eq_ignore_ascii_case(name));
         let value = found.next().map(|(_, value)| value.as_str());
-        assert!(found.next().is_none(), "{name} stands twice");
+        assert!(found.next().is_none(), "{name} occurs twice");
         value
     }
 
@@ -803,7 +803,7 @@ impl Response {
 
 /// Starts a FastCGI application at this socket. It answers each request with these bytes and an end record in one
 /// write, then closes the connection.
-#[allow(dead_code, reason = "not every suite that shares this file has need of it")]
+#[allow(dead_code, reason = "not every suite that shares this file uses it")]
 pub fn answer_by_fastcgi(socket: &Path, answer: &str) {
     let listener = UnixListener::bind(socket).unwrap();
     let length = (answer.len() as u16).to_be_bytes();

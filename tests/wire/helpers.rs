@@ -1,4 +1,4 @@
-//! Helper processes: their results, their crashes, and that none is left behind.
+//! Helper processes: their results, their crashes, and that none remains.
 //!
 //! `/proc` distinguishes them from the server: the fork server is the server's child, and helpers are the fork server's
 //! children. A test that stops a helper (SIGSTOP) keeps it busy for as long as it needs.
@@ -63,8 +63,8 @@ fn give_work_to_a_stopped_one(server: &Server, client: &mut Client) -> u32 {
     wait_until("the helper to stop", || parent_of(helper).is_some_and(|(state, _)| state == 'T'));
     let questions = server.report("disk_questions");
     client.send_request("GET", "/folder/", &[]);
-    wait_until("the question", || server.report("disk_questions") > questions);
-    assert_eq!(server.report("helper_queue"), 0, "it has the work");
+    wait_until("a disk question", || server.report("disk_questions") > questions);
+    assert_eq!(server.report("helper_queue"), 0, "no helper has taken the task");
     helper
 }
 
@@ -173,7 +173,7 @@ fn alone_request_that_kills_two_helpers_fails() {
             wait_until("a helper to start", || !helpers_of(&server).is_empty());
             let helper = helpers_of(&server)[0];
             // A helper that waits for the disk has begun its task.
-            wait_until("it to wait for the disk", || parent_of(helper).is_some_and(|(state, _)| state == 'D'));
+            wait_until("the helper to wait for the disk", || parent_of(helper).is_some_and(|(state, _)| state == 'D'));
             signal("KILL", helper);
             wait_until("the exit of the helper", || server.report("helpers_died") > died);
             let which = if n == 0 { "a task" } else { "the retried task" };
@@ -192,16 +192,16 @@ fn alone_request_that_kills_two_helpers_fails() {
     let mut client = server.connect();
     client.send_request("GET", &begun, &[]);
     kill_two("reading bytes 262144 to 524288 of inode");
-    assert!(client.try_response("GET").is_err(), "a download that cannot go on is cut");
+    assert!(client.try_response("GET").is_err(), "a download that cannot continue is not truncated");
     assert_eq!(server.report("connections_broken"), 1);
-    assert_eq!(server.get("/missing").status, 404, "the server lives on");
+    assert_eq!(server.get("/missing").status, 404, "the server does not continue");
 }
 
 #[test]
 fn thousand_cold_requests_leak_no_descriptor() {
     const CLIENTS: usize = 10;
     let site = Site::new();
-    // A helper handles a file that was just written, and waits until it no longer changes.
+    // A file that was just written is handled by a helper, which waits until the file no longer changes.
     let server = serve(&site, 16, "[cache]\ndescriptors = 0\nmax_content_file_bytes = '1KiB'");
     let ask = |round: usize, n: usize, client: &mut Client| {
         let name = format!("{round}-{n}.bin");
@@ -270,7 +270,7 @@ fn reload_reaches_helper_processes() {
     wait_until("the helper to use the new root", || root_of(helper).as_deref() == Some(new.path()));
     assert!(client.get("/which/").text().contains("new"));
     assert_eq!(client.get("/").text(), "index");
-    assert_eq!(helpers_of(&server), [helper], "the helper stayed");
+    assert_eq!(helpers_of(&server), [helper], "the helper was replaced");
 
     fs::write(&config, configuration(new.path(), "[helpers]\nkind = 'threads'")).unwrap();
     server.signal("HUP");
@@ -336,8 +336,8 @@ fn helper_processes_start_on_demand_and_some_stay_in_reserve() {
     signal("CONT", stopped);
     assert_eq!(client.response("GET").status, 200);
     thread::sleep(Duration::from_millis(150));
-    assert_eq!(helpers_of(&server), [stopped], "the reserve stays");
-    assert_eq!(server.report("helpers_died"), 0, "none that was let go is counted");
+    assert_eq!(helpers_of(&server), [stopped], "the reserve exited");
+    assert_eq!(server.report("helpers_died"), 0, "a released helper was counted as dead");
 }
 
 #[test]

@@ -111,7 +111,7 @@ fn too_many_fields_return_431() {
 
 #[test]
 fn slow_header_returns_408_even_if_bytes_trickle() {
-    // It reads and writes the socket itself.
+    // This test reads and writes the socket directly.
     if is_secure() {
         return;
     }
@@ -165,7 +165,7 @@ fn idle_connection_times_out_and_each_request_restarts_timer() {
 
 #[test]
 fn slow_body_returns_408_even_if_bytes_trickle() {
-    // It reads and writes the socket itself.
+    // This test reads and writes the socket directly.
     if is_secure() {
         return;
     }
@@ -214,7 +214,7 @@ fn body_over_limit_returns_413_and_body_within_keeps_connection() {
 
 #[test]
 fn slow_but_steady_download_outlives_send_timeout() {
-    // It reads and writes the socket itself.
+    // This test reads and writes the socket directly.
     if is_secure() {
         return;
     }
@@ -231,7 +231,7 @@ fn slow_but_steady_download_outlives_send_timeout() {
     let mut piece = [0; 1024];
     while begin.elapsed() < Duration::from_secs(6) {
         let count = client.stream().read(&mut piece).unwrap();
-        assert!(count > 0, "given up after {:?} and {} bytes", begin.elapsed(), received.len());
+        assert!(count > 0, "the download was aborted after {:?} and {} bytes", begin.elapsed(), received.len());
         received.extend_from_slice(&piece[..count]);
         thread::sleep(Duration::from_millis(50));
     }
@@ -324,13 +324,13 @@ fn new_connection_has_one_second_for_first_request() {
     let mut silent: Vec<Client> = (0..2).map(|_| server.connect()).collect();
     let mut one_more = server.connect();
     assert_eq!(one_more.get("/a.txt").status, 200);
-    assert!(begin.elapsed() >= Duration::from_secs(1), "one was closed after {:?}", begin.elapsed());
+    assert!(begin.elapsed() >= Duration::from_secs(1), "a connection was closed after {:?}", begin.elapsed());
     assert_eq!(silent.iter_mut().filter_map(|client| client.try_get("/a.txt")).count(), 1);
 }
 
 #[test]
 fn new_connections_wait_while_none_is_idle() {
-    // A handshake that waits is not a quiet connection.
+    // A handshake in progress would not count as a silent connection.
     if is_secure() {
         return;
     }

@@ -33,7 +33,7 @@ fn skip<'a>(line: &'a str, text: &str) -> &'a str {
 
 /// Removes a quoted string from the front. It may contain only printable ASCII and `\xHH`.
 fn quoted(line: &str) -> (Vec<u8>, &str) {
-    let (text, rest) = skip(line, "\"").split_once('"').expect("an end of the quotes");
+    let (text, rest) = skip(line, "\"").split_once('"').expect("a closing quote");
     assert!(text.bytes().all(|b| (0x20..0x7f).contains(&b)), "{text:?}");
     let mut parts = text.split('\\');
     let mut bytes = parts.next().unwrap().as_bytes().to_vec();
@@ -71,7 +71,7 @@ fn parse(line: &str) -> Line {
 /// All lines of a file; asserts that each is complete.
 fn lines(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap();
-    assert!(text.is_empty() || text.ends_with('\n'), "the last line is not whole: {text:?}");
+    assert!(text.is_empty() || text.ends_with('\n'), "the last line is incomplete: {text:?}");
     text.lines().map(str::to_owned).collect()
 }
 
@@ -125,7 +125,7 @@ fn common_and_combined_log_formats_have_standard_fields() {
         assert_eq!(requests, targets.map(|target| format!("{target} HTTP/1.1")));
         assert_eq!(found.iter().map(|line| line.status).collect::<Vec<_>>(), [200, 200, 206, 404, 405]);
         assert_eq!(found.iter().map(|line| line.bytes).collect::<Vec<_>>()[..3], [5, 0, 2]);
-        assert!(found[3].bytes > 100, "the page of the error");
+        assert!(found[3].bytes > 100, "the error page has no body");
         assert!(found.iter().all(|line| line.client == "127.0.0.1"));
         let text = |text: &str| text.as_bytes().to_vec();
         let given = (text("http://x.test/"), text("test/1.0 (a; b)"));

@@ -7,7 +7,7 @@
 //! `suite` holds the tests of behaviour common to all architectures and runs once for each of them:
 //! `mt::messages::small_things_first`. The other tests run once.
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
-#![allow(clippy::duplicate_mod, reason = "the suite is there once for each architecture")]
+#![allow(clippy::duplicate_mod, reason = "the suite is compiled once for each architecture")]
 #![allow(dead_code, reason = "each of the two test binaries uses only part of the harness")]
 
 /// Runs the suite for each named architecture. A new architecture is one more word here.

@@ -386,7 +386,7 @@ fn body_within_limit_is_discarded() {
         let text = format!("{method} /hello.txt HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n{body}");
         client.send(text + "GET /large.bin HTTP/1.1\r\nHost: a\r\n\r\n");
         assert_eq!(client.response(method).status, status, "{method} {framing}");
-        assert_eq!(client.response("GET").body.len(), LARGE, "behind {method} {framing}");
+        assert_eq!(client.response("GET").body.len(), LARGE, "after {method} {framing}");
     };
     let full = "x".repeat(1000);
     let full_chunks = format!("1F4\r\n{}\r\n1f4\r\n{}\r\n0\r\n\r\n", &full[..500], &full[500..]);
@@ -468,7 +468,7 @@ fn refused(server: &Server, text: impl AsRef<[u8]>, status: u16) {
     client.send([text, b"GET /hello.txt HTTP/1.1\r\nHost: smuggled\r\n\r\n"].concat());
     let response = client.try_response("GET").unwrap_or_else(|error| panic!("{shown}: {error}"));
     assert_eq!((response.status, response.field("Connection")), (status, Some("close")), "{shown}");
-    assert!(client.ends(), "more than a refusal came of {shown}");
+    assert!(client.ends(), "data after the refusal of {shown}");
 }
 
 #[test]

@@ -25,7 +25,7 @@ struct Setup {
     _folder: TempDir,
 }
 
-/// Starts it on a site with these keys.
+/// Starts the server on a site with these keys.
 fn setup(site: &Site, toml: &str) -> Setup {
     setup_by(Server::configured, site, toml)
 }
@@ -88,7 +88,7 @@ impl Page {
                 let (what, name, value) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
                 assert!(["TYPE", "UNIT", "HELP"].contains(&what), "{line}");
                 if name != family {
-                    assert!(!families.contains_key(name), "the family {name} is in two places");
+                    assert!(!families.contains_key(name), "the samples of family {name} are not adjacent");
                     family = name.to_owned();
                 }
                 let known = families.entry(family.clone()).or_default();
@@ -97,7 +97,7 @@ impl Page {
             }
             let (name_and_labels, value) = line.rsplit_once(' ').expect("a value");
             let (name, labels) = match name_and_labels.split_once('{') {
-                Some((name, labels)) => (name, labels.strip_suffix('}').expect("the labels end")),
+                Some((name, labels)) => (name, labels.strip_suffix('}').expect("a closing brace")),
                 None => (name_and_labels, ""),
             };
             assert!(name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'), "{line}");
@@ -105,23 +105,23 @@ impl Page {
                 let (label, value) = pair.split_once("=\"").unwrap_or_else(|| panic!("{line}"));
                 assert!(label.bytes().all(|b| b.is_ascii_lowercase()) && value.ends_with('"'), "{line}");
             }
-            let meta = families.get(&family).unwrap_or_else(|| panic!("{line} belongs to no family"));
+            let meta = families.get(&family).unwrap_or_else(|| panic!("{line}: no metadata for its family"));
             let suffix = name.strip_prefix(family.as_str()).unwrap_or_else(|| panic!("{line} is not of {family}"));
             let fits: &[&str] = match meta["TYPE"].as_str() {
                 "counter" => &["_total"],
                 "gauge" => &[""],
                 "histogram" => &["_bucket", "_count", "_sum"],
                 "info" => &["_info"],
-                other => panic!("{other} is no type of ours"),
+                other => panic!("unexpected type {other}"),
             };
-            assert!(fits.contains(&suffix), "{line} is no sample of a {}", meta["TYPE"]);
+            assert!(fits.contains(&suffix), "{line} is not a valid sample of a {}", meta["TYPE"]);
             if let Some(unit) = meta.get("UNIT") {
-                assert!(family.ends_with(&format!("_{unit}")), "{family} is in {unit}");
-                assert!(["bytes", "seconds"].contains(&unit.as_str()), "{unit} is no base unit");
+                assert!(family.ends_with(&format!("_{unit}")), "{family} does not end with its unit {unit}");
+                assert!(["bytes", "seconds"].contains(&unit.as_str()), "{unit} is not a base unit");
             }
-            let value: f64 = value.parse().unwrap_or_else(|_| panic!("{line}: no number"));
+            let value: f64 = value.parse().unwrap_or_else(|_| panic!("{line}: the value is not a number"));
             assert!(value >= 0.0 && value.is_finite(), "{line}");
-            assert!(samples.insert((name.to_owned(), labels.to_owned()), value).is_none(), "{line} stands twice");
+            assert!(samples.insert((name.to_owned(), labels.to_owned()), value).is_none(), "{line} is a duplicate");
         }
         for (name, meta) in &families {
             assert!(meta.contains_key("TYPE") && meta["HELP"].ends_with('.'), "{name}: {meta:?}");
@@ -150,7 +150,7 @@ impl Page {
 
     /// The value of one sample.
     fn of(&self, name: &str, labels: &str) -> f64 {
-        *self.samples.get(&(name.to_owned(), labels.to_owned())).unwrap_or_else(|| panic!("no {name}{{{labels}}}"))
+        *self.samples.get(&(name.to_owned(), labels.to_owned())).unwrap_or_else(|| panic!("missing {name}{{{labels}}}"))
     }
 
     /// The sum of all samples of a name whose labels contain this text.
@@ -370,10 +370,10 @@ fn exporter_accepts_only_get_of_one_page() {
     assert_eq!([status("GET", "/"), status("POST", "/metrics")], [404, 405]);
     let mut silent = Client::connect(setup.exporter);
     silent.send("GET /metrics HTTP/1.1\r\nHo");
-    assert_eq!(status("GET", "/metrics"), 200, "nobody waits for who does not end his request");
+    assert_eq!(status("GET", "/metrics"), 200, "an incomplete request of another client blocks the endpoint");
     silent.send("st: a\r\n\r\n");
     assert_eq!(silent.response("GET").status, 200);
-    assert!(silent.ends(), "one request a connection");
+    assert!(silent.ends(), "the connection persists");
     let mut wrong = Client::connect(setup.exporter);
     wrong.send("no request at all\r\n\r\n");
     assert_eq!(wrong.response("GET").status, 400);
@@ -407,7 +407,7 @@ fn killed_process_keeps_its_counts() {
         wait_until("a replacement process", || setup.server.children().len() == 3);
     }
     let page = setup.page();
-    // Each process may have been killed between the last byte of its last response and its count, but not earlier.
+    // A process may have been killed after the last byte of its last response and before counting it, but not earlier.
     let replies = page.sum("amped_replies_total", "");
     assert!((f64::from(sent) - 3.0..=f64::from(sent)).contains(&replies), "{replies} of {sent}");
     wait_until("the gauges of exited processes to be removed", || setup.page().of("amped_connections", "") == 0.0);

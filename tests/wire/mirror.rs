@@ -94,7 +94,7 @@ fn sources() -> (Site, Vec<PathBuf>) {
         }
     }
     let files = files_below(site.path());
-    assert!(files.len() > 500, "{} files are no real tree", files.len());
+    assert!(files.len() > 500, "only {} files", files.len());
     (site, files)
 }
 
@@ -487,7 +487,7 @@ impl Tally {
 
 /// Describes the versions in a body that matches no state, with their positions.
 fn describe(file: usize, body: &[u8], whole: bool) -> String {
-    let mut text = format!("file {file}, {} bytes, {}:", body.len(), if whole { "whole" } else { "cut" });
+    let mut text = format!("file {file}, {} bytes, {}:", body.len(), if whole { "complete" } else { "truncated" });
     let mut last = None;
     for (place, bytes) in body.chunks(BLOCK).enumerate() {
         let version = match bytes.len() {
@@ -566,7 +566,7 @@ fn slow_reader(address: SocketAddr, tree: &Tree, stop: &AtomicBool, mut random: 
         let status = field("HTTP/1.1 ").unwrap()[..3].parse().unwrap();
         let length: usize = field("Content-Length: ").unwrap().parse().unwrap();
         let body = &received[end + 4..];
-        assert!(body.len() <= length, "more than was announced");
+        assert!(body.len() <= length, "the body exceeds its Content-Length");
         let mut tally = Tally::default();
         tally.judge(tree, file, status, body, body.len() == length, sent);
         seen.lock().unwrap().add(tally);
@@ -726,6 +726,6 @@ fn partially_written_file_is_not_cached() {
         });
         thread::sleep(Duration::from_millis(50));
         let body = server.get("/file.bin").body;
-        assert!(body == new, "version {version} was written, served is {}", describe(0, &body, true));
+        assert!(body == new, "version {version} was written, but the server sent {}", describe(0, &body, true));
     }
 }

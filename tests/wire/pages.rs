@@ -162,7 +162,7 @@ fn concurrent_listing_requests_share_one_result() {
     let [hits, misses] = pages(&server);
     assert_eq!(hits + misses, clients);
     assert_eq!(server.get("/folder/").body, bodies[0]);
-    assert_eq!(pages(&server), [hits + 1, misses], "it is kept");
+    assert_eq!(pages(&server), [hits + 1, misses], "the listing is not cached");
 }
 
 /// Writes an executable script to the scripts' directory. Each run appends a line to the file `runs`.
@@ -416,7 +416,7 @@ fn leaving_stalled_or_crashed_leader_does_not_fail_followers() {
         wait_until("a second script", || running() != first && runs(&site, "slow") == 2);
         wait_until("the other requests to wait", || server.report("pages_shared") == 2 * waiting - 1);
         // The application is killed: each waiting request then starts a run of its own.
-        let second = running().expect("it runs");
+        let second = running().expect("a running script");
         assert!(Command::new("kill").args(["-9", &second.to_string()]).status().unwrap().success());
         wait_until("the other scripts to run", || runs(&site, "slow") > 3);
     }
@@ -444,8 +444,8 @@ fn leaving_stalled_or_crashed_leader_does_not_fail_followers() {
 #[test]
 fn follower_requests_page_itself_after_timeout() {
     let site = Site::new();
-    // The first run drips until its client disconnects and never times out; the others end at once. Each run finds out
-    // which it is before it sends its head, and the client that waits for that head starts the others.
+    // The first run sends output slowly until its client disconnects, and never times out; the others end at once. Each
+    // run determines which it is before it sends its head, and the client starts the others when it has that head.
     let drips = "while [ \"$first\" ]; do echo; sleep 0.1; done";
     script(&site, "drips", &format!("mkdir first && first=yes; {OK}\\n'; {drips}"));
     let server = serve_many(&site, "cache = \"1h\"\ntimeout = \"1s\"");

@@ -232,7 +232,7 @@ fn stale_socket_is_taken_over_and_removed_on_clean_exit() {
         let second = run(&[&["serve", "--listen=127.0.0.1:0"], &arguments[..]].concat());
         assert_eq!(second.status, 1);
         assert!(second.stderr.contains("another server listens on control socket"), "{}", second.stderr);
-        assert_eq!(preload(&site, &["/a.html"]).status, 0, "the first is as it was");
+        assert_eq!(preload(&site, &["/a.html"]).status, 0, "the first server is affected");
         server.signal("TERM");
         assert!(server.wait().success());
         assert!(!path.exists());
@@ -243,7 +243,7 @@ fn stale_socket_is_taken_over_and_removed_on_clean_exit() {
         let no_socket = run(&[&["serve", "--listen=127.0.0.1:0"], &arguments[..]].concat());
         assert_eq!(no_socket.status, 1);
         assert!(no_socket.stderr.contains("is not a socket"), "{}", no_socket.stderr);
-        assert_eq!(fs::read_to_string(&path).unwrap(), "a file", "it belongs to another program");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "a file", "a file of another program was changed");
     }
 }
 

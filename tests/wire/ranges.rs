@@ -78,8 +78,8 @@ fn parts(response: &Response, size: usize) -> Vec<(Range<usize>, Vec<u8>)> {
             assert_eq!(rest, b"--\r\n", "the end");
             return parts;
         }
-        rest = rest.strip_prefix(b"\r\n").expect("the line of the delimiter to end");
-        let end = find(rest, b"\r\n\r\n").expect("the head of a part");
+        rest = rest.strip_prefix(b"\r\n").expect("a line end after the delimiter");
+        let end = find(rest, b"\r\n\r\n").expect("the end of a part's head");
         let head = std::str::from_utf8(&rest[..end]).unwrap();
         let [kind, range]: [&str; 2] = head.split("\r\n").collect::<Vec<_>>().try_into().unwrap();
         assert_eq!(kind, "Content-Type: application/octet-stream");
@@ -89,7 +89,7 @@ fn parts(response: &Response, size: usize) -> Vec<(Range<usize>, Vec<u8>)> {
         assert_eq!(whole.parse(), Ok(size));
         let range: Range<usize> = first.parse().unwrap()..last.parse::<usize>().unwrap() + 1;
         let (body, after) = rest[end + 4..].split_at(range.len());
-        assert!(find(body, delimiter.as_bytes()).is_none(), "the boundary stands in a part");
+        assert!(find(body, delimiter.as_bytes()).is_none(), "a part contains the boundary");
         parts.push((range, body.to_vec()));
         rest = after;
     }

@@ -58,7 +58,7 @@ fn revalidation_does_not_reread_body() {
         thread::sleep(Duration::from_millis(60));
         assert_eq!(client.get("/7.bin").body, body(7));
     }
-    assert_eq!(server.report("shared cache insertions"), 7, "each asked for the name anew");
+    assert_eq!(server.report("shared cache insertions"), 7, "not every process looked up the name again");
     assert_eq!(pages_in_memory(&File::open(&path).unwrap()), Vec::<usize>::new());
 }
 
@@ -98,7 +98,7 @@ fn killed_processes_do_not_corrupt_shared_cache() {
                     for _ in 0..20 {
                         n = (n + 17) % FILES;
                         let Some(response) = client.try_get(&format!("/{n}.bin")) else { break };
-                        assert!(response.body == body(n), "{n} is not what it was");
+                        assert!(response.body == body(n), "the body of {n} is damaged");
                         served.fetch_add(1, Ordering::Relaxed);
                     }
                 }

@@ -110,7 +110,7 @@ fn stop_closes_idle_connections_and_exits_with_0() {
         let begin = Instant::now();
         server.signal(signal);
         assert_eq!(server.wait().code(), Some(0), "{}", server.said());
-        assert!(begin.elapsed() < Duration::from_secs(9), "it waited for its deadline");
+        assert!(begin.elapsed() < Duration::from_secs(9), "the server waited for its deadline");
         for client in &mut clients {
             assert!(client.is_closed());
         }

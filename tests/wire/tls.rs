@@ -106,7 +106,7 @@ fn configure(site: &Site, keys: &str, tables: &str) -> std::path::PathBuf {
 fn plain_address(server: &Server) -> SocketAddr {
     server.wait_for("serving on http://");
     let said = server.said();
-    let line = said.lines().find_map(|line| line.split_once("serving on http://")).expect("it waited for it");
+    let line = said.lines().find_map(|line| line.split_once("serving on http://")).expect("the address in the output");
     line.1.trim_end_matches('/').parse().unwrap()
 }
 
@@ -524,7 +524,7 @@ fn metrics_have_end_of_each_certificate() {
     let said = server.said();
     let url = said.lines().find_map(|line| line.split_once("http://")?.1.split_once("/metrics")).expect("its address");
     let page = Client::connect(url.0.parse().unwrap()).get("/metrics").text();
-    // The year 4096, which rcgen writes if it is told nothing.
+    // The year 4096, the default of rcgen.
     let file = site.path().join("own.pem");
     let expected = format!("amped_tls_certificate_end_seconds{{site=\"0\",file=\"{}\"}} 67090118400", file.display());
     assert!(page.lines().any(|line| line.starts_with(&expected)), "{expected} is not in {page}");
@@ -547,7 +547,7 @@ fn session_secrets_are_logged_only_where_configured() {
     assert_eq!(fs::metadata(&secrets).unwrap().permissions().mode() & 0o007, 0);
 }
 
-/// As [`place`], with an RSA key, whose signatures AMPED leaves to a thread.
+/// Like [`place`], with an RSA key, whose signatures AMPED computes in a thread.
 fn place_with_rsa() -> (Site, Trust) {
     let (site, mut trust) = place();
     trust.issue(&site, "own", &rcgen::PKCS_RSA_SHA256, &["localhost"]);
@@ -624,7 +624,7 @@ fn handshakes_in_crowds_and_of_clients_that_leave_are_done() {
                     assert!(trust.connect_as(server, BOTH[n % 2]).get("/a").body == pattern(20_000), "{round}");
                 });
             }
-            // Others leave before they have the server's part of the handshake.
+            // Others disconnect before they have the server's part of the handshake.
             for n in 0..8 {
                 server.connect().send(trust.hello(BOTH[n % 2]));
             }
@@ -742,7 +742,7 @@ fn broken_records_close_their_connection_alone() {
         }
         let _ = stream.write_all(&flight);
         let _ = stream.shutdown(Shutdown::Write);
-        // To the end: the server closes whatever came.
+        // To the end: the server closes the connection after any data.
         while matches!(stream.read(&mut received), Ok(count) if count > 0) {}
     }
     assert_eq!(kept.get("/a").text(), "a");
@@ -791,7 +791,7 @@ fn certificates_are_renewed_under_load_without_failed_request() {
     assert_eq!(kept.get("/a").text(), "a");
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        // Clients that come again resume their sessions with a ticket, whichever certificate is in use.
+        // Returning clients resume their sessions with a ticket, whichever certificate is in use.
         let client = |version: &'static SupportedProtocolVersion| {
             let config = ClientConfig::builder_with_provider(aws_lc_rs::default_provider().into());
             let config = config.with_protocol_versions(&[version]).unwrap();
@@ -830,11 +830,11 @@ fn certificates_are_renewed_under_load_without_failed_request() {
     if !is_pool() {
         assert_eq!(kept.get("/a").text(), "a");
     }
-    // Nothing was loaded anew but the certificates.
+    // Only the certificates were reloaded.
     assert!(!server.said().contains("configuration"), "{}", server.said());
 }
 
-/// Runs this at the end of its scope, also of one that panics.
+/// Runs this at the end of its scope, even after a panic.
 struct Finally<F: Fn()>(F);
 
 impl<F: Fn()> Drop for Finally<F> {
@@ -907,7 +907,7 @@ fn hsts_is_sent_on_every_response_over_tls_and_on_none_without() {
     };
     check(&mut trust.connect(&server), Some("max-age=9; includeSubDomains"));
     check(&mut Client::connect(plain_address(&server)), None);
-    // An application's own one stands alone.
+    // The application's own field replaces it.
     let own = trust.connect(&server).get("/cgi-bin/script?own");
     assert_eq!(own.field("Strict-Transport-Security"), Some("max-age=1"));
 }

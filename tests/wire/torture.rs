@@ -155,9 +155,9 @@ impl Subject {
 
     /// Checks a complete body; returns its version, or the error.
     fn judge(&self, body: &[u8]) -> Result<u64, String> {
-        let versions = versions_of(body).ok_or("it has content that was never written")?;
+        let versions = versions_of(body).ok_or("content that was never written")?;
         let (Some(first), Some(last)) = (versions.first(), versions.last()) else {
-            return Err("it is empty".into());
+            return Err("an empty body".into());
         };
         let is_good = match self.kind {
             Kind::Appended => body.len().is_multiple_of(RECORD) && versions.is_sorted(),
