@@ -80,13 +80,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if [NEXTEST, DENY, FUZZ].iter().any(|tool| !tool.binary().exists()) && !has_pip() {
         missing.push(pip);
     }
-    troubles.extend(bring(&missing, args.check).err());
+    troubles.extend(install_missing(&missing, args.check).err());
 
     for tool in [NEXTEST, DENY, FUZZ] {
         if args.check && !tool.binary().exists() {
             troubles.push(format!("{} {} is missing; run: cargo xtask setup", tool.name, tool.version));
         } else {
-            troubles.extend(tool.bring().err());
+            troubles.extend(tool.fetch().err());
         }
     }
 
@@ -102,7 +102,7 @@ fn missing(needed: &[Needed]) -> Vec<Needed> {
 }
 
 /// Installs the missing packages, or reports the command that does.
-fn bring(missing: &[Needed], check: bool) -> Outcome {
+fn install_missing(missing: &[Needed], check: bool) -> Outcome {
     for Needed { program, package, why } in missing {
         eprintln!("missing: {program} (Debian package {package}): {why}");
     }
@@ -125,13 +125,13 @@ impl Tool {
 
     /// The tool as a command; fetches the tool first if it is missing.
     pub(crate) fn command(&self, args: &[&str]) -> Outcome<Command> {
-        self.bring()?;
+        self.fetch()?;
         let mut command = program(self.binary());
         command.args(args);
         Ok(command)
     }
 
-    fn bring(&self) -> Outcome {
+    fn fetch(&self) -> Outcome {
         let dir = self.dir();
         if self.binary().exists() {
             return Ok(());

@@ -181,7 +181,7 @@ fn open_step<F: FileHandle>(
     let known = caches.find(now, site.number, path);
     match &known {
         Some(CachedEntry { meaning, age }) if *age < caches.budgets.revalidate => {
-            let found = Found { meaning, brought: &[], outcome: Outcome::Hit };
+            let found = Found { meaning, contents: &[], outcome: Outcome::Hit };
             let step = step_for_name(now, request, origin, found, resolved, shared);
             shared.counts.hits += u64::from(!matches!(step, Step::Ask(_)));
             step
@@ -205,8 +205,8 @@ pub(crate) fn step_after<F: FileHandle>(
     match answer {
         Answer::Verified(verdict) => step_after_verdict(now, request, verdict, origin, resolved, shared),
         Answer::Trouble(trouble) => step_after_trouble(trouble, shared),
-        Answer::Name(meaning, brought) => {
-            let found = Found { meaning: &meaning, brought: &brought, outcome };
+        Answer::Name(meaning, contents) => {
+            let found = Found { meaning: &meaning, contents: &contents, outcome };
             step_for_name(now, request, origin, found, resolved, shared)
         }
         Answer::Listing(listing) => {
@@ -222,7 +222,7 @@ pub(crate) fn step_after<F: FileHandle>(
 struct Found<'a, F> {
     meaning: &'a LookupResult,
     /// Contents that the disk side has read with it.
-    brought: &'a [Arc<Content<F>>],
+    contents: &'a [Arc<Content<F>>],
     outcome: Outcome,
 }
 
@@ -231,7 +231,7 @@ fn step_for_name<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
     origin: Origin,
-    Found { meaning, brought, outcome }: Found<'_, F>,
+    Found { meaning, contents, outcome }: Found<'_, F>,
     resolved: &Resolved<'_>,
     shared: &mut SharedState<F>,
 ) -> Step<F> {
@@ -267,7 +267,7 @@ fn step_for_name<F: FileHandle>(
     let verdict = reply::judge(request, representation, limits, wall.seconds);
     let content = match reply::needs_content(&verdict, request) {
         false => None,
-        true => match caches.content_among(brought, representation) {
+        true => match caches.content_among(contents, representation) {
             Some(content) => Some(content),
             None => return ask_for_content(site, path, resource, representation, caches),
         },
@@ -322,7 +322,7 @@ fn fallback<F: FileHandle>(
     site: &Site,
     request: &Request<'_>,
     resource: &Arc<Resource>,
-    brought: &[Arc<Content<F>>],
+    contents: &[Arc<Content<F>>],
     caches: &mut Caches<F>,
     limits: &Limits,
     wall: &WallClock,
@@ -332,7 +332,7 @@ fn fallback<F: FileHandle>(
     let Chosen::One(representation) = reply::choose(request, &resource) else { return None };
     let verdict = reply::judge(request, representation, limits, wall.seconds);
     let content = match reply::needs_content(&verdict, request) {
-        true => Some(caches.content_among(brought, representation)?),
+        true => Some(caches.content_among(contents, representation)?),
         false => None,
     };
     Some(reply::file(site, request, &resource, representation, verdict, content, &mut caches.heads))
@@ -348,9 +348,9 @@ pub(crate) fn fallback_after<F: FileHandle>(
 ) -> Step<F> {
     let SharedState { sites, limits, caches, wall, .. } = shared;
     let site = sites.of(resolved.site);
-    if let Answer::Name(LookupResult::File(resource), brought) = &answer
+    if let Answer::Name(LookupResult::File(resource), contents) = &answer
         && resource.lone.is_none()
-        && let Some(reply) = fallback(site, request, resource, brought, caches, limits, wall)
+        && let Some(reply) = fallback(site, request, resource, contents, caches, limits, wall)
     {
         return Step::Reply(PreparedResponse::new(reply, outcome));
     }
@@ -568,9 +568,9 @@ pub(crate) fn error_after<F: FileHandle>(
     shared: &mut SharedState<F>,
 ) -> PreparedResponse<F> {
     let SharedState { sites, caches, .. } = shared;
-    if let Answer::Name(LookupResult::File(resource), brought) = answer
+    if let Answer::Name(LookupResult::File(resource), contents) = answer
         && resource.lone.is_none()
-        && let Some(content) = caches.content_among(&brought, &resource.representations[0])
+        && let Some(content) = caches.content_among(&contents, &resource.representations[0])
     {
         let site = sites.of(resolved.site);
         let reply = reply::error_from_page(site, request, &resolved.requested, status, &resource, content);

@@ -547,7 +547,7 @@ impl Disk {
         let mut failed = None;
         for name in candidates.into_iter().take(variants::CANDIDATES_MAX) {
             match open_regular(root, &[folder, &name].concat(), names) {
-                Ok(Some((opened, status))) => match self.bring(Coding::Identity, opened, status, &work.known, effort) {
+                Ok(Some((opened, status))) => match self.load(Coding::Identity, opened, status, &work.known, effort) {
                     Ok(opened) => {
                         files.push(opened);
                         paths.push([&work.path[..above], &name].concat().into());
@@ -590,17 +590,17 @@ impl Disk {
         let Some((opened, status)) = opened else { return Ok(None) };
         let known = work.known.iter().find(|known| known.is_unpacked_of(&version_of(&status)));
         if let Some(&version) = known {
-            let packed = self.bring(coding, opened, status, &work.known, effort)?;
+            let packed = self.load(coding, opened, status, &work.known, effort)?;
             let unpacked = Opened { coding: Coding::Identity, version, content: None };
             // If it has just changed, the cached version is useless.
             let files = if version.is_unpacked_of(&packed.version) { vec![packed, unpacked] } else { vec![packed] };
             return Ok(Some(Found::File { name, files, not_unpacked: None }));
         }
         if !work.unpack {
-            let files = vec![self.bring(coding, opened, status, &work.known, effort)?];
+            let files = vec![self.load(coding, opened, status, &work.known, effort)?];
             return Ok(Some(Found::File { name, files, not_unpacked: None }));
         }
-        let packed = self.bring_to_unpack(opened, status, effort)?;
+        let packed = self.load_to_unpack(opened, status, effort)?;
         let (files, not_unpacked) = match self.unpack(&packed)? {
             Ok(unpacked) => (vec![packed, unpacked], None),
             Err(why) => {
@@ -612,10 +612,10 @@ impl Disk {
     }
 
     /// Opens a compressed file and reads it, where waiting is allowed: unpacking takes time.
-    fn bring_to_unpack(&self, opened: OwnedFd, status: file::Status, effort: Effort) -> DiskResult<Opened<OpenFile>> {
+    fn load_to_unpack(&self, opened: OwnedFd, status: file::Status, effort: Effort) -> DiskResult<Opened<OpenFile>> {
         match effort {
             Effort::Now => Err(DiskError::WouldWait),
-            Effort::Defer | Effort::Wait | Effort::Accept => self.bring(Coding::Gzip, opened, status, &[], effort),
+            Effort::Defer | Effort::Wait | Effort::Accept => self.load(Coding::Gzip, opened, status, &[], effort),
         }
     }
 
@@ -668,11 +668,11 @@ impl Disk {
         let coding = if version.is_unpacked { Coding::Gzip } else { missing.coding };
         match open_regular(&root, &[path, coding.suffix().as_bytes()].concat(), names) {
             Ok(Some((opened, status))) if version.is_unpacked_of(&version_of(&status)) => {
-                let packed = self.bring_to_unpack(opened, status, effort)?;
+                let packed = self.load_to_unpack(opened, status, effort)?;
                 Ok(self.unpack(&packed)?.ok().filter(|unpacked| unpacked.version == version))
             }
             Ok(Some((opened, status))) if version_of(&status) == missing.version => {
-                let opened = self.bring(missing.coding, opened, status, &[], effort)?;
+                let opened = self.load(missing.coding, opened, status, &[], effort)?;
                 Ok((opened.version == missing.version).then_some(opened))
             }
             Ok(_) | Err(DiskError::Io(_)) => Ok(None),
@@ -694,13 +694,13 @@ impl Disk {
     ) -> DiskResult<Found<OpenFile>> {
         let mut files = Vec::with_capacity(1 + site.precompressed.len());
         let mtime = status.mtime_ns;
-        files.push(self.bring(Coding::Identity, opened, status, &work.known, effort)?);
+        files.push(self.load(Coding::Identity, opened, status, &work.known, effort)?);
         for &coding in &site.precompressed {
             let sibling = [path, coding.suffix().as_bytes()].concat();
             match open_regular(root, &sibling, self.for_names(effort)) {
                 // A sibling older than its original was created from an earlier version.
                 Ok(Some((opened, status))) if variants::is_current(status.mtime_ns, mtime) => {
-                    match self.bring(coding, opened, status, &work.known, effort) {
+                    match self.load(coding, opened, status, &work.known, effort) {
                         Ok(opened) => files.push(opened),
                         Err(DiskError::Io(_)) => {}
                         Err(wait) => return Err(wait),
@@ -718,7 +718,7 @@ impl Disk {
     ///
     /// Another process may be writing to the file, in one long call or in several. So it is read once it is stable, and
     /// the result is valid only if the state is the same before and after.
-    fn bring(
+    fn load(
         &self,
         coding: Coding,
         opened: OwnedFd,

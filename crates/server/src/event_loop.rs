@@ -77,7 +77,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
     let epoll = Arc::new(Epoll::new()?);
     epoll.add(&*mailbox, MAILBOX, Interest::Readable)?;
     disk.register(&epoll, DISK)?;
-    let mut door = Door::new(listeners, generation.pooled());
+    let mut listener_set = ListenerSet::new(listeners, generation.pooled());
     let apps = AppSide::new(Arc::clone(&epoll), &mailbox, !D::PROBES);
     let mut worker = Worker::new(generation, apps, Arc::clone(&mailbox), log, clock, slot);
     let mut events = Events::with_capacity(EVENTS);
@@ -92,7 +92,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
             worker.context.meter.loops.add(now.since(woke));
         }
         worker.publish(now, false, &disk);
-        door.open(&epoll, &mut worker, now)?;
+        listener_set.open(&epoll, &mut worker, now)?;
         worker.greet(&epoll, now, &mut disk);
         if let Some(deadline) = stop_at
             && (worker.open() == 0 || now >= deadline)
@@ -100,7 +100,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
             break;
         }
         let mut patience = worker.patience(now);
-        for alarm in [door.next_due(), disk.next_due(), stop_at.unwrap_or(Time::NEVER)] {
+        for alarm in [listener_set.next_due(), disk.next_due(), stop_at.unwrap_or(Time::NEVER)] {
             if alarm != Time::NEVER {
                 patience = Some(patience.unwrap_or(Duration::MAX).min(alarm.since(now)));
             }
@@ -110,7 +110,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         let now = worker.tick();
         woke = Some(now);
         let open = worker.open();
-        let is_told = events.iter().next().is_some();
+        let has_events = events.iter().next().is_some();
         let mut accept = Accepted::All;
         for ready in events.iter() {
             match ready.token {
@@ -118,7 +118,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                 DISK => disk.ready(now, &mut worker),
                 APPS => worker.context.apps.reap(),
                 token if token >= LISTENERS => {
-                    if let Some(listener) = door.listeners.get((token - LISTENERS) as usize) {
+                    if let Some(listener) = listener_set.listeners.get((token - LISTENERS) as usize) {
                         match worker.accept(listener, now) {
                             Accepted::All | Accepted::Some => {}
                             no_room => accept = no_room,
@@ -146,16 +146,16 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                     disk.renew(&generation);
                     worker.renew(generation);
                 }
-                Message::Listen(others) => door.change(&epoll, others)?,
+                Message::Listen(others) => listener_set.change(&epoll, others)?,
                 Message::Stop(deadline) => {
                     stop_at = Some(deadline);
                     worker.finish(now, &mut disk);
                     // Closing them, here and in the main thread, refuses new connections at once.
-                    door.change(&epoll, Vec::new())?;
+                    listener_set.change(&epoll, Vec::new())?;
                 }
                 Message::Retire(deadline) => {
                     stop_at = Some(deadline);
-                    door.change(&epoll, Vec::new())?;
+                    listener_set.change(&epoll, Vec::new())?;
                     worker.retire(now, &mut disk);
                 }
                 Message::Preload(order) => {
@@ -175,13 +175,13 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         if helper_is_free {
             worker.helper_is_free(now, &mut disk);
         }
-        if is_told || worker.open() != open {
+        if has_events || worker.open() != open {
             worker.context.meter.note_change(now);
         }
         // Some may have been answered and closed by now.
         if accept == Accepted::Exhausted || accept == Accepted::Full && worker.is_full() {
-            door.close(&epoll)?;
-            door.again = now + ACCEPT_PAUSE;
+            listener_set.close(&epoll)?;
+            listener_set.again = now + ACCEPT_PAUSE;
         }
     }
     worker.end();
@@ -191,7 +191,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
 }
 
 /// The listeners, and whether the loop waits for them.
-struct Door {
+struct ListenerSet {
     listeners: Vec<Listener>,
     /// They are shared with the other loops of a pool.
     pooled: bool,
@@ -206,12 +206,12 @@ struct Door {
     no_watches: bool,
 }
 
-impl Door {
-    fn new(listeners: Vec<Listener>, pooled: bool) -> Door {
-        Door { listeners, pooled, is_open: false, begun: false, again: Time::START, looks: 0, no_watches: false }
+impl ListenerSet {
+    fn new(listeners: Vec<Listener>, pooled: bool) -> ListenerSet {
+        ListenerSet { listeners, pooled, is_open: false, begun: false, again: Time::START, looks: 0, no_watches: false }
     }
 
-    /// Returns when [`open`](Door::open) has something to do.
+    /// Returns when [`open`](ListenerSet::open) has something to do.
     fn next_due(&self) -> Time {
         if self.is_open || self.listeners.is_empty() { Time::NEVER } else { self.again }
     }

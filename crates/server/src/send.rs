@@ -802,7 +802,7 @@ impl Sender {
     }
 
     /// Returns whether a window is in memory: it was seen there a moment ago, or the residency test says so.
-    fn is_there(&mut self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, method: &SendMethod) -> bool {
+    fn is_loaded(&mut self, file: &OpenFile, version: &FileVersion, window: &Range<u64>, method: &SendMethod) -> bool {
         let number = window.start / WINDOW;
         let seen = if self.samples() { file.last_seen(number) } else { None };
         if self.backoff.trusts(seen, self.now) {
@@ -810,18 +810,18 @@ impl Sender {
         }
         self.looks += 1;
         let map = || method.mapping(&self.mapped, file, version, number);
-        let is_there = self.residency.is_resident(file, version, window, self.looks, map);
-        if self.samples() && is_there && is_whole(window, version) {
+        let is_loaded = self.residency.is_resident(file, version, window, self.looks, map);
+        if self.samples() && is_loaded && is_whole(window, version) {
             file.is_seen(number, version.size, self.now);
-        } else if seen.is_some() && !is_there {
+        } else if seen.is_some() && !is_loaded {
             self.backoff.begin(self.now);
         }
-        is_there
+        is_loaded
     }
 
     /// Returns the end of the windows after `window` that can be sent by sendfile with
     /// it: at most this many, all of them in memory.
-    fn lent_until(
+    fn sendfile_end(
         &mut self,
         file: &OpenFile,
         version: &FileVersion,
@@ -838,7 +838,7 @@ impl Sender {
         let mut next = window.end..end.min(window.end + WINDOW);
         while !next.is_empty()
             && matches!(self.method(file, version, &next, probes), SendMethod::Sendfile)
-            && (probes == Probes::None || self.is_there(file, version, &next, &SendMethod::Sendfile))
+            && (probes == Probes::None || self.is_loaded(file, version, &next, &SendMethod::Sendfile))
         {
             next = next.end..end.min(next.end + WINDOW);
         }
@@ -923,17 +923,17 @@ fn send_windows(
     let probe = probes == Probes::All { fetched: 0 };
     if matches!(method, SendMethod::Sendfile) && !before.is_empty() {
         // A window assumed to be in memory is not tested twice.
-        let is_cold = probe && samples && !sender.is_there(file, version, &window, &method);
+        let is_cold = probe && samples && !sender.is_loaded(file, version, &window, &method);
         return Ok(if is_cold { Window::Cold(window) } else { Window::AfterTheHead });
     }
-    let is_cold = probe && !sender.is_there(file, version, &window, &method);
+    let is_cold = probe && !sender.is_loaded(file, version, &window, &method);
     // A file that has become shorter looks like one that is not in memory.
     let is_changed = (must_look || is_cold) && !file.still_has_bytes_of(version)?;
     if is_cold || is_changed {
         return Ok(if is_changed { Window::Changed } else { Window::Cold(window) });
     }
     if matches!(method, SendMethod::Sendfile) {
-        window.end = sender.lent_until(file, version, &window, (windows_max, range.end), probes);
+        window.end = sender.sendfile_end(file, version, &window, (windows_max, range.end), probes);
     }
     if samples {
         sender.backoff.look(sender.now, blocks_read);

@@ -106,11 +106,11 @@ pub fn serve(flags: &cli::Serve) -> ExitCode {
     };
     let server = Signals::block().map_err(|error| format!("cannot block signals: {error}")).and_then(|signals| {
         let mut server = Server::start(flags, settings, signals)?;
-        server.greet();
+        server.report_start();
         Ok((server, signals))
     });
     match server {
-        Ok((server, signals)) => server.obey(&signals),
+        Ok((server, signals)) => server.handle_signals(&signals),
         Err(message) => {
             say!("{message}");
             ExitCode::FAILURE
@@ -248,7 +248,7 @@ impl Server {
     }
 
     /// Reports where and how it serves.
-    fn greet(&mut self) {
+    fn report_start(&mut self) {
         let settings = self.settings();
         let mut text = String::new();
         for address in self.workers.addresses() {
@@ -291,7 +291,7 @@ impl Server {
         say::plain(&text);
     }
 
-    fn obey(mut self, signals: &Signals) -> ExitCode {
+    fn handle_signals(mut self, signals: &Signals) -> ExitCode {
         loop {
             let mut patience = self.workers.patience().min(self.refresh_tls());
             let admin = self.workers.admin().take();
@@ -671,7 +671,7 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
     let disk = roots.iter().try_for_each(|root| enter(root)).and_then(|()| Disk::open(sites, roots, rules));
     let disk = disk.map_err(|(path, error)| cannot_open_root(&path, &error, settings.user.as_deref()))?;
     if settings.send.residency == config::settings::Residency::Mincore
-        && let Some(root) = roots.iter().find(|root| seems_anothers(root))
+        && let Some(root) = roots.iter().find(|root| seems_foreign(root))
     {
         say!(
             "residency \"mincore\": the files in {} seem to belong to another user, and the kernel reports these as always \
@@ -732,7 +732,7 @@ fn verifier(settings: &Settings, old: Option<&ConfigSnapshot>) -> io::Result<Opt
 }
 
 /// Returns whether mincore(2) is unreliable for files here, as far as the directory's owner shows.
-fn seems_anothers(folder: &Path) -> bool {
+fn seems_foreign(folder: &Path) -> bool {
     !process::is_root() && std::fs::metadata(folder).is_ok_and(|folder| !process::is_user(folder.uid()))
 }
 

@@ -233,7 +233,7 @@ impl<D: DiskAccess> Turn<'_, D> {
             }
             match self.send()? {
                 Sent::All => batches += 1,
-                Sent::Nothing | Sent::Waits if self.hear_app() => batches += 1,
+                Sent::Nothing | Sent::Waits if self.poll_app() => batches += 1,
                 Sent::Nothing | Sent::Waits => break Rest::Nothing,
                 Sent::Yields => break Rest::ComesAgain,
             }
@@ -404,7 +404,7 @@ impl<D: DiskAccess> Turn<'_, D> {
     }
 
     /// Polls the connection's application, if it has one. Returns whether there may be more to do.
-    fn hear_app(&mut self) -> bool {
+    fn poll_app(&mut self) -> bool {
         if self.connection.app.is_none() {
             return false;
         }

@@ -551,12 +551,12 @@ impl<F> Caches<F> {
 
     /// Caches the contents of opened files.
     fn learn_contents(&mut self, files: Vec<Opened<F>>) -> Vec<Arc<Content<F>>> {
-        let brought = files.into_iter().filter_map(|Opened { version, content, .. }| {
+        let contents = files.into_iter().filter_map(|Opened { version, content, .. }| {
             let content = Arc::new(Content { version, store: content? });
             self.contents.at(version.inode, |contents| contents.learn(&content));
             Some(content)
         });
-        brought.collect()
+        contents.collect()
     }
 
     /// Caches a missing content; the resolution of its name may have been evicted.
@@ -648,11 +648,11 @@ impl<F: FileHandle> Caches<F> {
     /// Finds the content of a file in this state among the contents of a result, else in the cache.
     pub fn content_among(
         &mut self,
-        brought: &[Arc<Content<F>>],
+        contents: &[Arc<Content<F>>],
         representation: &Representation,
     ) -> Option<Arc<Content<F>>> {
         let same = |content: &&Arc<Content<F>>| content.version == representation.version;
-        match brought.iter().find(same) {
+        match contents.iter().find(same) {
             Some(content) => Some(Arc::clone(content)),
             None => self.content(representation),
         }

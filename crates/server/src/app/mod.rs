@@ -231,7 +231,7 @@ pub enum TurnResult<'a> {
 const CONTENT_LENGTH: &[u8] = b"CONTENT_LENGTH";
 
 /// Returns whether the application learns the length of the body.
-fn says_length(work: &AppWork) -> bool {
+fn sends_length(work: &AppWork) -> bool {
     work.variables.iter().any(|(name, _)| name == CONTENT_LENGTH)
 }
 
@@ -330,7 +330,7 @@ impl AppSide {
                         // It is queued behind the requests that were complete before it.
                         self.count += 1;
                         place.number = self.count;
-                        if !says_length(&work) {
+                        if !sends_length(&work) {
                             let length = decimal(request.input.total());
                             work.variables.push((CONTENT_LENGTH.to_vec(), length));
                         }
@@ -384,7 +384,7 @@ impl AppSide {
         let mut request = Box::new(AppRequest {
             input_ended: !work.has_body,
             // The length of a chunked body is known only when it is complete.
-            gathers: work.has_body && (app.settings.buffer_request || !says_length(&work)),
+            gathers: work.has_body && (app.settings.buffer_request || !sends_length(&work)),
             reads_ahead: app.settings.buffer_response,
             output: Spool::new(Side::Response, Some(Arc::clone(&context.apps.quota))),
             stderr_lines: StderrLines::new(&place.id, &work.path),

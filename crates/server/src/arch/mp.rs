@@ -48,7 +48,7 @@ impl Processes {
     }
 
     /// Returns an answer from there that is fresh enough, if it suffices for the request.
-    fn others_answer(
+    fn shared_answer(
         &self,
         disk: &Disk,
         now: Time,
@@ -85,7 +85,7 @@ impl Sharing for Processes {
         work: &Work,
         state: &mut SharedState<OpenFile>,
     ) -> Option<Answer<OpenFile>> {
-        self.others_answer(disk, now, work, Self::fresh_for(now, work, state), state)
+        self.shared_answer(disk, now, work, Self::fresh_for(now, work, state), state)
     }
 
     /// Returns the question for the disk. Bytes that others have read are not read again just because the name is
@@ -112,7 +112,7 @@ impl Sharing for Processes {
         if let Some((shared, name)) = self.shared(work) {
             shared.learn(now, name, &found);
             if shared_cache::lacks_content(&found, &name.known) {
-                return match self.others_answer(disk, now, work, Duration::MAX, state) {
+                return match self.shared_answer(disk, now, work, Duration::MAX, state) {
                     Some(answer) => answer,
                     // It has just been evicted.
                     None => self.learn(disk, now, work, perform(disk, work), state),

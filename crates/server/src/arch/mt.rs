@@ -40,8 +40,8 @@ impl Sharing for Threads {
     ) -> Option<Answer<OpenFile>> {
         let Work::List(list) = work else { return None };
         // Other threads of the pool may work on the same listing.
-        let (found, was_anothers) = disk.listings.once(list, || perform(disk, work));
-        shared.counts.page_collapsed += u64::from(was_anothers);
+        let (found, was_shared) = disk.listings.once(list, || perform(disk, work));
+        shared.counts.page_collapsed += u64::from(was_shared);
         Some(disk.learn(now, work, found, shared))
     }
 }

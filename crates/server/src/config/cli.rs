@@ -94,8 +94,8 @@ pub(super) struct Override {
 }
 
 impl Override {
-    fn new(flag: &'static str, way: &'static str, value: impl Into<toml::Value>) -> Override {
-        let (table, key) = way.rsplit_once('.').unwrap_or(("", way));
+    fn new(flag: &'static str, path: &'static str, value: impl Into<toml::Value>) -> Override {
+        let (table, key) = path.rsplit_once('.').unwrap_or(("", path));
         Override { flag, table, key: key.to_owned(), value: value.into().to_string() }
     }
 }

@@ -39,11 +39,11 @@ pub(super) fn example() -> String {
 struct Page(String);
 
 impl Page {
-    /// Appends the keys of a table, and the tables in it. `way` is its dotted path, empty for the whole file.
-    fn table(&mut self, table: &Value, set: &Value, way: &str) {
+    /// Appends the keys of a table, and the tables in it. `path` is empty for the whole file.
+    fn table(&mut self, table: &Value, set: &Value, path: &str) {
         let (tables, keys): (Vec<_>, Vec<_>) = schema::keys(table).partition(|(_, schema)| schema::is_table(schema));
         for (key, schema) in keys {
-            let is_rule = way.contains('.');
+            let is_rule = path.contains('.');
             if is_set(&set[key]) {
                 self.line(&format!("{} = {}", name(key), literal(&set[key])), &comment(schema));
             } else if !is_rule {
@@ -51,24 +51,24 @@ impl Page {
             }
         }
         for (key, schema) in tables {
-            let way = if way.is_empty() { key.to_owned() } else { format!("{way}.{key}") };
+            let path = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
             let (about, inner) = (schema::description(schema).0, schema::table(schema));
             if schema.get("items").is_none() {
                 self.0.push('\n');
-                self.line(&format!("[{way}]"), &about);
-                self.table(inner, &set[key], &way);
+                self.line(&format!("[{path}]"), &about);
+                self.table(inner, &set[key], &path);
                 continue;
             }
             let elements = set[key].as_array().map_or(&[][..], Vec::as_slice);
             for element in elements {
                 self.0.push('\n');
-                self.line(&format!("[[{way}]]"), &about);
-                self.table(inner, element, &way);
+                self.line(&format!("[[{path}]]"), &about);
+                self.table(inner, element, &path);
             }
             // The list of sites is printed without an example element.
-            if elements.is_empty() && way.contains('.') {
+            if elements.is_empty() && path.contains('.') {
                 self.0.push('\n');
-                self.line(&format!("# [[{way}]]"), &about);
+                self.line(&format!("# [[{path}]]"), &about);
                 for (key, schema) in schema::keys(inner) {
                     self.line(&format!("# {} = {}", name(key), literal(shown(schema))), &comment(schema));
                 }
@@ -143,7 +143,7 @@ pub(super) fn reference() -> String {
     page
 }
 
-fn section(page: &mut String, table: &Value, way: &str) {
+fn section(page: &mut String, table: &Value, path: &str) {
     let (tables, keys): (Vec<_>, Vec<_>) = schema::keys(table).partition(|(_, schema)| schema::is_table(schema));
     *page += "\n| key | type | default | |\n|---|---|---|---|\n";
     for (key, schema) in keys {
@@ -161,11 +161,11 @@ fn section(page: &mut String, table: &Value, way: &str) {
         let _ = writeln!(page, "| `{key}` | {} | {default} | {} |", kind(schema), about.replace('|', "\\|"));
     }
     for (key, schema) in tables {
-        let way = if way.is_empty() { key.to_owned() } else { format!("{way}.{key}") };
-        let header = if schema.get("items").is_some() { format!("[[{way}]]") } else { format!("[{way}]") };
+        let path = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+        let header = if schema.get("items").is_some() { format!("[[{path}]]") } else { format!("[{path}]") };
         let (first, rest) = schema::description(schema);
         let _ = writeln!(page, "\n## `{header}`\n\n{first}.{}{rest}", if rest.is_empty() { "" } else { " " });
-        section(page, schema::table(schema), &way);
+        section(page, schema::table(schema), &path);
     }
 }
 

@@ -93,7 +93,7 @@ impl Read<'_> {
 /// Reads a file and the keys that flags set, and records each invalid value.
 pub(super) fn read<'a>(text: &'a str, overrides: &'a [Override], findings: &mut Findings) -> Read<'a> {
     let mut tree = grammar(text, findings).unwrap_or_else(|| Spanned::new(0..0, DeTable::new()));
-    refuse_homeless(text, tree.get_mut(), findings);
+    report_siteless(text, tree.get_mut(), findings);
     for (number, key) in overrides.iter().enumerate() {
         put(tree.get_mut(), key, FLAGS + number);
     }
@@ -108,18 +108,18 @@ pub(super) fn read<'a>(text: &'a str, overrides: &'a [Override], findings: &mut 
             Err(fault) => fault,
         };
         let span = fault.span().unwrap_or(0..0);
-        let Some(way) = way_to(tree.get_ref(), &span) else {
+        let Some(path) = path_to(tree.get_ref(), &span) else {
             findings.at(span, fault.message(), "");
             break File::default();
         };
         let missing = fault.message().strip_prefix("missing field `").map(|name| name.trim_end_matches('`'));
         if !missing.is_some_and(|key| taken.contains(&(span.clone(), key.to_owned()))) {
-            let (message, help) = explain(fault.message(), &way);
+            let (message, help) = explain(fault.message(), &path);
             findings.at(span, message, help);
         }
         match STAND_INS.iter().find(|(name, _)| missing == Some(name)) {
-            Some((name, text)) => insert(&mut tree, &way, name, text),
-            None => taken.extend(remove(&mut tree, &way)),
+            Some((name, text)) => insert(&mut tree, &path, name, text),
+            None => taken.extend(remove(&mut tree, &path)),
         }
     };
     Read { file, tree, taken }
@@ -165,7 +165,7 @@ fn help_for(schema: &Value) -> String {
 
 /// Reports a table of a site, such as `[[site.app]]`, above the first `[[site]]`. TOML parses it as a table `site` that
 /// is not a list, which would cause an error for everything in it.
-fn refuse_homeless(text: &str, tree: &mut DeTable<'_>, findings: &mut Findings) {
+fn report_siteless(text: &str, tree: &mut DeTable<'_>, findings: &mut Findings) {
     let Some((key, value)) = tree.iter().find(|(key, _)| key.get_ref() == "site") else { return };
     let rest = &text[key.span().end..];
     if !matches!(value.get_ref(), DeValue::Table(_)) || !rest.trim_start().starts_with('.') {
@@ -231,7 +231,7 @@ enum Step {
 }
 
 /// Returns the path to the innermost value at `span`, or whose key is there.
-fn way_to(value: &DeValue<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
+fn path_to(value: &DeValue<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
     let inner: Vec<(Step, Range<usize>, &Spanned<DeValue<'_>>)> = match value {
         DeValue::Table(table) => {
             table.iter().map(|(key, value)| (Step::Key(key.get_ref().to_string()), key.span(), value)).collect()
@@ -242,15 +242,15 @@ fn way_to(value: &DeValue<'_>, span: &Range<usize>) -> Option<Vec<Step>> {
         _ => return None,
     };
     let holds = |outer: Range<usize>| outer.start <= span.start && span.end <= outer.end;
-    let further = inner.iter().find_map(|(step, _, value)| Some((step, way_to(value.get_ref(), span)?)));
+    let further = inner.iter().find_map(|(step, _, value)| Some((step, path_to(value.get_ref(), span)?)));
     let here = || inner.iter().find(|(_, key, value)| holds(key.clone()) || holds(value.span()));
-    let (step, way) = further.or_else(|| here().map(|(step, ..)| (step, Vec::new())))?;
-    Some([vec![step.clone()], way].concat())
+    let (step, path) = further.or_else(|| here().map(|(step, ..)| (step, Vec::new())))?;
+    Some([vec![step.clone()], path].concat())
 }
 
 /// Returns the value at the end of the path.
-fn at<'t, 'a>(value: &'t mut Spanned<DeValue<'a>>, way: &[Step]) -> Option<&'t mut Spanned<DeValue<'a>>> {
-    way.iter().try_fold(value, |value, step| match (value.get_mut(), step) {
+fn at<'t, 'a>(value: &'t mut Spanned<DeValue<'a>>, path: &[Step]) -> Option<&'t mut Spanned<DeValue<'a>>> {
+    path.iter().try_fold(value, |value, step| match (value.get_mut(), step) {
         (DeValue::Table(table), Step::Key(key)) => table.get_mut(key.as_str()),
         (DeValue::Array(list), Step::Element(n)) => list.get_mut(*n),
         _ => None,
@@ -258,14 +258,14 @@ fn at<'t, 'a>(value: &'t mut Spanned<DeValue<'a>>, way: &[Step]) -> Option<&'t m
 }
 
 /// Removes the value at the end of the path, and returns the keys on it, each with the span of its table.
-fn remove(tree: &mut Spanned<DeValue<'_>>, way: &[Step]) -> Vec<(Range<usize>, String)> {
+fn remove(tree: &mut Spanned<DeValue<'_>>, path: &[Step]) -> Vec<(Range<usize>, String)> {
     let mut keys = Vec::new();
-    for (n, step) in way.iter().enumerate() {
-        if let (Step::Key(key), Some(table)) = (step, at(tree, &way[..n])) {
+    for (n, step) in path.iter().enumerate() {
+        if let (Step::Key(key), Some(table)) = (step, at(tree, &path[..n])) {
             keys.push((table.span(), key.clone()));
         }
     }
-    let Some((last, holder)) = way.split_last() else { return keys };
+    let Some((last, holder)) = path.split_last() else { return keys };
     match (at(tree, holder).map(Spanned::get_mut), last) {
         (Some(DeValue::Table(table)), Step::Key(key)) => drop(table.remove(key.as_str())),
         (Some(DeValue::Array(list)), Step::Element(n)) => {
@@ -277,8 +277,8 @@ fn remove(tree: &mut Spanned<DeValue<'_>>, way: &[Step]) -> Vec<(Range<usize>, S
     keys
 }
 
-fn insert(tree: &mut Spanned<DeValue<'_>>, way: &[Step], key: &'static str, text: &'static str) {
-    if let Some(value) = at(tree, way) {
+fn insert(tree: &mut Spanned<DeValue<'_>>, path: &[Step], key: &'static str, text: &'static str) {
+    if let Some(value) = at(tree, path) {
         // Its span is empty, so that a later error at the table's position does not seem to be in it.
         let place = value.span().start..value.span().start;
         if let DeValue::Table(table) = value.get_mut() {
@@ -353,16 +353,16 @@ fn explain(complaint: &str, place: &[Step]) -> (String, String) {
 
 /// Formats the header of a table.
 fn header(keys: &[&str], is_list: bool) -> String {
-    let way = keys.join(".");
-    if is_list { format!("[[{way}]]") } else { format!("[{way}]") }
+    let path = keys.join(".");
+    if is_list { format!("[[{path}]]") } else { format!("[{path}]") }
 }
 
 fn unknown_key(complaint: &str, keys: &[&str], place: &[Step]) -> (String, String) {
-    let (key, way) = keys.split_last().expect("a place ends in an entry of a table");
+    let (key, path) = keys.split_last().expect("a place ends in an entry of a table");
     let expected = expected_names(complaint);
     let table = match place {
         [Step::Key(_)] => "at the top level".to_owned(),
-        _ => format!("in `{}`", header(way, schema::of(way).get("items").is_some())),
+        _ => format!("in `{}`", header(path, schema::of(path).get("items").is_some())),
     };
     let help = match nearest(key, &expected) {
         Some(name) => format!("did you mean `{name}`?"),
@@ -375,18 +375,18 @@ fn unknown_key(complaint: &str, keys: &[&str], place: &[Step]) -> (String, Strin
 }
 
 /// Returns where a key belongs: in the first table that has one of this name.
-fn home(key: &str, way: &mut Vec<&'static str>, schema: &'static Value) -> Option<String> {
+fn home(key: &str, path: &mut Vec<&'static str>, schema: &'static Value) -> Option<String> {
     let table = schema::table(schema);
     if schema::keys(table).any(|(name, _)| name == key) {
-        return Some(match way.is_empty() {
+        return Some(match path.is_empty() {
             true => "at the top of the file, before the first `[table]`".to_owned(),
-            false => format!("in `{}`", header(way, schema.get("items").is_some())),
+            false => format!("in `{}`", header(path, schema.get("items").is_some())),
         });
     }
     schema::keys(table).filter(|(_, schema)| schema::is_table(schema)).find_map(|(name, schema)| {
-        way.push(name);
-        let found = home(key, way, schema);
-        way.pop();
+        path.push(name);
+        let found = home(key, path, schema);
+        path.pop();
         found
     })
 }
@@ -421,11 +421,11 @@ mod tests {
 
     #[test]
     fn typo_suggests_nearest_key() {
-        let names = |way: &[&str]| -> Vec<String> {
-            schema::keys(schema::table(schema::of(way))).map(|(name, _)| name.to_owned()).collect()
+        let names = |path: &[&str]| -> Vec<String> {
+            schema::keys(schema::table(schema::of(path))).map(|(name, _)| name.to_owned()).collect()
         };
-        let check = |way: &[&str], given: &str, expected: Option<&str>| {
-            assert_eq!(nearest(given, &names(way)), expected, "{given}");
+        let check = |path: &[&str], given: &str, expected: Option<&str>| {
+            assert_eq!(nearest(given, &names(path)), expected, "{given}");
         };
         check(&["site"], "precompresed", Some("precompressed"));
         check(&["site"], "user-dirs", Some("user_dirs"));

@@ -53,8 +53,8 @@ pub(super) fn keys(table: &Value) -> impl Iterator<Item = (&str, &Value)> {
 }
 
 /// Returns the schema at this path of keys; a list is represented by its elements.
-pub(super) fn of(way: &[&str]) -> &'static Value {
-    way.iter().fold(schema(), |schema, key| &table(schema)["properties"][key])
+pub(super) fn of(path: &[&str]) -> &'static Value {
+    path.iter().fold(schema(), |schema, key| &table(schema)["properties"][key])
 }
 
 /// Returns the schema of a table, or of the elements of a list.
@@ -86,16 +86,16 @@ mod tests {
 
     #[test]
     fn every_key_has_description_and_example() {
-        fn check(table: &Value, way: &str) {
+        fn check(table: &Value, path: &str) {
             let number = table["properties"].as_object().map_or(0, serde_json::Map::len);
-            assert_eq!(keys(table).count(), number, "{way}");
+            assert_eq!(keys(table).count(), number, "{path}");
             for (key, schema) in keys(table) {
-                assert!(!description(schema).0.is_empty(), "{way}.{key} has no description: {schema:#}");
+                assert!(!description(schema).0.is_empty(), "{path}.{key} has no description: {schema:#}");
                 if is_table(schema) {
-                    check(super::table(schema), &format!("{way}.{key}"));
+                    check(super::table(schema), &format!("{path}.{key}"));
                 } else {
                     let shown = [&schema["default"], &schema["examples"]];
-                    assert!(shown.iter().any(|value| !value.is_null()), "{way}.{key} has no default and no example");
+                    assert!(shown.iter().any(|value| !value.is_null()), "{path}.{key} has no default and no example");
                 }
             }
         }

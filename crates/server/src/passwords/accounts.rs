@@ -142,7 +142,7 @@ impl AccountFiles {
             Some(known) => known.accounts,
             None => {
                 let accounts = read_opened(opened)?;
-                complain(path, &accounts);
+                report_flaws(path, &accounts);
                 Arc::new(accounts)
             }
         };
@@ -176,7 +176,7 @@ impl AccountFiles {
 }
 
 /// Reports invalid entries, once for each version of the file.
-fn complain(path: &Path, accounts: &Accounts) {
+fn report_flaws(path: &Path, accounts: &Accounts) {
     let shown = path.display();
     if let [AccountError { line, why, .. }, ..] = accounts.flaws[..] {
         let count = match accounts.flaws.len() {
