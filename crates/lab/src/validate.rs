@@ -7,8 +7,8 @@
 //! makes it invalid. A machine that was not idle before a block is reported but has no effect by
 //! itself, since other processes during the run are detected in the run.
 //!
-//! An invalid run may be repeated, but repeating until the figures please would bias the result.
-//! Failures of the server itself therefore stay ([`is_worth_another`]). Automatic retries happen only if
+//! An invalid run may be repeated, but repeating until the figures look right would bias the result.
+//! Failures of the server itself are therefore not repeated ([`is_worth_another`]). Automatic retries happen only if
 //! other processes used the machine ([`is_disturbed`]), which does not depend on the measured figures.
 
 use amped_measure::stats::median;
@@ -125,7 +125,7 @@ fn client(evidence: &Evidence<'_>) -> Check {
 
 fn idle(evidence: &Evidence<'_>) -> Check {
     match evidence.idle {
-        None => check("idle", None, "not looked at"),
+        None => check("idle", None, "not measured"),
         Some((is_clean, busy)) => {
             let says = format!(
                 "{:.1} % of the CPU time was used while idle; the limit is {:.0} %",
@@ -148,11 +148,11 @@ fn others(evidence: &Evidence<'_>) -> Check {
         Some((host, share)) => {
             // Stolen time is included in the share of others.
             let stolen = match evidence.summary.host.stolen {
-                stolen if stolen >= 0.001 => format!(", {:.1} % of it a hypervisor", stolen * 100.0),
+                stolen if stolen >= 0.001 => format!(", of which a hypervisor stole {:.1} %", stolen * 100.0),
                 _ => String::new(),
             };
             let says = format!(
-                "others used {:.1} % of the CPU time{host}{stolen}; the limit is {:.0} %",
+                "other processes used {:.1} % of the CPU time{host}{stolen}; the limit is {:.0} %",
                 share * 100.0,
                 max * 100.0
             );
@@ -167,7 +167,7 @@ fn clocks(hosts: &[HostRun]) -> Check {
     let says: Vec<String> = hosts.iter().map(|host| format!("{} {}", host.host, host.clock)).collect();
     let worst_s = hosts.iter().map(|host| host.clock.bound_s).fold(0.0, f64::max);
     let says = format!(
-        "ahead of this machine's: {}; the limit of uncertainty is {:.0} ms",
+        "offsets from the clock of this machine: {}; the maximum error is {:.0} ms",
         says.join("; "),
         BOUND_MAX_S * 1e3
     );
@@ -204,8 +204,8 @@ fn stationary(evidence: &Evidence<'_>) -> Check {
     let third = n / 3;
     let part = |ticks: &[f64]| middle(ticks) / middle(evidence.ticks).abs().max(1e-9);
     let says = format!(
-        "the bytes sent are {:.2} of their median in the first third of the run and {:.2} in the last ({:.1} standard \
-         deviations); the limit of a trend is {:.0} %",
+        "bytes sent: {:.2} of the median in the first third of the run and {:.2} in the last ({:.1} standard \
+         deviations); the maximum trend is {:.0} %",
         part(&ticks[..third]),
         part(&ticks[n - third..]),
         deviations.abs(),
@@ -255,8 +255,8 @@ fn little(evidence: &Evidence<'_>) -> Check {
             let xr = of(latency.mean_ms - connected.mean_ms);
             let own = evidence.clients.map_or(0.0, |step| of(step.own_ms)).min(xr);
             let says = format!(
-                "{n:.2} connections were counted (standard error {error:.2}), and X R = {xr:.2}, at most {own:.2} of it the \
-                 clients' own"
+                "{n:.2} connections were counted (standard error {error:.2}), and X R = {xr:.2}, of which at \
+                 most {own:.2} is the clients' own"
             );
             let allowed = max * n.max(xr) + 4.0 * error + 0.5;
             check("little", xr - own - allowed <= n && n <= xr + allowed, says)
@@ -290,12 +290,7 @@ fn counts(evidence: &Evidence<'_>) -> Check {
         compare("replies", replies, counted);
     }
     match holds {
-        None => check(
-            "counts",
-            None,
-            "the kernel's counters are not of this server alone, and the server publishes \
-             none",
-        ),
+        None => check("counts", None, "the kernel's counters include other programs, and the server publishes none"),
         holds => check("counts", holds, says.join("; ")),
     }
 }
@@ -308,7 +303,7 @@ fn bytes(evidence: &Evidence<'_>) -> Check {
     const REQUEST: u64 = 1000;
     let Summary { network, server, ok, failed, received_bytes: mine, .. } = evidence.summary;
     if evidence.summary.parked > 0 || evidence.summary.beside.is_some() {
-        return check("bytes", None, "clients other than the load's received some as well");
+        return check("bytes", None, "other clients received bytes as well");
     }
     let slack = (*mine as f64 * evidence.rules.counts_max) as u64;
     let (mut holds, mut says) = (None, Vec::new());
@@ -318,13 +313,13 @@ fn bytes(evidence: &Evidence<'_>) -> Check {
     }
     if let (true, Some(out), Some(segments)) = (network.is_private, network.out_bytes, network.segments_out) {
         let most = mine + slack + segments * HEADS + (ok + failed) * REQUEST + (64 << 10);
-        says.push(format!("{mine} received, {out} on the wire with heads and requests"));
+        says.push(format!("{mine} received, {out} on the wire with headers and requests"));
         // A failed response may be on the wire but not with the client; never the other way round.
         let fits = out + slack >= *mine && (out <= most || *failed > 0);
         holds = Some(holds != Some(false) && fits);
     }
     match holds {
-        None => check("bytes", None, "only the clients count them"),
+        None => check("bytes", None, "only the clients count bytes"),
         holds => check("bytes", holds, says.join("; ")),
     }
 }
@@ -339,9 +334,9 @@ fn path(evidence: &Evidence<'_>) -> Check {
 
 fn server(evidence: &Evidence<'_>) -> Check {
     match (evidence.server_ended, evidence.summary.ok) {
-        (Some(how), _) => check("server", false, format!("it ended during the run: {how}")),
+        (Some(how), _) => check("server", false, format!("it exited during the run: {how}")),
         (None, 0) => check("server", false, "no correct response"),
-        (None, ok) => check("server", true, format!("it gave {ok} correct responses and was running at the end")),
+        (None, ok) => check("server", true, format!("it sent {ok} correct responses and was running at the end")),
     }
 }
 
@@ -453,7 +448,7 @@ mod tests {
         let mut slow = Verdict::valid();
         slow.weaken(Validity::PathBound, "late packets");
         check(&|evidence, _| evidence.path = Some(Box::leak(Box::new(slow.clone()))), Invalid, &["path"]);
-        // The worst host decides.
+        // The worst failed check decides.
         check(
             &|evidence, figures| {
                 evidence.client = Box::leak(Box::new(late.clone()));
@@ -546,7 +541,7 @@ mod tests {
 
     #[test]
     fn noise_is_no_trend() {
-        // 40 experiments at the same rate: as with A/A, almost none may be reported as different.
+        // 200 series without a trend: almost none may be reported as having one.
         let mut random = amped_measure::stats::Random(1);
         let found = (0..200).filter(|_| {
             let ticks: Vec<f64> = (0..30).map(|_| 1.0 + random.fraction()).collect();

@@ -85,7 +85,7 @@ pub(crate) struct Judged {
     pub(crate) blocks_needed: Option<usize>,
     /// The reason for the status; empty if the claim holds.
     pub(crate) why: String,
-    /// What the blocks say, unless something else has settled the status.
+    /// The counts of the blocks; `None` if something else determines the status.
     #[serde(skip)]
     tally: Option<Tally>,
 }
@@ -162,7 +162,7 @@ pub(crate) fn decide<'a>(claims: impl IntoIterator<Item = &'a mut Judged>) {
     }
 }
 
-/// Whether a figure is exact, a lower bound or an upper bound; of a ratio of two lower bounds nothing is known.
+/// Whether a figure is exact, a lower bound or an upper bound; the ratio of two lower bounds is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Exactly,
@@ -205,7 +205,7 @@ fn judged(archive: &Archive, claim: &Claim) -> Judged {
 }
 
 impl Judged {
-    /// Sets the status by what the blocks say. `level` is the p-value at which one more of `count` claims is decided.
+    /// Sets the status from the block counts. `level` is the p-value at which one more of `count` claims is decided.
     fn settle(&mut self, tally: &Tally, p: f64, count: usize, level: f64) {
         let Tally { is_within, hits, doubt, reason, .. } = tally;
         self.p = Some(p);
@@ -254,7 +254,7 @@ fn untestable(archive: &Archive, claim: &Claim) -> Option<(ClaimStatus, String)>
     Some((ClaimStatus::NotTestable, format!("{lacks}{because}")))
 }
 
-/// Counts the blocks on either side of the bound, by what is certain: a lower bound is never known to be below anything.
+/// Counts the blocks that are certainly on either side of the bound: a lower bound is never known to be below anything.
 /// A figure that equals the bound is outside.
 fn tally(archive: &Archive, claim: &Claim, values: &[(f64, Known)], median: f64) -> Tally {
     let count = |is_on_side: &dyn Fn(f64, Known) -> bool| {
@@ -274,7 +274,7 @@ fn tally(archive: &Archive, claim: &Claim, values: &[(f64, Known)], median: f64)
             count(&|value, known| value >= bound && [Known::Exactly, Known::AtLeast].contains(&known)),
         ]);
     }
-    // Within both bounds: both tests must succeed. Outside one of two: either may, which is two chances.
+    // Within both bounds: both tests must succeed. Outside one of two: either may succeed, which doubles p.
     let within = sides.iter().map(|[within, _]| *within).min().unwrap_or(0);
     let outside = sides.iter().map(|[_, outside]| *outside).max().unwrap_or(0);
     let p_outside = (sign_test(outside, n) * sides.len() as f64).min(1.0);
@@ -540,7 +540,7 @@ fn by_block(archive: &Archive, of: &Place<'_>, against: Option<&Place<'_>>) -> V
     blocks.into_iter().filter_map(in_block).collect()
 }
 
-/// What the repetition of an arm shows (A/A): nothing, unless something besides the treatment differs between runs.
+/// The comparison of repeated arms (A/A). A difference means that something besides the treatment differs between runs.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Repeats {
     /// Number of figures of the claims that were compared between equal arms.
@@ -588,7 +588,7 @@ pub(super) fn repeats(archive: &Archive) -> Repeats {
 }
 
 impl Repeats {
-    /// What the repetition shows, as a sentence without the full stop.
+    /// The result as a sentence, without the full stop.
     pub(crate) fn sentence(&self) -> String {
         let Repeats { figures, differing } = self;
         match (figures, &differing[..]) {
@@ -961,7 +961,7 @@ mod tests {
         let why = "Disks are faster (responses: log off at the highest load 1000 1/s; ";
         assert!(found.status == ClaimStatus::NoLonger && found.why.starts_with(why), "{found:?}");
         assert!(found.why.ends_with("not measured ms)"), "{found:?}");
-        // A reason for what did not happen is not given.
+        // No reason is given for a claim that holds.
         let holds = judged(&made(&OFF, &ON), &Claim { above: Some(0.8), ..says_why });
         assert_eq!((holds.status, &holds.why[..]), (ClaimStatus::Holds, ""));
     }

@@ -49,17 +49,17 @@ pub(super) fn median(archive: &Archive, arm: &str, step: Step, metric: &str) -> 
 
 /// The points of these runs at one x.
 fn points<'a>(runs: impl Iterator<Item = &'a Run>, x: f64, metric: &str) -> Vec<Point> {
-    let mut by_standing: BTreeMap<Mark, Vec<f64>> = BTreeMap::new();
+    let mut values_by_mark: BTreeMap<Mark, Vec<f64>> = BTreeMap::new();
     for run in runs {
         let mark = match run.status {
             RunStatus::Valid => Mark::Kept,
             RunStatus::Censored => Mark::AtLeast,
             RunStatus::Invalid => Mark::Invalid,
         };
-        by_standing.entry(mark).or_default().extend(value(run, metric));
+        values_by_mark.entry(mark).or_default().extend(value(run, metric));
     }
     let mut points = Vec::new();
-    for (mark, values) in by_standing {
+    for (mark, values) in values_by_mark {
         match mark {
             Mark::Kept | Mark::AtLeast => points.extend(Summary::of(values).map(|y| Point { x, y, mark })),
             Mark::Invalid => {
@@ -232,7 +232,7 @@ fn axis_title(names: &[String]) -> String {
     let units: Vec<&str> = names.iter().map(|name| metric(name).0).collect();
     match names {
         [name] => titled(name),
-        _ if units.iter().all(|unit| *unit == "1/s") => "a second".to_owned(),
+        _ if units.iter().all(|unit| *unit == "1/s") => "per second".to_owned(),
         _ if units.windows(2).all(|pair| pair[0] == pair[1]) => units.first().copied().unwrap_or_default().to_owned(),
         names => names.iter().map(|name| titled(name)).collect::<Vec<_>>().join("; "),
     }
@@ -302,7 +302,7 @@ fn bars_of<'a>(archive: &'a Archive, arms: &'a [&'a Arm]) -> impl Iterator<Item 
 /// The machine's CPU time by consumer, in cores; `None` if unknown.
 pub(super) fn cpu(archive: &Archive, arms: &[&Arm]) -> Option<Bars> {
     let cores = archive.host.machine.cores as f64;
-    let parts = ["server, user code", "server, kernel", "clients", "others", "not told apart", "idle"];
+    let parts = ["server, user code", "server, kernel", "clients", "others", "unattributed", "idle"];
     let bar = |(arm, step, name): (&Arm, Step, String)| {
         let of = |name| median(archive, &arm.id, step, name).map(|found| found.median);
         let (user, system) = (of("server-user")?, of("server-system")?);

@@ -19,14 +19,14 @@ pub(super) fn hosts(archive: &Archive, missing: &mut Vec<String>) -> Option<Mark
     }
     Some(html! {
         p.faint {
-            "All times are by the clock of the machine that had it done. How far each host's clock was ahead of it was measured before \
-             and after each run, by the shortest of many round trips, and what the host recorded is put on the common axis by it; half \
-             of the round trip, and what changed meanwhile, is the bound."
+            "All times are by the clock of the controlling machine. The offset of each host's clock was measured before \
+             and after each run, by the shortest of many round trips, and the host's records are shifted by it. The \
+             error bound is half of that round trip, plus half of the change of the offset during the run."
         }
         div.scroll { table {
             tr {
-                th.text { "run" } th.text { "host" } th.text { "for" } th { "clock ahead, ms" } th { "to within, ms" } th { "begun/s" }
-                th { "replies/s" } th { "late, p99 ms" } th { "CPU used" } th { "by others" } th.text { "its generator" }
+                th.text { "run" } th.text { "host" } th.text { "role" } th { "clock offset, ms" } th { "error bound, ms" } th { "begun/s" }
+                th { "responses/s" } th { "lateness p99, ms" } th { "CPU used" } th { "by others" } th.text { "load generator" }
             }
             @for (run, HostRun { host, role, clock, busy, others, load }) in &rows {
                 tr {

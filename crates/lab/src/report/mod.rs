@@ -73,7 +73,7 @@ pub(crate) struct ReportSummary {
     pub(crate) runs: Counts,
     /// The experiment's claims, each with its status.
     pub(crate) claims: Vec<Judged>,
-    /// What the repeated arms show.
+    /// The comparison of repeated arms (A/A).
     pub(crate) repeats: Repeats,
     /// Each arm compared with its counterpart.
     pub(crate) against_baseline: Vec<Comparison>,
@@ -98,7 +98,7 @@ pub(crate) fn write(archive: &Archive, page: &Path, svg: Option<&Path>) -> Resul
     };
     write(page.to_owned(), &html)?;
     if let Some(folder) = svg {
-        fs::create_dir_all(folder).map_err(Failure::io(format_args!("make {}", folder.display())))?;
+        fs::create_dir_all(folder).map_err(Failure::io(format_args!("create {}", folder.display())))?;
         figures.iter().try_for_each(|(name, svg)| write(folder.join(format!("{name}.svg")), svg))?;
     }
     Ok(summary)
@@ -175,11 +175,11 @@ pub(crate) fn report(archive: &Archive) -> Report {
         }
     };
     let body = html! {
-        (said(archive, &verdict, &diagnoses, &counts))
+        (verdict_box(archive, &verdict, &diagnoses, &counts))
         (overview::table(archive, &overview))
         @if !missing.is_empty() {
             details {
-                summary.bad { "What is missing: " (missing[0]) @if missing.len() > 1 { ", and " (missing.len() - 1) " more" } }
+                summary.bad { "Missing: " (missing[0]) @if missing.len() > 1 { ", and " (missing.len() - 1) " more" } }
                 ul.bad { @for line in &missing { li { (line) } } }
             }
         }
@@ -198,16 +198,16 @@ pub(crate) fn report(archive: &Archive) -> Report {
             div.scroll { (judged(&claims)) }
             @for line in open_claims(&claims) { p { (line) } }
             p { (repeats.sentence()) "." }
-            p.faint { "Each value is a ratio or a figure within one block, and the interval is over the blocks; each of its ends is right with the probability in the column \"sure to\". A claim holds, or no longer holds, if at least six blocks agree so well on one side of the bound that p, the probability of this by chance (sign test), is at most 5 %. Here each claim is judged by itself; the table of ammeter exhibits corrects for the number of its claims, which takes more blocks. A claim is not applied if the treatment that it is about did not happen." }
+            p.faint { "Each value is a ratio or a figure within one block. The interval is over the blocks; the coverage is that of each of its ends. A claim holds or no longer holds if there are at least six blocks and the sign test on the side of the bound gives p of at most 5 %. Here each claim is judged by itself; the table of ammeter exhibits corrects for the number of claims, which requires more blocks. A claim is not applied if its treatment had no effect." }
         }
         h2 { "Details" }
-        (folded("What limits it", html! {
+        (folded("Bottleneck", html! {
             @for diagnosis in &diagnoses { (limits(diagnosis, diagnoses.len() > 1)) }
-            @if let Some(why) = &unknown { p.faint { "Not known: " (why) } }
+            @if let Some(why) = &unknown { p.faint { "Unknown: " (why) } }
         }))
         @if !against_baseline.is_empty() {
             (folded("Comparison", html! {
-                p.faint { "Ratios of runs of the same step in the same block, and the ratios that two equal arms have. " (baseline_again(archive)) }
+                p.faint { "Ratios of runs at the same step in the same block. The noise band is the ratio of two equal arms. " (baseline_again(archive)) }
                 @match &against_baseline[..] {
                     [only] => (compared(only)),
                     all => (compared_all(all)),
@@ -233,7 +233,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
         (folded("Settings", settings(archive)))
     };
     let heading = if resolved.title.is_empty() { &resolved.name } else { &resolved.title };
-    let below = format!("{}, begun {}", resolved.name, ammeter_load::date(resolved.began_s));
+    let below = format!("{}, started {}", resolved.name, ammeter_load::date(resolved.began_s));
     let data = json!({ "runs": timelines });
     let html = page::page(&format!("{heading} - ammeter"), heading, &below, &body, &data, SCRIPT);
     let summary = ReportSummary {
@@ -315,7 +315,7 @@ fn missing(archive: &Archive) -> Vec<String> {
         ));
     }
     if archive.clients.is_none() {
-        missing.push("the capacity of the clients was not measured yet: no clients.json".to_owned());
+        missing.push("the capacity of the clients has not been measured yet: no clients.json".to_owned());
     }
     let blocks = archive.resolved.repetitions as usize;
     if archive.blocks.len() < blocks {
@@ -362,8 +362,8 @@ fn shown_first(archive: &Archive, arms: &[&Arm]) -> Option<String> {
 fn limits(diagnosis: &Diagnosis, has_others: bool) -> Markup {
     let Diagnosis { arm, sentence, confidence, evidence, follows, refuted_by, .. } = diagnosis;
     let last = if diagnosis.answer == Answer::Bottleneck { "What would refute it" } else { "What to try" };
-    let lists = [("Why", evidence), ("What follows from it", follows), (last, refuted_by)];
-    let said = html! {
+    let lists = [("Evidence", evidence), ("Consequences", follows), (last, refuted_by)];
+    let finding = html! {
         strong { (sentence) "." }
         @if diagnosis.answer != Answer::Borne { " Confidence: " (confidence) "." }
     };
@@ -375,15 +375,15 @@ fn limits(diagnosis: &Diagnosis, has_others: bool) -> Markup {
     };
     html! {
         @if has_others {
-            details { summary { (arm) ": " (said) } (reasons) }
+            details { summary { (arm) ": " (finding) } (reasons) }
         } @else {
-            p { (said) }
+            p { (finding) }
             (reasons)
         }
     }
 }
 
-fn said(archive: &Archive, sentences: &[String], diagnoses: &[Diagnosis], counts: &Counts) -> Markup {
+fn verdict_box(archive: &Archive, sentences: &[String], diagnoses: &[Diagnosis], counts: &Counts) -> Markup {
     /// Maximum number of diagnosis sentences in the summary.
     const SENTENCES: usize = 3;
     let resolved = &archive.resolved;
@@ -403,12 +403,12 @@ fn said(archive: &Archive, sentences: &[String], diagnoses: &[Diagnosis], counts
     if *again > 0 {
         let _ = write!(
             runs,
-            "; before these {again} attempt{} invalid and repeated",
+            "; {again} earlier attempt{} invalid and repeated",
             if *again == 1 { " was" } else { "s were" }
         );
     }
     // Nothing limits an arm that sustains every step; its fullest resources appear further below.
-    let is_said = |one: &&Diagnosis| match one.answer {
+    let is_shown = |one: &&Diagnosis| match one.answer {
         Answer::Borne => false,
         Answer::Bottleneck => !verdict::bears_all(archive, &one.arm),
         Answer::ClientBound | Answer::NotFound => true,
@@ -416,10 +416,10 @@ fn said(archive: &Archive, sentences: &[String], diagnoses: &[Diagnosis], counts
     html! {
         div class=(class) {
             @for line in sentences { p { strong { (line) } } }
-            @for diagnosis in diagnoses.iter().filter(is_said).take(SENTENCES) {
+            @for diagnosis in diagnoses.iter().filter(is_shown).take(SENTENCES) {
                 p { @if diagnoses.len() > 1 { (diagnosis.arm) ": " } (diagnosis.sentence) }
             }
-            @if sentences.is_empty() { p { strong { "There is no arm to report." } } }
+            @if sentences.is_empty() { p { strong { "No arm to report." } } }
             p { (runs) "." @if resolved.quick { " This is the short version of the experiment." } }
         }
         @if !resolved.about.is_empty() { p { (resolved.about) } }
@@ -438,10 +438,10 @@ fn reasons(archive: &Archive) -> String {
     }
     reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
     let parts: Vec<String> = reasons.iter().map(|(name, count)| format!("{name}: {count}")).collect();
-    if parts.is_empty() { "for reasons below".to_owned() } else { parts.join(", ") }
+    if parts.is_empty() { "reasons below".to_owned() } else { parts.join(", ") }
 }
 
-/// The paper's values as numbers, which a curve cannot be read for.
+/// The paper's values as numbers: a curve shows them only roughly.
 fn values(archive: &Archive, figure: &crate::archive::Figure) -> Markup {
     let x = |x: f64| figures::level(archive, figure, x).unwrap_or_else(|| number(x));
     html! {
@@ -463,7 +463,7 @@ fn values(archive: &Archive, figure: &crate::archive::Figure) -> Markup {
 fn judged(claims: &[Judged]) -> Markup {
     html! {
         table {
-            tr { th.text { "claim" } th.text { "what is compared" } th { "bound" } th { "the paper" } th { "here" } th { "interval" } th { "blocks" } th { "sure to" } th { "p" } th.text { "status" } th.text { "version" } }
+            tr { th.text { "claim" } th.text { "compared" } th { "bound" } th { "paper" } th { "measured" } th { "interval" } th { "blocks" } th { "coverage" } th { "p" } th.text { "status" } th.text { "version" } }
             @for claim in claims {
                 tr {
                     td.text { (claim.says) } td.text { (claim.compared) } td { (claim.holds) }
@@ -484,7 +484,7 @@ fn judged(claims: &[Judged]) -> Markup {
 
 fn baseline_again(archive: &Archive) -> &'static str {
     if archive.resolved.arms.iter().any(|arm| arm.is_again) {
-        "The first arm was measured twice in each block: the ratios of the two are the noise band. Its repetition is in the tables, and is not drawn."
+        "The first arm was measured twice in each block: the ratios of the two are the noise band. The repetition is listed in the tables but not drawn."
     } else {
         "No arm was measured twice in a block, so no noise band is known."
     }
@@ -548,7 +548,7 @@ fn compared_all(comparisons: &[Comparison]) -> Markup {
                 }
             }
         } }
-        p.faint { "Bold: a difference. Plain: none that is larger than the noise. With a question mark: too few pairs. Pairs and noise band are those of the first figure." }
+        p.faint { "Bold: a difference. Plain: no difference larger than the noise. Question mark: too few pairs. Pairs and noise band are those of the first figure." }
         @for line in cautions { p.faint { (line) } }
     }
 }
@@ -574,7 +574,7 @@ fn validation(archive: &Archive) -> Markup {
     html! {
         @if !names.is_empty() {
             div.scroll { table {
-                tr { th.text { "check" } th { "held" } th { "did not" } th { "not made" } th.text { "the first one not sustained" } }
+                tr { th.text { "check" } th { "passed" } th { "failed" } th { "skipped" } th.text { "first failure" } }
                 @for name in names {
                     tr {
                         td.text { (name) } td { (count(name, Some(true))) } td { (count(name, Some(false))) } td { (count(name, None)) }
@@ -585,7 +585,7 @@ fn validation(archive: &Archive) -> Markup {
         }
         @if !bad.is_empty() {
             details open[bad.len() <= 12] {
-                summary { (bad.len()) " invalid runs and their reasons" }
+                summary { (bad.len()) " runs that are not valid, with the reasons" }
                 ul { @for run in bad { li { (run.plan.id) ": " (status_name(run.status)) @if !is_last(run) { ", repeated" } @if !run.why.is_empty() { ": " (run.why.join("; ")) } } } }
             }
         }
@@ -594,7 +594,7 @@ fn validation(archive: &Archive) -> Markup {
             @if let Some(why) = &clients.skipped { p { "Not measured: " (why) } }
             @if !clients.steps.is_empty() {
                 div.scroll { table {
-                    tr { th.text { "load" } th { "begun/s" } th { "correct responses/s" } th { "late p99, ms" } th.text { "schedule" } }
+                    tr { th.text { "load" } th { "begun/s" } th { "correct responses/s" } th { "lateness p99, ms" } th.text { "schedule" } }
                     @for step in &clients.steps {
                         tr {
                             td.text { (figures::step_name(step.step)) } td { (number(step.offered_rate)) } td { (number(step.rate)) }
@@ -606,9 +606,9 @@ fn validation(archive: &Archive) -> Markup {
             }
         }
         @if !archive.blocks.is_empty() {
-            h3 { "The idle machine, before each block" }
+            h3 { "Idle machine before each block" }
             div.scroll { table {
-                tr { th { "block" } th { "CPU in use" } th { "taken by the hypervisor" } th { "packets/s" } th { "disk, KiB/s" } th.text { "busiest" } th.text { "clean" } }
+                tr { th { "block" } th { "CPU in use" } th { "stolen by the hypervisor" } th { "packets/s" } th { "disk, KiB/s" } th.text { "busiest" } th.text { "clean" } }
                 @for block in &archive.blocks {
                     tr {
                         td { (block.block) } td { (percent(block.busy)) } td { (percent(block.stolen)) }
@@ -626,7 +626,7 @@ fn over_time(archive: &Archive, at: usize, run: &Run, timeline: &series::Timelin
     let label = archive.arm(&run.plan.arm).map_or(&run.plan.arm, |arm| &arm.label);
     let step = figures::step_name(run.plan.step);
     let figures = run.summary.as_ref().map(|summary| {
-        format!("{} replies/s, p99 {} ms", number(summary.window.completed_rate), number(summary.latency.p99_ms))
+        format!("{} responses/s, p99 {} ms", number(summary.window.completed_rate), number(summary.latency.p99_ms))
     });
     html! {
         details.run id=(format!("run-{at}")) open[is_open] {
@@ -655,13 +655,13 @@ fn status_name(status: RunStatus) -> &'static str {
 const COLUMNS: [(&str, &str); 9] = [
     ("offered-rate", "begun/s"),
     ("request-rate", "requests/s"),
-    ("rate", "replies/s"),
+    ("rate", "responses/s"),
     ("failed-share", "failed"),
     ("p50", "p50 ms"),
     ("p99", "p99 ms"),
     ("throughput", "Mbit/s"),
     ("server-cpu", "server cores"),
-    ("cpu-per-reply", "CPU us a reply"),
+    ("cpu-per-reply", "CPU us/response"),
 ];
 
 fn column(name: &str, value: f64) -> String {
@@ -677,7 +677,7 @@ fn by_step(archive: &Archive, arms: &[&Arm]) -> Markup {
             if high > low { format!(" ({} to {})", column(name, low), column(name, high)) } else { String::new() };
         format!("{}{spread}", column(name, median))
     };
-    let stand = |arm: &Arm, step| {
+    let statuses = |arm: &Arm, step| {
         let of = |status| figures::cell(archive, &arm.id, step).filter(|run| run.status == status).count();
         let counts = [(RunStatus::Valid, "valid"), (RunStatus::Censored, "at least"), (RunStatus::Invalid, "invalid")];
         let parts = counts.into_iter().map(|(status, name)| (of(status), name)).filter(|(count, _)| *count > 0);
@@ -691,7 +691,7 @@ fn by_step(archive: &Archive, arms: &[&Arm]) -> Markup {
                     tr {
                         td.text.word { (arm.label) } td.text.word { (figures::step_name(*step)) }
                         @for (name, _) in COLUMNS { td { (cell(arm, *step, name)) } }
-                        td.text { (stand(arm, *step)) }
+                        td.text { (statuses(arm, *step)) }
                     }
                 }
             }
@@ -728,7 +728,7 @@ fn settings(archive: &Archive) -> Markup {
         ("kernel".to_owned(), format!("{}, {}", machine.kernel, machine.congestion_control)),
         ("load average before".to_owned(), host.load_average.clone()),
     ];
-    rows.extend(host.test_bed.iter().map(|line| ("test-bed".to_owned(), line.clone())));
+    rows.extend(host.test_bed.iter().map(|line| ("test bed".to_owned(), line.clone())));
     rows.extend(host.clients.iter().map(|(name, client)| {
         let Machine { cpu, cores, kernel, congestion_control } = &client.machine;
         (format!("client {name}"), format!("{cpu}, {cores} cores, {kernel}, {congestion_control}"))
@@ -749,7 +749,7 @@ fn settings(archive: &Archive) -> Markup {
         @for arm in resolved.arms.iter().filter(|arm| !arm.settings.is_empty()) {
             details { summary { "Settings of " (arm.label) } pre { (arm.settings) } }
         }
-        @if !file.is_empty() { details { summary { "The experiment's file" } pre { (file) } } }
+        @if !file.is_empty() { details { summary { "Experiment file" } pre { (file) } } }
     }
 }
 

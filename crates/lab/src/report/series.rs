@@ -90,7 +90,7 @@ fn chart<T>(
 
 fn clients(archive: &Archive, run: &Run, charts: &mut Vec<Chart>) -> Result<(), String> {
     let record = archive.load(&run.plan.id)?;
-    // The last second may be partial: a rate over a few milliseconds says nothing if there are whole seconds.
+    // The last second may be partial: a rate over a few milliseconds is meaningless beside whole seconds.
     let is_whole = |second: &&Second| second.length_s >= 0.5 || record.series.len() == 1;
     let seconds: Vec<Second> = record.series.iter().filter(is_whole).copied().collect();
     let late = record.began_s - run.load_began_s;
@@ -108,7 +108,7 @@ fn clients(archive: &Archive, run: &Run, charts: &mut Vec<Chart>) -> Result<(), 
         ("p90", "blue", " ms", |second| known(second, second.p90_ms)),
         ("p50", "green", " ms", |second| known(second, second.p50_ms)),
     ];
-    let caption = "Clients: last byte of correct responses since the planned instant.";
+    let caption = "Clients: time from the planned instant to the last byte of correct responses.";
     charts.extend(chart(("ms, logarithmic", caption, true), &x, &seconds, &times));
     Ok(())
 }
@@ -127,7 +127,7 @@ fn server(archive: &Archive, run: &Run, charts: &mut Vec<Chart>, missing: &mut V
     }
     if let Some(why) = replay.cut() {
         let path = archive.file(&run.plan.id, name::MONITOR);
-        missing.push(format!("{} is cut: {why}", shown(&path)));
+        missing.push(format!("{} is truncated: {why}", shown(&path)));
     }
     // Times are by the clock of the server's host, if that is another machine.
     let hosts = archive.hosts(&run.plan.id)?;
@@ -149,7 +149,7 @@ fn server(archive: &Archive, run: &Run, charts: &mut Vec<Chart>, missing: &mut V
         ("maximum length", "grey", "", |tick| {
             sum(&tick.listeners, |one| Some(one.limit).filter(|limit| one.depth * 4.0 >= *limit))
         }),
-        ("turned away", "red", "/s", |tick| sum(&tick.listeners, |one| one.drops)),
+        ("dropped", "red", "/s", |tick| sum(&tick.listeners, |one| one.drops)),
     ];
     let caption = "Listen queue: connections that wait to be accepted, and connections dropped per second.";
     charts.extend(chart(("connections, and per second", caption, false), &x, &ticks, &queue));

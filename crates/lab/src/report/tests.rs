@@ -285,14 +285,14 @@ fn repeated_run_is_marked_and_last_attempt_counts() {
     let Counts { planned, there, again, valid, censored, invalid } = made.summary.runs;
     assert_eq!((planned, there, again, valid, censored, invalid), (18, 18, 2, 17, 1, 0));
     for part in [
-        "before these 2 attempts were invalid and repeated",
+        "; 2 earlier attempts were invalid and repeated",
         "1-a1-1000: invalid, repeated: 1 % of connections began late",
         "1-a1-1000-2: invalid, repeated: ",
     ] {
         assert!(made.html.contains(part), "{part} is not in the page");
     }
     // The page draws each attempt over time and lists it among all runs.
-    // One counts; the others are crossed out where drawn.
+    // Only the last one counts; the others are drawn crossed out.
     assert_eq!(data(&made.html)["runs"].as_array().unwrap().len(), 20);
     let (_, knee) = &made.figures[0];
     // Two points and the legend's.
@@ -315,7 +315,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
     assert!(one.html == other.html && one.figures == other.figures, "the same archive, another report");
     let ReportSummary { verdict, runs, claims, missing, .. } = &one.summary;
     assert!(verdict[0].starts_with("log off sustains 1000/s but not 1500/s; its highest rate: 11"), "{verdict:?}");
-    assert_eq!(verdict.len(), 2, "what is not decided does not stand among the verdicts: {verdict:?}");
+    assert_eq!(verdict.len(), 2, "undecided claims are not in the verdict: {verdict:?}");
     assert!(one.html.contains("Undecided: Logging costs a tenth (5.1.2) (1.1"));
     assert_eq!((runs.planned, runs.there, runs.valid, runs.censored, runs.invalid, runs.again), (36, 36, 34, 1, 1, 0));
     assert_eq!((claims[0].status, claims[0].blocks, claims[0].coverage), (ClaimStatus::Undecided, 4, 0.9375));
@@ -327,7 +327,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
         "<h2>Over the load",
         "<h2>Figures",
         "<h2>Claims",
-        "What limits it",
+        "<h3>Bottleneck",
         "<h3>Comparison",
         "Processor time",
         "Validity",
@@ -360,7 +360,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
         .flat_map(|chart| chart["series"].as_array().unwrap())
         .map(|series| series["label"].as_str().unwrap())
         .collect();
-    for label in ["begun", "answered", "p99", "user", "waiting to be accepted", "turned away"] {
+    for label in ["begun", "answered", "p99", "user", "waiting to be accepted", "dropped"] {
         assert!(labels.contains(&label), "{label} is not in {labels:?}");
     }
     let (x, range) = (&runs[0]["charts"][2]["x"], &runs[0]["range"]);
@@ -414,10 +414,10 @@ fn missing_runs_are_named_and_rest_is_drawn() {
         "1-a0-1000: ",
         "load.json: EOF while parsing",
         "1-a1-500: ",
-        "2-a0-500/monitor.zst is cut",
+        "2-a0-500/monitor.zst is truncated",
     ] {
         assert!(missing.contains(part), "{part} is not in {missing}");
-        assert!(made.html.contains("What is missing"));
+        assert!(made.html.contains("Missing: "));
     }
     // An archive that holds nothing but the plan.
     fs::remove_dir_all(dir.join(name::RUNS)).unwrap();

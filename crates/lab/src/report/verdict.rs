@@ -132,7 +132,7 @@ fn sentence(archive: &Archive, arm: &Arm) -> String {
     let steps = &archive.resolved.steps;
     let peak = step_at(archive, arm, "rate", At::Peak);
     let most = peak.and_then(|step| Some((step, median(archive, &arm.id, step, "rate")?)));
-    let Some((peak, most)) = most else { return format!("{label}: none of its runs is valid") };
+    let Some((peak, most)) = most else { return format!("{label}: no valid run") };
     let is_valid = cell(archive, &arm.id, peak).any(|run| run.status == RunStatus::Valid);
     let at_least = if is_valid { "" } else { "at least " };
     let highest =
