@@ -15,7 +15,7 @@
 //! all their pairs: more pairs do not average it out. There the band is the largest shift between
 //! blocks of one archive, over all steps, times 1.5.
 //!
-//! Under relaxed validity rules, disturbed runs count too, by an unknown amount. There is then no
+//! Under relaxed validity rules, disturbed runs are included, with an unknown effect. There is then no
 //! verdict, unless A and B were measured in the same blocks together with a repetition of the baseline.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +34,7 @@ pub(crate) const METRICS: &[&str] = &["cpu-per-reply", "rate", "p50", "p99"];
 /// Metrics that are lower bounds if the load generator reached its limit before the server did.
 pub(crate) const LOWER_BOUNDS: [&str; 4] = ["rate", "request-rate", "established-rate", "throughput"];
 /// Of these, the ones in which two servers are equal below their capacity.
-const AS_ASKED: [&str; 2] = ["rate", "throughput"];
+const AS_OFFERED: [&str; 2] = ["rate", "throughput"];
 /// The metric that shows whether a server kept up with the load.
 const RATE: &str = "rate";
 
@@ -97,7 +97,7 @@ pub(crate) fn named(archive: &Archive, metrics: &[&str], a: &str, b: &str) -> Re
     Ok(within(archive, metrics, (a, &of_a), (b, &of_b)))
 }
 
-/// Splits `A,B` into two names of an archive. Names may contain commas: the comma between two known names counts.
+/// Splits `A,B` into two names of an archive at the comma between two known names: names may contain commas.
 ///
 /// # Errors
 /// If there is no such comma, or several.
@@ -320,7 +320,7 @@ impl std::fmt::Display for Difference {
 /// the load steps and descriptive texts.
 fn differences(a: &Archive, b: &Archive) -> Vec<Difference> {
     // These affect precision or procedure, but not the meaning of a figure.
-    const OF_NO_MATTER: [&str; 12] = [
+    const IGNORED: [&str; 12] = [
         "subject",
         "server",
         "factor",
@@ -344,7 +344,7 @@ fn differences(a: &Archive, b: &Archive) -> Vec<Difference> {
         // Exclude the load steps: those that both have are compared.
         flat.retain(|key, _| {
             let first = key.split('.').next().unwrap_or(key);
-            !OF_NO_MATTER.contains(&first) && !["load.rate", "load.clients"].contains(&&key[..])
+            !IGNORED.contains(&first) && !["load.rate", "load.clients"].contains(&&key[..])
         });
         flat
     };
@@ -511,13 +511,13 @@ fn compare(a: &str, b: &str, metrics: &[&str], runs: &[Taken], interleaved: bool
     let figures: Vec<Compared> = figures.collect();
     let mut cautions = Vec::new();
     if !interleaved {
-        let text = "A and B were not measured in turns: the ratios include changes of the machine between them";
+        let text = "A and B were not interleaved: the ratios include changes of the machine between them";
         cautions.push(text.to_owned());
     }
     if figures.is_empty() {
         cautions.push("no run of A has a counterpart with results in B: the same step, in the same block".to_owned());
     } else if figures.iter().all(|figure| figure.noise.is_none()) {
-        let text = "no noise band: too few repetitions within blocks; let the plan repeat its baseline (A/A)";
+        let text = "no noise band: too few repetitions within blocks; repeat the baseline in the plan (A/A)";
         cautions.push(text.to_owned());
     }
     let finding = figures.iter().map(|figure| figure.finding).max().unwrap_or(Finding::Undecided);
@@ -559,8 +559,8 @@ fn pairs<'a>(metric: &str, runs: &'a [Taken]) -> Vec<Pair<'a>> {
         let of_b = of_b.remove(&place).unwrap_or_default();
         pairs.extend(of_a.into_iter().zip(of_b).map(|(a, b)| Pair { step: place.0, a, b }));
     }
-    if AS_ASKED.contains(&metric) {
-        // If both sides keep up, these metrics equal the offered load and say nothing about the servers.
+    if AS_OFFERED.contains(&metric) {
+        // If both sides keep up, these metrics equal the offered load and do not distinguish the servers.
         let full: BTreeSet<&str> =
             pairs.iter().map(|pair| pair.step).filter(|step| !is_sustained(step, runs)).collect();
         if !full.is_empty() {
@@ -732,7 +732,7 @@ impl Comparison {
         if let Some(figure) = self.figures.first() {
             let _ = writeln!(
                 text,
-                "\nIntervals of the median of the ratios; {:.2} % sure for {} pairs.",
+                "\nIntervals of the median of the ratios; coverage {:.2} % for {} pairs.",
                 figure.ratio.coverage * 100.0,
                 figure.pairs
             );
@@ -843,7 +843,7 @@ mod tests {
         let apart = compare("a", "b", METRICS, &runs, false);
         let wide = |compared: &Comparison| compared.figures[0].noise.unwrap().high;
         assert!(wide(&apart) > wide(&turned), "{} and {}", wide(&apart), wide(&turned));
-        assert!(apart.cautions[0].contains("not measured in turns") && turned.cautions.is_empty());
+        assert!(apart.cautions[0].contains("not interleaved") && turned.cautions.is_empty());
     }
 
     #[test]
@@ -940,7 +940,7 @@ mod tests {
         // 36 runs of each; the same one is invalid on both sides.
         assert_eq!((cpu.pairs, cpu.steps.len(), cpu.finding), (35, 6, Finding::Difference));
         assert!((cpu.ratio.median - 1.2).abs() < 1e-9 && !cpu.noise.unwrap().within_blocks, "{cpu:?}");
-        assert!(compared.cautions[0].contains("not measured in turns"));
+        assert!(compared.cautions[0].contains("not interleaved"));
         let same = archives(&before, &before, METRICS).unwrap();
         assert_eq!(same.finding, Finding::NoDifference);
         assert!(same.sentence().starts_with("No difference"));
@@ -998,7 +998,7 @@ mod tests {
             compare("a", "b", METRICS, &runs, false)
         };
         let found = (0..40).filter(|seed| drifting(*seed, 0.03).finding == Finding::Difference).count();
-        assert!(found <= 8, "a difference in {found} of 40 pairs that differ by when they were measured alone");
+        assert!(found <= 8, "a difference in {found} of 40 pairs that differ only in time");
     }
 
     #[test]

@@ -169,7 +169,7 @@ const THREADS_MAX: usize = 12;
 pub(crate) fn analyse(runs: &[Observed]) -> Analysis {
     let points =
         |runs: &mut dyn Iterator<Item = &Observed>| runs.map(|run| (run.offered, run.throughput)).collect::<Vec<_>>();
-    // Client-bound runs say little about the server; use them only if the others show no knee.
+    // Client-bound runs reveal little about the server; use them only if the others show no knee.
     let kept = points(&mut runs.iter().filter(|run| run.client.is_none()));
     let knee = bend(&kept).or_else(|| bend(&points(&mut runs.iter())));
     let highest = runs.iter().map(|run| run.target_rate).fold(0.0, f64::max);
@@ -522,7 +522,7 @@ pub(crate) mod tests {
         let thread = resource(&found, Kind::Thread);
         assert_eq!((thread.full_below, thread.full_above), (0.0, 1.0), "{found:?}");
         assert!((found.plateau / 200.0 - 1.0).abs() < 0.02 && found.above == 3, "{found:?}");
-        assert_eq!(found.resources.iter().filter(|one| one.kind == Kind::Thread).count(), 1, "the idle one is none");
+        assert_eq!(found.resources.iter().filter(|one| one.kind == Kind::Thread).count(), 1, "the idle one is omitted");
         assert!(found.client_bound.is_empty() && found.windows == 60);
     }
 

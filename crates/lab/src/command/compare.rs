@@ -1,4 +1,4 @@
-//! `ammeter compare`: whether two archives, or two subjects of one, differ by more than the noise.
+//! `ammeter compare`: tests whether two archives, or two subjects of one, differ by more than the noise.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(
             status(&["p99>+5%"], &comparison(1.01, 1.2, differs)),
             3,
-            "the point is beyond, the interval is not"
+            "the median is beyond the bound, the interval is not"
         );
         assert_eq!(status(&["p99>+5%"], &comparison(1.01, 1.04, differs)), 0);
         assert_eq!(status(&["p99>+5%"], &comparison(0.5, 0.6, differs)), 0, "an improvement is no failure");
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(
             status(&["p99>+5%", "p50>+5%"], &comparison(1.06, 1.2, differs)),
             1,
-            "a failure comes before an open one"
+            "a failure takes precedence over an undecided one"
         );
         let mut refused = comparison(1.06, 1.2, differs);
         refused.refused = Some("relaxed".to_owned());

@@ -1,4 +1,4 @@
-//! `ammeter diagnose`: what limits a server, from an archive or from a load ladder run now.
+//! `ammeter diagnose`: finds the bottleneck of a server, from an archive or from a load ladder run now.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -75,13 +75,13 @@ pub(crate) fn intervene(diagnosis: &Diagnosis, mut means: Means<'_>) -> Result<V
             }
             Ok(None) if matches!(kind, Kind::Thread | Kind::Core) => trials.extend(less_cpu_time(&means, step(LESS))?),
             Ok(None) => {}
-            Err(why) => (means.tell)(&format!("not moved: {why}")),
+            Err(why) => (means.tell)(&format!("not changed: {why}")),
         }
     }
     if let Some(subject) = means.subject.take() {
         for setting in means.server {
             let moved = setting.moved(MORE);
-            let what = format!("{} {} in place of {}", setting.name, moved.value, setting.value);
+            let what = format!("{} {} instead of {}", setting.name, moved.value, setting.value);
             let (is_suspect, capacity) = (setting.kind() == diagnosis.kind, moved.value / setting.value);
             let run = |is_moved: bool, seed| {
                 let server: Vec<Setting> = means
@@ -101,7 +101,7 @@ pub(crate) fn intervene(diagnosis: &Diagnosis, mut means: Means<'_>) -> Result<V
 }
 
 /// A step well above the knee, even if the suspect's capacity is multiplied by `capacity`: throughput cannot exceed the
-/// load. Among such steps the lowest, as at higher ones the server only refuses clients.
+/// load. The lowest of such steps: at higher ones the server only refuses clients.
 fn step_above(diagnosis: &Diagnosis, steps: &[Step], capacity: f64) -> Step {
     let knee = diagnosis.analysis.knee.map_or(f64::INFINITY, |knee| knee.at);
     let mut above = steps.iter().filter(|step| step.value() > 1.2 * capacity.max(1.0) * knee);
@@ -141,7 +141,7 @@ fn less_cpu_time(means: &Means<'_>, step: Step) -> Result<Option<Trial>, Failure
             }
             Ok(_) => {}
             Err(why) => {
-                (means.tell)(&format!("not moved: {why}"));
+                (means.tell)(&format!("not changed: {why}"));
                 return Ok(None);
             }
         }
@@ -226,7 +226,7 @@ struct PutBack {
 impl Drop for PutBack {
     fn drop(&mut self) {
         for (path, text) in &self.files {
-            // A failure means that the process has ended: it need not move back.
+            // A failure means that the process has ended: there is nothing to move back.
             let _ = fs::write(path, text);
         }
         let Some(folder) = &self.folder else { return };
@@ -299,14 +299,14 @@ impl Lever {
 /// `None` if only the server's settings can change it.
 fn suspect(kind: Kind, diagnosis: &Diagnosis, means: &Means<'_>) -> Result<Option<(String, f64, Lever)>, Failure> {
     let server = || Server::find(means.target).map(|server| server.pids().iter().copied().collect::<Vec<u32>>());
-    let gone = || Failure::failed("the server's processes are unknown; run as root");
-    let limits = || Ok::<_, Failure>(groups_of(*server()?.first().ok_or_else(gone)?));
+    let unknown = || Failure::failed("the server's processes are unknown; run as root");
+    let limits = || Ok::<_, Failure>(groups_of(*server()?.first().ok_or_else(unknown)?));
     Ok(match kind {
         Kind::Quota => {
             let name = diagnosis.resource.clone().unwrap_or_default();
             let groups = limits()?.into_iter().map(|limits| limits.group);
             let mut groups = groups.filter(|group| group_name(&group.path) == name);
-            let group = groups.find(|group| group.quota.is_some()).ok_or_else(gone)?;
+            let group = groups.find(|group| group.quota.is_some()).ok_or_else(unknown)?;
             // The files take microseconds.
             let quota = (group.quota.unwrap_or(0) as f64 / 1e3 * MORE).round();
             let period = group.period.unwrap_or(100_000_000) / 1000;
@@ -316,14 +316,14 @@ fn suspect(kind: Kind, diagnosis: &Diagnosis, means: &Means<'_>) -> Result<Optio
             } else {
                 (Path::new(&group.path).join("cpu.max"), format!("{quota} {period}"))
             };
-            Some((format!("a CPU quota of {MORE:.2} times"), MORE, Lever::Files(vec![line])))
+            Some((format!("{MORE:.2} times the CPU quota"), MORE, Lever::Files(vec![line])))
         }
         Kind::DiskLimit => {
             let name = diagnosis.resource.clone().unwrap_or_default();
             let is_it = |limits: &Limits| {
                 name.ends_with(&format!(" in {}", group_name(&limits.group.path))) && !limits.disks.is_empty()
             };
-            let Limits { group, disks } = limits()?.into_iter().find(is_it).ok_or_else(gone)?;
+            let Limits { group, disks } = limits()?.into_iter().find(is_it).ok_or_else(unknown)?;
             type Limit = fn(&GroupDisk) -> Option<u64>;
             let kinds: [(&str, &str, &str, Limit); 4] = [
                 ("reads of", "blkio.throttle.read_bps_device", "rbps", |disk| disk.read_max),
@@ -332,7 +332,7 @@ fn suspect(kind: Kind, diagnosis: &Diagnosis, means: &Means<'_>) -> Result<Optio
                 ("the number of writes of", "blkio.throttle.write_iops_device", "wiops", |disk| disk.writes_max),
             ];
             let kind = kinds.into_iter().find(|(prefix, ..)| name.starts_with(prefix));
-            let (what, first, second, limit_of) = kind.ok_or_else(gone)?;
+            let (what, first, second, limit_of) = kind.ok_or_else(unknown)?;
             let what = what.trim_end_matches(" of");
             let folder = Path::new(&group.path);
             let line = |disk: &GroupDisk| {
@@ -409,6 +409,6 @@ mod tests {
         assert_eq!(fs::read_to_string(&devices).unwrap(), "254:0 500", "the kernel takes a line for each device");
         let lever = Lever::Files(vec![(quota.clone(), "1".into()), (folder.path().join("no/file"), "1".into())]);
         assert!(lever.pull().is_err());
-        assert_eq!(fs::read_to_string(&quota).unwrap(), "20000", "also when not all of it could be moved");
+        assert_eq!(fs::read_to_string(&quota).unwrap(), "20000", "also when only a part could be changed");
     }
 }

@@ -1,4 +1,4 @@
-//! Load at rising rates beside the monitor, without an experiment's file. The load generator and the monitor run as
+//! Load at rising rates beside the monitor, without an experiment file. The load generator and the monitor run as
 //! processes of their own, as they do when started by hand, and the result is an archive like that of an experiment.
 //!
 //! In a run the monitor starts and samples the server at rest, then the load runs, then
@@ -115,7 +115,7 @@ fn climb_in(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Arc
         let folder = dir.join(name::RUNS).join(&planned.id);
         // The directory has another name until it is complete.
         let part = folder.with_extension("part");
-        fs::create_dir(&part).map_err(Failure::io(format_args!("make {}", part.display())))?;
+        fs::create_dir(&part).map_err(Failure::io(format_args!("create {}", part.display())))?;
         let made = make(settings, planned, &part, stop);
         if stop.is_stopped() {
             let _ = fs::remove_dir_all(&part);
@@ -123,7 +123,7 @@ fn climb_in(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Arc
         }
         let (run, verdict) = made?;
         archive::write(&part.join(name::RUN), &run)?;
-        fs::rename(&part, &folder).map_err(Failure::io(format_args!("name {}", folder.display())))?;
+        fs::rename(&part, &folder).map_err(Failure::io(format_args!("rename {}", part.display())))?;
         let summary = run.summary.unwrap_or_default();
         is_answered |= summary.ok > 0;
         complaint = verdict.to_string();
@@ -206,7 +206,7 @@ fn watched(record: &Path, monitor: &mut Running, settings: &Settings, stop: &Sto
         return Ok(());
     }
     let text = fs::read_to_string(record.with_file_name("monitor.log")).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("ammeter: ")).unwrap_or("it said nothing");
+    let line = text.lines().find_map(|line| line.strip_prefix("ammeter: ")).unwrap_or("no error message");
     Err(Failure::failed(format!("cannot monitor the server: {line}")))
 }
 
@@ -237,7 +237,7 @@ fn load(settings: &Settings, step: Step, seed: u64, into: &Path, stop: &Stop) ->
 }
 
 /// Extracts the verdict on the path, which `ammeter wan --json` prints as a line of its own on standard error. Its exit
-/// status does not tell, as the load's takes precedence.
+/// status does not show it, as the load's takes precedence.
 fn verdict_of_path(errors: &str) -> Verdict {
     #[derive(Deserialize)]
     struct Said {
@@ -253,7 +253,7 @@ fn verdict_of_path(errors: &str) -> Verdict {
 /// If the run fails, or the path did not behave as requested; an interrupt.
 pub(super) fn throughput(settings: &Settings, step: Step, seed: u64, stop: &Stop) -> Result<f64, Failure> {
     let folder = settings.dir.join("trial");
-    fs::create_dir_all(&folder).map_err(Failure::io(format_args!("make {}", folder.display())))?;
+    fs::create_dir_all(&folder).map_err(Failure::io(format_args!("create {}", folder.display())))?;
     let loaded = load(settings, step, seed, &folder, stop);
     let _ = fs::remove_dir_all(&folder);
     let (outcome, path) = loaded?;
@@ -287,7 +287,7 @@ fn resolved(settings: &Settings) -> Result<Resolved, Failure> {
     Ok(Resolved {
         form: FORM,
         name: "diagnose".to_owned(),
-        title: format!("What limits {}", settings.url),
+        title: format!("Bottleneck of {}", settings.url),
         seed: settings.seed,
         repetitions: settings.repeat,
         duration_s: settings.duration.as_secs_f64(),

@@ -14,7 +14,7 @@ use crate::environment::{Running, Streams};
 /// A setting of a server.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Setting {
-    /// Its name, which the command has in braces.
+    /// Its name, which stands in braces in the command.
     pub(crate) name: String,
     /// Its value.
     pub(crate) value: f64,
@@ -79,7 +79,7 @@ impl Subject {
     pub(crate) fn start(command: &str, address: SocketAddr, settings: &[Setting]) -> Result<Subject, Failure> {
         if TcpStream::connect(address).is_ok() {
             return Err(Failure::failed(format!(
-                "another program already listens at {address}, so the server of --start cannot; stop that program, or omit --start"
+                "another program already listens on {address}, so the server of --start cannot; stop that program, or omit --start"
             )));
         }
         let mut subject = Subject { command: command.to_owned(), address, running: None };
@@ -181,7 +181,7 @@ mod tests {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
         let text = Subject::start("true", address, &[]).unwrap_err().to_string();
-        assert!(text.contains("listens at") && text.contains("already"), "{text}");
+        assert!(text.contains("listens on") && text.contains("already"), "{text}");
         drop(taken);
         let text = Subject::start("false", address, &[]).unwrap_err().to_string();
         assert!(text.contains("has ended"), "{text}");

@@ -32,7 +32,7 @@ pub(crate) enum Answer {
 pub(crate) enum Confidence {
     /// No evidence.
     None,
-    /// The resource was saturated, but so may others be.
+    /// The resource was saturated, but others may be too.
     Likely,
     /// The resource was saturated nearly always, and the plateau agrees with
     /// the ceiling predicted from below the knee, if one could be predicted.
@@ -204,8 +204,8 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
                     "longer runs: --duration 10s --repeat 5, and smaller steps around the knee",
                     "root, which is needed to see where threads sleep",
                     "an intervention, which changes a resource and measures the effect: --intervene, with --start and --setting for settings of the server",
-                    "a profile of its CPU time: ammeter profile --port PORT; or what it may wait for on other hosts: \
-                     a database, a name server, an upstream",
+                    "a profile of its CPU time: ammeter profile --port PORT; and services on other hosts that it may \
+                     wait for: a database, a name server, an upstream",
                 ],
                 evidence,
                 None,
@@ -368,8 +368,8 @@ fn sentence(found: &Found, analysis: &Analysis) -> String {
             let place = pool.and_then(|pool| pool.asleep.first()).map_or("wait", |(place, _)| place);
             match pool {
                 Some(pool) if pool.on_disk > 0.5 * pool.threads => format!("all {:.0} wait for a disk", pool.threads),
-                Some(pool) => format!("all {:.0} are taken, most of the time asleep in {place}", pool.threads),
-                None => "all of them are taken".to_owned(),
+                Some(pool) => format!("all {:.0} are in use, mostly asleep in {place}", pool.threads),
+                None => "all of them are in use".to_owned(),
             }
         }
         Kind::Client => "it is saturated".to_owned(),
@@ -501,7 +501,7 @@ fn use_line(found: &Found, analysis: &Analysis) -> String {
 fn demand_line(found: &Found, analysis: &Analysis) -> Option<String> {
     let demand = found.demand.filter(|demand| demand.per_request_s > 0.0)?;
     let ceiling = demand.ceiling?;
-    let end = |end: Option<f64>| end.map_or("no end".to_owned(), |end| format!("{end:.0}"));
+    let end = |end: Option<f64>| end.map_or("unbounded".to_owned(), |end| format!("{end:.0}"));
     Some(format!(
         "a request demands {:.2} ms [{:.2}, {:.2}] of it below the knee, so saturation was predicted at {ceiling:.0}/s \
          [{}, {}]; measured: {:.0}/s",
@@ -552,7 +552,7 @@ fn refuted_by(kind: Kind) -> Vec<String> {
             "a limit 20 % larger (blkio.throttle, io.max), or files in memory: throughput should rise by about as much"
         }
         Kind::Disk => "files in memory, or a disk that takes 20 % more: throughput should rise",
-        Kind::Memory => "20 % more memory, or a smaller cache: the waiting for pages should end",
+        Kind::Memory => "20 % more memory, or a smaller cache: waits for pages should end",
         Kind::Thread => {
             "80 % of a core for it (--intervene): throughput should fall by about as much; or a second such thread, with which it should rise"
         }
