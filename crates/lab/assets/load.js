@@ -4,7 +4,7 @@
   const { data, plot, points, above0, isDecade, keep } = drawing;
 
   function run({ seconds, target, allowed_lateness_ms, distribution }) {
-    // The last second is cut short. Where there are others, a rate of a few milliseconds says nothing.
+    // The last second may be partial: a rate over a few milliseconds is meaningless beside whole seconds.
     const whole = seconds.filter(second => second.length_s >= 0.5);
     const shown = whole.length ? whole : seconds;
     const x = shown.map(second => second.at_s + second.length_s / 2);
@@ -12,7 +12,7 @@
     const end = last ? last.at_s + last.length_s : 1;
     const each = figure => shown.map(figure);
     const rate = name => each(second => second[name] / second.length_s);
-    // What was not seen has no time.
+    // A second without samples has no latency.
     const time = (name, count) => above0(each(second => (second[count] ? second[name] : 0)));
     const overTime = { x, xLabel: "seconds from the start", legendX: "s", sync: "time", xRange: [0, end] };
     const level = value => x.map(() => value);
@@ -42,7 +42,7 @@
           : []),
       ],
     });
-    // 90 %, 99 %, 99.9 % are as far from each other as what exceeds them is in powers of ten.
+    // 90 %, 99 % and 99.9 % are equally spaced: the exceeding share falls by powers of ten.
     const { quantiles } = distribution;
     if (!quantiles.length) return;
     const fractions = quantiles.map(quantile => 1 / (1 - quantile));
@@ -53,7 +53,7 @@
     };
     plot("distribution", {
       x: fractions, xRange: [1, Math.max(10, fractions[fractions.length - 1])], xLog: true, yLog: true,
-      xLabel: "of all are no longer", legendX: "one of", yLabel: "ms, logarithmic",
+      xLabel: "percentile", legendX: "1 in", yLabel: "ms, logarithmic",
       xValues: (self, splits) => splits.map(percent),
       series: [
         ["latency", "latency_ms", "blue"], ["first byte", "first_byte_ms", "green"],

@@ -1,5 +1,5 @@
-// What the plots of all pages share: colours, axes, and drawing anew when the colours or the width change, since a canvas
-// keeps neither. A page's own script asks `drawing.plot` for its plots, from the data that stand in it.
+// Shared by the plots of all pages: colours, axes, and redrawing when the colours or the width change, since a canvas
+// does not adapt. A page's own script calls `drawing.plot` with the data embedded in the page.
 "use strict";
 const drawing = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -24,11 +24,11 @@ const drawing = (() => {
     if (size >= 1e4) return +(value / 1e3).toPrecision(3) + "k";
     return String(+value.toPrecision(size >= 100 ? 4 : 3));
   };
-  // What has no logarithm is not drawn.
+  // Values without a logarithm are not drawn.
   const above0 = values => values.map(value => (value > 0 ? value : null));
   const isDecade = value => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9;
 
-  // A logarithmic axis has its name at powers of ten, and between them where they are few.
+  // A logarithmic axis has labels at powers of ten, and between them if there are few.
   function logTicks(unit) {
     return (plot, splits) => {
       const decades = splits.filter(value => value != null && isDecade(value)).length;
@@ -53,7 +53,7 @@ const drawing = (() => {
       value: (self, value) => (value == null ? "–" : number(value) + (unit ?? "")),
     }));
     const width = printing ? PRINTED_WIDTH : place.clientWidth;
-    // Intervals are drawn too, not only what is in the series.
+    // The axis includes the intervals, which are not in the series.
     const reach = (extent ?? []).filter(value => value != null);
     const withExtent = (low, high) => [Math.min(low ?? 1, ...reach), Math.max(high ?? 1, ...reach)];
     const drawn = new uPlot({
@@ -72,20 +72,20 @@ const drawing = (() => {
       cursor: { sync: sync ? { key: sync } : undefined, drag: { x: !xLog, y: false } },
       hooks: hooks ? hooks(color) : {},
     }, [x, ...series.map(({ values }) => values)], place);
-    // For who does not see it: what there is, and between which values it moves.
-    const told = series.map(({ label, values, unit }) => {
+    // For screen readers: each series with its range.
+    const ranges = series.map(({ label, values, unit }) => {
       const known = values.filter(value => value != null);
-      if (!known.length) return `${label}: nothing`;
+      if (!known.length) return `${label}: no values`;
       const [least, most] = known.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [known[0], known[0]]);
       return `${label}: ${number(least)} to ${number(most)}${unit ?? ""}`;
     });
     const canvas = place.querySelector("canvas");
     canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", `${yLabel}, over ${xLabel}. ${told.join("; ")}.`);
+    canvas.setAttribute("aria-label", `${yLabel}, over ${xLabel}. ${ranges.join("; ")}.`);
     plots.push(drawn);
   }
 
-  // Points with the range of their repetitions. One that is not the server's is open.
+  // Points with the range of their repetitions. A point limited by the load generator is open.
   const points = (kept, drawn) => color => ({
     draw: [self => {
       const { ctx } = self;
@@ -119,7 +119,7 @@ const drawing = (() => {
     }],
   });
 
-  // Calls `draw` now, and whenever what was drawn is no longer right.
+  // Calls `draw` now, and again whenever the plots are outdated.
   function keep(draw) {
     const again = () => {
       plots.forEach(old => old.destroy());

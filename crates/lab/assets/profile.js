@@ -15,7 +15,7 @@ document.getElementById('search').addEventListener('input', event => {
   const text = event.target.value.toLowerCase();
   let share = 0, end = -1;
   const hits = frames.filter(frame => frame.classList.toggle('found', text !== '' && frame.textContent.toLowerCase().includes(text)));
-  // A frame within one that is counted is counted with it.
+  // A frame within a counted one is already included.
   for (const [left, width] of hits.map(of).sort((one, other) => one[0] - other[0] || other[1] - one[1])) {
     if (left < end - 1e-6) continue;
     share += width;

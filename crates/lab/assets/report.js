@@ -1,5 +1,5 @@
-// A page of `ammeter report`: its legend hides and shows curves, and a run over time is drawn when it is seen first, as there may be
-// hundreds.
+// A page of `ammeter report`: its legend hides and shows curves. The time plots of a run are drawn when they are first
+// shown, since there may be hundreds.
 "use strict";
 (() => {
   const { data, plot, keep } = drawing;
@@ -23,7 +23,7 @@
     }));
   }
 
-  // A plot needs a width, which it has where every part around it is open.
+  // A plot needs a width, which it has only if all elements around it are open.
   const drawSeen = () => data.runs.forEach((run, number) => {
     const details = place(number);
     if (details.open && details.clientWidth > 0 && !details.closest("details:not([open])") && !details.querySelector("canvas")) {

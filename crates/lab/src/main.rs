@@ -53,12 +53,12 @@ enum Command {
     /// Find the bottleneck of a server, by loading it or from an archive
     #[command(after_help = command::diagnose::EXAMPLES, arg_required_else_help = true)]
     Diagnose(Box<command::diagnose::Args>),
-    /// Run all built-in experiments one after another, and write a table of what holds
+    /// Run all built-in experiments one after another, and write a table of their claims
     #[command(after_help = command::exhibits::EXAMPLES)]
     Exhibits(command::exhibits::Args),
-    /// Generate a file set to serve, and the manifest of what to request
+    /// Generate a file set to serve, and the manifest of its requests
     Files(command::files::Args),
-    /// Answer what a file says, and do nothing else
+    /// Serve prepared responses from a file, without parsing requests
     #[command(hide = true)]
     FloorServer(command::floor_server::Args),
     /// Print a record of the machine: processor, kernel, and other activity
@@ -70,7 +70,7 @@ enum Command {
     Load(Box<command::load::Args>),
     /// Watch a server and its machine: CPU, threads, listen queue, connections, network, disks
     Monitor(command::monitor::Args),
-    /// Answer whatever comes with two bytes
+    /// Answer any request with two bytes
     #[command(hide = true)]
     NullServer(command::null_server::Args),
     /// Measure what monitoring costs a server under load

@@ -1,11 +1,11 @@
-//! `ammeter exhibits`: every experiment that is built in, run one after another, and one table of what holds.
+//! `ammeter exhibits`: runs all built-in experiments one after another, and writes one table of their claims.
 //!
 //! 1. An existing archive is kept, and read with the figures and claims of the current experiment. One with other settings,
 //!    with other versions of the claims, or shorter than requested is set aside; an incomplete one is resumed. So the command
-//!    may be stopped at any time, and a changed sentence needs no new measurement.
+//!    may be stopped at any time, and a changed text requires no new measurement.
 //! 2. Each experiment is a process of its own, `ammeter run`.
 //! 3. After each of them the table in `README.md`, the experiment's figures and its packed archive are written. Text outside the
-//!    marks of the table is kept. A packed archive stands in for an archive that is not there.
+//!    marks of the table is kept. A packed archive replaces a missing archive.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,19 +24,19 @@ use crate::{plan, say, subject};
 /// The flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Where each experiment's archive goes, or is already
+    /// Directory of the experiments' archives
     #[arg(long, value_name = "DIR", default_value = "exhibits")]
     out: PathBuf,
-    /// Where the table, the figures and the packed archives go
+    /// Directory for the table, the figures and the packed archives
     #[arg(long, value_name = "DIR", default_value = "experiments")]
     into: PathBuf,
-    /// Measure only these, by their names in `ammeter list`; the table has all that are at hand
+    /// Measure only these experiments (see `ammeter list`); the table includes all existing archives
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
     /// Run the full version, which takes hours instead of one hour
     #[arg(long)]
     whole: bool,
-    /// Measure nothing: write what the archives at hand say
+    /// Measure nothing; write the table and the figures from the existing archives
     #[arg(long)]
     redraw: bool,
 }
@@ -45,13 +45,13 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   ammeter exhibits                                         all of them, the short versions: about an hour
   ammeter exhibits --only hu-figure-12,server-speed        two of them
-  ammeter exhibits --out old --redraw                      the table and the figures of what was measured";
+  ammeter exhibits --out old --redraw                      the table and the figures of existing archives";
 
 /// The text before the table in its file, and the text after it.
 const BEGIN: &str = "<!-- What follows is written anew by each run. -->";
 const END: &str = "<!-- From here on it is a person who writes. -->";
 
-/// An experiment, and what its archive says if all of its runs are there.
+/// An experiment, with its archive and report if it is complete.
 struct Entry {
     exhibit: Exhibit,
     is_chosen: bool,
@@ -62,13 +62,13 @@ struct Entry {
 
 /// How an archive can be used.
 enum Found {
-    /// All runs are there.
+    /// All runs exist.
     Whole(Box<(Archive, Report)>),
-    /// Some are not.
+    /// Some runs are missing.
     Begun(Box<(Archive, Report)>),
     /// It measured something else, or cannot be read.
     Other,
-    /// There is none.
+    /// No archive exists.
     None,
 }
 
@@ -152,14 +152,14 @@ fn measure(args: &Args, name: &str) -> Result<(Archive, Report), Failure> {
     for attempt in 0..2 {
         match find(args, name) {
             Found::Whole(found) => return Ok(*found),
-            // By another program, perhaps, and that one does not go on.
+            // Perhaps of another program, which `ammeter run` does not resume.
             Found::Begun(_) if attempt > 0 => put_aside(&args.out, name)?,
             Found::Other => put_aside(&args.out, name)?,
             Found::Begun(_) | Found::None => {}
         }
         let mut command = Command::new(subject::own_program()?);
         command.args(["run", name, "--out"]).arg(args.out.join(name)).args((!args.whole).then_some("--quick"));
-        // That a point has no run that counts is a result, and is in the table.
+        // A point whose runs are all invalid is a result, which the table shows.
         ended = Some(command.status().map_err(Failure::io("start ammeter run"))?);
     }
     match find(args, name) {
@@ -168,7 +168,7 @@ fn measure(args: &Args, name: &str) -> Result<(Archive, Report), Failure> {
     }
 }
 
-/// Keeps an archive that is of no use here under a name that is free.
+/// Renames an archive that cannot be used to an unused name.
 fn put_aside(out: &Path, name: &str) -> Result<(), Failure> {
     let archive = out.join(name);
     if !archive.exists() {
@@ -177,7 +177,7 @@ fn put_aside(out: &Path, name: &str) -> Result<(), Failure> {
     let free = (1..).map(|number| out.join(format!("{name}.before-{number}"))).find(|path| !path.exists());
     let aside = free.unwrap_or_default();
     say::plain(&format!("{}: other settings, or another program; kept as {}", archive.display(), aside.display()));
-    fs::rename(&archive, &aside).map_err(Failure::io(format_args!("name {}", aside.display())))
+    fs::rename(&archive, &aside).map_err(Failure::io(format_args!("rename {}", archive.display())))
 }
 
 /// Writes an experiment's report beside its archive, and the packed archive and the figures that it asks for into its directory.
@@ -187,7 +187,7 @@ fn draw(args: &Args, entry: &Entry) -> Result<(), Failure> {
     if archive.path() != packed {
         let page = archive.dir.join(name::REPORT);
         fs::write(&page, &report.html).map_err(Failure::io(format_args!("write {}", page.display())))?;
-        fs::create_dir_all(args.into.join(entry.exhibit.name)).map_err(Failure::io("make a directory"))?;
+        fs::create_dir_all(args.into.join(entry.exhibit.name)).map_err(Failure::io("create a directory"))?;
         packed::pack(&archive.dir, &packed)?;
     }
     let folder = args.into.join(entry.exhibit.name).join("figures");
@@ -222,21 +222,21 @@ fn write(args: &Args, entries: &[Entry]) -> Result<(), Failure> {
     fs::write(&path, with_measured(&before, &measured)).map_err(Failure::io(&what))
 }
 
-/// Puts what was measured between the marks of a text; a new one gets a heading.
+/// Replaces the text between the marks; a new text gets a heading.
 fn with_measured(text: &str, measured: &str) -> String {
     let parts = text.split_once(BEGIN).and_then(|(head, rest)| Some((head, rest.split_once(END)?.1)));
     let (head, tail) = parts.unwrap_or(("# Experiments\n\n", "\n"));
     format!("{head}{BEGIN}\n\n{}\n\n{END}{tail}", measured.trim_end())
 }
 
-/// An experiment as the table has it.
+/// An experiment in the table.
 struct Line<'a> {
     name: &'a str,
     makes: Vec<String>,
     found: Option<Measured<'a>>,
 }
 
-/// What an archive says, and where it comes from.
+/// The results of an archive, and their origin.
 struct Measured<'a> {
     runs: &'a Counts,
     claims: Vec<Judged>,
@@ -309,12 +309,13 @@ fn table(mut lines: Vec<Line<'_>>) -> String {
     };
     let of = |status: ClaimStatus| count(&|claim| claim.status == status);
     let mut text = format!(
-        "Of {} claims {} hold, {} no longer hold ({} of these say why), {} were not applied, {} are undecided and {} are not testable \
-         here. Beside them {} self-tests of generator and workloads are not counted. A figure is the median over the blocks of an \
-         experiment, each of which measured what is compared within minutes, with its interval and the coverage of each of its ends. \
-         A claim is decided if at least 6 blocks agree on one side of its bound so well that, of all verdicts of this table, at most \
-         5 % are expected to be wrong (sign test, Benjamini-Hochberg); without `--whole` an experiment has 2 or 3 blocks, which decide \
-         nothing. The version of a claim is a hash of its definition and set-up: a changed claim is another, and is measured anew.\n\n\
+        "Of {} claims {} hold, {} no longer hold ({} with a stated reason), {} were not applied, {} are undecided and \
+         {} are not testable here. {} self-tests of the load generator and the workloads are not counted. A figure is \
+         the median over the blocks of an experiment, with its interval and the coverage of each of its ends; a block \
+         measures the compared arms within minutes of each other. A claim is decided if it has at least 6 blocks and \
+         the sign test, corrected for all claims of this table (Benjamini-Hochberg), is significant: at most 5 % of \
+         the verdicts are expected to be wrong. Without `--whole` an experiment has 2 or 3 blocks, too few for a \
+         verdict. The version of a claim is a hash of its definition and set-up; a changed claim is measured again.\n\n\
          | experiment | claim | paper | here | bound | status | why |\n|---|---|---|---|---|---|---|\n",
         count(&|_| true),
         of(ClaimStatus::Holds),
@@ -357,7 +358,7 @@ fn cells(claim: &Judged) -> String {
         status => status.ends(),
     };
     let status = if claim.is_self_test { format!("{status} (self-test)") } else { status.to_owned() };
-    let why = if claim.status == ClaimStatus::NoLonger && claim.why.is_empty() { "not known" } else { &claim.why };
+    let why = if claim.status == ClaimStatus::NoLonger && claim.why.is_empty() { "unknown" } else { &claim.why };
     let paper = claim.paper.map_or(String::new(), |paper| format!("{}{unit}", number(paper)));
     let cell = |text: &str| text.replace('|', "\\|").replace('\n', " ");
     let says = format!("{} `{}`", claim.says, claim.hash);
@@ -409,8 +410,8 @@ mod tests {
         let text = table(lines(&found));
         let lines: Vec<&str> = text.lines().collect();
         let counts =
-            "Of 2 claims 1 hold, 1 no longer hold (1 of these say why), 0 were not applied, 0 are undecided and 0 are";
-        assert!(lines[0].starts_with(counts) && lines[0].contains("Beside them 1 self-tests"), "{text}");
+            "Of 2 claims 1 hold, 1 no longer hold (1 with a stated reason), 0 were not applied, 0 are undecided and 0";
+        assert!(lines[0].starts_with(counts) && lines[0].contains("here. 1 self-tests"), "{text}");
         assert_eq!(lines[4], "| `a-1`<br>`a-2`<br>[file](a/experiment.toml) | | | not measured | | | |");
         for part in [
             "| `b`<br>[file](b/experiment.toml), figures [1](b/figures/",
@@ -428,7 +429,7 @@ mod tests {
 
     #[test]
     fn more_claims_take_more_blocks() {
-        // Alone, six blocks that agree decide; not as the only such claim among many.
+        // Six agreeing blocks decide a claim alone, but not the only such claim among many.
         let undecided = || (0..9).map(|_| claim_on_rate(Some(0.9), None));
         let found = found(std::iter::once(claim_on_rate(None, Some(0.98))).chain(undecided()).collect());
         assert_eq!(found.1.summary.claims[0].status, ClaimStatus::Holds);

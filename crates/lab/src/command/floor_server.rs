@@ -1,13 +1,13 @@
-//! `ammeter floor-server`: what a reply costs when a server does nothing but move bytes. Hidden: `ammeter run` starts it.
+//! `ammeter floor-server`: the cost of a response on a server that only moves bytes. Hidden: `ammeter run` starts it.
 //!
-//! One loop: accept, receive, count the ends of heads, send a ready reply. Nothing is parsed, checked, timed, logged or looked
-//! up anew, and a request that comes in two pieces ends its connection. No server that keeps HTTP's rules can be cheaper on these
-//! calls, so an experiment measures it (`kind = "floor"`) beside the others, with replies of the same bytes as the first of them
-//! sends (`interleave` records them).
+//! One loop: accept, receive, count the ends of request headers, send a prepared response. It parses, checks, times and
+//! logs nothing, and closes a connection whose request arrives in two pieces. No HTTP server can be cheaper with these
+//! system calls, so an experiment measures it (`kind = "floor"`) beside the others. It sends the same bytes as the
+//! first of them, which `interleave` records.
 //!
-//! The file of replies has a line for each, `TARGET HEAD-BYTES BODY-BYTES FILE`, and the bytes of head and body behind it. Where
-//! FILE is not `-`, the body is not there but in that file, and goes out by sendfile, which is cheaper for large ones. With one
-//! line alone it is the reply to everything, and nobody looks at what was asked.
+//! The file of responses has for each a line, `TARGET HEAD-BYTES BODY-BYTES FILE`, followed by the bytes of header and
+//! body. If FILE is not `-`, the body is in that file and is sent by sendfile, which is cheaper for large bodies. A
+//! single response answers every request, whatever its target.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -24,43 +24,43 @@ use memchr::memmem;
 /// The flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Where it listens
+    /// Address to listen on
     #[arg(value_name = "ADDR:PORT")]
     address: SocketAddr,
-    /// What it answers
+    /// File of prepared responses
     #[arg(value_name = "FILE")]
     replies: PathBuf,
 }
 
-/// A ready reply.
+/// A prepared response.
 struct Reply {
-    /// The head; the body too, unless it is in a file.
+    /// The header, and the body unless it is in a file.
     bytes: Vec<u8>,
     body: Option<(File, u64)>,
-    /// Whether the head says that the connection ends with it.
+    /// Whether the header has `Connection: close`.
     closes: bool,
 }
 
 struct Connection {
     socket: OwnedFd,
-    /// What the socket had no room for.
+    /// Bytes that the socket has not accepted yet.
     unsent: Vec<u8>,
-    /// The number of the reply whose file is under way, and where it stands.
+    /// The index of the response whose file is being sent, and the offset in it.
     file: Option<(usize, u64)>,
     closes: bool,
 }
 
 struct Floor {
     replies: Vec<Reply>,
-    /// The number of the reply to a target, where there are several.
+    /// The index of the response by target.
     numbers: HashMap<Vec<u8>, usize>,
-    /// By the numbers of their descriptors.
+    /// By descriptor.
     connections: Vec<Option<Connection>>,
     buffer: Vec<u8>,
     batch: Vec<u8>,
 }
 
-/// The end of a head (RFC 9112, 2.1).
+/// The end of a header section (RFC 9112, 2.1).
 const END: &[u8] = b"\r\n\r\n";
 
 /// The connection must be closed.
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     Ok(Verdict::valid())
 }
 
-/// Answers until it is ended.
+/// Serves until the process is killed.
 fn serve(mut floor: Floor, address: SocketAddr) -> io::Result<()> {
     let listener = socket::listen(address, 4096, false)?;
     let epoll = Epoll::new()?;
@@ -100,7 +100,7 @@ fn serve(mut floor: Floor, address: SocketAddr) -> io::Result<()> {
 }
 
 impl Floor {
-    /// Reads the file of replies.
+    /// Parses the file of responses.
     fn new(mut text: &[u8]) -> Option<Floor> {
         let (mut replies, mut numbers) = (Vec::new(), HashMap::new());
         while !text.is_empty() {
@@ -121,7 +121,7 @@ impl Floor {
         (!replies.is_empty()).then_some(Floor { replies, numbers, connections, buffer, batch })
     }
 
-    /// Something happened on a connection.
+    /// Handles an event on a connection.
     fn serve(&mut self, ready: Ready) -> Result<(), Over> {
         let Some(Some(connection)) = self.connections.get_mut(ready.token as usize) else { return Ok(()) };
         if !connection.unsent.is_empty() || connection.file.is_some() {
@@ -143,7 +143,7 @@ impl Floor {
         let number = if self.replies.len() == 1 {
             0
         } else {
-            // Behind `GET `.
+            // After `GET `.
             let target = request[4..].split(|byte| *byte == b' ').next().unwrap_or_default();
             *self.numbers.get(target).ok_or(Over)?
         };
@@ -168,7 +168,7 @@ impl Floor {
 }
 
 impl Connection {
-    /// Sends what is left, as far as there is room.
+    /// Sends the remaining bytes, as far as the socket accepts them.
     fn go_on(&mut self, replies: &[Reply]) -> Result<(), Over> {
         let sent = self.send_rest(replies);
         match sent {
@@ -187,7 +187,7 @@ impl Connection {
             && let Some((file, length)) = &replies[*number].body
         {
             while *offset < *length {
-                // 0: the file has become shorter.
+                // 0: the file was truncated.
                 if file::send_file(&self.socket, file, offset, (*length - *offset) as usize)? == 0 {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
