@@ -252,7 +252,7 @@ fn one_server_and_two_clients_form_one_experiment() {
     assert_eq!(json(&out.join("clients.json"))["steps"].as_array().map(Vec::len), Some(2));
     let page = fs::read_to_string(out.join("report.html")).unwrap();
     assert!(page.contains("<summary><h3>Hosts</h3></summary>"), "{page}");
-    let missing = page.find("What is missing").map(|at| page[at..].chars().take(300).collect::<String>());
+    let missing = page.find("Missing: ").map(|at| page[at..].chars().take(300).collect::<String>());
     assert_eq!(missing, None, "the page of a whole experiment");
     let (_, err) = stands(&net.run(&text).output().unwrap());
     assert!(err.contains("1 of 1 runs already exist"), "{err}");
@@ -309,7 +309,7 @@ fn dead_host_invalidates_run_and_is_reconnected() {
     let runs = runs(net.home.path());
     let (first, second) = (&runs["1-a0-2"], &runs["2-a0-2"]);
     let why = first["why"].to_string();
-    assert!(first["status"] == "invalid" && why.contains("hosts: c2 is gone"), "{first}\n{err}");
+    assert!(first["status"] == "invalid" && why.contains("hosts: c2 is lost"), "{first}\n{err}");
     assert!(second["status"] != "invalid" && second["summary"]["ok"].as_u64() > Some(0), "{second}\n{err}");
     assert_nothing_is_left(&net, &[]);
 }

@@ -376,7 +376,7 @@ fn lack_of_correct_responses_is_explained() {
         assert!(status == 1 && text.contains("no correct response") && text.contains(says), "{text}");
         assert!(!text.contains("of CPU per response"), "there is none: {text}");
     };
-    check(answering(|_| BUSY).0, "look at one (curl -i http://127.0.0.1:");
+    check(answering(|_| BUSY).0, "inspect one (curl -i http://127.0.0.1:");
     check(answering(|_| "220 mail\r\n").0, "(malformed): does 127.0.0.1:");
 }
 
@@ -388,7 +388,7 @@ fn ctrl_c_prints_partial_result() {
     let child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let began = Instant::now();
     while count.load(Ordering::Relaxed) < 20 {
-        assert!(began.elapsed() < Duration::from_secs(60), "it does not ask");
+        assert!(began.elapsed() < Duration::from_secs(60), "no request arrived");
         thread::sleep(Duration::from_millis(5));
     }
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());

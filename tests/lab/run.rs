@@ -104,10 +104,7 @@ fn ten_lines_for_nginx_run_as_experiment() {
     assert_eq!(result["points"].as_array().map(Vec::len), Some(6), "{result}");
     // The page draws every chart: clients, server and network of each run.
     let page = fs::read_to_string(out.join("report.html")).unwrap();
-    assert!(
-        page.contains("<h2>Over the load</h2>") && !page.contains("What is missing"),
-        "the page of a whole experiment"
-    );
+    assert!(page.contains("<h2>Over the load</h2>") && !page.contains("Missing: "), "the page of a whole experiment");
     let (_, data) = page.split_once("id=\"data\">").unwrap();
     let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
     for run in data["runs"].as_array().unwrap() {
@@ -288,7 +285,7 @@ fn interleaved_servers_are_measured_in_turns_beside_the_floor() {
     let output = run(home.path(), &text, &["--only", "1k,large,304,404"]);
     let (result, err) = told(&output);
     assert_eq!(output.status.code(), Some(0), "{result}\n{err}");
-    assert!(err.contains("left out: lighttpd: program not found: /no/such"), "{err}");
+    assert!(err.contains("skipped: lighttpd: program not found: /no/such"), "{err}");
     let runs = runs(home.path());
     // Four rows in two blocks, each of three servers and the first server again.
     assert_eq!(runs.len(), 4 * 2 * 4, "{err}");
@@ -313,7 +310,7 @@ fn interleaved_servers_are_measured_in_turns_beside_the_floor() {
     // The missing server has no claim, and the page shows the others.
     assert_eq!(result["claims"].as_array().map(Vec::len), Some(1), "{result}");
     let page = fs::read_to_string(home.path().join("out/report.html")).unwrap();
-    assert!(page.contains("<h2>Claims</h2>") && !page.contains("What is missing"), "the page of turns");
+    assert!(page.contains("<h2>Claims</h2>") && !page.contains("Missing: "), "the page of interleaved servers");
     let output = run(home.path(), &text, &["--only", "2k"]);
     let (err, status) = (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code());
     assert!(status == Some(2) && err.contains("row: 1k, 0b, large, 304, 404"), "{err}");
@@ -375,14 +372,11 @@ fn subject_that_fails_to_start_makes_broken_runs() {
     assert!(broken.contains("no port left") && broken.contains("exit status: 3"), "{broken}");
     let run = &runs(home.path())["1-a0-100"];
     assert!(run["status"] == "invalid" && run["summary"].is_null() && check(run, "server") == false, "{run}");
-    // The server itself failed: that is a result, and stays.
+    // A failure of the server is a result and is not repeated.
     let again = self::run(home.path(), text, &["--retry"]);
     assert_eq!((again.status.code(), runs(home.path()).len()), (Some(1), 1));
     let err = String::from_utf8_lossy(&again.stderr).into_owned();
-    assert!(
-        err.contains("1 of 1 runs already exist; none of them is invalid for a reason other than the server"),
-        "{err}"
-    );
+    assert!(err.contains("1 of 1 runs already exist; none of them can be repeated"), "{err}");
 }
 
 /// A process that uses a whole core. Stopped when dropped.
@@ -416,7 +410,7 @@ fn alone_run_waits_for_busy_machine() {
     for part in ["block 1: waiting up to 1 s for a quiet machine", "--quiet-timeout 0s", "is busy"] {
         assert!(err.contains(part), "no {part:?} in {err}");
     }
-    assert_eq!(runs(home.path()).len(), 1, "it goes on after that");
+    assert_eq!(runs(home.path()).len(), 1, "it continues after the timeout");
 }
 
 #[test]
@@ -444,12 +438,7 @@ fn alone_disturbed_run_is_repeated_once_and_again_on_demand() {
     let before = texts();
     let output = run(home.path(), &text, &["--retry"]);
     let (result, err) = told(&output);
-    assert!(
-        err.contains(
-            "1 of 1 runs already exist; 1 of them, invalid for a reason other than the server, will be repeated"
-        ),
-        "{err}"
-    );
+    assert!(err.contains("1 of 1 runs already exist; 1 invalid run will be repeated"), "{err}");
     assert_eq!(texts(), before, "existing attempts are never changed");
     let runs = runs(home.path());
     assert!(["1-a0-50", "1-a0-50-2"].iter().all(|id| check(&runs[*id], "others") == false), "{runs:?}");
@@ -459,7 +448,7 @@ fn alone_disturbed_run_is_repeated_once_and_again_on_demand() {
     let counted = [&result["points"][0]["invalid"], &result["points"][0]["again"]];
     assert_eq!(counted, [&Value::from(u8::from(is_invalid)), &2.into()], "{result}");
     let page = fs::read_to_string(home.path().join("out/report.html")).unwrap();
-    assert!(page.contains("before these 2 attempts were invalid and repeated"), "the page lists the attempts");
+    assert!(page.contains("; 2 earlier attempts were invalid and repeated"), "the page lists the attempts");
     // A valid run stays unchanged.
     if !is_invalid {
         run(home.path(), &text, &["--retry"]);
@@ -570,7 +559,7 @@ fn exhibits_are_listed_and_planned() {
         assert!(
             status == 0
                 && plan.contains(exhibit["experiment"].as_str().unwrap())
-                && (plan.contains("block 1:") || plan.contains("in turns, "))
+                && (plan.contains("block 1:") || plan.contains("interleaved, "))
                 && plan.contains("runs, about"),
             "{plan}"
         );

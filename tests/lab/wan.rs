@@ -335,7 +335,7 @@ fn removed_device_ends_run() {
     assert!(text.contains("wan0") && text.contains("removed"), "{text}");
 }
 
-/// A test-bed, removed when dropped.
+/// A test bed, removed when dropped.
 struct Net {
     folder: tempfile::TempDir,
 }

@@ -8,7 +8,7 @@
 //! DIR/clients.json       capacity of the clients, against a null server                               Clients
 //! DIR/blocks/N.json      the idle machine, before block N                                             Block
 //! DIR/runs/ID/run.json   a run: its plan, figures, checks and status                                  Run
-//! DIR/runs/ID-2/...      a retry of an attempt that was invalid through no fault of the server; the last one counts
+//! DIR/runs/ID-2/...      a retry of an attempt that was invalid through no fault of the server; the last is used
 //! DIR/runs/ID/hosts.json with several hosts: clock offset and role of each                            Vec<HostRun>
 //! DIR/runs/ID/...        load.json load.hlog monitor.zst profile.json server.conf server.log, and the programs' output
 //! ```
@@ -71,7 +71,7 @@ pub(crate) struct Resolved {
     pub(crate) warm_up_s: f64,
     /// Sampling interval of the monitor in the baseline, in milliseconds; 0 disables it.
     pub(crate) interval_ms: f64,
-    /// Whether all servers of one load run at the same time and are measured in turns.
+    /// Whether all servers of one load run at the same time, with interleaved measurements.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) is_interleaved: bool,
     /// Requests per connection; 0 is unlimited.
@@ -612,17 +612,17 @@ pub(crate) struct Block {
     pub(crate) hosts: BTreeMap<String, f64>,
 }
 
-/// Whether and how a run counts.
+/// The status of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RunStatus {
-    /// No check failed; a machine that was not idle before the block does not count.
+    /// No check failed, except that the machine may not have been idle before the block.
     #[default]
     Valid,
     /// A rate is a lower bound ("at least"): the client reached its limit first. Drawn as an open
     /// marker, never dropped.
     Censored,
-    /// The run says nothing about the server. Shown, but not counted.
+    /// The run is no evidence about the server. Shown, but not used.
     Invalid,
 }
 
@@ -994,7 +994,7 @@ impl Summary {
             run.seen(if run.network.is_private { "tcp_listen_drops_per_s" } else { "listen_queue_drops_per_s" })
         }),
         ("established", "", "connections established, mean", |run| run.network.established),
-        ("in-flight", "", "connections open or not yet acknowledged to the end, mean", |run| run.network.in_flight),
+        ("in-flight", "", "connections open or with unacknowledged data, mean", |run| run.network.in_flight),
         ("accepted", "", "connections accepted and established, mean", |run| run.network.accepted),
         ("server-time", "ms", "time of an accepted connection in the server, mean (by Little's law)", |run| {
             Some(1e3 * run.network.accepted? / Some(run.established_rate).filter(|rate| *rate > 0.0)?)
@@ -1167,7 +1167,7 @@ impl Archive {
         self.packed.as_ref().map_or(&self.dir, |(file, _)| file)
     }
 
-    /// Returns the attempts that count: the last of each run. Earlier attempts are invalid, and are
+    /// Returns the attempts that are used: the last of each run. Earlier attempts are invalid, and are
     /// drawn and reported as such.
     pub(crate) fn last_attempts(&self) -> impl Iterator<Item = &Run> {
         let next = |at: usize| self.runs.get(at + 1);

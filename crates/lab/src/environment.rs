@@ -74,7 +74,7 @@ impl TestEnvironment {
         let scratch = Path::new(SCRATCH).join(own_word()?);
         fs::create_dir_all(&scratch)
             .and_then(|()| fs::set_permissions(&scratch, fs::Permissions::from_mode(0o755)))
-            .map_err(Failure::io(format_args!("make {}", scratch.display())))?;
+            .map_err(Failure::io(format_args!("create {}", scratch.display())))?;
         let mut environment = TestEnvironment::within(&scratch)?;
         environment.owns_scratch = true;
         Ok(environment)
@@ -155,7 +155,7 @@ impl TestEnvironment {
         // Servers that switch to another user write there too.
         fs::create_dir(&path)
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o777)))
-            .map_err(Failure::io(format_args!("make {}", path.display())))?;
+            .map_err(Failure::io(format_args!("create {}", path.display())))?;
         Ok(Folder { path, metrics: Path::new(SHARED).join(format!("{}-{number}", self.word)) })
     }
 
@@ -217,7 +217,7 @@ impl TestEnvironment {
                 .arg(&folder)
                 .stdin(Stdio::null())
                 .output()
-                .map_err(Failure::io("make a file set"))?;
+                .map_err(Failure::io("create a file set"))?;
             if !output.status.success() {
                 let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
                 return Err(Failure::failed(format!("cannot create the file set: {said}")));

@@ -160,8 +160,8 @@ mod tests {
                 let expected_s = plan::plan(&resolved).expected_s;
                 assert!(!quick || expected_s < 600.0, "{} takes {expected_s} s", exhibit.name);
                 // Parsing has checked all references: arms, loads and metrics.
-                assert!(!resolved.claims.is_empty(), "{} claims nothing", exhibit.name);
-                assert!(!quick || resolved.repetitions > 1, "{}: one block decides nothing", exhibit.name);
+                assert!(!resolved.claims.is_empty(), "{} has no claims", exhibit.name);
+                assert!(!quick || resolved.repetitions > 1, "{}: one block is too few for a verdict", exhibit.name);
             }
         }
     }

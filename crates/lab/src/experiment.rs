@@ -131,7 +131,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Whether both servers get the same workload and load, so that they can be measured in turns.
+    /// Whether both servers get the same workload and load, so that they can be interleaved.
     pub(crate) fn has_load_of(&self, other: &Settings) -> bool {
         self.workload == other.workload && self.load == other.load
     }
@@ -381,7 +381,7 @@ impl Default for Quick {
 struct FactorFile {
     name: Option<String>,
     set: Option<Spanned<String>>,
-    #[expect(dead_code, reason = "that it is a list is all that serde is to check; the levels are read from the tree")]
+    #[expect(dead_code, reason = "serde checks only that it is a list; the levels are read from the tree")]
     levels: Vec<toml::Value>,
 }
 
@@ -676,7 +676,7 @@ fn level<'i>(value: &Spanned<DeValue<'i>>, place: Option<&Vec<String>>) -> Resul
                         }
                     }
                     _ => {
-                        let what = format!("a level knows no {:?}", key.get_ref());
+                        let what = format!("a level has no key {:?}", key.get_ref());
                         let way =
                             "its keys are label, set = { \"server.log\" = true }, and value if its factor sets a key";
                         return Err(wrong(key.span(), what, way));
@@ -685,7 +685,7 @@ fn level<'i>(value: &Spanned<DeValue<'i>>, place: Option<&Vec<String>>) -> Resul
             }
             Ok(Level { label: label.to_owned(), values })
         }
-        (_, None) => Err(wrong(at, "a value of what?", "name the key that the factor sets: set = \"server.log\"")),
+        (_, None) => Err(wrong(at, "a value without a key", "name the key that the factor sets: set = \"server.log\"")),
         (inner, Some(place)) => {
             let label = match inner {
                 DeValue::String(text) => text.to_string(),
@@ -830,7 +830,7 @@ fn check_interleaved(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wro
     Err(wrong(place(tree, "interleave"), format!("interleaved servers cannot have {what}"), way_out))
 }
 
-/// Rejects settings that several hosts cannot have, and lists of hosts that cannot be meant.
+/// Rejects settings that several hosts cannot have, and invalid lists of hosts.
 fn check_hosts(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
     let Some(Hosts { clients, .. }) = &file.hosts else { return Ok(()) };
     let names: BTreeSet<&str> = clients.iter().map(|name| &**name).collect();
@@ -1043,12 +1043,12 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
         let (whole, ClaimFile { says, check, evidence, needs, no_longer, self_test, paper, .. }) =
             (claim.span(), claim.get_ref());
         if says.is_empty() {
-            return Err(wrong(whole, "a claim without words", "write says = \"...\", the sentence for the report"));
+            return Err(wrong(whole, "a claim requires a text", "write says = \"...\", the sentence for the report"));
         }
         if no_longer.is_empty() && !evidence.is_empty() {
             return Err(wrong(
                 whole,
-                "evidence of nothing",
+                "evidence requires a reason",
                 "write no-longer = \"...\": why the claim no longer holds",
             ));
         }

@@ -319,7 +319,7 @@ enum Entry {
     Curve { name: String, class: usize, shape: usize },
     Mark(Mark),
     Band(String),
-    Asked,
+    Offered,
 }
 
 impl Entry {
@@ -328,7 +328,7 @@ impl Entry {
             Entry::Curve { name, .. } | Entry::Band(name) => cut(name, NAME_MAX),
             Entry::Mark(Mark::AtLeast) => "open: lower bound, limited by the client".to_owned(),
             Entry::Mark(_) => "crossed out: invalid run".to_owned(),
-            Entry::Asked => "as offered".to_owned(),
+            Entry::Offered => "as offered".to_owned(),
         }
     }
 
@@ -348,7 +348,7 @@ impl Entry {
                 let place = format!("x=\"{x:.1}\" y=\"{:.1}\" width=\"24\" height=\"12\"", y - 10.0);
                 let _ = write!(out, "<rect class=\"band\" {place}/>");
             }
-            Entry::Asked => {
+            Entry::Offered => {
                 segment(
                     out,
                     (x, middle),
@@ -373,7 +373,7 @@ fn legend(plot: &Plot, shown: &[Point], whose: Legend) -> Vec<Vec<(f64, Entry)>>
         }
     }
     if plot.has_target {
-        entries.push(Entry::Asked);
+        entries.push(Entry::Offered);
     }
     entries.extend(plot.band.iter().map(|(.., what)| Entry::Band(what.clone())));
     for mark in [Mark::AtLeast, Mark::Invalid] {
@@ -410,7 +410,7 @@ fn description(plot: &Plot) -> String {
         points.sort_by(|one, other| one.x.total_cmp(&other.x));
         let most = points.iter().max_by(|one, other| one.y.median.total_cmp(&other.y.median));
         let (Some(first), Some(last), Some(most)) = (points.first(), points.last(), most) else {
-            let _ = write!(text, " {}: nothing.", curve.name);
+            let _ = write!(text, " {}: no points.", curve.name);
             continue;
         };
         let at = |point: &Point| match &plot.x {

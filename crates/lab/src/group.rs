@@ -111,7 +111,7 @@ impl Group {
                 Err(_) if folder.exists() => {}
                 Err(error) => {
                     let way_out = "run as root, with control groups of version 1 (cpuacct, cpu, memory, blkio) or 2";
-                    return Err(Failure::failed(format!("cannot make {}: {error}; {way_out}", folder.display())));
+                    return Err(Failure::failed(format!("cannot create {}: {error}; {way_out}", folder.display())));
                 }
             }
         }

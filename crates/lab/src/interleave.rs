@@ -1,4 +1,4 @@
-//! Runs several servers at the same time and measures them in turns, so that compared measurements are seconds apart.
+//! Runs several servers at the same time and interleaves their measurements: compared windows are seconds apart.
 //!
 //! All servers of one load share the same cores, each in its own control group. In each block every
 //! server has one turn, a window of load, in the order of the plan. CPU time per response is that
@@ -126,7 +126,7 @@ fn look(
                 let (status, length, as_status, as_length) =
                     (answer.status, answer.body.len(), first.status, first.body.len());
                 return Err(format!(
-                    "{target} the response has status {status} and {length} bytes, but {as_status} and {as_length} \
+                    "{target}: the response has status {status} and {length} bytes, but {as_status} and {as_length} \
                      from the first server"
                 ));
             }

@@ -50,7 +50,7 @@ pub(crate) fn plan(resolved: &Resolved) -> Plan {
     Plan { runs, expected_s }
 }
 
-/// Groups the arms that have the same workload and load, and can be measured in turns.
+/// Groups the arms that have the same workload and load, and can be interleaved.
 fn groups(resolved: &Resolved) -> Vec<Vec<&Arm>> {
     let load = |arm: &Arm| {
         let table = arm.settings.parse::<toml::Table>().unwrap_or_default();
@@ -143,7 +143,7 @@ pub(crate) fn list(resolved: &Resolved, plan: &Plan) -> String {
     );
     for part in parts(resolved, &plan.runs) {
         text += &match resolved.is_interleaved {
-            true => format!("  in turns, {} blocks:", resolved.repetitions),
+            true => format!("  interleaved, {} blocks:", resolved.repetitions),
             false => format!("  block {}:", part[0].block),
         };
         let first = part.chunk_by(|a, b| a.block == b.block).next().unwrap_or(part);
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(ids(&all, &is_invalid), [format!("{one}-3"), other.to_owned()]);
         assert_eq!(ids(&all, &|attempts, last| attempts == 1 && is_invalid(attempts, last)), [other]);
         all.push(made(3, RunStatus::Valid));
-        assert_eq!(ids(&all, &is_invalid), [other], "the last counts");
+        assert_eq!(ids(&all, &is_invalid), [other], "the last attempt decides");
         let again = left(&plan, &all[..1], is_invalid);
         assert!(again[0].seed == plan[0].seed && again[0].is_same(&plan[0]) && !again[0].is_same(&plan[1]));
     }

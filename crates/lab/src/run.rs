@@ -356,7 +356,7 @@ impl Side {
         Running::start("the clients beside the load", &words, streams).map(Some)
     }
 
-    /// Generates one measured load and keeps the server running: for servers measured in turns, without a monitor.
+    /// Generates one measured load and keeps the server running: for interleaved servers, without a monitor.
     ///
     /// # Errors
     /// If the load generator fails to start; an interrupt.

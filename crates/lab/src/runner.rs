@@ -68,7 +68,7 @@ pub(crate) fn make(lab: &Lab<'_>, settings: &Settings, planned: &Planned, block:
     Ok(run)
 }
 
-/// Executes these runs in turns, with all their servers running. Passes each run to `each` once it is in the archive.
+/// Executes these runs interleaved, with all their servers up. Passes each run to `each` once it is in the archive.
 ///
 /// # Errors
 /// As [`make`].
@@ -91,7 +91,7 @@ pub(crate) fn make_interleaved(
 fn order(lab: &Lab<'_>, settings: &Settings, planned: &Planned, block: &Block) -> Result<Order, Failure> {
     let into = lab.dir.join(name::RUNS).join(format!(".{}", planned.id));
     let _ = fs::remove_dir_all(&into);
-    fs::create_dir_all(&into).map_err(Failure::io(format_args!("make {}", into.display())))?;
+    fs::create_dir_all(&into).map_err(Failure::io(format_args!("create {}", into.display())))?;
     Ok(Order {
         settings: settings.clone(),
         planned: planned.clone(),
@@ -108,7 +108,7 @@ fn order(lab: &Lab<'_>, settings: &Settings, planned: &Planned, block: &Block) -
 fn keep(order: &Order, run: &Run) -> Result<(), Failure> {
     archive::write(&order.into.join(name::RUN), run)?;
     let to = order.into.with_file_name(&order.planned.id);
-    fs::rename(&order.into, &to).map_err(Failure::io(format_args!("name {}", to.display())))
+    fs::rename(&order.into, &to).map_err(Failure::io(format_args!("rename {}", order.into.display())))
 }
 
 /// Executes a run. A server failure is a result of the run, and so is a host failure.

@@ -1,4 +1,4 @@
-//! An archive in one file, `archive.tar.zst`: what its report is made of, small enough to be kept beside the sources.
+//! An archive in one file, `archive.tar.zst`: the input of its report, small enough to be kept beside the sources.
 //!
 //! It includes the raw records of the runs (samples, histograms, logs) if the whole is small. Else `omitted.json` lists them
 //! with size and hash, and a report says that they are missing. The same archive always yields the same bytes.
@@ -17,13 +17,13 @@ use super::name;
 /// A packed archive that includes raw records has at most this many bytes.
 const WITH_RECORDS_MAX: usize = 256 << 10;
 
-/// The level of zstd from which more time saves no more bytes.
+/// The level of zstd above which more time saves no bytes.
 const LEVEL: i32 = 19;
 
 /// The list of omitted files, in a packed archive.
 const OMITTED: &str = "omitted.json";
 
-/// The files of a run of which figures and claims are made.
+/// The files of a run from which figures and claims are computed.
 const OF_REPORT: [&str; 7] =
     [name::RUN, name::HOSTS, name::LOAD, name::WARM_UP, name::BESIDE, name::PROFILE, name::SERVER_CONFIG];
 
@@ -73,7 +73,8 @@ fn packed(dir: &Path, with_records_max: usize) -> io::Result<Vec<u8>> {
     compressed(dir, &kept, Some(&serde_json::to_vec_pretty(&omitted)?))
 }
 
-/// Appends the files of the archive under `dir/path`, in order. A report can be made again, and a run in progress has no result.
+/// Appends the files of the archive under `dir/path`, in order. Omits reports, which can be generated again, and runs
+/// in progress.
 fn list(dir: &Path, path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     let mut entries = fs::read_dir(dir.join(path))?.collect::<io::Result<Vec<_>>>()?;
     entries.sort_by_key(fs::DirEntry::file_name);
@@ -107,7 +108,7 @@ fn compressed(dir: &Path, files: &[PathBuf], omitted: Option<&[u8]>) -> io::Resu
     archive.into_inner()?.finish()
 }
 
-/// Appends a file without what differs between machines: owner, mode and time.
+/// Appends a file without owner, mode and time, which differ between machines.
 fn append(archive: &mut tar::Builder<impl io::Write>, path: &Path, content: &[u8]) -> io::Result<()> {
     let mut header = tar::Header::new_gnu();
     header.set_size(content.len() as u64);
@@ -166,7 +167,7 @@ mod tests {
         assert!(listed.contains("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"), "{listed}");
         assert!(listed.contains("server.log") && listed.contains(name::MONITOR), "{listed}");
         let made = report(&unpacked);
-        assert!(made.html.contains("no monitor.zst of "), "the page says what is missing");
+        assert!(made.html.contains("no monitor.zst of "), "the page lists missing files");
         assert_eq!(made.figures, whole.figures);
         assert_eq!(format!("{:?}", made.summary.claims), format!("{:?}", whole.summary.claims));
     }

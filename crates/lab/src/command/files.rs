@@ -85,7 +85,7 @@ const OPS_MAX: u32 = 1_000_000;
 
 fn ops(text: &str) -> Result<NonZeroU32, String> {
     let found = text.parse().ok().filter(|ops: &NonZeroU32| ops.get() <= OPS_MAX);
-    found.ok_or_else(|| format!("write how many requests a second, from 1 to {OPS_MAX}"))
+    found.ok_or_else(|| format!("write requests per second, from 1 to {OPS_MAX}"))
 }
 
 /// The report on a set.
@@ -145,8 +145,8 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         Set::Log { file, dataset, common } => {
             let log = Log::read(file)?;
             let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
-            let (manifest, gleaned) = fileset::of_log(&log, &name, *dataset, common.seed)?;
-            (manifest, common, None, Some(source(&log, &gleaned)))
+            let (manifest, file_set) = fileset::of_log(&log, &name, *dataset, common.seed)?;
+            (manifest, common, None, Some(source(&log, &file_set)))
         }
     };
     let folder = common.dir.as_deref().filter(|_| !common.dry_run);
@@ -182,17 +182,17 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     Ok(Verdict::valid())
 }
 
-fn source(log: &Log, gleaned: &LogFileSet) -> Source {
+fn source(log: &Log, file_set: &LogFileSet) -> Source {
     let Tally { lines, odd, cut, .. } = log.tally();
     Source {
         lines: *lines,
         odd: odd.iter().map(|(kind, count)| (kind.name(), *count)).collect(),
         cut: cut.clone(),
         requests: log.len() as u64,
-        requests_taken: gleaned.requests,
-        bytes_shown: gleaned.whole.0,
-        files_without_size: gleaned.unsized_files,
-        impossible_names: gleaned.impossible,
+        requests_taken: file_set.requests,
+        bytes_shown: file_set.whole.0,
+        files_without_size: file_set.unsized_files,
+        impossible_names: file_set.impossible,
     }
 }
 
@@ -219,7 +219,7 @@ impl FileSetReport<'_> {
             self.seed
         );
         if let Some(table) = self.table_mib {
-            text += &format!("by the rule of its table, without rounding the number of directories: {table:.0} MB\n");
+            text += &format!("by the formula of its table, with the number of directories unrounded: {table:.0} MB\n");
         }
         text += "class             files        MiB  requests\n";
         for Class { class, files, bytes, share } in &self.classes {

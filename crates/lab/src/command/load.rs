@@ -1,5 +1,5 @@
 //! `ammeter load`. `args.rs` parses the flags, and `setup.rs` converts them to settings; `single.rs`
-//! makes one run, `sweep.rs` several; `ears.rs` consumes each second. Results are printed in words
+//! makes one run, `sweep.rs` several; `ears.rs` consumes each second. Results are printed as text
 //! (`summary.rs`), as a log of histograms (`hlog.rs`), as a page (`html.rs`), and during the run as a
 //! screen (`screen.rs`). `run.rs` ties these together.
 

@@ -100,7 +100,7 @@ Examples:
   ammeter monitor --replay run.zst --csv > run.csv
   ammeter monitor --pid 1234 --duration 10s --json
   ammeter monitor --port 8080 --server-file /run/amped/metrics
-  ammeter monitor --port 8080 --metrics-listen 127.0.0.1:9146     for Prometheus; add --lines > /dev/null if for nothing else
+  ammeter monitor --port 8080 --metrics-listen 127.0.0.1:9146     for Prometheus; alone with --lines > /dev/null
 
 Works with any server. For one with a metrics file, such as `amped --metrics-file`, it also shows the time of requests by class
 and phase, caches, helpers and loops. Without root it shows what /proc and sock_diag give a user, and a line for what is missing.

@@ -11,7 +11,7 @@ use crate::say;
 /// The command-line flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Where it listens
+    /// Address to listen on
     #[arg(value_name = "ADDR:PORT")]
     address: SocketAddr,
 }

@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         Unit::Requests => ("request", "as the server counts them"),
         Unit::Segments => (
             "data segment",
-            "all in its network namespace; of requests where a server publishes its own: amped --metrics-file",
+            "in its whole network namespace; per request if the server publishes its count: amped --metrics-file",
         ),
     };
     say::out(&format!(

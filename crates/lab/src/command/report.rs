@@ -37,7 +37,7 @@ Examples:
   ammeter report experiments/residency/archive.tar.zst       a packed archive, as ammeter exhibits writes them
 
 The page depends on the archive alone: generated again years later it is the same. For an incomplete experiment it shows the
-existing runs and names what is missing.";
+existing runs and lists the missing ones.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let page = args.html.clone().unwrap_or_else(|| page_of(&args.run));

@@ -81,8 +81,8 @@ Each point is measured once in each of 3 blocks, in an order drawn from the seed
 invalid (with the reason), or censored: a lower bound, because the clients reached their own limit first. Ctrl-C keeps completed
 runs, and the same command resumes. Before each block it waits until the machine is quiet (--quiet-timeout). A run that other
 processes disturbed is repeated once at the end of its block; --retry also repeats invalid runs, unless the server was the
-cause. All attempts are kept, and the last one counts. Exit
-status: 0 if each point was measured, 1 if a point has no run that counts, 2 for wrong usage.";
+cause. All attempts are kept, and the last one is used. Exit
+status: 0 if each point was measured, 1 if all runs of a point are invalid, 2 for wrong usage.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let (file, text) = exhibits::read(&args.experiment)?;
@@ -124,7 +124,7 @@ fn present(experiment: Experiment) -> Experiment {
     for arm in &experiment.settings {
         let subject = &arm.subject;
         if let (true, false, Err(why)) = (subject.is_optional, absent.contains(&&subject.name[..]), subject.program()) {
-            say::plain(&format!("left out: {why}"));
+            say::plain(&format!("skipped: {why}"));
             absent.push(&subject.name);
         }
     }
@@ -134,7 +134,7 @@ fn present(experiment: Experiment) -> Experiment {
 
 /// Creates the directory and locks it: two programs at once would overwrite each other.
 fn take(dir: &Path) -> Result<File, Failure> {
-    fs::create_dir_all(dir).map_err(Failure::io(format_args!("make {}", dir.display())))?;
+    fs::create_dir_all(dir).map_err(Failure::io(format_args!("create {}", dir.display())))?;
     let lock = File::open(dir).map_err(Failure::io(format_args!("open {}", dir.display())))?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),
@@ -180,7 +180,7 @@ fn begin(
         )));
     }
     for folder in [name::RUNS, name::BLOCKS] {
-        fs::create_dir(dir.join(folder)).map_err(Failure::io(format_args!("make {}", dir.join(folder).display())))?;
+        fs::create_dir(dir.join(folder)).map_err(Failure::io(format_args!("create {}", dir.join(folder).display())))?;
     }
     let cores = settings.first().map(|arm| environment.words(&arm.cores)).unwrap_or_default();
     let host = fleet.map_or_else(|| environment::host(cores), |fleet| fleet.borrow().host())?;
@@ -216,8 +216,9 @@ fn measure(
     if there > 0 {
         let retried = match (retry, again) {
             (false, _) => String::new(),
-            (true, 0) => "; none of them is invalid for a reason other than the server".to_owned(),
-            (true, _) => format!("; {again} of them, invalid for a reason other than the server, will be repeated"),
+            (true, 0) => "; none of them can be repeated".to_owned(),
+            (true, 1) => "; 1 invalid run will be repeated".to_owned(),
+            (true, _) => format!("; {again} invalid runs will be repeated"),
         };
         say::plain(&format!("{there} of {} runs already exist{retried}", plan.runs.len()));
     }
@@ -279,7 +280,7 @@ fn make(
             .iter()
             .map(|planned| Ok((experiment.settings_of(planned)?, planned)))
             .collect::<Result<_, Failure>>()?;
-        progress.begin(&format!("{} servers in turns", runs.len()));
+        progress.begin(&format!("{} interleaved servers", runs.len()));
         return runner::make_interleaved(lab, &runs, &block, &mut |run| {
             progress.end(&run, label(&run.plan));
             made.push(run);
@@ -510,7 +511,7 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
     Ok(report.verdict)
 }
 
-/// The CPU time of servers that were measured in turns, in microseconds for a response: a line for each load, a column for each
+/// The CPU time of interleaved servers, in microseconds per response: a line for each load, a column for each
 /// server.
 fn turns(resolved: &Resolved, points: &[Point]) -> String {
     let mut subjects: Vec<&str> = Vec::new();
@@ -549,7 +550,7 @@ fn turns(resolved: &Resolved, points: &[Point]) -> String {
     text + "\n"
 }
 
-/// What was offered and completed, arm by arm.
+/// Formats the offered and the completed load of each arm.
 fn table_of_points(resolved: &Resolved, report: &ExperimentReport) -> String {
     let width = report.points.iter().map(|point| point.label.chars().count()).max().unwrap_or(0).max(3);
     let axis = resolved.steps.first().map_or("", |step| step.axis());

@@ -335,13 +335,13 @@ fn up_in_background() -> Result<Verdict, Failure> {
     let mut child = command.spawn().map_err(Failure::io("start the test bed"))?;
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
-        BufReader::new(stdout).read_line(&mut line).map_err(Failure::io("wait for the test-bed"))?;
+        BufReader::new(stdout).read_line(&mut line).map_err(Failure::io("wait for the test bed"))?;
     }
     if line.trim() == "up" {
         return Ok(Verdict::valid());
     }
     // It has printed its error and ended.
-    let output = child.wait_with_output().map_err(Failure::io("wait for the test-bed"))?;
+    let output = child.wait_with_output().map_err(Failure::io("wait for the test bed"))?;
     let text = String::from_utf8_lossy(&output.stderr);
     let text = text.trim().strip_prefix("ammeter: ").unwrap_or(text.trim()).to_owned();
     Err(if output.status.code() == Some(2) { Failure::Usage(text) } else { Failure::Failed(text) })

@@ -3,9 +3,9 @@
 //! A request goes to the host, and a response with the host's time comes back. The host wrote the response
 //! between the two instants at which this machine sent and received. Taking the host's time for the midpoint of
 //! these gives an error of at most half of the round trip, however asymmetric the path is. Of several exchanges
-//! the one with the shortest round trip counts, as in the clock filter of NTP (RFC 5905, section 10). The
+//! the one with the shortest round trip is used, as in the clock filter of NTP (RFC 5905, section 10). The
 //! offset is measured before and after a run, and the stated interval covers both: a clock that drifts or is
-//! set meanwhile widens the bound, but makes no figure wrong.
+//! set meanwhile widens the bound, but does not invalidate a figure.
 //!
 //! Pure: times are arguments.
 

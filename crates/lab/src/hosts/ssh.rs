@@ -3,7 +3,7 @@
 //! This program starts and stops the master (ssh_config(5), ControlMaster). It does not use the user's own master,
 //! which would outlive it. The shell of the first session reports the installed `ammeter`. It then starts
 //! `ammeter agent session`, or receives a copy of this program into a directory that it removes when the copy has ended. All
-//! else are ordinary commands: `ammeter load --slice`, `ammeter agent`, cat(1). A remote command ends at the end
+//! others are ordinary commands: `ammeter load --slice`, `ammeter agent`, cat(1). A remote command ends at the end
 //! of its standard input, which ssh closes however the local side ends.
 //!
 //! A host counts as lost when its session ends, or when it stays silent: it is asked for the time every two seconds.
@@ -65,7 +65,7 @@ pub(super) struct Connection {
     session: Option<Command>,
     heard: Instant,
     facts: Option<Facts>,
-    gone: Option<String>,
+    lost_why: Option<String>,
     control: PathBuf,
     /// The master process, which ends last.
     master: Option<Running>,
@@ -100,7 +100,7 @@ impl Connection {
             session: None,
             heard: Instant::now(),
             facts: None,
-            gone: None,
+            lost_why: None,
             control: control.to_owned(),
         })
     }
@@ -166,15 +166,15 @@ impl Connection {
 
     /// Whether the host is lost.
     pub(super) fn is_gone(&self) -> bool {
-        self.gone.is_some()
+        self.lost_why.is_some()
     }
 
     fn lost(&mut self, why: Option<String>) -> Failure {
         let why = why.unwrap_or_else(|| format!("the session ended with {}", self.ending()));
-        self.gone = Some(format!("{} is gone: {why}", self.name));
+        self.lost_why = Some(format!("{} is lost: {why}", self.name));
         self.end();
         (self.session, self.master) = (None, None);
-        Failure::failed(self.gone.clone().unwrap_or_default())
+        Failure::failed(self.lost_why.clone().unwrap_or_default())
     }
 
     /// Fails if the host is lost. Does not block.
@@ -182,7 +182,7 @@ impl Connection {
     /// # Errors
     /// The reason why the host is lost.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
-        if let Some(why) = &self.gone {
+        if let Some(why) = &self.lost_why {
             return Err(Failure::failed(why.clone()));
         }
         loop {

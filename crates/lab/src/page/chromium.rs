@@ -29,7 +29,7 @@ addEventListener('load', async () => {
   const canvases = [...document.querySelectorAll('canvas')];
   const places = [...document.querySelectorAll('figure > div')];
   const figures = [...document.querySelectorAll('svg')];
-  // Texts that are not turned, with a pixel that fonts differ by.
+  // Texts that are not rotated, with a tolerance for fonts.
   const texts = figure => [...figure.querySelectorAll('text:not([transform])')].map(text => {
     const { left, right, top, bottom } = text.getBoundingClientRect();
     return { word: text.textContent, left: left + 1, right: right - 1, top: top + 3, bottom: bottom - 3 };
@@ -52,7 +52,7 @@ addEventListener('load', async () => {
     places: places.length,
     empty: places.filter(place => !place.querySelector('canvas')).length,
     blank: canvases.filter(blank).length,
-    untold: canvases.filter(canvas => !canvas.getAttribute('aria-label')).length,
+    unlabelled: canvases.filter(canvas => !canvas.getAttribute('aria-label')).length,
     figures: figures.length,
     flat: figures.filter(svg => svg.getBoundingClientRect().height < 50).length,
     overlapping,
@@ -118,7 +118,7 @@ pub(crate) fn sound(page: &str, folder: &Path) -> Seen {
         for list in ["troubles", "requests", "overlapping", "outside"] {
             assert_eq!(seen[list], json!([]), "{list}: {seen}");
         }
-        for count in ["empty", "blank", "untold", "flat"] {
+        for count in ["empty", "blank", "unlabelled", "flat"] {
             assert_eq!(seen[count], 0, "{count}: {seen}");
         }
         assert_eq!(seen["wide"], false, "the page is wider than its window: {seen}");

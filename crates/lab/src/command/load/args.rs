@@ -23,7 +23,7 @@ pub(crate) struct Args {
     /// Measure what this machine can generate, against a null server, with one generator and with two
     #[arg(long, conflicts_with_all = ["url", "rate", "clients", "sweep", "generators", "unix"])]
     pub(super) calibrate: bool,
-    /// Connections to begin per second, whatever the server does: 500, 10k or 1.5m
+    /// Connections to open per second, independent of the server: 500, 10k or 1.5m
     #[arg(long, value_name = "N", conflicts_with = "clients", allow_negative_numbers = true, value_parser = rate)]
     pub(super) rate: Option<f64>,
     /// Duration of the load, such as 30s, 2m or 10 (seconds); responses may arrive later [default: 10s; for a replay,
@@ -56,10 +56,10 @@ pub(crate) struct Args {
     /// format, also gzip
     #[arg(long, value_name = "LOG")]
     pub(super) replay: Option<PathBuf>,
-    /// Speed of the replay relative to the log, or max: as --rate or --clients say
+    /// Speed of the replay relative to the log, or max: ignore its times, and use --rate or --clients
     #[arg(long, value_name = "X|max", default_value = "1", requires = "replay")]
     pub(super) speed: Spacing,
-    /// Expect the statuses of the log, and of a 200 its size [default: expect 200 where the log shows a file]
+    /// Expect the statuses of the log, and for a 200 its size [default: expect 200 where the log shows a file]
     #[arg(long, requires = "replay", conflicts_with = "workload")]
     pub(super) as_logged: bool,
     /// Check the contents of each response against the manifest
@@ -123,7 +123,7 @@ pub(crate) struct Args {
     /// check
     #[arg(long, value_name = "SHARE", value_parser = percentage, default_value = "10%", conflicts_with = "calibrate")]
     pub(super) others_max: f64,
-    /// Time before a planned instant to spin instead of sleep
+    /// Time before a planned instant to spin instead of sleeping
     #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "60us")]
     pub(super) spin: Duration,
     /// Sweep rates FROM..TO/STEP, each for --duration
@@ -182,13 +182,13 @@ Examples:
   ammeter load --calibrate --duration 2s                           what this machine can generate
 
 A rate is in connections, each with --requests-per-connection requests. It does not depend on the server: a connection
-that is not established in time is closed, and the next one begins when it is planned.
+that is not established in time is closed, and the next one begins as planned.
 
 Exit status: 0 if the result is valid; 1 if the load generator was the limit (client-bound), other processes used the machine
 (disturbed), or a --fail-if holds; 2 for wrong usage.";
 
 impl Args {
-    /// How long connections are begun. A closed loop that ends after a number of requests has no fixed duration.
+    /// How long connections are opened. A closed loop that ends after a number of requests has no fixed duration.
     pub(super) fn duration(&self) -> Duration {
         const USUAL: Duration = Duration::from_secs(10);
         const A_DAY: Duration = Duration::from_secs(86_400);

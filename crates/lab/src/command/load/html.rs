@@ -49,12 +49,12 @@ fn settings(args: &Args, setup: &Setup) -> Vec<(&'static str, String)> {
             },
         ),
         ("duration", format!("{:?}", args.duration())),
-        ("time to connect", format!("{connect_timeout:?}")),
-        ("time to answer", format!("{timeout:?}")),
+        ("connect timeout", format!("{connect_timeout:?}")),
+        ("response timeout", format!("{timeout:?}")),
         (
-            "requests on a connection",
+            "requests per connection",
             match setup.plan.per_connection() {
-                u64::MAX => "no end".to_owned(),
+                u64::MAX => "unlimited".to_owned(),
                 count => count.to_string(),
             },
         ),
@@ -97,7 +97,7 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
     let body = html! {
         (verdict(&outcome.verdict, &format!("{}.", headline(outcome))))
         @if outcome.interrupted {
-            p.bad { "The run was interrupted; the figures end there." }
+            p.bad { "The run was interrupted; the figures cover the time until then." }
         }
         h2 { "Rate" }
         (plot("rates", match target {
@@ -117,7 +117,7 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
         @if target.is_some() {
             h2 { "Lateness of the generator" }
             (plot("lateness", "From the planned instant of a connection to its SYN. If the whole run is above the \
-                 dashed line, the client was measured."))
+                 dashed line, the figures are the client's."))
         }
         h2 { "Distribution" }
         (plot("distribution", "Distribution of each clock over the whole run."))
@@ -258,7 +258,7 @@ fn classes(outcome: &Outcome) -> Markup {
 fn runs(runs: &[Outcome]) -> Markup {
     html! {
         table {
-            tr { @for name in ["target/s", "offered/s", "completed/s", "backlog", "failed", "p50 ms", "p99 ms", "late p99 ms"] { th { (name) } } th.text { "verdict" } }
+            tr { @for name in ["target/s", "offered/s", "completed/s", "backlog", "failed", "p50 ms", "p99 ms", "lateness p99 ms"] { th { (name) } } th.text { "verdict" } }
             @for run in runs {
                 @let target = match run.load { Loop::Open { rate, .. } => rate, Loop::Closed { .. } => 0.0 };
                 tr {
@@ -287,11 +287,11 @@ fn about(head: &Head, outcome: &Outcome) -> Markup {
         if let Some(hurst) = shape.hurst {
             let _ = write!(text, ", Hurst {hurst:.2}");
         }
-        rows.push(("arrivals, as they came out", text));
+        rows.push(("arrivals, as generated", text));
         rows.push(("seed of the first run", seed.to_string()));
         let begun = share(establisher.cpu_s, establisher.elapsed_s);
         let fifo = if outcome.real_time { "with" } else { "without" };
-        let _ = write!(client, ", beginning them {begun} ({fifo} SCHED_FIFO)");
+        let _ = write!(client, ", opening them {begun} ({fifo} SCHED_FIFO)");
     }
     let _ = write!(client, "; {:.1} us of CPU per correct response", outcome.cpu_us());
     rows.push(("generator", client));

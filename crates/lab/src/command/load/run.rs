@@ -48,11 +48,11 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
                     args.slice
                 )));
             }
-            let lot = setup.park(args, &stop)?;
+            let pool = setup.park(args, &stop)?;
             let ears = Ears::new(args, &setup, &stop)?;
             ears.begin(&format!("{}  CLOSED loop, {clients} clients", setup.url), args.duration())?;
             let (think, length) = (args.think_time, args.duration());
-            let outcome = beside(args, &setup, lot.as_ref(), || {
+            let outcome = beside(args, &setup, pool.as_ref(), || {
                 drive::closed(settings, plan, clients, think, length, &stop, &|second| ears.hear(second))
             })?;
             tell(args, &setup, outcome, ears)
@@ -69,9 +69,9 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
                     ));
                 }
             };
-            let lot = setup.park(args, &stop)?;
+            let pool = setup.park(args, &stop)?;
             let ears = Ears::new(args, &setup, &stop)?;
-            let outcome = beside(args, &setup, lot.as_ref(), || open(args, &setup, rate, setup.seed, &stop, &ears))?;
+            let outcome = beside(args, &setup, pool.as_ref(), || open(args, &setup, rate, setup.seed, &stop, &ears))?;
             tell(args, &setup, outcome, ears)
         }
     }
@@ -94,7 +94,7 @@ fn tell(args: &Args, setup: &Setup, mut outcome: Outcome, ears: Ears) -> Result<
                 .to_owned(),
             (Some(why), _) => format!("no correct response: {why}"),
             (None, Some(Fault::Status | Fault::Length | Fault::Content)) => {
-                format!("no correct response, only failures: look at one (curl -i {})", setup.url)
+                format!("no correct response, only failures: inspect one (curl -i {})", setup.url)
             }
             (None, Some(fault)) if outcome.established > 0 => {
                 let scheme = setup.url.split("://").next().unwrap_or_default();

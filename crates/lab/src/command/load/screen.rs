@@ -103,7 +103,7 @@ impl Shared {
 struct Screen {
     /// The kind of run, and its target.
     title: String,
-    /// How long connections are begun.
+    /// How long connections are opened.
     length_s: f64,
     /// The seconds so far, at most as many as a wide terminal has columns; newest last.
     seconds: VecDeque<Second>,

@@ -156,11 +156,11 @@ impl Setup {
         if !args.json {
             say::plain(&format!("parking {} connections", self.settings.parked));
         }
-        let lot = IdlePool::open(&self.settings, &self.parked_plan, &parked(args), stop)?;
+        let pool = IdlePool::open(&self.settings, &self.parked_plan, &parked(args), stop)?;
         if stop.is_stopped() {
             return Err(Failure::failed("interrupted while opening parked connections, before the load began"));
         }
-        Ok(Some(lot))
+        Ok(Some(pool))
     }
 }
 
@@ -177,12 +177,12 @@ fn requests(args: &Args, url: &Url, seed: u64) -> Result<Requests, Failure> {
         if let Some(why) = cut {
             say::plain(&format!("{}: read up to the truncation: {why}", path.display()));
         }
-        let belief = match &manifest {
+        let response_check = match &manifest {
             Some(manifest) => ResponseCheck::Manifest { manifest, verify: args.verify },
             None if args.as_logged => ResponseCheck::Log,
             None => ResponseCheck::Files,
         };
-        return Ok(log.requests(args.speed, belief, seed));
+        return Ok(log.requests(args.speed, response_check, seed));
     }
     if let Some(manifest) = manifest {
         return Ok(manifest.requests(seed, args.verify));

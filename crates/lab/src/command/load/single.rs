@@ -16,24 +16,24 @@ use super::args::Args;
 use super::ears::Ears;
 use super::setup::Setup;
 
-/// Maximum connections per second: beginning one costs at least 10 us of CPU.
+/// Maximum connections per second: opening one costs at least 10 us of CPU.
 pub(super) const RATE_MAX: f64 = 1e6;
 
 /// Runs beside parked connections, and adds to the result their state and the CPU use of other processes.
 pub(super) fn beside(
     args: &Args,
     setup: &Setup,
-    lot: Option<&IdlePool>,
+    pool: Option<&IdlePool>,
     run: impl FnOnce() -> Result<Outcome, Failure>,
 ) -> Result<Outcome, Failure> {
     let watch = (args.others_max < 1.0).then(|| Watch::begin(&setup.settings.target)).transpose()?;
-    lot.map(IdlePool::take);
+    pool.map(IdlePool::take);
     let mut outcome = run()?;
     if let Some(watch) = watch {
         outcome.shared_with(watch.end()?, args.others_max);
     }
-    if let Some(lot) = lot {
-        outcome.park(lot.take());
+    if let Some(pool) = pool {
+        outcome.park(pool.take());
     }
     Ok(outcome)
 }

@@ -1,4 +1,4 @@
-//! Formats the result of a run or of a sweep in words.
+//! Formats the result of a run or of a sweep as text.
 
 use std::fmt::Write;
 
@@ -198,7 +198,7 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
     );
     if window.backlog > 0 || window.drain_completed > 0 || window.drain_failed > 0 {
         let growth = match window.backlog_growth_rate {
-            Some(growth) => format!(", {growth:+}/s through the window"),
+            Some(growth) => format!(", {growth:+}/s over the window"),
             None => String::new(),
         };
         let _ = writeln!(
@@ -221,7 +221,7 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
     if outcome.stray > 0 {
         let _ = writeln!(
             text,
-            "stray       on {} connections received more data than requested: are bodies longer than Content-Length?",
+            "stray       {} connections received more data than requested: are bodies longer than Content-Length?",
             outcome.stray
         );
     }
@@ -258,7 +258,7 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
         Loop::Open { .. } => format!(
             "opening connections took {:.0} % of a core{}, ",
             share(&outcome.establisher),
-            if outcome.real_time { " (SCHED_FIFO)" } else { " (without SCHED_FIFO: give root or CAP_SYS_NICE)" }
+            if outcome.real_time { " (SCHED_FIFO)" } else { " (without SCHED_FIFO: run as root or grant CAP_SYS_NICE)" }
         ),
         Loop::Closed { .. } => String::new(),
     };
@@ -276,7 +276,7 @@ fn class_lines(classes: &[ClassOutcome]) -> String {
         return String::new();
     }
     let width = classes.iter().take(SHOWN).map(|class| class.class.chars().count()).max().unwrap_or(0).clamp(12, 60);
-    let mut text = format!("{:<width$} {:>9}{:>10}{:>10}{:>10}\n", "class", "right", "failed", "p50 ms", "p99 ms");
+    let mut text = format!("{:<width$} {:>9}{:>10}{:>10}{:>10}\n", "class", "correct", "failed", "p50 ms", "p99 ms");
     for ClassOutcome { class, ok, failed, latency, .. } in classes.iter().take(SHOWN) {
         let times = latency.as_ref().filter(|times| times.count > 0);
         let times = times.map(|times| format!("{:>10}{:>10}", times.p50_ms, times.p99_ms)).unwrap_or_default();

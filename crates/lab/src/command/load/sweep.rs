@@ -21,7 +21,7 @@ use crate::say;
 pub(super) fn run_sweep(args: &Args, setup: &Setup, sweep: Sweep, stop: &Stop) -> Result<Verdict, Failure> {
     let mut runs: Vec<Outcome> = Vec::new();
     let mut verdict = Verdict::valid();
-    let lot = setup.park(args, stop)?;
+    let pool = setup.park(args, stop)?;
     let ears = Ears::new(args, setup, stop)?;
     // Texts that a screen would cover are printed after it.
     let mut covered = Vec::new();
@@ -63,7 +63,7 @@ pub(super) fn run_sweep(args: &Args, setup: &Setup, sweep: Sweep, stop: &Stop) -
         }
         // The same arrivals at a rate would repeat the same luck.
         let seed = setup.seed.wrapping_add(u64::from(repetition));
-        let outcome = beside(args, setup, lot.as_ref(), || open(args, setup, rate, seed, stop, &ears))?;
+        let outcome = beside(args, setup, pool.as_ref(), || open(args, setup, rate, seed, stop, &ears))?;
         tell(format!(
             "{rate:>9}{:>10}{:>12}{:>9}{:>8}{:>9}{:>9}{:>9}{:>10.1}  {}{}",
             outcome.window.offered_rate,

@@ -26,7 +26,7 @@ fn drawn(profile: &Profile) -> String {
         name: end_of(&row.name, NAME_MAX).into_owned(),
         share: row.share.share,
         interval: (row.share.low, row.share.high),
-        behind: row.around.map(|around| (around.share, "with all inside")),
+        behind: row.around.map(|around| (around.share, "inclusive")),
     };
     let groups = views(profile).map(|(title, rows)| (title.to_owned(), rows.iter().map(bar).collect()));
     figure::shares("views", &Shares { title: title(profile), groups: groups.into() })
@@ -48,7 +48,7 @@ pub(super) fn html(profile: &Profile) -> String {
         p {
             "In unknown kernel functions: " (percent(profile.unknown.share)) ". The sampler used "
             (format!("{:.2}", profile.own_cpu * 100.0)) " % of a processor, of " ((profile.budget * 1e4).round() / 1e2)
-            " % that it may. Lines are intervals of 95 %; a pale bar is all that ran inside."
+            " % that it may use. Lines are 95 % intervals; pale bars are inclusive shares."
         }
         @for line in &profile.missing { p { (line) } }
         figure { (maud::PreEscaped(drawn(profile))) }
@@ -104,7 +104,7 @@ fn flame(profile: &Profile) -> Markup {
         p {
             "The width of a frame is its share of the samples; its callers are below it, the program's functions below \
              those of the kernel. Click a frame to zoom, the lowest one for all. A program without frame pointers has \
-             chains that are cut; code without symbols is shown as its file in brackets."
+             truncated chains; code without symbols is shown as its file in brackets."
         }
         p { label { "Search " input #search type="search"; } " " span #found {} }
         div #flame style=(format!("height:{}px", lines * LINE)) {
@@ -221,7 +221,7 @@ mod tests {
         for text in [svg(&profile()), html(&profile())] {
             assert!(text.contains("8080 &amp; &lt;more&gt;") && !text.contains("<more>"), "{text}");
             assert_eq!(text.matches("<svg").count(), 1);
-            assert!(text.contains(">60.0 %, 97.0 % with all inside<") && text.contains(">99.0 %<"), "{text}");
+            assert!(text.contains(">60.0 %, 97.0 % inclusive<") && text.contains(">99.0 %<"), "{text}");
             assert!(!text.contains("href") && !text.contains("src="), "the page loads nothing external");
         }
     }
