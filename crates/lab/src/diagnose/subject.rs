@@ -79,7 +79,7 @@ impl Subject {
     pub(crate) fn start(command: &str, address: SocketAddr, settings: &[Setting]) -> Result<Subject, Failure> {
         if TcpStream::connect(address).is_ok() {
             return Err(Failure::failed(format!(
-                "another program already listens on {address}, so the server of --start cannot; stop that program, or omit --start"
+                "another program already listens on {address}; stop it, or omit --start"
             )));
         }
         let mut subject = Subject { command: command.to_owned(), address, running: None };

@@ -19,9 +19,9 @@ pub(super) fn hosts(archive: &Archive, missing: &mut Vec<String>) -> Option<Mark
     }
     Some(html! {
         p.faint {
-            "All times are by the clock of the controlling machine. The offset of each host's clock was measured before \
-             and after each run, by the shortest of many round trips, and the host's records are shifted by it. The \
-             error bound is half of that round trip, plus half of the change of the offset during the run."
+            "All times are by the clock of the controlling machine. The offset of each host's clock was measured \
+             before and after each run, by the shortest of many round trips, and the host's records are shifted by it. \
+             The error bound is half of that round trip, plus half of the change of the offset during the run."
         }
         div.scroll { table {
             tr {
