@@ -1,4 +1,4 @@
-//! The capacity of a server from runs at several rates. Bisecting single runs would take their luck for the server's
+//! The capacity of a server from runs at several rates. Bisecting single runs would mistake luck for the server's
 //! capacity. [`capacity`] decides by an objective which rates the server sustained; [`bend`] finds the change point
 //! where throughput stops following the offered load, with a confidence interval.
 
@@ -179,7 +179,7 @@ pub struct Bend {
 pub fn bend(runs: &[(f64, f64)]) -> Option<Bend> {
     /// Number of candidate change points.
     const PLACES: usize = 400;
-    /// The largest shortfall at the highest load that counts as none.
+    /// The largest shortfall at the highest load that is ignored.
     const LACK: f64 = 0.05;
     let mut offers: Vec<f64> = runs.iter().map(|(offer, _)| *offer).collect();
     offers.sort_by(f64::total_cmp);
@@ -269,7 +269,7 @@ mod tests {
         }
         assert_eq!(bend(&ladder(1e9, 0.0, 0.0, 1, 1)), None);
         assert_eq!(bend(&[]), None);
-        assert_eq!(bend(&[(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]), None, "three runs and three figures to find");
+        assert_eq!(bend(&[(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]), None, "three runs for three parameters");
         assert_eq!(bend(&[(1.0, 1.0); 9]), None, "one rate");
     }
 

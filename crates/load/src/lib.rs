@@ -1,10 +1,12 @@
-//! Load that does not slow down when the server does: what is requested, when, and what came of it.
+//! A load generator that does not slow down when the server does.
 //!
-//! `workload` says what is requested, `schedule` when, `client` is one connection as a state machine, `drive` runs them over
-//! sockets, `tls` is what may lie between the two (`no_tls` without the feature of that name), `tally` counts, `outcome` judges,
-//! `window` defines what was offered and completed, and whether the server fell behind,
-//! `slice` and `parts` cut a plan for several generators and put their results together, `condition` checks what was demanded, `knee` finds the rate that a server sustains, and `null` is a server to calibrate by.
-//! Nothing here prints, and nothing here knows a command line.
+//! `workload` defines the requests and `schedule` their instants. `client` is one connection as a state machine;
+//! `drive` runs connections over sockets, and `tls` encrypts them (`no_tls` without that feature). `tally` counts,
+//! `window` computes the offered and the completed load and whether the server fell behind, and `outcome` is the result
+//! with its verdict. `slice` and `parts` divide a plan among several generators and merge their results. `condition`
+//! checks `--fail-if`, `knee` finds the rate that a server sustains, and `null` is a server for calibration.
+//!
+//! Nothing here prints or parses a command line.
 #![forbid(unsafe_code)]
 
 pub mod client;

@@ -1,7 +1,7 @@
 //! A server that does as little as possible: it bounds the rate that a load generator can reach.
 //!
 //! One thread, one fixed reply per receive. For calibration and tests. It does
-//! not parse requests: it takes each piece of data that it receives for one.
+//! not parse requests: it treats each received piece of data as one.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;

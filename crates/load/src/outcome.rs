@@ -237,8 +237,8 @@ impl Outcome {
     pub fn park(&mut self, parked: Vec<Parked>) {
         for one in parked.iter().filter(|one| one.open_at_start < one.target) {
             self.verdict.broken.push(format!(
-                "of {} parked connections ({}) {} were open when the run began; does the server allow as many?",
-                one.target, one.mode, one.open_at_start
+                "only {} of {} parked connections ({}) were open when the run began; does the server allow as many?",
+                one.open_at_start, one.target, one.mode
             ));
         }
         self.parked = parked;
@@ -301,13 +301,13 @@ impl Outcome {
             let late = self.lateness.p99_ms;
             let stolen = match self.stolen_s {
                 0.0 => String::new(),
-                stolen => format!("; meanwhile the hypervisor took {:.0} ms of CPU time away", stolen * 1e3),
+                stolen => format!("; meanwhile the hypervisor stole {:.0} ms of CPU time", stolen * 1e3),
             };
             let text = format!("1 % of connections began {late} ms late or later, the limit is {bound:.1} ms{stolen}");
             verdict.weaken(Validity::ClientBound, text);
         }
         for (fault, what) in
-            [(Fault::Local, "had no free port, descriptor or route"), (Fault::Unsent, "came too late to begin")]
+            [(Fault::Local, "had no free port, descriptor or route"), (Fault::Unsent, "were too late to start")]
         {
             if self.failed_by(fault) > 0 {
                 verdict.weaken(Validity::ClientBound, format!("{} connections {what}", self.failed_by(fault)));
@@ -469,7 +469,7 @@ pub(crate) mod tests {
             ms(2),
             |_, ran| ran.stolen_s = 0.03,
             Validity::ClientBound,
-            "the hypervisor took 30 ms of CPU time away",
+            "the hypervisor stole 30 ms of CPU time",
         );
         // 5 % of a gap of 100 ms.
         check(10.0, ms(4), |_, _| {}, Validity::Valid, "valid");

@@ -4,7 +4,7 @@
 //! at one instant; rates are over the common window. Percentiles are never averaged: they are read from the merged
 //! histograms. The verdict of the whole is that of its worst part, and each line of evidence names its generator.
 //!
-//! Parts come from other machines, as JSON: inconsistent input is refused.
+//! Parts come from other machines, as JSON: inconsistent input is rejected.
 
 use std::time::Duration;
 

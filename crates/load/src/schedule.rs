@@ -47,7 +47,7 @@ pub enum Arrivals {
     },
     /// No schedule, but the paper's own S-Client (Banga and Druschel, section 4.2): `rate` times the connect timeout T
     /// descriptors, each of which begins its next connection as soon as one is established, or T has passed. `rate` is
-    /// the least that they ask for; what the server accepts comes on top.
+    /// the minimum that they request; accepted connections add to it.
     Descriptors,
     /// Read from this file: one instant per line, in seconds from the start, not decreasing; `#` begins a comment.
     File(PathBuf),
@@ -165,8 +165,8 @@ pub fn rate(text: &str) -> Result<f64, String> {
 pub struct Schedule {
     at_ns: Vec<u64>,
     duration_ns: u64,
-    /// Connections per second that descriptors ask for; then the instants are only those of a constant rate, and nobody
-    /// keeps them.
+    /// Connections per second that descriptors request; the instants are then those of a constant rate, and are not
+    /// used.
     descriptors_rate: Option<f64>,
     /// The slice of the plan that these arrivals are.
     slice: Slice,
@@ -308,7 +308,7 @@ impl Schedule {
         Schedule { at_ns: own.collect(), duration_ns: self.duration_ns, descriptors_rate, slice }
     }
 
-    /// The number of descriptors that ask for the rate with this connect timeout; `None` if there is a schedule.
+    /// The number of descriptors that request the rate with this connect timeout; `None` if there is a schedule.
     pub fn descriptors(&self, connect_timeout: Duration) -> Option<usize> {
         self.descriptors_rate.map(|rate| ((rate * connect_timeout.as_secs_f64()).ceil() as usize).max(1))
     }

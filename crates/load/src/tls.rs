@@ -119,7 +119,7 @@ impl Tls {
                 )
             }
             Error::InvalidMessage(_) => format!("{name} does not speak TLS: is its URL http://?"),
-            error => format!("{name} and this client do not agree on TLS 1.2 or 1.3: {error}"),
+            error => format!("cannot negotiate TLS 1.2 or 1.3 with {name}: {error}"),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The thread that begins connections: it has a schedule and a clock, and does not see replies.
 //!
 //! All connections have the same connect timeout T, so pending ones form a queue whose first is due first, and expiring
-//! them costs the same however many there are. Instead of a schedule it may have a number of descriptors to keep in use, as
-//! the paper's S-Client has; then a connection begins when another is established or expires. The thread sleeps until shortly before the next instant and then polls
-//! the clock, as a sleeping thread wakes up late.
+//! them costs the same however many there are. Instead of a schedule it may have a number of descriptors to keep in
+//! use, as the paper's S-Client has; then a connection begins when another is established or expires. The thread sleeps
+//! until shortly before the next instant and then polls the clock, as a sleeping thread wakes up late.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -23,7 +23,7 @@ use crate::tally::{Fault, Tally, Used};
 pub(super) struct Established {
     pub(super) tally: Tally,
     pub(super) used: Used,
-    /// Arrivals whose instant came.
+    /// Arrivals that became due.
     pub(super) planned: u64,
     pub(super) real_time: bool,
 }
@@ -89,7 +89,7 @@ impl<'a> Establisher<'a> {
         number: impl Fn(u64) -> u64,
         stop: &Stop,
     ) -> Established {
-        /// How often the descriptors are looked at.
+        /// Interval at which the descriptors are checked.
         const LOOK: Duration = Duration::from_millis(1);
         clock::exact_timers();
         let real_time = clock::run_first(PRIORITY + 1).is_ok();
@@ -101,7 +101,7 @@ impl<'a> Establisher<'a> {
             let now = self.clock.now();
             let allowed = (((now - start).as_secs_f64() / spacing) as u64 + 1).min(descriptors as u64);
             let taken = self.lane.taken.load(Ordering::Relaxed);
-            // One that the handler has taken a moment ago is seen at the next look.
+            // One that the handler has just taken is seen at the next check.
             for _ in (count - self.failed).saturating_sub(taken)..allowed {
                 self.begin(number(count), now);
                 count += 1;

@@ -40,7 +40,7 @@ use seconds::Cutter;
 use settings::RESERVE;
 pub use settings::{Settings, Stop, Target};
 
-/// Slots for connections that the server accepts beyond the rate that descriptors ask for.
+/// Slots for connections that the server accepts beyond the rate of the descriptors.
 const ACCEPTED_MAX: usize = 16_384;
 
 /// Receives each completed second, in a thread that does not measure and may block.

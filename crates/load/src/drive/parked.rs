@@ -193,9 +193,9 @@ impl IdlePool {
             shared: Arc::clone(&shared),
         };
         let thread = thread::Builder::new().name("parked".to_owned()).spawn(move || keeper.run());
-        let lot = IdlePool { shared, thread: Some(thread.map_err(Failure::io("start a thread"))?) };
-        lot.fill(count, settings.timeout, stop);
-        Ok(lot)
+        let pool = IdlePool { shared, thread: Some(thread.map_err(Failure::io("start a thread"))?) };
+        pool.fill(count, settings.timeout, stop);
+        Ok(pool)
     }
 
     /// Waits until `count` connections are settled, as long as there is progress.

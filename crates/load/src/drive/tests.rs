@@ -275,13 +275,13 @@ fn descriptor_shortage_is_reported_with_count() {
 }
 
 /// Waits until the counts of a pool satisfy a condition.
-fn until(lot: &IdlePool, holds: impl Fn(&[Parked]) -> bool) -> Vec<Parked> {
+fn until(pool: &IdlePool, holds: impl Fn(&[Parked]) -> bool) -> Vec<Parked> {
     let begun = std::time::Instant::now();
-    let mut all = lot.take();
+    let mut all = pool.take();
     while !holds(&all) {
         assert!(begun.elapsed() < Duration::from_secs(60), "{all:?}");
         thread::sleep(Duration::from_millis(5));
-        for (sum, new) in all.iter_mut().zip(lot.take()) {
+        for (sum, new) in all.iter_mut().zip(pool.take()) {
             (sum.closed, sum.reopened, sum.failed) =
                 (sum.closed + new.closed, sum.reopened + new.reopened, sum.failed + new.failed);
             sum.received_bytes += new.received_bytes;
@@ -296,10 +296,10 @@ fn parked_connections_are_counted_separately_from_load() {
     let settings = Settings { parked: 60, ..settings(server()) };
     let plan = plan(Requests::same(b"/"), u64::MAX, 1);
     let wanted = [Wanted { count: 40, mode: IdleMode::Idle }, Wanted { count: 20, mode: IdleMode::SlowRead }];
-    let lot = IdlePool::open(&settings, &plan, &wanted, &Stop::default()).unwrap();
-    lot.take();
+    let pool = IdlePool::open(&settings, &plan, &wanted, &Stop::default()).unwrap();
+    pool.take();
     let mut outcome = run(&settings, &self::plan(Requests::same(b"/"), 1, 1), 200.0, 500);
-    outcome.park(lot.take());
+    outcome.park(pool.take());
     assert_eq!((outcome.started, outcome.ok, outcome.failed()), (100, 100, 0), "{:?}", outcome.failures);
     for (parked, count) in outcome.parked.iter().zip([40, 20]) {
         let Parked { open_at_start, open_least, open_at_end, closed, failed, .. } = *parked;
@@ -307,13 +307,13 @@ fn parked_connections_are_counted_separately_from_load() {
     }
     assert!(outcome.verdict.broken.is_empty(), "{:?}", outcome.verdict);
     // They receive complete replies, and then send again: 40 bytes at 16 per second.
-    until(&lot, |parked| parked[1].received_bytes > 20 * 41);
+    until(&pool, |parked| parked[1].received_bytes > 20 * 41);
     // Two missing parked connections fail a check of the run.
     let mut few = outcome.parked.clone();
     few[0].open_at_start = 38;
     outcome.park(few);
     assert!(
-        outcome.verdict.to_string().contains("of 40 parked connections (idle) 38 were open"),
+        outcome.verdict.to_string().contains("only 38 of 40 parked connections (idle) were open"),
         "{}",
         outcome.verdict
     );
@@ -337,8 +337,8 @@ fn parked_connections_closed_by_server_are_counted_and_reopened() {
     });
     let settings = Settings { parked: 10, ..settings(target) };
     let wanted = [Wanted { count: 10, mode: IdleMode::Idle }];
-    let lot = IdlePool::open(&settings, &plan(Requests::same(b"/"), u64::MAX, 1), &wanted, &Stop::default()).unwrap();
-    let found = until(&lot, |parked| parked[0].reopened == 10 && parked[0].open_at_end == 10);
+    let pool = IdlePool::open(&settings, &plan(Requests::same(b"/"), u64::MAX, 1), &wanted, &Stop::default()).unwrap();
+    let found = until(&pool, |parked| parked[0].reopened == 10 && parked[0].open_at_end == 10);
     assert_eq!((found[0].closed, found[0].failed), (10, 0), "{found:?}");
     assert!(found[0].open_least < 10, "{found:?}");
     let text = found[0].to_string();
@@ -350,8 +350,8 @@ fn parked_connections_without_server_do_not_block_run() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let settings = Settings { timeout: Duration::from_millis(50), parked: 3, ..settings(Target::Tcp(address)) };
     let wanted = [Wanted { count: 3, mode: IdleMode::Idle }];
-    let lot = IdlePool::open(&settings, &plan(Requests::same(b"/"), u64::MAX, 1), &wanted, &Stop::default()).unwrap();
-    let found = until(&lot, |parked| parked[0].failed >= 3);
+    let pool = IdlePool::open(&settings, &plan(Requests::same(b"/"), u64::MAX, 1), &wanted, &Stop::default()).unwrap();
+    let found = until(&pool, |parked| parked[0].failed >= 3);
     assert_eq!((found[0].open_at_end, found[0].closed), (0, 0));
 }
 

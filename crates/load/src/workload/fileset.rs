@@ -187,7 +187,7 @@ pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Resul
             *size = (*size).max(entry.bytes.filter(|_| entry.status == 200 && !entry.head));
         }
     }
-    let mut gleaned = LogFileSet { whole: Bytes(sizes.values().flatten().sum()), ..LogFileSet::default() };
+    let mut file_set = LogFileSet { whole: Bytes(sizes.values().flatten().sum()), ..LogFileSet::default() };
 
     // Indices of files by name; `None` for files left out.
     let mut files: Vec<(String, u64, String, f64)> = Vec::new();
@@ -202,7 +202,7 @@ pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Resul
                     || name.ancestors().skip(1).any(|above| index.get(above).is_some_and(Option::is_some));
                 let file = match (sizes.get(name), path) {
                     (Some(_), _) if clash => {
-                        gleaned.impossible += 1;
+                        file_set.impossible += 1;
                         None
                     }
                     (Some(Some(bytes)), Some(path)) => {
@@ -215,7 +215,7 @@ pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Resul
                         Some(files.len() - 1)
                     }
                     (Some(None), _) => {
-                        gleaned.unsized_files += 1;
+                        file_set.unsized_files += 1;
                         None
                     }
                     (None | Some(Some(_)), _) => None,
@@ -226,9 +226,9 @@ pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Resul
                 files[*at].3 += f64::from(u8::from(!entry.head));
             }
         } else if is_file(entry.status) {
-            gleaned.impossible += 1;
+            file_set.impossible += 1;
         }
-        gleaned.requests += 1;
+        file_set.requests += 1;
     }
     if files.is_empty() {
         let why = match dataset {
@@ -241,8 +241,8 @@ pub fn of_log(log: &Log, name: &str, dataset: Option<Bytes>, seed: u64) -> Resul
     }
     let words = dataset.map(|most| format!(" --dataset {most}")).unwrap_or_default();
     let mut manifest = Manifest::new(format!("log {name}{words}"), seed, files);
-    manifest.head.requests = Some(gleaned.requests);
-    Ok((manifest, gleaned))
+    manifest.head.requests = Some(file_set.requests);
+    Ok((manifest, file_set))
 }
 
 /// Names of the size classes, as in SPECweb96.
@@ -280,7 +280,7 @@ const BLOCK: usize = 64 << 10;
 pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) -> Result<Written, Failure> {
     let place = folder.display();
     let names: Vec<PathBuf> = manifest.files.iter().filter_map(|file| file_name(file.path.as_bytes())).collect();
-    assert_eq!(names.len(), manifest.files.len(), "a manifest has no path of no file");
+    assert_eq!(names.len(), manifest.files.len(), "every path of a manifest names a file");
 
     let found = found(manifest, folder, &names)?;
     let has_size = |name: &PathBuf, bytes| found.as_ref().is_some_and(|found| found.get(name) == Some(&bytes));
@@ -293,7 +293,7 @@ pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) 
     need.fits(&room).map_err(|why| Failure::failed(format!("{place}: {why}; choose another disk or a smaller set")))?;
 
     let io = |doing: &str, name: &Path| Failure::io(format!("{doing} {}", folder.join(name).display()));
-    fs::create_dir_all(folder).map_err(io("make the folder", Path::new("")))?;
+    fs::create_dir_all(folder).map_err(io("create the directory", Path::new("")))?;
     let list = Path::new(manifest::NAME);
     // The manifest first, so that a partly written directory is recognised.
     if found.is_none() {
@@ -314,7 +314,7 @@ pub fn write(manifest: &Manifest, folder: &Path, mut progress: impl FnMut(u64)) 
         fill(&path, file, &mut progress).map_err(io("write", name))?;
         done.written += 1;
     }
-    File::open(folder).and_then(|folder| sync_file_system(&folder)).map_err(io("write out", Path::new("")))?;
+    File::open(folder).and_then(|folder| sync_file_system(&folder)).map_err(io("sync", Path::new("")))?;
     Ok(done)
 }
 
@@ -520,12 +520,12 @@ mod tests {
             ("/e", 200, "1"),
         ]);
         let check = |dataset: Option<u64>, files: &[(&str, u64, f64)], expected: LogFileSet| {
-            let (manifest, gleaned) = of_log(&log, "x.log", dataset.map(Bytes), 1).expect("files");
+            let (manifest, file_set) = of_log(&log, "x.log", dataset.map(Bytes), 1).expect("files");
             let found: Vec<_> =
                 manifest.files.iter().map(|file| (file.path.as_str(), file.bytes, file.weight)).collect();
             assert_eq!(found, files, "{dataset:?}");
-            assert_eq!(gleaned, expected, "{dataset:?}");
-            assert_eq!(manifest.head.requests, Some(gleaned.requests));
+            assert_eq!(file_set, expected, "{dataset:?}");
+            assert_eq!(manifest.head.requests, Some(file_set.requests));
             assert_eq!(Manifest::parse(&manifest.to_text()), Ok(manifest));
         };
         // 10 and 100, 5 for each name of both a file and a directory, 1000, 1.

@@ -102,7 +102,7 @@ impl SkipReason {
 /// text that parses as one, and the request ends where status and size follow.
 ///
 /// # Errors
-/// The kind of oddity: [`SkipReason::Blank`], [`SkipReason::Time`] or [`SkipReason::Request`].
+/// The reason: [`SkipReason::Blank`], [`SkipReason::Time`] or [`SkipReason::Request`].
 pub fn parse(line: &[u8]) -> Result<Line<'_>, SkipReason> {
     let line = line.trim_ascii();
     if line.is_empty() {
@@ -504,14 +504,14 @@ impl Log {
     ///
     /// # Panics
     /// If there are no requests.
-    pub fn requests(&self, spacing: Spacing, belief: ResponseCheck<'_>, seed: u64) -> Requests {
+    pub fn requests(&self, spacing: Spacing, response_check: ResponseCheck<'_>, seed: u64) -> Requests {
         let mut instants = match spacing {
             Spacing::Times(times) => self.moments(times, seed),
             Spacing::Max => Vec::new(),
         };
         // By target, as targets repeat and their content is generated only once.
         let (mut known, mut end) = (Vec::new(), None);
-        if let ResponseCheck::Manifest { manifest, verify } = belief {
+        if let ResponseCheck::Manifest { manifest, verify } = response_check {
             let (files, mut made) = (manifest.by_name(), HashMap::new());
             let mut expect = |target: &[u8]| {
                 let file = files.get(&name_of(target)?)?;
@@ -525,7 +525,7 @@ impl Log {
         // Distinct requests only: a line then costs a few bytes.
         let (mut table, mut places) = (Vec::new(), HashMap::new());
         let order = self.entries.iter().take(end).map(|entry| {
-            let expect = match belief {
+            let expect = match response_check {
                 ResponseCheck::Files if is_file(entry.status) => Expect { status: Some(200), ..Expect::default() },
                 ResponseCheck::Files => Expect::default(),
                 ResponseCheck::Log => {
@@ -850,24 +850,24 @@ mod tests {
         let text: String =
             [("/a", 200), ("/b", 304), ("/c", 404), ("/d", 302)].map(|(path, status)| line(path, status)).concat();
         let log = Log::read_from(text.as_bytes());
-        let check = |belief, expected: [(Option<u16>, Option<u64>); 4]| {
-            let requests = log.requests(Spacing::Max, belief, 1);
+        let check = |response_check, expected: [(Option<u16>, Option<u64>); 4]| {
+            let requests = log.requests(Spacing::Max, response_check, 1);
             let found = all(&requests).into_iter().map(|request| request.expect.expect("always some"));
-            assert!(found.map(|expect| (expect.status, expect.length)).eq(expected), "{belief:?}");
+            assert!(found.map(|expect| (expect.status, expect.length)).eq(expected), "{response_check:?}");
         };
         check(ResponseCheck::Files, [(Some(200), None), (Some(200), None), (None, None), (None, None)]);
         check(ResponseCheck::Log, [(Some(200), Some(7)), (Some(200), None), (Some(404), None), (Some(302), None)]);
         let files = ["/c", "/x"].map(|path| (path.to_owned(), 9, String::new(), 1.0));
         let mut manifest = Manifest::new(String::new(), 1, files);
-        fn belief(manifest: &Manifest) -> ResponseCheck<'_> {
+        fn response_check(manifest: &Manifest) -> ResponseCheck<'_> {
             ResponseCheck::Manifest { manifest, verify: true }
         }
-        check(belief(&manifest), [(None, None), (None, None), (Some(200), Some(9)), (None, None)]);
-        let requests = log.requests(Spacing::Max, belief(&manifest), 1);
+        check(response_check(&manifest), [(None, None), (None, None), (Some(200), Some(9)), (None, None)]);
+        let requests = log.requests(Spacing::Max, response_check(&manifest), 1);
         let content = all(&requests)[2].expect.and_then(|expect| expect.content);
         assert_eq!(content, Some(super::super::content::digest(manifest.files[0].seed, 9)));
         manifest.head.requests = Some(3);
-        assert_eq!(log.requests(Spacing::Max, belief(&manifest), 1).len(), Some(3));
+        assert_eq!(log.requests(Spacing::Max, response_check(&manifest), 1).len(), Some(3));
     }
 
     #[test]
@@ -877,10 +877,10 @@ mod tests {
         let log = Log::read_from(text.as_bytes());
         assert_eq!((log.len(), log.tally().odd[&SkipReason::Method]), (2, 1));
         let manifest = Manifest::new(String::new(), 1, [("/a".to_owned(), 9, String::new(), 1.0)]);
-        for (belief, length) in
+        for (response_check, length) in
             [(ResponseCheck::Log, Some(7)), (ResponseCheck::Manifest { manifest: &manifest, verify: true }, Some(9))]
         {
-            let requests = log.requests(Spacing::Max, belief, 1);
+            let requests = log.requests(Spacing::Max, response_check, 1);
             let [get, head] = requests.table() else { panic!("two requests") };
             assert_eq!((get.head, get.class, get.expect.expect("some").length), (false, 0, length));
             assert_eq!((head.head, head.class, &*head.target), (true, 1, &b"/a"[..]));

@@ -148,11 +148,11 @@ impl Requests {
     pub fn new(table: Vec<Request>, order: Order) -> Requests {
         assert!(!table.is_empty(), "a workload without requests");
         if let Order::Drawn { sums, .. } = &order {
-            assert!(sums.len() == table.len() && sums.last().is_some_and(|sum| *sum > 0.0), "weights do not fit");
+            assert!(sums.len() == table.len() && sums.last().is_some_and(|sum| *sum > 0.0), "invalid weights");
         }
         if let Order::Listed(list) = &order {
             let largest = list.iter().max().map(|at| *at as usize);
-            assert!(largest.is_some_and(|at| at < table.len()), "a list without requests, or with others");
+            assert!(largest.is_some_and(|at| at < table.len()), "an empty list, or an invalid index");
         }
         Requests { table, order, instants: Vec::new(), classes: Vec::new(), limit: None, slice: Slice::default() }
     }
