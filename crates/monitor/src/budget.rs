@@ -40,20 +40,20 @@ impl Budget {
         self.census = Some(blend(self.census, cost));
     }
 
-    /// The interval to the next tick, at least `asked`.
-    pub fn tick_interval(&self, asked: Duration) -> Duration {
-        self.interval(self.tick, asked)
+    /// The interval to the next tick, at least `requested`.
+    pub fn tick_interval(&self, requested: Duration) -> Duration {
+        self.interval(self.tick, requested)
     }
 
-    /// The interval to the next census, at least `asked`.
-    pub fn census_interval(&self, asked: Duration) -> Duration {
-        self.interval(self.census, asked)
+    /// The interval to the next census, at least `requested`.
+    pub fn census_interval(&self, requested: Duration) -> Duration {
+        self.interval(self.census, requested)
     }
 
-    fn interval(&self, cost: Option<Duration>, asked: Duration) -> Duration {
+    fn interval(&self, cost: Option<Duration>, requested: Duration) -> Duration {
         let cost = cost.unwrap_or_default().as_secs_f64();
         let kept = Duration::try_from_secs_f64(cost / (self.share / 2.0)).unwrap_or(INTERVAL_MAX);
-        asked.max(kept.min(INTERVAL_MAX))
+        requested.max(kept.min(INTERVAL_MAX))
     }
 }
 
@@ -67,13 +67,13 @@ fn blend(old: Option<Duration>, new: Duration) -> Duration {
 mod tests {
     use super::*;
 
-    fn spend(share: f64, asked: Duration, costs: impl Fn(u32) -> Duration) -> (f64, Duration) {
+    fn spend(share: f64, requested: Duration, costs: impl Fn(u32) -> Duration) -> (f64, Duration) {
         let mut budget = Budget::new(share);
-        let (mut used, mut passed, mut interval) = (Duration::ZERO, Duration::ZERO, asked);
+        let (mut used, mut passed, mut interval) = (Duration::ZERO, Duration::ZERO, requested);
         for tick in 0..1000 {
             let cost = costs(tick);
             budget.pay_for_tick(cost);
-            interval = budget.tick_interval(asked);
+            interval = budget.tick_interval(requested);
             used += cost;
             passed += interval;
         }
@@ -89,14 +89,14 @@ mod tests {
 
     #[test]
     fn costly_sampling_is_stretched_to_budget() {
-        let asked = Duration::from_millis(50);
+        let requested = Duration::from_millis(50);
         for costs in [|_| Duration::from_millis(1), |tick: u32| Duration::from_micros(u64::from(tick % 7) * 500)] {
-            let (share, interval) = spend(0.005, asked, costs);
+            let (share, interval) = spend(0.005, requested, costs);
             assert!(share < 0.0026, "half of the budget is for ticks: {share}");
-            assert!(interval > asked);
+            assert!(interval > requested);
         }
         // A cost that grows during the run.
-        let (share, _) = spend(0.005, asked, |tick| Duration::from_micros(100 + u64::from(tick) * 10));
+        let (share, _) = spend(0.005, requested, |tick| Duration::from_micros(100 + u64::from(tick) * 10));
         assert!(share < 0.0027, "{share}");
     }
 

@@ -18,7 +18,7 @@ impl Stop {
         Ok(Stop(Signals::block().map_err(Failure::io("wait for signals"))?))
     }
 
-    /// Waits for `timeout`; returns `true` if a signal asked to stop.
+    /// Waits for `timeout`; returns `true` if a signal requested the stop.
     pub fn wait(&self, timeout: Duration) -> bool {
         let end = std::time::Instant::now() + timeout;
         loop {

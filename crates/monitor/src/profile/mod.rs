@@ -118,7 +118,7 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     let processors = rings.len() as u32;
     drop(rings);
     let whose = match settings.target {
-        None => "all that ran".to_owned(),
+        None => "all programs".to_owned(),
         Some(Target::Port(port)) => format!("the server at port {port}"),
         Some(Target::Pid(pid)) => format!("process {pid}"),
     };

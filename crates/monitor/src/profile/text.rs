@@ -21,7 +21,7 @@ pub fn text(profile: &Profile) -> String {
     );
     for (title, rows) in views(profile) {
         let is_nested = rows.iter().any(|row| row.around.is_some());
-        let inside = if is_nested { "  with all inside" } else { "" };
+        let inside = if is_nested { "  inclusive" } else { "" };
         let _ = writeln!(text, "\n{title:<32}  share   95 % interval{inside}");
         for row in rows.iter() {
             let (share, percent) = (row.share, 100.0);

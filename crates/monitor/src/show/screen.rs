@@ -259,7 +259,7 @@ fn the_module(frame: &mut Frame<'_>, area: Rect, module: &ModuleRate) {
     let lines: Vec<Line<'_>> = lines.into_iter().map(Line::from).collect();
     frame.render_widget(Paragraph::new(lines), head);
     let names = module.classes.iter().find(|class| !class.phases.is_empty()).map_or(&[][..], |class| &class.phases);
-    let titles = ["class", "replies/s"].into_iter().map(str::to_owned);
+    let titles = ["class", "responses/s"].into_iter().map(str::to_owned);
     let header = titles.chain(names.iter().map(|phase| phase.name.clone())).chain(["CPU".to_owned()]);
     let rows = module.classes.iter().map(|class| {
         let name = if class.kind == "static" { class.size.clone() } else { format!("{} {}", class.size, class.kind) };

@@ -44,7 +44,7 @@ figures! {
     /// Page faults.
     page_faults: Option<N> => Counter Things "pgfault" as "faults",
     /// Page faults that waited for a disk.
-    major_page_faults: Option<N> => Counter Things "pgmajfault" as "of a disk",
+    major_page_faults: Option<N> => Counter Things "pgmajfault" as "major",
 }
 
 impl Paging {
