@@ -1,5 +1,5 @@
 //! Statistics of a few repetitions: the median, and a confidence interval for it that assumes nothing about their
-//! distribution; and random numbers, from a recorded seed, that put measurements in order.
+//! distribution; and random numbers from a recorded seed, which determine the order of measurements.
 //!
 //! On a shared machine outliers lie on one side, so neither mean nor standard deviation
 //! describes the runs. The interval is that of order statistics: the true median lies below
@@ -8,7 +8,7 @@
 
 use std::f64::consts::LN_2;
 
-/// The minimum coverage of an interval that decides anything, and 1 minus the share of false discoveries among verdicts.
+/// The minimum coverage of an interval for a verdict, and 1 minus the maximum share of false discoveries.
 pub const COVERAGE_MIN: f64 = 0.95;
 
 /// The minimum number of blocks that a verdict needs. With all on one side of a bound, p is 1/64.
@@ -200,9 +200,9 @@ mod tests {
         check(&many, 1201.0, 1250.5, 1300.0, 0.9523);
         assert_eq!((median([3.0, 1.0, 2.0]), median([])), (Some(2.0), None));
         // For a level of 99 %, the 4th to the 17th.
-        let surer = Summary::at(0.99, twenty).unwrap();
-        assert_eq!((surer.low, surer.median, surer.high), (4.0, 10.5, 17.0));
-        assert!((surer.coverage - 0.9974).abs() < 1e-4, "{surer:?}");
+        let wider = Summary::at(0.99, twenty).unwrap();
+        assert_eq!((wider.low, wider.median, wider.high), (4.0, 10.5, 17.0));
+        assert!((wider.coverage - 0.9974).abs() < 1e-4, "{wider:?}");
     }
 
     #[test]

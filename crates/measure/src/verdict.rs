@@ -42,7 +42,7 @@ impl fmt::Display for Validity {
 pub struct Verdict {
     /// The validity of the figures.
     pub validity: Validity,
-    /// Why they are not better than that, one line each; empty for [`Validity::Valid`].
+    /// Why the validity is not better, one line each; empty for [`Validity::Valid`].
     pub evidence: Vec<String>,
     /// Conditions on the result that did not hold, one line each.
     pub broken: Vec<String>,
@@ -54,7 +54,7 @@ impl Verdict {
         Verdict::default()
     }
 
-    /// Adds an objection. The worst validity counts, and all evidence is kept.
+    /// Adds an objection. The worst validity is used, and all evidence is kept.
     pub fn weaken(&mut self, validity: Validity, evidence: impl Into<String>) {
         if validity as u8 > self.validity as u8 {
             self.validity = validity;

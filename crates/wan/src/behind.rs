@@ -186,9 +186,9 @@ impl Inside {
         let (v4, v6) = client_addresses(self.client);
         let routes = [HOST4.into(), HOST6.into()];
         let port = make_device(&device(&self.settings, DEVICE.to_owned(), [v4, v6], routes))?;
-        let gone = || Failure::failed("the router could not be started");
-        ports.send(port).map_err(|_| gone())?;
-        start.recv().map_err(|_| gone())?;
+        let not_started = || Failure::failed("the router could not be started");
+        ports.send(port).map_err(|_| not_started())?;
+        start.recv().map_err(|_| not_started())?;
 
         let (program, arguments) = self.settings.command.split_first().ok_or_else(|| Failure::usage("no command"))?;
         let mut command = Command::new(program);

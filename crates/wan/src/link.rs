@@ -626,10 +626,10 @@ mod tests {
         out
     }
 
-    /// The fate of a packet: (when it leaves or is dropped, why).
+    /// The departure of a packet: (when it leaves or is dropped, why).
     type Fate = (u64, Option<Cause>);
 
-    /// The fate of each packet in a link.
+    /// The departure of each packet in a link.
     fn fates(settings: &LinkSettings, seed: u64, packets: &[(u64, u32)]) -> Vec<Option<Fate>> {
         let mut link = Link::new(settings, seed);
         let mut fates = vec![None; packets.len()];
@@ -952,7 +952,7 @@ mod tests {
         ) {
             let (found, expected) = (fates(&link, seed, &packets), Reference::fates(&link, seed, &packets));
             for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                prop_assert!(found.is_some(), "packet {n} is gone");
+                prop_assert!(found.is_some(), "packet {n} is missing");
                 prop_assert_eq!(found, expected, "packet {}", n);
             }
         }
@@ -989,8 +989,8 @@ mod tests {
                 }
                 let counts = link.counts();
                 prop_assert_eq!(counts.entered, counts.left + counts.dropped() + link.held());
-                let gone = seen.iter().filter(|gone| **gone).count() as u64;
-                prop_assert_eq!(gone, counts.left + counts.dropped());
+                let departed = seen.iter().filter(|seen| **seen).count() as u64;
+                prop_assert_eq!(departed, counts.left + counts.dropped());
             }
         }
     }

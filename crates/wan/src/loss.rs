@@ -103,9 +103,9 @@ mod tests {
     fn check(loss: Loss, burst: f64) {
         for seed in 0..5 {
             let share = lost(&loss, seed).iter().filter(|lost| **lost).count() as f64 / PACKETS as f64;
-            let asked = loss.mean();
-            let deviation = (asked * (1.0 - asked) * burst * 2.0 / PACKETS as f64).sqrt();
-            assert!((share - asked).abs() <= 5.0 * deviation, "{loss:?}, seed {seed}: {share}");
+            let requested = loss.mean();
+            let deviation = (requested * (1.0 - requested) * burst * 2.0 / PACKETS as f64).sqrt();
+            assert!((share - requested).abs() <= 5.0 * deviation, "{loss:?}, seed {seed}: {share}");
         }
     }
 

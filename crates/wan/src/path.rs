@@ -75,7 +75,7 @@ mod tests {
     proptest! {
         #[test]
         fn lookup_agrees_with_linear_search(
-            all in prop::collection::vec((any::<u32>(), 0..=32u8), 0..40), asked: u32,
+            all in prop::collection::vec((any::<u32>(), 0..=32u8), 0..40), queried: u32,
         ) {
             // Few distinct bits, so that prefixes nest.
             let thin = |bits: u32| IpAddr::V4((bits & 0xc0c0_c0c0).into());
@@ -87,9 +87,9 @@ mod tests {
                 plain.retain(|(other, _)| *other != prefix);
                 plain.push((prefix, path as u32));
             }
-            let fits = plain.iter().filter(|(prefix, _)| prefix.contains(&thin(asked)));
+            let fits = plain.iter().filter(|(prefix, _)| prefix.contains(&thin(queried)));
             let longest = fits.max_by_key(|(prefix, _)| prefix.prefix_len()).map(|(_, path)| *path);
-            prop_assert_eq!(paths.find(thin(asked)), longest);
+            prop_assert_eq!(paths.find(thin(queried)), longest);
         }
     }
 }

@@ -73,7 +73,7 @@ pub fn make_device(settings: &DeviceSettings) -> Result<Port, Failure> {
     for route in routes {
         // A metric of the route (ip-route(8), `congctl`), not `net.ipv4.tcp_congestion_control`: the host's setting
         // must not change, and in other namespaces the kernel refuses every algorithm that was never the host's
-        // default, so cubic where that is bbr (Linux, `tcp_set_default_congestion_control`).
+        // default, for example cubic if that is bbr (Linux, `tcp_set_default_congestion_control`).
         let source = addresses.iter().find(|address| address.is_ipv6() == route.addr().is_ipv6());
         let source = source.map_or(String::new(), |address| format!(" src {address}"));
         let _ = writeln!(batch, "route add {route} dev {name}{source} congctl {congestion_control}");
@@ -161,7 +161,8 @@ pub fn unshare(mark: Mark) -> Result<(), Failure> {
     })?;
     // Deprecated from the start, so it is never chosen as a source address (RFC 4862, 5.5.4).
     let address = mark.address();
-    // getaddrinfo(3) with AI_ADDRCONFIG, as h2o asks, finds no 127.0.0.1 where there are addresses of IPv6 and of IPv4 that one alone.
+    // With AI_ADDRCONFIG, which h2o sets, getaddrinfo(3) does not resolve 127.0.0.1 if that is the only IPv4 address
+    // and there are IPv6 addresses.
     ip(&format!("link set dev lo up\naddr add {address} dev lo preferred_lft 0 nodad\naddr add 127.0.0.2/32 dev lo\n"))
 }
 
@@ -309,7 +310,7 @@ mod tests {
         let mut kept = sleeper(own);
         Mark::end_orphans();
         assert!(!orphan.wait().expect("waited").success());
-        assert_eq!(kept.try_wait().expect("asked"), None);
+        assert_eq!(kept.try_wait().expect("waitable"), None);
         own.end_all();
         assert!(!kept.wait().expect("waited").success());
     }

@@ -255,7 +255,7 @@ impl Report {
             ));
         }
         if self.stolen_s > 0.0 {
-            text.push_str(&format!("; meanwhile the hypervisor took {:.0} ms of CPU time away", self.stolen_s * 1e3));
+            text.push_str(&format!("; meanwhile the hypervisor stole {:.0} ms of CPU time", self.stolen_s * 1e3));
         }
         text
     }
@@ -883,7 +883,7 @@ mod tests {
         check(&report, 80, "late");
         let stalls = Stalls { count: 2, sum_ms: 5.0, max_ms: 4.0 };
         check(&Report { stalls, ..report.clone() }, 80, "2 times the router was runnable but did not run, 4.0 ms");
-        check(&Report { stolen_s: 0.03, ..report.clone() }, 80, "took 30 ms");
+        check(&Report { stolen_s: 0.03, ..report.clone() }, 80, "stole 30 ms");
         check(&Report { stalls, stolen_s: 0.03, ..report.clone() }, 100, "valid");
         check(&Report { overflow: 1, ..report.clone() }, 100, "full queue");
         check(&Report { kernel_dropped: 1, ..report.clone() }, 100, "kernel");
