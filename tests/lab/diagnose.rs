@@ -241,8 +241,8 @@ fn diagnosed_experiment(text: &str) -> Vec<Value> {
     let output = ammeter(&["run", file.to_str().unwrap(), "--out", dir]);
     let runs = String::from_utf8_lossy(&output.stderr).into_owned();
     let (text, _) = said(&ammeter(&["diagnose", dir, "--json"]));
-    let told: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}\n{runs}"));
-    let found = told["diagnoses"].as_array().unwrap().clone();
+    let result: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}\n{runs}"));
+    let found = result["diagnoses"].as_array().unwrap().clone();
     assert_eq!(found.len(), 2, "{text}");
     // The page names the knee together with its cause; for an arm that was disturbed it names neither.
     let page = fs::read_to_string(out.join("report.html")).unwrap();
@@ -285,7 +285,7 @@ fn alone_cpu_quota_is_named() {
             is_moved && is_right(&found[0], "quota", "quota of the control group")
         },
     );
-    assert_eq!(fs::read_to_string(group.0.join("cpu.cfs_quota_us")).unwrap().trim(), "4000", "it is put back");
+    assert_eq!(fs::read_to_string(group.0.join("cpu.cfs_quota_us")).unwrap().trim(), "4000", "it is restored");
 }
 
 #[test]
@@ -382,10 +382,10 @@ fn interrupted_diagnosis_is_marked_and_keeps_complete_runs() {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let line = told["interrupted"].as_str().unwrap();
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let line = result["interrupted"].as_str().unwrap();
     assert!(line.starts_with("interrupted: ") && line.contains(" of 150 runs"), "{line}");
-    assert_eq!(told["diagnoses"].as_array().map(Vec::len), Some(1), "{told}");
+    assert_eq!(result["diagnoses"].as_array().map(Vec::len), Some(1), "{result}");
     let (text, status) = said(&ammeter(&["diagnose", out.to_str().unwrap()]));
     assert!(text.starts_with("interrupted: ") && status == 1, "the archive says the same: {text}");
 }

@@ -48,14 +48,14 @@ fn no_arguments_prints_help_with_example() {
 fn file_sets_match_published_tables() {
     let sets = [(1, 22), (5, 49), (10, 69), (20, 98), (50, 154), (100, 218), (200, 309), (500, 488), (1000, 690)];
     for (ops, mb) in sets {
-        let told = files(&["specweb96", "--ops", &ops.to_string(), "--dry-run"]);
-        assert_eq!(told["table_mib"].as_f64().unwrap().round(), f64::from(mb), "{ops}");
+        let result = files(&["specweb96", "--ops", &ops.to_string(), "--dry-run"]);
+        assert_eq!(result["table_mib"].as_f64().unwrap().round(), f64::from(mb), "{ops}");
         let directories = (10.0 * (f64::from(ops) / 5.0).sqrt()).round();
-        assert_eq!(told["bytes"].as_f64().unwrap(), directories * 5_119_470.0, "{ops}");
+        assert_eq!(result["bytes"].as_f64().unwrap(), directories * 5_119_470.0, "{ops}");
     }
     for (scale, mean) in [("1/4", 7.00), ("1/2", 14.82), ("1", 29.31), ("2", 58.73), ("4", 117.46)] {
-        let told = files(&["webstone", "--scale", scale, "--dry-run"]);
-        let found = told["mean_bytes"].as_f64().unwrap() / 1024.0;
+        let result = files(&["webstone", "--scale", scale, "--dry-run"]);
+        let found = result["mean_bytes"].as_f64().unwrap() / 1024.0;
         assert!((found - mean).abs() < 0.005, "{scale}: {found}");
     }
 }
@@ -96,19 +96,19 @@ fn log_is_converted_to_file_set() {
     let folder = home.path().join("set");
     let (log, folder_text) = (excerpt(), folder.to_str().unwrap());
     let made = files(&["log", log.to_str().unwrap(), folder_text]);
-    let log_told = &made["log"];
-    assert_eq!(log_told["odd"]["method other than GET and HEAD"].as_u64(), Some(2));
-    assert_eq!(log_told["requests_taken"], log_told["requests"]);
+    let log_result = &made["log"];
+    assert_eq!(log_result["odd"]["method other than GET and HEAD"].as_u64(), Some(2));
+    assert_eq!(log_result["requests_taken"], log_result["requests"]);
     assert_eq!(fs::metadata(folder.join("images/launchmedium.gif")).unwrap().len(), 11_853);
     let sum: usize =
         tree(&folder).iter().filter(|(path, _)| !path.ends_with("manifest.jsonl")).map(|(_, bytes)| bytes.len()).sum();
     assert_eq!(made["bytes"].as_u64(), Some(sum as u64));
-    assert_eq!(made["bytes"], log_told["bytes_shown"]);
+    assert_eq!(made["bytes"], log_result["bytes_shown"]);
 
     let half = files(&["log", log.to_str().unwrap(), "--dataset", "20kB", "--dry-run"]);
     let bytes = half["bytes"].as_u64().unwrap();
     assert!((10_000..=20_000).contains(&bytes), "{half}");
-    assert!(half["log"]["requests_taken"].as_u64() < log_told["requests"].as_u64());
+    assert!(half["log"]["requests_taken"].as_u64() < log_result["requests"].as_u64());
     assert_eq!(half["manifest"], Value::Null);
 }
 

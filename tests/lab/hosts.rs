@@ -273,10 +273,10 @@ fn killed_or_stopped_run_leaves_nothing_on_any_host() {
         let said = || fs::read_to_string(&path).unwrap();
         let mut child = net.run(&text).stdout(Stdio::null()).stderr(errors).spawn().unwrap();
         until("load on both clients", || {
-            assert!(child.try_wait().unwrap().is_none(), "it has ended: {}", said());
+            assert!(child.try_wait().unwrap().is_none(), "it has exited: {}", said());
             net.generator(2) && net.generator(3)
         });
-        let agents: Vec<(u32, PathBuf)> = (1..=3).map(|at| net.agent(at).expect("it is at work")).collect();
+        let agents: Vec<(u32, PathBuf)> = (1..=3).map(|at| net.agent(at).expect("a running agent")).collect();
         assert!(agents[2].1.starts_with("/var/tmp"), "a copy: {agents:?}");
         assert!(net.processes(1).iter().any(|(_, words)| words.contains("nginx")), "{:?}", net.processes(1));
         done(Command::new("kill").args([signal, &child.id().to_string()]));
@@ -299,7 +299,7 @@ fn dead_host_invalidates_run_and_is_reconnected() {
     );
     let mut child = net.run(&text).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     until("load on the second client", || {
-        assert!(child.try_wait().unwrap().is_none(), "it has ended");
+        assert!(child.try_wait().unwrap().is_none(), "it has exited");
         net.generator(3)
     });
     let (pid, _) = net.agent(3).unwrap();

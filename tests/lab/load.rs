@@ -78,7 +78,7 @@ fn figure(outcome: &Value, path: &str) -> f64 {
 
 /// The exit status for a verdict: a slow machine may have delayed the load generator.
 pub fn status_of(verdict: &Value) -> i32 {
-    let is_bound = ["disturbed", "client-bound", "path-bound"].iter().any(|worth| verdict["validity"] == *worth);
+    let is_bound = ["disturbed", "client-bound", "path-bound"].iter().any(|name| verdict["validity"] == *name);
     i32::from(is_bound || verdict["broken"].as_array().is_some_and(|broken| !broken.is_empty()))
 }
 

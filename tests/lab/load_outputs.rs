@@ -39,9 +39,9 @@ fn histogram_log_matches_result() {
     let words = ["--rate", "200", "--duration", "2s", "--generators", "2", "--hlog", path.to_str().unwrap()];
     let outcome = load(address, &words);
     let text = fs::read_to_string(&path).unwrap();
-    let worth = outcome["verdict"]["validity"].as_str().unwrap();
+    let validity = outcome["verdict"]["validity"].as_str().unwrap();
     let says = |part: &str| text.lines().any(|line| line.starts_with('#') && line.contains(part));
-    assert!(says("open loop, poisson") && says(&format!("verdict {worth}")), "{text}");
+    assert!(says("open loop, poisson") && says(&format!("verdict {validity}")), "{text}");
     let found = logged(text.as_bytes());
     let whole = |tag: &str| {
         let mut all = Histogram::new_with_bounds(512, 3_600_000_000_000, 3).unwrap();
@@ -53,8 +53,8 @@ fn histogram_log_matches_result() {
         let all = whole(tag);
         assert_eq!(Some(all.len()), outcome[count].as_u64(), "{tag}");
         for (name, quantile) in [("p50_ms", 0.5), ("p90_ms", 0.9), ("p99_ms", 0.99)] {
-            let (told, logged) = (outcome[tag][name].as_f64().unwrap(), all.value_at_quantile(quantile) as f64 / 1e6);
-            assert!((told - logged).abs() < 0.001, "{tag} {name}: {told} and {logged}");
+            let (result, logged) = (outcome[tag][name].as_f64().unwrap(), all.value_at_quantile(quantile) as f64 / 1e6);
+            assert!((result - logged).abs() < 0.001, "{tag} {name}: {result} and {logged}");
         }
     }
     let starts: Vec<f64> = found["latency"].iter().map(|(start, _)| *start).collect();

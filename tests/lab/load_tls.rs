@@ -72,8 +72,8 @@ fn nginx_is_loaded_over_tls() {
 fn tls_failure_is_reported_with_hint() {
     let check = |nginx: &Secure, words: &[&str], says: &str| {
         let (text, status) = said(&ammeter(&[&["load", &nginx.url()], &RATE[..], words].concat()));
-        let told = text.contains("tls ") && text.contains("no correct response: ") && text.contains(says);
-        assert!(told && status == 1, "{status}: {text}");
+        let is_explained = text.contains("tls ") && text.contains("no correct response: ") && text.contains(says);
+        assert!(is_explained && status == 1, "{status}: {text}");
     };
     let good = Secure::start(&["127.0.0.1"], |_| {});
     check(&good, &[], "give the authority's certificate, or this one, with --ca FILE, or give --insecure");

@@ -387,7 +387,7 @@ impl Published {
         let address =
             lines.find_map(|line| line.strip_prefix("metrics on http://")?.strip_suffix("/metrics")?.parse().ok());
         std::thread::spawn(move || lines.for_each(drop));
-        Published { child, address: address.expect("it says where they are") }
+        Published { child, address: address.expect("a line with its address") }
     }
 
     /// Returns the media type and the page, as curl received them.

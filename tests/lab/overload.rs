@@ -174,7 +174,7 @@ fn alone_capacity_needs_three_valid_runs_at_deciding_rates() {
     let found =
         ["sustained", "not_sustained"].map(|name| swept.pointer(&format!("/capacity/{name}")).and_then(Value::as_f64));
     let at_least = swept.pointer("/capacity/at_least").is_some_and(Value::is_string);
-    // If this machine delayed the load generator, the result says less, but never something else.
+    // If this machine delayed the load generator, the result is weaker, but never different.
     match (valid(50.0), valid(450.0)) {
         (3.., 3..) => {
             assert_eq!((found, at_least), ([Some(50.0), Some(450.0)], false), "{swept}");

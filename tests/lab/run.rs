@@ -136,8 +136,8 @@ fn ten_lines_for_nginx_run_as_experiment() {
         (&judged["claims"][0]["says"], &judged["claims"][0]["blocks"]),
         (&Value::from("Both answer"), &Value::from(1))
     );
-    let fate = &judged["claims"][0]["status"];
-    assert_eq!(fate, "undecided", "of a single block: {judged}");
+    let status = &judged["claims"][0]["status"];
+    assert_eq!(status, "undecided", "of a single block: {judged}");
     let other = held(&claimed.replace("rate = [100, 200]", "rate = [100, 300]"));
     let why = String::from_utf8_lossy(&other.stderr).into_owned();
     assert!(other.status.code() == Some(2) && why.contains("other settings"), "{why}");

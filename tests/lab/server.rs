@@ -45,7 +45,7 @@ impl Server {
         let address = lines.find_map(|line| line.split_once("serving on http://")?.1.strip_suffix('/')?.parse().ok());
         // Read to the end: a full pipe would block the server.
         std::thread::spawn(move || lines.for_each(drop));
-        Server { child, address: address.expect("it says where it serves") }
+        Server { child, address: address.expect("a line with its address") }
     }
 }
 
@@ -144,11 +144,11 @@ fn alone_stalled_loop_reports_count_and_duration() {
         let mut states = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("status")).unwrap());
         states.all(|state| !state.contains("TracerPid:\t0\n"))
     });
-    let told = || {
+    let reported = || {
         let module = watched(&port, &[]);
         ["loop_stalls", "loop_stalled_ns"].map(|name| module["counters"][name].as_f64().expect("a figure"))
     };
-    let before = told();
+    let before = reported();
     for file in 0..FILES {
         let mut client = TcpStream::connect(server.address).unwrap();
         client.write_all(format!("GET /{file} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").as_bytes()).unwrap();
@@ -159,16 +159,16 @@ fn alone_stalled_loop_reports_count_and_duration() {
     // A turn is counted when it ends.
     let mut found = before;
     until("all stalls to be reported", || {
-        found = told();
+        found = reported();
         found[0] - before[0] >= FILES as f64
     });
     Command::new("kill").args(["-INT", &strace.id().to_string()]).status().unwrap();
     strace.wait().unwrap();
     let calls = fs::read_to_string(&trace).unwrap().lines().filter(|line| line.contains("(DELAYED)")).count();
     let (stalls, truth_s) = (found[0] - before[0], calls as f64 * DELAY_S);
-    let told_s = (found[1] - before[1]) / 1e9;
+    let reported_s = (found[1] - before[1]) / 1e9;
     assert!(calls >= FILES && stalls == FILES as f64, "{stalls} stalls of {calls} calls");
-    assert!((1.0..1.5).contains(&(told_s / truth_s)), "{told_s} s told of {truth_s} s");
+    assert!((1.0..1.5).contains(&(reported_s / truth_s)), "{reported_s} s reported, {truth_s} s expected");
 }
 
 /// A connection with many requests that ends within a window counts as many units of work, not as one.
@@ -277,12 +277,12 @@ fn replay_of_each_log_format_gets_same_responses() {
         let words = ["load", &url, "--replay", log, "--speed", "max", "--clients", "1", "--as-logged", "--json"];
         let output = ammeter(&[&words[..], &PATIENT].concat());
         let outcome: Value = serde_json::from_str(&said(&output).0).unwrap();
-        let told = String::from_utf8_lossy(&output.stderr);
+        let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
             (outcome["failures"].as_array().map(Vec::len), &outcome["ok"]),
             (Some(0), &5.into()),
-            "{form}: {told}{outcome}"
+            "{form}: {errors}{outcome}"
         );
-        assert!(told.contains("6 lines") && told.contains("method other than GET and HEAD 1"), "{form}: {told}");
+        assert!(errors.contains("6 lines") && errors.contains("method other than GET and HEAD 1"), "{form}: {errors}");
     }
 }

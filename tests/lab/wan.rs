@@ -43,16 +43,16 @@ fn wan(flags: &[&str], command: &[&str]) -> (String, Value, i32) {
     let output = ammeter(&words);
     let errors = String::from_utf8(output.stderr).unwrap();
     let last = errors.lines().last().unwrap_or_default();
-    let told = serde_json::from_str(last).unwrap_or_else(|_| panic!("{words:?} said: {errors}"));
-    (String::from_utf8(output.stdout).unwrap(), told, output.status.code().unwrap())
+    let result = serde_json::from_str(last).unwrap_or_else(|_| panic!("{words:?} said: {errors}"));
+    (String::from_utf8(output.stdout).unwrap(), result, output.status.code().unwrap())
 }
 
 fn curl(flags: &[&str], url: &str, shown: &str) -> (String, Value, i32) {
     wan(flags, &["curl", "--silent", "--show-error", "--max-time", "60", "-o", "/dev/null", "-w", shown, url])
 }
 
-fn count(told: &Value, direction: &str, name: &str) -> u64 {
-    told["report"]["paths"][0][direction]["packets"][name].as_u64().unwrap()
+fn count(result: &Value, direction: &str, name: &str) -> u64 {
+    result["report"]["paths"][0][direction]["packets"][name].as_u64().unwrap()
 }
 
 #[test]
@@ -60,16 +60,16 @@ fn each_direction_has_its_own_values() {
     let port = server(1000);
     for host in ["10.77.0.1", "[fd77::1]"] {
         let url = format!("http://{host}:{port}/");
-        let (times, told, status) = curl(&["--latency", "50ms"], &url, "%{time_connect} %{time_total}");
-        assert_eq!(status, 0, "{told}");
+        let (times, result, status) = curl(&["--latency", "50ms"], &url, "%{time_connect} %{time_total}");
+        assert_eq!(status, 0, "{result}");
         let times: Vec<f64> = times.split(' ').map(|time| time.parse().unwrap()).collect();
         // One round trip to connect, another for request and response.
         assert!(times[0] >= 0.1 && times[1] >= 0.2, "{host}: {times:?}");
         // The last packets are in flight when the command ends.
-        let held = told["report"]["paths"][0]["up"]["held"].as_u64().unwrap();
-        assert_eq!(count(&told, "up", "entered"), count(&told, "up", "left") + held);
-        assert!(told["report"]["paths"][0]["down"]["delay_mean_ms"].as_f64().unwrap() >= 50.0);
-        assert_eq!(told["report"]["congestion_control"], "cubic");
+        let held = result["report"]["paths"][0]["up"]["held"].as_u64().unwrap();
+        assert_eq!(count(&result, "up", "entered"), count(&result, "up", "left") + held);
+        assert!(result["report"]["paths"][0]["down"]["delay_mean_ms"].as_f64().unwrap() >= 50.0);
+        assert_eq!(result["report"]["congestion_control"], "cubic");
     }
 }
 
@@ -77,22 +77,22 @@ fn each_direction_has_its_own_values() {
 fn bandwidth_is_not_exceeded() {
     let port = server(100_000);
     let url = format!("http://10.77.0.1:{port}/");
-    let (time, told, status) = curl(&["--bandwidth", "2mbit"], &url, "%{time_total}");
-    assert_eq!(status, 0, "{told}");
+    let (time, result, status) = curl(&["--bandwidth", "2mbit"], &url, "%{time_total}");
+    assert_eq!(status, 0, "{result}");
     // 100,000 bytes and the headers of at least 70 packets.
     let time: f64 = time.parse().unwrap();
     assert!(time >= (100_000.0 + 69.0 * 52.0) * 8.0 / 2e6, "{time} s");
-    assert!(count(&told, "down", "left_bytes") > 100_000);
+    assert!(count(&result, "down", "left_bytes") > 100_000);
 }
 
 #[test]
 fn losses_are_reported_and_recovered_by_tcp() {
     let port = server(300_000);
     let url = format!("http://10.77.0.1:{port}/");
-    let (size, told, status) = curl(&["--loss", "pattern:.........x", "--latency", "1ms"], &url, "%{size_download}");
-    assert_eq!((size.as_str(), status), ("300000", 0), "{told}");
+    let (size, result, status) = curl(&["--loss", "pattern:.........x", "--latency", "1ms"], &url, "%{size_download}");
+    assert_eq!((size.as_str(), status), ("300000", 0), "{result}");
     for direction in ["up", "down"] {
-        let (entered, lost) = (count(&told, direction, "entered"), count(&told, direction, "lost"));
+        let (entered, lost) = (count(&result, direction, "entered"), count(&result, direction, "lost"));
         // Packets in flight at the end are not lost yet.
         assert!(lost == entered / 10 || lost + 1 == entered / 10, "{direction}: {lost} of {entered}");
     }
@@ -103,13 +103,13 @@ fn flood_beyond_queue_is_dropped_and_counted() {
     let sink = UdpSocket::bind("0.0.0.0:0").unwrap();
     let port = sink.local_addr().unwrap().port();
     let flood = format!("exec 3>/dev/udp/10.77.0.1/{port}; for i in {{1..5000}}; do echo $i >&3; done");
-    let (_, told, status) = wan(&["--bandwidth", "100kbit", "--queue", "50"], &["bash", "-c", &flood]);
-    assert_eq!(status, 0, "{told}");
-    let up = |name| count(&told, "up", name);
-    assert!(up("queue_full") > 0, "{told}");
-    let held = told["report"]["paths"][0]["up"]["held"].as_u64().unwrap();
+    let (_, result, status) = wan(&["--bandwidth", "100kbit", "--queue", "50"], &["bash", "-c", &flood]);
+    assert_eq!(status, 0, "{result}");
+    let up = |name| count(&result, "up", name);
+    assert!(up("queue_full") > 0, "{result}");
+    let held = result["report"]["paths"][0]["up"]["held"].as_u64().unwrap();
     assert_eq!(up("entered"), up("left") + up("queue_full") + held);
-    assert!(up("entered") >= 5000, "{told}");
+    assert!(up("entered") >= 5000, "{result}");
 }
 
 #[test]
@@ -123,8 +123,8 @@ fn concurrent_paths_are_independent() {
         })
         .collect();
     for run in runs {
-        let (code, told, status) = run.join().unwrap();
-        assert_eq!((code.as_str(), status), ("200", 0), "{told}");
+        let (code, result, status) = run.join().unwrap();
+        assert_eq!((code.as_str(), status), ("200", 0), "{result}");
     }
 }
 
@@ -134,10 +134,14 @@ fn command_status_becomes_own_status() {
     let file = folder.path().join("plain.txt");
     fs::write(&file, "no program").unwrap();
     let check = |command: &[&str], expected: i32, ended: &str| {
-        let (_, told, status) = wan(&["--loss", "100%"], command);
-        assert_eq!((status, told["exit_status"].as_i64()), (expected, Some(expected.into())), "{command:?}: {told}");
-        assert_eq!(told["command"].to_string(), ended, "{command:?}");
-        assert_eq!(told["verdict"]["validity"], "valid", "the path did what it should: {told}");
+        let (_, result, status) = wan(&["--loss", "100%"], command);
+        assert_eq!(
+            (status, result["exit_status"].as_i64()),
+            (expected, Some(expected.into())),
+            "{command:?}: {result}"
+        );
+        assert_eq!(result["command"].to_string(), ended, "{command:?}");
+        assert_eq!(result["verdict"]["validity"], "valid", "the path behaved as configured: {result}");
     };
     check(&["true"], 0, r#"{"code":0,"signal":null}"#);
     check(&["sh", "-c", "exit 7"], 7, r#"{"code":7,"signal":null}"#);
@@ -169,13 +173,13 @@ fn path_bound_has_own_status_unless_command_failed() {
         let words = ["wan", "--late-max", "1ns", "--latency", "1ms"];
         let json = ammeter(&[&words[..], &["--json", "--", "sh", "-c", &script]].concat());
         let errors = String::from_utf8(json.stderr).unwrap();
-        let told: Value = serde_json::from_str(errors.lines().last().unwrap()).unwrap();
-        assert_eq!(json.status.code(), Some(expected), "{told}");
+        let result: Value = serde_json::from_str(errors.lines().last().unwrap()).unwrap();
+        assert_eq!(json.status.code(), Some(expected), "{result}");
         assert_eq!(
-            (told["verdict"]["validity"].as_str(), told["exit_status"].as_i64()),
+            (result["verdict"]["validity"].as_str(), result["exit_status"].as_i64()),
             (Some("path-bound"), Some(expected.into()))
         );
-        assert_eq!(told["command"]["code"].to_string(), after);
+        assert_eq!(result["command"]["code"].to_string(), after);
         let text = ammeter(&[&words[..], &["--", "sh", "-c", &script]].concat());
         let errors = String::from_utf8(text.stderr).unwrap();
         assert!(text.status.code() == Some(expected) && errors.contains("ammeter wan: path-bound"), "{errors}");
@@ -198,8 +202,8 @@ fn path_congestion_control_does_not_change_host() {
         "import socket; s = socket.create_connection(('10.77.0.1', {port})); \
          print(s.getsockopt(6, 13, 16).strip(b'\\0').decode())"
     );
-    let (text, told, status) = wan(&["--congestion-control", "reno"], &["python3", "-c", &connect]);
-    assert_eq!((text.trim(), status), ("reno", 0), "{told}");
+    let (text, result, status) = wan(&["--congestion-control", "reno"], &["python3", "-c", &connect]);
+    assert_eq!((text.trim(), status), ("reno", 0), "{result}");
     assert_eq!(said.next().as_deref(), Some("reno"));
     assert_eq!(fs::read_to_string(setting).unwrap(), before);
     server.wait().unwrap();
@@ -247,11 +251,11 @@ fn packets_are_captured_as_pcapng() {
     let port = server(10);
     let url = format!("http://10.77.0.1:{port}/");
     let flags = ["--pcap", file.to_str().unwrap(), "--loss", "pattern:...x"];
-    let (_, told, _) = curl(&flags, &url, "");
+    let (_, result, _) = curl(&flags, &url, "");
     let bytes = fs::read(&file).unwrap();
     // The magic number of a section, and the cause of a drop.
     assert_eq!(bytes[..4], [0x0a, 0x0d, 0x0d, 0x0a]);
-    assert!(count(&told, "up", "lost") > 0, "{told}");
+    assert!(count(&result, "up", "lost") > 0, "{result}");
     assert!(bytes.windows(13).any(|text| text == b"dropped: lost"));
 }
 
@@ -266,7 +270,7 @@ fn endless(folder: &Path) -> Child {
         .spawn()
         .unwrap();
     until("the command to start", || ready.exists());
-    assert!(device(&child).exists(), "its device is there");
+    assert!(device(&child).exists(), "its device exists");
     child
 }
 
@@ -322,8 +326,8 @@ fn killed_path_is_cleaned_up() {
     child.wait().unwrap();
     until("the device to be removed with its program", || !device.exists());
     // The process that the command had started continues without a network until the next `ammeter wan` runs.
-    let (_, told, status) = wan(&[], &["true"]);
-    assert_eq!(status, 0, "{told}");
+    let (_, result, status) = wan(&[], &["true"]);
+    assert_eq!(status, 0, "{result}");
     until("the orphaned process to exit", || !is_running(&sleeper));
 }
 
@@ -404,11 +408,11 @@ fn testbed_classes_have_their_own_paths() {
     let entered = |path: usize| paths[path]["up"]["packets"]["entered"].as_u64().unwrap();
     assert_eq!((paths.as_array().unwrap().len(), paths[3]["name"].as_str()), (4, Some("far")));
     assert!(entered(0) > 0 && entered(1) > 0 && entered(3) > 0, "{paths}");
-    assert_eq!(entered(2), 0, "nobody has used the second client's");
+    assert_eq!(entered(2), 0, "the second client's path is unused");
     // The exit status is that of the command.
     assert_eq!(net.exec("near", &["sh", "-c", "exit 7"]).1, Some(7));
     assert!(net.wan("down", &[]).status.success());
-    assert!(!server.wait().unwrap().success(), "what runs in it ends with it");
+    assert!(!server.wait().unwrap().success(), "its processes end with the test bed");
     assert_eq!(net.wan("status", &[]).status.code(), Some(1));
 }
 

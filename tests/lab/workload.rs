@@ -105,8 +105,8 @@ fn every_request_of_log_is_accounted_for() {
         assert_eq!(counts(&outcome), (0, lines - odd), "{pace:?}: {outcome}");
     }
     let output = ammeter(&["load", &url, "--replay", log, "--speed", "100"]);
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert!(told.contains("method other than GET and HEAD 2"), "{told}");
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.contains("method other than GET and HEAD 2"), "{errors}");
 }
 
 #[test]
