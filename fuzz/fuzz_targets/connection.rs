@@ -38,7 +38,7 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
             for action in std::mem::take(&mut actions) {
                 match action {
                     Action::Send(reply) => {
-                        assert!(!ended, "a reply behind the end");
+                        assert!(!ended, "a response after the end");
                         reply.head.get().write(&mut sent, &shared.wall.date, reply.connection, None, 1);
                         if let Body::Text(text) = reply.body {
                             sent.extend_from_slice(&text);
@@ -56,7 +56,7 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
                         events.push(Event::Disk(ticket, answer));
                     }
                     Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd | Action::Log(_) => {
-                        panic!("no application is here")
+                        panic!("no application is configured")
                     }
                     Action::HalfClose => ended = true,
                     Action::Close => return (sent, true),

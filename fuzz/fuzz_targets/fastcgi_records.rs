@@ -11,7 +11,7 @@ fn read(bytes: &[u8], piece: usize) -> Result<Read, BadRecord> {
     let (mut output, mut errors, mut at) = (Vec::new(), Vec::new(), 0);
     while at < bytes.len() {
         let found = reader.next(&bytes[at..bytes.len().min(at + piece)])?;
-        assert!(found.used > 0, "nothing was taken");
+        assert!(found.used > 0, "no byte was consumed");
         at += found.used;
         match found.said {
             Said::Nothing => {}

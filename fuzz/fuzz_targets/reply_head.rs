@@ -11,7 +11,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     // A line may end with LF alone (RFC 9112, 2.2).
     assert!(bytes[..length].ends_with(b"\n"));
     for cut in [0, length / 2, length - 1] {
-        assert_eq!(parse(&bytes[..cut], false), Ok(None), "a prefix of a good head is not refused");
+        assert_eq!(parse(&bytes[..cut], false), Ok(None), "a prefix of a valid head is not rejected");
     }
     let (to_head, again) = parse(&bytes[..length], true).expect("good").expect("whole");
     assert_eq!((to_head.body, again), (ReplyBody::Framed(Framing::None), length));

@@ -11,7 +11,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         assert!(length <= bytes.len() && length <= LIMITS.head);
         assert!(bytes[..length].ends_with(b"\r\n\r\n"));
         for cut in [0, length / 2, length - 1] {
-            assert!(matches!(parse(&bytes[..cut], &LIMITS), Ok(None)), "a prefix of a good head is not refused");
+            assert!(matches!(parse(&bytes[..cut], &LIMITS), Ok(None)), "a prefix of a valid head is not rejected");
         }
         let (again, _) = parse(&bytes[..length], &LIMITS).expect("good").expect("whole");
         assert_eq!((request.target, request.framing, request.host), (again.target, again.framing, again.host));

@@ -14,7 +14,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Ok(Some((head, length))) = found else { return };
     assert!(length <= bytes.len().min(HEAD_MAX) && bytes[..length].ends_with(b"\n"));
     for cut in [0, length / 2, length - 1] {
-        assert_eq!(parse(&bytes[..cut]), Ok(None), "a prefix of a good head is not refused");
+        assert_eq!(parse(&bytes[..cut]), Ok(None), "a prefix of a valid head is not rejected");
     }
     for (name, value) in &head.fields {
         assert!(!name.is_empty() && !name.contains([' ', ':']));

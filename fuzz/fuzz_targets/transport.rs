@@ -1,5 +1,5 @@
-//! A TLS session whose client sends its bytes in any pieces, some of them damaged: for any input the transport passes on what
-//! the client wrote or fails, and keeps a bounded amount of memory.
+//! A TLS session whose client sends its bytes in any pieces, some of them damaged: for any input the transport passes
+//! on what the client wrote or fails, and keeps a bounded amount of memory.
 #![no_main]
 
 use std::io::{ErrorKind, IoSlice, Write};
@@ -13,7 +13,7 @@ use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig};
 
-/// Encrypted data for a client that does not read, part of a record of it, and as much again that a vector reserves.
+/// Encrypted data for a client that does not read and a partial record, doubled for the capacity of vectors.
 const HELD_MAX: usize = 2 * (256 + 72 + 32) * 1024;
 
 /// A server and a client that trusts it.
@@ -37,9 +37,9 @@ struct Session {
     client: ClientConnection,
     /// The client's end of the connection.
     socket: UnixStream,
-    /// Bytes of the client that are not sent yet.
+    /// Bytes of the client that have not been sent.
     pending: Vec<u8>,
-    /// What the client has written, and how much of it has arrived.
+    /// Plain text that the client has written, and how much of it has arrived.
     written: Vec<u8>,
     arrived: usize,
     /// The client has closed its side: rustls must see no error afterwards.
@@ -71,7 +71,7 @@ impl Session {
         }
     }
 
-    /// One thing that a client does; `false`: the connection is over.
+    /// One action of the client; `false`: the connection is over.
     fn step(&mut self, what: u8, value: u8) -> bool {
         let at = usize::from(value) % self.pending.len().max(1);
         match what {
@@ -85,7 +85,7 @@ impl Session {
             }
             64..96 => {
                 let request = vec![value; 1 + 200 * usize::from(value)];
-                // It takes only part of it, once much is waiting.
+                // It accepts only a part while much is pending.
                 let taken = self.client.writer().write(&request).unwrap_or(0);
                 self.written.extend_from_slice(&request[..taken]);
             }
@@ -127,7 +127,7 @@ impl Session {
                     }
                 }
                 Ok(Received::Hello { .. }) => {
-                    let (mut session, _connection) = self.transport.hand_over().expect("it has received a hello");
+                    let (mut session, _connection) = self.transport.hand_over().expect("a hello was received");
                     session.answer_hello();
                     if !self.transport.take_back(session) {
                         return false;

@@ -8,7 +8,7 @@ use ammeter_load::workload::mix;
 libfuzzer_sys::fuzz_target!(|text: &str| {
     let requests = if text.starts_with('{') {
         let Ok(manifest) = Manifest::parse(text) else { return };
-        let again = Manifest::parse(&manifest.to_text()).expect("as it was read");
+        let again = Manifest::parse(&manifest.to_text()).expect("a written manifest");
         assert_eq!(again.head, manifest.head);
         assert_eq!(again.files.len(), manifest.files.len());
         manifest.requests(1, false)
@@ -17,7 +17,7 @@ libfuzzer_sys::fuzz_target!(|text: &str| {
         requests
     };
     for number in 0..10 {
-        let request = requests.get(number).expect("there is no end");
+        let request = requests.get(number).expect("an endless list");
         assert!(request.target.starts_with(b"/") && request.target.iter().all(u8::is_ascii_graphic));
         requests.class(usize::from(request.class));
     }
