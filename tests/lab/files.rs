@@ -64,18 +64,18 @@ fn file_sets_match_published_tables() {
 fn file_set_is_reproducible() {
     let home = tempfile::tempdir().unwrap();
     let (one, two) = (home.path().join("one"), home.path().join("two"));
-    let made = files(&["webstone", "--scale", "1/4", one.to_str().unwrap()]);
-    assert_eq!((made["files"].as_u64(), made["written"].as_u64()), (Some(77), Some(77)));
+    let created = files(&["webstone", "--scale", "1/4", one.to_str().unwrap()]);
+    assert_eq!((created["files"].as_u64(), created["written"].as_u64()), (Some(77), Some(77)));
     files(&["webstone", "--scale", "1/4", two.to_str().unwrap()]);
     let (first, second) = (tree(&one), tree(&two));
     assert_eq!(first.len(), 78, "and the manifest");
     assert!(first.values().eq(second.values()));
-    assert_eq!(made["manifest"].as_str(), one.join("manifest.jsonl").to_str());
+    assert_eq!(created["manifest"].as_str(), one.join("manifest.jsonl").to_str());
     let (_, all) = first
         .iter()
         .filter(|(path, _)| !path.ends_with("manifest.jsonl"))
         .fold((0, 0), |(n, sum), (_, bytes)| (n + 1, sum + bytes.len()));
-    assert_eq!(made["bytes"].as_u64(), Some(all as u64));
+    assert_eq!(created["bytes"].as_u64(), Some(all as u64));
 
     // A second run writes nothing; it restores missing files; another seed makes another set.
     let again = files(&["webstone", "--scale", "1/4", one.to_str().unwrap()]);
@@ -95,15 +95,15 @@ fn log_is_converted_to_file_set() {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join("set");
     let (log, folder_text) = (excerpt(), folder.to_str().unwrap());
-    let made = files(&["log", log.to_str().unwrap(), folder_text]);
-    let log_result = &made["log"];
+    let created = files(&["log", log.to_str().unwrap(), folder_text]);
+    let log_result = &created["log"];
     assert_eq!(log_result["odd"]["method other than GET and HEAD"].as_u64(), Some(2));
     assert_eq!(log_result["requests_taken"], log_result["requests"]);
     assert_eq!(fs::metadata(folder.join("images/launchmedium.gif")).unwrap().len(), 11_853);
     let sum: usize =
         tree(&folder).iter().filter(|(path, _)| !path.ends_with("manifest.jsonl")).map(|(_, bytes)| bytes.len()).sum();
-    assert_eq!(made["bytes"].as_u64(), Some(sum as u64));
-    assert_eq!(made["bytes"], log_result["bytes_shown"]);
+    assert_eq!(created["bytes"].as_u64(), Some(sum as u64));
+    assert_eq!(created["bytes"], log_result["bytes_shown"]);
 
     let half = files(&["log", log.to_str().unwrap(), "--dataset", "20kB", "--dry-run"]);
     let bytes = half["bytes"].as_u64().unwrap();

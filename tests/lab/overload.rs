@@ -166,11 +166,11 @@ fn alone_capacity_needs_three_valid_runs_at_deciding_rates() {
     let server = planted(usize::MAX);
     let words = ["--sweep", "50..850/400", "--repeat", "1", "--duration", "600ms", "--pause", "0s", "--find-capacity"];
     let swept = load(server.address, &words);
-    let made = |rate: f64| -> Vec<&Value> {
+    let at_rate = |rate: f64| -> Vec<&Value> {
         let runs = swept["runs"].as_array().unwrap().iter();
         runs.filter(|run| run.pointer("/load/open/rate").and_then(Value::as_f64) == Some(rate)).collect()
     };
-    let valid = |rate| made(rate).iter().filter(|run| run["verdict"]["validity"] == "valid").count();
+    let valid = |rate| at_rate(rate).iter().filter(|run| run["verdict"]["validity"] == "valid").count();
     let found =
         ["sustained", "not_sustained"].map(|name| swept.pointer(&format!("/capacity/{name}")).and_then(Value::as_f64));
     let at_least = swept.pointer("/capacity/at_least").is_some_and(Value::is_string);
@@ -179,7 +179,7 @@ fn alone_capacity_needs_three_valid_runs_at_deciding_rates() {
         (3.., 3..) => {
             assert_eq!((found, at_least), ([Some(50.0), Some(450.0)], false), "{swept}");
             // A rate that decides nothing is not repeated.
-            assert_eq!((figure(&swept, "/capacity/sustained_runs/valid"), made(850.0).len()), (3.0, 1), "{swept}");
+            assert_eq!((figure(&swept, "/capacity/sustained_runs/valid"), at_rate(850.0).len()), (3.0, 1), "{swept}");
         }
         (3.., _) => assert!(found[0] == Some(50.0) && found[1].is_none() && at_least, "{swept}"),
         _ => assert!(found[0].is_none(), "{swept}"),

@@ -422,16 +422,16 @@ fn alone_disturbed_run_is_repeated_once_and_again_on_demand() {
         null_server(),
         PATIENT.replacen("others-max = \"1000%\"", "others-max = \"60%\"", 1)
     );
-    let made = || runs(home.path()).into_keys().collect::<Vec<_>>();
+    let ids = || runs(home.path()).into_keys().collect::<Vec<_>>();
     let others = Busy::on_each_core();
     let output = run(home.path(), &text, &[]);
     let (result, err) = told(&output);
-    assert_eq!((output.status.code(), made()), (Some(1), vec!["1-a0-50".to_owned(), "1-a0-50-2".to_owned()]), "{err}");
+    assert_eq!((output.status.code(), ids()), (Some(1), vec!["1-a0-50".to_owned(), "1-a0-50-2".to_owned()]), "{err}");
     assert!(err.contains("other processes disturbed 1 of 1 runs; repeating them once"), "{err}");
     assert_eq!((&result["points"][0]["invalid"], &result["points"][0]["again"]), (&1.into(), &1.into()), "{result}");
     // Once: the same command finds nothing to do.
     run(home.path(), &text, &[]);
-    assert_eq!(made().len(), 2);
+    assert_eq!(ids().len(), 2);
     drop(others);
     let texts =
         || ["1-a0-50", "1-a0-50-2"].map(|id| fs::read(home.path().join("out/runs").join(id).join("run.json")).unwrap());
@@ -452,7 +452,7 @@ fn alone_disturbed_run_is_repeated_once_and_again_on_demand() {
     // A valid run stays unchanged.
     if !is_invalid {
         run(home.path(), &text, &["--retry"]);
-        assert_eq!(made().len(), 3);
+        assert_eq!(ids().len(), 3);
     }
 }
 

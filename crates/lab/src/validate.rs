@@ -2,7 +2,7 @@
 //! load, did other processes use the machine, was the run stationary, does Little's law hold, and
 //! do the counts of client, server and network agree?
 //!
-//! Pure: figures in, checks and a status out. A check that cannot be made gives the reason, and has
+//! Pure: figures in, checks and a status out. A check that cannot be passed gives the reason, and has
 //! no effect. A limit of the clients makes a run a lower bound ("censored"); any other failed check
 //! makes it invalid. A machine that was not idle before a block is reported but has no effect by
 //! itself, since other processes during the run are detected in the run.
@@ -404,9 +404,9 @@ mod tests {
     fn correct_run_is_valid() {
         let (checks, status, why) = with(|_, _| {});
         assert_eq!((status, why), (RunStatus::Valid, Vec::new()), "{checks:?}");
-        let made: Vec<&str> =
+        let passed: Vec<&str> =
             checks.iter().filter(|check| check.holds == Some(true)).map(|check| check.name.as_str()).collect();
-        assert_eq!(made, ["client", "idle", "stationary", "little", "counts", "bytes", "server"]);
+        assert_eq!(passed, ["client", "idle", "stationary", "little", "counts", "bytes", "server"]);
     }
 
     #[test]

@@ -626,30 +626,30 @@ mod tests {
         out
     }
 
-    /// The departure of a packet: (when it leaves or is dropped, why).
-    type Fate = (u64, Option<Cause>);
+    /// The outcome of a packet: (when it leaves or is dropped, why).
+    type Outcome = (u64, Option<Cause>);
 
-    /// The departure of each packet in a link.
-    fn fates(settings: &LinkSettings, seed: u64, packets: &[(u64, u32)]) -> Vec<Option<Fate>> {
+    /// The outcome of each packet in a link.
+    fn outcomes(settings: &LinkSettings, seed: u64, packets: &[(u64, u32)]) -> Vec<Option<Outcome>> {
         let mut link = Link::new(settings, seed);
-        let mut fates = vec![None; packets.len()];
+        let mut outcomes = vec![None; packets.len()];
         for (n, &(at, bytes)) in packets.iter().enumerate() {
             link.enter(Time::from_nanos(at), bytes, n);
         }
         while let Some(out) = link.pop(Time::NEVER) {
-            fates[out.item] = Some((out.due.as_nanos(), None));
+            outcomes[out.item] = Some((out.due.as_nanos(), None));
         }
         for dropped in link.take_dropped() {
-            fates[dropped.item] = Some((dropped.at.as_nanos(), Some(dropped.cause)));
+            outcomes[dropped.item] = Some((dropped.at.as_nanos(), Some(dropped.cause)));
         }
-        fates
+        outcomes
     }
 
     /// The same by the definition of each model: event by event, in integer nanoseconds, sharing with the link only its
     /// settings and the random sequences.
     struct Reference<'a> {
         settings: &'a LinkSettings,
-        fates: Vec<Option<Fate>>,
+        outcomes: Vec<Option<Outcome>>,
         loss: Random,
         jitter: Random,
         began: u64,
@@ -675,12 +675,12 @@ mod tests {
     }
 
     impl Reference<'_> {
-        fn fates(settings: &LinkSettings, seed: u64, packets: &[(u64, u32)]) -> Vec<Option<Fate>> {
+        fn outcomes(settings: &LinkSettings, seed: u64, packets: &[(u64, u32)]) -> Vec<Option<Outcome>> {
             let mut seeds = Random(seed);
             let [loss, jitter] = [0; 2].map(|_| Random(seeds.next()));
             let mut all = Reference {
                 settings,
-                fates: vec![None; packets.len()],
+                outcomes: vec![None; packets.len()],
                 loss,
                 jitter,
                 began: packets[0].0,
@@ -704,7 +704,7 @@ mod tests {
                 all.arrive(at, u64::from(bytes + settings.framing_bytes), n);
             }
             all.work_until(u64::MAX, packets);
-            all.fates
+            all.outcomes
         }
 
         fn work_until(&mut self, now: u64, packets: &[(u64, u32)]) {
@@ -732,7 +732,7 @@ mod tests {
             if has_room {
                 self.waiting.push((now, bytes, n));
             } else {
-                self.fates[n] = Some((now, Some(Cause::QueueFull)));
+                self.outcomes[n] = Some((now, Some(Cause::QueueFull)));
             }
         }
 
@@ -774,7 +774,7 @@ mod tests {
 
         fn fly(&mut self, at: u64, n: usize) {
             if self.loses() {
-                self.fates[n] = Some((at, Some(Cause::Loss)));
+                self.outcomes[n] = Some((at, Some(Cause::Loss)));
                 return;
             }
             let (latency, keeps_order) = match &self.settings.latency {
@@ -794,7 +794,7 @@ mod tests {
                 due = due.max(self.latest);
             }
             self.latest = self.latest.max(due);
-            self.fates[n] = Some((due, None));
+            self.outcomes[n] = Some((due, None));
         }
 
         fn loses(&mut self) -> bool {
@@ -863,7 +863,7 @@ mod tests {
 
         fn drop(&mut self, now: u64, packet: Option<usize>) {
             if let Some(n) = packet {
-                self.fates[n] = Some((now, Some(Cause::CoDel)));
+                self.outcomes[n] = Some((now, Some(Cause::CoDel)));
             }
         }
     }
@@ -950,7 +950,7 @@ mod tests {
         fn every_packet_agrees_with_reference_model(
             packets in packets(), link in any_settings(), seed: u64,
         ) {
-            let (found, expected) = (fates(&link, seed, &packets), Reference::fates(&link, seed, &packets));
+            let (found, expected) = (outcomes(&link, seed, &packets), Reference::outcomes(&link, seed, &packets));
             for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 prop_assert!(found.is_some(), "packet {n} is missing");
                 prop_assert_eq!(found, expected, "packet {}", n);

@@ -287,14 +287,14 @@ fn measure(
 
     // A train of 0.4 s, at most 11 MB and at least 20 packets.
     let bytes = data + HEADERS4;
-    let gap_asked = on_wire(bytes).as_secs_f64();
-    let packets = if gap_asked > 0.0 { ((0.4 / gap_asked) as u32).clamp(20, 8000) } else { 0 };
+    let gap_requested = on_wire(bytes).as_secs_f64();
+    let packets = if gap_requested > 0.0 { ((0.4 / gap_requested) as u32).clamp(20, 8000) } else { 0 };
     let mut train = send(ends, 0, data, packets, |_| Duration::ZERO, silence)?;
     let gaps = train.windows(2).filter(|pair| pair[1].number == pair[0].number + 1);
     let spacing = median(gaps.map(|pair| (pair[1].got - pair[0].got).as_secs_f64() * 1e6)).unwrap_or(0.0);
     // Where packets overtake one another.
     train.sort_by_key(|arrival| arrival.number);
-    let (gap_got, train_late) = gap_of(busy(&train, gap_asked), gap_asked).unwrap_or_default();
+    let (gap_got, train_late) = gap_of(busy(&train, gap_requested), gap_requested).unwrap_or_default();
     let rate_got = if gap_got > 0.0 { f64::from(bytes + framing) * 8.0 / gap_got } else { 0.0 };
 
     let loss = path.up.loss.mean();
@@ -323,7 +323,7 @@ fn measure(
         rate_asked_mbit: rate.unwrap_or(0.0) / 1e6,
         rate_got_mbit: rate_got / 1e6,
         train_late_us: train_late * 1e6,
-        spacing_asked_us: gap_asked * 1e6,
+        spacing_asked_us: gap_requested * 1e6,
         spacing_got_us: spacing,
         loss_asked: loss,
         loss_got: lost as f64 / f64::from(many.max(1)),
@@ -356,12 +356,12 @@ fn busy(train: &[Arrival], gap: f64) -> &[Arrival] {
 /// Seconds between packets of a train, and the extra delay of the latest one. Packets are only ever delayed, so the
 /// true gap lies between the least delayed packet of the first quarter and that of the last; the others do not matter.
 /// Finding them requires the gap, which is therefore refined iteratively from the requested one.
-fn gap_of(train: &[Arrival], gap_asked: f64) -> Option<(f64, f64)> {
+fn gap_of(train: &[Arrival], gap_requested: f64) -> Option<(f64, f64)> {
     let (begin, end) = (train.first()?.number, train.last()?.number + 1);
     let quarter = (end - begin) / 4;
     let got = |arrival: &Arrival| arrival.got.since(Time::START).as_secs_f64();
     let delay = |arrival: &Arrival, gap: f64| got(arrival) - f64::from(arrival.number) * gap;
-    let mut gap = gap_asked;
+    let mut gap = gap_requested;
     for _ in 0..4 {
         let least = |of: &dyn Fn(u32) -> bool| {
             let those = train.iter().filter(|arrival| of(arrival.number));

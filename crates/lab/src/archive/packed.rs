@@ -166,10 +166,10 @@ mod tests {
         // FIPS 180-2, B.1.
         assert!(listed.contains("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"), "{listed}");
         assert!(listed.contains("server.log") && listed.contains(name::MONITOR), "{listed}");
-        let made = report(&unpacked);
-        assert!(made.html.contains("no monitor.zst of "), "the page lists missing files");
-        assert_eq!(made.figures, whole.figures);
-        assert_eq!(format!("{:?}", made.summary.claims), format!("{:?}", whole.summary.claims));
+        let rendered = report(&unpacked);
+        assert!(rendered.html.contains("no monitor.zst of "), "the page lists missing files");
+        assert_eq!(rendered.figures, whole.figures);
+        assert_eq!(format!("{:?}", rendered.summary.claims), format!("{:?}", whole.summary.claims));
     }
 
     #[test]

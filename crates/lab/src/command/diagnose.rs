@@ -132,12 +132,12 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let settings = settings(args, target, steps, now);
-    let hear = |line: &str| {
+    let print_line = |line: &str| {
         if !args.json {
             say::plain(line);
         }
     };
-    let archive = climb(&settings, &stop, &hear)?;
+    let archive = climb(&settings, &stop, &print_line)?;
     let mut found = diagnose(&archive)?;
     let mut cut_short = if stop.is_stopped() { interrupted(&archive) } else { None };
     if let ([only], true, false) = (&mut found[..], args.intervene, stop.is_stopped()) {
@@ -148,7 +148,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             server: &args.setting,
             pairs: args.pairs,
             stop: &stop,
-            tell: &hear,
+            tell: &print_line,
         };
         match intervene(only, means) {
             Ok(trials) => {
@@ -171,10 +171,10 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
 
 /// Explains which planned runs an archive lacks; `None` if it is complete.
 fn interrupted(archive: &Archive) -> Option<String> {
-    let (made, planned) = (archive.last_attempts().count(), archive.plan.runs.len());
+    let (complete, planned) = (archive.last_attempts().count(), archive.plan.runs.len());
     // An incomplete experiment continues with `ammeter run`, and says so itself.
-    (made < planned && archive.resolved.name == "diagnose")
-        .then(|| format!("interrupted: the result is from {made} of {planned} runs"))
+    (complete < planned && archive.resolved.name == "diagnose")
+        .then(|| format!("interrupted: the result is from {complete} of {planned} runs"))
 }
 
 /// The requested loads.

@@ -64,7 +64,7 @@ struct Floor {
 const END: &[u8] = b"\r\n\r\n";
 
 /// The connection must be closed.
-struct Over;
+struct Closed;
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     process::raise_descriptor_limit();
@@ -122,30 +122,30 @@ impl Floor {
     }
 
     /// Handles an event on a connection.
-    fn serve(&mut self, ready: Ready) -> Result<(), Over> {
+    fn serve(&mut self, ready: Ready) -> Result<(), Closed> {
         let Some(Some(connection)) = self.connections.get_mut(ready.token as usize) else { return Ok(()) };
         if !connection.unsent.is_empty() || connection.file.is_some() {
-            return connection.go_on(&self.replies);
+            return connection.resume(&self.replies);
         }
         if !ready.readable {
             return Ok(());
         }
         let count = match socket::receive(&connection.socket, &mut self.buffer) {
-            Ok(0) => return Err(Over),
+            Ok(0) => return Err(Closed),
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-            Err(_) => return Err(Over),
+            Err(_) => return Err(Closed),
         };
         let request = &self.buffer[..count];
         if !request.ends_with(END) {
-            return Err(Over);
+            return Err(Closed);
         }
         let number = if self.replies.len() == 1 {
             0
         } else {
             // After `GET `.
             let target = request[4..].split(|byte| *byte == b' ').next().unwrap_or_default();
-            *self.numbers.get(target).ok_or(Over)?
+            *self.numbers.get(target).ok_or(Closed)?
         };
         let reply = &self.replies[number];
         connection.closes = reply.closes;
@@ -158,22 +158,22 @@ impl Floor {
             (0..requests).for_each(|_| self.batch.extend_from_slice(&reply.bytes));
             &self.batch
         };
-        let sent = socket::send(&connection.socket, bytes, reply.body.is_some()).map_err(|_| Over)?;
+        let sent = socket::send(&connection.socket, bytes, reply.body.is_some()).map_err(|_| Closed)?;
         if sent == bytes.len() && reply.body.is_none() {
-            return if reply.closes { Err(Over) } else { Ok(()) };
+            return if reply.closes { Err(Closed) } else { Ok(()) };
         }
         connection.unsent.extend_from_slice(&bytes[sent..]);
-        connection.go_on(&self.replies)
+        connection.resume(&self.replies)
     }
 }
 
 impl Connection {
     /// Sends the remaining bytes, as far as the socket accepts them.
-    fn go_on(&mut self, replies: &[Reply]) -> Result<(), Over> {
+    fn resume(&mut self, replies: &[Reply]) -> Result<(), Closed> {
         let sent = self.send_rest(replies);
         match sent {
-            Ok(()) if self.closes => Err(Over),
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(Over),
+            Ok(()) if self.closes => Err(Closed),
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(Closed),
             _ => Ok(()),
         }
     }

@@ -253,15 +253,15 @@ fn watch(args: &Args) -> Result<Verdict, Failure> {
     let endpoint = args.metrics_listen.map(|address| open_endpoint(args, address, &name)).transpose()?;
     let mut recorder = args.record.as_ref().map(begin_record).transpose()?;
     let is_screen = !args.json && !args.csv && !args.lines && std::io::stdout().is_terminal();
-    let mut eyes = if is_screen {
+    let mut tick_output = if is_screen {
         let screen = Screen { title: name.clone(), missing: sampler.missing().to_vec(), ..Screen::default() };
-        Eyes::Screen(Box::new(LiveScreen { screen, terminal: Terminal::take()?, last: Tick::default() }))
+        TickOutput::Screen(Box::new(LiveScreen { screen, terminal: Terminal::take()?, last: Tick::default() }))
     } else {
         sampler.missing().iter().for_each(|line| say::plain(line));
-        Eyes::Form(Form::begin(args)?)
+        TickOutput::Form(Form::begin(args)?)
     };
-    let ended = watch_until_the_end(args, &mut sampler, &stop, recorder.as_mut(), endpoint.as_ref(), &mut eyes);
-    drop(eyes);
+    let ended = watch_until_the_end(args, &mut sampler, &stop, recorder.as_mut(), endpoint.as_ref(), &mut tick_output);
+    drop(tick_output);
     drop(endpoint);
     if let Some(recorder) = recorder {
         recorder.finish()?;
@@ -305,7 +305,7 @@ fn watch_until_the_end(
     stop: &Stop,
     mut recorder: Option<&mut Recorder>,
     endpoint: Option<&Endpoint>,
-    eyes: &mut Eyes,
+    tick_output: &mut TickOutput,
 ) -> Result<End, Failure> {
     let end = args.duration.map(|duration| Instant::now() + duration);
     let mut before: Option<Arc<Sample>> = None;
@@ -314,10 +314,10 @@ fn watch_until_the_end(
         // A watch shorter than a tick, or one that was delayed, shows one tick nevertheless.
         let end = end.filter(|_| has_shown);
         let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
-        if left.is_zero() || eyes.have_enough()? {
+        if left.is_zero() || tick_output.have_enough()? {
             return Ok(ended);
         }
-        match sampler.next(stop, left.min(eyes.patience()))? {
+        match sampler.next(stop, left.min(tick_output.patience()))? {
             Next::Waiting => {}
             Next::Stopped => return Ok(ended),
             Next::Ended => {
@@ -334,7 +334,7 @@ fn watch_until_the_end(
                 if let Some(tick) = tick {
                     ended.own = tick.own_cpu_so_far;
                     // Records and collectors are consumers too.
-                    if !eyes.show(&tick)? && recorder.is_none() && endpoint.is_none() {
+                    if !tick_output.show(&tick)? && recorder.is_none() && endpoint.is_none() {
                         return Ok(ended);
                     }
                     has_shown = true;
@@ -379,7 +379,7 @@ impl Form {
 }
 
 /// The consumer of ticks: the screen or standard output.
-enum Eyes {
+enum TickOutput {
     Form(Form),
     Screen(Box<LiveScreen>),
 }
@@ -399,12 +399,12 @@ impl LiveScreen {
     }
 }
 
-impl Eyes {
+impl TickOutput {
     /// Draws a sample; `false` if the terminal was closed.
     fn show(&mut self, tick: &Tick) -> Result<bool, Failure> {
         match self {
-            Eyes::Form(form) => form.show(tick),
-            Eyes::Screen(live) => {
+            TickOutput::Form(form) => form.show(tick),
+            TickOutput::Screen(live) => {
                 live.screen.remember(tick);
                 live.last = tick.clone();
                 live.draw().map(|()| true)
@@ -414,7 +414,7 @@ impl Eyes {
 
     /// Whether the user pressed a key that quits.
     fn have_enough(&mut self) -> Result<bool, Failure> {
-        let Eyes::Screen(live) = self else { return Ok(false) };
+        let TickOutput::Screen(live) = self else { return Ok(false) };
         match terminal::input(Duration::ZERO)? {
             Input::End => Ok(true),
             Input::Redraw => live.draw().map(|()| false),
@@ -425,8 +425,8 @@ impl Eyes {
     /// Maximum wait before keys are polled, so that a key takes effect long before a tick of a minute ends.
     fn patience(&self) -> Duration {
         match self {
-            Eyes::Form(_) => Duration::MAX,
-            Eyes::Screen(_) => Duration::from_millis(100),
+            TickOutput::Form(_) => Duration::MAX,
+            TickOutput::Screen(_) => Duration::from_millis(100),
         }
     }
 }

@@ -63,7 +63,7 @@ pub(crate) fn intervene(diagnosis: &Diagnosis, mut means: Means<'_>) -> Result<V
             Ok(Some((what, capacity, lever))) => {
                 let moved_settings = lever.settings(&as_it_is);
                 let run = |is_moved: bool, seed| {
-                    let _put_back = if is_moved { Some(lever.pull()?) } else { None };
+                    let _restore = if is_moved { Some(lever.pull()?) } else { None };
                     ladder::throughput(
                         if is_moved { &moved_settings } else { &as_it_is },
                         step(capacity),
@@ -115,7 +115,7 @@ fn step_above(diagnosis: &Diagnosis, steps: &[Step], capacity: f64) -> Step {
 fn less_cpu_time(means: &Means<'_>, step: Step) -> Result<Option<Trial>, Failure> {
     let server = || Server::find(means.target).map(|server| server.pids().iter().copied().collect::<Vec<u32>>());
     let run = |lever: Option<&Lever>, pids: &[u32], seed| {
-        let _put_back = lever.map(Lever::pull).transpose()?;
+        let _restore = lever.map(Lever::pull).transpose()?;
         let (before, begun) = (cpu_ticks(pids), Instant::now());
         let throughput = ladder::throughput(means.settings, step, seed, means.stop)?;
         let used = cpu_ticks(pids).saturating_sub(before) as f64 / 100.0;
@@ -218,12 +218,12 @@ enum Lever {
 }
 
 /// Reverts a change when dropped.
-struct PutBack {
+struct Restore {
     files: Vec<(PathBuf, String)>,
     folder: Option<PathBuf>,
 }
 
-impl Drop for PutBack {
+impl Drop for Restore {
     fn drop(&mut self) {
         for (path, text) in &self.files {
             // A failure means that the process has ended: there is nothing to move back.
@@ -252,8 +252,8 @@ impl Lever {
         }
     }
 
-    fn pull(&self) -> Result<PutBack, Failure> {
-        let mut back = PutBack { files: Vec::new(), folder: None };
+    fn pull(&self) -> Result<Restore, Failure> {
+        let mut restore = Restore { files: Vec::new(), folder: None };
         match self {
             Lever::Words(_) => {}
             Lever::Files(lines) => {
@@ -264,7 +264,7 @@ impl Lever {
                     let of_device = |device: &str| was.lines().find(|line| line.starts_with(&format!("{device} ")));
                     let was = device.and_then(of_device).unwrap_or(was.trim()).to_owned();
                     set(path, line)?;
-                    back.files.push((path.clone(), was));
+                    restore.files.push((path.clone(), was));
                 }
             }
             Lever::Slower { root, from, pids, cores } => {
@@ -277,7 +277,7 @@ impl Lever {
                 }
                 fs::create_dir(&folder)
                     .map_err(Failure::io(format_args!("create the control group {}", folder.display())))?;
-                back.folder = Some(folder.clone());
+                restore.folder = Some(folder.clone());
                 let quota = (cores * PERIOD_US).max(1000.0).round();
                 if is_second {
                     set(&folder.join("cpu.max"), &format!("{quota} {PERIOD_US}"))?;
@@ -286,12 +286,12 @@ impl Lever {
                     set(&folder.join("cpu.cfs_quota_us"), &quota.to_string())?;
                 }
                 for pid in pids {
-                    back.files.push((from.join("cgroup.procs"), pid.to_string()));
+                    restore.files.push((from.join("cgroup.procs"), pid.to_string()));
                     set(&folder.join("cgroup.procs"), &pid.to_string())?;
                 }
             }
         }
-        Ok(back)
+        Ok(restore)
     }
 }
 
@@ -401,10 +401,10 @@ mod tests {
         fs::write(&quota, "20000\n").unwrap();
         fs::write(&devices, "8:0 100\n254:0 500\n").unwrap();
         let lever = Lever::Files(vec![(quota.clone(), "24000".into()), (devices.clone(), "254:0 600".into())]);
-        let back = lever.pull().unwrap();
+        let restore = lever.pull().unwrap();
         assert_eq!(fs::read_to_string(&quota).unwrap(), "24000");
         assert_eq!(fs::read_to_string(&devices).unwrap(), "254:0 600");
-        drop(back);
+        drop(restore);
         assert_eq!(fs::read_to_string(&quota).unwrap(), "20000");
         assert_eq!(fs::read_to_string(&devices).unwrap(), "254:0 500", "the kernel takes a line for each device");
         let lever = Lever::Files(vec![(quota.clone(), "1".into()), (folder.path().join("no/file"), "1".into())]);

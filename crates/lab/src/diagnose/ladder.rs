@@ -116,12 +116,12 @@ fn climb_in(settings: &Settings, stop: &Stop, tell: &dyn Fn(&str)) -> Result<Arc
         // The directory has another name until it is complete.
         let part = folder.with_extension("part");
         fs::create_dir(&part).map_err(Failure::io(format_args!("create {}", part.display())))?;
-        let made = make(settings, planned, &part, stop);
+        let result = make(settings, planned, &part, stop);
         if stop.is_stopped() {
             let _ = fs::remove_dir_all(&part);
             break;
         }
-        let (run, verdict) = made?;
+        let (run, verdict) = result?;
         archive::write(&part.join(name::RUN), &run)?;
         fs::rename(&part, &folder).map_err(Failure::io(format_args!("rename {}", part.display())))?;
         let summary = run.summary.unwrap_or_default();

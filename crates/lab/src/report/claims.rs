@@ -164,11 +164,11 @@ pub(crate) fn decide<'a>(claims: impl IntoIterator<Item = &'a mut Judged>) {
 
 /// Whether a figure is exact, a lower bound or an upper bound; the ratio of two lower bounds is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
-    Exactly,
+enum Exactness {
+    Exact,
     AtLeast,
     AtMost,
-    Nothing,
+    Unknown,
 }
 
 /// Judges a claim by the runs of an archive. Compares within each block, so that drift between blocks cancels. The
@@ -256,22 +256,22 @@ fn untestable(archive: &Archive, claim: &Claim) -> Option<(ClaimStatus, String)>
 
 /// Counts the blocks that are certainly on either side of the bound: a lower bound is never known to be below anything.
 /// A figure that equals the bound is outside.
-fn tally(archive: &Archive, claim: &Claim, values: &[(f64, Known)], median: f64) -> Tally {
-    let count = |is_on_side: &dyn Fn(f64, Known) -> bool| {
+fn tally(archive: &Archive, claim: &Claim, values: &[(f64, Exactness)], median: f64) -> Tally {
+    let count = |is_on_side: &dyn Fn(f64, Exactness) -> bool| {
         values.iter().filter(|(value, known)| is_on_side(*value, *known)).count()
     };
     let n = values.len();
     let mut sides = Vec::new();
     if let Some(bound) = claim.above {
         sides.push([
-            count(&|value, known| value > bound && [Known::Exactly, Known::AtLeast].contains(&known)),
-            count(&|value, known| value <= bound && [Known::Exactly, Known::AtMost].contains(&known)),
+            count(&|value, known| value > bound && [Exactness::Exact, Exactness::AtLeast].contains(&known)),
+            count(&|value, known| value <= bound && [Exactness::Exact, Exactness::AtMost].contains(&known)),
         ]);
     }
     if let Some(bound) = claim.below {
         sides.push([
-            count(&|value, known| value < bound && [Known::Exactly, Known::AtMost].contains(&known)),
-            count(&|value, known| value >= bound && [Known::Exactly, Known::AtLeast].contains(&known)),
+            count(&|value, known| value < bound && [Exactness::Exact, Exactness::AtMost].contains(&known)),
+            count(&|value, known| value >= bound && [Exactness::Exact, Exactness::AtLeast].contains(&known)),
         ]);
     }
     // Within both bounds: both tests must succeed. Outside one of two: either may succeed, which doubles p.
@@ -496,7 +496,7 @@ fn place_of<'a>(archive: &'a Archive, term: &Term) -> Result<(&'a Arm, Step), St
 ///
 /// # Errors
 /// The reason why no block has the figure.
-fn measure(archive: &Archive, claim: &Claim) -> Result<Vec<(f64, Known)>, String> {
+fn measure(archive: &Archive, claim: &Claim) -> Result<Vec<(f64, Exactness)>, String> {
     let place =
         |term: &Term| place_of(archive, term).map(|(arm, step)| Place { metric: term.metric.clone(), arm, step });
     let of = place(&claim.of)?;
@@ -513,7 +513,7 @@ struct Place<'a> {
 }
 
 /// A figure, or its ratio to another of the same block, in each block that has it.
-fn by_block(archive: &Archive, of: &Place<'_>, against: Option<&Place<'_>>) -> Vec<(f64, Known)> {
+fn by_block(archive: &Archive, of: &Place<'_>, against: Option<&Place<'_>>) -> Vec<(f64, Exactness)> {
     let of_block = |Place { metric, arm, step }: &Place<'_>, block: u32| {
         let mut runs =
             cell(archive, &arm.id, *step).filter(|run| run.plan.block == block && run.status != RunStatus::Invalid);
@@ -525,14 +525,14 @@ fn by_block(archive: &Archive, of: &Place<'_>, against: Option<&Place<'_>>) -> V
     let in_block = |block| {
         let (value, is_bound) = of_block(of, block)?;
         let Some(against) = against else {
-            return Some((value, if is_bound { Known::AtLeast } else { Known::Exactly }));
+            return Some((value, if is_bound { Exactness::AtLeast } else { Exactness::Exact }));
         };
         let (divisor, is_divisor_bound) = of_block(against, block).filter(|(divisor, _)| *divisor > 0.0)?;
         let known = match (is_bound, is_divisor_bound) {
-            (false, false) => Known::Exactly,
-            (true, false) => Known::AtLeast,
-            (false, true) => Known::AtMost,
-            (true, true) => Known::Nothing,
+            (false, false) => Exactness::Exact,
+            (true, false) => Exactness::AtLeast,
+            (false, true) => Exactness::AtMost,
+            (true, true) => Exactness::Unknown,
         };
         Some((value / divisor, known))
     };
@@ -565,7 +565,7 @@ pub(super) fn repeats(archive: &Archive) -> Repeats {
             let place = |arm| Place { metric: metric.clone(), arm, step };
             let ratios = by_block(archive, &place(again), Some(&place(arm)));
             let ratios: Vec<f64> =
-                ratios.into_iter().filter(|(_, known)| *known == Known::Exactly).map(|(ratio, _)| ratio).collect();
+                ratios.into_iter().filter(|(_, known)| *known == Exactness::Exact).map(|(ratio, _)| ratio).collect();
             let Some(here) = Summary::of(ratios.iter().copied()).filter(|_| ratios.len() >= BLOCKS_MIN) else {
                 continue;
             };
@@ -612,7 +612,7 @@ mod tests {
     use amped_measure::stats::Random;
 
     /// A synthetic archive whose arms `a0` and `a1` have these values of `rate` at the highest step, block by block.
-    fn made(a0: &[f64], a1: &[f64]) -> Archive {
+    fn with_rates(a0: &[f64], a1: &[f64]) -> Archive {
         let mut archive = archive(Path::new("dir"), a0.len().max(a1.len()) as u32);
         archive.runs.retain(|run| run.plan.step.value() == 1500.0 && run.plan.arm != "aa");
         for run in &mut archive.runs {
@@ -644,7 +644,7 @@ mod tests {
     #[test]
     fn claim_holds_or_fails_or_is_undecided() {
         let check = |a0: &[f64], a1: &[f64], (above, below), expected: ClaimStatus, figures: &str| {
-            let found = judged(&made(a0, a1), &claim(above, below));
+            let found = judged(&with_rates(a0, a1), &claim(above, below));
             assert_eq!((found.status, &found.figures()[..]), (expected, figures), "{a0:?} {a1:?} {above:?} {below:?}");
             assert_eq!(
                 !found.why.is_empty(),
@@ -666,7 +666,7 @@ mod tests {
         );
         // A verdict takes six blocks, though five reach 3 %.
         let few = |count: usize, p: &str| {
-            let found = judged(&made(&OFF[..count], &ON), &claim(None, Some(0.98)));
+            let found = judged(&with_rates(&OFF[..count], &ON), &claim(None, Some(0.98)));
             let (all, s) = (count, if count == 1 { "" } else { "s" });
             let why = format!(
                 "{all} of {all} block{s} within the bound, p {p}; 6 blocks would decide it if the same share agrees"
@@ -689,7 +689,7 @@ mod tests {
             assert_eq!(found.status, ClaimStatus::Undecided, "{found:?}");
             found.why
         };
-        assert_eq!(why(&made(&[], &ON), &claim(None, Some(0.98))), "step 1500/s of log off has no valid run");
+        assert_eq!(why(&with_rates(&[], &ON), &claim(None, Some(0.98))), "step 1500/s of log off has no valid run");
         let mut archive = archive(Path::new("dir"), 6);
         let highest = archive.runs.iter_mut().filter(|run| run.plan.step.value() == 1500.0);
         highest.for_each(|run| run.status = RunStatus::Invalid);
@@ -705,7 +705,7 @@ mod tests {
         assert_eq!(why(&archive, &at(At::Peak, At::First)), "step 1500/s of log on, beside its peak, has no valid run");
         assert_ne!(judged(&archive, &at(At::First, At::First)).status, ClaimStatus::Undecided);
         // Both steps have runs, but no block has both.
-        let mut apart = made(&OFF, &ON);
+        let mut apart = with_rates(&OFF, &ON);
         let odd = |run: &Run| (run.plan.block % 2 == 1) == (run.plan.arm == "a0");
         apart.runs.retain(odd);
         assert_eq!(why(&apart, &claim(None, Some(0.98))), "no block has valid runs of all compared steps");
@@ -721,7 +721,7 @@ mod tests {
                 .for_each(|summary| summary.server.processes_max = Some(4));
             archive
         };
-        let archive = counted(made(&OFF, &ON));
+        let archive = counted(with_rates(&OFF, &ON));
         let with = |check: Vec<Claim>| judged(&archive, &Claim { check, ..claim(None, Some(0.98)) });
         let processes =
             |above: f64| Claim { of: term("processes", "on", At::Last), above: Some(above), ..Claim::default() };
@@ -737,7 +737,7 @@ mod tests {
         let found = with(vec![unknown]);
         assert!(found.status == ClaimStatus::Undecided && found.why.contains("and was not measured"), "{found:?}");
         // A few blocks are enough to show that the treatment did not act.
-        let few = counted(made(&OFF[..2], &ON[..2]));
+        let few = counted(with_rates(&OFF[..2], &ON[..2]));
         let found = judged(&few, &Claim { check: vec![processes(149.0)], ..claim(None, Some(0.98)) });
         assert_eq!(found.status, ClaimStatus::NotApplied);
         let texts = open_claims(&[found]);
@@ -746,7 +746,7 @@ mod tests {
 
     #[test]
     fn arms_with_same_settings_are_no_treatment() {
-        let mut archive = made(&OFF, &ON);
+        let mut archive = with_rates(&OFF, &ON);
         archive.resolved.arms.iter_mut().for_each(|arm| arm.settings = "title = \"x\"\nworkers = 1\n".to_owned());
         let found = judged(&archive, &claim(None, Some(0.98)));
         assert_eq!(
@@ -761,7 +761,7 @@ mod tests {
     #[test]
     fn lossless_path_is_no_treatment() {
         let path = |on: &str, again: f64, connect_ms: f64| {
-            let mut archive = made(&OFF, &ON);
+            let mut archive = with_rates(&OFF, &ON);
             for arm in &mut archive.resolved.arms {
                 let text = if arm.id == "a1" { on } else { "loss = \"0\"\nlatency = \"1ms\"" };
                 arm.settings = format!("[path]\n{text}\n");
@@ -807,7 +807,7 @@ mod tests {
     #[test]
     fn lower_bound_decides_only_one_direction() {
         let check = |bound_of: &str, (above, below), expected: ClaimStatus| {
-            let mut archive = made(&[1000.0; 6], &[900.0; 6]);
+            let mut archive = with_rates(&[1000.0; 6], &[900.0; 6]);
             let bounds = archive.runs.iter_mut().filter(|run| bound_of.contains(&run.plan.arm));
             bounds.for_each(|run| run.status = RunStatus::Censored);
             assert_eq!(judged(&archive, &claim(above, below)).status, expected, "{bound_of} {above:?} {below:?}");
@@ -822,14 +822,14 @@ mod tests {
         check("a0", (Some(0.95), None), ClaimStatus::NoLonger);
         check("a0 a1", (Some(0.8), None), ClaimStatus::Undecided);
         // An invalid run is not evidence: fewer than six blocks remain.
-        let mut archive = made(&[1000.0; 6], &[900.0; 6]);
+        let mut archive = with_rates(&[1000.0; 6], &[900.0; 6]);
         archive.runs[0].status = RunStatus::Invalid;
         assert_eq!(judged(&archive, &claim(Some(0.8), None)).status, ClaimStatus::Undecided);
     }
 
     #[test]
     fn single_figure_has_unit_and_claim_is_a_sentence() {
-        let archive = made(&[1000.0, 1020.0, 1000.0, 1020.0, 1000.0, 1020.0], &[900.0; 6]);
+        let archive = with_rates(&[1000.0, 1020.0, 1000.0, 1020.0, 1000.0, 1020.0], &[900.0; 6]);
         let alone = Claim {
             says: "The server sustains 1000/s".to_owned(),
             of: Term { metric: "rate".to_owned(), at: At::Step(1500.0), ..Term::default() },
@@ -870,7 +870,7 @@ mod tests {
             a0.push(block * (0.02 * normal(random)).exp());
             a1.push(block * effect * (0.02 * normal(random)).exp());
         }
-        made(&a0, &a1)
+        with_rates(&a0, &a1)
     }
 
     #[test]
@@ -925,7 +925,7 @@ mod tests {
 
     #[test]
     fn claim_that_needs_more_than_machine_has_is_not_testable() {
-        let archive = made(&OFF, &ON);
+        let archive = with_rates(&OFF, &ON);
         let status = |archive: &Archive, hosts: usize, cores: usize| {
             let needs = Some(Needs { hosts, cores, because: "one machine carries both".to_owned() });
             let found = judged(archive, &Claim { needs, ..claim(None, Some(0.98)) });
@@ -944,8 +944,10 @@ mod tests {
 
     #[test]
     fn claim_changed_after_measurement_has_no_verdict() {
-        let found =
-            judged(&made(&OFF, &ON), &Claim { is_later: true, hash: "0a1b".to_owned(), ..claim(None, Some(0.98)) });
+        let found = judged(
+            &with_rates(&OFF, &ON),
+            &Claim { is_later: true, hash: "0a1b".to_owned(), ..claim(None, Some(0.98)) },
+        );
         assert_eq!(found.status, ClaimStatus::Undecided);
         assert_eq!(found.why, "the claim was changed after the measurement (version 0a1b): measure again");
     }
@@ -957,12 +959,12 @@ mod tests {
             Claim { of: term("parsing", "off", At::Last), ..Claim::default() },
         ];
         let says_why = Claim { no_longer: "Disks are faster.".to_owned(), evidence, ..claim(Some(0.95), None) };
-        let found = judged(&made(&OFF, &ON), &says_why);
+        let found = judged(&with_rates(&OFF, &ON), &says_why);
         let why = "Disks are faster (responses: log off at the highest load 1000 1/s; ";
         assert!(found.status == ClaimStatus::NoLonger && found.why.starts_with(why), "{found:?}");
         assert!(found.why.ends_with("not measured ms)"), "{found:?}");
         // No reason is given for a claim that holds.
-        let holds = judged(&made(&OFF, &ON), &Claim { above: Some(0.8), ..says_why });
+        let holds = judged(&with_rates(&OFF, &ON), &Claim { above: Some(0.8), ..says_why });
         assert_eq!((holds.status, &holds.why[..]), (ClaimStatus::Holds, ""));
     }
 

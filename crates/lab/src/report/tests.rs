@@ -281,23 +281,25 @@ fn repeated_run_is_marked_and_last_attempt_counts() {
     let again = Archive::open(folder.path()).unwrap();
     let ids = |archive: &Archive| archive.runs.iter().map(|run| run.plan.id.clone()).collect::<Vec<_>>();
     assert_eq!(ids(&again), ids(&archive), "attempts are read in their order");
-    let made = report(&again);
-    let Counts { planned, there, again, valid, censored, invalid } = made.summary.runs;
+    let rendered = report(&again);
+    let Counts { planned, there, again, valid, censored, invalid } = rendered.summary.runs;
     assert_eq!((planned, there, again, valid, censored, invalid), (18, 18, 2, 17, 1, 0));
     for part in [
         "; 2 earlier attempts were invalid and repeated",
         "1-a1-1000: invalid, repeated: 1 % of connections began late",
         "1-a1-1000-2: invalid, repeated: ",
     ] {
-        assert!(made.html.contains(part), "{part} is not in the page");
+        assert!(rendered.html.contains(part), "{part} is not in the page");
     }
     // The page draws each attempt over time and lists it among all runs.
     // Only the last one counts; the others are drawn crossed out.
-    assert_eq!(data(&made.html)["runs"].as_array().unwrap().len(), 20);
-    let (_, knee) = &made.figures[0];
+    assert_eq!(data(&rendered.html)["runs"].as_array().unwrap().len(), 20);
+    let (_, knee) = &rendered.figures[0];
     // Two points and the legend's.
     assert_eq!(knee.matches("class=\"bad\" d=").count(), 3, "{knee}");
-    assert!(made.summary.against_baseline.iter().all(|one| one.left_out.iter().all(|line| !line.contains("a1-1000"))));
+    assert!(
+        rendered.summary.against_baseline.iter().all(|one| one.left_out.iter().all(|line| !line.contains("a1-1000")))
+    );
 }
 
 /// The data embedded in a page.
@@ -404,8 +406,8 @@ fn missing_runs_are_named_and_rest_is_drawn() {
     let record = dir.join("runs/2-a0-500").join(name::MONITOR);
     let bytes = fs::read(&record).unwrap();
     fs::write(&record, &bytes[..bytes.len() / 2]).unwrap();
-    let made = report(&Archive::open(dir).unwrap());
-    let missing = made.summary.missing.join("\n");
+    let rendered = report(&Archive::open(dir).unwrap());
+    let missing = rendered.summary.missing.join("\n");
     for part in [
         "1 of 18 runs are missing",
         "no clients.json",
@@ -417,14 +419,14 @@ fn missing_runs_are_named_and_rest_is_drawn() {
         "2-a0-500/monitor.zst is truncated",
     ] {
         assert!(missing.contains(part), "{part} is not in {missing}");
-        assert!(made.html.contains("Missing: "));
+        assert!(rendered.html.contains("Missing: "));
     }
     // An archive that holds nothing but the plan.
     fs::remove_dir_all(dir.join(name::RUNS)).unwrap();
-    let made = report(&Archive::open(dir).unwrap());
-    assert!(made.summary.missing[0].starts_with("18 of 18 runs are missing"), "{:?}", made.summary.missing);
-    assert_eq!(made.summary.verdict[0], "No run is valid, so there is no result.");
-    assert_eq!(made.summary.claims[0].why, "step 500/s of log on has no valid run");
+    let rendered = report(&Archive::open(dir).unwrap());
+    assert!(rendered.summary.missing[0].starts_with("18 of 18 runs are missing"), "{:?}", rendered.summary.missing);
+    assert_eq!(rendered.summary.verdict[0], "No run is valid, so there is no result.");
+    assert_eq!(rendered.summary.claims[0].why, "step 500/s of log on has no valid run");
 }
 
 #[test]
@@ -438,11 +440,14 @@ fn requested_rate_is_drawn_only_where_it_applies() {
         ..archive.resolved.figures[0].clone()
     };
     archive.resolved.figures = vec![named("Connections", "established-rate"), named("Disk", "disk-transfers")];
-    let made = report(&archive);
+    let rendered = report(&archive);
     let has_line =
-        |name: &str| made.figures.iter().find(|(found, _)| found == name).unwrap().1.contains(">as offered<");
+        |name: &str| rendered.figures.iter().find(|(found, _)| found == name).unwrap().1.contains(">as offered<");
     assert!(has_line("connections") && !has_line("disk"));
-    assert!(made.html.contains("<h3>More figures") && !made.html.contains("<h2>Figures"), "no paper printed them");
+    assert!(
+        rendered.html.contains("<h3>More figures") && !rendered.html.contains("<h2>Figures"),
+        "no paper printed them"
+    );
     assert!(!verdict::bears_all(&archive, "log off") && !verdict::bears_all(&archive, "no such arm"));
     archive.resolved.steps.pop();
     assert!(verdict::bears_all(&archive, "log off"));
@@ -469,14 +474,14 @@ fn many_arms_name_baseline_and_best_in_one_table() {
         let more: Vec<Run> = more.collect();
         archive.runs.extend(more);
     }
-    let made = report(&archive);
-    let verdict = &made.summary.verdict;
+    let rendered = report(&archive);
+    let verdict = &rendered.summary.verdict;
     assert!(verdict.len() == 2 && verdict[0].starts_with("log off sustains"), "{verdict:?}");
     assert!(verdict[1].starts_with("Best of 4 arms: log third"), "{verdict:?}");
-    assert_eq!(made.summary.against_baseline.len(), 3);
-    assert_eq!(made.html.matches("Bold: a difference").count(), 1);
+    assert_eq!(rendered.summary.against_baseline.len(), 3);
+    assert_eq!(rendered.html.matches("Bold: a difference").count(), 1);
     // The level names do not overlap.
-    let (_, peak) = made.figures.iter().find(|(name, _)| name == "peak").unwrap();
+    let (_, peak) = rendered.figures.iter().find(|(name, _)| name == "peak").unwrap();
     assert!(peak.contains("rotate(-30") && peak.contains("a cache of names that i…"), "{peak}");
 }
 
@@ -558,13 +563,13 @@ proptest! {
             run.checks[0].says.clone_from(&name);
             run.summary.as_mut().unwrap().failures.insert(name.clone(), 1);
         }
-        let made = report(&archive);
+        let rendered = report(&archive);
         for element in ["<script", "</script", "<img", "<b>", "<!--", "<title", "</title", "<svg"] {
-            let (found, expected) = (made.html.matches(element).count(), plain.matches(element).count());
+            let (found, expected) = (rendered.html.matches(element).count(), plain.matches(element).count());
             // A run with a reason adds a paragraph, but none of these elements.
             prop_assert_eq!(found, expected, "{}", element);
         }
-        for (file, svg) in &made.figures {
+        for (file, svg) in &rendered.figures {
             prop_assert!(file.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') && !file.is_empty());
             prop_assert!(!svg.contains("<script") && !svg.contains("<img") && !svg.contains("<!--"), "{}", svg);
         }
@@ -657,9 +662,9 @@ proptest! {
             packed,
         });
         if let Some(archive) = read() {
-            let made = report(&archive);
-            prop_assert!(made.html.ends_with("</html>"));
-            for (name, svg) in &made.figures {
+            let rendered = report(&archive);
+            prop_assert!(rendered.html.ends_with("</html>"));
+            for (name, svg) in &rendered.figures {
                 let places = svg.split(['"', ' ']).filter(|word| word.starts_with("NaN") || word.ends_with("inf"));
                 prop_assert_eq!(places.collect::<Vec<_>>(), Vec::<&str>::new(), "{}", name);
             }
@@ -672,10 +677,10 @@ fn chromium_draws_every_plot_without_network() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();
     store(&archive(dir, 2));
-    let made = report(&Archive::open(dir).unwrap());
-    let runs = &data(&made.html)["runs"];
+    let rendered = report(&Archive::open(dir).unwrap());
+    let runs = &data(&rendered.html)["runs"];
     let charts: usize = runs.as_array().unwrap().iter().map(|run| run["charts"].as_array().unwrap().len()).sum();
-    assert_eq!(chromium::sound(&made.html, dir), Seen { plots: charts, figures: made.figures.len() });
+    assert_eq!(chromium::sound(&rendered.html, dir), Seen { plots: charts, figures: rendered.figures.len() });
     // The legend hides a curve in every figure over the load, and nowhere else.
     let click = "<script>addEventListener('load', () => {
         const button = document.querySelector('[data-toggles=\"1\"]');
@@ -687,12 +692,12 @@ fn chromium_draws_every_plot_without_network() {
         button.click();
         console.warn(all.filter(curve => getComputedStyle(curve).display === 'none').length);
     });</script></body>";
-    let (seen, _) = chromium::seen(&made.html.replacen("</body>", click, 1), dir, &[]);
+    let (seen, _) = chromium::seen(&rendered.html.replacen("</body>", click, 1), dir, &[]);
     assert_eq!(seen["troubles"], json!(["warn: false", "warn: 0"]), "aria-pressed is false while it is hidden");
     // The harness detects failures: a page that has them.
     let wrong = "<script>undefined.x;</script><img src=\"http://127.0.0.1:9/\"><svg width=\"90\" height=\"60\"><text y=\"30\">one</text>\
                  <text y=\"30\" x=\"4\">other</text><text y=\"30\" x=\"80\">outside</text></svg></body>";
-    let (seen, _) = chromium::seen(&made.html.replacen("</body>", wrong, 1), dir, &[]);
+    let (seen, _) = chromium::seen(&rendered.html.replacen("</body>", wrong, 1), dir, &[]);
     let troubles = seen["troubles"].to_string();
     assert!(troubles.contains("error: ") && troubles.contains("policy: http://127.0.0.1:9"), "{troubles}");
     assert_eq!((&seen["overlapping"], &seen["outside"]), (&json!(["one / other"]), &json!(["outside"])));

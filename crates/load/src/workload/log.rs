@@ -512,10 +512,10 @@ impl Log {
         // By target, as targets repeat and their content is generated only once.
         let (mut known, mut end) = (Vec::new(), None);
         if let ResponseCheck::Manifest { manifest, verify } = response_check {
-            let (files, mut made) = (manifest.by_name(), HashMap::new());
+            let (files, mut expectations) = (manifest.by_name(), HashMap::new());
             let mut expect = |target: &[u8]| {
                 let file = files.get(&name_of(target)?)?;
-                Some(*made.entry(file.path.as_str()).or_insert_with(|| file.expect(verify)))
+                Some(*expectations.entry(file.path.as_str()).or_insert_with(|| file.expect(verify)))
             };
             known = self.targets.iter().map(|target| expect(target).unwrap_or_default()).collect();
             end = manifest.head.requests;

@@ -78,9 +78,9 @@ impl Ears {
         let begin = Instant::now();
         let mut is_told = false;
         loop {
-            let nobody = [ErrorKind::ConnectionRefused, ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
+            let absent = [ErrorKind::ConnectionRefused, ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
             let error = match TcpStream::connect_timeout(address, self.settings.connect_timeout) {
-                Err(error) if nobody.contains(&error.kind()) => error,
+                Err(error) if absent.contains(&error.kind()) => error,
                 Ok(_) | Err(_) => return Ok(()),
             };
             if self.stop.is_stopped() {
