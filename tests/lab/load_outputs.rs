@@ -84,7 +84,7 @@ fn screen_shows_run_and_restores_terminal() {
     let text = seen.join().unwrap();
     let (before, rest) = text.split_once("\x1b[?1049h").expect("it takes the alternate screen");
     let (drawn, after) = rest.split_once("\x1b[?1049l").expect("it leaves it");
-    for part in ["begun", "completed", "lateness", "Ctrl-C"] {
+    for part in ["offered", "completed", "lateness", "Ctrl-C"] {
         assert!(drawn.contains(part), "{part} is not in {drawn:?}");
     }
     assert!(

@@ -20,7 +20,7 @@
       ...overTime, yLabel: "per second",
       series: [
         ...(target ? [{ label: "target (mean)", values: level(target), hue: "grey", dash: [6, 4], points: false }] : []),
-        { label: "begun", values: rate("started"), hue: "blue", width: 4 },
+        { label: "offered", values: rate("started"), hue: "blue", width: 4 },
         { label: "completed", values: rate("ok"), hue: "green" },
       ],
     });
@@ -91,7 +91,7 @@
       ...overRates, yLabel: "per second",
       series: [
         { label: "target", values: x, hue: "grey", dash: [6, 4], points: false },
-        line("begun", begun, "", 4), line("completed", answered), line("failed", failed),
+        line("offered", begun, "", 4), line("completed", answered), line("failed", failed),
       ],
       ...drawn(begun, answered, failed),
     });

@@ -25,7 +25,7 @@ pub(super) fn hosts(archive: &Archive, missing: &mut Vec<String>) -> Option<Mark
         }
         div.scroll { table {
             tr {
-                th.text { "run" } th.text { "host" } th.text { "role" } th { "clock offset, ms" } th { "error bound, ms" } th { "begun/s" }
+                th.text { "run" } th.text { "host" } th.text { "role" } th { "clock offset, ms" } th { "error bound, ms" } th { "offered/s" }
                 th { "responses/s" } th { "lateness p99, ms" } th { "CPU used" } th { "by others" } th.text { "load generator" }
             }
             @for (run, HostRun { host, role, clock, busy, others, load }) in &rows {

@@ -594,7 +594,7 @@ fn validation(archive: &Archive) -> Markup {
             @if let Some(why) = &clients.skipped { p { "Not measured: " (why) } }
             @if !clients.steps.is_empty() {
                 div.scroll { table {
-                    tr { th.text { "load" } th { "begun/s" } th { "correct responses/s" } th { "lateness p99, ms" } th.text { "schedule" } }
+                    tr { th.text { "load" } th { "offered/s" } th { "correct responses/s" } th { "lateness p99, ms" } th.text { "schedule" } }
                     @for step in &clients.steps {
                         tr {
                             td.text { (figures::step_name(step.step)) } td { (number(step.offered_rate)) } td { (number(step.rate)) }
@@ -653,7 +653,7 @@ fn status_name(status: RunStatus) -> &'static str {
 
 /// The columns of the tables: metric and heading.
 const COLUMNS: [(&str, &str); 9] = [
-    ("offered-rate", "begun/s"),
+    ("offered-rate", "offered/s"),
     ("request-rate", "requests/s"),
     ("rate", "responses/s"),
     ("failed-share", "failed"),

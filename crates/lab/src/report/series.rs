@@ -96,11 +96,11 @@ fn clients(archive: &Archive, run: &Run, charts: &mut Vec<Chart>) -> Result<(), 
     let late = record.began_s - run.load_began_s;
     let x: Vec<f64> = seconds.iter().map(|second| late + second.at_s + second.length_s / 2.0).collect();
     let rates: [(_, _, _, Of<Second>); 3] = [
-        ("begun", "blue", "/s", |second| Some(second.rate(second.started))),
+        ("offered", "blue", "/s", |second| Some(second.rate(second.started))),
         ("answered", "green", "/s", |second| Some(second.rate(second.ok))),
         ("failed", "red", "/s", |second| Some(second.rate(second.failed))),
     ];
-    let caption = "Clients: connections begun, correct responses and failures, each second.";
+    let caption = "Clients: connections offered, correct responses and failures, per second.";
     charts.extend(chart(("per second", caption, false), &x, &seconds, &rates));
     let times: [(_, _, _, Of<Second>); 4] = [
         ("max", "red", " ms", |second| known(second, second.max_ms)),

@@ -362,7 +362,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
         .flat_map(|chart| chart["series"].as_array().unwrap())
         .map(|series| series["label"].as_str().unwrap())
         .collect();
-    for label in ["begun", "answered", "p99", "user", "waiting to be accepted", "dropped"] {
+    for label in ["offered", "answered", "p99", "user", "waiting to be accepted", "dropped"] {
         assert!(labels.contains(&label), "{label} is not in {labels:?}");
     }
     let (x, range) = (&runs[0]["charts"][2]["x"], &runs[0]["range"]);

@@ -101,9 +101,9 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
         }
         h2 { "Rate" }
         (plot("rates", match target {
-            Some(_) => "Connections begun and correct responses per second, including the drain after the measured \
-                 window. Where completed stays below begun, the server falls behind.",
-            None => "Connections begun and correct responses per second. Closed loop: the server sets the pace.",
+            Some(_) => "Connections offered and correct responses per second, including the drain after the measured \
+                 window. Where completed stays below offered, the server falls behind.",
+            None => "Connections offered and correct responses per second. Closed loop: the server sets the pace.",
         }))
         h2 { "Latency" }
         (plot("latencies", "Time from the planned instant to the last byte of correct responses, by second."))

@@ -117,7 +117,7 @@ struct Screen {
 type Figure = (&'static str, Color, fn(&Second) -> u64);
 
 const RATES: [Figure; 3] = [
-    ("begun", Color::Blue, |second| second.started),
+    ("offered", Color::Blue, |second| second.started),
     ("completed", Color::Green, |second| second.ok),
     ("failed", Color::Red, |second| second.failed),
 ];
@@ -196,7 +196,7 @@ impl Screen {
             let color = if name == "failed" { self.alarm() } else { color };
             line.push_span(format!(" {name} {}/s ", short(self.now(count).round())).fg(color));
         }
-        line.push_span(format!("({} in all)", self.counts[2]).fg(self.alarm()));
+        line.push_span(format!("({} total)", self.counts[2]).fg(self.alarm()));
         frame.render_widget(line, area);
     }
 
@@ -352,7 +352,7 @@ mod tests {
             let line = text.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}: {text}"));
             line.split_whitespace().filter(|word| *word != "│").map(|word| word.trim_matches('│').to_owned()).collect()
         };
-        assert_eq!(words("│begun"), ["begun", "1000", "1000", "5000", "█████"]);
+        assert_eq!(words("│offered"), ["offered", "1000", "1000", "5000", "█████"]);
         assert_eq!(words("│completed"), ["completed", "400", "200", "1000", "▁▂▄▆█"]);
         assert_eq!(words("│failed")[..4], ["failed", "3", "3", "15"]);
         assert_eq!(words("│open")[..4], ["open", "40", "40", "max"]);
@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn low_screen_shows_figures() {
         let text = drawn(&after(5), 60, 12);
-        for part in ["begun 1000/s", "completed 400/s", "failed 3/s", "(15 in all)", "lateness", "5 s of 10 s"] {
+        for part in ["offered 1000/s", "completed 400/s", "failed 3/s", "(15 total)", "lateness", "5 s of 10 s"] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
     }

@@ -26,7 +26,7 @@ pub(super) fn line(second: &Second) -> String {
     let [begun, ok, failed] = [second.started, second.ok, second.failed].map(|count| short(second.rate(count).round()));
     let [p50, p99] = [p50_ms, p99_ms].map(|ms| short(*ms));
     format!(
-        "{:>5}s begun {begun:>5} ok {ok:>5} fail {failed:>5}/s p50 {p50:>5} p99 {p99:>5} ms open {:>5}{}",
+        "{:>5}s offer {begun:>5} ok {ok:>5} fail {failed:>5}/s p50 {p50:>5} p99 {p99:>5} ms open {:>5}{}",
         short((at_s + length_s).round()),
         short(*backlog as f64),
         if *lateness_p99_ms > LATE_MS { " late" } else { "" }
@@ -323,6 +323,6 @@ mod tests {
             p99_ms: 61.04,
             ..Second::default()
         };
-        assert_eq!(line(&second), "    5s begun  1000 ok   998 fail     0/s p50  0.12 p99  61.0 ms open     0");
+        assert_eq!(line(&second), "    5s offer  1000 ok   998 fail     0/s p50  0.12 p99  61.0 ms open     0");
     }
 }

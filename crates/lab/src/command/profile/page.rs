@@ -47,8 +47,8 @@ pub(super) fn html(profile: &Profile) -> String {
     let body = html! {
         p {
             "In unknown kernel functions: " (percent(profile.unknown.share)) ". The sampler used "
-            (format!("{:.2}", profile.own_cpu * 100.0)) " % of a processor, of " ((profile.budget * 1e4).round() / 1e2)
-            " % that it may use. Lines are 95 % intervals; pale bars are inclusive shares."
+            (format!("{:.2}", profile.own_cpu * 100.0)) " % of a processor; the limit is " ((profile.budget * 1e4).round() / 1e2)
+            " %. Lines are 95 % intervals; pale bars are inclusive shares."
         }
         @for line in &profile.missing { p { (line) } }
         figure { (maud::PreEscaped(drawn(profile))) }
