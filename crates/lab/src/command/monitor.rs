@@ -314,7 +314,7 @@ fn watch_until_the_end(
         // A watch shorter than a tick, or one that was delayed, shows one tick nevertheless.
         let end = end.filter(|_| has_shown);
         let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
-        if left.is_zero() || tick_output.have_enough()? {
+        if left.is_zero() || tick_output.is_quit_requested()? {
             return Ok(ended);
         }
         match sampler.next(stop, left.min(tick_output.patience()))? {
@@ -413,7 +413,7 @@ impl TickOutput {
     }
 
     /// Whether the user pressed a key that quits.
-    fn have_enough(&mut self) -> Result<bool, Failure> {
+    fn is_quit_requested(&mut self) -> Result<bool, Failure> {
         let TickOutput::Screen(live) = self else { return Ok(false) };
         match terminal::input(Duration::ZERO)? {
             Input::End => Ok(true),
