@@ -52,7 +52,7 @@ pub struct Limits {
     pub header_timeout: Duration,
     /// Maximum pause in a request body; then 408
     ///
-    /// Data renews it only at `min_body_rate`.
+    /// Data resets it only at `min_body_rate`.
     #[serde(with = "PositiveSeconds")]
     #[default(Duration::from_secs(30))]
     pub body_timeout: Duration,
@@ -75,7 +75,7 @@ pub struct Limits {
     pub idle_timeout: Duration,
     /// Time after which a client that reads nothing is disconnected
     ///
-    /// Each byte that it reads renews it, so a slow download of any size completes.
+    /// Each byte that it reads resets it, so a slow download of any size completes.
     #[serde(with = "PositiveSeconds")]
     #[default(Duration::from_secs(60))]
     pub send_timeout: Duration,

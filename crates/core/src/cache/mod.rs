@@ -65,7 +65,7 @@ pub struct Budgets {
     pub head_bytes: Bytes,
     /// Bytes of file contents
     ///
-    /// In memory of the server; responses of applications with `cache` are among them.
+    /// In the server's memory; includes application responses with `cache`.
     #[default(Bytes::mib(64))]
     pub content_bytes: Bytes,
     /// Maximum size of a cached file; larger ones are sent from the page cache of the system
