@@ -69,6 +69,9 @@ pub(crate) struct Resolved {
     pub(crate) duration_s: f64,
     /// Warm-up load before the measured time, in seconds.
     pub(crate) warm_up_s: f64,
+    /// Both, as the mean over all arms, whose levels may change them.
+    #[serde(default)]
+    pub(crate) mean_load_s: Option<[f64; 2]>,
     /// Sampling interval of the monitor in the baseline, in milliseconds; 0 disables it.
     pub(crate) interval_ms: f64,
     /// Whether all servers of one load run at the same time, with interleaved measurements.

@@ -534,28 +534,32 @@ fn read(name: &str, text: &str, options: Options) -> Result<Experiment, Wrong> {
     }
     let load = &settings[0].load;
     let stem = own_name(name);
-    let mut resolved = Resolved {
-        form: crate::archive::FORM,
-        title: if file.title.is_empty() { stem.clone() } else { file.title.clone() },
-        name: stem,
-        about: file.about.trim().to_owned(),
-        quick: options.quick,
-        seed: options.seed.unwrap_or(file.seed),
-        repetitions: file.repetitions,
-        duration_s: load.duration.as_secs_f64(),
-        warm_up_s: load.warm_up.as_secs_f64(),
-        interval_ms: settings[0].interval.as_secs_f64() * 1e3,
-        is_interleaved,
-        requests_per_connection: load.requests_per_connection(),
-        rules: file.validity.clone(),
-        figures: figures(&tree, &file, &factors, &steps)?,
-        claims: claims(&file, &factors, &steps, &arms)?,
-        hosts: file.hosts.clone(),
-        factors,
-        arms,
-        steps,
-        ..Resolved::default()
-    };
+    let mut resolved =
+        Resolved {
+            form: crate::archive::FORM,
+            title: if file.title.is_empty() { stem.clone() } else { file.title.clone() },
+            name: stem,
+            about: file.about.trim().to_owned(),
+            quick: options.quick,
+            seed: options.seed.unwrap_or(file.seed),
+            repetitions: file.repetitions,
+            duration_s: load.duration.as_secs_f64(),
+            warm_up_s: load.warm_up.as_secs_f64(),
+            mean_load_s: Some([|load: &Load| load.duration, |load: &Load| load.warm_up].map(|time| {
+                settings.iter().map(|one| time(&one.load).as_secs_f64()).sum::<f64>() / settings.len() as f64
+            })),
+            interval_ms: settings[0].interval.as_secs_f64() * 1e3,
+            is_interleaved,
+            requests_per_connection: load.requests_per_connection(),
+            rules: file.validity.clone(),
+            figures: figures(&tree, &file, &factors, &steps)?,
+            claims: claims(&file, &factors, &steps, &arms)?,
+            hosts: file.hosts.clone(),
+            factors,
+            arms,
+            steps,
+            ..Resolved::default()
+        };
     resolved.label_arms();
     let hashes: Vec<String> = resolved.claims.iter().map(|claim| resolved.claim_hash(claim)).collect();
     resolved.claims.iter_mut().zip(hashes).for_each(|(claim, hash)| claim.hash = hash);
@@ -1117,6 +1121,20 @@ mod tests {
         // An arm's settings can be parsed again, with the same result.
         let again = parsed(&arm.settings, false);
         assert_eq!(again.settings, settings);
+    }
+
+    #[test]
+    fn expected_duration_includes_warm_up_of_levels() {
+        let text = format!(
+            "{SHORT}warm-up = \"1s\"\n[[factor]]\nname = \"speed\"\n\
+             levels = [{{ label = \"full\", set = {{}} }}, {{ label = \"low\", set = {{ \"load.warm-up\" = \"61s\" }} }}]\n"
+        );
+        let resolved = parsed(&text, false).resolved;
+        let [_, warm_up_s] = resolved.mean_load_s.unwrap();
+        // Two arms, and the first of them again.
+        assert_eq!(warm_up_s, 21.0);
+        let shorter = Resolved { mean_load_s: None, ..resolved.clone() };
+        assert_eq!(crate::plan::run_s(&resolved) - crate::plan::run_s(&shorter), 20.0);
     }
 
     #[test]

@@ -89,13 +89,14 @@ pub(crate) fn left(planned: &[Planned], made: &[Run], again: impl Fn(usize, &Run
     planned.iter().filter_map(next).collect()
 }
 
-/// Expected duration of a run, in seconds.
+/// Mean of the expected durations of the runs, in seconds.
 pub(crate) fn run_s(resolved: &Resolved) -> f64 {
     /// Time to start the load when the servers are already running.
     const TURN_S: f64 = 0.15;
+    let [duration_s, warm_up_s] = resolved.mean_load_s.unwrap_or([resolved.duration_s, resolved.warm_up_s]);
     match resolved.is_interleaved {
-        true => resolved.duration_s + TURN_S + (resolved.warm_up_s + AROUND_S) / f64::from(resolved.repetitions.max(1)),
-        false => resolved.duration_s + resolved.warm_up_s + AROUND_S,
+        true => duration_s + TURN_S + (warm_up_s + AROUND_S) / f64::from(resolved.repetitions.max(1)),
+        false => duration_s + warm_up_s + AROUND_S,
     }
 }
 
