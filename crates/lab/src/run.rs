@@ -147,6 +147,7 @@ pub(crate) fn judge(
         step: planned.step,
         think_s: settings.load.think_time.as_secs_f64(),
         requests_per_connection: settings.load.requests_per_connection(),
+        pipeline: settings.load.pipeline,
         clients: order.clients.as_ref(),
         idle: order.idle,
         client: &outcome.verdict,

@@ -25,6 +25,8 @@ pub(crate) struct Evidence<'a> {
     pub(crate) think_s: f64,
     /// Requests per connection; 0 is unlimited.
     pub(crate) requests_per_connection: u64,
+    /// Requests that a client sends together.
+    pub(crate) pipeline: u64,
     /// Result of the clients at this step against the null server.
     pub(crate) clients: Option<&'a ClientStep>,
     /// Whether the machine was idle before the block, and its busy share.
@@ -228,8 +230,17 @@ fn little(evidence: &Evidence<'_>) -> Check {
     }
     match evidence.step {
         Step::Clients(clients) => {
-            let (n, xr) = (f64::from(clients), rate * (latency.mean_ms / 1e3 + evidence.think_s));
-            let says = format!("{clients} clients, and X R = {xr:.2}");
+            // Each client waits for all requests that it sent together; a connection may end before there are that many.
+            let together = match evidence.requests_per_connection {
+                0 => evidence.pipeline,
+                requests => evidence.pipeline.min(requests),
+            };
+            let n = f64::from(clients) * together.max(1) as f64;
+            let xr = rate * (latency.mean_ms / 1e3 + evidence.think_s);
+            let says = match together {
+                0 | 1 => format!("{clients} clients, and X R = {xr:.2}"),
+                _ => format!("{clients} clients with {together} requests each, and X R = {xr:.2}"),
+            };
             check("little", (n - xr).abs() <= max * n.max(xr) + 0.5, says)
         }
         Step::Rate(_) if evidence.requests_per_connection != 1 => {
@@ -386,6 +397,7 @@ mod tests {
             step: Step::Rate(1000.0),
             think_s: 0.0,
             requests_per_connection: 1,
+            pipeline: 1,
             clients: None,
             idle: Some((true, 0.01)),
             client: &valid,
@@ -457,6 +469,21 @@ mod tests {
             Invalid,
             &["client", "others"],
         );
+    }
+
+    /// Four clients that each wait for up to 16 requests at 1000 per second.
+    #[test]
+    fn pipelined_requests_of_closed_loop_satisfy_littles_law() {
+        let of = |requests, pipeline, mean_ms| {
+            let (checks, ..) = with(|evidence, figures| {
+                evidence.step = Step::Clients(4);
+                (evidence.requests_per_connection, evidence.pipeline) = (requests, pipeline);
+                figures.latency.mean_ms = mean_ms;
+            });
+            checks.into_iter().find(|check| check.name == "little").unwrap().holds
+        };
+        assert_eq!([of(0, 1, 4.0), of(0, 16, 64.0), of(8, 16, 32.0), of(1, 16, 4.0)], [Some(true); 4]);
+        assert_eq!([of(0, 16, 4.0), of(0, 1, 64.0), of(8, 16, 64.0)], [Some(false); 3]);
     }
 
     /// Requests of 2 ms at 1000 per second, half of it the clients' own time; and an overload, which
