@@ -28,6 +28,21 @@ fn cached_request_costs_two_system_calls() {
     assert!(others + 2 >= 2 * REQUESTS, "not all was counted: {text}");
 }
 
+/// The same without epoll, which a worker of MT asks ten times a second, for messages.
+#[test]
+fn blocking_worker_receives_and_sends_without_epoll() {
+    let site = Site::new();
+    site.file("small.txt", "small\n");
+    let root = site.path().to_str().unwrap();
+    let server = Server::start(&[root, "--architecture", "mt", "--workers", "1", "--without", "pool-epoll"]);
+    let (calls, text) = trace(&server, "/small.txt");
+    let waits: u64 = calls.iter().filter(|(name, _)| name.starts_with("epoll_")).map(|(_, calls)| calls).sum();
+    assert!(waits <= REQUESTS / 10, "{text}");
+    for call in ["recvfrom", "sendto"] {
+        assert!((REQUESTS - 2..=REQUESTS + SPARE).contains(&calls[call]), "{text}");
+    }
+}
+
 /// Counting costs no call. Timing a request costs two, and more if a phase is long, as every phase is under strace: for
 /// the few timed requests, and for a connection that ends when a request was to be timed.
 #[test]

@@ -5,7 +5,7 @@ use std::fs;
 use crate::harness::{Client, Server, Site, let_files_settle, wait_until};
 
 /// All values of `--without`.
-const SWITCHES: [&str; 12] = [
+const SWITCHES: [&str; 13] = [
     "path-cache",
     "header-cache",
     "content-cache",
@@ -17,6 +17,7 @@ const SWITCHES: [&str; 12] = [
     "ready-headers",
     "made-pages",
     "sendfile",
+    "pool-epoll",
     "header-alignment",
 ];
 
@@ -77,7 +78,7 @@ fn optimisations_do_not_change_responses() {
     let site = site();
     let root = site.path().to_str().unwrap();
     let usual = replies(&Server::start(&[root]));
-    for architecture in ["amped", "mp"] {
+    for architecture in ["amped", "mt", "mp"] {
         for switch in SWITCHES.iter().chain(&["all"]) {
             for flag in ["--without", "--with"] {
                 if (flag, *switch) == ("--with", "all") {
@@ -90,6 +91,50 @@ fn optimisations_do_not_change_responses() {
                 }
             }
         }
+    }
+}
+
+/// In a pool without its epoll set, workers wait in accept, recv and send, and still notice all else.
+#[test]
+fn blocking_workers_keep_deadlines_and_obey_signals() {
+    let site = site();
+    let root = site.path().to_str().unwrap();
+    for architecture in ["mt", "mp"] {
+        let args = [root, "--architecture", architecture, "--workers", "2", "--without", "pool-epoll"];
+        let config = site.path().with_extension("toml");
+        fs::write(&config, "limits.idle_timeout = '300ms'\nlimits.header_timeout = '300ms'").unwrap();
+        let config = ["--config", config.to_str().unwrap()];
+        let mut server = Server::start(&[&args[..], &config].concat());
+
+        // Pipelined requests, and a client that reads slowly.
+        let mut client = Client::connect_narrow(server.address, 4096);
+        client.send("GET /small.css HTTP/1.1\r\nHost: a\r\n\r\nGET /large.bin HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert_eq!(client.response("GET").body, b"a{}");
+        std::thread::sleep(std::time::Duration::from_millis(250));
+        assert_eq!(client.response("GET").body.len(), 700_000);
+        // Its idle timeout.
+        assert!(client.is_closed());
+
+        // Two workers, two idle clients, and a third that takes the place of one of them.
+        let config = site.path().with_extension("toml");
+        fs::write(&config, "limits.idle_timeout = '60s'").unwrap();
+        server.signal("HUP");
+        server.wait_for("the new configuration is in force");
+        let mut clients = [server.connect(), server.connect(), server.connect()];
+        for client in &mut clients {
+            assert_eq!(client.get("/empty").status, 200, "{architecture}");
+        }
+
+        // A response in progress is completed.
+        let mut client = Client::connect_narrow(server.address, 4096);
+        client.send_request("GET", "/large.bin", &[]);
+        client.wait_for_bytes();
+        server.signal("TERM");
+        server.wait_for("finishing requests in progress");
+        assert_eq!(client.response("GET").body.len(), 700_000, "{architecture}");
+        drop(client);
+        drop(clients);
+        assert!(server.wait().success(), "{architecture}: {}", server.said());
     }
 }
 

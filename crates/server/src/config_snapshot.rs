@@ -46,6 +46,11 @@ impl ConfigSnapshot {
         form(self.settings.architecture).pool
     }
 
+    /// Returns whether the loops of a pool wait in accept(2), recv(2) and send(2) instead of epoll.
+    pub fn blocks(&self) -> bool {
+        self.settings.blocks()
+    }
+
     /// Returns the parts that applications need.
     pub fn app_context(&self) -> AppContext<'_> {
         let (sites, shares_caches) = (&*self.settings.sites, self.caches.is_some());

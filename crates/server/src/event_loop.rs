@@ -8,6 +8,9 @@
 //! Listeners belong to one loop, or are shared by a *pool* of loops with one connection each, as in MT and MP: then a
 //! loop listens only while it has no connection, and the kernel wakes one of the listening loops (`EPOLLEXCLUSIVE`).
 //! When all are busy, a loop whose client is idle closes that connection in favour of a waiting one.
+//!
+//! Without `pool_epoll` a loop of a pool waits in accept(2), recv(2) and send(2), as the workers of the papers did, and
+//! looks into its epoll set only from time to time, for its mailbox.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -45,6 +48,9 @@ const LOOKS: u32 = 20;
 /// The interval between these looks.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
+/// Maximum time that a loop without `pool_epoll` waits in one call, and between two looks into its epoll set.
+pub const BLOCKED_MAX: Duration = Duration::from_millis(100);
+
 const MAILBOX: u64 = Token::FIRST_OTHER;
 const DISK: u64 = Token::FIRST_OTHER + 1;
 const APPS: u64 = AppSide::TOKEN;
@@ -77,7 +83,8 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
     let epoll = Arc::new(Epoll::new()?);
     epoll.add(&*mailbox, MAILBOX, Interest::Readable)?;
     disk.register(&epoll, DISK)?;
-    let mut listener_set = ListenerSet::new(listeners, generation.pooled());
+    let blocks = generation.blocks();
+    let mut listener_set = ListenerSet::new(listeners, generation.pooled(), blocks);
     let apps = AppSide::new(Arc::clone(&epoll), &mailbox, !D::PROBES);
     let mut worker = Worker::new(generation, apps, Arc::clone(&mailbox), log, clock, slot);
     let mut events = Events::with_capacity(EVENTS);
@@ -85,6 +92,8 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
     let mut stop_at = None;
     // The start of the current iteration.
     let mut woke = None;
+    // When to look into epoll again, in a loop that blocks.
+    let mut look_at = Time::START;
 
     loop {
         let now = worker.tick();
@@ -105,10 +114,18 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                 patience = Some(patience.unwrap_or(Duration::MAX).min(alarm.since(now)));
             }
         }
-        epoll.wait(&mut events, patience)?;
+        events.clear();
+        let listener = listener_set.listeners.first();
+        let may_block = blocks && worker.may_block() && (listener.is_some() || worker.open() > 0);
+        if may_block && now < look_at {
+            worker.block(listener, now, &mut disk);
+        } else {
+            look_at = now + BLOCKED_MAX;
+            epoll.wait(&mut events, if may_block { Some(Duration::ZERO) } else { patience })?;
+        }
 
         let now = worker.tick();
-        woke = Some(now);
+        woke = (!blocks).then_some(now);
         let open = worker.open();
         let has_events = events.iter().next().is_some();
         let mut accept = Accepted::All;
@@ -195,6 +212,8 @@ struct ListenerSet {
     listeners: Vec<Listener>,
     /// They are shared with the other loops of a pool.
     pooled: bool,
+    /// The loop waits in accept(2) while it has room.
+    blocks: bool,
     is_open: bool,
     /// It has been open before.
     begun: bool,
@@ -207,8 +226,17 @@ struct ListenerSet {
 }
 
 impl ListenerSet {
-    fn new(listeners: Vec<Listener>, pooled: bool) -> ListenerSet {
-        ListenerSet { listeners, pooled, is_open: false, begun: false, again: Time::START, looks: 0, no_watches: false }
+    fn new(listeners: Vec<Listener>, pooled: bool, blocks: bool) -> ListenerSet {
+        ListenerSet {
+            listeners,
+            pooled,
+            blocks,
+            is_open: false,
+            begun: false,
+            again: Time::START,
+            looks: 0,
+            no_watches: false,
+        }
     }
 
     /// Returns when [`open`](ListenerSet::open) has something to do.
@@ -219,6 +247,9 @@ impl ListenerSet {
     /// Listens again, once there may be room for connections.
     fn open(&mut self, epoll: &Epoll, worker: &mut Worker, now: Time) -> io::Result<()> {
         let has_room = self.pooled && worker.open() == 0;
+        if self.blocks && has_room {
+            return Ok(());
+        }
         if self.is_open || self.listeners.is_empty() || (now < self.again && !has_room) {
             return Ok(());
         }

@@ -24,6 +24,7 @@ use amped_core::event::PreloadResult;
 use amped_exporter::Exporter;
 use amped_sys::process::{self, User};
 use amped_sys::signal::{Signal, Signals};
+use amped_sys::socket;
 use amped_units::{Bytes, Time};
 
 use crate::access_log::{Sink, Writer, end_log};
@@ -39,7 +40,7 @@ use crate::control::{Control, Orders};
 use crate::counters::Snapshot;
 use crate::descriptors::{self, Needs, Share};
 use crate::disk::{Disk, Rules};
-use crate::event_loop::Start;
+use crate::event_loop::{BLOCKED_MAX, Start};
 use crate::helper::fork_server::{self, ForkServer};
 use crate::listen::{self, Address};
 use crate::locked;
@@ -356,6 +357,7 @@ impl Server {
             ("send.content", settings.send.content != old.send.content),
             ("send.mapped_bytes", settings.send.mapped_bytes != old.send.mapped_bytes),
             ("control.socket", settings.control != old.control),
+            ("optimise.pool_epoll", settings.optimise.pool_epoll != old.optimise.pool_epoll),
             ("metrics.file", settings.metrics.file != old.metrics.file),
             ("metrics.listen", settings.metrics.listen != old.metrics.listen),
         ] {
@@ -574,7 +576,14 @@ fn bind<'a>(
     own: impl Iterator<Item = &'a Address> + Clone,
 ) -> Result<Address, String> {
     let pool = form(settings.architecture).pool;
-    listen::bind(requested, if pool { 1 } else { settings.workers }, own)
+    let address = listen::bind(requested, if pool { 1 } else { settings.workers }, own)?;
+    if settings.blocks() {
+        for listener in &address.listeners {
+            socket::make_blocking(listener, BLOCKED_MAX)
+                .map_err(|error| format!("cannot make the listener blocking: {error}"))?;
+        }
+    }
+    Ok(address)
 }
 
 /// Binds the address of the metrics endpoint.

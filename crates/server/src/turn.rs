@@ -25,7 +25,7 @@ use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
 use crate::app::{AppRequest, AppSide, Ends, TurnResult};
-use crate::clock::Clock;
+use crate::clock::{Clock, wall};
 use crate::config::settings::LogFormat;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::TlsCounts;
@@ -134,6 +134,16 @@ impl Connection {
         }
     }
 
+    /// Returns whether there is something to send.
+    pub(crate) fn has_output(&self) -> bool {
+        self.transport.has_unsent() || self.send_queue.as_ref().is_some_and(|send_queue| !send_queue.is_empty())
+    }
+
+    /// Returns whether it waits for its client, and for nothing else.
+    pub(crate) fn waits_for_client(&self) -> bool {
+        self.pending_verdict.is_none() && (self.has_output() || self.conn.wants_bytes())
+    }
+
     /// Returns whether there may be data that it takes.
     fn may_receive(&self) -> bool {
         self.readable && self.conn.wants_bytes() && !self.transport.is_away()
@@ -169,12 +179,34 @@ pub struct LoopContext {
     /// The loop's metrics.
     pub meter: Meter,
     pub(crate) clock: Clock,
+    /// When the wall clock was last read.
+    pub(crate) wall_checked: Time,
+    /// Calls on sockets wait, as in [`ConfigSnapshot::blocks`].
+    pub(crate) blocks: bool,
     pub(crate) buffer: Vec<u8>,
     /// Connections for whose next data the helpers' queue had no room, and when they retry.
     pub(crate) retry_queue: VecDeque<Token>,
     pub(crate) ask_anew: Time,
     pub(crate) cold_windows: u64,
 }
+
+impl LoopContext {
+    /// Reads the clock, and keeps the wall clock up to date.
+    pub(crate) fn tick(&mut self) -> Time {
+        let now = self.clock.now();
+        if now.since(self.wall_checked) >= WALL_STEP {
+            self.wall_checked = now;
+            let wall = wall();
+            if wall.seconds != self.shared.wall.seconds {
+                self.shared.wall = wall;
+            }
+        }
+        now
+    }
+}
+
+/// Wall clock refresh interval; Date is late by no more.
+const WALL_STEP: Duration = Duration::from_millis(20);
 
 /// The work that remains for a connection after its turn.
 pub(crate) enum Rest {
@@ -261,25 +293,29 @@ impl<D: DiskAccess> Turn<'_, D> {
         if !connection.may_receive() {
             return Ok(());
         }
-        let (event, is_drained, is_end) =
-            match connection.transport.receive(&mut context.buffer, &mut context.sender.tls) {
-                Ok(Received::Bytes { count, is_drained, is_end }) => {
-                    ((count > 0).then(|| Event::Bytes(&context.buffer[..count])), is_drained, is_end)
-                }
-                Ok(Received::NotTls { count, is_drained }) => {
-                    (Some(Event::NotTls(&context.buffer[..count])), is_drained, false)
-                }
-                Ok(Received::Hello { is_drained }) => {
-                    connection.readable = !is_drained;
-                    return self.answer_hello();
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    connection.readable = false;
-                    return Ok(());
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-                Err(_) => return Err(Dead),
-            };
+        let received = connection.transport.receive(&mut context.buffer, &mut context.sender.tls);
+        if context.blocks {
+            // The call may have waited for the client.
+            self.now = context.tick();
+        }
+        let (event, is_drained, is_end) = match received {
+            Ok(Received::Bytes { count, is_drained, is_end }) => {
+                ((count > 0).then(|| Event::Bytes(&context.buffer[..count])), is_drained, is_end)
+            }
+            Ok(Received::NotTls { count, is_drained }) => {
+                (Some(Event::NotTls(&context.buffer[..count])), is_drained, false)
+            }
+            Ok(Received::Hello { is_drained }) => {
+                connection.readable = !is_drained;
+                return self.answer_hello();
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                connection.readable = false;
+                return Ok(());
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            Err(_) => return Err(Dead),
+        };
         if let Some((negotiated, time)) = connection.transport.take_completed(self.now) {
             context.tls.add(negotiated, time);
         }
@@ -511,7 +547,8 @@ impl<D> Turn<'_, D> {
         let Turn { connection, context, .. } = self;
         match &mut connection.timing {
             Some(timing) => timing.resume(),
-            None if connection.readable && by_client && connection.conn.is_idle() => {
+            // The time of a turn that waits for its client is not that of a request.
+            None if connection.readable && by_client && connection.conn.is_idle() && !context.blocks => {
                 connection.timing = context.meter.begin(self.now);
             }
             None => {}

@@ -91,8 +91,6 @@ pub struct Worker {
     /// Accepted connections that have not had a turn.
     fresh: Vec<Token>,
     actions: Vec<Action<OpenFile>>,
-    /// When the wall clock was last read.
-    wall_checked: Time,
     /// Background lookups, and the recipients of their results.
     preloads: HashMap<u32, Preload>,
     next_preload: u32,
@@ -129,6 +127,7 @@ impl Worker {
             Some(shared) => Caches::shared(shared, budgets, 0),
             None => Caches::new(budgets),
         };
+        let blocks = generation.blocks();
         let shared = SharedState::with_caches(Arc::clone(&settings.sites), settings.limits.clone(), caches, wall());
         let context = LoopContext {
             shared,
@@ -141,6 +140,8 @@ impl Worker {
             apps,
             meter: Meter::new(slot, clock),
             clock,
+            wall_checked: Time::START,
+            blocks,
             buffer: vec![0; BUFFER],
             retry_queue: VecDeque::new(),
             ask_anew: Time::NEVER,
@@ -154,7 +155,6 @@ impl Worker {
             again: VecDeque::new(),
             fresh: Vec::new(),
             actions: Vec::new(),
-            wall_checked: Time::START,
             preloads: HashMap::new(),
             next_preload: 0,
             accepted: 0,
@@ -169,15 +169,7 @@ impl Worker {
 
     /// Reads the clock; once per iteration of the loop, since the time is used everywhere.
     pub fn tick(&mut self) -> Time {
-        let now = self.context.clock.now();
-        if now.since(self.wall_checked) >= WALL_STEP {
-            self.wall_checked = now;
-            let wall = wall();
-            if wall.seconds != self.context.shared.wall.seconds {
-                self.context.shared.wall = wall;
-            }
-        }
-        now
+        self.context.tick()
     }
 
     /// Returns how long the loop may wait for events.
@@ -230,7 +222,9 @@ impl Worker {
                 }
                 return Accepted::Full;
             }
-            match socket::accept(listener) {
+            let accepted =
+                if self.context.blocks { socket::accept_blocking(listener) } else { socket::accept(listener) };
+            match accepted {
                 Ok((socket, address)) => {
                     // Only now: if no connection waits, none has to be closed.
                     if let Some(token) = idle_token {
@@ -287,7 +281,8 @@ impl Worker {
         let mut fresh = std::mem::take(&mut self.fresh);
         for token in fresh.drain(..) {
             self.turn(token, None, now, disk);
-            if let Some(connection) = self.connections.get(token)
+            if !self.context.blocks
+                && let Some(connection) = self.connections.get(token)
                 && epoll.add(&connection.transport, token.to_number(), Interest::Connection).is_err()
             {
                 // Out of kernel memory for watches: this client is lost, the others are not.
@@ -295,6 +290,27 @@ impl Worker {
             }
         }
         self.fresh = fresh;
+    }
+
+    /// Returns whether a worker without its epoll has nothing to wait for but a client.
+    pub fn may_block(&self) -> bool {
+        !self.again.is_empty() || self.connections.iter().all(Connection::waits_for_client)
+    }
+
+    /// Waits for a connection, or for the client of the only one, in place of epoll; not if turns are due.
+    pub fn block(&mut self, listener: Option<&Listener>, now: Time, disk: &mut impl DiskSide) {
+        if !self.again.is_empty() {
+            return;
+        }
+        let Some(token) = self.connections.find(|_| true) else {
+            listener.into_iter().for_each(|listener| _ = self.accept(listener, now));
+            return;
+        };
+        if let Some(connection) = self.connections.get(token) {
+            // The turn waits in the call for which epoll would have waited.
+            (connection.readable, connection.writable) = (!connection.has_output(), true);
+            self.turn(token, None, now, disk);
+        }
     }
 
     /// Handles an event on a connection's socket.
@@ -722,9 +738,6 @@ impl Worker {
         }
     }
 }
-
-/// Wall clock refresh interval; Date is late by no more.
-const WALL_STEP: Duration = Duration::from_millis(20);
 
 /// The result of accepting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

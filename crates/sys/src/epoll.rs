@@ -121,6 +121,11 @@ impl Events {
         Events { events: Vec::with_capacity(events_max.max(1)) }
     }
 
+    /// Drops the events.
+    pub fn clear(&mut self) {
+        self.events.clear();
+    }
+
     /// Returns the events.
     pub fn iter(&self) -> impl Iterator<Item = Ready> + '_ {
         use epoll::EventFlags as Flags;

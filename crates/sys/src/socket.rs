@@ -107,7 +107,31 @@ pub fn peer_address(socket: impl AsFd) -> io::Result<SocketAddr> {
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`] when there is none; otherwise as accept(2).
 pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
-    let (socket, address) = net::acceptfrom_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+}
+
+/// Makes [`accept_blocking`] on this listener, and every call on the connections that it returns, wait for at most
+/// `patience`; accepted sockets inherit the timeouts of their listener.
+///
+/// # Errors
+/// None for a listener.
+pub fn make_blocking(listener: impl AsFd, patience: Duration) -> io::Result<()> {
+    for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+        sockopt::set_socket_timeout(&listener, direction, Some(patience))?;
+    }
+    Ok(rustix::io::ioctl_fionbio(listener, false)?)
+}
+
+/// Accepts the next connection of a listener that [`make_blocking`] has prepared.
+///
+/// # Errors
+/// [`io::ErrorKind::WouldBlock`] when none came in time; otherwise as accept(2).
+pub fn accept_blocking(listener: impl AsFd) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
+    accept_with(listener, SocketFlags::CLOEXEC)
+}
+
+fn accept_with(listener: impl AsFd, flags: SocketFlags) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
+    let (socket, address) = net::acceptfrom_with(listener, flags)?;
     Ok((socket, address.and_then(|address| SocketAddr::try_from(address).ok())))
 }
 

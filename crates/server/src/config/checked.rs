@@ -62,6 +62,11 @@ impl Settings {
     pub fn has_tls(&self) -> bool {
         self.listen.iter().any(|listen| listen.tls)
     }
+
+    /// Returns whether the loops of a pool wait in accept(2), recv(2) and send(2) instead of epoll.
+    pub fn blocks(&self) -> bool {
+        form(self.architecture).pool && !self.optimise.pool_epoll
+    }
 }
 
 impl Deref for Settings {
@@ -116,6 +121,7 @@ impl Checker<'_> {
         self.metrics(&mut file, root.get("metrics"));
         let client_verifier = self.client_verifier(&mut file.tls, root.get("tls"));
         let (sites, roots, apps, certificates) = self.sites(flags, &mut file, root)?;
+        self.pool_epoll(&form, &file, &apps, root.get("optimise").get("pool_epoll"));
         (file.log.delayed, file.log.string_caches) = (file.optimise.delayed_log, file.optimise.string_caches);
         let accounts = std::mem::take(&mut self.accounts).into_iter().map(|(path, _)| path).collect();
         let sites = Arc::new(sites);
@@ -169,6 +175,21 @@ impl Checker<'_> {
             self.findings.at(key.span(), "this architecture has no helpers", help);
         }
         self.at_most(node, ("min_spare", &mut file.helpers.min_spare), ("max", file.helpers.max));
+    }
+
+    /// A worker that blocks in a call for one descriptor cannot wait for another.
+    fn pool_epoll(&mut self, form: &Form, file: &File, apps: &[Vec<AppSettings>], node: Node<'_>) {
+        if file.optimise.pool_epoll || !form.pool {
+            return;
+        }
+        let cause = match &file.listen[..] {
+            [Listen { tls: true, .. }] => "TLS",
+            [_] if apps.iter().any(|apps| !apps.is_empty()) => "applications",
+            [_] => return,
+            _ => "several addresses",
+        };
+        let help = "remove it, or use `--with pool-epoll`";
+        self.findings.at(node.span(), format!("{cause} cannot be served without `pool_epoll`"), help);
     }
 
     fn log(&mut self, file: &mut File, node: Node<'_>) {

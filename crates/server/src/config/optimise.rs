@@ -47,6 +47,11 @@ pub struct Optimise {
     /// Send from the page cache without a copy; off: read and send
     #[default(true)]
     pub sendfile: bool,
+    /// Wait in epoll in mt and mp; off: in accept(2), recv(2) and send(2), as in Flash 3.1 and 3.2
+    ///
+    /// Off, it serves files at one address without TLS. Fixed at the start.
+    #[default(true)]
+    pub pool_epoll: bool,
     /// Pad response headers to a multiple of 32 bytes (Flash 5.5)
     pub header_alignment: bool,
 }
