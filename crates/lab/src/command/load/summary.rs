@@ -258,7 +258,11 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
         Loop::Open { .. } => format!(
             "opening connections took {:.0} % of a core{}, ",
             share(&outcome.establisher),
-            if outcome.real_time { " (SCHED_FIFO)" } else { " (without SCHED_FIFO: run as root or grant CAP_SYS_NICE)" }
+            if outcome.real_time {
+                " (SCHED_FIFO)"
+            } else {
+                " (without SCHED_FIFO: run as root or grant CAP_SYS_NICE)"
+            }
         ),
         Loop::Closed { .. } => String::new(),
     };
