@@ -94,6 +94,37 @@ fn optimisations_do_not_change_responses() {
     }
 }
 
+/// A deadline that stays in the past would make the event loop run without a pause.
+#[test]
+fn idle_server_uses_no_cpu_time_with_any_switch() {
+    let site = site();
+    let root = site.path().to_str().unwrap();
+    let log = site.path().with_extension("log");
+    let log = log.to_str().unwrap();
+    let mut servers = Vec::new();
+    for architecture in ["amped", "mt"] {
+        for switch in SWITCHES.iter().chain(&["all"]) {
+            for flag in ["--without", "--with"] {
+                if (flag, *switch) == ("--with", "all") {
+                    continue;
+                }
+                let args = [root, flag, switch, "--architecture", architecture, "--workers", "1", "--access-log", log];
+                let server = Server::start(&args);
+                replies(&server);
+                servers.push((format!("{flag} {switch} {architecture}"), server));
+            }
+        }
+    }
+    // Every delay of a server that has nothing to do has passed.
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let before: Vec<_> = servers.iter().map(|(_, server)| server.cpu_time()).collect();
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    for ((what, server), before) in servers.iter().zip(before) {
+        let used = server.cpu_time() - before;
+        assert!(used.as_millis() < 40, "{what}: {used:?} in 2 s");
+    }
+}
+
 /// In a pool without its epoll set, workers wait in accept, recv and send, and still notice all else.
 #[test]
 fn blocking_workers_keep_deadlines_and_obey_signals() {

@@ -159,6 +159,9 @@ impl AccessLog {
         {
             self.buffer.truncate(begin);
             self.lines -= 1;
+            if self.lines == 0 {
+                self.oldest = Time::NEVER;
+            }
         }
         if self.buffer.len() >= self.buffer_max || !self.delayed {
             self.flush();
