@@ -268,7 +268,7 @@ fn every_kind_of_server_is_started_measured_and_stopped() {
 }
 
 #[test]
-fn interleaved_servers_are_measured_in_turns_beside_the_floor() {
+fn interleaved_servers_alternate_with_floor_server() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(
         "interleave = true\nrepetitions = 2\n[[subject]]\nkind = \"amped\"\nsettings = {{ log = true }}\n\
@@ -317,7 +317,7 @@ fn interleaved_servers_are_measured_in_turns_beside_the_floor() {
 }
 
 #[test]
-fn clients_beside_and_parked_connections_are_figures() {
+fn additional_clients_and_parked_connections_have_metrics() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(
         "repetitions = 1\n[[subject]]\nkind = \"nginx\"\n[workload]\nspecweb96 = 1\n\

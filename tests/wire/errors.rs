@@ -133,7 +133,7 @@ fn port_in_use_is_reported_with_command() {
 }
 
 #[test]
-fn privileged_port_is_refused_to_others_with_two_hints() {
+fn privileged_port_without_root_is_reported_with_two_hints() {
     let start = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").unwrap();
     assert_eq!(
         start.trim(),

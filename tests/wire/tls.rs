@@ -307,7 +307,7 @@ fn sessions_are_resumed_by_any_worker() {
 }
 
 #[test]
-fn handshake_may_be_split_anywhere_and_must_not_take_forever() {
+fn handshake_may_be_split_anywhere_and_times_out() {
     let (site, trust) = place();
     site.file("root/a", pattern(100_000));
     let server = serve(&site, "limits.header_timeout = \"2s\"", "");
@@ -517,7 +517,7 @@ fn reload_that_requests_certificates_resumes_no_session() {
 }
 
 #[test]
-fn metrics_have_end_of_each_certificate() {
+fn metrics_have_expiry_of_each_certificate() {
     let (site, _) = place();
     let server = serve(&site, "metrics.listen = \"127.0.0.1:0\"", "");
     server.wait_for("/metrics");
@@ -577,7 +577,7 @@ fn handshake_threads(server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn amped_leaves_rsa_handshakes_to_a_thread() {
+fn rsa_handshakes_run_in_thread_of_amped() {
     let (site, trust) = place_with_rsa();
     site.file("root/a", "a");
     for (keys, has_thread) in [("", architecture() == Some("amped")), ("tls.sign = \"loop\"", false)] {
@@ -601,7 +601,7 @@ fn amped_leaves_rsa_handshakes_to_a_thread() {
 }
 
 #[test]
-fn loop_does_single_ecdsa_handshakes_itself() {
+fn single_ecdsa_handshake_runs_in_event_loop() {
     let (site, trust) = place();
     site.file("root/a", "a");
     let server = serve(&site, "", "");
@@ -612,7 +612,7 @@ fn loop_does_single_ecdsa_handshakes_itself() {
 }
 
 #[test]
-fn handshakes_in_crowds_and_of_clients_that_leave_are_done() {
+fn handshake_bursts_and_disconnects_are_handled() {
     let (site, trust) = place_with_rsa();
     site.file("root/a", pattern(20_000));
     let server = serve(&site, "", "");
@@ -750,7 +750,7 @@ fn broken_records_close_their_connection_alone() {
 }
 
 #[test]
-fn reload_brings_new_certificate_and_keeps_connections() {
+fn reload_loads_new_certificate_and_keeps_connections() {
     let (site, mut trust) = place();
     site.file("root/a", "a");
     let server = serve(&site, "", "");
@@ -867,7 +867,7 @@ fn requests_without_tls_are_redirected_where_configured() {
 }
 
 #[test]
-fn hsts_is_sent_on_every_response_over_tls_and_on_none_without() {
+fn hsts_is_sent_on_every_response_over_tls_only() {
     let (site, trust) = place();
     site.file("root/a", "0123456789");
     site.file("root/folder/b", "b");

@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_outside_plain_path_are_found() {
+    fn programs_outside_path_are_found() {
         assert!(find("sh").is_some());
         assert!(find("no-such-program-of-ours").is_none());
     }

@@ -1319,7 +1319,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_hash_follows_definition_and_settings_but_not_words() {
+    fn claim_hash_follows_definition_and_settings_but_not_wording() {
         let mut made = crate::report::tests::archive(Path::new("dir"), 2).resolved;
         made.arms[0].settings = "title = \"a\"\nseed = 1\n[load]\nrate = [1, 2]\n[server]\nlog = false\n".to_owned();
         let claim = crate::report::tests::claim_on_rate(None, Some(0.98));

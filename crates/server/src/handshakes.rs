@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn encrypted_record_that_looks_like_a_hello_is_none() {
+    fn encrypted_record_is_not_taken_for_hello() {
         let key = rcgen::KeyPair::generate().unwrap();
         let certificate = rcgen::CertificateParams::new([]).unwrap().self_signed(&key).unwrap();
         let config = ServerConfig::builder_with_provider(Arc::new(default_provider()));
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_signature_blocks_no_caller_and_absent_client_is_skipped() {
+    fn slow_signature_blocks_no_caller_and_disconnected_client_is_skipped() {
         let (permits, gate) = channel();
         let config = server_config(gate);
         let mailbox = Arc::new(Mailbox::<Handshake>::new().unwrap());
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn loop_does_two_handshakes_an_iteration() {
+    fn loop_runs_two_handshakes_per_iteration() {
         let mut handshakes = Handshakes::new(Arc::new(Mailbox::<Handshake>::new().unwrap()));
         let mut count = |at| (0..5).filter(|_| handshakes.may_run_in_loop(Time::from_millis(at))).count();
         assert_eq!([count(1), count(1), count(2)], [2, 0, 2]);

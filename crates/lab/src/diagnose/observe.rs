@@ -98,7 +98,7 @@ mod tests {
     use crate::archive::{Check, FORM, Planned, Step};
 
     #[test]
-    fn client_bound_is_certain_and_lateness_is_not() {
+    fn missing_connections_are_client_bound_and_lateness_alone_is_not() {
         let run = |checks: &[(&str, bool)]| Run {
             form: FORM,
             plan: Planned { id: "1-a0-100".into(), block: 1, arm: "a0".into(), step: Step::Rate(100.0), seed: 1 },

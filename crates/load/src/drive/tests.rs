@@ -160,7 +160,7 @@ fn run_descriptors(settings: &Settings, rate: f64, ms: u64) -> Outcome {
 }
 
 #[test]
-fn descriptors_begin_connections_as_they_become_free() {
+fn free_descriptors_start_connections() {
     for lanes in [1, 2] {
         // Each connection is established at once, so its descriptor is free again long before T.
         let fast = Settings { lanes, ..settings(server()) };

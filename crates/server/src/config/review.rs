@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn flaws_of_certificates_are_reported() {
+    fn certificate_problems_are_reported() {
         let check = |chain: &(Vec<CertificateDer<'static>>, KeyPair), hosts: &[&str], expected: &[&str]| {
             let text = reviewed(chain, hosts);
             let warnings: Vec<&str> = text.lines().skip(1).collect();

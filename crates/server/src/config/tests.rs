@@ -603,7 +603,7 @@ fn certificates_are_checked() {
 }
 
 #[test]
-fn authorities_of_clients_are_checked() {
+fn client_ca_file_is_checked() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
     let key = rcgen::KeyPair::generate().unwrap();

@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_first_record_of_hello_is_recognised() {
+    fn complete_record_with_hello_is_recognised() {
         let check = |input: &[u8], expected: bool| assert_eq!(is_hello(input), expected, "{input:?}");
         check(&[22, 3, 1, 0, 4, 1, 0, 0, 0], true);
         check(&[22, 3, 1, 0, 4, 1, 0, 0, 0, 22], true);

@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn low_screen_shows_figures() {
+    fn short_screen_shows_figures() {
         let text = drawn(&after(5), 60, 12);
         for part in ["offered 1000/s", "completed 400/s", "failed 3/s", "(15 total)", "lateness", "5 s of 10 s"] {
             assert!(text.contains(part), "{part} is not in\n{text}");
