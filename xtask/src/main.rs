@@ -4,8 +4,8 @@
 //! Dependencies are few (clap, syn and those of the server), since every task waits for this build.
 #![forbid(unsafe_code)]
 
-mod circles;
 mod command;
+mod cycles;
 mod fuzz;
 mod man;
 mod setup;

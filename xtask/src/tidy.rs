@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use crate::circles::circles;
 use crate::command::{Outcome, cargo, output, program, root};
+use crate::cycles::cycles;
 
 pub(crate) fn run() -> Outcome {
     let tree = Tree::read(&root())?;
@@ -237,9 +237,9 @@ fn imports(tree: &Tree) -> Vec<String> {
     }
     let mut complaints = Vec::new();
     for (folder, files) in crates {
-        match circles(&files) {
-            Ok(circles) => complaints.extend(circles.into_iter().map(|circle| {
-                format!("{folder}: {circle}. Files of a crate import downwards only: move what these share below them")
+        match cycles(&files) {
+            Ok(cycles) => complaints.extend(cycles.into_iter().map(|cycle| {
+                format!("{folder}: {cycle}. Files of a crate import downwards only: move what these share below them")
             })),
             Err(text) => complaints.push(format!("{folder}/src/{text}")),
         }

@@ -25,30 +25,31 @@ type Imports = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 ///
 /// # Errors
 /// If a file is not valid Rust.
-pub(crate) fn circles(files: &[(&str, &str)]) -> Result<Vec<String>, String> {
+pub(crate) fn cycles(files: &[(&str, &str)]) -> Result<Vec<String>, String> {
     let imports = imports(files)?;
     let mut left: BTreeSet<&str> = imports.keys().map(String::as_str).collect();
     let mut found = Vec::new();
     // Take the shortest cycle, drop all files of its set, and repeat until no cycle is left.
-    while let Some(circle) = left.iter().filter_map(|file| shortest(&imports, file, &left)).min_by_key(Vec::len) {
-        let knot: BTreeSet<&str> = left.iter().copied().filter(|file| is_in_knot(&imports, circle[0], file)).collect();
-        left.retain(|file| !knot.contains(file));
-        found.push(described(&imports, &circle, knot.len()));
+    while let Some(cycle) = left.iter().filter_map(|file| shortest(&imports, file, &left)).min_by_key(Vec::len) {
+        let component: BTreeSet<&str> =
+            left.iter().copied().filter(|file| is_in_component(&imports, cycle[0], file)).collect();
+        left.retain(|file| !component.contains(file));
+        found.push(described(&imports, &cycle, component.len()));
     }
     Ok(found)
 }
 
 /// Formats a cycle as a line: `a.rs -> b.rs (Name) -> a.rs (Other)`, and how many files reach each other in all.
-fn described(imports: &Imports, circle: &[&str], knot: usize) -> String {
+fn described(imports: &Imports, cycle: &[&str], component: usize) -> String {
     const NAMES_MAX: usize = 4;
-    let mut text = circle[0].to_owned();
-    for (from, to) in circle.iter().zip(circle.iter().cycle().skip(1)) {
+    let mut text = cycle[0].to_owned();
+    for (from, to) in cycle.iter().zip(cycle.iter().cycle().skip(1)) {
         let names: Vec<&str> = imports[*from][*to].iter().map(String::as_str).collect();
         let more = if names.len() > NAMES_MAX { ", ..." } else { "" };
         text += &format!(" -> {to} ({}{more})", names[..names.len().min(NAMES_MAX)].join(", "));
     }
-    if knot > circle.len() {
-        text += &format!("; {knot} files reach each other");
+    if component > cycle.len() {
+        text += &format!("; {component} files reach each other");
     }
     text
 }
@@ -77,7 +78,7 @@ fn shortest<'a>(imports: &'a Imports, file: &'a str, among: &BTreeSet<&str>) -> 
 }
 
 /// Whether each of the two files reaches the other.
-fn is_in_knot(imports: &Imports, one: &str, other: &str) -> bool {
+fn is_in_component(imports: &Imports, one: &str, other: &str) -> bool {
     let reaches = |from: &str, to: &str| {
         let (mut seen, mut queue) = (BTreeSet::from([from]), vec![from]);
         while let Some(at) = queue.pop() {
@@ -327,11 +328,11 @@ mod tests {
 
     /// Asserts that these files have exactly the expected cycles.
     fn check(files: &[(&str, &str)], expected: &[&str]) {
-        assert_eq!(circles(files).unwrap(), expected, "{files:#?}");
+        assert_eq!(cycles(files).unwrap(), expected, "{files:#?}");
     }
 
     #[test]
-    fn circle_of_two_or_three_files_is_reported_with_names() {
+    fn cycle_of_two_or_three_files_is_reported_with_names() {
         let two = [
             ("lib.rs", "mod a; mod b; mod c;"),
             ("a.rs", "use crate::b::{B, Other as Name};"),
@@ -365,10 +366,10 @@ mod tests {
     fn parent_importing_its_child_is_above_it() {
         let parent = "mod child; pub use child::Child; struct Own;";
         check(&[("lib.rs", ""), ("a/mod.rs", parent), ("a/child.rs", "struct Child;")], &[]);
-        let circle = "a/child.rs -> a/mod.rs (Own) -> a/child.rs (Child)";
-        check(&[("lib.rs", ""), ("a/mod.rs", parent), ("a/child.rs", "use super::Own;")], &[circle]);
-        let circle = "a.rs -> a/child.rs (Child) -> a.rs (Own)";
-        check(&[("lib.rs", ""), ("a.rs", parent), ("a/child.rs", "use super::Own;")], &[circle]);
+        let cycle = "a/child.rs -> a/mod.rs (Own) -> a/child.rs (Child)";
+        check(&[("lib.rs", ""), ("a/mod.rs", parent), ("a/child.rs", "use super::Own;")], &[cycle]);
+        let cycle = "a.rs -> a/child.rs (Child) -> a.rs (Own)";
+        check(&[("lib.rs", ""), ("a.rs", parent), ("a/child.rs", "use super::Own;")], &[cycle]);
         let root = "mod a; use a::A; fn shared() {}";
         check(&[("lib.rs", root), ("a.rs", "fn f() { crate::shared() }")], &["a.rs -> lib.rs (shared) -> a.rs (A)"]);
     }
@@ -422,6 +423,6 @@ mod tests {
 
     #[test]
     fn invalid_rust_is_an_error() {
-        assert!(circles(&[("lib.rs", "fn (")]).unwrap_err().contains("lib.rs: cannot be parsed"));
+        assert!(cycles(&[("lib.rs", "fn (")]).unwrap_err().contains("lib.rs: cannot be parsed"));
     }
 }
