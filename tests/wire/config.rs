@@ -146,8 +146,9 @@ fn certificates_are_described() {
     for line in [
         "PEM: a.example (ECDSA, until 2016-02-29, 0 days left)",
         "warning: PEM: the certificate has expired: clients refuse it",
-        "warning: PEM: the certificate is self-signed: only clients that have it in their list of authorities accept it",
-        "warning: PEM: the certificate also serves b.example, which is not among its names: clients of that name refuse it",
+        "warning: PEM: the certificate is self-signed: only clients that trust it explicitly accept it",
+        "warning: PEM: the certificate also serves b.example, which is not among its names: clients that use this name \
+         refuse it",
     ] {
         let line = line.replace("PEM", text(&pem));
         assert!(ended.stdout.lines().any(|found| found == line), "{line} is not in:\n{}", ended.stdout);
@@ -194,7 +195,7 @@ fn empty_values_and_too_many_workers_are_rejected_with_hint() {
     };
     refused(
         "root = \".\"\nworkers = 100000",
-        &["amped.toml:2:11: `workers` cannot be 100000", "help: write 1 to 4096"],
+        &["amped.toml:2:11: `workers` cannot be 100000", "help: write a value from 1 to 4096"],
     );
     refused("root = \".\"\nlog.access = \"\"", &["amped.toml:2:14: `access` is empty", "\"off\""]);
     let headers = "[[site]]\nroot = \".\"\n[[site.headers]]\nmatch = \"*\"\ncache_control = \"\"";

@@ -465,7 +465,7 @@ fn start_helpers(server: &Server, count: usize) {
         client.send_request("GET", &format!("/{}/", clients.len()), &[]);
         clients.push(client);
         let is_taken = || server.report("helper_queue") == 0;
-        wait_until("the disk question to reach the helper", || server.report("disk_questions") > prior && is_taken());
+        wait_until("the disk lookup to reach the helper", || server.report("disk_questions") > prior && is_taken());
     }
     helpers_of(server).into_iter().for_each(|pid| signal("CONT", pid));
     for mut client in clients {

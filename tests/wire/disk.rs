@@ -558,7 +558,7 @@ fn alone_slow_disk_stalls_only_sped() {
 /// If the kernel evicted pages of the program for files, the loop would have to wait until they are read again.
 #[test]
 fn program_pages_stay_locked_in_memory() {
-    need_root("starts the server as root, without a limit on locked memory, to give up root");
+    need_root("starts the server as root, without a limit on locked memory, to drop root");
     // The number of mapped files of the program, or the first one that is not locked.
     let locked = |pid: u32| -> Result<usize, String> {
         let maps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
@@ -598,7 +598,7 @@ fn program_pages_stay_locked_in_memory() {
         assert!(files > 4, "{architecture}: too few mapped files: {files}");
     };
     // Not mp: its parent only waits for signals and locks nothing. Its children may lock as much as RLIMIT_MEMLOCK
-    // allows, because the parent gives up root before it creates them.
+    // allows, because the parent drops root before it creates them.
     ["amped", "sped", "mt"].into_iter().for_each(check);
 }
 

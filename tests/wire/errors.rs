@@ -1,4 +1,4 @@
-//! Startup errors name the item, the place and the remedy; and the server gives up root permanently.
+//! Startup errors name the item, the place and the remedy; and the server drops root permanently.
 
 use std::fs;
 use std::net::TcpListener;
@@ -173,7 +173,7 @@ fn unknown_or_forbidden_user_is_reported_with_hint() {
     let nobody = AsNobody::new();
     let ended = nobody.run(&["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "daemon"]);
     assert_says(&ended, 1, &["only root can change to user daemon", "start as root, or omit the user"]);
-    // A process of that user already has nothing to give up.
+    // A process of that user already has nothing to drop.
     let mut command = nobody.command();
     command.args(["serve", path(&site), "--listen", "127.0.0.1:0", "--user", "nobody"]);
     assert_eq!(Server::spawn(command).get("/").status, 403);

@@ -63,7 +63,7 @@ fn give_work_to_a_stopped_one(server: &Server, client: &mut Client) -> u32 {
     wait_until("the helper to stop", || parent_of(helper).is_some_and(|(state, _)| state == 'T'));
     let questions = server.report("disk_questions");
     client.send_request("GET", "/folder/", &[]);
-    wait_until("a disk question", || server.report("disk_questions") > questions);
+    wait_until("a disk lookup", || server.report("disk_questions") > questions);
     assert_eq!(server.report("helper_queue"), 0, "no helper has taken the task");
     helper
 }
@@ -168,7 +168,7 @@ fn alone_request_that_kills_two_helpers_fails() {
     assert!(Command::new("dd").args([&input, "of=/dev/null", "status=none"]).args(range).status().unwrap().success());
     slow.hold(&server);
     let kill_two = |work: &str| {
-        for (n, what_then) in ["retrying it once", "giving it up"].into_iter().enumerate() {
+        for (n, what_then) in ["retrying it once", "giving up"].into_iter().enumerate() {
             let died = server.report("helpers_died");
             wait_until("a helper to start", || !helpers_of(&server).is_empty());
             let helper = helpers_of(&server)[0];

@@ -60,7 +60,7 @@ const VERSION_MAX: Duration = Duration::from_millis(800);
 const RECORD: usize = 16 << 10;
 
 /// A file that has grown to this is replaced by one record, so that it is sent as one window: a response of several is
-/// broken off if the file grows meanwhile, and on a busy machine it always does.
+/// aborted if the file grows meanwhile, and on a busy machine it always does.
 const APPENDED_MAX: u64 = 192 << 10;
 
 struct Subject {

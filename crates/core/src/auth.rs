@@ -163,7 +163,7 @@ const TOO_COSTLY: [&str; 3] = [
 const BCRYPT_COST_MAX: u64 = 16;
 /// Maximum memory of an Argon2 hash, in KiB.
 const ARGON2_MEMORY_MAX: u64 = 256 * 1024;
-/// Maximum memory times passes of an Argon2 hash, in KiB: about five seconds.
+/// Maximum product of memory in KiB and passes of an Argon2 hash: about five seconds.
 const ARGON2_WORK_MAX: u64 = 4 * 1024 * 1024;
 /// Maximum rounds of SHA crypt: about a second.
 const SHA_ROUNDS_MAX: u64 = 1_000_000;

@@ -2,8 +2,8 @@
 //!
 //! Before it, `http1` (stop 3) has had a head parsed (stop 4). After it, `plan` (stop 6) resolves the target.
 //!
-//! `decide` (stop 7) determines the next step: a response, or a question for the disk, the password verifier or an
-//! application. While the answer is pending, the exchange keeps the parsed request and its resolved target, so that
+//! `decide` (stop 7) determines the next step: a response, or a request to the disk, the password verifier or an
+//! application. While the result is pending, the exchange keeps the parsed request and its resolved target, so that
 //! neither is computed twice. A request that need not wait allocates nothing: [`Exchange::begin`] sends its response and
 //! returns `None`.
 //!

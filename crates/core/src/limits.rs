@@ -20,13 +20,13 @@ pub struct Limits {
     #[serde(with = "Positive")]
     #[schemars(example = 10_000)]
     pub max_connections: Option<usize>,
-    /// Maximum request line; longer: 414
+    /// Maximum request line; a longer one gets 414
     ///
     /// Includes the line end. RFC 9112, 3 recommends at least 8000 bytes.
     #[serde(with = "PositiveBytes")]
     #[default(Bytes::kib(8))]
     pub max_request_line_bytes: Bytes,
-    /// Maximum request line and header fields together; longer: 431
+    /// Maximum request line and header fields together; a longer one gets 431
     ///
     /// Cookies of a dozen applications on one host reach 16 KiB in practice.
     #[serde(with = "PositiveBytes")]
@@ -38,7 +38,7 @@ pub struct Limits {
     #[serde(with = "Count::<1, 256>")]
     #[default(100)]
     pub max_header_fields: usize,
-    /// Maximum request body that is read and discarded; longer: 413
+    /// Maximum request body that is read and discarded; a longer one gets 413
     ///
     /// The body of a request that no application handles is read up to this size to keep the connection; that is cheaper than a
     /// new one.
@@ -103,7 +103,7 @@ pub struct Limits {
     /// Of IPv6, a /64 counts as one address.
     #[default(20)]
     pub max_password_attempts: u32,
-    /// Maximum ranges per request; more: the whole file is sent
+    /// Maximum ranges per request; with more, the whole file is sent
     ///
     /// Requests for many ranges are a known attack (RFC 9110, 14.2). 0 ignores the Range field.
     #[default(16)]

@@ -1,4 +1,4 @@
-//! A certificate with its private key, read from two files: at the start before root is given up, at each reload, and
+//! A certificate with its private key, read from two files: at the start before root is dropped, at each reload, and
 //! when the files have changed.
 
 use std::fmt;
@@ -123,8 +123,8 @@ pub fn client_verifier(
 ) -> Result<Arc<dyn ClientCertVerifier>, Unusable> {
     let unusable = |(message, help)| Unusable { is_key: false, message, help };
     let cannot = |why: &dyn fmt::Display| {
-        let message = format!("the authorities in {} cannot be used: {why}", authorities.display());
-        unusable((message, "the file must contain certificates of authorities".to_owned()))
+        let message = format!("cannot use the CA certificates in {}: {why}", authorities.display());
+        unusable((message, "the file must contain CA certificates".to_owned()))
     };
     let mut roots = RootCertStore::empty();
     for authority in read_chain(authorities).map_err(unusable)? {

@@ -50,13 +50,13 @@ pub struct Snapshot {
     pub model: ModelCounts,
     /// Statistics of watching for file changes.
     pub watch: WatchCounts,
-    /// Lines lost by the access log.
+    /// Access log lines that were lost.
     pub lost_lines: u64,
     /// Host name lookups for the access log.
     pub hostnames: HostnameCounts,
 }
 
-/// Questions that the loop could not have answered without waiting.
+/// Lookups and reads that the loop could not have done without waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeCounts {
     /// Because of the disk: a name, or the first bytes of its file.
@@ -98,7 +98,7 @@ pub struct WaitCounts {
 pub struct Waited {
     /// Their number.
     pub tasks: u64,
-    /// Total time from question to answer, nanoseconds, including the helpers' queue.
+    /// Total time from request to result, including the helpers' queue, in nanoseconds.
     pub ns: u64,
 }
 
@@ -117,7 +117,7 @@ pub struct HelperCounts {
     pub threads: u64,
     /// Helpers that are processes.
     pub processes: u64,
-    /// Maximum helpers at once so far.
+    /// Maximum concurrent helpers so far.
     pub peak: u64,
     /// Tasks queued for a helper.
     pub waiting: u64,
@@ -314,7 +314,7 @@ pub struct ModelCounts {
 /// Access log statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogCounts {
-    /// Lines lost by the access log.
+    /// Access log lines that were lost.
     pub lost_lines: u64,
     /// Host name lookups for the access log.
     pub hostnames: HostnameCounts,
@@ -470,16 +470,16 @@ figures! {
     waits.passwords.tasks: Counter Things "helper_tasks" "cause=\"password\"" "Tasks completed by helpers.",
     waits.handshakes.tasks: Counter Things "helper_tasks" "cause=\"handshake\"" "Tasks completed by helpers.",
     waits.changes.tasks: Counter Things "helper_tasks" "cause=\"change\"" "Tasks completed by helpers.",
-    waits.names.ns: Counter Nanoseconds "helper_wait" "cause=\"name\"" "Time from question to answer, including the queue.",
-    waits.lists.ns: Counter Nanoseconds "helper_wait" "cause=\"list\"" "Time from question to answer, including the queue.",
-    waits.windows.ns: Counter Nanoseconds "helper_wait" "cause=\"window\"" "Time from question to answer, including the queue.",
-    waits.passwords.ns: Counter Nanoseconds "helper_wait" "cause=\"password\"" "Time from question to answer, including the queue.",
-    waits.handshakes.ns: Counter Nanoseconds "helper_wait" "cause=\"handshake\"" "Time from question to answer, including the queue.",
-    waits.changes.ns: Counter Nanoseconds "helper_wait" "cause=\"change\"" "Time from question to answer, including the queue.",
+    waits.names.ns: Counter Nanoseconds "helper_wait" "cause=\"name\"" "Time from request to result, including the queue.",
+    waits.lists.ns: Counter Nanoseconds "helper_wait" "cause=\"list\"" "Time from request to result, including the queue.",
+    waits.windows.ns: Counter Nanoseconds "helper_wait" "cause=\"window\"" "Time from request to result, including the queue.",
+    waits.passwords.ns: Counter Nanoseconds "helper_wait" "cause=\"password\"" "Time from request to result, including the queue.",
+    waits.handshakes.ns: Counter Nanoseconds "helper_wait" "cause=\"handshake\"" "Time from request to result, including the queue.",
+    waits.changes.ns: Counter Nanoseconds "helper_wait" "cause=\"change\"" "Time from request to result, including the queue.",
     helpers.waiting: Gauge Things "helper_queue" "" "Tasks queued for a helper.",
     helpers.threads: Gauge Things "helpers" "as=\"threads\"" "Helpers.",
     helpers.processes: Gauge Things "helpers" "as=\"processes\"" "Helpers.",
-    helpers.peak: Gauge Things "helpers_peak" "" "Maximum helpers at once since the start.",
+    helpers.peak: Gauge Things "helpers_peak" "" "Maximum concurrent helpers since the start.",
     helpers.died: Counter Things "helpers_died" "" "Helper processes that ended unexpectedly.",
     caches.uris.hits: Counter Things "cache_hits" "cache=\"uri\"" "Cache hits.",
     caches.negotiations.hits: Counter Things "cache_hits" "cache=\"choice\"" "Cache hits.",
@@ -532,8 +532,8 @@ figures! {
     model.faults: Counter Things "page_cache_faults" "" "Wrong estimates of the page cache that caused a wait.",
     watch.directories: Gauge Things "watched_folders" "" "Watched directories.",
     watch.events: Counter Things "watch_events" "" "Events of watched directories.",
-    watch.overflows: Counter Things "watch_overflows" "" "Losses of watch events.",
-    lost_lines: Counter Things "log_lines_lost" "" "Lines lost by the access log.",
+    watch.overflows: Counter Things "watch_overflows" "" "Times that watch events were lost.",
+    lost_lines: Counter Things "log_lines_lost" "" "Access log lines that were lost.",
     hostnames.lookups: Counter Things "hostname_lookups" "" "Host name lookups.",
     hostnames.failed: Counter Things "hostname_failures" "" "Host name lookups without a result.",
     hostnames.timed_out: Counter Things "hostname_timeouts" "" "Log lines whose host name lookup timed out.",

@@ -1,6 +1,6 @@
-//! Stop 8 of 10: the disk answers a question, in the loop if that cannot wait, otherwise in a helper.
+//! Stop 8 of 10: a disk lookup, in the loop if that cannot block, otherwise in a helper.
 //!
-//! Before it, `core/decide` (stop 7) missed the caches and asked; after it, `decide` continues with the answer, and
+//! Before it, `core/decide` (stop 7) missed the caches; after it, `decide` continues with the result, and
 //! `core/reply` (stop 9) builds the response.
 //!
 //! Loop and helper use one function with different [`Effort`]: with [`Effort::Now`] every step uses a system call that

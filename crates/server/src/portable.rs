@@ -1,10 +1,10 @@
-//! Questions, answers and messages as bytes, for transfer to another process.
+//! Lookups, results and messages as bytes, for transfer to another process.
 //!
 //! The types are those of the core, [`Work`](amped_core::event::Work) and [`Found`], serialised by serde and postcard.
 //! They cross a socket between a loop and a helper process (`helper`), or memory that processes share (`shared_cache`).
 //! The parent and the children of MP (`processes`) and the process manager (`app`) [`send`] each other messages.
 //!
-//! A serialised answer is its *outline*: for each file it says where the content is, and the contents follow in the
+//! A serialised result is its *outline*: for each file it says where the content is, and the contents follow in the
 //! same order, bodies as they are (each as long as its version says), descriptors in a control message. So a body is
 //! not copied to be written, and a reader that has it already skips it.
 //!
@@ -28,7 +28,7 @@ pub struct Malformed;
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("invalid question or answer: the bytes are damaged")
+        f.write_str("invalid message: the bytes are damaged")
     }
 }
 

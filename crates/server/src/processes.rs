@@ -220,7 +220,7 @@ impl Pool {
         let listening =
             listening.spawn(move || execute_orders(&its_line, &mailbox, writer.as_deref(), &its_generation, clock));
         if let Err(error) = listening {
-            die(&format!("cannot start the thread for the parent's orders: {error}"));
+            die(&format!("cannot start the thread for commands of the parent: {error}"));
         }
         let architecture = generation.settings.architecture;
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| arch::run(architecture, start)));
@@ -412,7 +412,7 @@ impl Orders for Pool {
     }
 }
 
-/// The thread of a child that executes the parent's orders.
+/// The thread of a child that executes commands of the parent.
 fn execute_orders(
     line: &Arc<OwnedFd>,
     mailbox: &Mailbox<Message>,

@@ -1,4 +1,4 @@
-//! The life of the server: opens everything, gives up root, starts the loops, handles signals, stops.
+//! The life of the server: opens everything, drops root, starts the loops, handles signals, stops.
 //!
 //! The order at the start follows from steps that are possible only early. Signals are blocked before there is a second
 //! thread. The program is locked in memory while that is permitted. The fork server is forked before anything is opened
@@ -155,7 +155,7 @@ impl Server {
     fn start(flags: &cli::Serve, mut settings: Settings, signals: Signals) -> Result<Server, String> {
         // While there is one thread, as both apply to a thread and those that it starts. Ports and users are not
         // affected: they need privileges that this process has, not ones that a program it starts could gain.
-        process::gain_no_privileges().map_err(|error| format!("cannot give up privileges: {error}"))?;
+        process::gain_no_privileges().map_err(|error| format!("cannot drop privileges: {error}"))?;
         process::keep_files_private();
         let descriptors = process::raise_descriptor_limit();
         // While there is one thread; a loop that opens one file too many would wait.
@@ -175,7 +175,7 @@ impl Server {
             lock_program();
         }
         let owner = owner(&settings)?;
-        // Before anything is opened that these processes should not inherit.
+        // First, since these processes must not inherit what is opened below.
         let fork_server = match settings.helpers.kind {
             HelperKind::Processes if form(settings.architecture).helpers => {
                 let fork_server = fork_server::start(settings.workers, signals, || become_owner(owner.as_ref()));
@@ -209,7 +209,7 @@ impl Server {
             process::unlock_program();
         }
 
-        // Threads and processes start only after all privileges are given up.
+        // Threads and processes start only after all privileges are dropped.
         let (generation, clock) = (Arc::new(open(settings, None)?), Clock::start());
         let workers: Box<dyn Workers> = if form(generation.settings.architecture).processes {
             let slots = segment.clone().map(StatsSlots::of);
@@ -778,7 +778,7 @@ fn owner(settings: &Settings) -> Result<Option<(std::ffi::CString, User, u32)>, 
             .ok_or_else(|| format!("group {group} does not exist (`getent group` lists all groups)"))?,
     };
     if !process::is_root() {
-        // A process that already runs as that user has nothing to give up.
+        // A process that already runs as that user has nothing to drop.
         return match process::is_user(user.uid) {
             true => Ok(None),
             false => Err(format!("only root can change to user {name}: start as root, or omit the user")),
@@ -787,7 +787,7 @@ fn owner(settings: &Settings) -> Result<Option<(std::ffi::CString, User, u32)>, 
     Ok(Some((c_name(name)?, user, gid)))
 }
 
-/// Gives up root, if another user is configured.
+/// Drops root, if another user is configured.
 fn become_owner(owner: Option<&(std::ffi::CString, User, u32)>) -> Result<(), String> {
     let Some((name, user, gid)) = owner else {
         return Ok(());

@@ -95,7 +95,7 @@ impl SharedCache {
     ///
     /// A file includes its content only if it is cached here and `work` does not know it already. A file that is
     /// larger than `file_max`, or was being written to, has only its state: a caller that needs the content
-    /// finds it `missing`, and gets no answer to that question here. A missing content that is cached is valid
+    /// finds it `missing`, and must get it elsewhere. A missing content that is cached is valid
     /// at any age, because it belongs to its version.
     pub fn find<F>(&self, now: Time, work: &NameWork, fresh_for: Duration) -> Option<(Found<F>, Time)> {
         self.entry(work.generation, work.site, &work.path, |shard, key| {
@@ -131,7 +131,7 @@ impl SharedCache {
         versions.unwrap_or_default()
     }
 
-    /// Stores the disk's answer to a question of the time `requested`. An answer to a later question is kept;
+    /// Stores the disk's result of a lookup at the time `requested`. The result of a later lookup is kept;
     /// contents that the caller already knew, and so did not get, stay with it. Listings and errors are not
     /// stored; open files only with their state.
     pub fn learn<F>(&self, requested: Time, work: &NameWork, found: &Found<F>) {
@@ -388,7 +388,7 @@ impl Shard<'_> {
         self.add(REPAIRS, 1);
     }
 
-    /// Returns an entry's answer to a question, or `None` if it is too old, or the
+    /// Returns an entry as the result of a lookup, or `None` if it is too old, or the
     /// missing content is not cached here either.
     fn answer<F>(&self, node: &Node, now: Time, work: &NameWork, fresh_for: Duration) -> Sound<Option<Found<F>>> {
         if let Some(missing) = &work.missing

@@ -49,7 +49,7 @@ pub trait DiskAccess {
     /// rather than waited for while it is sent.
     const PROBES: bool;
 
-    /// Asks a connection's question.
+    /// Starts a connection's lookup.
     fn ask(
         &mut self,
         now: Time,
@@ -59,7 +59,7 @@ pub trait DiskAccess {
         shared: &mut SharedState<OpenFile>,
     ) -> DiskAnswer;
 
-    /// Withdraws a question: the connection no longer waits for the answer.
+    /// Withdraws a lookup: the connection no longer waits for the result.
     fn withdraw(&mut self, requester: Token, ticket: Ticket, work: &Work);
 
     /// Reads this range of a file into memory, and notifies the worker. Returns `false` if no helper is available.
@@ -67,9 +67,9 @@ pub trait DiskAccess {
     fn warm(&mut self, requester: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool;
 }
 
-/// The result of a question.
+/// The result of [`DiskAccess::ask`].
 pub enum DiskAnswer {
-    /// The answer is available.
+    /// The result is available.
     Answered(Answer<OpenFile>),
     /// It will follow through [`Worker::answer`](crate::worker::Worker::answer).
     Later(Delay),

@@ -351,7 +351,7 @@ impl Worker {
         }
     }
 
-    /// Handles the disk's answer to a deferred question.
+    /// Handles the result of a deferred lookup.
     pub fn answer(
         &mut self,
         token: Token,

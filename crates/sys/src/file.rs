@@ -3,7 +3,7 @@
 //! Two probes keep an event loop off the disk, and both return EAGAIN instead of waiting (open(2), `openat2`;
 //! preadv2(2)): `RESOLVE_CACHED` opens a name if all its parts are in the dentry cache, and `RWF_NOWAIT` reads what is
 //! in the page cache. mincore(2), the probe of Flash, reports every page resident to a process that neither owns nor
-//! may write the file (since Linux 5.2), so a web server that has given up root cannot use it.
+//! may write the file (since Linux 5.2), so a web server that has dropped root cannot use it.
 
 use std::ffi::CStr;
 use std::fs::File;

@@ -423,7 +423,7 @@ pub fn make_room_for_descriptors(count: u64) {
     let _ = rustix::io::fcntl_dupfd_cloexec(io::stderr(), last);
 }
 
-/// Raises the limit on locked memory as far as permitted until [`lock_program`] fits. A process that gives up root, and
+/// Raises the limit on locked memory as far as permitted until [`lock_program`] fits. A process that drops root, and
 /// those that it forks then, keep the limit but not the privilege to exceed it.
 pub fn make_room_for_locked_program() {
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return };

@@ -84,7 +84,7 @@ pub(super) struct Entry {
 }
 
 /// Maximum average weight of an entry in bytes. Real names are far shorter; without this limit, a client that requests
-/// nonexistent names of 8 KiB could fill 64 MiB with what is meant to be 8192 short ones.
+/// nonexistent names of 8 KiB could fill 64 MiB with 8192 entries that are meant to be short.
 const MEAN_BYTES: u64 = 512;
 
 /// Bytes of an entry in addition to its name: slot, index, resolution.

@@ -357,7 +357,7 @@ impl AppRequest {
         }
     }
 
-    /// The response is not cached, nor will others be for `time`: requests that wait for it continue without.
+    /// Gives up caching this response, and others of its name for `time`; requests that wait for it stop waiting.
     fn give_up_page<F>(&mut self, cx: &mut Context<'_, F>, time: Duration) {
         if let Some(fill) = self.fill.take()
             && let Some(name) = fill.shared

@@ -1,11 +1,11 @@
 //! AMPED: the asymmetric multi-process event-driven architecture (Flash, section 3.4).
 //!
-//! One loop waits for the network; helpers wait for the disk. The loop first tries a question itself, in a way that
-//! cannot block; only if that fails does a helper get it. So content cached by the server or the kernel is served at
+//! One loop waits for the network; helpers wait for the disk. The loop first tries a lookup itself, in a way that
+//! cannot block; only if that fails, a helper gets it. So content cached by the server or the kernel is served at
 //! the speed of a loop without disk access, and a cold request delays no other. Helpers are threads, or processes as in
 //! Flash (`helper`).
 //!
-//! Connections that ask the same question while a helper works on it share the answer.
+//! Connections that need the same lookup while a helper works on it share the result.
 
 use std::collections::HashMap;
 use std::io;
@@ -59,13 +59,13 @@ struct Helped<H> {
     helpers: H,
     /// Completed tasks, not delivered yet.
     done: Vec<Done>,
-    /// Questions that helpers work on.
+    /// Lookups that helpers work on.
     waiting: HashMap<Work, Waiting>,
     probes: ProbeCounts,
     waits: WaitCounts,
 }
 
-/// A question that a helper works on.
+/// A lookup that a helper works on.
 struct Waiting {
     since: Time,
     why: Delay,
@@ -185,7 +185,7 @@ impl<H: Helpers> Helped<H> {
             (Work::Name(_), Delay::Change) => &mut self.waits.changes,
         };
         cause.add(now.since(since));
-        // The answer is as old as the question: it is unknown when in between the helper looked.
+        // The result is as old as the request: when the helper looked is unknown.
         let answer = self.disk.learn(since, &work, found, &mut worker.context.shared);
         for (token, ticket) in requesters {
             worker.answer(token, ticket, answer.clone(), now, self);

@@ -32,12 +32,12 @@ pub(super) trait Sharing {
         None
     }
 
-    /// Returns the question for the disk.
+    /// Returns the lookup that the disk has to perform.
     fn question<'a>(&self, work: &'a Work) -> Cow<'a, Work> {
         Cow::Borrowed(work)
     }
 
-    /// Updates the caches with the disk's answer to a question about this work.
+    /// Updates the caches with the result of this work.
     fn learn(
         &self,
         disk: &Disk,
@@ -70,7 +70,7 @@ pub(super) struct Inline<S> {
     probes: ProbeCounts,
 }
 
-/// A question about a file that was being written.
+/// A lookup of a file that was being written.
 struct DeferredLookup {
     since: Time,
     until: Time,

@@ -41,7 +41,7 @@ pub struct Serve {
     /// Flags that set a key of the configuration
     #[command(flatten)]
     pub keys: Keys,
-    /// List directories without an index page, on every site [default: 403]
+    /// List directories without an index page, on every site [default: respond with 403]
     #[arg(long)]
     pub listing: bool,
     /// Optimisations to disable, separated by commas, or `all`

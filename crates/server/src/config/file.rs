@@ -42,18 +42,19 @@ pub struct File {
     pub listen: Vec<Listen>,
     /// Server architecture
     ///
-    /// Fixed at the start.
+    /// Changing it requires a restart.
     pub architecture: Architecture,
     /// Event loops of amped and sped, threads of mt, processes of mp; default 1, in mt and mp 64
     ///
     /// One event loop per core is enough: a loop serves thousands of clients. A thread or process serves one client at a time.
-    /// Fixed at the start.
+    /// Changing it requires a restart.
     #[serde(with = "Count::<1, 4096>")]
     #[schemars(example = 1)]
     pub workers: Option<usize>,
     /// User to switch to after the ports are bound
     ///
-    /// Ports below 1024 require a start as root, or CAP_NET_BIND_SERVICE; root should not serve clients. Fixed at the start.
+    /// Ports below 1024 require starting as root, or CAP_NET_BIND_SERVICE; root should not serve clients.
+    /// Changing it requires a restart.
     #[schemars(example = "www-data")]
     #[serde(deserialize_with = "AccountName::text")]
     pub user: Option<Box<str>>,
@@ -97,13 +98,13 @@ pub struct SiteTable {
     pub root: Option<PathBuf>,
     /// Certificate chains (PEM), the site's own certificate first in each file
     ///
-    /// With an ECDSA and an RSA certificate, clients get the first that they accept. A site without one has that of the first
-    /// site that has one.
+    /// With an ECDSA and an RSA certificate, clients get the first that they accept. A site without certificates uses
+    /// those of the first site that has any.
     #[schemars(extend("examples" = [["example.org.pem"]]))]
     pub certificate: Vec<PathBuf>,
     /// Private keys (PEM) of these certificates, in their order
     ///
-    /// Read before the server becomes its `user`, and again when they change, which that user must be able to.
+    /// Read before the server switches to `user`, and again when they change: that user must be able to read them.
     #[schemars(extend("examples" = [["example.org.key"]]))]
     pub key: Vec<PathBuf>,
     /// Redirect requests without TLS to https
@@ -118,7 +119,7 @@ pub struct SiteTable {
     #[serde(deserialize_with = "IndexName::list")]
     #[default(["index.html", "index.htm"].map(Box::from).into())]
     pub index: Vec<Box<str>>,
-    /// List directories without an index page; else 403
+    /// List directories without an index page; otherwise 403
     pub listing: bool,
     /// Serve names that begin with a dot; /.well-known is always served
     pub dotfiles: bool,
@@ -238,20 +239,20 @@ pub struct AppTable {
     /// FastCGI application that the server starts: program and arguments
     #[schemars(extend("examples" = [["/srv/app/serve"]]))]
     pub command: Option<Vec<String>>,
-    /// Scripts are files of the site, others are 404; default: for patterns with a star
+    /// Whether scripts are files of the site, so that other paths get 404; default: for patterns with a star
     ///
     /// With `false`, everything below `/dav` or `/dav/**` gets `/dav` as SCRIPT_NAME.
     #[schemars(example = true)]
     pub files: Option<bool>,
     /// Idle processes of `command` (default 1), or connections of `fastcgi` (default 0), to keep
     ///
-    /// An idle connection may keep a process of the application from other clients. At most `max_processes`.
+    /// An idle connection may occupy a process of the application that other clients need. At most `max_processes`.
     #[schemars(example = 1)]
     pub min_spare: Option<usize>,
     /// Maximum time without progress; then 504
     #[serde(default = "minute", with = "PositiveSeconds")]
     pub timeout: Duration,
-    /// Maximum request body; longer: 413
+    /// Maximum request body; a longer one gets 413
     #[serde(default = "hundred_mib")]
     pub max_body_bytes: Bytes,
     /// Maximum response; default: any length
@@ -272,11 +273,11 @@ pub struct AppTable {
     #[serde(default, with = "Seconds")]
     #[schemars(example = "10s")]
     pub cache: Option<Duration>,
-    /// Maximum concurrent requests of the whole server; default 20, for `fastcgi` no limit
+    /// Maximum concurrent requests across the whole server; default 20, for `fastcgi` no limit
     #[serde(default, with = "Count::<1, 4096>")]
     #[schemars(example = 20)]
     pub max_processes: Option<usize>,
-    /// Maximum requests that wait for a process; more: 503
+    /// Maximum requests that wait for a process; further ones get 503
     #[serde(default = "thousand")]
     pub max_queue: usize,
     /// Environment variables in addition to those of CGI; none are inherited

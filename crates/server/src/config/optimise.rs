@@ -49,7 +49,7 @@ pub struct Optimise {
     pub sendfile: bool,
     /// Wait in epoll in mt and mp; off: in accept(2), recv(2) and send(2), as in Flash 3.1 and 3.2
     ///
-    /// Off, it serves files at one address without TLS. Fixed at the start.
+    /// When off, the server serves only files, at one address, without TLS. Changing it requires a restart.
     #[default(true)]
     pub pool_epoll: bool,
     /// Pad response headers to a multiple of 32 bytes (Flash 5.5)

@@ -152,8 +152,8 @@ fn put<'a>(tree: &mut DeTable<'a>, key: &'a Override, start: usize) {
 /// Returns the permitted values of a key, as a remedy.
 fn help_for(schema: &Value) -> String {
     let range = match (schema["minimum"].as_u64(), schema["maximum"].as_u64()) {
-        (Some(least), Some(most)) => format!("write {least} to {most}"),
-        (Some(least), None) => format!("write {least} or more"),
+        (Some(least), Some(most)) => format!("write a value from {least} to {most}"),
+        (Some(least), None) => format!("write a value of at least {least}"),
         _ if schema["x-positive"] == true => "write a larger value".to_owned(),
         _ => "write another value".to_owned(),
     };

@@ -43,7 +43,7 @@ pub(super) fn review(settings: &Settings, now: Duration) -> String {
                 warn(
                     &mut text,
                     &one.chain,
-                    &format!("also serves {host}, which is not among its names: clients of that name refuse it"),
+                    &format!("also serves {host}, which is not among its names: clients that use this name refuse it"),
                 );
             }
         }
@@ -82,29 +82,27 @@ fn describe(text: &mut String, file: &Path, certified: &CertifiedKey, hosts: &[B
     if now >= validity.not_after.to_unix_duration() {
         warn("has expired: clients refuse it");
     } else if left < RENEWAL.min(lasts / 3) {
-        warn("ends soon: renew it");
+        warn("expires soon: renew it");
     }
     if now < validity.not_before.to_unix_duration() {
         warn("is not valid yet: clients refuse it until then");
     }
     if lasts > VALIDITY_MAX {
-        warn(&format!("lasts {lasts} days: browsers refuse more than {VALIDITY_MAX} from a public authority"));
+        warn(&format!("is valid for {lasts} days: browsers refuse more than {VALIDITY_MAX} from a public CA"));
     }
     if names.is_empty() {
         warn("has no names (subjectAltName): clients refuse it");
     }
     for host in hosts.iter().filter(|host| !names.is_empty() && !covers(&names, host)) {
-        warn(&format!("does not have the site's name {host}: clients of that name refuse it"));
+        warn(&format!("does not cover the site's name {host}: clients that use this name refuse it"));
     }
     if chain.iter().any(|one| WEAK.contains(&one.signature_algorithm().oid)) {
         warn("or one after it in the file is signed with SHA-1 or MD5: clients refuse it");
     }
     if own.tbs_certificate().issuer() == own.tbs_certificate().subject() {
-        warn("is self-signed: only clients that have it in their list of authorities accept it");
+        warn("is self-signed: only clients that trust it explicitly accept it");
     } else if above.is_empty() {
-        warn(
-            "stands alone in the file: clients refuse it unless its issuer is a root; add the intermediate certificates",
-        );
+        warn("has no issuer in the file: clients refuse it unless a root issued it; add the intermediate certificates");
     }
     let issued =
         chain.iter().zip(above).all(|(one, by)| one.tbs_certificate().issuer() == by.tbs_certificate().subject());
@@ -206,7 +204,7 @@ mod tests {
         check(&chain(&[], 10, 2), &["a.example"], &["has no names"]);
         check(&chain(&names, 10, 2), &["b.example", "x.a.example"], &["name b.example", "name x.a.example"]);
         let (full, key) = chain(&names, 10, 2);
-        check(&(full[..1].to_vec(), key), &[], &["stands alone"]);
+        check(&(full[..1].to_vec(), key), &[], &["has no issuer"]);
         let (mut wrong, key) = chain(&names, 10, 2);
         let (other, other_key) = issuer("another");
         wrong[1] = other.self_signed(&other_key).unwrap().der().clone();
@@ -219,7 +217,7 @@ mod tests {
         let key = KeyPair::generate().unwrap();
         own.not_after = date_time_ymd(2026, 12, 20);
         let soon = own.self_signed(&key).unwrap().der().clone();
-        check(&(vec![soon], key), &[], &["ends soon", "is self-signed"]);
+        check(&(vec![soon], key), &[], &["expires soon", "is self-signed"]);
         let key = KeyPair::generate().unwrap();
         check(&(vec![CertificateDer::from(SHA1.to_vec())], key), &[], &["signed with SHA-1", "is self-signed"]);
         let key = KeyPair::generate().unwrap();

@@ -83,12 +83,12 @@ pub struct AppSettings {
     /// star. Always true for CGI.
     pub files: bool,
     /// Idle processes of a command to keep (default 1), or idle connections to an application that the server did not
-    /// start (default 0, because an idle connection may keep a process of the application from other clients).
+    /// start (default 0, because an idle connection may occupy a process that other clients need).
     /// `min_spare <= max_processes`
     pub min_spare: usize,
-    /// Maximum concurrent requests over the whole server, at least 1; `None`: no limit, the default for an application
-    /// that the server did not start, which has its own queue. The default for scripts and commands is 20: they share a
-    /// few cores in any case, and each uses some MiB.
+    /// Maximum concurrent requests across the whole server, at least 1; `None`: no limit, the default for an
+    /// application that the server did not start, which has its own queue. The default for scripts and commands is 20:
+    /// they share a few cores in any case, and each uses some MiB.
     pub max_processes: Option<usize>,
     /// Maximum requests that wait for a process; default 1000. Further ones get 503.
     pub max_queue: usize,
@@ -124,7 +124,7 @@ pub struct HelperSettings {
     /// Minimum idle helpers, at most `max`
     #[default(2)]
     pub min_spare: usize,
-    /// Maximum requests that wait for a helper; more: 503
+    /// Maximum requests that wait for a helper; further ones get 503
     #[serde(with = "Positive")]
     #[default(512)]
     pub max_queue: usize,
@@ -180,7 +180,7 @@ pub struct LogSettings {
     #[serde(with = "Seconds")]
     #[default(HostnameLimits::default().time)]
     pub hostname_ttl: Duration,
-    /// Time that a missing name or answer is cached
+    /// Time that a failed lookup is cached
     ///
     /// RFC 2308, 7.1 allows 5 minutes where no name server answers.
     #[serde(with = "Seconds")]
@@ -245,14 +245,14 @@ pub struct SpoolSettings {
 pub struct TlsSettings {
     /// Where AMPED does TLS handshakes
     pub sign: Signing,
-    /// Authorities (PEM) of clients' certificates, which the server then requests on all addresses with TLS
+    /// CA certificates (PEM) to verify client certificates, which are then requested on all addresses with TLS
     #[schemars(example = "/etc/amped/clients.pem")]
     pub client_ca: Option<PathBuf>,
     /// Whether a client must have such a certificate
     pub client_certificate: ClientCertificate,
-    /// Append the secrets of sessions to the file that the environment variable SSLKEYLOGFILE names
+    /// Append session secrets to the file that the environment variable SSLKEYLOGFILE names
     ///
-    /// For debugging, with Wireshark for instance: everyone who can read the file can decrypt the connections.
+    /// For debugging, with Wireshark for instance: anyone who can read the file can decrypt the connections.
     pub key_log: bool,
 }
 
@@ -284,22 +284,22 @@ pub enum Signing {
 pub struct SendSettings {
     /// Large files unchanged for this long are sent without a copy (sendfile)
     ///
-    /// A younger one is copied, which costs more. An edit in place still reaches bytes that wait for a slow client, so keep this
-    /// above the time between two edits. Files that are replaced by renaming, as rsync, git and most tools do, are safe with
-    /// any value. "0s" sends every file without a copy.
+    /// A more recent file is copied, which costs more. An in-place edit changes data that sendfile has queued for a
+    /// slow client, so keep this above the time between two edits. Files that are replaced by renaming, as rsync, git
+    /// and most tools do, are safe with any value. "0s" sends every file without a copy.
     #[serde(with = "Seconds")]
     #[default(Duration::from_secs(60))]
     pub sendfile_min_age: Duration,
     /// How an event loop tests whether file data is in memory
     ///
-    /// All but the first are for experiments. Fixed at the start.
+    /// All but the first are for experiments. Changing it requires a restart.
     pub residency: Residency,
     /// Where bodies are sent from
     ///
-    /// Fixed at the start.
+    /// Changing it requires a restart.
     pub content: ContentMode,
-    /// Maximum mapped bytes of files, per worker; fixed at the start
-    // As `content_bytes`, so that the two can be compared.
+    /// Maximum bytes of mapped files, per worker; changing it requires a restart
+    // The default is that of `content_bytes`, so that the two can be compared.
     #[default(Bytes::mib(64))]
     pub mapped_bytes: Bytes,
 }
@@ -352,7 +352,7 @@ pub struct ControlSettings {
     pub socket: Option<PathBuf>,
 }
 
-/// Metrics of requests, caches, helpers and event loops; fixed at the start
+/// Metrics of requests, caches, helpers and event loops; changing them requires a restart
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct MetricsSettings {
@@ -364,7 +364,7 @@ pub struct MetricsSettings {
     /// Address that serves /metrics (OpenMetrics)
     #[schemars(example = "127.0.0.1:9145")]
     pub listen: Option<Address>,
-    /// Serve metrics to other machines; else `listen` must be a loopback address
+    /// Serve metrics to other machines; otherwise `listen` must be a loopback address
     pub public: bool,
 }
 

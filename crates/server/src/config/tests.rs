@@ -543,7 +543,7 @@ fn invalid_flag_value_is_wrong_usage() {
         assert_eq!((error.exit_status(), error.problems().len()), (2, 1), "{error}");
         assert!(error.to_string().contains(says), "{says} is not in:\n{error}");
     };
-    check(&["--workers=0"], "error: --workers: `workers` cannot be 0\n  help: write 1 to 4096");
+    check(&["--workers=0"], "error: --workers: `workers` cannot be 0\n  help: write a value from 1 to 4096");
     check(&["--workers=two"], "--workers: `workers` cannot be \"two\"");
     check(
         &["--listen=*:80", "--listen=8080"],

@@ -101,7 +101,7 @@ pub(super) enum Order<'a> {
     Begin(Cow<'a, Rules>),
     /// Some of these sites, with the paths of their roots, whose descriptors are sent along.
     Sites(Vec<(Cow<'a, Site>, Cow<'a, OsStr>)>),
-    /// Answer this question; the answer is that of [`portable::pack`].
+    /// Perform this lookup; the answer is that of [`portable::pack`].
     Work(Cow<'a, Work>),
     /// Read this range of a file, whose descriptor is sent along, into memory; the answer is an empty frame.
     Warm(u64, u64),
@@ -239,7 +239,7 @@ fn help(mut link: Link) -> ! {
 struct Sites {
     rules: Rules,
     parts: Vec<(Site, PathBuf, OwnedFd)>,
-    /// Created from them for the first question.
+    /// Created from them for the first lookup.
     disk: Option<Disk>,
 }
 

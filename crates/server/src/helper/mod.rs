@@ -4,7 +4,7 @@
 //! in reserve, the others exit. Tasks wait in one bounded queue: when it is full, the loop gets an error at once and sheds
 //! the request, since a queue that only grows turns a slow disk into a slow server.
 //!
-//! Questions and answers are plain data and descriptors, so helpers are [`threads`] of the server or [`processes`]
+//! Tasks and results are plain data and descriptors, so helpers are [`threads`] of the server or [`processes`]
 //! beside it, as in Flash. Clients see no difference. Threads share the memory of the loop, so nothing is copied. A
 //! process that dies, or is killed, loses only its task, which is retried.
 
@@ -66,7 +66,7 @@ pub trait Helpers {
 /// A task that may wait for the disk.
 #[derive(Debug)]
 pub enum Task {
-    /// Answer a connection's question.
+    /// Perform a connection's lookup.
     Work(Arc<Disk>, Work),
     /// Read a range of a file into memory, for the connection that sends it.
     Warm(Token, Arc<Content<OpenFile>>, Range<u64>),
@@ -76,7 +76,7 @@ pub enum Task {
 #[expect(clippy::large_enum_variant, reason = "the large variant is the common one")]
 #[derive(Debug)]
 pub enum Done {
-    /// The answer to the question.
+    /// The result of the lookup.
     Work(Work, Found<OpenFile>),
     /// The range is in memory, or cannot be read; sending it will show.
     Warm(Token),
@@ -88,7 +88,7 @@ pub enum Done {
 #[derive(Debug)]
 pub struct Busy;
 
-/// Answers a question, in a helper. Every question gets an answer, even after a bug: a panic is reported
+/// Performs a lookup, in a helper. Every lookup gets a result, even after a bug: a panic is reported
 /// on standard error and answered with 500.
 fn perform(disk: &Disk, work: &Work) -> Found<OpenFile> {
     let found = catch_unwind(AssertUnwindSafe(|| disk.perform(work, Effort::Wait)));

@@ -274,7 +274,7 @@ impl Processes {
                 self.queue.push_front(Job { task, again: true });
             }
             Some(Job { task, again: true }) => {
-                say!("helper {pid} {ending} during the retried task ({}); giving it up", name_of(&task));
+                say!("helper {pid} {ending} during the retried task ({}); giving up", name_of(&task));
                 done.push(match task {
                     Task::Work(_, work) => Done::Work(work, Found::Trouble(Trouble::Failed)),
                     Task::Warm(token, ..) => Done::Failed(token),

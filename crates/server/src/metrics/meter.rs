@@ -40,7 +40,7 @@ const STEP: Duration = Duration::from_millis(50);
 /// Interval at which the memory of connections, all of which must be visited, is measured.
 const MEMORY_STEP: Duration = Duration::from_secs(1);
 
-/// The numbers of the two figures that are published at once.
+/// The indices of the two figures that are published immediately.
 const REQUESTS: usize = 0;
 const SENT_BYTES: usize = 1;
 
@@ -144,7 +144,7 @@ impl Meter {
         }
     }
 
-    /// Counts a response that was sent or broken off, after its line was logged; with its times if it was sampled.
+    /// Counts a response that was sent or aborted, after its line was logged; with its times if it was sampled.
     pub fn count(&mut self, record: &Record, sent_bytes: u64, is_whole: bool, timing: Option<Box<Timing>>) {
         if !self.is_on() {
             return;

@@ -82,7 +82,7 @@ const FIGURES_AT: usize = 8;
 const CLASSES_AT: usize = FIGURES_AT + FIGURES.len();
 /// In a class: responses whose last byte was passed to the kernel.
 const REPLIES: usize = 0;
-/// In a class: bytes of bodies, including those of responses that were broken off.
+/// In a class: bytes of bodies, including those of aborted responses.
 const BODY_BYTES: usize = 1;
 /// In a class: responses that were timed.
 const TIMED: usize = 2;
@@ -345,7 +345,7 @@ impl StatsSlot {
         self.add(self.words(), FIGURES_AT + number, more);
     }
 
-    /// Counts a response, or the part of it that was sent before it was broken off.
+    /// Counts a response, or the part of it that was sent before it was aborted.
     pub(super) fn count(&self, body_bytes: u64, sent_bytes: u64, handler: Handler, is_whole: bool) {
         let (words, at) = (self.words(), CLASSES_AT + class_of(body_bytes, handler) * CLASS_WORDS);
         self.add(words, at + REPLIES, is_whole.into());
@@ -445,7 +445,7 @@ impl Default for Sum {
 pub struct ClassSum {
     /// Responses whose last byte was passed to the kernel.
     pub replies: u64,
-    /// Bytes of bodies, including those of responses that were broken off.
+    /// Bytes of bodies, including those of aborted responses.
     pub body_bytes: u64,
     /// Responses that were timed.
     pub timed: u64,

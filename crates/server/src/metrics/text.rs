@@ -45,7 +45,7 @@ pub fn text(sum: &Sum, certificates: &[CertificateEnd]) -> String {
         page.sample(figure.labels, value);
     }
     if !certificates.is_empty() {
-        let help = "End of each certificate in use, seconds since 1970.";
+        let help = "Expiry of each certificate in use, in seconds since 1970.";
         page.family("tls_certificate_end", exporter::Kind::Gauge, exporter::Unit::Seconds, help);
     }
     for CertificateEnd { site, file, at } in certificates {
@@ -63,7 +63,7 @@ pub fn text(sum: &Sum, certificates: &[CertificateEnd]) -> String {
     for (count, labels) in sum.responses.iter().zip(responses_labels()).filter(|(count, _)| **count > 0) {
         page.sample(&labels, count);
     }
-    let bytes = "Bytes of response bodies, including those of responses that were broken off.";
+    let bytes = "Bytes of response bodies, including those of aborted responses.";
     page.family("reply_body", counter, exporter::Unit::Bytes, bytes);
     for (class, labels) in sum.classes.iter().zip(classes()) {
         page.sample(&labels, class.body_bytes);

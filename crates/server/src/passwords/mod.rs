@@ -1,6 +1,6 @@
 //! Passwords: the accounts of a site, and whether a client's credentials match one.
 //!
-//! 1. [`verifier`] takes the question of a loop, answers it at once if the pair is remembered, and otherwise queues it;
+//! 1. [`verifier`] takes a request of a loop, answers it at once if the pair is remembered, and otherwise queues it;
 //!    one thread verifies one password at a time.
 //! 2. [`ledger`] counts wrong passwords by address, and remembers verified pairs, for all workers together.
 //! 3. [`accounts`] reads the password files, and verifies with [`crypt`].

@@ -103,7 +103,7 @@ impl PendingVerdict {
     }
 }
 
-/// The result of a question.
+/// The result of a request.
 #[derive(Debug)]
 pub enum Verification {
     /// The verdict is known.

@@ -573,7 +573,7 @@ fn derived(name: u64, version: u64) -> Found<u32> {
 
 const NAMES: u64 = 600;
 
-/// Stores and looks up without end, and checks all answers.
+/// Stores and looks up in an endless loop, and checks all results.
 fn hammer(cache: &SharedCache, seed: u64) {
     let mut numbers = Numbers(seed);
     let start = Instant::now();
