@@ -309,7 +309,7 @@ fn dead_host_invalidates_run_and_is_reconnected() {
     let runs = runs(net.home.path());
     let (first, second) = (&runs["1-a0-2"], &runs["2-a0-2"]);
     let why = first["why"].to_string();
-    assert!(first["status"] == "invalid" && why.contains("hosts: c2 is lost"), "{first}\n{err}");
+    assert!(first["status"] == "invalid" && why.contains("hosts: lost the connection to c2"), "{first}\n{err}");
     assert!(second["status"] != "invalid" && second["summary"]["ok"].as_u64() > Some(0), "{second}\n{err}");
     assert_nothing_is_left(&net, &[]);
 }

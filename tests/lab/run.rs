@@ -104,7 +104,7 @@ fn ten_lines_for_nginx_run_as_experiment() {
     assert_eq!(result["points"].as_array().map(Vec::len), Some(6), "{result}");
     // The page draws every chart: clients, server and network of each run.
     let page = fs::read_to_string(out.join("report.html")).unwrap();
-    assert!(page.contains("<h2>Over the load</h2>") && !page.contains("Missing: "), "the page of a whole experiment");
+    assert!(page.contains("<h2>Results by load</h2>") && !page.contains("Missing: "), "the page of a whole experiment");
     let (_, data) = page.split_once("id=\"data\">").unwrap();
     let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
     for run in data["runs"].as_array().unwrap() {

@@ -547,7 +547,7 @@ pub(crate) struct Clients {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ClientStep {
     pub(crate) step: Step,
-    /// Connections begun per second.
+    /// Connections started per second.
     pub(crate) offered_rate: f64,
     /// Valid responses per second.
     pub(crate) rate: f64,
@@ -709,7 +709,7 @@ pub(crate) struct HostRun {
 /// Result of one slice of the load.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SliceRun {
-    /// Connections begun per second.
+    /// Connections started per second.
     pub(crate) offered_rate: f64,
     /// Valid responses per second.
     pub(crate) rate: f64,
@@ -740,7 +740,7 @@ pub(crate) struct Summary {
     pub(crate) seconds: f64,
     /// Connections scheduled per second; `None` in a closed loop.
     pub(crate) target_rate: Option<f64>,
-    /// Connections begun per second.
+    /// Connections started per second.
     pub(crate) offered_rate: f64,
     /// Connections established per second.
     pub(crate) established_rate: f64,
@@ -760,10 +760,10 @@ pub(crate) struct Summary {
     pub(crate) connected: Spread,
     /// Time from the scheduled start to the SYN, in milliseconds.
     pub(crate) lateness: Spread,
-    /// Results of the clients beside the load, if there were any.
+    /// Results of the additional clients, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) beside: Option<Beside>,
-    /// Idle connections held open beside the load; each sent one request.
+    /// Idle connections held open during the load; each sent one request.
     #[serde(default, skip_serializing_if = "is_none")]
     pub(crate) parked: u64,
     /// Standard deviation of the responses per second, over whole seconds, as a share of their mean.
@@ -792,7 +792,7 @@ fn is_none(count: &u64) -> bool {
     *count == 0
 }
 
-/// Results of the clients that request one small file beside the load.
+/// Results of the additional clients, which request one small file during the load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Beside {
     /// Valid responses.
@@ -932,63 +932,61 @@ impl Summary {
 
     /// All metrics: name, unit, description, and the function that computes the value from a run, if it is known.
     pub(crate) const METRICS: &'static [Metric] = &[
-        ("target-rate", "1/s", "connections to begin", |run| run.target_rate),
-        ("offered-rate", "1/s", "connections begun", |run| Some(run.offered_rate)),
-        ("established-rate", "1/s", "connections established", |run| Some(run.established_rate)),
+        ("target-rate", "1/s", "planned connections", |run| run.target_rate),
+        ("offered-rate", "1/s", "started connections", |run| Some(run.offered_rate)),
+        ("established-rate", "1/s", "established connections", |run| Some(run.established_rate)),
         ("request-rate", "1/s", "requests sent", |run| Some(run.request_rate)),
         ("rate", "1/s", "responses", |run| Some(run.window.completed_rate)),
-        ("completed-share", "%", "completed responses, as a share of offered", |run| {
+        ("completed-share", "%", "completed responses as a share of offered ones", |run| {
             Some(100.0 * run.window.completed_share?)
         }),
         ("backlog", "", "connections still open at the end of the window", |run| Some(run.window.backlog as f64)),
         ("backlog-growth", "1/s", "growth of the backlog during the window", |run| run.window.backlog_growth_rate),
         ("drain", "s", "time to drain the backlog", |run| Some(run.window.drain_s)),
-        ("failed-rate", "1/s", "failed", |run| Some(run.window.rate(run.window.failed))),
-        ("failed-share", "", "failed, of all", |run| {
+        ("failed-rate", "1/s", "failures", |run| Some(run.window.rate(run.window.failed))),
+        ("failed-share", "", "share of failures", |run| {
             Some(run.failed as f64 / (run.ok as f64 + run.failed as f64).max(1.0))
         }),
         ("throughput", "Mbit/s", "received by clients", |run| Some(run.window.received_mb_per_s() * 8.0)),
-        ("mean", "ms", "latency, mean", |run| Some(known(&run.latency)?.mean_ms)),
-        ("p50", "ms", "latency, median", |run| Some(known(&run.latency)?.p50_ms)),
-        ("p90", "ms", "latency, 90 %", |run| Some(known(&run.latency)?.p90_ms)),
-        ("p95", "ms", "latency, 95 %", |run| Some(known(&run.latency)?.p95_ms)),
-        ("p99", "ms", "latency, 99 %", |run| Some(known(&run.latency)?.p99_ms)),
-        ("p999", "ms", "latency, 99.9 %", |run| Some(known(&run.latency)?.p999_ms)),
-        ("connect-p50", "ms", "time to connect, median", |run| Some(known(&run.connected)?.p50_ms)),
-        ("connect-mean", "ms", "time to connect, mean", |run| Some(known(&run.connected)?.mean_ms)),
-        ("lateness-p99", "ms", "lateness of the clients, 99 %", |run| Some(known(&run.lateness)?.p99_ms)),
-        ("server-cpu", "cores", "CPU of the server", |run| Some(run.server.cpu_s? / run.counted_s())),
-        ("server-user", "cores", "CPU of the server in user code", |run| Some(run.server.user_s? / run.counted_s())),
-        ("server-system", "cores", "CPU of the server in the kernel", |run| {
-            Some(run.server.system_s? / run.counted_s())
-        }),
-        ("user-share", "%", "CPU time of the server that is in user code", |run| {
+        ("mean", "ms", "mean latency", |run| Some(known(&run.latency)?.mean_ms)),
+        ("p50", "ms", "median latency", |run| Some(known(&run.latency)?.p50_ms)),
+        ("p90", "ms", "90th percentile latency", |run| Some(known(&run.latency)?.p90_ms)),
+        ("p95", "ms", "95th percentile latency", |run| Some(known(&run.latency)?.p95_ms)),
+        ("p99", "ms", "99th percentile latency", |run| Some(known(&run.latency)?.p99_ms)),
+        ("p999", "ms", "99.9th percentile latency", |run| Some(known(&run.latency)?.p999_ms)),
+        ("connect-p50", "ms", "median time to connect", |run| Some(known(&run.connected)?.p50_ms)),
+        ("connect-mean", "ms", "mean time to connect", |run| Some(known(&run.connected)?.mean_ms)),
+        ("lateness-p99", "ms", "99th percentile lateness of the clients", |run| Some(known(&run.lateness)?.p99_ms)),
+        ("server-cpu", "cores", "server CPU", |run| Some(run.server.cpu_s? / run.counted_s())),
+        ("server-user", "cores", "server CPU in user code", |run| Some(run.server.user_s? / run.counted_s())),
+        ("server-system", "cores", "server CPU in the kernel", |run| Some(run.server.system_s? / run.counted_s())),
+        ("user-share", "%", "share of server CPU time in user code", |run| {
             Some(100.0 * run.server.user_s? / run.server.cpu_s.filter(|cpu_s| *cpu_s > 0.0)?)
         }),
-        ("cpu-per-reply", "us", "CPU time of the server per response", |run| {
+        ("cpu-per-reply", "us", "server CPU time per response", |run| {
             let replies = run.ok + run.beside.map_or(0, |beside| beside.ok);
             (replies > 0).then_some(run.server.cpu_s? * 1e6 / replies as f64)
         }),
-        ("beside-rate", "1/s", "responses to clients beside the load", |run| Some(run.beside?.rate)),
-        ("beside-p50", "ms", "latency of clients beside the load, median", |run| Some(run.beside?.latency.p50_ms)),
-        ("beside-p99", "ms", "latency of clients beside the load, 99 %", |run| Some(run.beside?.latency.p99_ms)),
-        ("client-cpu", "cores", "CPU of the clients", |run| Some(run.client_cpu_s / run.counted_s())),
-        ("host-cpu", "%", "CPU of the machine", |run| Some(run.host.busy * 100.0)),
-        ("processes", "", "processes of the server, at most", |run| run.server.processes_max.map(f64::from)),
-        ("threads", "", "threads of the server, at most", |run| run.server.threads_max.map(f64::from)),
-        ("memory", "MiB", "memory of the server, at most", |run| Some(run.server.memory_max_bytes? as f64 / MIB)),
-        ("page-cache", "MiB", "page cache of the server's control group, at the end", |run| {
+        ("beside-rate", "1/s", "responses to additional clients", |run| Some(run.beside?.rate)),
+        ("beside-p50", "ms", "median latency of additional clients", |run| Some(run.beside?.latency.p50_ms)),
+        ("beside-p99", "ms", "99th percentile latency of additional clients", |run| Some(run.beside?.latency.p99_ms)),
+        ("client-cpu", "cores", "client CPU", |run| Some(run.client_cpu_s / run.counted_s())),
+        ("host-cpu", "%", "machine CPU", |run| Some(run.host.busy * 100.0)),
+        ("processes", "", "maximum server processes", |run| run.server.processes_max.map(f64::from)),
+        ("threads", "", "maximum server threads", |run| run.server.threads_max.map(f64::from)),
+        ("memory", "MiB", "maximum server memory", |run| Some(run.server.memory_max_bytes? as f64 / MIB)),
+        ("page-cache", "MiB", "final page cache of the server's control group", |run| {
             Some(run.server.page_cache_bytes? as f64 / MIB)
         }),
-        ("start", "ms", "time from the start of the server to its first response", |run| run.server.start_ms),
-        ("memory-at-rest", "MiB", "resident memory of the server before the load", |run| {
+        ("start", "ms", "time from server start to first response", |run| run.server.start_ms),
+        ("memory-at-rest", "MiB", "resident server memory before the load", |run| {
             Some(run.server.rest_bytes? as f64 / MIB)
         }),
         ("memory-per-parked", "B", "memory per parked connection", |run| {
             let grown = run.server.resident_max_bytes?.saturating_sub(run.server.rest_bytes?);
             (run.parked > 0).then(|| grown as f64 / run.parked as f64)
         }),
-        ("listen-depth", "", "connections in the listen queue, at most", |run| {
+        ("listen-depth", "", "maximum connections in the listen queue", |run| {
             Some(run.server.listen_depth_max? as f64)
         }),
         ("listen-drops", "1/s", "connections dropped by the listen queue", |run| {
@@ -996,30 +994,28 @@ impl Summary {
             // of the bare ACK. The counter of a private namespace is exact.
             run.seen(if run.network.is_private { "tcp_listen_drops_per_s" } else { "listen_queue_drops_per_s" })
         }),
-        ("established", "", "connections established, mean", |run| run.network.established),
-        ("in-flight", "", "connections open or with unacknowledged data, mean", |run| run.network.in_flight),
-        ("accepted", "", "connections accepted and established, mean", |run| run.network.accepted),
-        ("server-time", "ms", "time of an accepted connection in the server, mean (by Little's law)", |run| {
+        ("established", "", "mean established connections", |run| run.network.established),
+        ("in-flight", "", "mean connections open or with unacknowledged data", |run| run.network.in_flight),
+        ("accepted", "", "mean accepted and established connections", |run| run.network.accepted),
+        ("server-time", "ms", "mean time of an accepted connection in the server (by Little's law)", |run| {
             Some(1e3 * run.network.accepted? / Some(run.established_rate).filter(|rate| *rate > 0.0)?)
         }),
-        ("unevenness", "", "standard deviation of the responses per second, relative to their mean", |run| {
-            run.unevenness
-        }),
-        ("syn-rate", "1/s", "SYNs that the server received: connections established or dropped", |run| {
+        ("unevenness", "", "relative standard deviation of responses per second", |run| run.unevenness),
+        ("syn-rate", "1/s", "SYNs received: connections established or dropped", |run| {
             Some(run.established_rate + run.seen("tcp_listen_drops_per_s").filter(|_| run.network.is_private)?)
         }),
-        ("disk-read", "MiB/s", "read from disks", |run| Some(run.seen("disk_read_bytes_per_s")? / MIB)),
-        ("disk-share", "%", "read from disks, as a share of the bytes sent", |run| {
+        ("disk-read", "MiB/s", "disk reads", |run| Some(run.seen("disk_read_bytes_per_s")? / MIB)),
+        ("disk-share", "%", "disk reads as a share of the bytes sent", |run| {
             let sent_mib_per_s = run.window.received_mb_per_s() * 1e6 / MIB;
             Some(100.0 * run.seen("disk_read_bytes_per_s")? / MIB / Some(sent_mib_per_s).filter(|sent| *sent > 0.0)?)
         }),
-        ("disk-transfers", "1/s", "reads and writes of disks", |run| {
+        ("disk-transfers", "1/s", "disk transfers (reads and writes)", |run| {
             Some(run.seen("disk_reads_per_s")? + run.seen("disk_writes_per_s")?)
         }),
-        ("parsing", "ms", "in the server, parsing", |run| run.server.parsing_ms),
-        ("processing", "ms", "in the server, processing", |run| run.server.processing_ms),
-        ("logging", "ms", "in the server, logging", |run| run.server.logging_ms),
-        ("in-server", "ms", "in the server, total", |run| {
+        ("parsing", "ms", "server time for parsing", |run| run.server.parsing_ms),
+        ("processing", "ms", "server time for processing", |run| run.server.processing_ms),
+        ("logging", "ms", "server time for logging", |run| run.server.logging_ms),
+        ("in-server", "ms", "total server time", |run| {
             Some(run.server.parsing_ms? + run.server.processing_ms? + run.server.logging_ms?)
         }),
         ("set-size", "MiB", "requested files", |run| Some(run.set_bytes? as f64 / MIB)),

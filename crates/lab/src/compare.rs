@@ -59,7 +59,7 @@ struct Taken {
     /// Run id, for messages.
     name: String,
     status: RunStatus,
-    /// Responses per second that the begun connections request, in an open loop.
+    /// Responses per second that the started connections request, in an open loop.
     target_rate: Option<f64>,
     /// Values, by metric.
     figures: BTreeMap<String, f64>,
@@ -884,7 +884,7 @@ mod tests {
     fn text_starts_with_verdict_and_gives_figures() {
         let text = compare("nginx", "amped", METRICS, &experiment(5, 8, 0.5), true).text();
         let (first, rest) = text.split_once('\n').unwrap();
-        assert!(first.starts_with("amped differs from nginx: CPU time of the server per response, us 0."), "{text}");
+        assert!(first.starts_with("amped differs from nginx: server CPU time per response, us 0."), "{text}");
         for part in ["A  nginx", "B  amped", "no difference", "noise band", "by step", "24 pairs"] {
             assert!(rest.contains(part), "{part} is not in {text}");
         }

@@ -271,7 +271,7 @@ fn whole_disk(device: u64) -> String {
     whole.map_or(own, |text| text.trim().to_owned())
 }
 
-/// Path of the file that the clients beside the load request.
+/// Path of the file that the additional clients request.
 pub(crate) const BESIDE: &str = "/beside.html";
 
 /// Adds that file to the directory of a workload.

@@ -121,7 +121,7 @@ pub(crate) fn find(name: &str) -> Result<Exhibit, Failure> {
     // With more than a third of the name wrong, a suggestion would be a guess.
     let nearest = nearest.filter(|known| strsim::osa_distance(name, known) * 3 <= name.len());
     let way_out =
-        nearest.map_or_else(|| format!("there are: {}", names.join(", ")), |known| format!("did you mean {known}?"));
+        nearest.map_or_else(|| format!("known: {}", names.join(", ")), |known| format!("did you mean {known}?"));
     Err(Failure::usage(format!("no file {name}, and no built-in experiment of that name; {way_out}")))
 }
 
@@ -198,7 +198,7 @@ mod tests {
         };
         check("arlit-figure-5", "did you mean arlitt-figure-5?");
         check("yates-tabel-3", "did you mean yates-table-3?");
-        check("x", "there are: ");
+        check("x", "known: ");
         check("x", ", hu-figure-13, yates-section-2, yates-figure-1, yates-figure-4, yates-figure-2, yates-figure-3, ");
     }
 }

@@ -194,7 +194,7 @@ pub(crate) struct Load {
     pub(crate) generators: u16,
     /// Idle connections to hold open, as `ammeter load --parked` takes them.
     pub(crate) parked: Vec<Checked<Wanted>>,
-    /// Number of closed-loop clients that request one small file beside the load; 0 for none.
+    /// Number of closed-loop clients that request one small file during the load; 0 for none.
     #[serde(deserialize_with = "within::<0, 10_000, _, _>")]
     pub(crate) beside: u32,
     /// Path to request instead of the workload's own file.
@@ -628,7 +628,7 @@ fn factors<'i>(tree: &Spanned<DeTable<'i>>, file: &File) -> Result<(Vec<Factor>,
             return Err(wrong(
                 known.span(),
                 "a factor requires a name, or a key to set",
-                "write for example set = \"server.log\"",
+                "write, for example, set = \"server.log\"",
             ));
         };
         if factors.iter().any(|factor: &Factor| factor.name == name) || ["rate", "clients"].contains(&name.as_str()) {
@@ -827,7 +827,7 @@ fn check_interleaved(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wro
         () if file.path.is_some() => "[path]",
         () if file.monitor.profile => "a profile",
         () if file.load.rate.is_some() => "a rate",
-        () if file.load.beside > 0 => "clients beside the load",
+        () if file.load.beside > 0 => "additional clients (load.beside)",
         () => return Ok(()),
     };
     let way_out = "omit one of them; servers are interleaved only in closed loops on this machine, without a monitor";
@@ -856,7 +856,7 @@ fn check_hosts(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
         ));
     }
     if file.load.beside > 0 {
-        return Err(wrong(at("load.beside"), "clients beside the load are possible only without [hosts]", ""));
+        return Err(wrong(at("load.beside"), "additional clients are possible only without [hosts]", ""));
     }
     Ok(())
 }
@@ -928,7 +928,7 @@ fn figures(tree: &Spanned<DeTable<'_>>, file: &File, factors: &[Factor], steps: 
         }
         let known: Vec<&str> = [axis].into_iter().chain(factors.iter().map(|factor| factor.name.as_str())).collect();
         if !known.contains(&&figure.x[..]) {
-            let way = format!("the axis is one of: {}", known.join(", "));
+            let way = format!("the axis must be one of: {}", known.join(", "));
             return Err(wrong(at("x"), format!("unknown axis {:?}", figure.x), way));
         }
         for (place, y) in figure.y.iter().enumerate() {
@@ -955,7 +955,7 @@ fn metric(text: &str, at: Range<usize>, has_profile: bool) -> Result<(), Wrong> 
                 at,
                 format!("unknown figure {text:?}"),
                 format!(
-                    "known: {}; the columns of `ammeter monitor --csv`; and parts of wholes: {}",
+                    "known: {}; the columns of `ammeter monitor --csv`; and shares of totals: {}",
                     known.join(", "),
                     shares.join(", ")
                 ),
@@ -969,7 +969,7 @@ fn check_step(chosen: At, at: Range<usize>, steps: &[Step]) -> Result<(), Wrong>
     match chosen {
         At::Step(value) if !steps.iter().any(|step| step.value() == value) => {
             let known: Vec<String> = steps.iter().map(|step| step.value().to_string()).collect();
-            Err(wrong(at, format!("the ladder has no {value}"), format!("it has: {}", known.join(", "))))
+            Err(wrong(at, format!("the ladder has no step {value}"), format!("it has: {}", known.join(", "))))
         }
         _ => Ok(()),
     }
@@ -988,7 +988,7 @@ fn claims(file: &File, factors: &[Factor], steps: &[Step], arms: &[Arm]) -> Resu
             let Some(factor) = factors.iter().find(|factor| factor.name == *name.get_ref()) else {
                 let known: Vec<&str> = factors.iter().map(|factor| factor.name.as_str()).collect();
                 let what = format!("unknown factor {:?}", name.get_ref());
-                return Err(wrong(name.span(), what, format!("there are: {}", known.join(", "))));
+                return Err(wrong(name.span(), what, format!("known: {}", known.join(", "))));
             };
             let text = match label.get_ref().0.as_str() {
                 "true" => "on",

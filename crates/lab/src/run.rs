@@ -329,7 +329,7 @@ impl Side {
         Running::start("the warm-up", &words, streams)?.wait(patience(settings, duration), stop).map(drop)
     }
 
-    /// Starts the clients beside the load, if there are any.
+    /// Starts the additional clients, if there are any.
     ///
     /// # Errors
     /// If their output files cannot be created.
@@ -354,7 +354,7 @@ impl Side {
         let words = load_words(&settings, &site, step, self.address(), settings.load.duration, planned.seed);
         let words: Vec<String> = self.prefix.iter().cloned().chain(words).collect();
         let streams = Streams::to(Some(&into.join(name::BESIDE)), &into.join("beside.log"))?;
-        Running::start("the clients beside the load", &words, streams).map(Some)
+        Running::start("the additional clients", &words, streams).map(Some)
     }
 
     /// Generates one measured load and keeps the server running: for interleaved servers, without a monitor.

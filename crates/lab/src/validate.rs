@@ -258,7 +258,7 @@ fn little(evidence: &Evidence<'_>) -> Check {
             let count = counted.len() as f64;
             let mean = counted.iter().map(|(_, one)| one).sum::<f64>() / count;
             let variance = counted.iter().map(|(_, one)| (one - mean).powi(2)).sum::<f64>() / (count - 1.0);
-            // Average over the time in which connections were begun, to match X.
+            // Average over the time in which connections were started, to match X.
             let seconds = evidence.summary.seconds.max(1e-9);
             let n = counted.iter().fold(0.0, |sum, (s, one)| sum + s * one) / seconds;
             let error = (variance / count).sqrt() * counted.iter().map(|(s, _)| s).sum::<f64>() / seconds;
@@ -287,7 +287,7 @@ fn counts(evidence: &Evidence<'_>) -> Check {
     let mut compare = |what: &str, mine: u64, theirs: u64| {
         // A failed request may be counted by one side only, and so may a connection that is in flight.
         let allowed = (mine as f64 * evidence.rules.counts_max).max(2.0) as u64 + failed;
-        says.push(format!("{what}: {mine} by the clients, {theirs} by the other side"));
+        says.push(format!("{what}: {mine} counted by the clients, {theirs} by the server's side"));
         holds = Some(holds != Some(false) && mine.abs_diff(theirs) <= allowed);
     };
     if network.is_private

@@ -202,7 +202,7 @@ impl TryFrom<LadderText> for Ladder {
         if is_sound {
             Ok(Ladder(values))
         } else {
-            Err("the loads of a ladder are above 0 and up to 1000000".to_owned())
+            Err("the loads of a ladder must be above 0 and at most 1000000".to_owned())
         }
     }
 }

@@ -49,7 +49,7 @@ impl FromStr for Condition {
             let mut names = FIGURES.map(|(name, ..)| name).to_vec();
             names.dedup();
             let names = names.join(", ");
-            format!("{why}; write for example p99>20ms, failed>0, failed>1% or rate<4990, with one of {names}")
+            format!("{why}; write, for example, p99>20ms, failed>0, failed>1% or rate<4990, with one of {names}")
         };
         let at = text.find(['<', '>']).ok_or_else(|| refusal("it has no < or >"))?;
         let (name, bound) = (text[..at].trim(), text[at + 1..].trim());

@@ -19,7 +19,7 @@ use crate::window::{self, Course, Second, Window};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Loop {
-    /// Connections begin at planned instants, whatever the server does.
+    /// Connections start at planned instants, whatever the server does.
     Open {
         /// The arrival process, as typed.
         arrivals: String,
@@ -71,7 +71,7 @@ pub struct Outcome {
     pub began_s: f64,
     /// Planned connections; 0 in a closed loop, which has no plan.
     pub planned: u64,
-    /// Connections begun.
+    /// Connections started.
     pub started: u64,
     /// Connections established.
     pub established: u64,
@@ -93,7 +93,7 @@ pub struct Outcome {
     pub classes: Vec<ClassOutcome>,
     /// The length of the window in seconds, as in `window`.
     pub seconds: f64,
-    /// Connections begun per second, as in `window`.
+    /// Connections started per second, as in `window`.
     pub offered_rate: f64,
     /// Correct replies per second, as `completed_rate` in `window`.
     pub rate: f64,
@@ -113,14 +113,14 @@ pub struct Outcome {
     pub lateness: Spread,
     /// The same five clocks by quantile.
     pub distribution: Distribution,
-    /// Resources used by the threads that begin connections.
+    /// Resources used by the threads that open connections.
     pub establisher: Used,
     /// Resources used by the threads that handle connections.
     pub handler: Used,
-    /// Whether the threads that begin connections ran with real-time priority (SCHED_FIFO).
+    /// Whether the threads that open connections ran with real-time priority (SCHED_FIFO).
     pub real_time: bool,
     /// CPU time that a hypervisor stole from this machine meanwhile,
-    /// all cores together, in seconds. It makes connections begin late.
+    /// all cores together, in seconds. It makes connections start late.
     pub stolen_s: f64,
     /// CPU time of other processes on the machine meanwhile; `None` if it was not measured.
     pub others: Option<Others>,
@@ -248,7 +248,7 @@ impl Outcome {
     pub fn shared_with(&mut self, others: Others, max: f64) {
         if others.share > max {
             let text = format!(
-                "{others}; the limit is {:.0} %, and they may have affected the figures; stop these processes and \
+                "{others}; the limit is {:.0} %, and they may have affected the results; stop these processes and \
                  measure again, or allow more with --others-max",
                 max * 100.0
             );
@@ -287,7 +287,7 @@ impl Outcome {
         spent * 1e6 / self.ok.max(1) as f64
     }
 
-    /// Checks whether the figures are the server's: the schedule was kept, and the generator did not saturate.
+    /// Checks whether the results describe the server: the schedule was kept, and the generator did not saturate.
     fn judge(&self, lanes: usize) -> Verdict {
         /// Share of a core above which a thread is saturated.
         const BUSY: f64 = 0.95;
@@ -303,7 +303,8 @@ impl Outcome {
                 0.0 => String::new(),
                 stolen => format!("; meanwhile the hypervisor stole {:.0} ms of CPU time", stolen * 1e3),
             };
-            let text = format!("1 % of connections began {late} ms late or later, the limit is {bound:.1} ms{stolen}");
+            let text =
+                format!("1 % of connections started {late} ms late or later; the limit is {bound:.1} ms{stolen}");
             verdict.weaken(Validity::ClientBound, text);
         }
         for (fault, what) in
@@ -313,7 +314,7 @@ impl Outcome {
                 verdict.weaken(Validity::ClientBound, format!("{} connections {what}", self.failed_by(fault)));
             }
         }
-        for (used, who) in [(self.establisher, "begins connections"), (self.handler, "handles connections")] {
+        for (used, who) in [(self.establisher, "starts connections"), (self.handler, "handles connections")] {
             let elapsed = used.elapsed_s.max(1e-9);
             let (busy, queued) = ((used.cpu_s - used.spun_s) / elapsed, used.queued_s / elapsed);
             let lanes = if lanes > 1 { format!(" (mean of {lanes})") } else { String::new() };
@@ -402,7 +403,7 @@ pub(crate) mod tests {
         close(outcome.lateness.p50_ms, 0.1);
         assert_eq!((outcome.ok, outcome.failed(), outcome.rate), (100, 1, 50.0));
         assert_eq!(outcome.verdict, Verdict::valid());
-        // A hundred requests resolve two powers of ten: one request exceeds 0.99.
+        // A hundred requests resolve the 99th percentile: one request exceeds it.
         let found = outcome.distribution;
         assert_eq!((found.quantiles.len(), found.latency_ms.len(), found.lateness_ms.len()), (21, 21, 21));
         assert_eq!((found.quantiles[0], found.connected_ms.len()), (0.0, 0));

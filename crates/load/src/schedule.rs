@@ -46,7 +46,7 @@ pub enum Arrivals {
         hurst: f64,
     },
     /// No schedule, but the paper's own S-Client (Banga and Druschel, section 4.2): `rate` times the connect timeout T
-    /// descriptors, each of which begins its next connection as soon as one is established, or T has passed. `rate` is
+    /// descriptors, each of which opens its next connection as soon as one is established, or T has passed. `rate` is
     /// the minimum that they request; accepted connections add to it.
     Descriptors,
     /// Read from this file: one instant per line, in seconds from the start, not decreasing; `#` begins a comment.
@@ -57,7 +57,7 @@ pub enum Arrivals {
 const STEP: Duration = Duration::from_millis(100);
 
 /// The error for a run of length 0.
-pub const NO_LENGTH: &str = "--duration must not be zero; write for example 30s";
+pub const NO_LENGTH: &str = "--duration must not be zero; write, for example, 30s";
 
 /// Maximum number of arrivals in a schedule, at 8 bytes each.
 pub const ARRIVALS_MAX: f64 = 5e7;

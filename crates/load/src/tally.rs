@@ -65,7 +65,7 @@ pub struct Tally {
     pub started: u64,
     /// Connections that were established.
     pub established: u64,
-    /// Connections that began and ended.
+    /// Connections that started and ended.
     pub ended: u64,
     /// Requests that were not sent because their connection ended early.
     pub unsent: u64,
@@ -82,7 +82,7 @@ pub struct Tally {
     pub(crate) tls: Option<String>,
     /// Since the last cut.
     clocks: Clocks,
-    /// Connections begun and ended, correct replies, failures and bytes at the last cut.
+    /// Connections started and ended, correct replies, failures and bytes at the last cut.
     before: [u64; 5],
     /// The backlog over the window.
     pub(crate) course: Course,
@@ -243,7 +243,7 @@ impl Tally {
 /// The counts of one thread in one second.
 #[derive(Debug, Default)]
 pub struct Part {
-    /// Connections begun.
+    /// Connections started.
     pub started: u64,
     /// Connections ended.
     pub ended: u64,

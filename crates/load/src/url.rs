@@ -25,7 +25,7 @@ impl Url {
     /// # Errors
     /// A text that says what to write.
     pub fn parse(text: &str) -> Result<Url, String> {
-        let wrong = |why: &str| format!("{text:?} {why}; write for example http://127.0.0.1:8080/");
+        let wrong = |why: &str| format!("{text:?} {why}; write, for example, http://127.0.0.1:8080/");
         let Some((scheme, rest)) = text.split_once("://") else {
             return Err(wrong("has no scheme"));
         };

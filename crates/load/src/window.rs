@@ -1,6 +1,6 @@
 //! The measured window of a run: the offered and completed load within it, and the backlog at the end.
 //!
-//! The window is the time in which the schedule begins connections, or closed-loop clients send requests; the drain is
+//! The window is the time in which the schedule opens connections, or closed-loop clients send requests; the drain is
 //! the time from its end to the end of the last connection. A reply during the drain is correct and has a latency, but
 //! does not count as completed: 8,000 replies that take a server 20 s are 400/s, even if they were requested within 10
 //! s. [`Window`] is the only definition of these figures; everything that reports a throughput reads it.
@@ -20,7 +20,7 @@ pub struct Second {
     pub at_s: f64,
     /// Length in seconds: the last second of a window or of a run may be shorter.
     pub length_s: f64,
-    /// Connections begun.
+    /// Connections started.
     pub started: u64,
     /// Connections ended.
     pub ended: u64,
@@ -56,9 +56,9 @@ impl Second {
 pub struct Window {
     /// Its length in seconds.
     pub seconds: f64,
-    /// Connections begun within it.
+    /// Connections started within it.
     pub offered: u64,
-    /// Connections begun within it, per second.
+    /// Connections started within it, per second.
     pub offered_rate: f64,
     /// Correct replies whose last byte arrived within it.
     pub completed: u64,
@@ -174,7 +174,7 @@ impl Window {
 const BINS: usize = 100;
 
 /// The course of a run over its window, in bins of equal length: when
-/// connections began and ended, and how long established ones stayed open.
+/// connections started and ended, and how long established ones stayed open.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Course {
     #[serde(skip)]
@@ -187,7 +187,7 @@ pub(crate) struct Course {
 /// A bin of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Bin {
-    /// Connections that began in it.
+    /// Connections that started in it.
     begun: u64,
     /// Connections that ended in it.
     ended: u64,

@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Validity {
-    /// The instrument kept up: the figures are the server's.
+    /// The instrument kept up: the figures describe the server.
     #[default]
     Valid,
-    /// The instrument saturated before the server did: a rate is a lower bound.
+    /// The instrument saturated before the server did: rates are lower bounds.
     AtLeast,
-    /// Other processes used the machine meanwhile: they may have affected the figures.
+    /// Other processes used the machine during the run: they may have affected the figures.
     Disturbed,
     /// The instrument did not keep up: the figures describe the load generator.
     ClientBound,
@@ -62,8 +62,8 @@ impl Verdict {
         self.evidence.push(evidence.into());
     }
 
-    /// The exit status of the program: 0, or 1 if the figures are the
-    /// instrument's or may be disturbed, or if a condition did not hold.
+    /// The exit status of the program: 0, or 1 if the figures describe the
+    /// instrument or may be disturbed, or if a condition did not hold.
     pub fn exit_status(&self) -> u8 {
         u8::from(
             matches!(self.validity, Validity::Disturbed | Validity::ClientBound | Validity::PathBound)

@@ -145,7 +145,7 @@ fn pass(
 ) -> Result<bool, Failure> {
     let begun = Instant::now();
     if is_watched {
-        rings.iter().try_for_each(Ring::enable).map_err(Failure::io("begin to sample"))?;
+        rings.iter().try_for_each(Ring::enable).map_err(Failure::io("start sampling"))?;
     }
     const LOOKS: u32 = 3;
     for look in 1..=LOOKS {
@@ -157,7 +157,7 @@ fn pass(
         }
     }
     for ring in rings {
-        ring.disable().map_err(Failure::io("stop to sample"))?;
+        ring.disable().map_err(Failure::io("stop sampling"))?;
         ring.take(drop);
     }
     Ok(false)

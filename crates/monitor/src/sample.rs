@@ -103,7 +103,7 @@ figures! {
     limit: N => Gauge Things,
     /// Connections dropped by this listener.
     ///
-    /// `None` if the kernel does not report it. With `TCP_DEFER_ACCEPT` (as Apache listens) each connection adds one:
+    /// `None` if the kernel does not report it. With `TCP_DEFER_ACCEPT` (which Apache sets) each connection adds one:
     /// the kernel drops the bare ACK of its handshake, and counts that (Linux 6.18).
     drops: Option<N> => Counter Things,
 }

@@ -220,7 +220,7 @@ impl Server {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failure::failed(format!(
                 "this kernel cannot list TCP sockets ({error}): load the module tcp_diag (`modprobe tcp_diag`)"
             ))),
-            other => other.map_err(Failure::io("ask for TCP sockets (sock_diag)")),
+            other => other.map_err(Failure::io("query TCP sockets (sock_diag)")),
         }
     }
 }

@@ -88,7 +88,7 @@ impl Recorder {
     /// As [`add`](Recorder::add).
     pub fn finish(self) -> Result<(), Failure> {
         let path = self.path;
-        self.encoder.finish().map(drop).map_err(Failure::io(format!("end the record {}", path.display())))
+        self.encoder.finish().map(drop).map_err(Failure::io(format!("finish the recording {}", path.display())))
     }
 
     fn write(&mut self, line: &Line<'_>) -> Result<(), Failure> {

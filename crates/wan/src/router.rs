@@ -499,7 +499,7 @@ impl State {
         let clock = Clock::start();
         let ports: Vec<Port> = std::iter::once(server).chain(clients).collect();
         let epoll = Epoll::new().map_err(Failure::io("create an epoll instance for the router"))?;
-        epoll.add(&*bell, BELL, Interest::Readable).map_err(Failure::io("wait for orders"))?;
+        epoll.add(&*bell, BELL, Interest::Readable).map_err(Failure::io("wait for commands"))?;
         for (number, port) in ports.iter().enumerate() {
             epoll.add(&port.tun, number as u64, Interest::Readable).map_err(Failure::io("wait for a device"))?;
         }
@@ -813,7 +813,7 @@ impl State {
     fn end(mut self) -> Result<Report, Failure> {
         let mut report = self.report_now();
         if let Some(capture) = self.capture.take() {
-            report.capture_left_out = capture.end().map_err(Failure::io("write the packets that passed"))?;
+            report.capture_left_out = capture.end().map_err(Failure::io("write the packet capture"))?;
         }
         Ok(report)
     }

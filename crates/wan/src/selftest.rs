@@ -235,7 +235,7 @@ impl Ends {
             datagram::stamp_arrivals(&socket)?;
             Ok(socket)
         })?;
-        let to = server.local_addr().map_err(Failure::io("ask for a port"))?;
+        let to = server.local_addr().map_err(Failure::io("get a port"))?;
         let client = within(&self.client, move || {
             let socket = UdpSocket::bind((CLIENT[family], 0))?;
             socket.connect(to)?;
@@ -341,8 +341,8 @@ fn measure(
     })
 }
 
-/// The longest part of a train, by packet numbers, in which the wire always had a packet to send, at intervals of
-/// `gap`: a sender that does not run for a while leaves the wire idle.
+/// The longest part of a train, by packet numbers, in which the wire was never idle: it always had a packet to send at
+/// intervals of `gap`. A sender that does not run for a while leaves it idle.
 fn busy(train: &[Arrival], gap: f64) -> &[Arrival] {
     let mut free = 0.0;
     let parts = train.chunk_by(|before, next| {
@@ -446,7 +446,7 @@ fn tcp(ends: &Ends, time: Duration) -> Result<f64, Failure> {
         return Ok(0.0);
     }
     let listener = within(&ends.server, || TcpListener::bind((SERVER[0], 0)))?;
-    let to: SocketAddr = listener.local_addr().map_err(Failure::io("ask for a port"))?;
+    let to: SocketAddr = listener.local_addr().map_err(Failure::io("get a port"))?;
     let sender = thread::spawn(move || {
         let block = vec![0; 256 * 1024];
         // Until the client closes.

@@ -125,7 +125,7 @@ fn latency_trace(text: &str) -> Result<Latency, String> {
                 .ok_or_else(|| wrong(&format!("invalid time {figure:?}, in ms")))
         });
         if period.is_some() {
-            return Err(wrong("only the last line may have a time alone"));
+            return Err(wrong("only the last line may have a single time"));
         }
         let at = figures.next().expect("the line is not empty")?;
         let is_next = steps.last().map_or(at.is_zero(), |(last, _)| *last < at);
@@ -139,7 +139,7 @@ fn latency_trace(text: &str) -> Result<Latency, String> {
     }
     match (steps.is_empty(), period) {
         (false, Some(period)) => Ok(Latency::Trace(LatencyTrace { steps: steps.into(), period })),
-        (true, _) => Err("it has no latency; write `0 50` and `1000` for constant 50 ms".to_owned()),
+        (true, _) => Err("it has no latency; write `0 50` and `1000` for a constant 50 ms".to_owned()),
         (false, None) => Err("its last line must have only a time, at which the trace repeats".to_owned()),
     }
 }
@@ -213,7 +213,7 @@ fn gilbert() -> String {
 fn share(text: &str) -> Result<f64, String> {
     let (number, scale) = text.trim().strip_suffix('%').map_or((text.trim(), 1.0), |number| (number, 100.0));
     let share = number.parse::<f64>().ok().map(|number| number / scale).filter(|share| (0.0..=1.0).contains(share));
-    share.ok_or_else(|| format!("invalid share of packets {text:?}; write for example 1%, 0.5% or 0.01"))
+    share.ok_or_else(|| format!("invalid share of packets {text:?}; write, for example, 1%, 0.5% or 0.01"))
 }
 
 /// Parses a pattern, one character per packet: `x` or `1` is lost, `.` or `0` is not; white space is ignored.
@@ -256,7 +256,7 @@ pub fn queue(text: &str, bandwidth: &Bandwidth) -> Result<QueueSettings, String>
         ("codel", [target, interval]) => {
             let codel = CoDel { target: duration(target)?, interval: duration(interval)? };
             if codel.target.is_zero() || codel.target >= codel.interval {
-                return Err(format!("{text:?}: CoDel's target is above 0 and below its interval (RFC 8289, 4.3)"));
+                return Err(format!("{text:?}: CoDel's target must be above 0 and below its interval (RFC 8289, 4.3)"));
             }
             Discipline::CoDel(codel)
         }

@@ -120,10 +120,12 @@ impl Net {
     pub fn parse(text: &str, files: ReadFile<'_>) -> Result<Net, String> {
         let file: NetFile = toml::from_str(text).map_err(|error| error.to_string())?;
         if file.class.is_empty() || file.class.len() > CLASSES_MAX {
-            return Err(format!("there are 1 to {CLASSES_MAX} classes; write [[class]], and name = \"home\" below it"));
+            return Err(format!(
+                "the number of classes must be 1 to {CLASSES_MAX}; write [[class]], and name = \"home\" below it"
+            ));
         }
         if !(1280..=65_535).contains(&file.mtu) {
-            return Err("mtu: 1280 to 65535 bytes (RFC 8200, section 5)".to_owned());
+            return Err("mtu must be 1280 to 65535 bytes (RFC 8200, section 5)".to_owned());
         }
         let mut names = BTreeSet::from([SERVER]);
         let mut classes = Vec::new();
@@ -134,7 +136,7 @@ impl Net {
                 return Err(wrong("a name must be one unique word other than `server`".to_owned()));
             }
             let clients = u32::try_from(class.clients).ok().filter(|count| (1..=CLIENTS_MAX).contains(count));
-            let clients = clients.ok_or_else(|| wrong(format!("clients: 1 to {CLIENTS_MAX}")))?;
+            let clients = clients.ok_or_else(|| wrong(format!("clients must be 1 to {CLIENTS_MAX}")))?;
             let path = class.path(files).map_err(wrong)?;
             classes.push(Class { name: class.name.clone(), clients, shared: class.shared, path });
         }
@@ -184,7 +186,7 @@ fn network(class: usize) -> [IpNet; 2] {
 /// # Errors
 /// When another test bed uses this socket, permission is missing, `ip` is missing, or the router stops on its own.
 pub fn run(net: &Net, capture: Option<PathBuf>, socket: &Path, ready: impl FnOnce()) -> Result<Report, Failure> {
-    let signals = Signals::block().map_err(Failure::io("take signals"))?;
+    let signals = Signals::block().map_err(Failure::io("receive signals"))?;
     let listener = listen(socket)?;
     let ended = Testbed::build(net, capture).and_then(|testbed| testbed.serve(socket, &listener, &signals, ready));
     if ended.is_err() {
@@ -242,7 +244,7 @@ impl Testbed {
         signals: &Signals,
         ready: impl FnOnce(),
     ) -> Result<Report, Failure> {
-        let bell = signals.bell().map_err(Failure::io("take signals"))?;
+        let bell = signals.bell().map_err(Failure::io("receive signals"))?;
         ready();
         let asked = loop {
             let readable = poll::wait_readable(&[listener.as_fd(), bell.as_fd()], Duration::from_millis(200))
@@ -284,7 +286,7 @@ impl Testbed {
             Ok(Request::SetBandwidth { class, bandwidth }) => {
                 tell(&mut connection, &self.set_bandwidth(&class, &bandwidth))
             }
-            Err(error) => tell(&mut connection, &Err::<(), _>(format!("not a request: {error}"))),
+            Err(error) => tell(&mut connection, &Err::<(), _>(format!("invalid request: {error}"))),
         };
         None
     }

@@ -15,7 +15,7 @@ pub(crate) const HOSTS: &str = "hosts.json";
 pub(crate) const LOAD: &str = "load.json";
 /// The same for the warm-up load, which is not counted.
 pub(crate) const WARM_UP: &str = "warm-up.json";
-/// The same for the clients beside the load.
+/// The same for the additional clients.
 pub(crate) const BESIDE: &str = "beside.json";
 /// Output of `ammeter load --hlog`.
 pub(crate) const HLOG: &str = "load.hlog";

@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Fail if a figure of B differs from A's by more than this, such as 'p99>+5%' or 'rate<-3%'; repeatable
     #[arg(long, value_name = "FIGURE>+N%")]
     fail_if: Vec<Demand>,
-    /// Print the result as JSON, in one line
+    /// Print the result as JSON, on one line
     #[arg(long)]
     json: bool,
 }
@@ -48,8 +48,8 @@ validity rules were relaxed, unless A and B were interleaved and the baseline wa
 --fail-if: '>' with a positive percentage is an increase from A to B, '<' with a negative one a decrease. It fails if the whole
 interval is beyond the bound and the median outside the noise band, and holds if the whole interval is within; else it is
 undecided. Only the named figures are then compared, so fewer pairs suffice: 6 for one figure, 8 for four.
-Figures: rate (responses/s), throughput (Mbit/s), mean, p50, p90, p99, p999, cpu (CPU time of the server per response), memory, and
-all others of an experiment's figures.
+Figures: rate (responses/s), throughput (Mbit/s), mean, p50, p90, p99, p999, cpu (server CPU time per response), memory,
+and all others of an experiment's figures.
 
 Exit status: 0 if there is a verdict and no --fail-if failed; 1 if one failed; 2 for wrong usage and for archives that do not
 measure the same; 3 if the comparison, or a --fail-if, is undecided.";

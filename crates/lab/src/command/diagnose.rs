@@ -77,7 +77,7 @@ pub(crate) struct Args {
     /// New directory for the archive [default: one in the temporary directory]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Print the result as JSON, in one line
+    /// Print the result as JSON, on one line
     #[arg(long)]
     json: bool,
 }

@@ -65,7 +65,7 @@ struct Common {
     /// Print what would be written, and write nothing
     #[arg(long)]
     dry_run: bool,
-    /// Print the result as JSON, in one line
+    /// Print the result as JSON, on one line
     #[arg(long)]
     json: bool,
 }

@@ -9,7 +9,7 @@ use crate::say;
 /// The command-line flags.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Print the record as JSON, in one line
+    /// Print the record as JSON, on one line
     #[arg(long)]
     json: bool,
 }

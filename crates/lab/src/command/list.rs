@@ -12,7 +12,7 @@ use crate::say;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Print the list as JSON, in one line
+    /// Print the list as JSON, on one line
     #[arg(long)]
     json: bool,
     /// Print the file of this experiment, to read it or to start your own from it

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Parses a positive duration: `1s`, `50ms`, `2m`, or a bare number of seconds.
 fn duration(text: &str) -> Result<Duration, String> {
     let read = ammeter_load::schedule::seconds(text)?;
-    if read.is_zero() { Err(format!("invalid time {text:?}: write for example 50ms or 1s")) } else { Ok(read) }
+    if read.is_zero() { Err(format!("invalid time {text:?}: write, for example, 50ms or 1s")) } else { Ok(read) }
 }
 
 /// Parses a percentage such as `0.5%`, above 0 and up to 100 %.

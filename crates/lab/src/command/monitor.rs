@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Interval for counting connections; longer if the budget requires it
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
     census: Duration,
-    /// Maximum CPU use of the monitor, of one processor
+    /// Maximum CPU use of the monitor, as a share of one processor
     #[arg(long, value_name = "PERCENT", value_parser = percentage, default_value = "0.5%")]
     budget: f64,
     /// Metrics file of the server [default: the one that it has mapped, if any]
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     /// Show a recording instead of a server: in a terminal as a screen with keys, else as lines
     #[arg(long, value_name = "FILE", conflicts_with_all = ["port", "pid", "duration"])]
     replay: Option<PathBuf>,
-    /// Print one JSON object per sample, with all figures
+    /// Print one JSON object per sample, with all metrics
     #[arg(long, conflicts_with = "csv")]
     json: bool,
     /// Print one CSV row per sample, after a header

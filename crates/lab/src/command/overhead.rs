@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// Random seed for the order of windows [default: random, and printed]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Print the result as JSON, in one line
+    /// Print the result as JSON, on one line
     #[arg(long)]
     json: bool,
 }

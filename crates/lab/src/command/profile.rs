@@ -29,10 +29,10 @@ pub(crate) struct Args {
     /// Samples per second and processor; a prime avoids lockstep with periodic work
     #[arg(long, value_name = "HZ", default_value_t = 199, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     frequency: u32,
-    /// Maximum CPU use of the profiler, of one processor; it pauses beyond that
+    /// Maximum CPU use of the profiler, as a share of one processor; it pauses beyond that
     #[arg(long, value_name = "PERCENT", value_parser = percentage, default_value = "0.5%")]
     budget: f64,
-    /// Print the views and all call chains as JSON, in one line
+    /// Print the views and all call chains as JSON, on one line
     #[arg(long)]
     json: bool,
     /// Write the views as an SVG picture to this file

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Use the figures and claims of this experiment (file or name) instead of the archive's; it must measure the same
     #[arg(long, value_name = "EXPERIMENT")]
     claims: Option<String>,
-    /// Print the report as JSON, in one line
+    /// Print the report as JSON, on one line
     #[arg(long)]
     json: bool,
 }

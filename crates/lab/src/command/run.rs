@@ -51,7 +51,7 @@ pub(crate) struct Args {
     /// Print the plan with its duration, and do nothing
     #[arg(long)]
     plan: bool,
-    /// Print the result of each point as JSON, in one line
+    /// Print the result of each point as JSON, on one line
     #[arg(long)]
     json: bool,
 }
@@ -309,7 +309,7 @@ fn await_quiet(lab: &runner::Lab<'_>, block: u32, timeout: Duration, progress: &
         let waited = began.get_or_insert_with(Instant::now).elapsed();
         if found.is_clean {
             if shown.is_some() {
-                progress.say(&format!("block {block}: quiet after {:.0} s", waited.as_secs_f64()));
+                progress.say(&format!("block {block}: the machine is quiet after {:.0} s", waited.as_secs_f64()));
             }
             return Ok(found);
         }
@@ -337,7 +337,7 @@ fn warn(clients: &Clients, steps: &[Step], progress: &Progress) {
     let Some(step) = not_kept.min_by(|a, b| a.step.value().total_cmp(&b.step.value())) else { return };
     let (at, why) = (step.step.value(), step.why.join("; "));
     progress.say(&if steps.contains(&step.step) {
-        format!("from {at}/s on the clients limit throughput: {why}; such runs count as lower bounds")
+        format!("at {at}/s and above, the clients limit throughput: {why}; such runs count as lower bounds")
     } else {
         format!("the clients sustain every rate of the ladder, with little reserve: at {at}/s {why}")
     });

@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// Capture packets, including dropped ones with the reason, to this file (pcapng)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Print packet statistics as JSON, in one line, on standard error
+    /// Print packet statistics as JSON, on one line, on standard error
     #[arg(long)]
     json: bool,
     /// Command with its arguments; in its namespace this host is 10.77.0.1 and fd77::1
@@ -71,7 +71,7 @@ struct At {
     /// Control socket of the test bed
     #[arg(long, value_name = "SOCKET", default_value = "/run/ammeter-wan.sock")]
     control: PathBuf,
-    /// Print the result as JSON, in one line
+    /// Print the result as JSON, on one line
     #[arg(long)]
     json: bool,
 }
@@ -158,7 +158,7 @@ struct Selftest {
     /// Maximum attempts per path, if the machine delayed the router or a hypervisor took CPU time and the result is off
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100), verbatim_doc_comment)]
     attempts: u32,
-    /// Print the result as JSON, in one line
+    /// Print the result as JSON, on one line
     #[arg(long)]
     json: bool,
 }
@@ -444,10 +444,10 @@ fn text(trial: &Trial, is_first: bool) -> String {
         "late, us",
         "TCP",
         "path",
-        "target     got",
-        "target       got",
-        "target       got",
-        "target    got",
+        "target   actual",
+        "target    actual",
+        "target    actual",
+        "target actual",
         "p50       p99",
         "Mbit/s   late p99"
     );
@@ -507,7 +507,7 @@ fn read_file(name: &str) -> Result<String, String> {
 fn summary(report: &Report) -> String {
     let (late, congestion_control) = (&report.lateness, &report.congestion_control);
     let mut text = format!(
-        "router    {}; {} packets left late by {:.1} us at p50, {:.1} at p99, {:.1} at most; TCP {congestion_control}",
+        "router    {}; {} packets left {:.1} us late at p50, {:.1} at p99, {:.1} maximum; TCP {congestion_control}",
         report.scheduling, late.packets, late.p50_us, late.p99_us, late.max_us
     );
     text.push_str(&report.machine());
@@ -516,8 +516,8 @@ fn summary(report: &Report) -> String {
         (report.kernel_dropped, "packets were dropped by the kernel before the router read them"),
         (report.refused, "packets were dropped because the device was down"),
         (report.no_path, "packets were from or to addresses without a path"),
-        (report.not_ip, "packets were not IP"),
-        (report.capture_left_out, "blocks of 1 MiB are not in the capture, as the disk was too slow"),
+        (report.not_ip, "packets were neither IPv4 nor IPv6"),
+        (report.capture_left_out, "blocks of 1 MiB are missing from the capture because the disk was too slow"),
     ] {
         if count > 0 {
             text.push_str(&format!("\n          {count} {what}"));
@@ -544,8 +544,8 @@ fn summary(report: &Report) -> String {
             let left = sum(|link| link.packets.left);
             let delay: f64 = links.iter().map(|link| link.delay_mean_ms * link.packets.left as f64).sum();
             text.push_str(&format!(
-                "\n{name:9} {direction:4} {} packets in, {left} out, {} in it ({} in the queue), dropped: {dropped}; {:.2} ms \
-                 on average, {:.2} at most",
+                "\n{name:9} {direction:4} {} packets in, {left} out, {} in it ({} in the queue), dropped: {dropped}; \
+                 delay {:.2} ms on average, {:.2} maximum",
                 sum(|link| link.packets.entered),
                 sum(|link| link.held),
                 sum(|link| link.queue_packets),

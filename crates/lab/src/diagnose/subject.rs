@@ -29,7 +29,7 @@ impl std::str::FromStr for Setting {
             let value: f64 = value.parse().ok()?;
             (!name.is_empty() && value > 0.0 && value.is_finite()).then(|| Setting { name: name.to_owned(), value })
         };
-        read().ok_or_else(|| format!("invalid setting {text:?}: write for example helpers=2"))
+        read().ok_or_else(|| format!("invalid setting {text:?}: write, for example, helpers=2"))
     }
 }
 

@@ -171,7 +171,7 @@ impl Connection {
 
     fn lost(&mut self, why: Option<String>) -> Failure {
         let why = why.unwrap_or_else(|| format!("the session ended with {}", self.ending()));
-        self.lost_why = Some(format!("{} is lost: {why}", self.name));
+        self.lost_why = Some(format!("lost the connection to {}: {why}", self.name));
         self.end();
         (self.session, self.master) = (None, None);
         Failure::failed(self.lost_why.clone().unwrap_or_default())
@@ -240,12 +240,12 @@ impl Connection {
         Ok((offset, Duration::from_secs_f64(longest_s.clamp(0.0, 60.0)), busy_ns))
     }
 
-    /// The ssh words that precede a remote command, which is a single word.
+    /// The ssh command line before the remote command, which is a single argument.
     pub(super) fn ssh(&self) -> &[String] {
         &self.ssh
     }
 
-    /// The words that run a remote command.
+    /// The command line that runs a remote command.
     pub(super) fn shell(&self, words: &[&str]) -> Vec<String> {
         self.ssh.iter().cloned().chain([quoted(words.iter().copied())]).collect()
     }

@@ -209,7 +209,7 @@ impl Judged {
     fn settle(&mut self, tally: &Tally, p: f64, count: usize, level: f64) {
         let Tally { is_within, hits, doubt, reason, .. } = tally;
         self.p = Some(p);
-        // It may have been judged by itself before.
+        // An earlier pass may have judged this claim alone.
         (self.status, self.why, self.blocks_needed) = (ClaimStatus::Undecided, String::new(), None);
         if self.blocks < BLOCKS_MIN || p > FALSE_MAX {
             let among = if count > 1 { format!(" among {count} claims") } else { String::new() };
@@ -729,10 +729,7 @@ mod tests {
         assert_eq!((found.status, &found.why[..]), (ClaimStatus::Holds, ""), "there are 4 processes");
         let found = with(vec![processes(3.0), processes(149.0)]);
         assert_eq!(found.status, ClaimStatus::NotApplied);
-        assert_eq!(
-            found.why,
-            "processes of the server, at most: log on at the highest load must be above 149, and is 4"
-        );
+        assert_eq!(found.why, "maximum server processes: log on at the highest load must be above 149, and is 4");
         let unknown = Claim { of: term("parsing", "on", At::Last), above: Some(1.0), ..Claim::default() };
         let found = with(vec![unknown]);
         assert!(found.status == ClaimStatus::Undecided && found.why.contains("and was not measured"), "{found:?}");
@@ -778,7 +775,7 @@ mod tests {
         assert_eq!(path("loss = \"5%\"", 12.0, 2.0).status, ClaimStatus::Holds);
         let found = path("latency = \"50ms\"", 0.0, 2.0);
         assert!(
-            found.status == ClaimStatus::NotApplied && found.why.contains("time to connect, median: log on"),
+            found.status == ClaimStatus::NotApplied && found.why.contains("median time to connect: log on"),
             "{found:?}"
         );
         assert_eq!(path("latency = \"50ms\"", 0.0, 101.0).status, ClaimStatus::Holds);

@@ -130,10 +130,10 @@ pub(super) fn overlay(archive: &Archive, band: Option<(f64, f64)>) -> Vec<(&'sta
         plots.push(plot(&format!("Latency, {name}"), name, "ms, logarithmic".to_owned()));
     }
     if has("failed-share", 0.0) {
-        plots.push(plot("Failures", "failed-share", "failed, share of all".to_owned()));
+        plots.push(plot("Failures", "failed-share", "share of failures".to_owned()));
     }
     if has("cpu-per-reply", 0.0) {
-        plots.push(plot("Cost", "cpu-per-reply", "CPU time of the server per response, us".to_owned()));
+        plots.push(plot("Cost", "cpu-per-reply", "server CPU time per response, us".to_owned()));
     }
     plots
 }

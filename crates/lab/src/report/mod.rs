@@ -184,7 +184,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
             }
         }
         @if !overlay.is_empty() {
-            h2 { "Over the load" }
+            h2 { "Results by load" }
             (overview::legend(&arms))
             div.plots.overlay { @for drawn in &overlay { (drawn) } }
             p.faint { "Medians of the repetitions with their intervals." }

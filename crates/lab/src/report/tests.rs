@@ -316,7 +316,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
     let (one, other) = (report(&open()), report(&open()));
     assert!(one.html == other.html && one.figures == other.figures, "the same archive, another report");
     let ReportSummary { verdict, runs, claims, missing, .. } = &one.summary;
-    assert!(verdict[0].starts_with("log off sustains 1000/s but not 1500/s; its highest rate: 11"), "{verdict:?}");
+    assert!(verdict[0].starts_with("log off sustains 1000/s but not 1500/s; its highest rate is 11"), "{verdict:?}");
     assert_eq!(verdict.len(), 2, "undecided claims are not in the verdict: {verdict:?}");
     assert!(one.html.contains("Undecided: Logging costs a tenth (5.1.2) (1.1"));
     assert_eq!((runs.planned, runs.there, runs.valid, runs.censored, runs.invalid, runs.again), (36, 36, 34, 1, 1, 0));
@@ -326,7 +326,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
     let order = [
         "log off sustains 1000/s",
         "<table class=\"overview\">",
-        "<h2>Over the load",
+        "<h2>Results by load",
         "<h2>Figures",
         "<h2>Claims",
         "<h3>Bottleneck",

@@ -136,7 +136,7 @@ fn sentence(archive: &Archive, arm: &Arm) -> String {
     let is_valid = cell(archive, &arm.id, peak).any(|run| run.status == RunStatus::Valid);
     let at_least = if is_valid { "" } else { "at least " };
     let highest =
-        format!("its highest rate: {at_least}{} correct responses/s, at {}", number(most.median), step_name(peak));
+        format!("its highest rate is {at_least}{} correct responses/s, at {}", number(most.median), step_name(peak));
     let knee = knee(archive, arm);
     match (knee.sustained, knee.not_sustained) {
         (Some(sustained), Some(not)) => {

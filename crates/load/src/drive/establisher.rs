@@ -1,8 +1,8 @@
-//! The thread that begins connections: it has a schedule and a clock, and does not see replies.
+//! The thread that opens connections: it has a schedule and a clock, and does not see replies.
 //!
 //! All connections have the same connect timeout T, so pending ones form a queue whose first is due first, and expiring
 //! them costs the same however many there are. Instead of a schedule it may have a number of descriptors to keep in
-//! use, as the paper's S-Client has; then a connection begins when another is established or expires. The thread sleeps
+//! use, as the paper's S-Client has; then a connection starts when another is established or expires. The thread sleeps
 //! until shortly before the next instant and then polls the clock, as a sleeping thread wakes up late.
 
 use std::collections::VecDeque;
@@ -80,7 +80,7 @@ impl<'a> Establisher<'a> {
     }
 
     /// Keeps this number of descriptors trying to establish a connection until an instant (Banga and Druschel, section
-    /// 4.2): each begins its next connection as soon as one is established, or T has passed. The first ones are spaced
+    /// 4.2): each opens its next connection as soon as one is established, or T has passed. The first ones are spaced
     /// out over T. `number` is the number in the plan of the n-th connection.
     pub(super) fn keep(
         mut self,
@@ -140,7 +140,7 @@ impl<'a> Establisher<'a> {
         }
     }
 
-    /// Begins a connection.
+    /// Opens a connection.
     fn begin(&mut self, number: u64, planned: Time) {
         let due = planned + self.settings.connect_timeout;
         if self.clock.now() >= due {

@@ -1,7 +1,7 @@
 //! The thread that handles connections: sends requests on established ones, reads replies, and closes.
 //!
 //! One edge-triggered epoll set. A connection is added once and never modified; most requests cost one send, one
-//! receive and their share of a wait, and allocate nothing. In a closed loop this thread also begins connections
+//! receive and their share of a wait, and allocate nothing. In a closed loop this thread also opens connections
 //! ([`Clients`]), since there nothing must be on time.
 
 use std::cmp::Reverse;
@@ -369,7 +369,7 @@ impl<'a> Handler<'a> {
         clients.generation = clients.generation.wrapping_add(1);
         let generation = clients.generation;
         let begun = clients.connector.begin(self.clock, planned, &mut self.tally).and_then(|socket| {
-            // Request numbers are assigned when requests are sent, not when a connection begins.
+            // Request numbers are assigned when requests are sent, not when a connection starts.
             let pending = Pending { generation, socket, number: 0, planned };
             self.lane.put(slot, pending).map_err(|_| {
                 self.tally.ended(planned, self.clock.now(), false);

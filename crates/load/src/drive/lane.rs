@@ -1,5 +1,5 @@
 //! The state that the two threads of an S-Client share: the table of connections that are not established yet, and the
-//! handler's epoll set; and for each thread, how it begins a connection and the CPU time it used.
+//! handler's epoll set; and for each thread, how it opens a connection and the CPU time it used.
 
 use std::fs;
 use std::io;
@@ -81,14 +81,14 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins connections from ports of our own.
+/// Opens connections from ports of our own.
 pub(super) struct Connector<'a> {
     pub(super) target: &'a Target,
     pub(super) sources: Sources,
 }
 
 impl Connector<'_> {
-    /// Begins a connection that was planned for `planned`.
+    /// Opens a connection that was planned for `planned`.
     pub(super) fn begin(&mut self, clock: Clock, planned: Time, tally: &mut Tally) -> Result<OwnedFd, Fault> {
         /// Ports in use are skipped, up to a limit.
         const TRIES: usize = 100;
@@ -116,7 +116,7 @@ impl Connector<'_> {
                 Err(error) => {
                     let fault = fault(&error);
                     if fault != Fault::Local {
-                        // The server refused: the connection was begun.
+                        // The server refused: the connection was started.
                         let now = clock.now();
                         tally.sent(planned, now);
                         tally.ended(planned, now, false);

@@ -1,10 +1,10 @@
 //! Runs a plan against a server: S-Clients (Banga and Druschel, section 4), or clients in a closed loop.
 //!
-//! An S-Client is two threads. The *establisher* (`establisher.rs`) begins connections at planned instants and aborts
+//! An S-Client is two threads. The *establisher* (`establisher.rs`) opens connections at planned instants and aborts
 //! those that are not established in time; it waits for the clock alone, so the server cannot slow it down. The
 //! *handler* (`handler.rs`) sends requests and reads replies on established connections. They share a table of slots
 //! (`lane.rs`) and the handler's epoll set: the kernel is the queue, so no connection costs a message. In a closed loop
-//! the handler begins connections itself.
+//! the handler opens connections itself.
 //!
 //! ```text
 //!   schedule --> establisher --socket, bind, connect--> slot + epoll set --connected--> handler --> tally
@@ -46,7 +46,7 @@ const ACCEPTED_MAX: usize = 16_384;
 /// Receives each completed second, in a thread that does not measure and may block.
 pub type OnSecond<'a> = &'a (dyn Fn(&Interval) + Sync);
 
-/// Runs S-Clients: connections begin as scheduled, or as descriptors become free.
+/// Runs S-Clients: connections start as scheduled, or as descriptors become free.
 ///
 /// # Errors
 /// When the process cannot open as many descriptors as the schedule needs; the text has the number.

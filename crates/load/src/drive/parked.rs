@@ -338,7 +338,7 @@ impl Keeper {
         }
     }
 
-    /// Begins a connection from this slot's pair of address and port, or from the next free pair.
+    /// Opens a connection from this slot's pair of address and port, or from the next free pair.
     fn begin(&mut self, number: u32) -> io::Result<OwnedFd> {
         /// Pairs in use are skipped, up to a limit.
         const TRIES: usize = 100;

@@ -126,13 +126,13 @@ pub struct Requests {
 /// The order in which requests are drawn from a table.
 #[derive(Clone, Debug)]
 pub enum Order {
-    /// In table order, repeated without end.
+    /// In table order, repeated endlessly.
     Cycle,
     /// In table order, once.
     Once,
     /// At these table indices, once: a log requests few files often.
     Listed(Vec<u32>),
-    /// Drawn independently in proportion to their weights, without end.
+    /// Drawn independently in proportion to their weights, endlessly.
     Drawn {
         /// The seed of the draws.
         seed: u64,
@@ -187,7 +187,7 @@ impl Requests {
         self.classes.get(class).cloned().unwrap_or_else(|| class.to_string())
     }
 
-    /// The same request, repeated without end.
+    /// The same request, repeated endlessly.
     pub fn same(target: &[u8]) -> Requests {
         Requests::new(vec![Request { target: target.into(), ..Request::default() }], Order::Cycle)
     }

@@ -72,7 +72,7 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     if let Some(server) = &server
         && server.pids().is_empty()
     {
-        return Err(Failure::failed(missing.pop().unwrap_or_else(|| "no visible process of the server".to_owned())));
+        return Err(Failure::failed(missing.pop().unwrap_or_else(|| "no process of the server is visible".to_owned())));
     }
     let mut rings = Vec::new();
     for processor in processors()? {
@@ -96,12 +96,12 @@ pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     let (mut is_over, mut rest) = (false, Duration::ZERO);
     while !is_over {
         is_over = stop.wait(rest.min(settings.duration.saturating_sub(begun.elapsed())));
-        rings.iter().try_for_each(|(_, ring)| ring.enable()).map_err(Failure::io("begin to sample"))?;
+        rings.iter().try_for_each(|(_, ring)| ring.enable()).map_err(Failure::io("start sampling"))?;
         let round = Instant::now();
         let left = settings.duration.saturating_sub(begun.elapsed());
         is_over |= stop.wait(left.min(whole_round)) || begun.elapsed() >= settings.duration;
         // While the rings are emptied, sampling pauses; it would sample only that.
-        rings.iter().try_for_each(|(_, ring)| ring.disable()).map_err(Failure::io("stop to sample"))?;
+        rings.iter().try_for_each(|(_, ring)| ring.disable()).map_err(Failure::io("stop sampling"))?;
         sampled += round.elapsed();
         for (_, ring) in &mut rings {
             ring.take(|record| folds.add(record));

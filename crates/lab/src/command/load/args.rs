@@ -66,7 +66,8 @@ pub(crate) struct Args {
     #[arg(long, requires = "workload")]
     pub(super) verify: bool,
     /// Arrival process: constant, poisson, bursty:RATIO,PERCENT%[,PERIOD], self-similar:HURST, file:F; or descriptors: as many
-    /// as the rate and the connect timeout need, each of which begins a connection when its last one is established or expired
+    /// as the rate and the connect timeout need, each of which opens a connection when its last one is
+    /// established or expired
     #[arg(long, value_name = "PROCESS", default_value = "poisson", conflicts_with = "clients")]
     pub(super) arrivals: Arrivals,
     /// Random seed of the schedule [default: random, and printed]
@@ -99,7 +100,7 @@ pub(crate) struct Args {
     /// Do not verify the certificate of an https URL
     #[arg(long, conflicts_with = "ca")]
     pub(super) insecure: bool,
-    /// Certificate authorities to trust instead of the system's, as PEM; or the server's own certificate
+    /// CA certificates (PEM) to trust instead of the system's; or the server's own certificate
     #[arg(long, value_name = "FILE")]
     pub(super) ca: Option<PathBuf>,
     /// Closed loop with this many clients, each of which sends its next request when it has its response
@@ -115,7 +116,7 @@ pub(crate) struct Args {
     /// Pairs of threads that generate the load
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(super) generators: u16,
-    /// Connections to hold open beside the load, as N:idle (one request each) or N:slow-read (read 16 bytes per
+    /// Connections to hold open during the load, as N:idle (one request each) or N:slow-read (read 16 bytes per
     /// second); repeatable
     #[arg(long, value_name = "N[:KIND]", conflicts_with = "calibrate")]
     pub(super) parked: Vec<Wanted>,
@@ -144,7 +145,7 @@ pub(crate) struct Args {
     /// Fail (exit status 1) if this holds, such as p99>20ms, failed>1% or rate<4990; repeatable
     #[arg(long, value_name = "CONDITION")]
     pub(super) fail_if: Vec<Condition>,
-    /// Print the result as JSON, in one line
+    /// Print the result as JSON, on one line
     #[arg(long)]
     pub(super) json: bool,
     /// Write a histogram per second to this file, in HdrHistogram's log format
@@ -211,7 +212,7 @@ impl Args {
         let method = self.method.clone().unwrap_or_else(|| usual.to_owned());
         let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         if method.is_empty() || !method.bytes().all(is_token) {
-            return Err(Failure::usage(format!("invalid --method {method:?}; write for example POST")));
+            return Err(Failure::usage(format!("invalid --method {method:?}; write, for example, POST")));
         }
         if method == "CONNECT" {
             return Err(Failure::usage("--method CONNECT opens a tunnel and is not supported"));

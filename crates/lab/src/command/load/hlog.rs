@@ -27,7 +27,7 @@ pub(super) struct Log {
 const MAX_VALUE_DIVISOR: f64 = 1e6;
 
 impl Log {
-    /// Creates or truncates a file; `about` describes the log in one line.
+    /// Creates or truncates a file; `about` describes the log on one line.
     pub(super) fn create(path: &Path, about: &str) -> Result<Log, Failure> {
         let file = File::create(path).map_err(Failure::io(format_args!("write {}", path.display())))?;
         let now = SystemTime::now();

@@ -97,7 +97,7 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
     let body = html! {
         (verdict(&outcome.verdict, &format!("{}.", headline(outcome))))
         @if outcome.interrupted {
-            p.bad { "The run was interrupted; the figures cover the time until then." }
+            p.bad { "The run was interrupted; the results cover the time until then." }
         }
         h2 { "Rate" }
         (plot("rates", match target {
@@ -117,11 +117,11 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
         @if target.is_some() {
             h2 { "Lateness of the generator" }
             (plot("lateness", "From the planned instant of a connection to its SYN. If the whole run is above the \
-                 dashed line, the figures are the client's."))
+                 dashed line, the results describe the generator."))
         }
         h2 { "Distribution" }
-        (plot("distribution", "Distribution of each clock over the whole run."))
-        h2 { "Clocks" }
+        (plot("distribution", "Distributions over the whole run."))
+        h2 { "Times" }
         div.scroll { (clocks(outcome)) }
         @if !outcome.parked.is_empty() {
             h2 { "Parked connections" }
@@ -196,11 +196,11 @@ fn point(runs: &[&Outcome]) -> Value {
 
 fn verdict(verdict: &Verdict, sentence: &str) -> Markup {
     let means = match verdict.validity {
-        Validity::Valid => "The load generator kept up: the figures are the server's.",
-        Validity::AtLeast => "The load generator saturated before the server: a rate is a lower bound.",
-        Validity::Disturbed => "Other processes used the machine meanwhile, and may have affected the figures.",
-        Validity::ClientBound => "The load generator did not keep up: the figures are its own, not the server's.",
-        Validity::PathBound => "The network path was not as requested: the figures are not those of the server.",
+        Validity::Valid => "The load generator kept up: the results describe the server.",
+        Validity::AtLeast => "The load generator saturated before the server: rates are lower bounds.",
+        Validity::Disturbed => "Other processes used the machine during the run, and may have affected the results.",
+        Validity::ClientBound => "The load generator did not keep up: the results describe it, not the server.",
+        Validity::PathBound => "The network path was not as requested: the results describe the path, not the server.",
     };
     let class = if verdict.broken.is_empty() { verdict.validity.to_string() } else { "broken".to_owned() };
     html! {

@@ -107,7 +107,7 @@ struct Screen {
     length_s: f64,
     /// The seconds so far, at most as many as a wide terminal has columns; newest last.
     seconds: VecDeque<Second>,
-    /// Connections begun, correct replies and failures so far.
+    /// Connections started, correct replies and failures so far.
     counts: [u64; 3],
     /// The clocks of all seconds so far.
     clocks: Clocks,

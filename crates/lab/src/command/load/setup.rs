@@ -102,7 +102,7 @@ impl Setup {
         let tls = url.secure.then(|| Tls::new(&url.host, trust)).transpose()?;
         for (what, time) in [("--connect-timeout", args.connect_timeout), ("--timeout", args.timeout)] {
             if time.is_zero() {
-                return Err(Failure::usage(format!("{what} must not be zero; write for example 500ms")));
+                return Err(Failure::usage(format!("{what} must not be zero; write, for example, 500ms")));
             }
         }
         let per_connection = match (args.requests_per_connection, args.clients) {
@@ -196,7 +196,7 @@ fn requests(args: &Args, url: &Url, seed: u64) -> Result<Requests, Failure> {
 fn start_time() -> Result<SystemTime, Failure> {
     say::plain(READY);
     let mut line = String::new();
-    std::io::stdin().read_line(&mut line).map_err(Failure::io("read when to begin"))?;
+    std::io::stdin().read_line(&mut line).map_err(Failure::io("read the start time"))?;
     // The load ends with the program that requested it.
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());

@@ -19,7 +19,7 @@ pub(super) struct Swept {
     pub(super) verdict: Verdict,
 }
 
-/// A second in one line of less than 80 columns: rates, latencies, open connections,
+/// A second on one line of less than 80 columns: rates, latencies, open connections,
 /// and a mark if the generator itself is late.
 pub(super) fn line(second: &Second) -> String {
     let Second { at_s, length_s, p50_ms, p99_ms, lateness_p99_ms, backlog, .. } = second;
@@ -60,20 +60,23 @@ pub(super) fn headline(outcome: &Outcome) -> String {
         let _ = write!(text, "Interrupted after {:.1} s. ", window.seconds);
     }
     let several = window.requests_per_connection.filter(|requests| *requests > 1);
-    let what = several.map_or("", |_| " requests");
+    let completions = several.map_or("", |_| " requests");
     let _ = match &outcome.load {
         Loop::Open { .. } => {
-            let of = several.map_or_else(String::new, |requests| format!(" connections of {requests} requests"));
+            let (connections, each) = match several {
+                Some(requests) => (" connections", format!(", {requests} requests each")),
+                None => ("", String::new()),
+            };
             let planned = outcome.planned as f64 / window.seconds.max(1e-9);
             let late = if window.offered_rate < 0.99 * planned && !outcome.interrupted {
-                format!(" of {}/s planned", per_second(planned))
+                format!(" (planned: {}/s)", per_second(planned))
             } else {
                 String::new()
             };
             let share = window.completed_share.unwrap_or(0.0) * 100.0;
             write!(
                 text,
-                "Offered {}/s{of}{late}. Completed {}/s{what} ({} %)",
+                "Offered {}{connections}/s{each}{late}. Completed {}{completions}/s ({} %)",
                 per_second(window.offered_rate),
                 per_second(window.completed_rate),
                 if share > 0.0 && share < 9.95 { format!("{share:.1}") } else { format!("{share:.0}") },

@@ -102,7 +102,7 @@ pub(super) fn run_sweep(args: &Args, setup: &Setup, sweep: Sweep, stop: &Stop) -
         let why = format!("no rate was sustained in {} valid runs; start --sweep at a lower rate", knee::Runs::MIN);
         verdict.weaken(Validity::ClientBound, why);
     } else if !runs.is_empty() && runs.iter().all(|run| run.verdict.validity == Validity::ClientBound) {
-        verdict.weaken(Validity::ClientBound, "the client kept its schedule in no run");
+        verdict.weaken(Validity::ClientBound, "the client did not keep its schedule in any run");
     }
     let swept = Swept { runs, capacity, verdict };
     let page = html::write(args, setup, |head| html::sweep(head, &swept));
@@ -141,8 +141,8 @@ pub(super) fn calibrate(args: &Args, setup: &Setup, stop: &Stop) -> Result<Verdi
     let two = Setup { settings: Settings { lanes: 2, ..setup.settings.clone() }, ..setup.clone() };
     if !args.json {
         say::out(&format!(
-            "{:>10}{:>14}{:>14}{:>12}{:>14}{:>12}  verdict of one",
-            "target/s", "one offers/s", "one completes", "late p99", "two complete", "client us"
+            "{:>10}{:>14}{:>14}{:>12}{:>14}{:>12}  verdict of one generator",
+            "target/s", "one offered/s", "one completed", "late p99", "two completed", "client us"
         ))?;
     }
     let ears = Ears::new(args, setup, stop)?;
