@@ -176,9 +176,9 @@ fn put_aside(out: &Path, name: &str) -> Result<(), Failure> {
     }
     let free = (1..).map(|number| out.join(format!("{name}.before-{number}"))).find(|path| !path.exists());
     let aside = free.unwrap_or_default();
-    let (archive, aside) = (archive.display(), aside.display());
-    say::plain(&format!("{archive} was measured with other settings or another program; moved to {aside}"));
-    fs::rename(&archive, &aside).map_err(Failure::io(format_args!("rename {}", archive.display())))
+    let shown = archive.display();
+    say::plain(&format!("{shown} was measured with other settings or another program; moved to {}", aside.display()));
+    fs::rename(&archive, &aside).map_err(Failure::io(format_args!("rename {shown}")))
 }
 
 /// Writes an experiment's report beside its archive, and the packed archive and the figures that it asks for into its directory.
