@@ -228,7 +228,7 @@ fn alone_run_beside_busy_programs_is_disturbed_with_hint() {
     // The load generator may have been late as well: that decides the verdict, and this is reported beside it.
     assert_eq!((output.status.code(), outcome["verdict"]["validity"] != "valid"), (Some(1), true), "{outcome}");
     let evidence = outcome["verdict"]["evidence"].to_string();
-    for part in ["other processes used ", " cores", "they may have affected the figures", "--others-max"] {
+    for part in ["other processes used ", " cores", "they may have affected the results", "--others-max"] {
         assert!(evidence.contains(part), "no {part:?} in {evidence}");
     }
     let allowed = said(&ammeter(&[&words[..], &["100%"]].concat())).0;

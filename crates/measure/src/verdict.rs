@@ -16,7 +16,7 @@ pub enum Validity {
     Valid,
     /// The instrument saturated before the server did: rates are lower bounds.
     AtLeast,
-    /// Other processes used the machine during the run: they may have affected the figures.
+    /// Other processes used the machine during the run: they may have affected the results.
     Disturbed,
     /// The instrument did not keep up: the figures describe the load generator.
     ClientBound,

@@ -377,7 +377,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
             "p99",
             "failed-share",
             "cpu-per-reply",
-            "rates-connections-begun",
+            "rates-started-connections",
             "rates-requests-sent",
             "rates-responses",
             "peak",

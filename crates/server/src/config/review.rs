@@ -200,7 +200,7 @@ mod tests {
         };
         let names = ["a.example"];
         check(&chain(&names, 12, 2), &[], &["is not valid yet"]);
-        check(&chain(&names, 1, 12), &[], &["lasts 699 days"]);
+        check(&chain(&names, 1, 12), &[], &["valid for 699 days"]);
         check(&chain(&[], 10, 2), &["a.example"], &["has no names"]);
         check(&chain(&names, 10, 2), &["b.example", "x.a.example"], &["name b.example", "name x.a.example"]);
         let (full, key) = chain(&names, 10, 2);

@@ -615,9 +615,11 @@ fn client_ca_file_is_checked() {
         load(&Serve { config: Some(folder.path().join("amped.toml")), ..Serve::default() })
     };
     assert!(load_with("ca.pem").unwrap_or_else(|error| panic!("{error}")).client_verifier.is_some());
-    for (authority, says) in
-        [("none.pem", "No such file or directory"), ("empty", "contains no certificate"), ("text", "cannot be used")]
-    {
+    for (authority, says) in [
+        ("none.pem", "No such file or directory"),
+        ("empty", "contains no certificate"),
+        ("text", "cannot use the CA certificates"),
+    ] {
         let error = load_with(authority).expect_err(says).to_string();
         assert!(error.contains(says), "{says} is not in:\n{error}");
     }
