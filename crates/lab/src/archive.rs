@@ -1080,7 +1080,8 @@ impl Summary {
         }
         let of = |part: &str| self.shares.get(&format!("{view} {part}")).copied().unwrap_or(0.0);
         let sum: f64 = parts.split('+').map(of).sum();
-        let all = if whole == "kernel" { (1.0 - of("user")).max(1e-9) } else { 1.0 };
+        // These two are the categories of user code.
+        let all = if whole == "kernel" { (1.0 - of("user") - of("crypto")).max(1e-9) } else { 1.0 };
         Some(100.0 * sum / all)
     }
 }
@@ -1362,7 +1363,8 @@ mod tests {
             share: Share { share, ..Share::default() },
             ..Row::default()
         };
-        let categories = vec![row("user", 0.2), row("timers", 0.4), row("high-level file system", 0.1)];
+        let categories =
+            vec![row("user", 0.15), row("crypto", 0.05), row("timers", 0.4), row("high-level file system", 0.1)];
         let measured = Profile { contexts: vec![row("accept4", 0.05)], categories, ..Profile::default() };
         write(&profile, &measured).unwrap();
         let mut outcome = Outcome::default();
@@ -1379,6 +1381,7 @@ mod tests {
         };
         check("category:timers", Some(40.0));
         check("category:timers+high-level file system", Some(50.0));
+        check("category:crypto", Some(5.0));
         // Relative to the rest, without user code.
         check("kernel:timers", Some(50.0));
         check("context:accept4", Some(5.0));

@@ -6,7 +6,8 @@
 //!
 //! **The category** is that of the innermost known function (figure 3 of Yates, Almeida and Almeida 1997). Functions
 //! that work on behalf of their caller belong to the caller's category, such as releasing a lock, where the sampling
-//! clock often fires since interrupts are enabled again there.
+//! clock often fires since interrupts are enabled again there. Samples of user code have the category `user` or one of
+//! `program.txt`, see `Process::category`.
 //!
 //! Pure: function names in, classification out.
 

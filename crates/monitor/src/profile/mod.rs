@@ -4,7 +4,7 @@
 //! sys/perf   one ring per processor, cpu-clock at 199 Hz with the call chains of kernel and program
 //! symbols    addresses to kernel functions
 //! programs   addresses to program functions
-//! table      functions to categories: data, `kernel.txt`
+//! table      functions to categories: data, `kernel.txt` and `program.txt`
 //! classify   a chain to its contexts and its category
 //! tally      samples to shares, each with its interval
 //! outcome    all of these, with the conditions of sampling and the missing sources
@@ -37,7 +37,7 @@ use amped_sys::process::cpu_time;
 use crate::server::{Server, Target};
 use crate::stop::Stop;
 use classify::{USER, classify};
-use programs::Programs;
+use programs::{Function, Programs};
 use symbols::Symbols;
 use table::KernelTable;
 use tally::Tally;
@@ -161,7 +161,7 @@ fn profile(
     head: Head,
     folds: &Folds,
     is_chosen: impl Fn(u32) -> bool,
-    functions_of: impl Fn(u32, &str, &[u64]) -> HashMap<u64, String>,
+    functions_of: impl Fn(u32, &str, &[u64]) -> HashMap<u64, Function>,
 ) -> Result<Profile, Failure> {
     let table = KernelTable::new();
     let (mut who, mut contexts, mut categories) = (Tally::default(), Tally::default(), Tally::default());
@@ -186,7 +186,7 @@ fn profile(
             None => {
                 contexts.add(USER, count);
                 contexts.add_around(USER, count);
-                categories.add(USER, count);
+                categories.add(process.category(fold), count);
             }
             Some(place) => {
                 if let Some(innermost) = place.contexts.first() {
@@ -240,14 +240,13 @@ fn profile(
 struct Process {
     /// The name of its program, or its number if it has ended.
     name: String,
-    functions: HashMap<u64, String>,
+    functions: HashMap<u64, Function>,
 }
 
 impl Process {
     /// The program's functions on the stack, innermost first; empty if there are none.
-    fn frames(&self, fold: &Fold) -> Vec<&str> {
-        let known = fold.user_chain.iter().map_while(|address| self.functions.get(address));
-        let mut frames: Vec<&str> = known.map(String::as_str).collect();
+    fn frames<'a>(&'a self, fold: &'a Fold) -> Vec<&'a str> {
+        let mut frames: Vec<&str> = self.functions(fold).map(|function| function.name.as_str()).collect();
         // Consecutive frames without names are one frame.
         frames.dedup_by(|one, other| one == other && one.starts_with('['));
         if frames.is_empty() && (!fold.in_kernel || !fold.user_chain.is_empty()) {
@@ -255,13 +254,24 @@ impl Process {
         }
         frames
     }
+
+    /// The category of a sample of user code: that of the innermost function with a category, for which all functions that
+    /// it calls work.
+    fn category(&self, fold: &Fold) -> &'static str {
+        self.functions(fold).find_map(|function| function.category).unwrap_or(USER)
+    }
+
+    /// The functions on the stack that are known, innermost first.
+    fn functions<'a>(&'a self, fold: &Fold) -> impl Iterator<Item = &'a Function> {
+        fold.user_chain.iter().map_while(|address| self.functions.get(address))
+    }
 }
 
 /// The chosen processes, with the functions of their programs in the samples.
 fn processes(
     folds: &Folds,
     is_chosen: impl Fn(u32) -> bool,
-    functions_of: impl Fn(u32, &str, &[u64]) -> HashMap<u64, String>,
+    functions_of: impl Fn(u32, &str, &[u64]) -> HashMap<u64, Function>,
 ) -> HashMap<u32, Process> {
     let mut addresses: HashMap<u32, HashSet<u64>> = HashMap::new();
     for fold in folds.samples.keys().filter(|fold| is_chosen(fold.pid)) {
@@ -400,11 +410,35 @@ mod tests {
         }
     }
 
-    /// Functions of 16 bytes, with code from 0x100 to 0x200.
-    fn names(_: u32, program: &str, addresses: &[u64]) -> HashMap<u64, String> {
+    /// Functions of 16 bytes, with code from 0x100 to 0x200; `f17` is cryptography.
+    fn names(_: u32, program: &str, addresses: &[u64]) -> HashMap<u64, Function> {
         let code = addresses.iter().filter(|at| (0x100..0x200).contains(*at));
         let name = |at: u64| if at >= 0x180 { format!("[{program}]") } else { format!("f{:x}", at / 16) };
-        code.map(|at| (*at, name(*at))).collect()
+        let category = |at: u64| (at / 16 == 0x17).then_some("crypto");
+        code.map(|at| (*at, Function { name: name(*at), category: category(*at) })).collect()
+    }
+
+    #[test]
+    fn cryptography_is_a_category_of_user_code() {
+        let mut folds = folds();
+        let mut add = |in_kernel, kernel_chain: &[u64], user_chain: &[u64], times| {
+            for _ in 0..times {
+                let (kernel_chain, user_chain) = (kernel_chain.to_vec(), user_chain.to_vec());
+                folds.add(Record::Sample(Sample { pid: u32::MAX, in_kernel, kernel_chain, user_chain }));
+            }
+        };
+        // In the function itself; in one that it calls; in its caller; beyond the end of the chain; in the kernel.
+        add(false, &[], &[0x174, 0x111], 5);
+        add(false, &[], &[0x124, 0x179, 0x111], 3);
+        add(false, &[], &[0x111, 0x151], 2);
+        add(false, &[], &[0x112, 0x9999, 0x179], 1);
+        add(true, &[0x4000, 0x5000], &[0x174, 0x111], 4);
+        let found = profile(head(), &folds, |_| true, names).unwrap();
+        let rows: Vec<(&str, u64)> =
+            found.categories.iter().map(|row| (row.name.as_str(), row.share.samples)).collect();
+        assert_eq!(rows[..2], [("crypto", 8), ("high-level file system", 4)], "{rows:?}");
+        assert!(rows.contains(&("user", 3)) && rows.len() == 3, "{rows:?}");
+        assert_eq!(found.contexts.iter().find(|row| row.name == USER).map(|row| row.share.samples), Some(11));
     }
 
     /// No process has this number, so that the number is its name.

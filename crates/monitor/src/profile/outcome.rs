@@ -40,7 +40,7 @@ pub struct Profile {
     /// work for it; and including all functions that it called. `[user]`: a program whose code
     /// cannot be read any more; `[kernel]`: no program.
     pub functions: Vec<Row>,
-    /// The server's samples by category.
+    /// The server's samples by category: of kernel functions, and `user` or `crypto` in user code.
     pub categories: Vec<Row>,
     /// The server's samples in kernel functions that the table does not know.
     pub unknown: Share,

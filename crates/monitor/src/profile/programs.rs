@@ -17,19 +17,32 @@ use std::path::{Path, PathBuf};
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Symbolizer};
 
+use super::table::ProgramTable;
+
 /// Finds the functions of programs.
 pub(crate) struct Programs {
     symbolizer: Symbolizer,
+    table: ProgramTable,
+}
+
+/// A function of a program.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Function {
+    /// Its name; that of its file in brackets, if it has none.
+    pub(crate) name: String,
+    /// Its category, if it has one of its own.
+    pub(crate) category: Option<&'static str>,
 }
 
 impl Programs {
     pub(crate) fn new() -> Programs {
-        Programs { symbolizer: Symbolizer::builder().enable_code_info(false).enable_inlined_fns(false).build() }
+        let symbolizer = Symbolizer::builder().enable_code_info(false).enable_inlined_fns(false).build();
+        Programs { symbolizer, table: ProgramTable::new() }
     }
 
     /// The functions of these addresses in the process `pid`. Code without symbols is named after its file, in
     /// brackets, or after `program` if it has no file. Addresses outside of code are omitted.
-    pub(crate) fn functions(&self, pid: u32, program: &str, addresses: &[u64]) -> HashMap<u64, String> {
+    pub(crate) fn functions(&self, pid: u32, program: &str, addresses: &[u64]) -> HashMap<u64, Function> {
         let process = PathBuf::from(format!("/proc/{pid}"));
         let Ok(maps) = fs::read(process.join("maps")) else { return HashMap::new() };
         let maps = String::from_utf8_lossy(&maps);
@@ -42,8 +55,9 @@ impl Programs {
             let names = area.file(&process).and_then(|file| self.names(&file, &area, &inside)).unwrap_or_default();
             let unnamed = area.unnamed(program);
             for (index, address) in inside.into_iter().enumerate() {
-                let name = names.get(index).and_then(|name| name.as_deref()).unwrap_or(&unnamed);
-                functions.insert(address, frame(name));
+                let name = names.get(index).and_then(|name| name.as_deref());
+                let category = self.table.of(area.file_name(), name);
+                functions.insert(address, Function { name: frame(name.unwrap_or(&unnamed)), category });
             }
         }
         functions
@@ -105,12 +119,17 @@ impl Area<'_> {
 
     /// The name of its code without symbols: `[nginx]`, `[vdso]`.
     fn unnamed(&self, program: &str) -> String {
-        let path = self.path.strip_suffix(" (deleted)").unwrap_or(self.path);
-        match path.rsplit_once('/') {
-            _ if path.starts_with('[') => path.to_owned(),
-            Some((_, file)) if self.inode != 0 => format!("[{file}]"),
-            _ => format!("[{program}]"),
+        match self.file_name() {
+            _ if self.path.starts_with('[') => self.path.to_owned(),
+            "" => format!("[{program}]"),
+            file => format!("[{file}]"),
         }
+    }
+
+    /// The name of the mapped file, without directories; empty if there is none.
+    fn file_name(&self) -> &str {
+        let path = self.path.strip_suffix(" (deleted)").unwrap_or(self.path);
+        path.rsplit_once('/').filter(|_| self.inode != 0).map_or("", |(_, file)| file)
     }
 }
 
@@ -138,7 +157,7 @@ mod tests {
     fn own_function_is_found_and_demangled() {
         let address = own_function_is_found_and_demangled as fn() as usize as u64;
         let found = Programs::new().functions(std::process::id(), "p", &[address, 8]);
-        assert!(found[&address].ends_with("programs::tests::own_function_is_found_and_demangled"), "{found:?}");
+        assert!(found[&address].name.ends_with("programs::tests::own_function_is_found_and_demangled"), "{found:?}");
         assert_eq!(found.len(), 1, "address 8 is in no code");
         assert!(Programs::new().functions(u32::MAX, "p", &[address]).is_empty());
     }

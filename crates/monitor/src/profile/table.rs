@@ -1,4 +1,4 @@
-//! The table of kernel functions, `kernel.txt`: parsed once, and looked up by name.
+//! The tables of kernel and program functions, `kernel.txt` and `program.txt`: parsed once, and looked up by name.
 
 use std::collections::HashMap;
 
@@ -93,9 +93,99 @@ impl KernelTable {
     }
 }
 
+/// The table of program functions.
+#[derive(Debug, Default)]
+pub(crate) struct ProgramTable {
+    /// Function to category.
+    functions: Patterns,
+    /// Shared library to the category of all of its code.
+    libraries: HashMap<&'static str, &'static str>,
+}
+
+impl ProgramTable {
+    /// The built-in table.
+    pub(crate) fn new() -> ProgramTable {
+        // A test parses it, so it is valid.
+        ProgramTable::parse(include_str!("program.txt")).unwrap_or_default()
+    }
+
+    fn parse(text: &'static str) -> Result<ProgramTable, String> {
+        let mut table = ProgramTable::default();
+        let mut section = ("", "");
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            if let Some(name) = line.strip_prefix('[') {
+                let name = name.strip_suffix(']').ok_or_else(|| format!("{line}: no `]`"))?;
+                section = name.split_once(' ').ok_or_else(|| format!("{line}: no category"))?;
+                continue;
+            }
+            for pattern in line.split_whitespace() {
+                match section {
+                    ("category", name) => table.functions.add(pattern, name)?,
+                    ("library", name) => drop(table.libraries.insert(pattern, name)),
+                    (kind, _) => return Err(format!("[{kind}]: unexpected {pattern}")),
+                }
+            }
+        }
+        Ok(table)
+    }
+
+    /// The category of a function in the file of this name; `None` if it is not known.
+    pub(crate) fn of(&self, file: &str, function: Option<&str>) -> Option<&'static str> {
+        let library = file.split_once(".so").and_then(|(name, _)| self.libraries.get(name)).copied();
+        library.or_else(|| self.functions.of(function?))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cryptography_of_programs_is_known() {
+        let table = ProgramTable::parse(include_str!("program.txt")).unwrap();
+        let check = |file: &str, function: Option<&str>, expected: Option<&str>| {
+            assert_eq!(table.of(file, function), expected, "{function:?} in {file}");
+        };
+        let crypto = Some("crypto");
+        for function in [
+            "aws_lc_0_35_0_EVP_DigestSign",
+            "aws_lc_rs::aead::LessSafeKey::seal_in_place",
+            "<aws_lc_rs::agreement::EphemeralPrivateKey as core::fmt::Debug>::fmt",
+            "ring_core_0_17_14__x25519_scalar_mult_generic_masked",
+            "EVP_PKEY_sign",
+            "RSA_private_encrypt",
+            "EC_POINT_mul",
+            "AES_encrypt",
+            "aes_gcm_enc_update_vaes_avx2",
+            "chacha20_poly1305_seal",
+            "sha256_block_data_order",
+            "x25519_scalar_mult",
+            "Lcurve25519_x25519_scalarloop",
+            "mlkem768_decaps",
+            "__gmpn_mul_1",
+        ] {
+            check("amped", Some(function), crypto);
+        }
+        for (file, function) in
+            [("libcrypto.so.3", Some("ERR_put_error")), ("libcrypto.so.3", None), ("libgmp.so.10.4.1", None)]
+        {
+            check(file, function, crypto);
+        }
+        // Without symbols in a file of another name; the C library's name services; TLS above cryptography.
+        for (file, function) in [
+            ("nginx", None),
+            ("libnss_files.so.2", None),
+            ("libssl.so.3", Some("SSL_read")),
+            ("amped", Some("rustls::client::ClientConnection::new")),
+            ("amped", Some("memcpy")),
+            ("", Some("")),
+        ] {
+            check(file, function, None);
+        }
+        for (text, why) in [("x", "unexpected"), ("[category]\nx", "no category"), ("[category a\nx", "no `]`")] {
+            assert!(ProgramTable::parse(text).unwrap_err().contains(why), "{text}");
+        }
+    }
 
     #[test]
     fn built_in_table_is_valid() {
