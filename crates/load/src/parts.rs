@@ -9,15 +9,11 @@
 use std::time::Duration;
 
 use amped_measure::{Validity, Verdict};
-use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::outcome::{Loop, Outcome};
-use crate::tally::{Clocks, Distribution, Fault, Interval, Part, Spread, Used, coarse};
+use crate::tally::{Clocks, Counts, Distribution, Fault, Interval, Part, Spread, Used, coarse, counts, restore};
 use crate::window::{Course, Second};
-
-/// A histogram: pairs of the highest value of a bucket, in nanoseconds, and its count.
-type Counts = Vec<(u64, u64)>;
 
 /// The clocks of a second, in the order of [`Clocks::each`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,14 +31,6 @@ impl Recorded {
         clocks.each_mut().into_iter().zip(&self.0).for_each(|(clock, counts)| restore(clock, counts));
         clocks
     }
-}
-
-fn counts(histogram: &Histogram<u64>) -> Counts {
-    histogram.iter_recorded().map(|step| (step.value_iterated_to(), step.count_since_last_iteration())).collect()
-}
-
-fn restore(histogram: &mut Histogram<u64>, counts: &Counts) {
-    counts.iter().for_each(|(value, count)| histogram.saturating_record_n(*value, *count));
 }
 
 /// The result of one generator.

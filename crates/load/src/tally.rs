@@ -356,6 +356,18 @@ pub(crate) fn coarse() -> Histogram<u64> {
     Histogram::new_with_bounds(512, LONGEST.as_nanos() as u64, 2).expect("bounds that fit each other")
 }
 
+/// A histogram as pairs of the highest value of a bucket, in nanoseconds, and its count.
+pub(crate) type Counts = Vec<(u64, u64)>;
+
+pub(crate) fn counts(histogram: &Histogram<u64>) -> Counts {
+    histogram.iter_recorded().map(|step| (step.value_iterated_to(), step.count_since_last_iteration())).collect()
+}
+
+/// Adds counts to a histogram.
+pub(crate) fn restore(histogram: &mut Histogram<u64>, counts: &Counts) {
+    counts.iter().for_each(|(value, count)| histogram.saturating_record_n(*value, *count));
+}
+
 fn record(histogram: &mut Histogram<u64>, planned: Time, at: Time) {
     histogram.saturating_record(at.as_nanos().saturating_sub(planned.as_nanos()));
 }
