@@ -7,10 +7,12 @@
 //! Each connection makes a full handshake. Sessions are not resumed, since a connection stands for a new client, and
 //! since the cost of a handshake is most of the cost of a server with TLS.
 
+use std::fmt;
 use std::fs;
 use std::io::{self, BufRead, IoSlice, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use amped_measure::Failure;
@@ -23,7 +25,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{
-    CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    CertificateError, ClientConfig, ClientConnection, DEFAULT_VERSIONS, DigitallySignedStruct, Error, RootCertStore,
+    SignatureScheme, SupportedProtocolVersion, version,
 };
 
 use crate::client::{Connection, Next, Plan};
@@ -41,19 +44,63 @@ pub enum Trust<'a> {
     Anybody,
 }
 
+/// A version of TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsVersion {
+    /// TLS 1.2 (RFC 5246).
+    Tls12,
+    /// TLS 1.3 (RFC 8446).
+    Tls13,
+}
+
+impl TlsVersion {
+    fn supported(self) -> &'static SupportedProtocolVersion {
+        match self {
+            TlsVersion::Tls12 => &version::TLS12,
+            TlsVersion::Tls13 => &version::TLS13,
+        }
+    }
+}
+
+impl fmt::Display for TlsVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TlsVersion::Tls12 => "1.2",
+            TlsVersion::Tls13 => "1.3",
+        })
+    }
+}
+
+impl FromStr for TlsVersion {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<TlsVersion, String> {
+        let known = [TlsVersion::Tls12, TlsVersion::Tls13].into_iter().find(|version| version.to_string() == text);
+        known.ok_or_else(|| format!("invalid TLS version {text:?}: write 1.2 or 1.3"))
+    }
+}
+
+/// How connections use TLS. By default both versions.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Options {
+    /// The only version; `None` for both.
+    pub version: Option<TlsVersion>,
+}
+
 /// The TLS properties that all connections of a run share: the server's name, and the trusted certificates.
 #[derive(Clone, Debug)]
 pub struct Tls {
+    options: Options,
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
 }
 
 impl Tls {
-    /// TLS 1.2 and 1.3 with a host of this name or address, with HTTP/1.1 by ALPN (RFC 7301).
+    /// TLS with a host of this name or address, with HTTP/1.1 by ALPN (RFC 7301).
     ///
     /// # Errors
     /// When no certificate can be issued for such a host; when the authorities cannot be read, or there are none.
-    pub fn new(host: &str, trust: Trust<'_>) -> Result<Tls, Failure> {
+    pub fn new(host: &str, trust: Trust<'_>, options: Options) -> Result<Tls, Failure> {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|_| Failure::usage(format!("invalid host name {host:?} for a certificate: write a host name")))?;
         let provider = Arc::new(aws_lc_rs::default_provider());
@@ -74,15 +121,16 @@ impl Tls {
             Ok((chains, own))
         });
         let verifier = Arc::new(Verifier { trusted: trusted.transpose()?, algorithms });
+        let versions = options.version.map(|version| [version.supported()]);
         let mut config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
+            .with_protocol_versions(versions.as_ref().map_or(DEFAULT_VERSIONS, |one| &one[..]))
             .expect("the provider has all that TLS 1.2 and 1.3 need")
             .dangerous()
             .with_custom_certificate_verifier(verifier)
             .with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         config.resumption = Resumption::disabled();
-        Ok(Tls { config: Arc::new(config), name })
+        Ok(Tls { options, config: Arc::new(config), name })
     }
 
     /// Explains a TLS failure with this server, and what to do.
@@ -119,7 +167,13 @@ impl Tls {
                 )
             }
             Error::InvalidMessage(_) => format!("{name} does not speak TLS: is its URL http://?"),
-            error => format!("cannot negotiate TLS 1.2 or 1.3 with {name}: {error}"),
+            error => match self.options.version {
+                None => format!("cannot negotiate TLS 1.2 or 1.3 with {name}: {error}"),
+                Some(version) => format!(
+                    "cannot negotiate TLS {version} with {name}: {error}; enable this version in the server, or omit \
+                     --tls-version"
+                ),
+            },
         }
     }
 }
@@ -293,5 +347,19 @@ impl Write for Sink<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_parse() {
+        assert_eq!("1.2".parse(), Ok(TlsVersion::Tls12));
+        assert_eq!("1.3".parse(), Ok(TlsVersion::Tls13));
+        for bad in ["", "1", "1.1", "1.4", "TLSv1.2", "1.2 "] {
+            assert!(bad.parse::<TlsVersion>().is_err_and(|why| why.contains("write 1.2 or 1.3")), "{bad}");
+        }
     }
 }

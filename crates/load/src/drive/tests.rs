@@ -11,7 +11,7 @@ use super::*;
 use crate::client::Plan;
 use crate::schedule::{Arrivals, Schedule};
 use crate::tally::Fault;
-use crate::tls::{Tls, Trust};
+use crate::tls::{Options, Tls, TlsVersion, Trust};
 use crate::window::Second;
 use crate::workload::{Order, Request, Requests};
 use amped_http::h1::request::Version;
@@ -372,11 +372,14 @@ fn certificate(change: impl FnOnce(&mut rcgen::CertificateParams)) -> (rcgen::Ce
     (parameters.self_signed(&key).unwrap(), key)
 }
 
-/// As [`server`], with TLS; `protocols` are those it offers by ALPN.
+/// As [`server`], with TLS.
 fn secure_server((certificate, key): &(rcgen::Certificate, rcgen::KeyPair)) -> Target {
+    serve_securely(server_config(certificate, key))
+}
+
+fn serve_securely(config: Arc<rustls::ServerConfig>) -> Target {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let config = server_config(certificate, key);
     answer(move || {
         let (stream, _) = listener.accept()?;
         Ok(rustls::StreamOwned::new(rustls::ServerConnection::new(Arc::clone(&config)).unwrap(), stream))
@@ -395,7 +398,7 @@ fn server_config(certificate: &rcgen::Certificate, key: &rcgen::KeyPair) -> Arc<
 }
 
 fn secure(target: Target, host: &str, trust: Trust<'_>) -> Settings {
-    Settings { tls: Some(Tls::new(host, trust).unwrap()), ..settings(target) }
+    Settings { tls: Some(Tls::new(host, trust, Options::default()).unwrap()), ..settings(target) }
 }
 
 #[test]
@@ -418,6 +421,29 @@ fn each_arrival_is_answered_over_tls() {
     let plan = Plan::new(Requests::same(b"/"), Version::Http11, "test", &long, 200, 200);
     let outcome = run(&secure(target, "localhost", Trust::Anybody), &plan, 10.0, 100);
     assert_eq!((outcome.ok, outcome.failed()), (200, 0), "{:?} {:?}", outcome.failures, outcome.tls);
+}
+
+#[test]
+fn only_the_requested_version_is_offered() {
+    let (certificate, key) = certificate(|_| {});
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider);
+    let config = config.with_protocol_versions(&[&rustls::version::TLS12]).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::Pkcs8(key.serialize_der().into());
+    let config = config.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], key).unwrap();
+    let target = serve_securely(Arc::new(config));
+    let outcome = |version| {
+        let tls = Tls::new("localhost", Trust::Anybody, Options { version }).unwrap();
+        let settings = Settings { tls: Some(tls), ..settings(target.clone()) };
+        run(&settings, &plan(Requests::same(b"/"), 1, 1), 100.0, 50)
+    };
+    for version in [None, Some(TlsVersion::Tls12)] {
+        assert_eq!(outcome(version).ok, 5, "{version:?}");
+    }
+    let refused = outcome(Some(TlsVersion::Tls13));
+    assert_eq!(refused.failed_by(Fault::Tls), 5, "{:?}", refused.failures);
+    let why = refused.tls.unwrap();
+    assert!(why.contains("cannot negotiate TLS 1.3 with localhost") && why.contains("omit --tls-version"), "{why}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use ammeter_load::condition::Condition;
 use ammeter_load::drive::parked::Wanted;
 use ammeter_load::schedule::{Arrivals, rate, seconds};
 use ammeter_load::slice::Slice;
+use ammeter_load::tls::TlsVersion;
 use ammeter_load::workload::Statuses;
 use ammeter_load::workload::log::Spacing;
 use amped_measure::Failure;
@@ -103,6 +104,9 @@ pub(crate) struct Args {
     /// CA certificates (PEM) to trust instead of the system's; or the server's own certificate
     #[arg(long, value_name = "FILE")]
     pub(super) ca: Option<PathBuf>,
+    /// TLS version of an https URL, 1.2 or 1.3 [default: both]
+    #[arg(long, value_name = "VERSION", conflicts_with = "calibrate")]
+    pub(super) tls_version: Option<TlsVersion>,
     /// Closed loop with this many clients, each of which sends its next request when it has its response
     #[arg(long, short = 'c', value_name = "N")]
     pub(super) clients: Option<usize>,

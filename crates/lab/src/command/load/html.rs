@@ -39,7 +39,7 @@ pub(super) fn write(args: &Args, setup: &Setup, page: impl FnOnce(&Head) -> Opti
 
 /// The settings that a page lists: those given, and the defaults of the others.
 fn settings(args: &Args, setup: &Setup) -> Vec<(&'static str, String)> {
-    let Settings { target, connect_timeout, timeout, spin, lanes, .. } = &setup.settings;
+    let Settings { target, tls, connect_timeout, timeout, spin, lanes, .. } = &setup.settings;
     let mut rows = vec![
         (
             "server",
@@ -64,6 +64,10 @@ fn settings(args: &Args, setup: &Setup) -> Vec<(&'static str, String)> {
         ("spin", format!("{spin:?}")),
         ("seed", setup.seed.to_string()),
     ];
+    if tls.is_some() {
+        let version = args.tls_version.map_or("1.2 or 1.3".to_owned(), |version| version.to_string());
+        rows.push(("TLS", version));
+    }
     if !args.slice.is_whole() {
         rows.push(("slice", args.slice.to_string()));
     }

@@ -8,7 +8,7 @@ use ammeter_load::Version;
 use ammeter_load::client::Plan;
 use ammeter_load::drive::parked::IdlePool;
 use ammeter_load::drive::{Settings, Stop, Target};
-use ammeter_load::tls::{Tls, Trust};
+use ammeter_load::tls::{Options, Tls, Trust};
 use ammeter_load::url::Url;
 use ammeter_load::workload::log::{Log, ResponseCheck, Spacing, Tally};
 use ammeter_load::workload::manifest::Manifest;
@@ -96,10 +96,14 @@ impl Setup {
                 "--ca and --insecure require https, but {text} is not; write https://"
             )));
         }
+        if args.tls_version.is_some() && !url.secure {
+            return Err(Failure::usage(format!("--tls-version requires https, but {text} is not; write https://")));
+        }
         if url.secure && !args.parked.is_empty() {
             return Err(Failure::usage("parked connections do not support TLS; omit --parked, or use an http URL"));
         }
-        let tls = url.secure.then(|| Tls::new(&url.host, trust)).transpose()?;
+        let options = Options { version: args.tls_version };
+        let tls = url.secure.then(|| Tls::new(&url.host, trust, options)).transpose()?;
         for (what, time) in [("--connect-timeout", args.connect_timeout), ("--timeout", args.timeout)] {
             if time.is_zero() {
                 return Err(Failure::usage(format!("{what} must not be zero; write, for example, 500ms")));
