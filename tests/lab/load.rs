@@ -267,8 +267,10 @@ fn invalid_input_is_reported_in_one_line() {
     check(&["127.0.0.1:80/", "--rate", "1"], 2, "has no scheme");
     check(&["ftp://127.0.0.1/", "--rate", "1"], 2, "neither http nor https");
     check(&[url, "--rate", "1", "--insecure"], 2, "require https");
-    check(&[url, "--rate", "1", "--tls-version", "1.3"], 2, "--tls-version requires https");
+    check(&[url, "--rate", "1", "--tls-resume", "50%"], 2, "--tls-version and --tls-resume require https");
+    check(&[url, "--rate", "1", "--tls-version", "1.3"], 2, "--tls-version and --tls-resume require https");
     check(&["https://127.0.0.1/", "--rate", "1", "--tls-version", "1.1"], 2, "write 1.2 or 1.3");
+    check(&["https://127.0.0.1/", "--rate", "1", "--tls-resume", "101%"], 2, "from 0% to 100%");
     check(&["https://127.0.0.1/", "--rate", "1", "--ca", "/no/such/file"], 1, "/no/such/file");
     check(&["https://127.0.0.1/", "--rate", "1", "--ca", "/dev/null"], 1, "-----BEGIN CERTIFICATE-----");
     check(&[url], 2, "--rate");

@@ -22,9 +22,9 @@ fn amped() -> PathBuf {
 }
 
 /// A server of a directory. Stopped when dropped.
-struct Server {
+pub struct Server {
     child: Child,
-    address: SocketAddr,
+    pub address: SocketAddr,
 }
 
 impl Server {
@@ -33,16 +33,22 @@ impl Server {
     }
 
     fn start_with(site: &Path, flags: &[&str]) -> Server {
-        let mut child = Command::new(amped())
-            .arg("serve")
-            .arg(site)
-            .args(["--listen", "127.0.0.1:0"])
-            .args(flags)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Server::spawn(Command::new(amped()).arg("serve").arg(site).args(["--listen", "127.0.0.1:0"]).args(flags))
+    }
+
+    /// Starts it with a configuration file, which has its address.
+    pub fn configured(config: &Path) -> Server {
+        Server::spawn(Command::new(amped()).args(["serve", "--config"]).arg(config))
+    }
+
+    fn spawn(command: &mut Command) -> Server {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let address = lines.find_map(|line| line.split_once("serving on http://")?.1.strip_suffix('/')?.parse().ok());
+        let address = |line: &str| {
+            let (_, url) = line.split_once("serving on ")?;
+            url.split_once("://")?.1.strip_suffix('/')?.parse().ok()
+        };
+        let address = lines.find_map(|line| address(&line));
         // Read to the end: a full pipe would block the server.
         std::thread::spawn(move || lines.for_each(drop));
         Server { child, address: address.expect("a line with its address") }

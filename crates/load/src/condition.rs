@@ -20,7 +20,7 @@ pub struct Condition {
 /// Name, unit and value of a figure.
 type Figure = (&'static str, &'static str, fn(&Outcome) -> f64);
 
-const FIGURES: [Figure; 13] = [
+const FIGURES: [Figure; 17] = [
     ("mean", " ms", |outcome| latency(outcome, outcome.latency.mean_ms)),
     ("p50", " ms", |outcome| latency(outcome, outcome.latency.p50_ms)),
     ("p90", " ms", |outcome| latency(outcome, outcome.latency.p90_ms)),
@@ -28,6 +28,10 @@ const FIGURES: [Figure; 13] = [
     ("p99", " ms", |outcome| latency(outcome, outcome.latency.p99_ms)),
     ("p99.9", " ms", |outcome| latency(outcome, outcome.latency.p999_ms)),
     ("max", " ms", |outcome| latency(outcome, outcome.latency.max_ms)),
+    ("handshake-mean", " ms", |outcome| handshake(outcome, outcome.handshakes.all.mean_ms)),
+    ("handshake-p50", " ms", |outcome| handshake(outcome, outcome.handshakes.all.p50_ms)),
+    ("handshake-p99", " ms", |outcome| handshake(outcome, outcome.handshakes.all.p99_ms)),
+    ("resumed-share", " %", |outcome| outcome.handshakes.resumed_share.unwrap_or(0.0) * 100.0),
     ("lateness", " ms", |outcome| outcome.lateness.p99_ms),
     ("failed", "", |outcome| outcome.failed() as f64),
     ("failed", " %", |outcome| outcome.failed() as f64 * 100.0 / (outcome.failed() + outcome.ok).max(1) as f64),
@@ -39,6 +43,11 @@ const FIGURES: [Figure; 13] = [
 /// Without a correct reply, every latency is infinite.
 fn latency(outcome: &Outcome, figure: f64) -> f64 {
     if outcome.ok == 0 { f64::INFINITY } else { figure }
+}
+
+/// Without a TLS handshake, its time is infinite.
+fn handshake(outcome: &Outcome, figure: f64) -> f64 {
+    if outcome.handshakes.all.count == 0 { f64::INFINITY } else { figure }
 }
 
 impl FromStr for Condition {
@@ -103,6 +112,8 @@ mod tests {
         check("p99.9 > 1.5s", Some(("p99.9", " ms", true, 1500.0)));
         check("backlog>100", Some(("backlog", "", true, 100.0)));
         check("p95>20ms", Some(("p95", " ms", true, 20.0)));
+        check("handshake-p99>5ms", Some(("handshake-p99", " ms", true, 5.0)));
+        check("resumed-share<90%", Some(("resumed-share", " %", false, 90.0)));
         check("failed>0", Some(("failed", "", true, 0.0)));
         check("failed>0.5%", Some(("failed", " %", true, 0.5)));
         check("rate<4990", Some(("rate", "/s", false, 4990.0)));

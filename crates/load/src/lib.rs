@@ -2,9 +2,10 @@
 //!
 //! `workload` defines the requests and `schedule` their instants. `client` is one connection as a state machine;
 //! `drive` runs connections over sockets, and `tls` encrypts them (`no_tls` without that feature). `tally` counts,
-//! `window` computes the offered and the completed load and whether the server fell behind, and `outcome` is the result
-//! with its verdict. `slice` and `parts` divide a plan among several generators and merge their results. `condition`
-//! checks `--fail-if`, `knee` finds the rate that a server sustains, and `null` is a server for calibration.
+//! `handshake` has the figures of TLS handshakes, `window` computes the offered and the completed load and whether the
+//! server fell behind, and `outcome` is the result with its verdict. `slice` and `parts` divide a plan among several
+//! generators and merge their results. `condition` checks `--fail-if`, `knee` finds the rate that a server sustains, and
+//! `null` is a server for calibration.
 //!
 //! Nothing here prints or parses a command line.
 #![forbid(unsafe_code)]
@@ -12,6 +13,7 @@
 pub mod client;
 pub mod condition;
 pub mod drive;
+pub mod handshake;
 pub mod knee;
 pub mod null;
 pub mod outcome;

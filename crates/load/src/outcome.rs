@@ -11,6 +11,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::drive::parked::Parked;
+use crate::handshake::{Handshakes, SessionCounts};
 use crate::schedule::Shape;
 use crate::tally::{Class, Clocks, Distribution, Fault, STATUS_MIN, STATUSES, Spread, Tally, Used};
 use crate::window::{self, Course, Second, Window};
@@ -111,6 +112,9 @@ pub struct Outcome {
     pub secured: Spread,
     /// SYN sent, since the planned instant: the lateness of the generator.
     pub lateness: Spread,
+    /// The TLS handshakes: full and resumed, with the time of each from the established connection on.
+    #[serde(default)]
+    pub handshakes: Handshakes,
     /// The same five clocks by quantile.
     pub distribution: Distribution,
     /// Resources used by the threads that open connections.
@@ -158,6 +162,7 @@ pub(crate) struct Ran {
     pub(crate) real_time: bool,
     pub(crate) stolen_s: f64,
     pub(crate) interrupted: bool,
+    pub(crate) sessions: SessionCounts,
     pub(crate) series: Vec<Second>,
     pub(crate) clocks: Clocks,
     pub(crate) machine: Machine,
@@ -168,7 +173,7 @@ pub(crate) struct Ran {
 impl Outcome {
     pub(crate) fn new(tally: &Tally, ran: Ran) -> Outcome {
         let Ran { load, began_s, planned, start, seconds, requests, establisher, handler, lanes, .. } = ran;
-        let Ran { real_time, stolen_s, interrupted, series, clocks, machine, classes, .. } = ran;
+        let Ran { real_time, stolen_s, interrupted, sessions, series, clocks, machine, classes, .. } = ran;
         let mut course = tally.course.clone();
         if interrupted {
             course.cut(seconds);
@@ -207,6 +212,7 @@ impl Outcome {
             connected: Spread::of(&clocks.connected),
             secured: Spread::of(&clocks.secured),
             lateness: Spread::of(&clocks.lateness),
+            handshakes: Handshakes::of(&tally.handshakes, sessions),
             distribution: Distribution::of(&clocks),
             establisher,
             handler,
@@ -372,6 +378,7 @@ pub(crate) mod tests {
             real_time: false,
             stolen_s: 0.0,
             interrupted: false,
+            sessions: SessionCounts::default(),
             series: Vec::new(),
             clocks: Clocks::default(),
             machine: Machine::default(),

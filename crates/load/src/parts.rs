@@ -11,8 +11,11 @@ use std::time::Duration;
 use amped_measure::{Validity, Verdict};
 use serde::{Deserialize, Serialize};
 
+use crate::handshake::{Handshakes, SessionCounts};
 use crate::outcome::{Loop, Outcome};
-use crate::tally::{Clocks, Counts, Distribution, Fault, Interval, Part, Spread, Used, coarse, counts, restore};
+use crate::tally::{
+    Clocks, Counts, Distribution, Fault, HandshakeTimes, Interval, Part, Spread, Used, coarse, counts, restore,
+};
 use crate::window::{Course, Second};
 
 /// The clocks of a second, in the order of [`Clocks::each`].
@@ -44,6 +47,9 @@ pub struct Parts {
     seconds: Vec<Recorded>,
     /// The latencies of each class, if known.
     classes: Vec<Option<Counts>>,
+    /// The times of full and of resumed TLS handshakes.
+    #[serde(default)]
+    handshakes: [Counts; 2],
 }
 
 /// Maximum spread of the generators' start times, in seconds: beyond it, their seconds do not match.
@@ -53,7 +59,8 @@ impl Parts {
     /// A result, and the clocks of each of its seconds.
     pub fn new(outcome: &Outcome, seconds: Vec<Recorded>) -> Parts {
         let classes = outcome.classes.iter().map(|class| class.times.as_ref().map(counts)).collect();
-        Parts { outcome: outcome.clone(), course: outcome.course.clone(), seconds, classes }
+        let (course, handshakes) = (outcome.course.clone(), outcome.handshakes.times.clone());
+        Parts { outcome: outcome.clone(), course, seconds, classes, handshakes }
     }
 
     /// Parses the JSON of a generator.
@@ -136,6 +143,7 @@ impl Parts {
             });
             class.latency = class.times.as_ref().map(Spread::of);
         }
+        all.handshakes = handshakes(parts.iter().map(|(_, part)| part));
         if let Some((name, part)) = parts.iter().find(|(_, part)| part.outcome.series.len() != part.seconds.len()) {
             let (counted, heard) = (part.outcome.series.len(), part.seconds.len());
             return Err(format!("{name} has {counted} seconds of counts and {heard} of latencies"));
@@ -179,6 +187,22 @@ impl Parts {
     }
 }
 
+/// The handshakes of all parts.
+fn handshakes<'a>(parts: impl Iterator<Item = &'a Parts>) -> Handshakes {
+    let (mut times, mut sessions) = (HandshakeTimes::default(), SessionCounts::default());
+    for Parts { outcome, handshakes: [full, resumed], .. } in parts {
+        restore(&mut times.full, full);
+        restore(&mut times.resumed, resumed);
+        times.wanted = times.wanted.saturating_add(outcome.handshakes.wanted);
+        let SessionCounts { requested_share, issued, offered } = outcome.handshakes.sessions();
+        // The same for all parts of a plan.
+        sessions.requested_share = requested_share;
+        sessions.issued = sessions.issued.saturating_add(issued);
+        sessions.offered = sessions.offered.saturating_add(offered);
+    }
+    Handshakes::of(&times, sessions)
+}
+
 /// The merged load of both; `None` if they belong to different plans.
 fn load(mine: &Loop, theirs: &Loop) -> Option<Loop> {
     match (mine, theirs) {
@@ -215,6 +239,7 @@ fn add(all: &mut Used, one: Used) {
 mod tests {
     use super::*;
     use crate::outcome::tests::ran;
+    use crate::tally::Handshake;
     use crate::tally::Tally;
     use amped_units::Time;
     use proptest::prelude::*;
@@ -233,6 +258,8 @@ mod tests {
                     Some(us) => {
                         let last = planned + Duration::from_micros(*us);
                         tally.connected(planned, planned + Duration::from_micros(us / 2));
+                        let began = planned + Duration::from_micros(us / 2);
+                        tally.secured(planned, Handshake { began, wanted: *class > 0, resumed: *class > 1 }, last);
                         tally.reply(*class, planned, planned + Duration::from_micros(us - us / 4), last);
                         tally.received += us;
                     }
@@ -291,6 +318,7 @@ mod tests {
             for (mine, theirs) in merged.classes.iter().zip(&whole.classes) {
                 prop_assert_eq!(mine.times.as_ref().map(counts), theirs.clone());
             }
+            prop_assert_eq!(&merged.handshakes.times, &whole.handshakes);
         }
 
         #[test]

@@ -80,6 +80,8 @@ pub struct Tally {
     pub(crate) classes: Vec<Class>,
     /// Why the first failed TLS handshake failed.
     pub(crate) tls: Option<String>,
+    /// The TLS handshakes.
+    pub(crate) handshakes: HandshakeTimes,
     /// Since the last cut.
     clocks: Clocks,
     /// Connections started and ended, correct replies, failures and bytes at the last cut.
@@ -146,9 +148,10 @@ impl Tally {
         }
     }
 
-    /// Counts a completed TLS handshake.
-    pub fn secured(&mut self, planned: Time, now: Time) {
+    /// Counts a TLS handshake that was completed now.
+    pub fn secured(&mut self, planned: Time, handshake: Handshake, now: Time) {
         record(&mut self.clocks.secured, planned, now);
+        self.handshakes.count(handshake, now);
     }
 
     /// Records why a TLS handshake failed; keeps the first reason.
@@ -228,6 +231,7 @@ impl Tally {
         self.tls = self.tls.take().or(other.tls);
         self.faults.iter_mut().zip(other.faults).for_each(|(mine, theirs)| *mine += theirs);
         self.statuses.iter_mut().zip(other.statuses).for_each(|(mine, theirs)| *mine += theirs);
+        self.handshakes.add(&other.handshakes);
         self.course.add(&other.course);
         self.last_end = self.last_end.max(other.last_end);
         for (mine, theirs) in self.classes.iter_mut().zip(other.classes) {
@@ -237,6 +241,57 @@ impl Tally {
                 mine.add(theirs).expect("all have the same bounds");
             }
         }
+    }
+}
+
+/// A completed TLS handshake, as the client saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handshake {
+    /// When its connection was established.
+    pub began: Time,
+    /// Whether it was to resume an earlier session.
+    pub wanted: bool,
+    /// Whether it resumed one.
+    pub resumed: bool,
+}
+
+/// The times of TLS handshakes in nanoseconds, from the established connection to the arrival of the last bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct HandshakeTimes {
+    /// Full handshakes.
+    pub(crate) full: Histogram<u64>,
+    /// Handshakes that resumed an earlier session.
+    pub(crate) resumed: Histogram<u64>,
+    /// Handshakes that were to resume one, `wanted >= resumed.len()`.
+    pub(crate) wanted: u64,
+}
+
+impl HandshakeTimes {
+    fn count(&mut self, handshake: Handshake, now: Time) {
+        let Handshake { began, wanted, resumed } = handshake;
+        record(if resumed { &mut self.resumed } else { &mut self.full }, began, now);
+        self.wanted += u64::from(wanted);
+    }
+
+    /// Adds the handshakes of another thread.
+    fn add(&mut self, other: &HandshakeTimes) {
+        for (mine, theirs) in [(&mut self.full, &other.full), (&mut self.resumed, &other.resumed)] {
+            mine.add(theirs).expect("all have the same bounds");
+        }
+        self.wanted += other.wanted;
+    }
+
+    /// The times of both kinds.
+    pub(crate) fn all(&self) -> Histogram<u64> {
+        let mut all = self.full.clone();
+        all.add(&self.resumed).expect("all have the same bounds");
+        all
+    }
+}
+
+impl Default for HandshakeTimes {
+    fn default() -> HandshakeTimes {
+        HandshakeTimes { full: histogram(), resumed: histogram(), wanted: 0 }
     }
 }
 

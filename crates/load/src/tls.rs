@@ -4,33 +4,42 @@
 //! does without one. A request is queued before the handshake completes, and is sent as soon as it does: a connection
 //! whose handshake fails has a failed request, and no further state is needed.
 //!
-//! Each connection makes a full handshake. Sessions are not resumed, since a connection stands for a new client, and
-//! since the cost of a handshake is most of the cost of a server with TLS.
+//! By default each connection makes a full handshake, since a connection stands for a new client, and since handshakes
+//! are most of the cost of a server with TLS: no session is offered, no ticket of TLS 1.2 is requested, and tickets of
+//! TLS 1.3 are discarded. With [`Options::resume`] some connections offer a session that an earlier one received; which
+//! ones is drawn from a seed by the number of the connection ([`Sessions`]).
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::fs;
 use std::io::{self, BufRead, IoSlice, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use amped_measure::Failure;
+use amped_measure::stats::Random;
 use amped_sys::socket;
 use amped_units::Time;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{Resumption, WebPkiServerVerifier, verify_server_name};
+use rustls::client::{
+    ClientSessionStore, Resumption, Tls12ClientSessionValue, Tls13ClientSessionValue, WebPkiServerVerifier,
+    verify_server_name,
+};
 use rustls::crypto::{WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{
-    CertificateError, ClientConfig, ClientConnection, DEFAULT_VERSIONS, DigitallySignedStruct, Error, RootCertStore,
-    SignatureScheme, SupportedProtocolVersion, version,
+    CertificateError, ClientConfig, ClientConnection, DEFAULT_VERSIONS, DigitallySignedStruct, Error, HandshakeKind,
+    NamedGroup, RootCertStore, SignatureScheme, SupportedProtocolVersion, version,
 };
 
 use crate::client::{Connection, Next, Plan};
-use crate::tally::{Fault, Tally};
+use crate::handshake::SessionCounts;
+use crate::tally::{Fault, Handshake, Tally};
 
 /// The certificates that a client trusts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,19 +89,27 @@ impl FromStr for TlsVersion {
     }
 }
 
-/// How connections use TLS. By default both versions.
+/// How connections use TLS. By default both versions, with a full handshake for each connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Options {
     /// The only version; `None` for both.
     pub version: Option<TlsVersion>,
+    /// The share of connections that resume an earlier session, from 0 to 1.
+    pub resume: f64,
+    /// The seed that determines which ones.
+    pub seed: u64,
 }
 
-/// The TLS properties that all connections of a run share: the server's name, and the trusted certificates.
+/// The TLS properties that all connections of a run share: the server's name, the trusted certificates, and the sessions
+/// to resume.
 #[derive(Clone, Debug)]
 pub struct Tls {
     options: Options,
-    config: Arc<ClientConfig>,
     name: ServerName<'static>,
+    /// The configuration of connections that make a full handshake.
+    full: Arc<ClientConfig>,
+    /// The sessions, and the configuration of connections that resume one; `None` if none do.
+    resuming: Option<(Arc<Sessions>, Arc<ClientConfig>)>,
 }
 
 impl Tls {
@@ -130,7 +147,49 @@ impl Tls {
             .with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         config.resumption = Resumption::disabled();
-        Ok(Tls { options, config: Arc::new(config), name })
+        let mut resuming = None;
+        if options.resume > 0.0 {
+            let sessions = Arc::new(Sessions::default());
+            // Only a session of a configuration with the same verifier is offered, which a clone has.
+            let mut offering = config.clone();
+            config.resumption = View { sessions: Arc::clone(&sessions), is_offering: false }.into();
+            offering.resumption = View { sessions: Arc::clone(&sessions), is_offering: true }.into();
+            resuming = Some((sessions, Arc::new(offering)));
+        }
+        Ok(Tls { options, name, full: Arc::new(config), resuming })
+    }
+
+    /// Drops all sessions, so that each run begins like the first.
+    pub(crate) fn forget_sessions(&self) {
+        if let Some((sessions, _)) = &self.resuming {
+            *sessions.held() = Held::default();
+            sessions.issued.store(0, Ordering::Relaxed);
+            sessions.offered.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The sessions of the run so far.
+    pub(crate) fn sessions(&self) -> SessionCounts {
+        let count = |of: fn(&Sessions) -> &AtomicU64| {
+            self.resuming.as_ref().map_or(0, |(sessions, _)| of(sessions).load(Ordering::Relaxed))
+        };
+        SessionCounts {
+            requested_share: self.options.resume,
+            issued: count(|sessions| &sessions.issued),
+            offered: count(|sessions| &sessions.offered),
+        }
+    }
+
+    /// The configuration of connection number `number` of the run, and whether it resumes a session.
+    fn config(&self, number: u64) -> (&Arc<ClientConfig>, bool) {
+        // A generator per draw, and not that of the requests: whether a session is resumed does not depend on the file.
+        const SALT: u64 = 0x7465_6b63_6974_736c;
+        let seed = self.options.seed ^ SALT;
+        let mut random = Random(seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        match &self.resuming {
+            Some((_, offering)) if random.fraction() < self.options.resume => (offering, true),
+            Some(_) | None => (&self.full, false),
+        }
     }
 
     /// Explains a TLS failure with this server, and what to do.
@@ -257,22 +316,113 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
+/// The sessions with the server that can be resumed. A run has one server, so they have no key.
+///
+/// A ticket of TLS 1.3 is offered once (RFC 8446, C.4), the newest first, which is the least likely to have expired. A
+/// session of TLS 1.2 is offered by all connections until there is a newer one.
+#[derive(Debug, Default)]
+struct Sessions {
+    held: Mutex<Held>,
+    /// Sessions received.
+    issued: AtomicU64,
+    /// Sessions given to connections.
+    offered: AtomicU64,
+}
+
+/// Maximum number of unused tickets of TLS 1.3; the oldest is dropped. Each takes a few KiB, since it includes the
+/// server's certificates.
+const TICKETS_MAX: usize = 4096;
+
+#[derive(Debug, Default)]
+struct Held {
+    /// The group for key exchange that the server chose.
+    group: Option<NamedGroup>,
+    tls12: Option<Tls12ClientSessionValue>,
+    /// Newest last.
+    tls13: VecDeque<Tls13ClientSessionValue>,
+}
+
+impl Sessions {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The sessions as a connection sees them: all connections add sessions, and those that resume one take one.
+#[derive(Debug)]
+struct View {
+    sessions: Arc<Sessions>,
+    is_offering: bool,
+}
+
+impl View {
+    fn offer<T>(&self, choose: impl FnOnce(&mut Held) -> Option<T>) -> Option<T> {
+        let chosen = if self.is_offering { choose(&mut self.sessions.held()) } else { None };
+        self.sessions.offered.fetch_add(u64::from(chosen.is_some()), Ordering::Relaxed);
+        chosen
+    }
+}
+
+impl From<View> for Resumption {
+    fn from(view: View) -> Resumption {
+        Resumption::store(Arc::new(view))
+    }
+}
+
+impl ClientSessionStore for View {
+    fn set_kx_hint(&self, _: ServerName<'static>, group: NamedGroup) {
+        self.sessions.held().group = Some(group);
+    }
+
+    // A new client does not know the server's choice.
+    fn kx_hint(&self, _: &ServerName<'_>) -> Option<NamedGroup> {
+        self.is_offering.then(|| self.sessions.held().group).flatten()
+    }
+
+    fn set_tls12_session(&self, _: ServerName<'static>, session: Tls12ClientSessionValue) {
+        self.sessions.held().tls12 = Some(session);
+        self.sessions.issued.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn tls12_session(&self, _: &ServerName<'_>) -> Option<Tls12ClientSessionValue> {
+        self.offer(|held| held.tls12.clone())
+    }
+
+    fn remove_tls12_session(&self, _: &ServerName<'static>) {
+        self.sessions.held().tls12 = None;
+    }
+
+    fn insert_tls13_ticket(&self, _: ServerName<'static>, ticket: Tls13ClientSessionValue) {
+        self.sessions.issued.fetch_add(1, Ordering::Relaxed);
+        let mut held = self.sessions.held();
+        if held.tls13.len() == TICKETS_MAX {
+            held.tls13.pop_front();
+        }
+        held.tls13.push_back(ticket);
+    }
+
+    fn take_tls13_ticket(&self, _: &ServerName<'static>) -> Option<Tls13ClientSessionValue> {
+        self.offer(|held| held.tls13.pop_back())
+    }
+}
+
 /// TLS on one connection.
 #[derive(Debug)]
 pub(crate) struct Session {
     inner: ClientConnection,
-    /// Whether the handshake is in progress.
-    shaking: bool,
+    /// The handshake in progress; `None` once it is complete.
+    handshake: Option<Handshake>,
 }
 
 impl Session {
-    /// A session that has not sent anything.
-    pub(crate) fn new(tls: &Tls) -> Session {
-        let inner = ClientConnection::new(Arc::clone(&tls.config), tls.name.clone());
+    /// A session that has not sent anything, on connection number `number` of the run, which was established at `began`.
+    pub(crate) fn new(tls: &Tls, number: u64, began: Time) -> Session {
+        let (config, wanted) = tls.config(number);
+        let inner = ClientConnection::new(Arc::clone(config), tls.name.clone());
         let mut inner = inner.expect("a configuration with versions, suites and a name");
         // A group of requests is queued as a whole; its length is the user's choice.
         inner.set_buffer_limit(None);
-        Session { inner, shaking: true }
+        Session { inner, handshake: Some(Handshake { began, wanted, resumed: false }) }
     }
 
     /// Queues bytes to be sent as soon as there is a key.
@@ -311,9 +461,11 @@ impl Session {
                     return connection.handle_fault(Fault::Tls, plan, tally);
                 }
             };
-            if self.shaking && !self.inner.is_handshaking() {
-                self.shaking = false;
-                tally.secured(connection.planned(), now);
+            if !self.inner.is_handshaking()
+                && let Some(handshake) = self.handshake.take()
+            {
+                let resumed = self.inner.handshake_kind() == Some(HandshakeKind::Resumed);
+                tally.secured(connection.planned(), Handshake { resumed, ..handshake }, now);
             }
             let mut reader = self.inner.reader();
             while let Ok(plain @ [_, ..]) = reader.fill_buf() {
@@ -353,6 +505,26 @@ impl Write for Sink<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn tls(resume: f64, seed: u64) -> Tls {
+        Tls::new("localhost", Trust::Anybody, Options { version: None, resume, seed }).unwrap()
+    }
+
+    #[test]
+    fn seed_determines_which_connections_resume_sessions() {
+        let drawn = |tls: &Tls| (0..10_000).map(|number| tls.config(number).1).collect::<Vec<bool>>();
+        let share = |tls: &Tls| drawn(tls).into_iter().filter(|resumes| *resumes).count() as f64 / 1e4;
+        for resume in [0.0, 0.01, 0.5, 0.9, 1.0] {
+            let found = share(&tls(resume, 7));
+            // Three standard deviations.
+            assert!((found - resume).abs() <= 3.0 * (resume * (1.0 - resume) / 1e4).sqrt(), "{found} not {resume}");
+        }
+        assert_eq!(drawn(&tls(0.5, 7)), drawn(&tls(0.5, 7)));
+        assert_ne!(drawn(&tls(0.5, 7)), drawn(&tls(0.5, 8)));
+        // Every other slice has the same share: the choice is not periodic.
+        let even = drawn(&tls(0.5, 7)).into_iter().step_by(2).filter(|resumes| *resumes).count();
+        assert!((2300..2700).contains(&even), "{even}");
+    }
 
     #[test]
     fn versions_parse() {

@@ -69,8 +69,9 @@ struct Clients<'a> {
     think: Duration,
     /// No requests begin after this instant.
     until: Time,
-    /// The run's next request number, shared by the clients of all lanes.
-    next: &'a AtomicU64,
+    /// The run's next request and connection numbers, shared by the clients of all lanes.
+    next_request: &'a AtomicU64,
+    next_connection: &'a AtomicU64,
     /// Idle clients, by when they resume.
     idle: BinaryHeap<Reverse<(Time, u32)>>,
     generation: u32,
@@ -80,7 +81,7 @@ impl Clients<'_> {
     /// Whether no more requests begin: the time is over, or the list
     /// of requests is exhausted, which ends the run for all lanes.
     fn are_done(&mut self, at: Time, plan: &Plan) -> bool {
-        if plan.requests().len().is_some_and(|length| self.next.load(Ordering::Relaxed) >= length) {
+        if plan.requests().len().is_some_and(|length| self.next_request.load(Ordering::Relaxed) >= length) {
             self.until = self.until.min(at);
         }
         at >= self.until
@@ -122,17 +123,18 @@ impl<'a> Handler<'a> {
         }
     }
 
-    /// A closed loop with one client per slot. All lanes take request numbers from `next`, so that each number is used
-    /// exactly once, whatever happens to a group.
+    /// A closed loop with one client per slot. All lanes take request numbers from `next_request`, so that each number is
+    /// used exactly once, whatever happens to a group; the same with connections.
     pub(super) fn closed(
         mut self,
         connector: Connector<'a>,
         think: Duration,
         until: Time,
-        next: &'a AtomicU64,
+        next_request: &'a AtomicU64,
+        next_connection: &'a AtomicU64,
     ) -> Handler<'a> {
         let idle = (0..self.active.len() as u32).map(|slot| Reverse((self.start, slot))).collect();
-        self.clients = Some(Clients { connector, think, until, next, idle, generation: 0 });
+        self.clients = Some(Clients { connector, think, until, next_request, next_connection, idle, generation: 0 });
         self
     }
 
@@ -217,7 +219,7 @@ impl<'a> Handler<'a> {
         let first = number.saturating_mul(self.plan.per_connection());
         let due = planned + self.settings.timeout;
         let connection = Connection::new(planned);
-        let tls = self.settings.tls.as_ref().map(|tls| Box::new(Session::new(tls)));
+        let tls = self.settings.tls.as_ref().map(|tls| Box::new(Session::new(tls, number, now)));
         let (unsent, unsent_at) = (Vec::new(), 0);
         let active = Active { generation, socket, connection, tls, first, planned, due, unsent, unsent_at };
         self.active[slot as usize] = Some(active);
@@ -235,7 +237,7 @@ impl<'a> Handler<'a> {
                 if clients.are_done(planned, self.plan) {
                     return self.close(slot);
                 }
-                clients.next.fetch_add(active.connection.room(self.plan), Ordering::Relaxed)
+                clients.next_request.fetch_add(active.connection.room(self.plan), Ordering::Relaxed)
             }
             None => active.first + active.connection.sent(),
         };
@@ -370,7 +372,8 @@ impl<'a> Handler<'a> {
         let generation = clients.generation;
         let begun = clients.connector.begin(self.clock, planned, &mut self.tally).and_then(|socket| {
             // Request numbers are assigned when requests are sent, not when a connection starts.
-            let pending = Pending { generation, socket, number: 0, planned };
+            let number = clients.next_connection.fetch_add(1, Ordering::Relaxed);
+            let pending = Pending { generation, socket, number, planned };
             self.lane.put(slot, pending).map_err(|_| {
                 self.tally.ended(planned, self.clock.now(), false);
                 Fault::Local

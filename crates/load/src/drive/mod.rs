@@ -35,6 +35,7 @@ use crate::client::Plan;
 use crate::outcome::{Loop, Outcome, Ran};
 use crate::schedule::Schedule;
 use crate::tally::{Interval, Tally, Used};
+use crate::tls::Tls;
 use lane::{Connector, Lane};
 use seconds::Cutter;
 use settings::RESERVE;
@@ -82,6 +83,7 @@ pub fn open(
     process::make_room_for_descriptors((needed.max(wanted.min(limit)) + reserve) as u64);
     let beginning = Beginning::of(settings)?;
     let Beginning { clock, start, .. } = beginning;
+    settings.tls.iter().for_each(Tls::forget_sessions);
     let window = schedule.duration();
     let ran = run_lanes(lanes, beginning, window, on_second, |lane, [begun, ended]| {
         let shared = Lane::new(slots)?;
@@ -113,7 +115,7 @@ pub fn open(
             Ended { established: Some(established), handled }
         }))
     })?;
-    finish(ran, plan, load, window, lanes, stop)
+    finish(ran, settings, plan, load, window, lanes, stop)
 }
 
 /// Runs clients in a closed loop for a given time: each sends a request, waits for its reply, pauses, and repeats.
@@ -143,7 +145,8 @@ pub fn closed(
     process::make_room_for_descriptors(needed as u64);
     let beginning = Beginning::of(settings)?;
     let Beginning { clock, start, .. } = beginning;
-    let next = AtomicU64::new(0);
+    settings.tls.iter().for_each(Tls::forget_sessions);
+    let (requests, connections) = (AtomicU64::new(0), AtomicU64::new(0));
     let ran = run_lanes(lanes, beginning, duration, on_second, |lane, [cutter]| {
         let ours = (lane..clients).step_by(lanes).count();
         let shared = Lane::new(ours)?;
@@ -151,11 +154,11 @@ pub fn closed(
         let connector = Connector { target: &settings.target, sources };
         let tally = Tally::over(classes(plan), start, duration);
         let handler = handler::Handler::new(&shared, settings, plan, clock, start, tally);
-        let handler = handler.closed(connector, think, start + duration, &next);
+        let handler = handler.closed(connector, think, start + duration, &requests, &connections);
         Ok(Ended { established: None, handled: handler.run(cutter, stop) })
     })?;
     let load = Loop::Closed { clients, think_ms: think.as_secs_f64() * 1e3 };
-    finish(ran, plan, load, duration, lanes, stop)
+    finish(ran, settings, plan, load, duration, lanes, stop)
 }
 
 /// Time from the start of the threads to the first planned instant; all threads wait until then.
@@ -248,6 +251,7 @@ fn run_lanes<const N: usize>(
 
 fn finish(
     run: Run,
+    settings: &Settings,
     plan: &Plan,
     load: Loop,
     duration: Duration,
@@ -303,6 +307,7 @@ fn finish(
         real_time,
         stolen_s,
         interrupted,
+        sessions: settings.tls.as_ref().map(Tls::sessions).unwrap_or_default(),
         series,
         clocks,
         machine,

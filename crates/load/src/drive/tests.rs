@@ -204,12 +204,12 @@ fn closed_loop_completes_every_request() {
 #[test]
 fn client_starting_after_end_sends_one_request() {
     let (settings, plan) = (settings(server()), plan(Requests::same(b"/"), u64::MAX, 1));
-    let (lane, next, clock) = (Lane::new(3).unwrap(), AtomicU64::new(0), Clock::start());
+    let (lane, next, clock) = (Lane::new(3).unwrap(), [0, 0].map(AtomicU64::new), Clock::start());
     let (mut cutters, _seconds) = seconds::seconds(1, Time::START, Duration::from_secs(1), 0.0);
     let connector =
         Connector { target: &settings.target, sources: source::Sources::new(&settings.target, 0, 1, 0).unwrap() };
     let handler = handler::Handler::new(&lane, &settings, &plan, clock, Time::START, Tally::new(1));
-    let handler = handler.closed(connector, Duration::ZERO, Time::START + Duration::from_nanos(1), &next);
+    let handler = handler.closed(connector, Duration::ZERO, Time::START + Duration::from_nanos(1), &next[0], &next[1]);
     let tally = handler.run(cutters.pop().unwrap(), &Stop::default()).tally;
     assert_eq!((tally.ok(), tally.all_failed()), (3, 0));
 }
@@ -412,6 +412,9 @@ fn each_arrival_is_answered_over_tls() {
         assert_eq!((outcome.established, outcome.secured.count), (30, 30), "{:?}", outcome.tls);
         assert_eq!((outcome.ok, outcome.failed()), (30 * per_connection, 0), "{:?}", outcome.failures);
         assert!(outcome.secured.p50_ms >= outcome.connected.p50_ms);
+        let handshakes = &outcome.handshakes;
+        assert_eq!((handshakes.full.count, handshakes.resumed.count, handshakes.issued), (30, 0, 0));
+        assert!(handshakes.all.p50_ms > 0.0 && handshakes.all.p50_ms <= outcome.secured.p50_ms, "{handshakes:?}");
         let outcome =
             closed(&settings, &plan, 3, Duration::ZERO, Duration::from_millis(200), &Stop::default(), &|_| {}).unwrap();
         assert!(outcome.ok >= 3 && outcome.failed() == 0, "{:?} {:?}", outcome.failures, outcome.tls);
@@ -421,6 +424,70 @@ fn each_arrival_is_answered_over_tls() {
     let plan = Plan::new(Requests::same(b"/"), Version::Http11, "test", &long, 200, 200);
     let outcome = run(&secure(target, "localhost", Trust::Anybody), &plan, 10.0, 100);
     assert_eq!((outcome.ok, outcome.failed()), (200, 0), "{:?} {:?}", outcome.failures, outcome.tls);
+}
+
+/// A closed loop with one client, whose next connection begins after the response to the last one.
+fn one_after_the_other(target: &Target, options: Options) -> Outcome {
+    let tls = Tls::new("localhost", Trust::Anybody, options).unwrap();
+    let settings = Settings { tls: Some(tls), ..settings(target.clone()) };
+    let plan = plan(Requests::same(b"/").limit(60), 1, 1);
+    let hour = Duration::from_secs(3600);
+    let outcome = closed(&settings, &plan, 1, Duration::ZERO, hour, &Stop::default(), &|_| {}).unwrap();
+    assert_eq!((outcome.ok, outcome.failed()), (60, 0), "{:?} {:?}", outcome.failures, outcome.tls);
+    outcome
+}
+
+#[test]
+fn requested_share_of_sessions_is_resumed_in_both_versions() {
+    let target = secure_server(&certificate(|_| {}));
+    for version in [TlsVersion::Tls12, TlsVersion::Tls13] {
+        let counts = |resume, seed| {
+            let handshakes = one_after_the_other(&target, Options { version: Some(version), resume, seed }).handshakes;
+            assert_eq!(handshakes.warning, None, "{handshakes:?}");
+            (handshakes.full.count, handshakes.resumed.count)
+        };
+        assert_eq!(counts(0.0, 1), (60, 0));
+        // The first has no session yet.
+        assert_eq!(counts(1.0, 1), (1, 59));
+        let half = counts(0.5, 1);
+        assert!((15..45).contains(&half.1) && half.0 + half.1 == 60, "{half:?}");
+        assert_eq!(half, counts(0.5, 1), "the seed determines it");
+    }
+}
+
+#[test]
+fn each_run_begins_without_sessions() {
+    let target = secure_server(&certificate(|_| {}));
+    let options = Options { resume: 1.0, ..Options::default() };
+    let settings = Settings { tls: Some(Tls::new("localhost", Trust::Anybody, options).unwrap()), ..settings(target) };
+    for _ in 0..2 {
+        // The second connection begins long after the first has ended, even on a busy machine.
+        let outcome = run(&settings, &plan(Requests::same(b"/"), 1, 1), 2.0, 1000);
+        let handshakes = &outcome.handshakes;
+        assert_eq!((handshakes.full.count, handshakes.resumed.count, handshakes.wanted), (1, 1, 2), "{handshakes:?}");
+    }
+}
+
+#[test]
+fn server_without_tickets_is_reported() {
+    let (certificate, key) = certificate(|_| {});
+    let check = |change: fn(&mut rustls::ServerConfig), versions: &[TlsVersion], says: &str| {
+        let mut config = Arc::unwrap_or_clone(server_config(&certificate, &key));
+        change(&mut config);
+        let target = serve_securely(Arc::new(config));
+        for version in versions {
+            let options = Options { version: Some(*version), resume: 1.0, seed: 1 };
+            let handshakes = one_after_the_other(&target, options).handshakes;
+            assert_eq!((handshakes.full.count, handshakes.wanted), (60, 60), "{version}");
+            let warning = handshakes.warning.unwrap();
+            assert!(warning.contains("resumed 0 % of the 60 sessions") && warning.contains(says), "{warning}");
+        }
+    };
+    let without = |config: &mut rustls::ServerConfig| {
+        config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+    };
+    check(without, &[TlsVersion::Tls12, TlsVersion::Tls13], "it issues no tickets");
 }
 
 #[test]
@@ -433,7 +500,7 @@ fn only_the_requested_version_is_offered() {
     let config = config.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], key).unwrap();
     let target = serve_securely(Arc::new(config));
     let outcome = |version| {
-        let tls = Tls::new("localhost", Trust::Anybody, Options { version }).unwrap();
+        let tls = Tls::new("localhost", Trust::Anybody, Options { version, ..Options::default() }).unwrap();
         let settings = Settings { tls: Some(tls), ..settings(target.clone()) };
         run(&settings, &plan(Requests::same(b"/"), 1, 1), 100.0, 50)
     };

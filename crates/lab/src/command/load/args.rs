@@ -107,6 +107,9 @@ pub(crate) struct Args {
     /// TLS version of an https URL, 1.2 or 1.3 [default: both]
     #[arg(long, value_name = "VERSION", conflicts_with = "calibrate")]
     pub(super) tls_version: Option<TlsVersion>,
+    /// Share of the connections to an https URL that resume an earlier session; the others make a full handshake
+    #[arg(long, value_name = "SHARE", value_parser = resumed, default_value = "0%", conflicts_with = "calibrate")]
+    pub(super) tls_resume: f64,
     /// Closed loop with this many clients, each of which sends its next request when it has its response
     #[arg(long, short = 'c', value_name = "N")]
     pub(super) clients: Option<usize>,
@@ -176,6 +179,7 @@ Examples:
   ammeter load http://127.0.0.1:8080/ --rate 5000 --duration 30s
   ammeter load http://127.0.0.1:8080/ --rate 2000 --arrivals bursty:6,5% --fail-if 'p99>20ms'
   ammeter load https://127.0.0.1:8443/ --rate 500 --ca cert.pem    TLS, a full handshake for each connection
+  ammeter load https://127.0.0.1:8443/ --rate 500 --ca cert.pem --tls-resume 80%
   ammeter load http://127.0.0.1:8080/ --clients 50                 closed loop, as wrk -c 50
   ammeter load http://127.0.0.1:8080/ -c 50 -n 10000               10,000 requests, as fast as the server responds
   ammeter load http://127.0.0.1:8080/api --rate 1k -d 10 --body '[1, 2]' -H 'Content-Type: application/json'
@@ -260,6 +264,13 @@ impl Sweep {
     }
 }
 
+/// Parses the share of connections that resume a session.
+fn resumed(text: &str) -> Result<f64, String> {
+    let percent = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok();
+    let share = percent.map(|percent| percent / 100.0).filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| format!("invalid share {text:?}: write a percentage from 0% to 100%, such as 50%"))
+}
+
 /// Parses an objective such as `p99=10ms` into the condition that violates it.
 fn slo(text: &str) -> Result<Condition, String> {
     let broken = text.replacen("<=", ">", 1).replacen('=', ">", 1);
@@ -322,6 +333,21 @@ mod tests {
         for bad in ["", "100", "100..200", "0..10/1", "200..100/10", "1..2/0", "1..1e9/1", "a..b/c"] {
             check(bad, None);
         }
+    }
+
+    #[test]
+    fn shares_of_resumed_sessions_parse() {
+        for (text, expected) in [
+            ("0%", Some(0.0)),
+            ("50%", Some(0.5)),
+            ("50", Some(0.5)),
+            ("100 %", Some(1.0)),
+            ("101%", None),
+            ("-1%", None),
+        ] {
+            assert_eq!(resumed(text).ok(), expected, "{text:?}");
+        }
+        assert!(resumed("most").unwrap_err().contains("such as 50%") && resumed("NaN%").is_err());
     }
 
     #[test]

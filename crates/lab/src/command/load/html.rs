@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::args::{Args, parked};
 use super::setup::Setup;
-use super::summary::{Swept, failures, headline};
+use super::summary::{Swept, counted, failures, handshake_rows, headline};
 use crate::page;
 
 /// The content of a page besides the result.
@@ -67,6 +67,7 @@ fn settings(args: &Args, setup: &Setup) -> Vec<(&'static str, String)> {
     if tls.is_some() {
         let version = args.tls_version.map_or("1.2 or 1.3".to_owned(), |version| version.to_string());
         rows.push(("TLS", version));
+        rows.push(("sessions to resume", format!("{} %", (args.tls_resume * 1e3).round() / 10.0)));
     }
     if !args.slice.is_whole() {
         rows.push(("slice", args.slice.to_string()));
@@ -127,6 +128,12 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
         (plot("distribution", "Distributions over the whole run."))
         h2 { "Times" }
         div.scroll { (clocks(outcome)) }
+        @if outcome.handshakes.all.count > 0 {
+            h2 { "TLS handshakes" }
+            p { (counted(&outcome.handshakes)) "." }
+            @if let Some(why) = &outcome.handshakes.warning { p.bad { "Warning: " (why) "." } }
+            div.scroll { (handshakes(outcome)) }
+        }
         @if !outcome.parked.is_empty() {
             h2 { "Parked connections" }
             @for parked in &outcome.parked { p { (parked) } }
@@ -231,15 +238,32 @@ fn clocks(outcome: &Outcome) -> Markup {
     ];
     html! {
         table {
-            tr { th { "ms since the planned instant" } th {} @for name in ["count", "mean", "p50", "p90", "p95", "p99", "p99.9", "max"] { th { (name) } } }
+            tr { th { "ms since the planned instant" } th {} @for name in SPREAD { th { (name) } } }
             @for (name, meaning, spread) in rows.into_iter().filter(|(.., spread)| spread.count > 0) {
-                tr {
-                    td { (name) } td.faint.text { (meaning) } td { (spread.count) }
-                    @let Spread { mean_ms, p50_ms, p90_ms, p95_ms, p99_ms, p999_ms, max_ms, .. } = spread;
-                    @for ms in [mean_ms, p50_ms, p90_ms, p95_ms, p99_ms, p999_ms, max_ms] { td { (format!("{ms:.3}")) } }
-                }
+                tr { td { (name) } td.faint.text { (meaning) } (cells(spread)) }
             }
         }
+    }
+}
+
+/// The times of handshakes, which do not count from the planned instant.
+fn handshakes(outcome: &Outcome) -> Markup {
+    html! {
+        table {
+            tr { th { "ms since the connection" } @for name in SPREAD { th { (name) } } }
+            @for (name, spread) in handshake_rows(&outcome.handshakes) { tr { td { (name.trim()) } (cells(spread)) } }
+        }
+    }
+}
+
+/// The columns of times.
+const SPREAD: [&str; 8] = ["count", "mean", "p50", "p90", "p95", "p99", "p99.9", "max"];
+
+fn cells(spread: &Spread) -> Markup {
+    let Spread { count, mean_ms, p50_ms, p90_ms, p95_ms, p99_ms, p999_ms, max_ms } = spread;
+    html! {
+        td { (count) }
+        @for ms in [mean_ms, p50_ms, p90_ms, p95_ms, p99_ms, p999_ms, max_ms] { td { (format!("{ms:.3}")) } }
     }
 }
 

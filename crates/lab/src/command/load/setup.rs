@@ -96,14 +96,14 @@ impl Setup {
                 "--ca and --insecure require https, but {text} is not; write https://"
             )));
         }
-        if args.tls_version.is_some() && !url.secure {
-            return Err(Failure::usage(format!("--tls-version requires https, but {text} is not; write https://")));
+        if !url.secure && (args.tls_version.is_some() || args.tls_resume > 0.0) {
+            return Err(Failure::usage(format!(
+                "--tls-version and --tls-resume require https, but {text} is not; write https://"
+            )));
         }
         if url.secure && !args.parked.is_empty() {
             return Err(Failure::usage("parked connections do not support TLS; omit --parked, or use an http URL"));
         }
-        let options = Options { version: args.tls_version };
-        let tls = url.secure.then(|| Tls::new(&url.host, trust, options)).transpose()?;
         for (what, time) in [("--connect-timeout", args.connect_timeout), ("--timeout", args.timeout)] {
             if time.is_zero() {
                 return Err(Failure::usage(format!("{what} must not be zero; write, for example, 500ms")));
@@ -128,6 +128,8 @@ impl Setup {
             ));
         }
         let seed = args.seed.unwrap_or(u64::from(now.subsec_nanos()));
+        let options = Options { version: args.tls_version, resume: args.tls_resume, seed };
+        let tls = url.secure.then(|| Tls::new(&url.host, trust, options)).transpose()?;
         let requests = requests(args, &url, seed)?;
         // At a rate a slice has whole connections, with all of their requests.
         let requests = if let Some(limit) = args.requests { requests.limit(limit) } else { requests };

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use ammeter_load::handshake::Handshakes;
 use ammeter_load::knee;
 use ammeter_load::outcome::{ClassOutcome, Loop, Outcome};
 use ammeter_load::tally::{Fault, Spread, Used};
@@ -234,6 +235,13 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
     if let (Some(why), 1..) = (&outcome.tls, outcome.ok) {
         let _ = writeln!(text, "TLS         {why}");
     }
+    let handshakes = &outcome.handshakes;
+    if handshakes.all.count > 0 {
+        let _ = writeln!(text, "handshakes  {}", counted(handshakes));
+    }
+    if let Some(why) = &handshakes.warning {
+        let _ = writeln!(text, "warning     {why}");
+    }
     let rows = [
         ("latency", &outcome.latency),
         ("first byte", &outcome.first_byte),
@@ -241,6 +249,7 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
         ("secured", &outcome.secured),
         ("lateness", &outcome.lateness),
     ];
+    let rows = rows.into_iter().chain(handshake_rows(handshakes));
     let _ = writeln!(
         text,
         "{:<12}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}{:>10}",
@@ -274,6 +283,26 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
     let _ = writeln!(text, "client      {each}{establisher}handling them {handler:.0} %");
     let _ = writeln!(text, "verdict     {}", outcome.verdict);
     text
+}
+
+/// The numbers of full handshakes and of resumed sessions.
+pub(super) fn counted(handshakes: &Handshakes) -> String {
+    let Handshakes { full, resumed, resumed_share, requested_share, .. } = handshakes;
+    let percent = |share: f64| (share * 1e3).round() / 10.0;
+    let requested = if *requested_share > 0.0 {
+        format!(" ({} %; {} % requested)", percent(resumed_share.unwrap_or(0.0)), percent(*requested_share))
+    } else {
+        String::new()
+    };
+    format!("{} full, {} resumed{requested}", grouped(full.count), grouped(resumed.count))
+}
+
+/// The times of all handshakes, and if there are both kinds, of each.
+pub(super) fn handshake_rows(handshakes: &Handshakes) -> impl Iterator<Item = (&'static str, &Spread)> {
+    let Handshakes { all, full, resumed, .. } = handshakes;
+    let are_both = full.count > 0 && resumed.count > 0;
+    let kinds = [("  full", full), ("  resumed", resumed)];
+    [("handshake", all)].into_iter().chain(kinds.into_iter().filter(move |_| are_both))
 }
 
 /// A line per class, for the first ones if there are many.
