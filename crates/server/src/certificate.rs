@@ -2,8 +2,6 @@
 //! when the files have changed.
 
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +18,7 @@ use x509_cert::certificate::Certificate as X509;
 use x509_cert::der::Decode;
 
 use crate::config::settings::ClientCertificate;
+use crate::reread::{FileStates, Reread};
 
 /// A certificate with its private key.
 #[derive(Clone, Debug)]
@@ -30,22 +29,8 @@ pub struct Certificate {
     pub chain: PathBuf,
     /// The file of the key.
     pub key: PathBuf,
-    /// The state of the files when they were read.
-    state: FileStates,
-    /// Their state at the last check, if it has changed since.
-    changed: Option<FileStates>,
-}
-
-/// Attributes that change when a file is replaced or written: device, inode, size, times of modification and of change.
-/// `None` for a missing file.
-type FileStates = [Option<(u64, u64, u64, [i64; 4])>; 2];
-
-fn states(chain: &Path, key: &Path) -> FileStates {
-    [chain, key].map(|path| {
-        let file = fs::metadata(path).ok()?;
-        let times = [file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()];
-        Some((file.dev(), file.ino(), file.size(), times))
-    })
+    /// Their state when they were read.
+    files: FileStates<2>,
 }
 
 /// Why a certificate cannot be used.
@@ -59,29 +44,19 @@ pub struct Unusable {
     pub help: String,
 }
 
-/// When changed files are read again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reread {
-    /// Once they have not changed between two calls, because the two files are written one after the other.
-    WhenSettled,
-    /// At once.
-    Now,
-}
-
 impl Certificate {
     /// Reads a chain and its key, which must belong together.
     ///
     /// # Errors
     /// The files cannot be read, or are invalid.
     pub fn read(chain: &Path, key: &Path) -> Result<Certificate, Unusable> {
-        // Before they are read, so that a change during the read is noticed later.
-        let state = states(chain, key);
+        let files = FileStates::new([chain, key]);
         let certificates = read_chain(chain).map_err(|(message, help)| Unusable { is_key: false, message, help })?;
         let unusable_key = |(message, help)| Unusable { is_key: true, message, help };
         let private = read_key(key).map_err(unusable_key)?;
         let certified = certify(certificates, private).map_err(|error| unusable_key(unusable(chain, key, error)))?;
         let (chain, key) = (chain.to_owned(), key.to_owned());
-        Ok(Certificate { certified: Arc::new(certified), chain, key, state, changed: None })
+        Ok(Certificate { certified: Arc::new(certified), chain, key, files })
     }
 
     /// Returns when it ends, since 1970; `None` if it is malformed.
@@ -93,17 +68,10 @@ impl Certificate {
     /// Reads it again if its files have changed. `None`: there is no new certificate. An unusable one is reported once,
     /// and the current one stays in use.
     pub fn reread(&mut self, when: Reread) -> Option<Result<(), Unusable>> {
-        let now = states(&self.chain, &self.key);
-        if now == self.state {
-            self.changed = None;
+        if !self.files.have_changed([&self.chain, &self.key], when) {
             return None;
         }
-        if self.changed.replace(now) != Some(now) && when == Reread::WhenSettled {
-            return None;
-        }
-        let read = Certificate::read(&self.chain, &self.key);
-        (self.state, self.changed) = (now, None);
-        let new = match read {
+        let new = match Certificate::read(&self.chain, &self.key) {
             Ok(new) => new,
             Err(unusable) => return Some(Err(unusable)),
         };

@@ -12,7 +12,7 @@
 //!    parts of a loop that do not know each other.
 //! 4. `disk`, and what passes its results to other processes and threads: `portable`, `shared_cache`, `locked`.
 //! 5. `app`: applications, whose scripts it finds through `disk`.
-//! 6. `transport`; `certificate`, `tickets`, `tls_config`: TLS sessions; `config_snapshot`: the current
+//! 6. `transport`; `reread`, `certificate`, `tickets`, `tls_config`: TLS sessions; `config_snapshot`: the current
 //!    configuration, with everything opened for it.
 //! 7. `send`; `handshakes`, `helper`, the helpers and their tasks; `message`, the messages
 //!    to a loop, also from helpers and `watch`.
@@ -49,6 +49,7 @@ pub mod passwords;
 pub mod portable;
 pub mod preload;
 pub mod processes;
+pub mod reread;
 pub mod residency;
 pub mod say;
 pub mod send;

@@ -17,9 +17,10 @@ use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{KeyLogFile, ServerConfig, SignatureAlgorithm};
 
-use crate::certificate::{Certificate, Reread, Unusable};
+use crate::certificate::{Certificate, Unusable};
 use crate::config::Settings;
 use crate::metrics::CertificateEnd;
+use crate::reread::Reread;
 use crate::say;
 use crate::tickets::Tickets;
 use crate::transport::tls::Tls;
