@@ -8,19 +8,34 @@ use std::process::{Child, Command, Stdio};
 use super::harness::{Server, Site, pattern, wait_until};
 use super::{peer, said};
 
-/// A site with a certificate for `localhost` made by OpenSSL with these options, and its server.
-fn serve(options: &[&str]) -> (Site, Server) {
+/// A site with a certificate for `localhost` made by OpenSSL with these options.
+fn issue(options: &[&str]) -> Site {
     let site = Site::new();
-    let path = |name: &str| site.path().join(name).to_str().unwrap().to_owned();
     let mut openssl = peer("openssl");
     openssl.args(["req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"]);
-    openssl.args(["-addext", "subjectAltName=DNS:localhost", "-keyout", &path("key"), "-out", &path("certificate")]);
+    openssl.args(["-addext", "subjectAltName=DNS:localhost"]);
+    openssl.args(["-keyout", &path(&site, "key"), "-out", &path(&site, "certificate")]);
     said(openssl.args(options));
-    fs::create_dir(path("root")).unwrap();
-    let text =
-        "listen = [\"127.0.0.1:0 tls\"]\n[[site]]\nroot = \"root\"\ncertificate = [\"certificate\"]\nkey = [\"key\"]\n";
-    let config = site.file("amped.toml", text);
-    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    fs::create_dir(path(&site, "root")).unwrap();
+    site
+}
+
+fn path(site: &Site, name: &str) -> String {
+    site.path().join(name).to_str().unwrap().to_owned()
+}
+
+/// Serves it; `keys` are added at the top, `tables` to the site.
+fn start(site: &Site, keys: &str, tables: &str) -> Server {
+    let text = format!(
+        "listen = [\"127.0.0.1:0 tls\"]\n{keys}\n\
+         [[site]]\nroot = \"root\"\ncertificate = [\"certificate\"]\nkey = [\"key\"]\n{tables}\n"
+    );
+    Server::start(&["--config", site.file("amped.toml", text).to_str().unwrap()])
+}
+
+fn serve(options: &[&str]) -> (Site, Server) {
+    let site = issue(options);
+    let server = start(&site, "", "");
     (site, server)
 }
 
@@ -120,6 +135,33 @@ fn openssl_resumes_sessions() {
             assert!(is_good && output.contains(kind), "{version}, {option}:\n{output}");
         }
     }
+}
+
+#[test]
+fn openssl_gets_ocsp_response() {
+    let site = issue(&ECDSA);
+    let [certificate, key, index, response] = ["certificate", "key", "index", "response"].map(|name| path(&site, name));
+    // The certificate is its own authority.
+    let serial = said(peer("openssl").args(["x509", "-noout", "-serial", "-in", &certificate]));
+    let serial = serial.trim().trim_start_matches("serial=");
+    site.file("index", format!("V\t491231235959Z\t\t{serial}\tunknown\t/CN=localhost\n"));
+    let mut openssl = peer("openssl");
+    openssl.args(["ocsp", "-index", &index, "-CA", &certificate, "-rsigner", &certificate, "-rkey", &key]);
+    openssl.args(["-issuer", &certificate, "-cert", &certificate, "-no_nonce", "-ndays", "1", "-respout", &response]);
+    said(&mut openssl);
+    let server = start(&site, "", "ocsp = [\"response\"]");
+    for version in ["-tls1_2", "-tls1_3"] {
+        let openssl = Openssl::connect(&site, &server, &[version, "-status"]);
+        openssl.wait_for("Verify return code: 0 (ok)");
+        let (output, is_good) = openssl.end();
+        let has = |line: &str| output.contains(line);
+        assert!(is_good && has("OCSP Response Status: successful") && has("Cert Status: good"), "{version}:\n{output}");
+    }
+    let (site, server) = serve(&ECDSA);
+    let openssl = Openssl::connect(&site, &server, &["-status"]);
+    openssl.wait_for("Verify return code: 0 (ok)");
+    let (output, is_good) = openssl.end();
+    assert!(is_good && output.contains("OCSP response: no response sent"), "{output}");
 }
 
 #[test]

@@ -4,18 +4,23 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustls::crypto::{CryptoProvider, aws_lc_rs};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{
-    ClientConfig, ClientConnection, HandshakeKind, RootCertStore, SignatureScheme, SupportedProtocolVersion, version,
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{
+    CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls12_signature, verify_tls13_signature,
 };
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, HandshakeKind, RootCertStore, SignatureScheme,
+    SupportedProtocolVersion, version,
+};
+use x509_cert::der::DateTime;
 
 use super::harness::*;
 
@@ -35,8 +40,18 @@ impl Trust {
     /// Writes a new certificate for these names to `NAME.pem`, and its key to `NAME.key`.
     fn issue(&mut self, site: &Site, name: &str, algorithm: &'static rcgen::SignatureAlgorithm, hosts: &[&str]) {
         let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
+        self.issue_as(site, name, algorithm, &rcgen::CertificateParams::new(hosts).unwrap());
+    }
+
+    fn issue_as(
+        &mut self,
+        site: &Site,
+        name: &str,
+        algorithm: &'static rcgen::SignatureAlgorithm,
+        params: &rcgen::CertificateParams,
+    ) {
         let key = rcgen::KeyPair::generate_for(algorithm).unwrap();
-        let certificate = rcgen::CertificateParams::new(hosts).unwrap().self_signed(&key).unwrap();
+        let certificate = params.self_signed(&key).unwrap();
         fs::write(site.path().join(name).with_extension("pem"), certificate.pem()).unwrap();
         fs::write(site.path().join(name).with_extension("key"), key.serialize_pem()).unwrap();
         self.roots.add(certificate.der().clone()).unwrap();
@@ -832,6 +847,101 @@ fn certificates_are_renewed_under_load_without_failed_request() {
     }
     // Only the certificates were reloaded.
     assert!(!server.said().contains("configuration"), "{}", server.said());
+}
+
+/// By OpenSSL, see `tests/golden/ocsp/README.md`.
+const GOOD: &[u8] = include_bytes!("../golden/ocsp/good.der");
+const EXPIRED: &[u8] = include_bytes!("../golden/ocsp/expired.der");
+
+/// The good response, but it expires after this time. Its signature is wrong then, which the server does not check.
+fn response_for(time: Duration) -> Vec<u8> {
+    let end = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap() + time;
+    let end = DateTime::from_unix_duration(end).unwrap().to_string().replace(['-', 'T', ':'], "");
+    let at = find(GOOD, b"21261031142855Z").unwrap();
+    [&GOOD[..at], end.as_bytes(), &GOOD[at + end.len()..]].concat()
+}
+
+/// Accepts every certificate, and keeps the OCSP response that came with it.
+#[derive(Debug)]
+struct ResponseKeeper {
+    response: Mutex<Vec<u8>>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ServerCertVerifier for ResponseKeeper {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        ocsp_response: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        *self.response.lock().unwrap() = ocsp_response.to_vec();
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signed, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+/// The OCSP response that a new client gets, empty if there is none.
+fn stapled(server: &Server, version: &'static SupportedProtocolVersion) -> Vec<u8> {
+    let provider = aws_lc_rs::default_provider();
+    let algorithms = provider.signature_verification_algorithms;
+    let keeper = Arc::new(ResponseKeeper { response: Mutex::default(), algorithms });
+    let config = ClientConfig::builder_with_provider(provider.into()).with_protocol_versions(&[version]).unwrap();
+    let config = config.dangerous().with_custom_certificate_verifier(Arc::clone(&keeper) as _).with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    server.connect().secure(ClientConnection::new(Arc::new(config), name).unwrap()).get("/");
+    keeper.response.lock().unwrap().clone()
+}
+
+#[test]
+fn ocsp_response_is_sent_until_it_expires() {
+    let (site, mut trust) = place();
+    let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+    params.serial_number = Some(vec![0x8a, 0x11, 0x0c, 0x5b].into());
+    trust.issue_as(&site, "own", &rcgen::PKCS_ECDSA_P256_SHA256, &params);
+    let server = serve(&site, "", "ocsp = [\"own.ocsp\"]");
+    server.wait_for("cannot read the OCSP response");
+    let write = |response: &[u8]| fs::rename(site.file("new", response), site.path().join("own.ocsp")).unwrap();
+    let wait_for = |response: &[u8]| {
+        for version in BOTH {
+            wait_until("the OCSP response", || stapled(&server, version) == response);
+        }
+    };
+    wait_for(b"");
+    write(GOOD);
+    wait_for(GOOD);
+    // One that clients would reject does not replace one that they accept.
+    write(EXPIRED);
+    server.wait_for("keeping the response in use");
+    assert!(server.said().contains("expired on 2026-11-24"), "{}", server.said());
+    wait_for(GOOD);
+    // It is read after 2 to 4 s.
+    write(&response_for(Duration::from_secs(10)));
+    server.wait_for("own.ocsp has expired");
+    wait_for(b"");
 }
 
 /// Runs this at the end of its scope, even after a panic.

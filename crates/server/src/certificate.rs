@@ -1,5 +1,8 @@
-//! A certificate with its private key, read from two files: at the start before root is dropped, at each reload, and
-//! when the files have changed.
+//! A certificate with its private key and its OCSP response, read from files: at the start before root is dropped, at
+//! each reload, and when the files have changed.
+//!
+//! Certificate and key are replaced together. The response has a life of its own: it is renewed every few days, perhaps
+//! by a user who may not read the key, and is dropped when it expires.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,6 +21,7 @@ use x509_cert::certificate::Certificate as X509;
 use x509_cert::der::Decode;
 
 use crate::config::settings::ClientCertificate;
+use crate::ocsp::{OcspResponse, UnusableResponse};
 use crate::reread::{FileStates, Reread};
 
 /// A certificate with its private key.
@@ -31,6 +35,43 @@ pub struct Certificate {
     pub key: PathBuf,
     /// Their state when they were read.
     files: FileStates<2>,
+    /// Its OCSP response, if a file is configured. The response in use is in `certified`.
+    pub ocsp: Option<Staple>,
+}
+
+/// The OCSP response of a certificate.
+#[derive(Clone, Debug)]
+pub struct Staple {
+    /// The file.
+    pub path: PathBuf,
+    /// Its state when it was read.
+    file: FileStates<1>,
+    /// When the response in use expires, since 1970; `None`: never, or there is none.
+    pub next_update: Option<Duration>,
+    /// Why there was no response to use when the certificate was read.
+    pub problem: Option<UnusableResponse>,
+}
+
+/// What has become of a certificate whose files were checked.
+#[derive(Debug)]
+pub enum Renewal {
+    /// It was replaced, and so was its OCSP response.
+    Certificate,
+    /// Its files have changed and cannot be used, so the current certificate stays in use.
+    UnusableCertificate(Unusable),
+    /// Its OCSP response was replaced.
+    Response,
+    /// The file of the response has changed and cannot be used, so the current response, if any, stays in use.
+    UnusableResponse(UnusableResponse),
+    /// Its OCSP response has expired, and is no longer used.
+    ResponseExpired,
+}
+
+impl Renewal {
+    /// Returns whether new sessions differ from earlier ones.
+    pub fn is_change(&self) -> bool {
+        matches!(self, Renewal::Certificate | Renewal::Response | Renewal::ResponseExpired)
+    }
 }
 
 /// Why a certificate cannot be used.
@@ -45,18 +86,30 @@ pub struct Unusable {
 }
 
 impl Certificate {
-    /// Reads a chain and its key, which must belong together.
+    /// Reads a chain and its key, which must belong together, and the OCSP response if there is a file of it. A response
+    /// that cannot be used is no error: most clients do not need it. `now`: since 1970.
     ///
     /// # Errors
-    /// The files cannot be read, or are invalid.
-    pub fn read(chain: &Path, key: &Path) -> Result<Certificate, Unusable> {
+    /// Chain or key cannot be read, or are invalid.
+    pub fn read(chain: &Path, key: &Path, ocsp: Option<&Path>, now: Duration) -> Result<Certificate, Unusable> {
         let files = FileStates::new([chain, key]);
         let certificates = read_chain(chain).map_err(|(message, help)| Unusable { is_key: false, message, help })?;
         let unusable_key = |(message, help)| Unusable { is_key: true, message, help };
         let private = read_key(key).map_err(unusable_key)?;
-        let certified = certify(certificates, private).map_err(|error| unusable_key(unusable(chain, key, error)))?;
+        let mut certified =
+            certify(certificates, private).map_err(|error| unusable_key(unusable(chain, key, error)))?;
+        let ocsp = ocsp.map(|path| {
+            let file = FileStates::new([path]);
+            let (response, problem) = match OcspResponse::read(path, &certified.cert, chain, now) {
+                Ok(response) => (Some(response), None),
+                Err(problem) => (None, Some(problem)),
+            };
+            let next_update = response.as_ref().and_then(|response| response.next_update);
+            certified.ocsp = response.map(|response| response.der);
+            Staple { path: path.to_owned(), file, next_update, problem }
+        });
         let (chain, key) = (chain.to_owned(), key.to_owned());
-        Ok(Certificate { certified: Arc::new(certified), chain, key, files })
+        Ok(Certificate { certified: Arc::new(certified), chain, key, files, ocsp })
     }
 
     /// Returns when it ends, since 1970; `None` if it is malformed.
@@ -65,19 +118,48 @@ impl Certificate {
         Some(own.tbs_certificate().validity().not_after.to_unix_duration())
     }
 
-    /// Reads it again if its files have changed. `None`: there is no new certificate. An unusable one is reported once,
-    /// and the current one stays in use.
-    pub fn reread(&mut self, when: Reread) -> Option<Result<(), Unusable>> {
-        if !self.files.have_changed([&self.chain, &self.key], when) {
+    /// Reads the files again that have changed, and drops an OCSP response that has expired; `None`: nothing has changed.
+    /// Unusable files are reported once. `now`: since 1970.
+    pub fn reread(&mut self, when: Reread, now: Duration) -> Option<Renewal> {
+        if self.files.have_changed([&self.chain, &self.key], when) {
+            let ocsp = self.ocsp.as_ref().map(|ocsp| &*ocsp.path);
+            match Certificate::read(&self.chain, &self.key, ocsp, now) {
+                Ok(new) if new.certified.cert != self.certified.cert => {
+                    *self = new;
+                    return Some(Renewal::Certificate);
+                }
+                Ok(_) => {}
+                Err(unusable) => return Some(Renewal::UnusableCertificate(unusable)),
+            }
+        }
+        self.reread_response(when, now)
+    }
+
+    fn reread_response(&mut self, when: Reread, now: Duration) -> Option<Renewal> {
+        // The response of a certificate that is about to be replaced belongs to the next one.
+        let ocsp = self.ocsp.as_mut().filter(|_| !self.files.are_changing())?;
+        if ocsp.file.have_changed([&ocsp.path], when) {
+            let read = OcspResponse::read(&ocsp.path, &self.certified.cert, &self.chain, now);
+            let OcspResponse { der, next_update } = match read {
+                Ok(response) => response,
+                Err(unusable) => return Some(Renewal::UnusableResponse(unusable)),
+            };
+            ocsp.next_update = next_update;
+            let is_same = self.certified.ocsp.as_ref() == Some(&der);
+            self.staple(Some(der));
+            return (!is_same).then_some(Renewal::Response);
+        }
+        if ocsp.next_update.is_none_or(|end| now < end) {
             return None;
         }
-        let new = match Certificate::read(&self.chain, &self.key) {
-            Ok(new) => new,
-            Err(unusable) => return Some(Err(unusable)),
-        };
-        let is_same = new.certified.cert == self.certified.cert;
-        *self = new;
-        (!is_same).then_some(Ok(()))
+        ocsp.next_update = None;
+        self.staple(None);
+        Some(Renewal::ResponseExpired)
+    }
+
+    /// Sends this OCSP response, or none, in new sessions.
+    fn staple(&mut self, response: Option<Vec<u8>>) {
+        self.certified = Arc::new(CertifiedKey { ocsp: response, ..(*self.certified).clone() });
     }
 }
 
@@ -175,5 +257,66 @@ fn unusable(chain: &Path, key: &Path, error: Error) -> Problem {
             let help = "use an ECDSA key (P-256, P-384), an RSA key of 2048 to 8192 bits, or Ed25519";
             (format!("the private key {key} cannot be used: {error}"), help.to_owned())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// See `tests/golden/ocsp/README.md`.
+    const GOOD: &[u8] = include_bytes!("../../../tests/golden/ocsp/good.der");
+    const EXPIRED: &[u8] = include_bytes!("../../../tests/golden/ocsp/expired.der");
+    const SERIAL: [u8; 4] = [0x8a, 0x11, 0x0c, 0x5b];
+
+    #[test]
+    fn ocsp_response_is_used_until_it_expires() {
+        // 2026-11-25, and 150 years later.
+        let [now, late] = [20_782, 75_569].map(|days| Duration::from_secs(days * 86_400));
+        let folder = tempfile::tempdir().unwrap();
+        let [chain, key, ocsp] = ["a.pem", "a.key", "a.ocsp"].map(|name| folder.path().join(name));
+        // By renaming, so that the inode changes: the time of modification may not, in a test.
+        let replace = |path: &Path, content: &[u8]| {
+            fs::write(folder.path().join("new"), content).unwrap();
+            fs::rename(folder.path().join("new"), path).unwrap();
+        };
+        let issue = |serial: &[u8]| {
+            let pair = rcgen::KeyPair::generate().unwrap();
+            let mut params = rcgen::CertificateParams::new(["a.example".to_owned()]).unwrap();
+            params.serial_number = Some(serial.to_vec().into());
+            replace(&chain, params.self_signed(&pair).unwrap().pem().as_bytes());
+            replace(&key, pair.serialize_pem().as_bytes());
+        };
+        issue(&SERIAL);
+        let mut certificate = Certificate::read(&chain, &key, Some(&ocsp), now).unwrap();
+        let problem = certificate.ocsp.as_ref().and_then(|ocsp| ocsp.problem.as_ref()).map(|problem| &*problem.message);
+        assert!(problem.is_some_and(|message| message.starts_with("cannot read the OCSP response")), "{problem:?}");
+        let check = |certificate: &mut Certificate, now: Duration, says: &str, response: Option<&[u8]>| {
+            let renewal = format!("{:?}", certificate.reread(Reread::Now, now));
+            assert!(renewal.contains(says), "{says} is not in {renewal}");
+            assert_eq!(certificate.certified.ocsp.as_deref(), response, "{says}");
+            assert!(certificate.reread(Reread::Now, now).is_none(), "{says}, again");
+        };
+        replace(&ocsp, GOOD);
+        check(&mut certificate, now, "Response", Some(GOOD));
+        replace(&ocsp, EXPIRED);
+        check(&mut certificate, now, "UnusableResponse", Some(GOOD));
+        check(&mut certificate, late, "ResponseExpired", None);
+        replace(&ocsp, GOOD);
+        check(&mut certificate, now, "Response", Some(GOOD));
+        // The same certificate in a new file.
+        replace(&chain, &fs::read(&chain).unwrap());
+        check(&mut certificate, now, "None", Some(GOOD));
+        // The response is about the old certificate.
+        issue(&[1]);
+        check(&mut certificate, now, "Certificate", None);
+        issue(&SERIAL);
+        check(&mut certificate, now, "Certificate", Some(GOOD));
+        // A key that cannot be used delays no response.
+        replace(&key, b"");
+        check(&mut certificate, now, "UnusableCertificate", Some(GOOD));
+        check(&mut certificate, late, "ResponseExpired", None);
     }
 }

@@ -28,6 +28,10 @@ impl Clock {
 
 /// Returns the time of day.
 pub fn wall() -> WallClock {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    WallClock::at(i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
+    WallClock::at(i64::try_from(since_1970().as_secs()).unwrap_or(i64::MAX))
+}
+
+/// Returns the time since 1970, by the wall clock.
+pub fn since_1970() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO)
 }

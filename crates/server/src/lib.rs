@@ -12,8 +12,8 @@
 //!    parts of a loop that do not know each other.
 //! 4. `disk`, and what passes its results to other processes and threads: `portable`, `shared_cache`, `locked`.
 //! 5. `app`: applications, whose scripts it finds through `disk`.
-//! 6. `transport`; `reread`, `certificate`, `tickets`, `tls_config`: TLS sessions; `config_snapshot`: the current
-//!    configuration, with everything opened for it.
+//! 6. `transport`; `reread`, `ocsp`, `certificate`, `tickets`, `tls_config`: TLS sessions; `config_snapshot`: the
+//!    current configuration, with everything opened for it.
 //! 7. `send`; `handshakes`, `helper`, the helpers and their tasks; `message`, the messages
 //!    to a loop, also from helpers and `watch`.
 //! 8. `turn`: one connection's turn; `worker`: the connections of a loop.
@@ -44,6 +44,7 @@ pub mod mailbox;
 pub mod message;
 pub mod metrics;
 pub mod notes;
+pub mod ocsp;
 pub mod open_file;
 pub mod passwords;
 pub mod portable;

@@ -1,7 +1,7 @@
 //! Detects that files have changed since they were read: certificates with their keys, OCSP responses, ticket secrets.
 //!
-//! The main thread checks every few seconds, so a renewal needs no signal. Attributes are compared, not contents. A file that
-//! is being written, or of which another one belongs to it that follows a moment later, is read once it has settled.
+//! The main thread checks every few seconds, so a renewal needs no signal. Attributes are compared, not contents. Files
+//! are read once they have settled: one may still be written, and a key follows its certificate a moment later.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,7 @@ use std::path::Path;
 /// When changed files are read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reread {
-    /// Once they have not changed between two calls, because the two files are written one after the other.
+    /// Once they have not changed between two calls, because files that belong together are written one after the other.
     WhenSettled,
     /// At once.
     Now,
@@ -48,6 +48,11 @@ impl<const N: usize> FileStates<N> {
         }
         (self.read, self.changed) = (now, None);
         true
+    }
+
+    /// Returns whether the files have changed, but were not read again because they had not settled.
+    pub fn are_changing(&self) -> bool {
+        self.changed.is_some()
     }
 }
 

@@ -4,7 +4,7 @@
 //! secrecy and authenticated encryption, as Mozilla's *intermediate* profile requires, and nothing weaker, so none of
 //! this is configurable.
 //!
-//! Certificates are replaced when their files change, and ticket keys after some hours ([`TlsConfig::refresh`]),
+//! Certificates and OCSP responses are replaced when their files change, and ticket keys after some hours ([`TlsConfig::refresh`]),
 //! without a new configuration: connections, caches and processes are not affected.
 
 use std::env;
@@ -17,9 +17,11 @@ use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{KeyLogFile, ServerConfig, SignatureAlgorithm};
 
-use crate::certificate::{Certificate, Unusable};
+use crate::certificate::{Certificate, Renewal, Unusable};
+use crate::clock;
 use crate::config::Settings;
 use crate::metrics::CertificateEnd;
+use crate::ocsp::UnusableResponse;
 use crate::reread::Reread;
 use crate::say;
 use crate::tickets::Tickets;
@@ -100,8 +102,8 @@ impl TlsConfig {
         Tls::new(&self.config)
     }
 
-    /// Wipes expired ticket keys, and reads certificates whose files have changed. Returns whether anything changed:
-    /// other processes must then do the same. Waits for the disk, so loops must not call it.
+    /// Wipes expired ticket keys, reads certificates and OCSP responses whose files have changed, and drops expired responses.
+    /// Returns whether anything changed: other processes must then do the same. Waits for the disk, so loops must not call it.
     pub fn refresh(&self, when: Reread) -> bool {
         let is_wiped = self.tickets.wipe_expired();
         self.certificates.refresh(when) || is_wiped
@@ -119,25 +121,55 @@ impl Certificates {
     fn new(settings: &Settings) -> Certificates {
         let mut by_site = settings.certificates.clone();
         by_site.iter_mut().for_each(|own| sort(own));
+        by_site.iter().flatten().for_each(report_response);
         Certificates { sites: Arc::clone(&settings.sites), by_site: RwLock::new(by_site) }
     }
 
-    /// Reads those whose files have changed; returns whether one was replaced. No handshake waits for the files.
+    /// Reads those whose files have changed, and drops expired OCSP responses; returns whether anything was replaced. No
+    /// handshake waits for the files.
     fn refresh(&self, when: Reread) -> bool {
         let mut by_site = self.by_site.read().unwrap_or_else(PoisonError::into_inner).clone();
         let mut is_new = false;
+        let now = clock::since_1970();
         for certificate in by_site.iter_mut().flatten() {
-            let Some(reread) = certificate.reread(when) else { continue };
-            is_new |= reread.is_ok();
-            match reread {
-                Ok(()) if when == Reread::WhenSettled => say!("new certificate: {}", certificate.chain.display()),
-                Ok(()) => {}
-                Err(Unusable { message, help, .. }) => say!("{message}: {help}; keeping the certificate in use"),
-            }
+            let Some(renewal) = certificate.reread(when, now) else { continue };
+            is_new |= renewal.is_change();
+            // Of the processes of a server, only the first one reports what all of them do.
+            report(certificate, renewal, when == Reread::WhenSettled);
         }
         by_site.iter_mut().for_each(|own| sort(own));
         *self.by_site.write().unwrap_or_else(PoisonError::into_inner) = by_site;
         is_new
+    }
+}
+
+/// Reports what has become of a certificate; changes only if `is_first`.
+fn report(certificate: &Certificate, renewal: Renewal, is_first: bool) {
+    let (chain, ocsp) = (certificate.chain.display(), certificate.ocsp.as_ref().map(|ocsp| ocsp.path.display()));
+    match (renewal, ocsp) {
+        (Renewal::UnusableCertificate(Unusable { message, help, .. }), _) => {
+            say!("{message}: {help}; keeping the certificate in use");
+        }
+        (Renewal::UnusableResponse(UnusableResponse { message, help }), _) => match certificate.certified.ocsp {
+            Some(_) => say!("{message}: {help}; keeping the response in use"),
+            None => say!("{message}: {help}; sending none"),
+        },
+        (Renewal::Certificate, _) if is_first => {
+            say!("new certificate: {chain}");
+            report_response(certificate);
+        }
+        (Renewal::Response, Some(ocsp)) if is_first => say!("new OCSP response: {ocsp}"),
+        (Renewal::ResponseExpired, Some(ocsp)) if is_first => {
+            say!("the OCSP response {ocsp} has expired: replace it in time; sending none for {chain}");
+        }
+        (Renewal::Certificate | Renewal::Response | Renewal::ResponseExpired, _) => {}
+    }
+}
+
+/// Reports an OCSP response that could not be used when its certificate was read.
+fn report_response(certificate: &Certificate) {
+    if let Some(UnusableResponse { message, help }) = certificate.ocsp.as_ref().and_then(|ocsp| ocsp.problem.as_ref()) {
+        say!("{message}: {help}; sending none");
     }
 }
 

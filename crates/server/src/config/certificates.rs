@@ -1,5 +1,6 @@
 //! Checks the keys about TLS together. The certificates are read with the configuration.
 
+use std::iter;
 use std::sync::Arc;
 
 use amped_http::h1::response::HSTS;
@@ -10,6 +11,7 @@ use super::file::SiteTable;
 use super::read::Node;
 use super::settings::{Listen, TlsSettings};
 use crate::certificate::{Certificate, Unusable, client_verifier};
+use crate::clock;
 
 /// The default port of https, which URLs omit.
 const HTTPS_PORT: u16 = 443;
@@ -18,10 +20,11 @@ impl Checker<'_> {
     /// Reads the certificates of a site, and makes their paths absolute.
     pub(super) fn certificates(&mut self, site: &mut SiteTable, node: Node<'_>) -> Vec<Certificate> {
         let (certificates, keys) = (node.get("certificate"), node.get("key"));
-        for path in site.certificate.iter_mut().chain(&mut site.key) {
+        let responses = site.ocsp.iter_mut().filter(|path| !path.as_os_str().is_empty());
+        for path in site.certificate.iter_mut().chain(&mut site.key).chain(responses) {
             *path = self.absolute(path, certificates);
         }
-        if self.read.is_taken(node, &["certificate", "key"]) {
+        if self.read.is_taken(node, &["certificate", "key", "ocsp"]) {
             return Vec::new();
         }
         if site.certificate.len() != site.key.len() {
@@ -31,10 +34,19 @@ impl Checker<'_> {
             self.findings.at(span, message, "write one of each, in the same order");
             return Vec::new();
         }
+        if site.ocsp.len() > site.certificate.len() {
+            let message =
+                format!("the site has {} OCSP responses and {} certificates", site.ocsp.len(), site.certificate.len());
+            let help = "write one for each certificate, in the same order; \"\" for a certificate without one";
+            self.findings.at(node.get("ocsp").span(), message, help);
+            return Vec::new();
+        }
         let files = site.certificate.iter().zip(&site.key).zip(certificates.elements().zip(keys.elements()));
+        let responses = site.ocsp.iter().map(|path| Some(&**path).filter(|path| !path.as_os_str().is_empty()));
+        let now = clock::since_1970();
         let mut read = Vec::new();
-        for ((chain, key), (chain_node, key_node)) in files {
-            match Certificate::read(chain, key) {
+        for (((chain, key), (chain_node, key_node)), ocsp) in files.zip(responses.chain(iter::repeat(None))) {
+            match Certificate::read(chain, key, ocsp, now) {
                 Ok(certificate) => read.push(certificate),
                 Err(Unusable { is_key, message, help }) => {
                     let node = if is_key { key_node } else { chain_node };

@@ -107,6 +107,12 @@ pub struct SiteTable {
     /// Read before the server switches to `user`, and again when they change: that user must be able to read them.
     #[schemars(extend("examples" = [["example.org.key"]]))]
     pub key: Vec<PathBuf>,
+    /// OCSP responses (DER) of these certificates, in their order; "" for a certificate without one
+    ///
+    /// Sent to clients in the handshake (stapling), and read again when they change. One that is missing, has expired, or does
+    /// not say that the certificate is good is not sent, which the server and `amped check` report.
+    #[schemars(extend("examples" = [["example.org.ocsp"]]))]
+    pub ocsp: Vec<PathBuf>,
     /// Redirect requests without TLS to https
     pub redirect_to_https: bool,
     /// Value of Strict-Transport-Security: browsers then use https only (RFC 6797)

@@ -1,4 +1,5 @@
-//! Describes certificates for `amped check`: their names, their expiry, and flaws for which clients reject them.
+//! Describes certificates for `amped check`: their names, their expiry, flaws for which clients reject them, and their
+//! OCSP responses.
 //!
 //! None of these is an error. A server with an expired certificate starts, because it still serves sites without TLS,
 //! and clients that ignore the date.
@@ -15,6 +16,8 @@ use x509_cert::der::{self, Decode, oid::ObjectIdentifier};
 use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
 
 use super::checked::Settings;
+use crate::certificate::Staple;
+use crate::ocsp::{self, UnusableResponse};
 
 /// Days before its expiry when a certificate should have been renewed, unless it is valid for less than three times
 /// this.
@@ -30,12 +33,21 @@ const WEAK: [ObjectIdentifier; 3] = [
     ObjectIdentifier::new_unwrap("1.2.840.10045.4.1"),
 ];
 
+/// The certificate extension by which clients require features of TLS (RFC 7633).
+const TLS_FEATURE: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.1.24");
+
+/// The feature "stapled OCSP response": the number of the extension of TLS that requests one (RFC 6066, 8).
+const STATUS_REQUEST: u16 = 5;
+
 /// Describes the certificates of all sites, with a warning for each flaw. `now`: since 1970.
 pub(super) fn review(settings: &Settings, now: Duration) -> String {
     let mut text = String::new();
     let default = settings.certificates.iter().find(|own| !own.is_empty());
     for (own, site) in settings.certificates.iter().zip(&settings.site) {
-        own.iter().for_each(|one| describe(&mut text, &one.chain, &one.certified, &site.hosts, now));
+        for one in own {
+            describe(&mut text, &one.chain, &one.certified, &site.hosts, now);
+            one.ocsp.iter().for_each(|ocsp| describe_response(&mut text, ocsp));
+        }
         // A site without a certificate uses that of another site.
         for one in default.filter(|_| own.is_empty() && settings.has_tls()).into_iter().flatten() {
             let covered = names(&one.certified.cert).unwrap_or_default();
@@ -104,11 +116,33 @@ fn describe(text: &mut String, file: &Path, certified: &CertifiedKey, hosts: &[B
     } else if above.is_empty() {
         warn("has no issuer in the file: clients refuse it unless a root issued it; add the intermediate certificates");
     }
+    if must_staple(own) && certified.ocsp.is_none() {
+        warn(
+            "requires an OCSP response (must-staple), but there is none to send: clients refuse it; see the key `ocsp`",
+        );
+    }
     let issued =
         chain.iter().zip(above).all(|(one, by)| one.tbs_certificate().issuer() == by.tbs_certificate().subject());
     if !issued {
         warn("or one after it is not followed by its issuer: reorder the certificates in the file");
     }
+}
+
+/// Describes the OCSP response of a certificate.
+fn describe_response(text: &mut String, ocsp: &Staple) {
+    let _ = match (&ocsp.problem, ocsp.next_update) {
+        (Some(UnusableResponse { message, help }), _) => writeln!(text, "warning: {message}: {help}; none is sent"),
+        (None, Some(end)) => writeln!(text, "{}: OCSP response until {}", ocsp.path.display(), ocsp::date(end)),
+        (None, None) => writeln!(text, "{}: OCSP response that does not say when it expires", ocsp.path.display()),
+    };
+}
+
+/// Returns whether clients must reject this certificate without a stapled OCSP response ("must-staple").
+fn must_staple(own: &X509) -> bool {
+    let mut extensions = own.tbs_certificate().extensions().into_iter().flatten();
+    let feature = extensions.find(|extension| extension.extn_id == TLS_FEATURE);
+    let features = feature.and_then(|extension| Vec::<u16>::from_der(extension.extn_value.as_bytes()).ok());
+    features.is_some_and(|features| features.contains(&STATUS_REQUEST))
 }
 
 /// Converts to whole days since 1970.
@@ -145,7 +179,7 @@ fn covers(names: &[String], host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcgen::{CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+    use rcgen::{CertificateParams, CustomExtension, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
     use rustls::pki_types::PrivateKeyDer;
 
     /// 2026-11-25.
@@ -202,6 +236,15 @@ mod tests {
         check(&chain(&names, 12, 2), &[], &["is not valid yet"]);
         check(&chain(&names, 1, 12), &[], &["valid for 699 days"]);
         check(&chain(&[], 10, 2), &["a.example"], &["has no names"]);
+        let (params, issuer_key) = issuer("intermediate");
+        let (mut own, key) = (CertificateParams::new(["a.example".to_owned()]).unwrap(), KeyPair::generate().unwrap());
+        (own.not_before, own.not_after) = (date_time_ymd(2026, 10, 1), date_time_ymd(2027, 2, 1));
+        // SEQUENCE OF INTEGER: 5.
+        let feature = CustomExtension::from_oid_content(&[1, 3, 6, 1, 5, 5, 7, 1, 24], vec![0x30, 3, 2, 1, 5]);
+        own.custom_extensions = vec![feature];
+        let strict = own.signed_by(&key, &Issuer::from_params(&params, &issuer_key)).unwrap();
+        let above = params.self_signed(&issuer_key).unwrap();
+        check(&(vec![strict.der().clone(), above.der().clone()], key), &[], &["must-staple"]);
         check(&chain(&names, 10, 2), &["b.example", "x.a.example"], &["name b.example", "name x.a.example"]);
         let (full, key) = chain(&names, 10, 2);
         check(&(full[..1].to_vec(), key), &[], &["has no issuer"]);

@@ -603,6 +603,50 @@ fn certificates_are_checked() {
 }
 
 #[test]
+fn ocsp_responses_belong_to_certificates_and_may_be_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, content: &[u8]| fs::write(folder.path().join(name), content).unwrap();
+    for (name, serial) in [("a", &[0x8a, 0x11, 0x0c, 0x5b][..]), ("b", &[1])] {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut certificate = rcgen::CertificateParams::new(vec![format!("{name}.example")]).unwrap();
+        certificate.serial_number = Some(serial.to_vec().into());
+        write(&format!("{name}.pem"), certificate.self_signed(&key).unwrap().pem().as_bytes());
+        write(&format!("{name}.key"), key.serialize_pem().as_bytes());
+    }
+    write("a.ocsp", &fs::read(repository().join("tests/golden/ocsp/good.der")).unwrap());
+    let config = folder.path().join("amped.toml");
+    let flags = Serve { config: Some(config.clone()), ..Serve::default() };
+    let write_with = |responses: &str| {
+        let text = format!(
+            "[[site]]\nroot = '.'\ncertificate = ['b.pem', 'a.pem']\nkey = ['b.key', 'a.key']\nocsp = {responses}\n"
+        );
+        write("amped.toml", text.as_bytes());
+    };
+    let expect = |responses: &str, expected: [bool; 2], warnings: &[&str]| {
+        write_with(responses);
+        let settings = load(&flags).unwrap_or_else(|error| panic!("{error}"));
+        let has_response = |at: usize| settings.certificates[0][at].certified.ocsp.is_some();
+        assert_eq!([has_response(0), has_response(1)], expected, "{responses}");
+        // Paths in force are absolute, and an empty one stays empty.
+        let page = print::print(&settings.file);
+        assert_eq!(print::print(&read(&page).unwrap_or_else(|error| panic!("{error}")).file), page);
+        let summary = check(&cli::Check { config: config.clone() }).unwrap_or_else(|error| panic!("{error}"));
+        let found: Vec<&str> = summary.lines().filter(|line| line.contains("OCSP")).collect();
+        assert_eq!(found.len(), warnings.len(), "{summary}");
+        for (found, expected) in found.iter().zip(warnings) {
+            assert!(found.contains(expected), "{expected} is not in:\n{summary}");
+        }
+    };
+    expect("[]", [false, false], &[]);
+    expect("['', 'a.ocsp']", [false, true], &["a.ocsp: OCSP response until 2126-"]);
+    expect("['a.ocsp']", [false, false], &["is not about the certificate"]);
+    expect("['none', 'a.ocsp']", [false, true], &["warning: cannot read the OCSP response", "until 2126-"]);
+    write_with("['', '', 'a.ocsp']");
+    let error = load(&flags).expect_err("too many").to_string();
+    assert!(error.contains("the site has 3 OCSP responses and 2 certificates"), "{error}");
+}
+
+#[test]
 fn client_ca_file_is_checked() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
