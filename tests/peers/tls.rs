@@ -138,6 +138,26 @@ fn openssl_resumes_sessions() {
 }
 
 #[test]
+fn openssl_resumes_sessions_of_another_host() {
+    let site = issue(&ECDSA);
+    site.file("root/a", "of the file");
+    site.file("secret", [7_u8; 48]);
+    let keys = "tls.ticket_secret = \"secret\"";
+    let (one, other) = (start(&site, keys, ""), start(&site, keys, ""));
+    let session = path(&site, "session");
+    for version in ["-tls1_2", "-tls1_3"] {
+        for (server, option, kind) in [(&one, "-sess_out", "New, TLSv1"), (&other, "-sess_in", "Reused, TLSv1")] {
+            let mut openssl = Openssl::connect(&site, server, &[version, option, &session]);
+            openssl.wait_for("Verify return code: 0 (ok)");
+            openssl.send("GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            openssl.wait_for("of the file");
+            let (output, is_good) = openssl.end();
+            assert!(is_good && output.contains(kind), "{version}, {option}:\n{output}");
+        }
+    }
+}
+
+#[test]
 fn openssl_gets_ocsp_response() {
     let site = issue(&ECDSA);
     let [certificate, key, index, response] = ["certificate", "key", "index", "response"].map(|name| path(&site, name));

@@ -322,6 +322,55 @@ fn sessions_are_resumed_by_any_worker() {
 }
 
 #[test]
+fn servers_with_the_same_ticket_secret_resume_sessions_of_each_other() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    // By renaming, so that no server reads a part.
+    let write = |name: &str, byte: u8| fs::rename(site.file("new", [byte; 48]), site.path().join(name)).unwrap();
+    write("secret", 1);
+    write("other", 2);
+    let start = |secret: &str| serve(&site, &format!("tls.ticket_secret = {secret:?}"), "");
+    let (one, two, stranger) = (start("secret"), start("secret"), start("other"));
+    let kind = |trust: &Trust, server: &Server| {
+        let mut client = trust.connect(server);
+        assert_eq!(client.get("/a").text(), "a");
+        client.tls().unwrap().handshake_kind()
+    };
+    let client = |version: &'static SupportedProtocolVersion| {
+        let mut trust = trust.clone();
+        trust.store_sessions(version);
+        trust
+    };
+    let (full, resumed) = (Some(HandshakeKind::Full), Some(HandshakeKind::Resumed));
+    for version in BOTH {
+        let trust = client(version);
+        for (server, expected) in [(&one, full), (&two, resumed), (&one, resumed), (&stranger, full)] {
+            assert_eq!(kind(&trust, server), expected, "{version:?}");
+        }
+    }
+    let kept = BOTH.map(client);
+    kept.iter().for_each(|trust| assert_eq!(kind(trust, &one), full));
+    // The operator replaces the secret; `three` is a server that starts later.
+    write("secret", 3);
+    [&one, &two].iter().for_each(|server| server.wait_for("new ticket secret: "));
+    let three = start("secret");
+    kept.iter().for_each(|trust| assert_eq!(kind(trust, &two), resumed));
+    for version in BOTH {
+        // The processes of a pool read the file a moment later.
+        wait_until("tickets of the new secret", || {
+            let trust = client(version);
+            assert_eq!(kind(&trust, &one), full);
+            kind(&trust, &three) == resumed
+        });
+    }
+    // A secret that cannot be used changes nothing.
+    fs::rename(site.file("new", "short"), site.path().join("secret")).unwrap();
+    one.wait_for("keeping the ticket secret in use");
+    let trust = client(&version::TLS13);
+    assert_eq!((kind(&trust, &one), kind(&trust, &three)), (full, resumed));
+}
+
+#[test]
 fn handshake_may_be_split_anywhere_and_times_out() {
     let (site, trust) = place();
     site.file("root/a", pattern(100_000));

@@ -4,8 +4,8 @@
 //! secrecy and authenticated encryption, as Mozilla's *intermediate* profile requires, and nothing weaker, so none of
 //! this is configurable.
 //!
-//! Certificates and OCSP responses are replaced when their files change, and ticket keys after some hours ([`TlsConfig::refresh`]),
-//! without a new configuration: connections, caches and processes are not affected.
+//! Certificates, OCSP responses and the ticket secret are replaced when their files change, and ticket keys after some
+//! hours ([`TlsConfig::refresh`]), without a new configuration: connections, caches and processes are not affected.
 
 use std::env;
 use std::fmt;
@@ -38,7 +38,7 @@ pub struct TlsConfig {
 
 impl TlsConfig {
     /// Creates it for these settings; `None` if no address has TLS. Tickets of the previous configuration stay valid, unless
-    /// one of them verifies clients.
+    /// one of them verifies clients, or only one has a ticket secret in a file.
     ///
     /// # Errors
     /// When the system has no random bytes for the ticket keys, or SSLKEYLOGFILE is not set.
@@ -49,9 +49,15 @@ impl TlsConfig {
         let cannot = |error: rustls::Error| format!("cannot set up TLS: {error}");
         // A ticket of a client that was not verified would resume its session.
         let old = old.filter(|old| !old.verifies_clients && settings.client_verifier.is_none());
-        let tickets = match old {
-            Some(old) => Arc::clone(&old.tickets),
-            None => Arc::new(Tickets::new().map_err(|_| "cannot set up TLS: the system has no random bytes")?),
+        let tickets = match (&settings.ticket_secret, old) {
+            (None, Some(old)) if !old.tickets.is_shared() => Arc::clone(&old.tickets),
+            (None, _) => Arc::new(Tickets::own().map_err(|_| "cannot set up TLS: the system has no random bytes")?),
+            (Some(secret), old) => {
+                let tickets = Tickets::shared(secret, old.map(|old| &*old.tickets), clock::since_1970());
+                Arc::new(
+                    tickets.map_err(|_| "cannot set up TLS: no ticket keys can be derived from `tls.ticket_secret`")?,
+                )
+            }
         };
         let certificates = Arc::new(Certificates::new(settings));
         let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
@@ -102,11 +108,11 @@ impl TlsConfig {
         Tls::new(&self.config)
     }
 
-    /// Wipes expired ticket keys, reads certificates and OCSP responses whose files have changed, and drops expired responses.
-    /// Returns whether anything changed: other processes must then do the same. Waits for the disk, so loops must not call it.
+    /// Wipes expired ticket keys, reads files that have changed, and drops expired OCSP responses. Returns whether anything
+    /// changed: other processes must then do the same. Waits for the disk, so loops must not call it.
     pub fn refresh(&self, when: Reread) -> bool {
-        let is_wiped = self.tickets.wipe_expired();
-        self.certificates.refresh(when) || is_wiped
+        let are_tickets_new = self.tickets.refresh(when);
+        self.certificates.refresh(when) || are_tickets_new
     }
 }
 

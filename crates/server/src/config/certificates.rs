@@ -12,6 +12,7 @@ use super::read::Node;
 use super::settings::{Listen, TlsSettings};
 use crate::certificate::{Certificate, Unusable, client_verifier};
 use crate::clock;
+use crate::tickets::{TicketSecret, UnusableSecret};
 
 /// The default port of https, which URLs omit.
 const HTTPS_PORT: u16 = 443;
@@ -67,6 +68,22 @@ impl Checker<'_> {
         *path = self.absolute(path, node);
         let verifier = client_verifier(path, settings.client_certificate);
         verifier.map_err(|Unusable { message, help, .. }| self.findings.at(node.span(), message, help)).ok()
+    }
+
+    /// Reads the secret of ticket keys.
+    pub(super) fn ticket_secret(&mut self, settings: &mut TlsSettings, node: Node<'_>) -> Option<TicketSecret> {
+        let (path, place) = (settings.ticket_secret.as_mut()?, node.get("ticket_secret"));
+        *path = self.absolute(path, place);
+        if settings.client_ca.is_some() {
+            // A ticket resumes a session without another verification of the client, and would also do so on hosts and
+            // after restarts with other CAs.
+            let help = "remove it: with it a client could resume a session without a certificate of these CAs";
+            let client_ca = (node.get("client_ca").span(), "client certificates");
+            self.findings.against(place.span(), client_ca, "`ticket_secret` cannot be used with `client_ca`", help);
+            return None;
+        }
+        let secret = TicketSecret::read(path);
+        secret.map_err(|UnusableSecret { message, help }| self.findings.at(place.span(), message, help)).ok()
     }
 
     /// The port to which a site redirects requests without TLS.

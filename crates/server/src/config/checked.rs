@@ -31,6 +31,7 @@ use super::read::{Node, Read};
 use super::settings::{Address, AppKind, AppSettings, Form, Listen, LogTarget, form, number, parse_listen};
 use super::types;
 use crate::certificate::Certificate;
+use crate::tickets::TicketSecret;
 
 /// The complete configuration of a server: the file in force, and everything derived from it.
 ///
@@ -55,6 +56,8 @@ pub struct Settings {
     pub certificates: Vec<Vec<Certificate>>,
     /// Verifies clients' certificates, if they are requested.
     pub client_verifier: Option<Arc<dyn ClientCertVerifier>>,
+    /// The secret of ticket keys, if it is in a file.
+    pub ticket_secret: Option<TicketSecret>,
 }
 
 impl Settings {
@@ -120,12 +123,13 @@ impl Checker<'_> {
         self.control(&mut file, root.get("control"));
         self.metrics(&mut file, root.get("metrics"));
         let client_verifier = self.client_verifier(&mut file.tls, root.get("tls"));
+        let ticket_secret = self.ticket_secret(&mut file.tls, root.get("tls"));
         let (sites, roots, apps, certificates) = self.sites(flags, &mut file, root)?;
         self.pool_epoll(&form, &file, &apps, root.get("optimise").get("pool_epoll"));
         (file.log.delayed, file.log.string_caches) = (file.optimise.delayed_log, file.optimise.string_caches);
         let accounts = std::mem::take(&mut self.accounts).into_iter().map(|(path, _)| path).collect();
         let sites = Arc::new(sites);
-        Some(Settings { file, workers, sites, roots, accounts, apps, certificates, client_verifier })
+        Some(Settings { file, workers, sites, roots, accounts, apps, certificates, client_verifier, ticket_secret })
     }
 
     fn listen(&mut self, root: Node<'_>, node: Node<'_>) {

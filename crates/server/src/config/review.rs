@@ -1,14 +1,16 @@
-//! Describes certificates for `amped check`: their names, their expiry, flaws for which clients reject them, and their
-//! OCSP responses.
+//! Describes certificates for `amped check`: their names, their expiry, flaws for which clients reject them, their
+//! OCSP responses, and who can read the ticket secret.
 //!
 //! None of these is an error. A server with an expired certificate starts, because it still serves sites without TLS,
 //! and clients that ignore the date.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
+use amped_sys::process;
 use rustls::pki_types::CertificateDer;
 use rustls::{SignatureAlgorithm, sign::CertifiedKey};
 use x509_cert::certificate::Certificate as X509;
@@ -39,7 +41,7 @@ const TLS_FEATURE: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.
 /// The feature "stapled OCSP response": the number of the extension of TLS that requests one (RFC 6066, 8).
 const STATUS_REQUEST: u16 = 5;
 
-/// Describes the certificates of all sites, with a warning for each flaw. `now`: since 1970.
+/// Describes the certificates of all sites, with a warning for each flaw, also of the ticket secret. `now`: since 1970.
 pub(super) fn review(settings: &Settings, now: Duration) -> String {
     let mut text = String::new();
     let default = settings.certificates.iter().find(|own| !own.is_empty());
@@ -60,7 +62,28 @@ pub(super) fn review(settings: &Settings, now: Duration) -> String {
             }
         }
     }
+    if let Some(secret) = &settings.tls.ticket_secret {
+        review_secret(&mut text, secret, settings.user.as_deref());
+    }
     text
+}
+
+/// Warns if others can read the secret of ticket keys, or the serving user cannot.
+fn review_secret(text: &mut String, secret: &Path, user: Option<&str>) {
+    let Ok(file) = secret.metadata() else { return };
+    let (shown, name) = (secret.display(), user.unwrap_or_default());
+    let account = process::c_string(name).and_then(|name| process::user(&name).ok().flatten());
+    let _ = if file.mode() & 0o077 != 0 {
+        writeln!(text, "warning: the ticket secret {shown} is accessible to others than its owner: `chmod 600 {shown}`")
+    } else if account.is_some_and(|account| account.uid != 0 && account.uid != file.uid()) {
+        writeln!(
+            text,
+            "warning: the user {name} cannot read the ticket secret {shown}, so a reload fails and a new secret requires a \
+             restart: `chown {name} {shown}`"
+        )
+    } else {
+        Ok(())
+    };
 }
 
 fn warn(text: &mut String, file: &Path, what: &str) {

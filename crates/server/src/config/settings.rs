@@ -250,6 +250,14 @@ pub struct TlsSettings {
     pub client_ca: Option<PathBuf>,
     /// Whether a client must have such a certificate
     pub client_certificate: ClientCertificate,
+    /// File of at least 32 random bytes from which ticket keys are derived: hosts with the same file resume each other's sessions
+    ///
+    /// `openssl rand -out FILE 48` creates it. Without it a server resumes only its own sessions, and none after a restart. Anyone who
+    /// obtains the file can decrypt recorded TLS 1.2 sessions that used its tickets, and impersonate the server to clients that
+    /// hold some: replace the file regularly to limit what a thief can read. It is read again when it changes, and
+    /// tickets of the old one stay valid for 6 to 12 hours. Cannot be combined with `client_ca`.
+    #[schemars(example = "/etc/amped/tickets")]
+    pub ticket_secret: Option<PathBuf>,
     /// Append session secrets to the file that the environment variable SSLKEYLOGFILE names
     ///
     /// For debugging, with Wireshark for instance: anyone who can read the file can decrypt the connections.

@@ -4,6 +4,7 @@
 //! test` rewrites the reports; review the differences before committing them.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use amped_core::cache::hostname::HostnameLimits;
@@ -644,6 +645,38 @@ fn ocsp_responses_belong_to_certificates_and_may_be_missing() {
     write_with("['', '', 'a.ocsp']");
     let error = load(&flags).expect_err("too many").to_string();
     assert!(error.contains("the site has 3 OCSP responses and 2 certificates"), "{error}");
+}
+
+#[test]
+fn ticket_secret_is_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let load_with = |content: &[u8]| {
+        fs::write(path("secret"), content).unwrap();
+        fs::write(path("amped.toml"), "root = '.'\ntls.ticket_secret = 'secret'\n").unwrap();
+        load(&Serve { config: Some(path("amped.toml")), ..Serve::default() })
+    };
+    for (length, says) in [(0, "has 0 bytes"), (31, "has 31 bytes"), (1025, "has more than 1024 bytes")] {
+        let error = load_with(&vec![7; length]).expect_err(says).to_string();
+        assert!(error.contains(says) && error.contains("openssl rand -out"), "{says} is not in:\n{error}");
+    }
+    let settings = load_with(&[7; 32]).unwrap_or_else(|error| panic!("{error}"));
+    assert!(settings.ticket_secret.is_some());
+    let shown = format!("{settings:?}");
+    assert!(!shown.contains("7, 7"), "the secret is in {shown}");
+    let review = |user: &str, mode: u32| {
+        fs::write(path("amped.toml"), format!("{user}root = '.'\ntls.ticket_secret = 'secret'\n")).unwrap();
+        fs::set_permissions(path("secret"), fs::Permissions::from_mode(mode)).unwrap();
+        check(&cli::Check { config: path("amped.toml") }).unwrap_or_else(|error| panic!("{error}"))
+    };
+    for mode in [0o640, 0o604] {
+        let summary = review("user = 'nobody'\n", mode);
+        assert!(summary.contains("secret is accessible to others than its owner: `chmod 600 "), "{summary}");
+    }
+    let summary = review("user = 'nobody'\n", 0o600);
+    assert!(summary.contains("warning: the user nobody cannot read the ticket secret "), "{summary}");
+    let summary = review("", 0o600);
+    assert!(!summary.contains("warning"), "{summary}");
 }
 
 #[test]
