@@ -570,9 +570,11 @@ fn reload_that_requests_certificates_resumes_no_session() {
     trust.store_sessions(&version::TLS13);
     assert_eq!(trust.connect(&server).get("/a").text(), "a");
     configure(&site, "tls.client_ca = \"clients.pem\"", "");
+    let old = server.children();
     server.signal("HUP");
     server.wait_for("the new configuration is in force");
-    // The processes of a pool are replaced after that.
+    // The processes of a pool are replaced after that, one after the other.
+    wait_until("the old processes to exit", || server.children().iter().all(|pid| !old.contains(pid)));
     wait_until("clients without a certificate to be refused", || trust.connect(&server).try_get("/a").is_none());
     for _ in 0..3 {
         assert!(trust.connect(&server).try_get("/a").is_none());
