@@ -112,6 +112,8 @@ impl Resolved {
             name: String::new(),
             title: String::new(),
             about: String::new(),
+            // It follows from the arms, and a mean is not read back to the last bit.
+            mean_load_s: None,
             arms: resolved.arms.iter().map(unlabelled).collect(),
             figures: Vec::new(),
             claims: Vec::new(),
@@ -1306,6 +1308,7 @@ mod tests {
         };
         check(&|_| {}, true);
         check(&|other| other.title = "another".to_owned(), true);
+        check(&|other| other.mean_load_s = Some([1.0, 0.2]), true);
         check(&|other| other.claims.clear(), true);
         check(&|other| other.figures.truncate(1), true);
         check(&|other| other.arms[0].settings += "title = \"another\"\n", true);
