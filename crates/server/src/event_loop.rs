@@ -83,10 +83,10 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
     let epoll = Arc::new(Epoll::new()?);
     epoll.add(&*mailbox, MAILBOX, Interest::Readable)?;
     disk.register(&epoll, DISK)?;
-    let blocks = generation.blocks();
-    let mut listener_set = ListenerSet::new(listeners, generation.pooled(), blocks);
+    let mut listener_set = ListenerSet::new(listeners, generation.pooled());
     let apps = AppSide::new(Arc::clone(&epoll), &mailbox, !D::PROBES);
     let mut worker = Worker::new(generation, apps, Arc::clone(&mailbox), log, clock, slot);
+    let blocks = worker.context.blocks;
     let mut events = Events::with_capacity(EVENTS);
     let mut messages = Vec::new();
     let mut stop_at = None;
@@ -212,8 +212,6 @@ struct ListenerSet {
     listeners: Vec<Listener>,
     /// They are shared with the other loops of a pool.
     pooled: bool,
-    /// The loop waits in accept(2) while it has room.
-    blocks: bool,
     is_open: bool,
     /// It has been open before.
     begun: bool,
@@ -226,17 +224,8 @@ struct ListenerSet {
 }
 
 impl ListenerSet {
-    fn new(listeners: Vec<Listener>, pooled: bool, blocks: bool) -> ListenerSet {
-        ListenerSet {
-            listeners,
-            pooled,
-            blocks,
-            is_open: false,
-            begun: false,
-            again: Time::START,
-            looks: 0,
-            no_watches: false,
-        }
+    fn new(listeners: Vec<Listener>, pooled: bool) -> ListenerSet {
+        ListenerSet { listeners, pooled, is_open: false, begun: false, again: Time::START, looks: 0, no_watches: false }
     }
 
     /// Returns when [`open`](ListenerSet::open) has something to do.
@@ -247,7 +236,8 @@ impl ListenerSet {
     /// Listens again, once there may be room for connections.
     fn open(&mut self, epoll: &Epoll, worker: &mut Worker, now: Time) -> io::Result<()> {
         let has_room = self.pooled && worker.open() == 0;
-        if self.blocks && has_room {
+        if worker.context.blocks && has_room {
+            // It waits in accept(2).
             return Ok(());
         }
         if self.is_open || self.listeners.is_empty() || (now < self.again && !has_room) {
