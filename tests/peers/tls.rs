@@ -123,11 +123,15 @@ impl Openssl {
 fn openssl_resumes_sessions() {
     let (site, server) = serve(&ECDSA);
     site.file("root/a", "of the file");
-    let session = site.path().join("session");
-    let session = session.to_str().unwrap();
+    resume_by_openssl(&site, [&server, &server]);
+}
+
+/// Begins a session with one server and resumes it with the other, in both versions.
+fn resume_by_openssl(site: &Site, [one, other]: [&Server; 2]) {
+    let session = path(site, "session");
     for version in ["-tls1_2", "-tls1_3"] {
-        for (option, kind) in [("-sess_out", "New, TLSv1"), ("-sess_in", "Reused, TLSv1")] {
-            let mut openssl = Openssl::connect(&site, &server, &[version, option, session]);
+        for (server, option, kind) in [(one, "-sess_out", "New, TLSv1"), (other, "-sess_in", "Reused, TLSv1")] {
+            let mut openssl = Openssl::connect(site, server, &[version, option, &session]);
             openssl.wait_for("Verify return code: 0 (ok)");
             openssl.send("GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n");
             openssl.wait_for("of the file");
@@ -144,17 +148,7 @@ fn openssl_resumes_sessions_of_another_host() {
     site.file("secret", [7_u8; 48]);
     let keys = "tls.ticket_secret = \"secret\"";
     let (one, other) = (start(&site, keys, ""), start(&site, keys, ""));
-    let session = path(&site, "session");
-    for version in ["-tls1_2", "-tls1_3"] {
-        for (server, option, kind) in [(&one, "-sess_out", "New, TLSv1"), (&other, "-sess_in", "Reused, TLSv1")] {
-            let mut openssl = Openssl::connect(&site, server, &[version, option, &session]);
-            openssl.wait_for("Verify return code: 0 (ok)");
-            openssl.send("GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n");
-            openssl.wait_for("of the file");
-            let (output, is_good) = openssl.end();
-            assert!(is_good && output.contains(kind), "{version}, {option}:\n{output}");
-        }
-    }
+    resume_by_openssl(&site, [&one, &other]);
 }
 
 #[test]
