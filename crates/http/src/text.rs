@@ -21,6 +21,18 @@ pub fn push_decimal(out: &mut Vec<u8>, n: u64) {
     out.extend_from_slice(&digits[start..]);
 }
 
+/// Returns a table that is true for these bytes. A lookup costs less than comparing a byte with each of them,
+/// above all in short texts, where a vectorised loop does not begin.
+pub const fn byte_set(bytes: &[u8]) -> [bool; 256] {
+    let mut set = [false; 256];
+    let mut at = 0;
+    while at < bytes.len() {
+        set[bytes[at] as usize] = true;
+        at += 1;
+    }
+    set
+}
+
 /// Strips the optional whitespace at both ends (RFC 9110, 5.6.3: spaces and tabs, nothing else).
 pub fn trim_ows(mut text: &[u8]) -> &[u8] {
     while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = text {

@@ -10,6 +10,7 @@
 //! accepted in paths and queries, as file names may contain them; control bytes, spaces
 //! and `#` are not. Not a URL library: no joining, no userinfo, no other schemes.
 
+use crate::text::byte_set;
 use alloc::vec::Vec;
 use core::net::Ipv6Addr;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
@@ -304,13 +305,16 @@ fn is_ipv_future(address: &[u8]) -> bool {
         && address.iter().all(is_address)
 }
 
+/// The unreserved characters and the sub-delims (RFC 3986, 2.2 and 2.3).
+static IN_REG_NAME: [bool; 256] =
+    byte_set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=");
+
 /// RFC 3986, 3.2.2: unreserved, sub-delims and escapes. IPv4 addresses match as well.
 fn is_reg_name(name: &[u8]) -> bool {
     let mut rest = name;
     while let [byte, after @ ..] = rest {
         rest = match (byte, after) {
-            (b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~', _) => after,
-            (b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=', _) => after,
+            (&byte, _) if IN_REG_NAME[usize::from(byte)] => after,
             (b'%', [high, low, after @ ..]) if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => after,
             _ => return false,
         };

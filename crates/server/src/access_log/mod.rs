@@ -288,12 +288,22 @@ fn stamp(seconds: i64, format: LogFormat) -> String {
     text
 }
 
+/// The bytes that stand for themselves in quoted text: printable ASCII but quotes and backslashes.
+static PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = 0x20;
+    while byte < 0x7f {
+        plain[byte] = byte != b'"' as usize && byte != b'\\' as usize;
+        byte += 1;
+    }
+    plain
+};
+
 /// Appends quoted text: quotes, backslashes, control bytes and non-ASCII bytes become `\xHH`, as in Apache and nginx,
 /// so that a client can forge neither lines nor fields.
 fn push_escaped(out: &mut Vec<u8>, text: &[u8]) {
-    let plain = |&b: &u8| (0x20..0x7f).contains(&b) & (b != b'"') & (b != b'\\');
-    // No early exit, so that the compiler can vectorise the loop.
-    if text.iter().fold(true, |all, byte| all & plain(byte)) {
+    let plain = |&byte: &u8| PLAIN[usize::from(byte)];
+    if text.iter().all(plain) {
         out.extend_from_slice(text);
         return;
     }
@@ -308,7 +318,10 @@ fn push_escaped(out: &mut Vec<u8>, text: &[u8]) {
 
 /// Appends a user name. Spaces would end the field, so they are escaped like unprintable bytes.
 fn push_user(out: &mut Vec<u8>, user: Option<&[u8]>) {
-    for (n, word) in user.filter(|user| !user.is_empty()).unwrap_or(b"-").split(|&byte| byte == b' ').enumerate() {
+    let Some(user) = user.filter(|user| !user.is_empty()) else {
+        return out.push(b'-');
+    };
+    for (n, word) in user.split(|&byte| byte == b' ').enumerate() {
         if n > 0 {
             out.extend_from_slice(b"\\x20");
         }
