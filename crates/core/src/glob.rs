@@ -73,7 +73,7 @@ impl Glob {
         let mut rest = pattern.as_bytes();
         let sequences = sequence(&mut rest, false)?;
         if !rest.is_empty() {
-            return Err("unmatched `}`; write `\\}` for the character");
+            return Err("unmatched `}`; write `\\}` for a literal brace");
         }
         let whole_path = pattern.contains('/');
         let compile = |mut items: Vec<Item>| {
@@ -164,7 +164,7 @@ fn sequence(rest: &mut &[u8], within_braces: bool) -> Result<Vec<Vec<Item>>, &'s
                 continue;
             }
             b'\\' => {
-                let (&byte, behind) = behind.split_first().ok_or("trailing `\\`; write `\\\\` for the character")?;
+                let (&byte, behind) = behind.split_first().ok_or("trailing `\\`; write `\\\\` for a backslash")?;
                 *rest = behind;
                 all.iter_mut().for_each(|items| items.push(Item::Byte(byte)));
                 continue;
@@ -185,7 +185,7 @@ fn braces(rest: &mut &[u8]) -> Result<Vec<Vec<Item>>, &'static str> {
     loop {
         alternatives.extend(sequence(rest, true)?);
         let Some((&byte, behind)) = rest.split_first() else {
-            return Err("unmatched `{`; write `\\{` for the character");
+            return Err("unmatched `{`; write `\\{` for a literal brace");
         };
         *rest = behind;
         if byte == b'}' {

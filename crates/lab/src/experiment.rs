@@ -793,7 +793,7 @@ fn steps(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<Vec<Step>, Wrong> {
         _ => {
             let way = "write rate = \"1000..8000/1000\" (connections per second), or clients = [1, 10, 50] (a closed \
                  loop)";
-            Err(wrong(place(tree, "load"), "`rate` and `clients` exclude each other", way))
+            Err(wrong(place(tree, "load"), "`rate` and `clients` are mutually exclusive", way))
         }
     }
 }
@@ -849,11 +849,7 @@ fn check_hosts(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
     }
     if file.path.is_some() {
         let way = "omit [path], or start `ammeter wan` on the hosts";
-        return Err(wrong(
-            at("hosts"),
-            "a [path] is emulated on one machine, and cannot be combined with [hosts]",
-            way,
-        ));
+        return Err(wrong(at("hosts"), "[path] is emulated on one machine and cannot be combined with [hosts]", way));
     }
     if file.load.beside > 0 {
         return Err(wrong(at("load.beside"), "additional clients are possible only without [hosts]", ""));
@@ -1303,7 +1299,7 @@ mod tests {
         check(&SHORT.replace("1KiB", "1 apple"), "7:8", "apple");
         check(&SHORT.replace("1000..3000/1000", "3000..1000/1000"), "10:8", "FROM..TO/STEP");
         check(&SHORT.replace("\"1000..3000/1000\"", "[1, -1]"), "10:8", "above 0");
-        check(&SHORT.replace("rate =", "clients = 3\nrate ="), "9:1", "exclude each other");
+        check(&SHORT.replace("rate =", "clients = 3\nrate ="), "9:1", "mutually exclusive");
         check(&format!("{SHORT}duration = \"5\"\n"), "11:12", "not a duration");
         check(&format!("{SHORT}duration = \"1ms\"\n"), "11:12", "200 ms");
         check(&format!("{SHORT}arrivals = \"monday\"\n"), "11:12", "monday");

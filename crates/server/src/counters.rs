@@ -652,7 +652,7 @@ mod tests {
                     assert!(last.labels != figure.labels && !figure.labels.is_empty(), "{figure:?}");
                 }
                 _ => {
-                    assert!(families.iter().all(|known| known.name != figure.name), "{figure:?} stands apart");
+                    assert!(families.iter().all(|known| known.name != figure.name), "{figure:?} is not adjacent");
                     families.push(figure);
                 }
             }

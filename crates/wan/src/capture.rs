@@ -71,7 +71,7 @@ impl Capture {
         // A writer that has ended reports its error below.
         let _ = self.blocks.send(self.block);
         drop(self.blocks);
-        self.writer.join().unwrap_or_else(|_| Err(io::Error::other("the thread that writes it has panicked")))?;
+        self.writer.join().unwrap_or_else(|_| Err(io::Error::other("the writer thread panicked")))?;
         Ok(self.left_out)
     }
 }

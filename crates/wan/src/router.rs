@@ -1,5 +1,5 @@
 //! The delay router: reads packets from the devices of clients and
-//! server, asks the links when each must leave, and sends it then.
+//! server, gets the departure time of each from the links, and sends it then.
 //!
 //! One thread, one wait. A turn: (1) wait until a packet arrives or the next one is due, polling the clock at the end
 //! (`SPIN`), since a sleeping thread wakes tens of microseconds late; (2) read the arrived packets, a batch per device;
@@ -317,7 +317,7 @@ impl Router {
     /// The lateness of packets since the last call, or since the start.
     ///
     /// # Errors
-    /// As [`Router::report`].
+    /// Those of [`Router::report`].
     pub fn lateness(&self) -> Result<Lateness, Failure> {
         self.ask(Order::Lateness)
     }
@@ -345,7 +345,7 @@ impl Router {
     pub fn stop(self) -> Result<Report, Failure> {
         self.order(Order::Stop);
         let Router { thread, stolen_ns: before, .. } = self;
-        let report = thread.join().unwrap_or_else(|_| Err(Failure::failed("the router's thread has panicked")))?;
+        let report = thread.join().unwrap_or_else(|_| Err(Failure::failed("the router's thread panicked")))?;
         with_stolen(report, before)
     }
 

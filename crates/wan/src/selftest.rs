@@ -434,10 +434,10 @@ fn send(
             }
             Ok(())
         });
-        let sent = sender.join().map_err(|_| Failure::failed("the sender has panicked"))?;
+        let sent = sender.join().map_err(|_| Failure::failed("the sender panicked"))?;
         sent.map_err(Failure::io("send a packet"))
     })?;
-    receiver.join().map_err(|_| Failure::failed("the receiver has panicked"))
+    receiver.join().map_err(|_| Failure::failed("the receiver panicked"))
 }
 
 /// Bits of data per second that one TCP connection transfers from server to client in `time`, including its start.

@@ -186,7 +186,7 @@ pub(crate) fn judge(arm: &str, analysis: Analysis) -> Diagnosis {
             plain(
                 Answer::Borne,
                 format!(
-                    "no bottleneck within these loads: the server sustains every offered load, up to {:.0}/s",
+                    "no bottleneck at these loads: the server sustains every offered load, up to {:.0}/s",
                     analysis.plateau
                 ),
                 &["higher rates (--rates): where throughput stops following, some resource is saturated"],

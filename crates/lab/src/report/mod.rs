@@ -319,7 +319,7 @@ fn missing(archive: &Archive) -> Vec<String> {
     }
     let blocks = archive.resolved.repetitions as usize;
     if archive.blocks.len() < blocks {
-        missing.push(format!("the state of the idle machine is known for {} of {blocks} blocks", archive.blocks.len()));
+        missing.push(format!("the idle machine was observed for {} of {blocks} blocks", archive.blocks.len()));
     }
     // A run without load lacks no files.
     let ran: Vec<&str> = archive.runs.iter().filter(|run| run.summary.is_some()).map(|run| &run.plan.id[..]).collect();
@@ -333,7 +333,7 @@ fn missing(archive: &Archive) -> Vec<String> {
         }
     }
     missing.extend(archive.runs.iter().filter(|run| run.summary.is_none()).map(|run| {
-        let why = if run.why.is_empty() { "no reason is given".to_owned() } else { run.why.join("; ") };
+        let why = if run.why.is_empty() { "no reason recorded".to_owned() } else { run.why.join("; ") };
         format!("{}: no figures: {why}", run.plan.id)
     }));
     missing

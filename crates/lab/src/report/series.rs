@@ -151,7 +151,7 @@ fn server(archive: &Archive, run: &Run, charts: &mut Vec<Chart>, missing: &mut V
         }),
         ("dropped", "red", "/s", |tick| sum(&tick.listeners, |one| one.drops)),
     ];
-    let caption = "Listen queue: connections that wait to be accepted, and connections dropped per second.";
+    let caption = "Listen queue: connections waiting to be accepted, and connections dropped per second.";
     charts.extend(chart(("connections, and per second", caption, false), &x, &ticks, &queue));
     let network: [(_, _, _, Of<Tick>); 2] = [
         ("out", "blue", " Mbit/s", |tick| sum(&tick.interfaces, |one| Some(one.sent * 8e-6))),

@@ -30,7 +30,7 @@ impl Patterns {
         // The same name with other underscores may occur again, with the same meaning.
         match into.insert(name, meaning) {
             Some(before) if before != meaning => Err(format!("{pattern}: both `{before}` and `{meaning}`")),
-            _ if name.is_empty() => Err(format!("{pattern}: fits everything")),
+            _ if name.is_empty() => Err(format!("{pattern}: matches every name")),
             _ => Ok(()),
         }
     }
@@ -171,7 +171,7 @@ mod tests {
         {
             check(file, function, crypto);
         }
-        // Without symbols in a file of another name; the C library's name services; TLS above cryptography.
+        // A file of another name without symbols; the C library's name services; TLS above cryptography.
         for (file, function) in [
             ("nginx", None),
             ("libnss_files.so.2", None),

@@ -232,7 +232,7 @@ mod tests {
                     "info" => "_info",
                     _ => "",
                 };
-                assert!(seen.insert(name.to_owned()), "{name} stands twice");
+                assert!(seen.insert(name.to_owned()), "{name} occurs twice");
             } else if let Some(help) = line.strip_prefix("# HELP ") {
                 assert!(help.starts_with(&format!("{family} ")) && help.ends_with('.'), "{line}");
             } else if !line.starts_with('#') {

@@ -156,7 +156,7 @@ fn describe_response(text: &mut String, ocsp: &Staple) {
     let _ = match (&ocsp.problem, ocsp.next_update) {
         (Some(UnusableResponse { message, help }), _) => writeln!(text, "warning: {message}: {help}; none is sent"),
         (None, Some(end)) => writeln!(text, "{}: OCSP response until {}", ocsp.path.display(), ocsp::date(end)),
-        (None, None) => writeln!(text, "{}: OCSP response that does not say when it expires", ocsp.path.display()),
+        (None, None) => writeln!(text, "{}: OCSP response without an expiry time", ocsp.path.display()),
     };
 }
 

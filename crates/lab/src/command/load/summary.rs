@@ -280,7 +280,7 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
     };
     let handler = share(&outcome.handler);
     let each = if outcome.ok > 0 { format!("{:.1} us of CPU per response; ", outcome.cpu_us()) } else { String::new() };
-    let _ = writeln!(text, "client      {each}{establisher}handling them {handler:.0} %");
+    let _ = writeln!(text, "client      {each}{establisher}handling connections took {handler:.0} % of a core");
     let _ = writeln!(text, "verdict     {}", outcome.verdict);
     text
 }
