@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_archive_stands_in_for_missing_one() {
+    fn packed_archive_replaces_missing_one() {
         let folder = tempfile::tempdir().unwrap();
         let args = |redraw| Args {
             out: folder.path().join("out"),

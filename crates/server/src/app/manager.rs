@@ -45,7 +45,7 @@ use crate::portable;
 use crate::say;
 use crate::say::die;
 
-/// The process manager, as the server sees it.
+/// The server's handle of the process manager.
 #[derive(Debug)]
 pub struct ProcessManager {
     /// Receives applications. Closing it means that the server has ended.
@@ -723,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn application_stops_with_its_rule_and_directory_with_server() {
+    fn application_stops_when_dropped_and_directory_is_removed_at_exit() {
         let mut bench = bench(&["/bin/sleep", "1000"], 2);
         let _waits = bench.connect(0);
         bench.turn_until("a process", |kept| kept.alive() == 1);
