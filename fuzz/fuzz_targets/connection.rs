@@ -1,4 +1,4 @@
-//! A connection with empty caches and a disk without files: for any input it responds or asks for more, responds the
+//! A connection with empty caches and a disk without files: for any input it responds or needs more input, responds the
 //! same however the bytes are split, and sends nothing after its close.
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! The head of a response: never a panic; a prefix of a valid head asks for more; a response to HEAD has no body, and
-//! is otherwise equal.
+//! The head of a response: never a panic; a prefix of a valid head needs more input; a response to HEAD has no body,
+//! and is otherwise equal.
 #![no_main]
 
 use amped_http::h1::reply::{HEAD_MAX, ReplyBody, ReplyHead, parse};

@@ -1,4 +1,5 @@
-//! The head of a request: never a panic; a prefix of a valid head asks for more; parsing the head again gives the same.
+//! The head of a request: never a panic; a prefix of a valid head needs more input; parsing the head again
+//! gives the same.
 #![no_main]
 
 use amped_http::h1::request::{HeadLimits, blank_lines, parse};

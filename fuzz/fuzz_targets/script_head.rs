@@ -1,4 +1,4 @@
-//! The head of a script's response: never a panic; a prefix of a valid head asks for more; no value contains a line
+//! The head of a script's response: never a panic; a prefix of a valid head needs more input; no value contains a line
 //! break; and further bytes do not change whether a head is valid.
 #![no_main]
 

@@ -28,7 +28,7 @@ fn cached_request_costs_two_system_calls() {
     assert!(others + 2 >= 2 * REQUESTS, "not all was counted: {text}");
 }
 
-/// The same without epoll, which a worker of MT asks ten times a second, for messages.
+/// The same without epoll, which a worker of MT calls only ten times a second, for messages.
 #[test]
 fn blocking_worker_receives_and_sends_without_epoll() {
     let site = Site::new();

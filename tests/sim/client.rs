@@ -1,7 +1,7 @@
 //! A strict client: parses responses and rejects whatever RFC 9110 and 9112 forbid a server to send.
 //!
-//! It knows which requests were HEAD, because the length of a
-//! response depends on that (RFC 9112, 6.3), and nothing else.
+//! It is given only which requests were HEAD, because the
+//! length of a response depends on that (RFC 9112, 6.3).
 
 use amped_http::date;
 

@@ -1,6 +1,6 @@
 //! The oracle: generates requests, and decides which responses to them are correct.
 //!
-//! It knows the history of the file system, and when a request was sent and answered, but nothing of caches: a response
+//! It records the history of the file system, and when a request was sent and answered, but ignores caches: a response
 //! may reflect any state of a name during that period, and no other.
 
 use std::rc::Rc;

@@ -122,7 +122,7 @@ pub(crate) struct Session {
     /// All bytes from the client, and how many of them were read.
     pub(crate) upload: Vec<u8>,
     read: usize,
-    /// Whether the client closes its side after that, and whether the server knows.
+    /// Whether the client closes its side after that, and whether the server has been notified.
     pub(crate) half_closes: bool,
     ended: bool,
     /// Whether the client has stopped reading.

@@ -313,7 +313,7 @@ fn alone_mincore_avoids_blocking_only_for_file_owner() {
     }
 }
 
-/// The loop blocks once for pages that the model of the page cache wrongly believes to be in memory.
+/// The loop blocks once for pages that the model of the page cache wrongly assumes to be in memory.
 #[test]
 fn alone_clock_model_learns_from_blocking_reads() {
     const LENGTH: usize = 256 << 10;

@@ -16,7 +16,7 @@ use amped_http::uri::{self, Target};
 use crate::cache::page::PageName;
 use crate::site::{AppRule, Site, Sites};
 
-/// A request to an application, except for the parts that only the server knows: addresses and file locations.
+/// A request to an application, except for the parts that only the server has: addresses and file locations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AppWork {
     /// The number of the configuration, counted from the start.

@@ -26,7 +26,7 @@ const SLOT_NANOS: u64 = SLOT.as_nanos() as u64;
 /// Entries with their expiry times.
 pub struct Wheel<T> {
     slots: Vec<Vec<(Time, T)>>,
-    /// One bit per non-empty slot. A loop asks for the next deadline on every turn, and scanning the slots themselves
+    /// One bit per non-empty slot. A loop reads the next deadline on every turn, and scanning the slots themselves
     /// took up to 1 us (release build, the only deadline a minute away, this project's machine).
     occupied: [u64; WORDS],
     /// The next slot to expire, counted from the start of time: all earlier slots are empty.

@@ -2,7 +2,7 @@
 //! by a lookup on the disk, or by an error and its page.
 //!
 //! The exchange (stop 5) calls it once before the disk lookup and once after. It calls stops 6 (`plan`) and 9
-//! (`reply`), with the caches in between. It knows nothing of connections.
+//! (`reply`), with the caches in between. It does not depend on connections.
 
 use alloc::borrow::Cow;
 use alloc::sync::Arc;
@@ -398,7 +398,7 @@ fn step_not_unpacked<F>(why: NotUnpacked) -> Step<F> {
     }
 }
 
-/// Checks a compressed sibling that stands for a missing file: it is sent only if the client could request it by its
+/// Checks a compressed sibling of a missing file: it is sent only if the client could request it by its
 /// own name. Rules that match both names have already passed.
 fn step_before_lone<F>(origin: Origin, site: &Site, resource: &Resource, lone: &PrecompressedOnly) -> Option<Step<F>> {
     let nothing = || Some(Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND));

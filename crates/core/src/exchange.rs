@@ -604,7 +604,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     /// The head is complete. `has_more`: bytes after it have arrived.
     fn begin(&mut self, has_more: bool) -> Option<State> {
         // Leave the body unread until the application is certain: a password may have to be verified first, and only
-        // the disk knows whether a directory's index is a script.
+        // a disk lookup shows whether a directory's index is a script.
         let origin = self.origin();
         let is_for_files = self.protocol.awaits_body()
             && !decide::may_be_for_app(&self.request, origin, self.resolved, &self.cx.shared.sites);

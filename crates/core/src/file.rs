@@ -1,4 +1,4 @@
-//! Files as the core sees them: the identity and state of a file, and content that responses can borrow.
+//! The core's view of a file: its identity and state, and content that responses can borrow.
 
 use alloc::boxed::Box;
 

@@ -1,8 +1,8 @@
 //! Cached responses of applications: which responses are cacheable, for which requests, and for how long.
 //!
 //! With `AppRule::cache`, this server is a shared cache (RFC 9111) in front of its own applications. Before it, `app`
-//! has found the application of a request; `exchange/app_request` asks this module whether a cached page matches the request,
-//! and which parts of a response may be cached. The pages are in the cache of contents (`cache/page`).
+//! has found the application of a request; `exchange/app_request` uses this module to find a cached page for it, and to
+//! decide which parts of a response may be cached. The pages are in the cache of contents (`cache/page`).
 //!
 //! It stores less than RFC 9111 allows in one case: if the application gives no lifetime and the rule's own applies,
 //! requests with cookies bypass the cache. And it ignores cache directives of requests (5.2.1: "advisory"), because a

@@ -103,7 +103,7 @@ impl<'a> Resolved<'a> {
     }
 
     /// Whether the name may lead to an application: the index of a directory, a variant, or a fallback file may be a
-    /// script, which only the disk can tell.
+    /// script, which only a disk lookup shows.
     pub(crate) fn may_lead_to_app(&self, site: &Site) -> bool {
         let path = self.path();
         !site.apps.is_empty()
@@ -497,7 +497,7 @@ mod tests {
         let check = |request: &str, expected: &str| check(&sites, Origin::Client, request, expected);
         for method in ["POST", "PUT", "PATCH", "DELETE", "MKCOL", "QUERY", "!"] {
             check(&format!("{method} /x.php HTTP"), "APP /x.php");
-            // Only the disk knows whether an application handles these.
+            // Only a disk lookup shows whether an application handles these.
             check(&format!("{method} /folder/ HTTP"), "0 /folder/");
             check(&format!("{method} /wp/2024/post HTTP"), "0 /wp/2024/post");
         }

@@ -110,7 +110,7 @@ impl Record {
         self.user = Some(self.put(name));
     }
 
-    /// Records a request that could not be parsed; its first line stands for the whole.
+    /// Records a request that could not be parsed; only its first line is recorded.
     pub fn note_unreadable(&mut self, bytes: &[u8], began: Time) {
         self.clear();
         let end = bytes.iter().position(|&b| b == b'\r' || b == b'\n').unwrap_or(bytes.len());

@@ -5,7 +5,7 @@
 //! Feedback corrects the estimate: the sender counts the page faults and disk reads that made it wait. A wait shrinks
 //! the estimate; sending a full model's worth without a wait grows it.
 //!
-//! The kernel is never asked. A wrong guess costs a wait in the loop (estimate too large) or a needless hand-off to a
+//! It makes no system call. A wrong guess costs a wait in the loop (estimate too large) or a needless hand-off to a
 //! helper (too small), and the estimate leans to the second, which is cheaper. Reads by other programs, and pages
 //! evicted by another server's files, are known only through faults.
 

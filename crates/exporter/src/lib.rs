@@ -5,7 +5,7 @@
 //! address  GET /metrics, for a few clients at a time, with a timeout
 //! ```
 //!
-//! Server and monitor both publish their own metrics through this crate, which knows neither.
+//! Server and monitor both publish their own metrics through this crate, which depends on neither.
 #![forbid(unsafe_code)]
 
 mod address;

@@ -1,6 +1,6 @@
 //! Request methods (RFC 9110, 9).
 
-/// A request method that this implementation knows by name.
+/// A request method that this implementation recognizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
     /// Transfer the representation (RFC 9110, 9.3.1).

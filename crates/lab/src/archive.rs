@@ -464,7 +464,7 @@ pub(crate) struct Needs {
     /// Number of cores of the server's host.
     #[serde(default)]
     pub(crate) cores: usize,
-    /// Why. If neither hosts nor cores are named, no machine suffices: the experiment cannot be made here.
+    /// The reason. If neither hosts nor cores are named, no machine suffices: the claim is not testable.
     pub(crate) because: String,
 }
 
@@ -692,7 +692,7 @@ impl std::fmt::Display for Offset {
 /// One host's part in a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HostRun {
-    /// Host name, as the user's ssh knows it.
+    /// Host name, as given to ssh.
     pub(crate) host: String,
     /// Role: `server`, or `load 1/2`.
     pub(crate) role: String,
@@ -1164,7 +1164,7 @@ impl Archive {
         })
     }
 
-    /// The path by which the user knows it.
+    /// The path that the user gave.
     pub(crate) fn path(&self) -> &Path {
         self.packed.as_ref().map_or(&self.dir, |(file, _)| file)
     }
@@ -1282,7 +1282,7 @@ pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), Failure> 
 /// As [`write`], for raw bytes.
 ///
 /// # Errors
-/// As [`write`].
+/// Those of [`write`].
 pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let beside = path.with_extension("new");
     fs::write(&beside, bytes)

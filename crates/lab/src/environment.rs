@@ -163,7 +163,7 @@ impl TestEnvironment {
     /// files from the page cache.
     ///
     /// # Errors
-    /// As [`site`](TestEnvironment::site).
+    /// Those of [`site`](TestEnvironment::site).
     pub(crate) fn site_for(&self, settings: &Settings, seed: u64) -> Result<Site, Failure> {
         let site = self.site(&settings.workload, seed)?;
         if settings.limits.memory.is_some() || settings.limits.disk.is_some() {
@@ -398,7 +398,7 @@ impl Running {
     /// As [`start`](Running::start), with standard input.
     ///
     /// # Errors
-    /// As [`start`](Running::start).
+    /// Those of [`start`](Running::start).
     pub(crate) fn start_with(name: &str, words: &[String], streams: Streams, input: Stdio) -> Result<Running, Failure> {
         let (program, arguments) =
             words.split_first().ok_or_else(|| Failure::failed(format!("{name}: the command is empty")))?;

@@ -93,7 +93,7 @@ pub(crate) struct Load {
     clocks: [Vec<Clock>; 2],
 }
 
-/// The hosts of a run, as the load generation sees them.
+/// The load generation's view of the hosts of a run.
 pub(crate) trait Hosts {
     /// Reads the clocks of the server's host and of `generators` generators.
     fn clocks(&mut self, generators: usize) -> Result<Vec<Clock>, Failure>;

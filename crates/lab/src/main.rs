@@ -2,7 +2,7 @@
 //!
 //! This file parses the command line and sets the exit status: 0 success, 1 a run failed or a check did
 //! not hold, 2 usage error. `compare` and `wan` have further statuses (see their help). Each command is a
-//! file in `command`; the work is done by the modules below, which know no command line and print nothing.
+//! file in `command`; the work is done by the modules below, which never parse arguments and print nothing.
 #![forbid(unsafe_code)]
 
 mod analyse;

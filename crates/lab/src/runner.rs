@@ -46,7 +46,7 @@ impl Lab<'_> {
     /// Observes the idle machine, or all hosts.
     ///
     /// # Errors
-    /// As [`run::look_at_rest`]; a lost host.
+    /// Those of [`run::look_at_rest`]; a lost host.
     pub(crate) fn look_at_rest(&self, block: u32) -> Result<Block, Failure> {
         let found = match self.fleet {
             Some(fleet) => fleet.borrow_mut().look_at_rest(self.stop)?,
@@ -71,7 +71,7 @@ pub(crate) fn make(lab: &Lab<'_>, settings: &Settings, planned: &Planned, block:
 /// Executes these runs interleaved, with all their servers up. Passes each run to `each` once it is in the archive.
 ///
 /// # Errors
-/// As [`make`].
+/// Those of [`make`].
 pub(crate) fn make_interleaved(
     lab: &Lab<'_>,
     runs: &[(&Settings, &Planned)],

@@ -16,7 +16,7 @@ pub(crate) fn out(text: &str) -> Result<(), Failure> {
 /// As [`out`], for callers with more to print: returns `false` if the reader has closed the pipe.
 ///
 /// # Errors
-/// As [`out`].
+/// Those of [`out`].
 pub(crate) fn read(text: &str) -> Result<bool, Failure> {
     let end = if text.ends_with('\n') { "" } else { "\n" };
     let mut stdout = io::stdout().lock();
@@ -30,7 +30,7 @@ pub(crate) fn read(text: &str) -> Result<bool, Failure> {
 /// Prints a result as JSON, on one line.
 ///
 /// # Errors
-/// As [`out`].
+/// Those of [`out`].
 pub(crate) fn json(result: &impl Serialize) -> Result<(), Failure> {
     out(&as_json(result)?)
 }

@@ -369,7 +369,7 @@ impl Subject {
     /// Identifies the program, for the archive.
     ///
     /// # Errors
-    /// As [`program`](Subject::program).
+    /// Those of [`program`](Subject::program).
     pub(crate) fn identity(&self) -> Result<Program, Failure> {
         let flag = match self.kind {
             Kind::Nginx | Kind::ApacheEvent | Kind::ApachePrefork | Kind::Lighttpd => "-v",

@@ -176,7 +176,7 @@ impl Schedule {
     /// The first `count` arrivals of such a schedule, whatever its length.
     ///
     /// # Errors
-    /// As [`new`](Schedule::new).
+    /// Those of [`new`](Schedule::new).
     pub fn of_count(arrivals: &Arrivals, rate: f64, count: u64, seed: u64) -> Result<Schedule, Failure> {
         /// Bounds the search if a recorded series is too short or arrivals are too rare.
         const LONGEST_S: f64 = 1e6;

@@ -82,9 +82,9 @@ pub struct Tally {
     pub(crate) tls: Option<String>,
     /// The TLS handshakes.
     pub(crate) handshakes: HandshakeTimes,
-    /// Since the last cut.
+    /// The clocks since the last [`cut`](Tally::cut).
     clocks: Clocks,
-    /// Connections started and ended, correct replies, failures and bytes at the last cut.
+    /// Connections started and ended, correct replies, failures and bytes at the last [`cut`](Tally::cut).
     before: [u64; 5],
     /// The backlog over the window.
     pub(crate) course: Course,

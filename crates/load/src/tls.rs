@@ -4,7 +4,7 @@
 //! does without one. A request is queued before the handshake completes, and is sent as soon as it does: a connection
 //! whose handshake fails has a failed request, and no further state is needed.
 //!
-//! By default each connection makes a full handshake, since a connection stands for a new client, and since handshakes
+//! By default each connection makes a full handshake, since a connection represents a new client, and since handshakes
 //! are most of the cost of a server with TLS: no session is offered, no ticket of TLS 1.2 is requested, and tickets of
 //! TLS 1.3 are discarded. With [`Options::resume`] some connections offer a session that an earlier one received; which
 //! ones is drawn from a seed by the number of the connection ([`Sessions`]).
@@ -348,7 +348,7 @@ impl Sessions {
     }
 }
 
-/// The sessions as a connection sees them: all connections add sessions, and those that resume one take one.
+/// A connection's view of the sessions: all connections add sessions, and those that resume one take one.
 #[derive(Debug)]
 struct View {
     sessions: Arc<Sessions>,
@@ -485,7 +485,7 @@ impl Session {
     }
 }
 
-/// A socket as rustls writes to it: all records that are ready, in one call.
+/// Adapts a socket for rustls, which writes all pending records in one call.
 struct Sink<'a>(&'a OwnedFd);
 
 impl Write for Sink<'_> {

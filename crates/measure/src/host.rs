@@ -56,7 +56,7 @@ pub fn busy_ns() -> Result<u64, Failure> {
 /// 10 ms; 0 where the hypervisor does not report it.
 ///
 /// # Errors
-/// As [`busy_ns`].
+/// Those of [`busy_ns`].
 pub fn stolen_ns() -> Result<u64, Failure> {
     Ok(times()?.steal * TICK_NS)
 }

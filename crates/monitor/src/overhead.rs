@@ -95,7 +95,7 @@ enum Window {
 /// Measures until all blocks are done or the user stops it.
 ///
 /// # Errors
-/// As `Sampler::begin`; when sampling is refused; when there was no load.
+/// Those of `Sampler::begin`; when sampling is refused; when there was no load.
 pub fn run(settings: &Settings, stop: &Stop) -> Result<Overhead, Failure> {
     let interval = settings.window;
     let mut sampler = Sampler::begin(Watch {

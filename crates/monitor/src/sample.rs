@@ -299,7 +299,7 @@ impl Sampler {
     /// Finds the server, and opens all files.
     ///
     /// # Errors
-    /// As [`Server::find`]; when `/proc/stat` cannot be read.
+    /// Those of [`Server::find`]; when `/proc/stat` cannot be read.
     pub fn begin(settings: Settings) -> Result<Sampler, Failure> {
         // The cost of starting is not charged: it occurs once.
         let server = Server::find(settings.target)?;

@@ -81,7 +81,7 @@ impl Server {
     /// [`pids`](Server::pids) may be empty: it has ended, or cannot be seen.
     ///
     /// # Errors
-    /// As [`find`](Server::find), when sock_diag or `/proc` fails.
+    /// Those of [`find`](Server::find), when sock_diag or `/proc` fails.
     pub fn look_again(&mut self) -> Result<(), Failure> {
         let mut listeners = Vec::new();
         let port = match self.target {

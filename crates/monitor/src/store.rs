@@ -85,7 +85,7 @@ impl Recorder {
     /// Ends the record; without this it counts as truncated.
     ///
     /// # Errors
-    /// As [`add`](Recorder::add).
+    /// Those of [`add`](Recorder::add).
     pub fn finish(self) -> Result<(), Failure> {
         let path = self.path;
         self.encoder.finish().map(drop).map_err(Failure::io(format!("finish the recording {}", path.display())))

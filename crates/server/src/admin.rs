@@ -22,7 +22,7 @@ use crate::listen::Address;
 use crate::metrics::{self, StatsSegment};
 use crate::tls_config::TlsConfig;
 
-/// The workers of a server, threads or processes, as its main thread sees them.
+/// The main thread's view of the workers, threads or processes.
 pub trait Workers: Orders {
     /// Returns the current configuration.
     fn generation(&self) -> &Arc<ConfigSnapshot>;

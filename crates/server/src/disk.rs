@@ -216,7 +216,7 @@ impl Disk {
         &self.mapped
     }
 
-    /// Returns the sites as this process knows them, and where their roots are now, for [`of_parts`](Disk::of_parts).
+    /// Returns the sites of this process, and where their roots are now, for [`of_parts`](Disk::of_parts).
     pub fn parts(&self) -> impl Iterator<Item = (&Site, &Path, Arc<OwnedFd>)> {
         let sites = (0..).map_while(|number| self.sites.get(number));
         sites.zip(&self.roots).map(|(site, root)| {
@@ -292,7 +292,7 @@ impl Disk {
     /// Opens a directory for watching. Waits for the disk.
     ///
     /// # Errors
-    /// As openat2(2).
+    /// Those of openat2(2).
     pub fn folder(&self, site: u16, path: &[u8]) -> io::Result<OwnedFd> {
         let (root, path) = self.beneath(site, path)?;
         file::open_root_beneath(root.folder.as_fd(), if path.is_empty() { c"." } else { &path }, Patience::Wait)
@@ -1012,7 +1012,7 @@ fn open_user_root(name: &[u8], folder: &str) -> Option<Arc<OwnedFd>> {
 /// Makes a window of a file resident by reading it; called only by helpers.
 ///
 /// # Errors
-/// As pread(2), if not even the first bytes can be read; later errors are found when the window is sent.
+/// Those of pread(2), if not even the first bytes can be read; later errors are found when the window is sent.
 pub fn warm(file: impl AsFd, start: u64, length: u64) -> io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     let (mut at, end) = (start, start + length);

@@ -103,7 +103,7 @@ impl OpenFile {
     /// change is found. A ctime change without an explanation counts as a change of the bytes.
     ///
     /// # Errors
-    /// As fstat(2).
+    /// Those of fstat(2).
     pub fn still_has_bytes_of(&self, version: &FileVersion) -> io::Result<bool> {
         let status = file::status(self)?;
         if (status.size, status.mtime_ns) != (version.size, version.mtime_ns) {
@@ -236,7 +236,7 @@ impl MappedWindows {
     /// Returns this window of a file in this version, and maps it if necessary.
     ///
     /// # Errors
-    /// As mmap(2).
+    /// Those of mmap(2).
     pub fn get(&self, file: &OpenFile, version: &FileVersion, number: u64) -> io::Result<Arc<Mapping>> {
         let part = Part { version: *version, number };
         if let Some(mapping) = self.lock().get(&part) {

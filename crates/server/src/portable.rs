@@ -58,7 +58,7 @@ const MESSAGE_MAX: usize = 128 * 1024;
 /// Sends a value and descriptors as one message, on a socket that keeps the boundaries of messages.
 ///
 /// # Errors
-/// As [`socket::send_with_descriptors`]; `InvalidInput` when the value takes more than 128 KiB.
+/// Those of [`socket::send_with_descriptors`]; `InvalidInput` when the value takes more than 128 KiB.
 pub fn send(
     socket: impl AsFd,
     value: &impl Serialize,
@@ -75,7 +75,7 @@ pub fn send(
 /// Receives a message of [`send`]; appends its descriptors.
 ///
 /// # Errors
-/// As [`socket::receive_with_descriptors`]; `UnexpectedEof` when the peer has closed, and `InvalidData` when the
+/// Those of [`socket::receive_with_descriptors`]; `UnexpectedEof` when the peer has closed, and `InvalidData` when the
 /// bytes are invalid.
 pub fn receive<T: DeserializeOwned>(
     socket: impl AsFd,
@@ -217,7 +217,7 @@ pub(crate) mod tests {
         ]
     }
 
-    /// Without content, with a body of less than `body_end` bytes, or with a number that stands for an open file.
+    /// Without content, with a body of less than `body_end` bytes, or with a number in place of an open file.
     pub(crate) fn opened(body_end: usize) -> impl Strategy<Value = Opened<u32>> {
         let bodies = (any::<u8>(), 0..body_end)
             .prop_map(|(first, length)| (0..length).map(|n| first.wrapping_add(n as u8)).collect::<Vec<u8>>());

@@ -78,7 +78,7 @@ struct Child {
     /// The slot of its statistics.
     slot: Option<StatsSlot>,
     started: Instant,
-    /// Whether it was asked to stop.
+    /// Whether it has been ordered to stop.
     stopping: bool,
     /// It has closed its line.
     ended: bool,

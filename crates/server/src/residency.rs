@@ -5,7 +5,7 @@
 //! |---|---|
 //! | nowait | calls preadv2(RWF_NOWAIT), which reads what is in memory or fails with EAGAIN |
 //! | mincore | maps the file and calls mincore(2); the kernel answers "all of it" to processes that neither own nor may write it |
-//! | clock | asks a model of the page cache, [`Predictor`], and reports to it when it had to wait nevertheless |
+//! | clock | consults a model of the page cache, [`Predictor`], which learns from each wait |
 //! | none | tests nothing and waits: AMPED without its helpers, which is SPED |
 //!
 //! Names are tested in all but the last, by openat2(RESOLVE_CACHED); Flash left all that it had not cached to helpers.
@@ -97,7 +97,7 @@ impl Residency {
     /// memory; then the read is made as if it were.
     ///
     /// # Errors
-    /// As [`file::read_at`]; [`io::ErrorKind::WouldBlock`] if it is not in memory.
+    /// Those of [`file::read_at`]; [`io::ErrorKind::WouldBlock`] if it is not in memory.
     pub fn read(
         &self,
         file: impl AsFd,

@@ -6,7 +6,7 @@
 //! Responses wait in a [`SendQueue`] as chunks: text (heads, and bodies so small that a copy is cheaper than a second
 //! piece), memory borrowed from a cache, and ranges of files. Memory is sent in one call, head and body together, along
 //! with the heads of a whole pipelined batch. Files are sent a few windows at a time, so that one download does not
-//! delay the others, and only windows that are in memory: for others the loop asks a helper first. A window is sent by
+//! delay the others, and only windows that are in memory: others are read by a helper first. A window is sent by
 //! sendfile after its head, or in one call with it, copied through a buffer or from a mapping, depending on the key
 //! `send.content`. A head is sent when the first window after it is in memory or, if windows are not probed, its first
 //! byte was read: so a disk that fails there results in a 500.

@@ -1,11 +1,11 @@
 //! One cache for a pool of processes: the results of name lookups and the bodies of small files, in shared memory.
 //!
 //! This is the user-level cache of Hu, Nanda and Yang (section 5.2), for processes forked from one parent, which
-//! creates it first ([`SharedCache::new`]). A process that does not know a name looks here
-//! ([`find`](SharedCache::find)) before it asks the disk, and stores the disk's answer here
+//! creates it first ([`SharedCache::new`]). A process that has not cached a name looks here
+//! ([`find`](SharedCache::find)) before it looks on the disk, and stores the result here
 //! ([`learn`](SharedCache::learn)). As in the paper there are a hash table, nodes in a table of fixed size, a budget of
 //! bytes, and a maximum size of a cached body, above which only the state of the file is stored. In place of
-//! LastCachedTime there is the time at which the disk was asked.
+//! LastCachedTime there is the time of the disk lookup.
 //!
 //! **One lock, one shard.** The paper has a lock for each hash chain but one budget for all, so that making room for an
 //! entry changes the chain of another, and a process that dies meanwhile leaves two of them inconsistent. Here the
@@ -66,7 +66,7 @@ impl fmt::Display for SharedCounts {
     }
 }
 
-/// The cache, as one process sees it.
+/// One process's view of the cache.
 #[derive(Debug)]
 pub struct SharedCache {
     region: Region,
@@ -79,7 +79,7 @@ impl SharedCache {
     /// Creates an empty cache; must be called before the fork.
     ///
     /// # Errors
-    /// As [`Region::new`]; `InvalidInput` if the budgets do not suffice for a single entry.
+    /// Those of [`Region::new`]; `InvalidInput` if the budgets do not suffice for a single entry.
     pub fn new(settings: &Budgets) -> io::Result<SharedCache> {
         let layout = Layout::of(settings)?;
         let region = Region::new(layout.shards, layout.shard_bytes())?;
@@ -91,9 +91,9 @@ impl SharedCache {
         Ok(cache)
     }
 
-    /// Returns the result of a lookup, if the disk was asked less than `fresh_for` ago, and when it was asked.
+    /// Returns the result of a disk lookup that is less than `fresh_for` old, and its time.
     ///
-    /// A file includes its content only if it is cached here and `work` does not know it already. A file that is
+    /// A file includes its content only if it is cached here and `work` does not have it already. A file that is
     /// larger than `file_max`, or was being written to, has only its state: a caller that needs the content
     /// finds it `missing`, and must get it elsewhere. A missing content that is cached is valid
     /// at any age, because it belongs to its version.
@@ -156,7 +156,7 @@ impl SharedCache {
         });
     }
 
-    /// Drops a name. A process that asked the disk before this may still store the old answer.
+    /// Drops a name. A process that began a disk lookup before this may still store the old result.
     pub fn invalidate(&self, generation: u32, site: u16, path: &[u8]) {
         self.entry(generation, site, path, |shard, key| match shard.seek(key)? {
             Some((link, id, node)) => shard.remove(link, id, &node),
@@ -305,7 +305,7 @@ const HEAD_WORDS: usize = 16;
 #[derive(Clone, Copy, Debug, Default)]
 struct Node {
     hash: u64,
-    /// When the disk was asked, nanoseconds since the start.
+    /// Time of the disk lookup, nanoseconds since the start.
     checked: u64,
     /// The next node of the chain.
     next: u64,

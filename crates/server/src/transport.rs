@@ -115,8 +115,8 @@ impl Transport {
     /// Receives once.
     ///
     /// # Errors
-    /// As recv(2); [`io::ErrorKind::WouldBlock`] if there is no data. With TLS also if the handshake fails, or a record is
-    /// invalid: then the connection must be closed.
+    /// Those of recv(2); [`io::ErrorKind::WouldBlock`] if there is no data. With TLS also if the handshake fails, or a
+    /// record is invalid: then the connection must be closed.
     pub fn receive(&mut self, buffer: &mut [u8], buffers: &mut Buffers) -> io::Result<Received> {
         let tls = match &mut self.session {
             Session::None => {
@@ -140,7 +140,7 @@ impl Transport {
     /// Sends bytes that were accepted earlier and not taken by the socket.
     ///
     /// # Errors
-    /// As sendmsg(2); [`io::ErrorKind::WouldBlock`] if the socket's buffer is full.
+    /// Those of sendmsg(2); [`io::ErrorKind::WouldBlock`] if the socket's buffer is full.
     pub fn flush(&mut self) -> io::Result<()> {
         match &mut self.session {
             Session::Tls(tls) => tls.flush(&self.socket),
@@ -157,7 +157,7 @@ impl Transport {
     /// the last packet may wait until it is full. With TLS nothing may be [unsent](Transport::has_unsent).
     ///
     /// # Errors
-    /// As sendmsg(2); [`io::ErrorKind::WouldBlock`] if the socket's buffer is full.
+    /// Those of sendmsg(2); [`io::ErrorKind::WouldBlock`] if the socket's buffer is full.
     pub fn send(&mut self, pieces: &[IoSlice<'_>], more: bool, buffers: &mut Buffers) -> io::Result<usize> {
         match (&mut self.session, pieces) {
             (Session::None, [one]) => socket::send(&self.socket, one, more),
@@ -171,7 +171,7 @@ impl Transport {
     /// memory. `Ok(0)`: the file ends before it.
     ///
     /// # Errors
-    /// As sendfile(2).
+    /// Those of sendfile(2).
     pub fn send_file(&self, file: impl AsFd, range: Range<u64>) -> io::Result<usize> {
         file::send_file(&self.socket, file, &mut range.start.clone(), (range.end - range.start) as usize)
     }
@@ -179,7 +179,7 @@ impl Transport {
     /// Sends these pieces, followed by a range of a mapped file, in one call, without TLS.
     ///
     /// # Errors
-    /// As sendmsg(2); EFAULT if the file no longer has that range.
+    /// Those of sendmsg(2); EFAULT if the file no longer has that range.
     pub fn send_mapped(
         &self,
         before: &[IoSlice<'_>],
@@ -193,7 +193,7 @@ impl Transport {
     /// Closes the sending direction.
     ///
     /// # Errors
-    /// As shutdown(2).
+    /// Those of shutdown(2).
     pub fn half_close(&mut self) -> io::Result<()> {
         self.close();
         socket::half_close(&self.socket)

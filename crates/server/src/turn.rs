@@ -43,7 +43,7 @@ use crate::token::Token;
 use crate::transport::tls::PARTIAL_MAX;
 use crate::transport::{Received, Transport};
 
-/// How a turn asks the disk.
+/// How a turn starts disk work.
 pub trait DiskAccess {
     /// Whether a file window that is not in memory is fetched by [`warm`](DiskAccess::warm),
     /// rather than waited for while it is sent.
@@ -227,7 +227,7 @@ enum Sent {
     All,
     /// It waits for the client or a helper.
     Waits,
-    /// There is more, after the other connections.
+    /// There is more to do, after a turn of the other connections.
     Yields,
 }
 
@@ -319,8 +319,8 @@ impl<D: DiskAccess> Turn<'_, D> {
         if let Some((negotiated, time)) = connection.transport.take_completed(self.now) {
             context.tls.add(negotiated, time);
         }
-        // Less than the buffer has room for: nothing is left, and epoll will report new data (epoll(7), "short read").
-        // Only the end is not reported twice.
+        // A short read has drained the socket, and epoll will report new data (epoll(7), "short read"). The end of the
+        // stream is reported only once.
         if is_end || is_drained && !connection.ending {
             connection.readable = false;
         }
@@ -394,7 +394,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         self.connection.send_queue.get_or_insert_with(|| self.context.sender.send_queue())
     }
 
-    /// Asks the disk.
+    /// Starts disk work, or completes it at once.
     fn ask_disk(&mut self, ticket: Ticket, work: &Work) {
         match self.disk.ask(self.now, self.token, ticket, work, &mut self.context.shared) {
             DiskAnswer::Answered(answer) => self.handle(Event::Disk(ticket, answer)),

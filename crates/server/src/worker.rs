@@ -2,7 +2,7 @@
 //!
 //! A worker owns its connections, its caches and its timers, and gives turns ([`crate::turn`]) to connections whose
 //! sockets are ready, whose answers have arrived, or whose deadlines have passed. The architecture ([`crate::arch`])
-//! determines when it is called and how the disk is asked; it provides a [`DiskSide`].
+//! determines when it is called and how disk work is done; it provides a [`DiskSide`].
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -43,12 +43,12 @@ use crate::token::{APP_BIT, Token};
 use crate::transport::Transport;
 use crate::turn::{ASK_ANEW, BUFFER, Connection, Dead, DiskAccess, DiskAnswer, LoopContext, Rest, Turn};
 
-/// How an architecture asks the disk and gets its answers.
+/// How an architecture starts disk work and gets its results.
 pub trait DiskSide: DiskAccess {
     /// Adds descriptors that do not report through the mailbox to the loop's epoll set, under this number.
     ///
     /// # Errors
-    /// As [`Epoll::add`].
+    /// Those of [`Epoll::add`].
     fn register(&mut self, _: &Epoll, _token: u64) -> io::Result<()> {
         Ok(())
     }

@@ -60,7 +60,7 @@ pub fn exact_timers() {
 /// policy with a lower priority, from 1 to 99. The thread must sleep at times, or nothing else runs on its core.
 ///
 /// # Errors
-/// As sched_setscheduler(2): when this process lacks the permission (`RLIMIT_RTPRIO`, `CAP_SYS_NICE`).
+/// Those of sched_setscheduler(2): when this process lacks the permission (`RLIMIT_RTPRIO`, `CAP_SYS_NICE`).
 pub fn run_first(priority: u8) -> std::io::Result<()> {
     let priority = libc::sched_param { sched_priority: priority.into() };
     // SAFETY: sched_setscheduler(2) reads the parameters, which are alive; 0 is the calling thread. JUSTIFICATION: neither

@@ -22,7 +22,7 @@ pub fn stamp_arrivals(socket: impl AsFd) -> io::Result<()> {
 /// [`crate::clock::monotonic_ns`]; without [`stamp_arrivals`] that is the current time.
 ///
 /// # Errors
-/// As recvmsg(2); [`io::ErrorKind::WouldBlock`] when the socket's timeout expires.
+/// Those of recvmsg(2); [`io::ErrorKind::WouldBlock`] when the socket's timeout expires.
 pub fn receive_stamped(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, u64)> {
     let mut control = nix::cmsg_space!(TimeSpec);
     let mut pieces = [IoSliceMut::new(buffer)];

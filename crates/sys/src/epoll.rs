@@ -83,7 +83,7 @@ impl Epoll {
     /// (`epoll_pwait2`); `epoll_wait` would add up to a millisecond to each.
     ///
     /// # Errors
-    /// None that a correct program sees; an interrupting signal ends the wait without events.
+    /// None in a correct program; an interrupting signal ends the wait without events.
     pub fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<()> {
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,

@@ -32,7 +32,7 @@ pub enum Patience {
 /// its last descriptor. May wait for the disk.
 ///
 /// # Errors
-/// As open(2).
+/// Those of open(2).
 pub fn unnamed(directory: &Path) -> io::Result<File> {
     let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL, Mode::RUSR | Mode::WUSR);
     match rustix::fs::open(directory, flags | OFlags::TMPFILE, mode) {
@@ -87,7 +87,7 @@ pub enum Kind {
     Regular,
     /// A directory.
     Directory,
-    /// A symbolic link; only [`status_at`] sees one.
+    /// A symbolic link; only [`status_at`] returns this.
     Link,
     /// A pipe, a socket or a device.
     Other,
@@ -96,7 +96,7 @@ pub enum Kind {
 /// Opens a directory as the root of later [`open_beneath`]. Waits for the disk only if `patience` permits.
 ///
 /// # Errors
-/// As open(2).
+/// Those of open(2).
 pub fn open_root(path: &Path, patience: Patience) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve(patience, ResolveFlags::empty()))?)
@@ -105,7 +105,7 @@ pub fn open_root(path: &Path, patience: Patience) -> io::Result<OwnedFd> {
 /// Opens a file only to read its [`status`]. Waits for the disk only if `patience` permits.
 ///
 /// # Errors
-/// As open(2); [`io::ErrorKind::WouldBlock`] when it would have waited.
+/// Those of open(2); [`io::ErrorKind::WouldBlock`] when it would have waited.
 pub fn open_path(path: &Path, patience: Patience) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     Ok(rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve(patience, ResolveFlags::empty()))?)
@@ -114,7 +114,7 @@ pub fn open_path(path: &Path, patience: Patience) -> io::Result<OwnedFd> {
 /// Opens a directory beneath `root` as another root.
 ///
 /// # Errors
-/// As [`open_beneath`].
+/// Those of [`open_beneath`].
 pub fn open_root_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat2(root, path, flags, Mode::empty(), resolve(patience, beneath()))?)
@@ -124,7 +124,7 @@ pub fn open_root_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) 
 /// even one created at this moment, leads out (`RESOLVE_BENEATH`). A pipe is opened without waiting for its writer.
 ///
 /// # Errors
-/// As openat2(2); `EXDEV` when the name leads out of the root; [`io::ErrorKind::WouldBlock`] when it would have waited.
+/// Those of openat2(2); `EXDEV` when the name leads out of the root; [`io::ErrorKind::WouldBlock`] if it would block.
 pub fn open_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) -> io::Result<OwnedFd> {
     open_at(root, path, beneath(), patience)
 }
@@ -156,7 +156,7 @@ pub(crate) fn open_at(
 /// permission for it beyond those for the lookup.
 ///
 /// # Errors
-/// As [`open_beneath`].
+/// Those of [`open_beneath`].
 pub fn is_directory_beneath(root: BorrowedFd<'_>, path: &CStr, patience: Patience) -> io::Result<bool> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let opened = rustix::fs::openat2(root, path, flags, Mode::empty(), resolve(patience, beneath()))?;
@@ -177,7 +177,7 @@ fn resolve(patience: Patience, flags: ResolveFlags) -> ResolveFlags {
 /// Returns the type and state of a file. Never waits for a local disk: an open file's inode is in memory.
 ///
 /// # Errors
-/// As fstat(2); none on local file systems.
+/// Those of fstat(2); none on local file systems.
 pub fn status(fd: impl AsFd) -> io::Result<Status> {
     Ok(status_of(&rustix::fs::fstat(fd)?))
 }
@@ -185,7 +185,7 @@ pub fn status(fd: impl AsFd) -> io::Result<Status> {
 /// Returns the same for a name in a directory, without following a link. May wait for the disk.
 ///
 /// # Errors
-/// As fstatat(2).
+/// Those of fstatat(2).
 pub fn status_at(directory: impl AsFd, name: &CStr) -> io::Result<Status> {
     Ok(status_of(&rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?))
 }
@@ -204,7 +204,7 @@ pub struct Space {
 /// Returns the free space of the file system that contains `path`. May wait for the disk.
 ///
 /// # Errors
-/// As statvfs(3).
+/// Those of statvfs(3).
 pub fn space(path: &Path) -> io::Result<Space> {
     let found = rustix::fs::statvfs(path)?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
@@ -218,7 +218,7 @@ pub fn space(path: &Path) -> io::Result<Space> {
 /// Writes all changes of a file system to its disk, and waits for that. `file` is any file or directory on it.
 ///
 /// # Errors
-/// As syncfs(2).
+/// Those of syncfs(2).
 pub fn sync_file_system(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::syncfs(file)?)
 }
@@ -261,7 +261,7 @@ fn status_of(stat: &rustix::fs::Stat) -> Status {
 /// bytes than requested if the rest is not.
 ///
 /// # Errors
-/// As preadv2(2); [`io::ErrorKind::WouldBlock`] when not even the first page is in memory.
+/// Those of preadv2(2); [`io::ErrorKind::WouldBlock`] when not even the first page is in memory.
 pub fn read_at(fd: impl AsFd, buffer: &mut [u8], offset: u64, patience: Patience) -> io::Result<usize> {
     let flags = match patience {
         Patience::Wait => ReadWriteFlags::empty(),
@@ -300,7 +300,7 @@ pub fn is_resident(fd: impl AsFd, offset: u64) -> bool {
 /// Waits for the disk if they are not in memory.
 ///
 /// # Errors
-/// As sendfile(2). `Ok(0)` means that the file ends here.
+/// Those of sendfile(2). `Ok(0)` means that the file ends here.
 pub fn send_file(socket: impl AsFd, file: impl AsFd, offset: &mut u64, count: usize) -> io::Result<usize> {
     Ok(rustix::fs::sendfile(socket, file, Some(offset), count)?)
 }
@@ -319,7 +319,7 @@ pub const NONBLOCKING: i32 = libc::O_NONBLOCK;
 /// A terminal that is stopped still blocks.
 ///
 /// # Errors
-/// As pwritev2(2); [`io::ErrorKind::WouldBlock`] if there is no room.
+/// Those of pwritev2(2); [`io::ErrorKind::WouldBlock`] if there is no room.
 pub fn write_without_waiting(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     // The offset that means none, as for pipes and sockets.
     const NOWHERE: u64 = u64::MAX;
@@ -336,7 +336,7 @@ pub fn write_without_waiting(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
 /// Waits until a pipe, a socket or a terminal has room.
 ///
 /// # Errors
-/// As poll(2).
+/// Those of poll(2).
 pub fn wait_for_room(fd: impl AsFd) -> io::Result<()> {
     is_writable(fd, None).map(|_| ())
 }
@@ -360,7 +360,7 @@ pub fn wait_for_writer(fd: impl AsFd) {
 /// Returns the names in a directory, except `.` and `..`. Waits for the disk.
 ///
 /// # Errors
-/// As getdents(2).
+/// Those of getdents(2).
 pub fn names(directory: impl AsFd) -> io::Result<impl Iterator<Item = io::Result<Vec<u8>>>> {
     let entries = rustix::fs::Dir::read_from(directory)?;
     Ok(entries.filter_map(|entry| match entry {
@@ -375,7 +375,7 @@ pub fn names(directory: impl AsFd) -> io::Result<impl Iterator<Item = io::Result
 /// Checks that the kernel can open a name without waiting: Linux 5.12 or later, and no sandbox that forbids openat2(2).
 ///
 /// # Errors
-/// As openat2(2), with the reason.
+/// Those of openat2(2), with the reason.
 pub fn can_open_without_waiting(root: BorrowedFd<'_>) -> io::Result<()> {
     match open_root_beneath(root, c".", Patience::Now) {
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),

@@ -52,7 +52,7 @@ impl Inotify {
     /// Creates a set without watches.
     ///
     /// # Errors
-    /// As inotify_init1(2), `EMFILE` if the user has too many.
+    /// Those of inotify_init1(2), `EMFILE` if the user has too many.
     pub fn new() -> io::Result<Inotify> {
         Ok(Inotify { fd: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)? })
     }
@@ -60,7 +60,7 @@ impl Inotify {
     /// Watches a directory and the names in it. May wait for the disk.
     ///
     /// # Errors
-    /// As inotify_add_watch(2): see [`is_full`]; without permission to read the directory; without `/proc`.
+    /// Those of inotify_add_watch(2): see [`is_full`]; without permission to read the directory; without `/proc`.
     pub fn watch_folder(&self, folder: impl AsFd) -> io::Result<Watch> {
         let names = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVED_FROM | WatchFlags::MOVED_TO;
         self.watch(folder, names | OF_ITSELF | WatchFlags::ONLYDIR)
@@ -69,7 +69,7 @@ impl Inotify {
     /// Watches a file under all its names. May wait for the disk.
     ///
     /// # Errors
-    /// As [`watch_folder`](Inotify::watch_folder).
+    /// Those of [`watch_folder`](Inotify::watch_folder).
     pub fn watch_file(&self, file: impl AsFd) -> io::Result<Watch> {
         self.watch(file, OF_ITSELF)
     }

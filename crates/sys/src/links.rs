@@ -62,7 +62,7 @@ impl RefusedLink {
 /// Opens `path`, relative to `root` and without `..`, for reading. A pipe is opened without waiting for its writer.
 ///
 /// # Errors
-/// As openat2(2); a [`RefusedLink`] if the policy forbids it; [`io::ErrorKind::WouldBlock`] when it would have waited.
+/// Those of openat2(2); a [`RefusedLink`] if the policy forbids it; [`io::ErrorKind::WouldBlock`] if it would block.
 pub fn open(root: BorrowedFd<'_>, path: &CStr, links: Links, patience: Patience) -> io::Result<OwnedFd> {
     let no_links = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let (attempt, resolve): (_, fn(BorrowedFd<'_>, &CStr) -> io::Result<OwnedFd>) = match links {

@@ -15,7 +15,7 @@ const BACKLOG: i32 = 16;
 /// Listens on a name that only its owner, and root, may connect to. Accepting does not block.
 ///
 /// # Errors
-/// As bind(2): [`io::ErrorKind::AddrInUse`] if the name is taken, even by a socket without a listener.
+/// Those of bind(2): [`io::ErrorKind::AddrInUse`] if the name is taken, even by a socket without a listener.
 pub fn listen(name: &Path) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -30,7 +30,7 @@ pub fn listen(name: &Path) -> io::Result<UnixListener> {
 /// Changes the owner of a socket's name. The socket itself keeps its owner.
 ///
 /// # Errors
-/// As fchownat(2).
+/// Those of fchownat(2).
 pub fn give_to(name: &Path, uid: u32, gid: u32) -> io::Result<()> {
     let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
     Ok(rustix::fs::chownat(CWD, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?)
@@ -39,7 +39,7 @@ pub fn give_to(name: &Path, uid: u32, gid: u32) -> io::Result<()> {
 /// Connects to the socket of this name; neither this nor any later call on it waits longer than `patience`.
 ///
 /// # Errors
-/// As connect(2): [`io::ErrorKind::ConnectionRefused`] without a listener,
+/// Those of connect(2): [`io::ErrorKind::ConnectionRefused`] without a listener,
 /// [`io::ErrorKind::WouldBlock`] if a listener accepts no connections.
 pub fn connect(name: &Path, patience: Duration) -> io::Result<UnixStream> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -53,7 +53,7 @@ pub fn connect(name: &Path, patience: Duration) -> io::Result<UnixStream> {
 /// Connects to the socket of this name, or fails, at once; later calls do not block either.
 ///
 /// # Errors
-/// As connect(2): [`io::ErrorKind::ConnectionRefused`] without a listener,
+/// Those of connect(2): [`io::ErrorKind::ConnectionRefused`] without a listener,
 /// [`io::ErrorKind::WouldBlock`] if its queue is full.
 pub fn connect_now(name: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -65,7 +65,7 @@ pub fn connect_now(name: &Path) -> io::Result<OwnedFd> {
 /// Returns the UID of the connected peer.
 ///
 /// # Errors
-/// As getsockopt(2).
+/// Those of getsockopt(2).
 pub fn peer(stream: &UnixStream) -> io::Result<u32> {
     Ok(sockopt::socket_peercred(stream)?.uid.as_raw())
 }

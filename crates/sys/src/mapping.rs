@@ -32,7 +32,7 @@ impl Mapping {
     /// nothing: pages are loaded when they are touched.
     ///
     /// # Errors
-    /// As mmap(2): a file system without mmap (ENODEV), too many mappings
+    /// Those of mmap(2): a file system without mmap (ENODEV), too many mappings
     /// (ENOMEM, `vm.max_map_count`), a length of zero.
     pub fn new(file: impl AsFd, offset: u64, length: usize) -> io::Result<Mapping> {
         let (protection, flags) = (ProtFlags::READ, MapFlags::SHARED);
@@ -69,7 +69,7 @@ impl Mapping {
     /// [`socket::send_vectored`](crate::socket::send_vectored). Waits for the disk for pages that are not in memory.
     ///
     /// # Errors
-    /// As sendmsg(2); EFAULT if the file has become so short that the range does not exist.
+    /// Those of sendmsg(2); EFAULT if the file has become so short that the range does not exist.
     ///
     /// # Panics
     /// With more pieces, or if the range is not within the mapping.

@@ -28,7 +28,7 @@ impl NetNs {
     /// Opens the namespace of a link such as `/proc/PID/ns/net` or [`NetNs::path`].
     ///
     /// # Errors
-    /// As open(2).
+    /// Those of open(2).
     pub fn open(path: &Path) -> io::Result<NetNs> {
         Ok(NetNs { fd: File::open(path)?.into() })
     }

@@ -24,7 +24,7 @@ pub struct User {
 /// Looks up the account of this name; `None` if there is none. May wait for a disk or a directory service.
 ///
 /// # Errors
-/// As getpwnam_r(3).
+/// Those of getpwnam_r(3).
 pub fn user(name: &CStr) -> io::Result<Option<User>> {
     let found = nix::unistd::User::from_name(&name.to_string_lossy())?;
     Ok(found.map(|user| User { uid: user.uid.as_raw(), gid: user.gid.as_raw(), home: user.dir }))
@@ -33,7 +33,7 @@ pub fn user(name: &CStr) -> io::Result<Option<User>> {
 /// Looks up the GID of the group of this name; `None` if there is none.
 ///
 /// # Errors
-/// As getgrnam_r(3).
+/// Those of getgrnam_r(3).
 pub fn group(name: &CStr) -> io::Result<Option<u32>> {
     Ok(nix::unistd::Group::from_name(&name.to_string_lossy())?.map(|group| group.gid.as_raw()))
 }
@@ -52,7 +52,7 @@ pub fn is_user(uid: u32) -> bool {
 /// undone. Glibc does it for all threads of the process.
 ///
 /// # Errors
-/// As setresuid(2): when this process is not root.
+/// Those of setresuid(2): when this process is not root.
 pub fn become_user(name: &CStr, uid: u32, gid: u32) -> io::Result<()> {
     // The raw system calls, which rustix offers, change only one thread.
     use nix::unistd::{Gid, Uid, initgroups, setresgid, setresuid};
@@ -67,7 +67,7 @@ pub fn become_user(name: &CStr, uid: u32, gid: u32) -> io::Result<()> {
 /// Must be called before anything was opened.
 ///
 /// # Errors
-/// As close_range(2): before Linux 5.9, or if a sandbox forbids it.
+/// Those of close_range(2): before Linux 5.9, or if a sandbox forbids it.
 pub fn close_inherited() -> io::Result<()> {
     // SAFETY: close_range(2) takes plain numbers. Nothing of this program is open yet except standard streams, as the
     // caller guarantees. JUSTIFICATION: neither std nor rustix has it.
@@ -80,7 +80,7 @@ pub fn close_inherited() -> io::Result<()> {
 /// emptied, as far as this process may. It keeps its own privileges. Must be called while there is one thread.
 ///
 /// # Errors
-/// As prctl(2).
+/// Those of prctl(2).
 pub fn gain_no_privileges() -> io::Result<()> {
     use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set, set_no_new_privs};
     set_no_new_privs(true)?;
@@ -110,7 +110,7 @@ pub fn lower_priority() {
 /// it forks inherit this; programs that it executes do not.
 ///
 /// # Errors
-/// As prctl(2).
+/// Those of prctl(2).
 pub fn keep_memory_private() -> io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
 }
@@ -129,7 +129,7 @@ pub fn offer_to_memory_killer(more: i32) {
 /// Changes the owner of an open file; for a log that is opened as root and reopened as that user.
 ///
 /// # Errors
-/// As fchown(2).
+/// Those of fchown(2).
 pub fn give_to(file: impl AsFd, uid: u32, gid: u32) -> io::Result<()> {
     use rustix::fs::{Gid, Uid, fchown};
     Ok(fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?)
@@ -241,7 +241,7 @@ pub fn expect_file(command: &mut std::process::Command, device: u64, inode: u64)
     unsafe { command.pre_exec(check) };
 }
 
-/// Asks a process to end (SIGTERM). It is not an error if it has ended already.
+/// Sends SIGTERM to a process. It is not an error if the process has already exited.
 pub fn terminate(process: u32) {
     use rustix::process::{Signal, kill_process};
     let _ = pid(process).and_then(|pid| kill_process(pid, Signal::TERM));
@@ -259,7 +259,7 @@ pub enum Fork {
 /// Forks the process.
 ///
 /// # Errors
-/// When there are other threads, whose locks would stay held in the child forever; as fork(2).
+/// If the process has other threads, whose locks would stay held in the child forever; those of fork(2).
 pub fn fork() -> io::Result<Fork> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::other("cannot fork a process with several threads"));
@@ -277,7 +277,7 @@ pub fn fork() -> io::Result<Fork> {
 /// `life` to its end. Returns its process ID.
 ///
 /// # Errors
-/// As [`fork`].
+/// Those of [`fork`].
 pub fn split_off(kept: OwnedFd, life: impl FnOnce(OwnedFd)) -> io::Result<u32> {
     use std::os::fd::AsRawFd;
     if let Fork::Parent(child) = fork()? {
@@ -448,7 +448,7 @@ pub fn make_room_for_locked_program() {
 /// (mlock(2)) unless the process may exceed it.
 ///
 /// # Errors
-/// As mlock(2): ENOMEM or EPERM if the limit forbids it. Earlier locks remain.
+/// Those of mlock(2): ENOMEM or EPERM if the limit forbids it. Earlier locks remain.
 pub fn lock_program() -> io::Result<()> {
     for (start, length) in program_mappings(&std::fs::read_to_string("/proc/self/maps")?) {
         // SAFETY: mlock(2) neither reads nor writes this process's memory, and fails if nothing is mapped there.

@@ -53,7 +53,7 @@ impl Region {
     /// Allocates zeroed memory: at least one part, each of this size. Pages are allocated when first touched.
     ///
     /// # Errors
-    /// As memfd_create(2) and mmap(2); `InvalidInput` if that much cannot be addressed, or there is no part.
+    /// Those of memfd_create(2) and mmap(2); `InvalidInput` if that much cannot be addressed, or there is no part.
     pub fn new(parts: usize, part_bytes: usize) -> io::Result<Region> {
         let length = length(parts, part_bytes).ok_or(io::ErrorKind::InvalidInput)?;
         let memory = memfd_create(c"amped", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -77,7 +77,7 @@ impl Region {
     /// Maps a region that another process created, from its descriptor.
     ///
     /// # Errors
-    /// As mmap(2); `InvalidData` if [`new`](Region::new) did not create it.
+    /// Those of mmap(2); `InvalidData` if [`new`](Region::new) did not create it.
     pub fn open(memory: OwnedFd) -> io::Result<Region> {
         let mut preamble = [0; 16];
         let read = rustix::io::pread(&memory, &mut preamble, 0)?;
@@ -113,7 +113,7 @@ impl Region {
     }
 
     /// Takes the lock of a part, and waits while it is held. No process may fork while one of its threads holds a lock,
-    /// because the child would believe that it holds it too.
+    /// because the child would hold it too.
     ///
     /// # Errors
     /// [`Damaged`] if the previous holder died, or panicked, in the middle of a change; the lock is taken nevertheless.
@@ -244,7 +244,7 @@ impl Guard<'_> {
     /// Copies bytes in, from `at` on.
     ///
     /// # Errors
-    /// As for [`read`](Guard::read).
+    /// Those of [`read`](Guard::read).
     pub fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Outside> {
         let to = self.inside(at, bytes.len())?;
         // SAFETY: as for `read`; a shared `self` is sound, since no references
@@ -256,7 +256,7 @@ impl Guard<'_> {
     /// Fills `length` bytes from `at` on with zeros.
     ///
     /// # Errors
-    /// As for [`read`](Guard::read).
+    /// Those of [`read`](Guard::read).
     pub fn zero(&self, at: usize, length: usize) -> Result<(), Outside> {
         let to = self.inside(at, length)?;
         // SAFETY: as for `write`.
@@ -267,7 +267,7 @@ impl Guard<'_> {
     /// Returns whether `at` is the position of these bytes.
     ///
     /// # Errors
-    /// As for [`read`](Guard::read).
+    /// Those of [`read`](Guard::read).
     pub fn holds(&self, at: usize, bytes: &[u8]) -> Result<bool, Outside> {
         let from = self.inside(at, bytes.len())?;
         // SAFETY: as for `read`; memcmp(3) reads this many bytes of both.
@@ -277,7 +277,7 @@ impl Guard<'_> {
     /// Returns the word at `at`, which need not be aligned.
     ///
     /// # Errors
-    /// As for [`read`](Guard::read).
+    /// Those of [`read`](Guard::read).
     pub fn word(&self, at: usize) -> Result<u64, Outside> {
         let mut word = [0; 8];
         self.read(at, &mut word)?;
@@ -287,7 +287,7 @@ impl Guard<'_> {
     /// Sets the word at `at`.
     ///
     /// # Errors
-    /// As for [`read`](Guard::read).
+    /// Those of [`read`](Guard::read).
     pub fn set_word(&self, at: usize, word: u64) -> Result<(), Outside> {
         self.write(at, &word.to_ne_bytes())
     }

@@ -167,7 +167,7 @@ impl SockDiag {
     /// Opens a socket in another network namespace, a file `/proc/PID/ns/net`. The calling thread stays in its own.
     ///
     /// # Errors
-    /// As setns(2): EPERM without `CAP_SYS_ADMIN`.
+    /// Those of setns(2): EPERM without `CAP_SYS_ADMIN`.
     pub fn open_in(namespace: impl AsFd) -> io::Result<SockDiag> {
         let namespace = namespace.as_fd();
         // A temporary thread enters the namespace, as the way back might be refused.

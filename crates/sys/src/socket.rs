@@ -18,7 +18,7 @@ use crate::file::Patience;
 /// (`SO_REUSEPORT`), so that each loop has its own queue.
 ///
 /// # Errors
-/// As bind(2): the address is in use, does not belong to this machine, or its port requires root.
+/// Those of bind(2): the address is in use, does not belong to this machine, or its port requires root.
 pub fn listen(address: SocketAddr, backlog: i32, shared: bool) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -49,7 +49,7 @@ pub fn is_without_ipv6(error: &io::Error) -> bool {
 /// one that the kernel chooses when it connects. Ports of closed connections in TIME_WAIT are reused.
 ///
 /// # Errors
-/// As bind(2): [`io::ErrorKind::AddrInUse`] if the port is taken; when the process is out of descriptors.
+/// Those of bind(2): [`io::ErrorKind::AddrInUse`] if the port is taken; also when the process is out of descriptors.
 pub fn outgoing(from: Option<SocketAddr>, to: SocketAddr) -> io::Result<OwnedFd> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
@@ -69,7 +69,7 @@ pub fn outgoing(from: Option<SocketAddr>, to: SocketAddr) -> io::Result<OwnedFd>
 /// Starts connecting without waiting: the socket is writable once it is connected or has failed, see [`failed`].
 ///
 /// # Errors
-/// As connect(2), if known at once.
+/// Those of connect(2) that are known at once.
 pub fn begin_connect(socket: impl AsFd, to: SocketAddr) -> io::Result<()> {
     match net::connect(socket, &to) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(()),
@@ -105,7 +105,7 @@ pub fn peer_address(socket: impl AsFd) -> io::Result<SocketAddr> {
 /// Accepts the next connection of a listener, nonblocking, with its peer's address.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] when there is none; otherwise as accept(2).
+/// [`io::ErrorKind::WouldBlock`] when there is none; otherwise those of accept(2).
 pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
     accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
 }
@@ -125,7 +125,7 @@ pub fn make_blocking(listener: impl AsFd, patience: Duration) -> io::Result<()> 
 /// Accepts the next connection of a listener that [`make_blocking`] has prepared.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] when none came in time; otherwise as accept(2).
+/// [`io::ErrorKind::WouldBlock`] when none arrived in time; otherwise those of accept(2).
 pub fn accept_blocking(listener: impl AsFd) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
     accept_with(listener, SocketFlags::CLOEXEC)
 }
@@ -163,7 +163,7 @@ pub fn send(socket: impl AsFd, bytes: &[u8], more: bool) -> io::Result<usize> {
 /// Sends bytes from several buffers.
 ///
 /// # Errors
-/// As [`send`].
+/// Those of [`send`].
 pub fn send_vectored(socket: impl AsFd, bytes: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
     Ok(net::sendmsg(socket, bytes, &mut net::SendAncillaryBuffer::default(), send_flags(more))?)
 }

@@ -14,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, munmap, 
 /// Writes `bytes` at `offset` in one call, in the middle of which `pause` runs. Returns the result of the call.
 ///
 /// # Errors
-/// As pwrite(2) and userfaultfd(2), which requires root by default;
+/// Those of pwrite(2) and userfaultfd(2), which requires root by default;
 /// `InvalidInput` if the bytes fill less than two pages.
 pub fn write_with_pause(file: impl AsFd, bytes: &[u8], offset: u64, pause: impl FnOnce() + Send) -> io::Result<usize> {
     let page = rustix::param::page_size();

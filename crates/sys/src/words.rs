@@ -39,7 +39,7 @@ impl Words {
     /// Allocates this many words without a name.
     ///
     /// # Errors
-    /// As mmap(2); `InvalidInput` if there is none, or they cannot be addressed.
+    /// Those of mmap(2); `InvalidInput` if there is none, or they cannot be addressed.
     pub fn new(count: usize) -> io::Result<Words> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: without a requested address, mmap(2) touches no existing mapping.
@@ -53,7 +53,7 @@ impl Words {
     ///
     /// # Errors
     /// `AddrInUse`: a running process uses the name. `AlreadyExists`: another kind of file has the name. `Unsupported`:
-    /// the directory is not in memory. `StorageFull`: there is no room. Otherwise as open(2).
+    /// the directory is not in memory. `StorageFull`: there is no room. Otherwise those of open(2).
     pub fn publish(
         path: &Path,
         count: usize,
@@ -153,7 +153,7 @@ impl View {
     /// Maps a file created by [`Words::publish`]. `is_good` decides by its first bytes whether it is the right one.
     ///
     /// # Errors
-    /// `InvalidData` if it is not, or is not a file. Otherwise as open(2) and mmap(2).
+    /// `InvalidData` if it is not, or is not a file. Otherwise those of open(2) and mmap(2).
     pub fn open(path: &Path, is_good: impl Fn(&[u8]) -> bool) -> io::Result<View> {
         let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
         let status = file.metadata()?;

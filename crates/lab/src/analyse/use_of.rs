@@ -63,7 +63,7 @@ pub(crate) struct Use {
     pub(crate) full: f64,
 }
 
-/// The name under which the fullest process or listener stands for all of the server's.
+/// The name under which only the fullest process or listener of the server is reported.
 const OF_SERVER: &str = "of the server";
 
 /// Utilisation that counts as saturated.

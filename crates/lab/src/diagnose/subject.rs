@@ -14,7 +14,7 @@ use crate::environment::{Running, Streams};
 /// A setting of a server.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Setting {
-    /// Its name, which stands in braces in the command.
+    /// Its name, in braces in the command.
     pub(crate) name: String,
     /// Its value.
     pub(crate) value: f64,
@@ -90,7 +90,7 @@ impl Subject {
     /// Stops the server and starts it with these settings.
     ///
     /// # Errors
-    /// As [`start`](Subject::start).
+    /// Those of [`start`](Subject::start).
     pub(crate) fn restart(&mut self, settings: &[Setting]) -> Result<(), Failure> {
         let command = filled(&self.command, settings)?;
         self.end();

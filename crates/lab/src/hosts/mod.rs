@@ -100,7 +100,7 @@ impl Fleet {
     /// Reconnects to the hosts that were lost.
     ///
     /// # Errors
-    /// As [`reach`](Fleet::reach).
+    /// Those of [`reach`](Fleet::reach).
     pub(crate) fn revive(&mut self, stop: &Stop) -> Result<(), Failure> {
         for at in 0..self.connections.len() {
             if self.connections[at].check().is_err() {

@@ -23,7 +23,7 @@ use crate::experiment::Cores;
 use crate::run::now_s;
 use crate::{say, subject};
 
-/// Silence after which the other side counts as lost; it asks for the time every two seconds.
+/// Silence after which the other side counts as lost; it requests the time every two seconds.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// Timeout for the session's commands to remove their directories once their input has ended.

@@ -6,7 +6,7 @@
 //! others are ordinary commands: `ammeter load --slice`, `ammeter agent`, cat(1). A remote command ends at the end
 //! of its standard input, which ssh closes however the local side ends.
 //!
-//! A host counts as lost when its session ends, or when it stays silent: it is asked for the time every two seconds.
+//! A host counts as lost when its session ends, or when it stays silent: its clock is requested every two seconds.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -32,7 +32,7 @@ pub(super) const SOON: Duration = Duration::from_secs(60);
 /// Maximum silence before a host counts as lost.
 const SILENCE: Duration = Duration::from_secs(20);
 
-/// Interval between requests for the time, by which each side knows that the other is alive.
+/// Interval of the clock requests, which are also the heartbeat of both sides.
 const BEAT: Duration = Duration::from_secs(2);
 
 /// Timeout for a session to end and remove its files.
@@ -58,7 +58,7 @@ const OPTIONS: [&str; 5] =
 
 /// A connection to a host. Dropping it ends it and everything started over it.
 pub(super) struct Connection {
-    /// The host's name, as the user's ssh knows it.
+    /// The host's name, as given to ssh.
     pub(super) name: String,
     /// ssh and the flags that make commands use the master.
     ssh: Vec<String>,
@@ -348,7 +348,7 @@ impl Command {
     /// Closes standard input, waits for the command to end, and returns its output.
     ///
     /// # Errors
-    /// As [`ask`](Command::ask).
+    /// Those of [`ask`](Command::ask).
     pub(super) fn finish(mut self, patience: Duration, stop: &Stop) -> Result<String, Failure> {
         self.close();
         let mut printed = String::new();

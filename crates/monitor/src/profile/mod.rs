@@ -65,7 +65,7 @@ const ROUND: Duration = Duration::from_millis(500);
 /// Samples until the time is over, or the user stops it.
 ///
 /// # Errors
-/// As [`Server::find`]; when the kernel's functions have no addresses; when there are no samples.
+/// Those of [`Server::find`]; when the kernel's functions have no addresses; when there are no samples.
 pub fn run(settings: &Settings, stop: &Stop) -> Result<Outcome, Failure> {
     let mut server = settings.target.map(Server::find).transpose()?;
     let mut missing = server.as_ref().map_or_else(Vec::new, |server| server.missing().to_vec());

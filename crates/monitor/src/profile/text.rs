@@ -55,7 +55,7 @@ pub fn text(profile: &Profile) -> String {
     text
 }
 
-/// Folded stacks: one chain per line, a blank, and its count.
+/// Folded stacks: one stack per line, followed by a space and its count.
 pub fn folded(profile: &Profile) -> String {
     profile.stacks.iter().fold(String::new(), |mut text, stack| {
         let _ = writeln!(text, "{} {}", stack.frames, stack.samples);

@@ -349,7 +349,7 @@ impl Waiter for Writer {
     }
 }
 
-/// The open log as the writer sees it.
+/// The writer's view of the open log.
 struct Open {
     sink: Sink,
     /// Whether it is a regular file rather than a pipe, socket or terminal.

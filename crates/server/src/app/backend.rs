@@ -50,7 +50,7 @@ pub enum At {
 #[derive(Debug)]
 struct Idle {
     socket: OwnedFd,
-    /// Its permit, if that stands for a process.
+    /// Its permit, if permits represent processes.
     permit: Option<Permit>,
     since: Instant,
 }

@@ -46,7 +46,7 @@ pub struct Job {
     pub ticket: Ticket,
     /// The request.
     pub work: Box<AppWork>,
-    /// Properties of the request that only the server knows.
+    /// Properties of the request that the core does not have: addresses and file locations.
     pub place: Place,
     /// The permit that it holds.
     pub permit: Permit,
@@ -73,7 +73,7 @@ pub struct Place {
     pub backend: Option<Arc<Backend>>,
     /// Scripts are files of the site; otherwise the application finds its own.
     pub files: bool,
-    /// The connection knows that the request is no longer queued.
+    /// Whether the connection has been notified that the request is no longer queued.
     pub start_reported: bool,
 }
 

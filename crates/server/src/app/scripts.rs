@@ -13,7 +13,7 @@ use amped_core::app::AppWork;
 
 use crate::disk::Disk;
 
-/// The names that one loop knows.
+/// The script names that one loop has cached.
 #[derive(Default)]
 pub(super) struct Scripts {
     /// By site, then by the beginning of the path. They belong to one configuration's disk.

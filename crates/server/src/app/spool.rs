@@ -297,7 +297,7 @@ pub struct SpoolOwner {
 pub struct SpoolTask {
     owner: Option<SpoolOwner>,
     operation: Operation,
-    /// Where a new file will be closed.
+    /// The queue of the threads that will close a new file.
     threads: Option<Sender<SpoolTask>>,
 }
 

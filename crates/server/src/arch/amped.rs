@@ -174,7 +174,7 @@ impl<H: Helpers> Helped<H> {
         Helped { disk, helpers, done: Vec::new(), waiting: HashMap::new(), probes, waits }
     }
 
-    /// A helper has answered: updates the caches and answers all connections that asked.
+    /// Handles the result of a helper: updates the caches, and answers all connections that wait for it.
     fn learn(&mut self, work: Work, found: Found<OpenFile>, now: Time, worker: &mut Worker) {
         let Some(Waiting { since, why, requesters }) = self.waiting.remove(&work) else {
             return;

@@ -1,6 +1,6 @@
 //! The disk side of a worker that waits for the disk itself: SPED, MT and MP.
 //!
-//! A SPED loop has many connections, and all of them wait with the one that asked. A worker of MT or MP has one
+//! A SPED loop has many connections, and all of them wait for the lookup of one. A worker of MT or MP has one
 //! connection, so only its client waits. Each architecture defines what the workers of a pool share ([`Sharing`]).
 
 use std::borrow::Cow;

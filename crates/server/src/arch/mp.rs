@@ -1,7 +1,7 @@
 //! MP: the multi-process architecture (Flash, section 3.1).
 //!
 //! A pool of processes, each a loop with one connection and its own caches. Nothing is locked, because nothing is
-//! shared except the listeners; each process knows only what it has served itself, unless they share a cache
+//! shared except the listeners; each process caches only what it has served itself, unless they share a cache
 //! (`shared_cache`). A parent replaces processes that die (`processes`).
 
 use std::borrow::Cow;

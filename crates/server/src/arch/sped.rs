@@ -1,7 +1,7 @@
 //! SPED: the single-process event-driven architecture (Flash, section 3.3).
 //!
 //! The loop does disk work itself, at once. While everything is in memory nothing is faster; otherwise all
-//! connections wait with the one that asked.
+//! connections wait for the lookup of one.
 
 use std::io;
 

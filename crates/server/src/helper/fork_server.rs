@@ -10,9 +10,9 @@
 //! That needs a program that the new user may still execute, a thread that waits until it is loaded, possibly from the
 //! disk, and milliseconds for each helper instead of a fraction of one.
 //!
-//! Nothing here knows a configuration: a loop sends a helper the sites before it asks, so a reload concerns only loops
-//! and helpers. All of these processes end when the other end of their link is closed, for whatever reason. They ignore
-//! signals, which are the server's business even if a terminal or a supervisor sends them to all processes.
+//! Nothing here depends on the configuration: a loop sends a helper the sites before any task, so a reload concerns
+//! only loops and helpers. All of these processes end when the other end of their link is closed, for whatever reason.
+//! They ignore signals, which the server handles even if a terminal or a supervisor sends them to all processes.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -38,7 +38,7 @@ use crate::open_file::OpenFile;
 use crate::portable;
 use crate::say::die;
 
-/// The fork server, as the server sees it.
+/// The server's handle of the fork server.
 #[derive(Debug)]
 pub struct ForkServer {
     /// Its process ID.
@@ -54,7 +54,7 @@ const HELPER_OOM_SCORE: i32 = 500;
 /// Starts the fork server, which first calls `become_user`.
 ///
 /// # Errors
-/// When there are other threads, or as fork(2).
+/// If the process has other threads; those of fork(2).
 pub fn start(
     loops: usize,
     signals: Signals,

@@ -98,7 +98,7 @@ impl Link {
     /// Sends a whole frame, however long it takes.
     ///
     /// # Errors
-    /// As [`flush`](Link::flush).
+    /// Those of [`flush`](Link::flush).
     pub(super) fn say(&self, bytes: &[u8], mut descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = with_header(bytes, descriptors.len());
         let mut sent = 0;
@@ -151,7 +151,7 @@ impl Link {
         })
     }
 
-    /// Closes this direction, which the other side sees as the end.
+    /// Closes this direction, which the other side reads as end of file.
     pub(super) fn end(&self) {
         // It may have closed already.
         let _ = socket::half_close(&self.socket);

@@ -46,7 +46,7 @@ pub trait Helpers {
     /// Adds the helpers to the loop's epoll set under this number.
     ///
     /// # Errors
-    /// As [`Epoll::add`].
+    /// Those of [`Epoll::add`].
     fn register(&mut self, _: &Epoll, _token: u64) -> io::Result<()> {
         Ok(())
     }

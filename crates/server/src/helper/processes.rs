@@ -70,7 +70,7 @@ struct Job {
 struct Helper {
     link: Link,
     job: Option<Job>,
-    /// The disk whose sites it knows,
+    /// The disk whose sites it has received,
     disk: Weak<Disk>,
     /// and the last time at which directories were invalidated that it has been notified of.
     forgotten: Duration,
@@ -362,7 +362,7 @@ impl Helpers for Processes {
         while let Some((due, number)) = self.next_surplus()
             && due <= now
         {
-            // It sees its socket close.
+            // The helper exits when its socket is closed.
             self.helpers.remove(&number);
         }
     }

@@ -126,7 +126,7 @@ fn bucket_of(ns: u64) -> usize {
     ((u64::BITS - (ns >> FIRST_BUCKET_BITS).leading_zeros()) as usize).min(BUCKETS - 1)
 }
 
-/// The memory, as one process sees it.
+/// One process's view of the memory.
 #[derive(Debug)]
 pub struct StatsSegment {
     words: Words,

@@ -167,7 +167,7 @@ fn content_known_to_requester_is_not_copied() {
     assert_eq!(bodies, [whole(1, 700), "None".to_owned(), whole(3, 600)]);
 }
 
-/// A caller that knows the version gets no content from the disk; that must not remove it for the others.
+/// A caller that has the version gets no content from the disk; that must not remove it for the others.
 #[test]
 fn content_known_to_requester_is_kept() {
     let cache = cache(1 << 20, 1000, 1000);
@@ -179,7 +179,7 @@ fn content_known_to_requester_is_kept() {
     assert_eq!(says(&cache, &work("/")), expected(file_without_content(2, 700), 7));
 }
 
-/// A caller that knows the name but lacks a content asks only for that.
+/// A caller that has cached the name but not its content requests only the content.
 #[test]
 fn missing_content_is_requested_separately() {
     let cache = cache(1 << 20, 1000, 1000);
@@ -478,7 +478,7 @@ impl Drop for Process {
     }
 }
 
-/// The cache as a child sees it.
+/// A child's view of the cache.
 fn inherited() -> SharedCache {
     let region = Region::open(io::stdin().as_fd().try_clone_to_owned().expect("descriptor")).expect("the memory");
     let layout = Layout::of(&settings()).expect("as its parent");

@@ -331,7 +331,7 @@ impl Tls {
     /// Sends the records that the socket did not take before.
     ///
     /// # Errors
-    /// As send(2); [`io::ErrorKind::WouldBlock`] if the socket's buffer is full.
+    /// Those of send(2); [`io::ErrorKind::WouldBlock`] if the socket's buffer is full.
     pub fn flush(&mut self, socket: &OwnedFd) -> io::Result<()> {
         while self.has_unsent() {
             self.unsent_at += socket::send(socket, &self.unsent[self.unsent_at..], false)?;
