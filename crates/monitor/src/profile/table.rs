@@ -222,7 +222,7 @@ mod tests {
             ("x", "unexpected"),
             ("[category a\nx", "no `]`"),
             ("[category a]\nx\n[category b]\n_x", "both"),
-            ("[category a]\n_*", "everything"),
+            ("[category a]\n_*", "every name"),
             ("[syscall]\nx", "unexpected"),
             ("[softirq a]\nx=y", "unexpected"),
         ] {

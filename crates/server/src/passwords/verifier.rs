@@ -467,11 +467,14 @@ mod tests {
 
     impl Post<Verified> for Arc<Pipelining> {
         fn post(&self, message: Verified) {
+            let (token, ticket) = (message.token, message.ticket);
+            // The verdict of the next password may come before this call ends.
+            self.mailbox.post(message);
             let next = self.passwords.lock().unwrap().pop();
             if let Some(password) = next {
                 let credentials = Credentials::new(b"ann", password.as_bytes()).unwrap();
                 let work = VerifyWork { generation: 0, accounts: 0, credentials };
-                let address = (Arc::new(Arc::clone(self)) as Arc<dyn Post<_>>, message.token, message.ticket);
+                let address = (Arc::new(Arc::clone(self)) as Arc<dyn Post<_>>, token, ticket);
                 match self.verifier.ask(work, Client::new(None), address) {
                     Verification::Later(pending) => {
                         pending.note_client_closed();
@@ -480,7 +483,6 @@ mod tests {
                     Verification::Answered(verdict) => panic!("{password} was answered {verdict:?}"),
                 }
             }
-            self.mailbox.post(message);
         }
     }
 
