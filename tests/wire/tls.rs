@@ -629,17 +629,18 @@ impl Trust {
     }
 }
 
-/// The priorities of the server's threads for handshakes (proc_pid_stat(5), field 19).
-fn handshake_threads(server: &Server) -> Vec<String> {
-    let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap().map(|task| task.unwrap().path());
+/// How much nicer than the server itself its threads for handshakes are (proc_pid_stat(5), field 19).
+fn handshake_threads(server: &Server) -> Vec<i32> {
+    let process = std::path::PathBuf::from(format!("/proc/{}", server.pid()));
+    let nice = |task: &std::path::Path| -> i32 {
+        let stat = fs::read_to_string(task.join("stat")).unwrap();
+        stat.rsplit(") ").next().unwrap().split(' ').nth(19 - 3).unwrap().parse().unwrap()
+    };
     let is_one = |task: &std::path::PathBuf| {
         fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim_end() == "handshakes")
     };
-    let nice = |task: std::path::PathBuf| {
-        let stat = fs::read_to_string(task.join("stat")).unwrap();
-        stat.rsplit(") ").next().unwrap().split(' ').nth(19 - 3).unwrap().to_owned()
-    };
-    tasks.filter(is_one).map(nice).collect()
+    let tasks = fs::read_dir(process.join("task")).unwrap().map(|task| task.unwrap().path());
+    tasks.filter(is_one).map(|task| nice(&task) - nice(&process)).collect()
 }
 
 #[test]
@@ -655,7 +656,7 @@ fn rsa_handshakes_run_in_thread_of_amped() {
             }
         }
         assert_eq!(server.report("helper_tasks handshake"), count(6), "{keys}");
-        assert_eq!(handshake_threads(&server), if has_thread { &["5"][..] } else { &[] }, "{keys}");
+        assert_eq!(handshake_threads(&server), if has_thread { &[5][..] } else { &[] }, "{keys}");
         // The server does not support the first key exchange that this client offers, so the client says hello twice.
         let mut provider = aws_lc_rs::default_provider();
         provider.kx_groups = vec![aws_lc_rs::kx_group::MLKEM768, aws_lc_rs::kx_group::X25519];
@@ -674,7 +675,7 @@ fn single_ecdsa_handshake_runs_in_event_loop() {
     for version in BOTH {
         assert_eq!(trust.connect_as(&server, version).get("/a").text(), "a");
     }
-    assert_eq!(handshake_threads(&server), [""; 0]);
+    assert_eq!(handshake_threads(&server), [0; 0]);
 }
 
 #[test]
