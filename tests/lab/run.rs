@@ -317,6 +317,39 @@ fn interleaved_servers_alternate_with_floor_server() {
 }
 
 #[test]
+fn servers_are_measured_over_tls_with_full_and_resumed_handshakes() {
+    let home = tempfile::tempdir().unwrap();
+    let kinds = ["amped", "nginx", "h2o", "apache-event"];
+    let subjects: String = kinds.iter().map(|kind| format!("[[subject]]\nkind = \"{kind}\"\n")).collect();
+    let text = format!(
+        "interleave = true\nrepetitions = 1\nagain = false\n{subjects}\
+         [load]\nclients = 4\nduration = \"300ms\"\nwarm-up = \"100ms\"\ntimeout = \"30s\"\nrequests-per-connection = 1\n\
+         tls = \"ecdsa\"\ntls-version = \"1.3\"\n\
+         [[factor]]\nname = \"row\"\nlevels = [{{ label = \"rsa\", set = {{ \"load.tls\" = \"rsa\" }} }},\n\
+         {{ label = \"resumed\", set = {{ \"load.tls-resume\" = \"100%\" }} }},\n\
+         {{ label = \"persistent\", set = {{ \"load.requests-per-connection\" = 0 }} }}]\n{PATIENT}"
+    );
+    let output = run(home.path(), &text, &[]);
+    let (result, err) = told(&output);
+    assert_eq!(output.status.code(), Some(0), "{result}\n{err}");
+    let runs = runs(home.path());
+    assert_eq!(runs.len(), kinds.len() * 3, "{err}");
+    for (id, run) in &runs {
+        let load = fs::read_to_string(home.path().join("out/runs").join(id).join("load.json")).unwrap();
+        let load: Value = serde_json::from_str(&load).unwrap();
+        assert_eq!((check(run, "server"), &load["failed"]), (&Value::Bool(true), &Value::from(0)), "{id}: {run}");
+        let handshakes = |kind: &str| load["handshakes"][kind]["count"].as_u64().unwrap();
+        let (full, resumed, ok) = (handshakes("full"), handshakes("resumed"), load["ok"].as_u64().unwrap());
+        // The arms are the servers, and for each server the rows.
+        match id.split('-').nth(1).unwrap()[1..].parse::<usize>().unwrap() % 3 {
+            0 => assert!(full >= ok && resumed == 0, "{id}: {load}"),
+            1 => assert!(resumed > full && full > 0, "{id}: {load}"),
+            _ => assert!(full == 4 && ok > 4, "{id}: {load}"),
+        }
+    }
+}
+
+#[test]
 fn additional_clients_and_parked_connections_have_metrics() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(

@@ -25,6 +25,7 @@ use amped_measure::host::Machine;
 use amped_sys::process;
 
 use crate::archive::Host;
+use crate::certificate::tls_address;
 use crate::experiment::{Cores, Limits, Settings, Workload};
 use crate::group::{self, Group};
 use crate::subject::own_program;
@@ -348,13 +349,26 @@ impl Drop for Folder {
     }
 }
 
-/// Finds an unused port on this IP address, in the namespace of the calling thread.
+/// Finds two consecutive unused ports on this IP address, in the namespace of the calling thread, and returns the
+/// first: the second is for TLS.
 ///
 /// # Errors
-/// If all ports are in use.
+/// If no such ports are found.
 pub(crate) fn free_address(ip: std::net::IpAddr) -> Result<SocketAddr, Failure> {
-    let address = TcpListener::bind((ip, 0)).and_then(|listener| listener.local_addr());
-    address.map_err(Failure::io(format_args!("find a free port of {ip}")))
+    const ATTEMPTS: usize = 100;
+    let pair = || {
+        let first = TcpListener::bind((ip, 0))?;
+        let address = first.local_addr()?;
+        TcpListener::bind(tls_address(address)).map(|_| address)
+    };
+    let mut found = pair();
+    for _ in 1..ATTEMPTS {
+        if found.is_ok() {
+            break;
+        }
+        found = pair();
+    }
+    found.map_err(Failure::io(format_args!("find two free ports of {ip}")))
 }
 
 /// A child process. Dropping it kills the process.

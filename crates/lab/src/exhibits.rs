@@ -106,6 +106,8 @@ exhibits![
     "server-at-rest",
     "server-slow-disk",
     "server-overload",
+    "server-tls",
+    "server-tls-storm",
 ];
 
 /// Finds the experiment with this name, or the one that reproduces the exhibit with this name.

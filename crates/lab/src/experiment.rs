@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use ammeter_load::drive::parked::Wanted;
 use ammeter_load::schedule::Arrivals;
+use ammeter_load::tls::TlsVersion;
 use ammeter_load::workload::Statuses;
 use ammeter_load::workload::fileset::Scale;
 use amped_measure::Failure;
@@ -27,6 +28,7 @@ use toml::de::{DeTable, DeValue};
 use crate::archive::{
     Arm, At, Claim, Factor, Figure, Hosts, Needs, Planned, Resolved, Rules, SUBJECT, Step, Summary, Term,
 };
+use crate::certificate::KeyKind;
 use crate::subject::{Kind, Subject, Template};
 use crate::values::{
     Checked, CoreList, DAY, HeaderField, Ladder, Setting, TargetPath, Time, scalars, some_bytes_per_s, some_share,
@@ -203,6 +205,15 @@ pub(crate) struct Load {
     pub(crate) headers: Vec<Checked<HeaderField>>,
     /// Expected statuses, as `ammeter load --expect` takes them; `None` for all below 400.
     pub(crate) expect: Option<Checked<Statuses>>,
+    /// The kind of the servers' key, if the clients use TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tls: Option<KeyKind>,
+    /// The only version of TLS, as `ammeter load --tls-version` takes it; `None` for both.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tls_version: Option<Checked<TlsVersion>>,
+    /// The share of connections that resume a session; `None` for none.
+    #[serde(deserialize_with = "some_share", skip_serializing_if = "Option::is_none")]
+    pub(crate) tls_resume: Option<f64>,
 }
 
 impl Default for Load {
@@ -224,6 +235,9 @@ impl Default for Load {
             path: None,
             headers: Vec::new(),
             expect: None,
+            tls: None,
+            tls_version: None,
+            tls_resume: None,
         }
     }
 }
@@ -814,6 +828,7 @@ fn arm_settings(tree: &Spanned<DeTable<'_>>, subject: Option<&str>, options: Opt
         return Err(wrong(0..0, "the experiment has no subject", way));
     };
     let subject = arm_subject(tree, at, &file.subject[at], server)?;
+    check_tls(tree, &load, &subject)?;
     // Interleaved servers have no monitor: each is measured for less than a second at a time.
     let interval = if interleave { Duration::ZERO } else { monitor.interval };
     Ok(Settings { subject, workload, load, path, limits, cores, interval, profile: monitor.profile })
@@ -832,6 +847,21 @@ fn check_interleaved(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wro
     };
     let way_out = "omit one of them; servers are interleaved only in closed loops on this machine, without a monitor";
     Err(wrong(place(tree, "interleave"), format!("interleaved servers cannot have {what}"), way_out))
+}
+
+/// Rejects TLS for a server that has no place for a certificate, and settings of TLS without TLS.
+fn check_tls(tree: &Spanned<DeTable<'_>>, load: &Load, subject: &Subject) -> Result<(), Wrong> {
+    let without = [("load.tls-version", load.tls_version.is_some()), ("load.tls-resume", load.tls_resume.is_some())];
+    let without = without.into_iter().find(|(_, is_set)| *is_set && load.tls.is_none());
+    if let Some((key, _)) = without {
+        return Err(wrong(place(tree, key), "the clients do not use TLS", "add tls = \"ecdsa\" to [load]"));
+    }
+    if load.tls.is_none() || subject.has_tls() {
+        return Ok(());
+    }
+    let what = format!("{} has no place for a certificate", subject.name);
+    let way = "add @tls-certificate@, @tls-key@ and @tls-port@ to its configuration or its command line, or omit the server";
+    Err(wrong(place(tree, "load.tls"), what, way))
 }
 
 /// Rejects settings that several hosts cannot have, and invalid lists of hosts.
@@ -1322,6 +1352,10 @@ mod tests {
         let both = claim("above = 1\nof = { log = true, pipeline = 2 }") + two;
         check(&both, "11:1", "no arm has this combination of levels");
         check(&format!("{SHORT}[cores]\nserver = \"all\"\n"), "12:10", "not a list of cores");
+        check(&format!("{SHORT}tls = \"dsa\"\n"), "11:7", "ecdsa");
+        check(&format!("{SHORT}tls-resume = \"50%\"\n"), "11:14", "do not use TLS");
+        check(&format!("{SHORT}tls = \"rsa\"\ntls-version = \"1.1\"\n"), "12:15", "1.2 or 1.3");
+        check(&SHORT.replace("nginx\"\n\n[w", "null\"\n\n[w").replace("rate =", "tls = \"rsa\"\nrate ="), "9:7", "@tls-port@");
         check(&format!("repetitions = 0\n{SHORT}"), "1:15", "1 to 1000");
         check(&format!("{SHORT}[limits]\ncpu = \"x\"\n"), "12:7", "percent");
         check("a = \n", "1:5", "");

@@ -7,6 +7,7 @@
 
 mod analyse;
 mod archive;
+mod certificate;
 mod command;
 mod compare;
 mod diagnose;

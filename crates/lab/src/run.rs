@@ -32,6 +32,7 @@ use crate::archive::{
     self, Beside, Block, Check, ClientStep, HostRun, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse,
     Step, Summary, name,
 };
+use crate::certificate::{Certificate, tls_address};
 use crate::environment::{Folder, Running, Site, Streams, TestEnvironment, free_address, interrupted};
 use crate::experiment::{Load, Settings};
 use crate::group::{CpuTime, Group};
@@ -490,7 +491,15 @@ pub(crate) fn load_words(
     let Load { arrivals, pipeline, think_time, connect_timeout, timeout, generators, parked, path, expect, .. } =
         &settings.load;
     let target = path.as_deref().unwrap_or(if site.manifest.is_some() { "/" } else { &site.target });
-    let mut words = vec!["load".to_owned(), format!("http://{server}{target}"), "--json".to_owned()];
+    let url = match settings.load.tls {
+        None => format!("http://{server}{target}"),
+        Some(_) => format!("https://{}{target}", tls_address(server)),
+    };
+    let mut words = vec!["load".to_owned(), url, "--json".to_owned()];
+    if settings.load.tls.is_some() {
+        // The certificate is the server's own.
+        words.push("--insecure".to_owned());
+    }
     let mut say = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
     match step {
         Step::Rate(rate) => {
@@ -515,6 +524,8 @@ pub(crate) fn load_words(
     say("--generators", generators.to_string());
     // Control groups measure this more precisely here.
     say("--others-max", "100%".to_owned());
+    settings.load.tls_version.iter().for_each(|version| say("--tls-version", version.to_string()));
+    settings.load.tls_resume.iter().for_each(|share| say("--tls-resume", format!("{}%", share * 100.0)));
     parked.iter().for_each(|parked| say("--parked", parked.to_string()));
     fields(settings, server, target).into_iter().for_each(|field| say("--header", field));
     expect.iter().for_each(|statuses| say("--expect", statuses.to_string()));
@@ -571,6 +582,7 @@ impl Server {
             metrics: folder.metrics.clone(),
             replies: site.replies.clone(),
             is_root: environment.is_root,
+            tls: settings.load.tls.map(|kind| Certificate::create(kind, address.ip(), &folder.path)).transpose()?,
         };
         let start = settings.subject.start(&place)?;
         if !start.config.is_empty() {

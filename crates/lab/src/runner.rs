@@ -325,6 +325,10 @@ pub(crate) fn try_clients(
             skipped: Some("a closed loop has no schedule that could be missed".to_owned()),
         });
     }
+    if settings.load.tls.is_some() {
+        let why = "the null server does not speak TLS, whose cost for the clients it could not show";
+        return Ok(Clients { steps: Vec::new(), skipped: Some(why.to_owned()) });
+    }
     let mut settings = settings.clone();
     settings.subject = Subject::null();
     // The null server takes each received segment for a request, and responds with two bytes.

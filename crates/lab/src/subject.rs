@@ -16,6 +16,7 @@ use amped_measure::Failure;
 use serde::{Deserialize, Serialize};
 
 use crate::archive::Program;
+use crate::certificate::{Certificate, tls_address};
 use crate::values::scalars;
 
 /// A kind of server, with its own configuration template and command line.
@@ -76,7 +77,8 @@ impl Kind {
             Kind::ApachePrefork => include_str!("subject/apache-prefork.conf"),
             Kind::Lighttpd => include_str!("subject/lighttpd.conf"),
             Kind::H2o => include_str!("subject/h2o.conf"),
-            Kind::Amped | Kind::Floor | Kind::Null | Kind::Command => "",
+            Kind::Amped => include_str!("subject/amped.toml"),
+            Kind::Floor | Kind::Null | Kind::Command => "",
         }
     }
 
@@ -105,7 +107,20 @@ pub(crate) enum Template {
 }
 
 /// Placeholders that the runner fills in.
-const OWN: [&str; 8] = ["port", "address", "site", "run", "config", "metrics", "replies", "as-root"];
+const OWN: [&str; 12] = [
+    "port",
+    "address",
+    "site",
+    "run",
+    "config",
+    "metrics",
+    "replies",
+    "as-root",
+    "tls",
+    "tls-port",
+    "tls-certificate",
+    "tls-key",
+];
 
 impl Template {
     /// Returns the settings that a kind accepts. `config`, if not empty, replaces the kind's own template.
@@ -216,6 +231,8 @@ pub(crate) struct Place {
     pub(crate) replies: Option<PathBuf>,
     /// Whether the server is started as root.
     pub(crate) is_root: bool,
+    /// Its certificate, if it also listens with TLS ([`tls_address`]).
+    pub(crate) tls: Option<Certificate>,
 }
 
 /// Command line and configuration of a server.
@@ -281,6 +298,10 @@ impl Subject {
                 "metrics" => place.metrics.display().to_string(),
                 "replies" => place.replies.as_ref()?.display().to_string(),
                 "as-root" => place.is_root.to_string(),
+                "tls" => place.tls.is_some().to_string(),
+                "tls-port" => tls_address(place.address).port().to_string(),
+                "tls-certificate" => place.tls.as_ref()?.chain.display().to_string(),
+                "tls-key" => place.tls.as_ref()?.key.display().to_string(),
                 _ => return None,
             })
         };
@@ -303,20 +324,7 @@ impl Subject {
         for word in given {
             words.push(places(word, value).map_err(no_value)?);
         }
-        if self.kind == Kind::Amped {
-            if !self.config.is_empty() {
-                words.extend(["--config".to_owned(), place.run.join("config").display().to_string()]);
-            }
-            let in_config = Template::names(self.kind, &self.config, &[]);
-            for (name, value) in self.settings.iter().filter(|(name, _)| !in_config.contains(*name)) {
-                match value.as_str() {
-                    "false" => {}
-                    "true" => words.push(format!("--{name}")),
-                    text => words.extend([format!("--{name}"), places(text, own_value).map_err(no_value)?]),
-                }
-            }
-        }
-        let template = if self.config.is_empty() { self.kind.config() } else { &self.config };
+        let template = self.template();
         let mut config = String::new();
         for line in template.lines() {
             let (condition, rest) = condition(line);
@@ -329,7 +337,33 @@ impl Subject {
             }
             config.push('\n');
         }
+        if self.kind == Kind::Amped {
+            if place.tls.is_some() {
+                words.extend(["--listen".to_owned(), format!("{} tls", tls_address(place.address))]);
+            }
+            if !config.is_empty() {
+                words.extend(["--config".to_owned(), place.run.join("config").display().to_string()]);
+            }
+            let in_config = Template::names(self.kind, &self.config, &[]);
+            for (name, value) in self.settings.iter().filter(|(name, _)| !in_config.contains(*name)) {
+                match value.as_str() {
+                    "false" => {}
+                    "true" => words.push(format!("--{name}")),
+                    text => words.extend([format!("--{name}"), places(text, own_value).map_err(no_value)?]),
+                }
+            }
+        }
         Ok(Start { words, config })
+    }
+
+    /// The template of its configuration.
+    fn template(&self) -> &str {
+        if self.config.is_empty() { self.kind.config() } else { &self.config }
+    }
+
+    /// Whether it can listen with TLS: its configuration or its command line has a place for the certificate.
+    pub(crate) fn has_tls(&self) -> bool {
+        self.template().lines().chain(self.start.iter().map(String::as_str)).any(|text| text.contains("@tls-certificate@"))
     }
 
     /// Finds the program.
@@ -519,7 +553,7 @@ mod tests {
     fn place() -> Place {
         let address = "127.0.0.1:8080".parse().unwrap();
         let replies = Some("/replies".into());
-        Place { address, site: "/s".into(), run: "/r".into(), metrics: "/m".into(), replies, is_root: true }
+        Place { address, site: "/s".into(), run: "/r".into(), metrics: "/m".into(), replies, is_root: true, tls: None }
     }
 
     #[test]
@@ -559,9 +593,17 @@ mod tests {
 
     #[test]
     fn every_kind_of_server_has_complete_configuration() {
-        for kind in
-            [Kind::Nginx, Kind::ApacheEvent, Kind::ApachePrefork, Kind::Lighttpd, Kind::H2o, Kind::Floor, Kind::Null]
-        {
+        let kinds = [Kind::Nginx, Kind::ApacheEvent, Kind::ApachePrefork, Kind::Lighttpd, Kind::H2o, Kind::Amped];
+        let certificate = Certificate { chain: "/r/certificate.pem".into(), key: "/r/key.pem".into() };
+        let with_tls = Place { tls: Some(certificate), ..place() };
+        for kind in kinds {
+            let subject = subject(kind, &[]);
+            let Start { config, words } = subject.start(&with_tls).unwrap();
+            assert!(subject.has_tls() && config.contains("/r/certificate.pem") && config.contains("/r/key.pem"), "{config}");
+            assert!(config.contains("8081") || words.contains(&"127.0.0.1:8081 tls".to_owned()), "{config}");
+            assert!(!subject.start(&place()).unwrap().config.contains("certificate.pem"));
+        }
+        for kind in kinds.into_iter().chain([Kind::Floor, Kind::Null]) {
             let Start { config, .. } = subject(kind, &[]).start(&place()).unwrap();
             assert!(
                 config.lines().all(|line| line.trim_start().starts_with('#') || !line.contains('@')),

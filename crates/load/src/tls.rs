@@ -33,8 +33,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{
-    CertificateError, ClientConfig, ClientConnection, DEFAULT_VERSIONS, DigitallySignedStruct, Error, HandshakeKind,
-    NamedGroup, RootCertStore, SignatureScheme, SupportedProtocolVersion, version,
+    CertificateError, CipherSuite, ClientConfig, ClientConnection, DEFAULT_VERSIONS, DigitallySignedStruct, Error,
+    HandshakeKind, NamedGroup, RootCertStore, SignatureScheme, SupportedProtocolVersion, version,
 };
 
 use crate::client::{Connection, Next, Plan};
@@ -120,7 +120,10 @@ impl Tls {
     pub fn new(host: &str, trust: Trust<'_>, options: Options) -> Result<Tls, Failure> {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|_| Failure::usage(format!("invalid host name {host:?} for a certificate: write a host name")))?;
-        let provider = Arc::new(aws_lc_rs::default_provider());
+        let mut provider = aws_lc_rs::default_provider();
+        // Stable: those with AES-128 first, otherwise in rustls' order.
+        provider.cipher_suites.sort_by_key(|suite| !is_aes_128(suite.suite()));
+        let provider = Arc::new(provider);
         let algorithms = provider.signature_verification_algorithms;
         let listed = match trust {
             Trust::System => Some(of_system()?),
@@ -235,6 +238,17 @@ impl Tls {
             },
         }
     }
+}
+
+/// Whether a cipher suite encrypts with AES-128. Browsers offer it first, so a server that follows its clients' order
+/// does the same work for a browser and in a measurement.
+fn is_aes_128(suite: CipherSuite) -> bool {
+    matches!(
+        suite,
+        CipherSuite::TLS13_AES_128_GCM_SHA256
+            | CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
+            | CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256
+    )
 }
 
 fn of_system() -> Result<Vec<CertificateDer<'static>>, Failure> {
@@ -524,6 +538,15 @@ mod tests {
         // Every other slice has the same share: the choice is not periodic.
         let even = drawn(&tls(0.5, 7)).into_iter().step_by(2).filter(|resumes| *resumes).count();
         assert!((2300..2700).contains(&even), "{even}");
+    }
+
+    #[test]
+    fn aes_128_is_offered_before_all_other_ciphers() {
+        let offered = &tls(0.0, 7).full.crypto_provider().cipher_suites;
+        assert_eq!(offered.len(), aws_lc_rs::default_provider().cipher_suites.len());
+        let order: Vec<bool> = offered.iter().map(|suite| is_aes_128(suite.suite())).collect();
+        assert_eq!(order.iter().filter(|is_aes_128| **is_aes_128).count(), 3);
+        assert!(order[..3].iter().all(|is_aes_128| *is_aes_128), "{offered:?}");
     }
 
     #[test]
