@@ -1355,7 +1355,7 @@ mod tests {
         check(&format!("{SHORT}tls = \"dsa\"\n"), "11:7", "ecdsa");
         check(&format!("{SHORT}tls-resume = \"50%\"\n"), "11:14", "do not use TLS");
         check(&format!("{SHORT}tls = \"rsa\"\ntls-version = \"1.1\"\n"), "12:15", "1.2 or 1.3");
-        check(&SHORT.replace("nginx\"\n\n[w", "null\"\n\n[w").replace("rate =", "tls = \"rsa\"\nrate ="), "9:7", "@tls-port@");
+        check(&SHORT.replace("nginx\"\n\n[w", "null\"\n\n[w").replace("rate =", "tls = \"rsa\"\nrate ="), "10:7", "@tls-port@");
         check(&format!("repetitions = 0\n{SHORT}"), "1:15", "1 to 1000");
         check(&format!("{SHORT}[limits]\ncpu = \"x\"\n"), "12:7", "percent");
         check("a = \n", "1:5", "");
