@@ -22,7 +22,7 @@ fn wrong_usage_is_rejected() {
         (&["compare", "a", "b", "--subjects", "x,y"][..], "cannot be used with"),
         (&["compare", "a", "b", "--arm", "x"], "cannot be used with"),
         (&["compare", "a", "b", "--fail-if", "p99>5ms"], "no %"),
-        (&["compare", "a", "b", "--fail-if", "speed>5%"], "unknown figure \"speed\""),
+        (&["compare", "a", "b", "--fail-if", "speed>5%"], "unknown metric \"speed\""),
     ] {
         let output = ammeter(words);
         let text = String::from_utf8(output.stderr).unwrap();

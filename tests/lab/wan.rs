@@ -240,7 +240,7 @@ fn wrong_usage_is_reported_with_hint() {
         check(&[flag, value, "--", "true"], says);
     }
     let output = ammeter(&["wan", "--pcap", "/no/such/folder/file", "--", "true"]);
-    assert_eq!(output.status.code(), Some(125), "the path could not be made");
+    assert_eq!(output.status.code(), Some(125), "the path could not be created");
     assert!(String::from_utf8(output.stderr).unwrap().contains("/no/such/folder/file"));
 }
 

@@ -248,7 +248,7 @@ impl Conn {
             State::Busy(busy) if self.wire.body_left && busy.exchange.is_at_app() => busy.exchange.wants_body(),
             _ => self.partial || self.pending.len() < PENDING_MAX,
         };
-        // Before a close, learn whether more data has arrived: closing with unread data would cause a reset.
+        // Before a close, find out whether more data has arrived: closing with unread data would cause a reset.
         room && !matches!(self.state, State::Closing { linger: true } | State::Closed)
     }
 

@@ -32,7 +32,7 @@ pub struct Limits {
     #[serde(with = "PositiveBytes")]
     #[default(Bytes::kib(32))]
     pub max_header_bytes: Bytes,
-    /// Maximum header fields; more: 431
+    /// Maximum header fields; a request with more gets 431
     ///
     /// Browsers send about 20.
     #[serde(with = "Count::<1, 256>")]
@@ -98,7 +98,7 @@ pub struct Limits {
     #[serde(with = "Positive")]
     #[default(100_000)]
     pub max_requests: usize,
-    /// Maximum failed logins per address and minute; more: 429; 0: no limit
+    /// Maximum failed logins per address and minute; further ones get 429; 0: no limit
     ///
     /// Of IPv6, a /64 counts as one address.
     #[default(20)]

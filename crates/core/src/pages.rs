@@ -49,7 +49,7 @@ impl Wanted {
 }
 
 /// The cached page that may answer a request, or that its response may become. `None` if the request has preconditions
-/// on the state of the resource (RFC 9110, 13.1.1 and 13.1.4), which only the application knows.
+/// on the state of the resource (RFC 9110, 13.1.1 and 13.1.4), which only the application can evaluate.
 pub(crate) fn wanted(
     generation: u32,
     handler: &HandlerMatch,

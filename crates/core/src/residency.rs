@@ -32,10 +32,10 @@ pub struct Predictor {
     faults: u64,
 }
 
-/// Below this size, a model does not pay: 16 MiB, some tens of large parts.
+/// Minimum estimate: below 16 MiB, some tens of large parts, a model has no benefit.
 const ESTIMATE_MIN: u64 = 16 << 20;
 
-/// A wait shrinks the estimate to the believed bytes, less this fraction.
+/// A wait shrinks the estimate to the bytes assumed to be in memory, less this fraction.
 const SHRINK: u64 = 16;
 
 /// Bytes sent from a full model without a wait grow the estimate by this fraction of themselves. At the edge of the

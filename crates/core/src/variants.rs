@@ -186,8 +186,8 @@ impl Variants {
                 codings,
             })
             .collect();
-        // No variant is acceptable, but one is sent anyway: drop the fields one by one. For a client that wants text, a
-        // text in another language is more useful than a picture.
+        // No variant is acceptable, but one is sent anyway: drop the fields one by one. For a client that prefers text,
+        // a text in another language is more useful than a picture.
         let AcceptFields { accept, charset, encoding, .. } = *fields;
         let less = [
             *fields,

@@ -122,7 +122,7 @@ impl<'a> ScriptHead<'a> {
     pub fn answer(&self) -> Answer<'a> {
         match (self.status, self.location) {
             (Some(status), _) => Answer::Reply(status),
-            // Two leading slashes begin a host name (RFC 3986, 4.2), which a browser knows how to follow.
+            // Two leading slashes begin a host name (RFC 3986, 4.2), which a browser can follow itself.
             (None, Some(path)) if path.starts_with(b"/") && !path.starts_with(b"//") => Answer::Instead(path),
             (None, Some(_)) => Answer::Reply(Status::FOUND),
             (None, None) => Answer::Reply(Status::OK),

@@ -40,7 +40,7 @@ pub fn parse(field: &[u8], size: u64, count_max: usize) -> Ranges {
         }
         match read_spec(spec) {
             None => return Ranges::Whole,
-            // Ignore the field: `0-` asks for everything, as clients do that resume a download of zero bytes. RFC 9110,
+            // Ignore the field: `0-` requests everything, as clients do that resume a download of zero bytes. RFC 9110,
             // 14.2 lets a server ignore any Range.
             Some(Spec::From { first: 0, last: u64::MAX }) if size == 0 => return Ranges::Whole,
             Some(Spec::From { first, last }) if first < size => ranges.push(first..last.saturating_add(1).min(size)),

@@ -4,7 +4,7 @@
 //! looks up the path that [`clean_path`] returns; redirects and listings write paths with [`encode_path`].
 //! A path that is rejected here never reaches the file system. Cleaning has a fixed order: split
 //! at the slashes as sent, decode once, then look for dots. Otherwise `%2e%2e` would pass for a
-//! name, or `%2F` would make a segment that the rules for hidden files have not seen. The kernel
+//! name, or `%2F` would make a segment that was not matched against the rules for hidden files. The kernel
 //! confines lookups to the root too (`openat2`); this module protects the meaning of paths.
 //! Lenient where browsers are careless: `|`, `^`, quotes and bytes above 0x7f are
 //! accepted in paths and queries, as file names may contain them; control bytes, spaces

@@ -112,7 +112,7 @@ pub(crate) fn two_names(archive: &Archive, text: &str) -> Result<[String; 2], Fa
         // With a single comma, the caller reports which of the two names is unknown.
         ([], [names]) if names.iter().all(|name| !name.is_empty()) => Ok(names.clone()),
         ([], _) => Err(Failure::usage(format!(
-            "{text:?} are not two arms of {}, which has {}: write A,B, {way_out}",
+            "{text:?} does not name two arms of {}, which has {}: write A,B, {way_out}",
             archive.path().display(),
             choices(archive)
         ))),
@@ -693,7 +693,7 @@ impl Comparison {
         match self.finding {
             Finding::Difference => format!("{} differs from {}: {}.", self.b, self.a, differences.join("; ")),
             Finding::NoDifference => {
-                format!("No difference: in every figure {} differs from {} by no more than the noise.", self.b, self.a)
+                format!("No difference: in every metric {} differs from {} by no more than the noise.", self.b, self.a)
             }
             Finding::Undecided => "Undecided: too few pairs to distinguish a difference from noise.".to_owned(),
         }
@@ -1053,7 +1053,7 @@ mod tests {
             assert!(error.exit_status() == 2 && error.to_string().contains(part), "{error}");
         };
         for text in ["a0", "a0,", ",", "", "a0, b, c"] {
-            fails(&archive, text, "are not two arms of dir, which has \"nginx\", \"log off, 2 workers\"");
+            fails(&archive, text, "does not name two arms of dir, which has \"nginx\", \"log off, 2 workers\"");
         }
         // One comma and an unknown name: the error names it.
         assert!(two_names(&archive, "a0, h2o").is_ok());

@@ -979,7 +979,7 @@ fn metric(text: &str, at: Range<usize>, has_profile: bool) -> Result<(), Wrong> 
             let shares: Vec<String> = Summary::SHARES.iter().map(|(whole, ..)| format!("{whole}:NAME")).collect();
             Err(wrong(
                 at,
-                format!("unknown figure {text:?}"),
+                format!("unknown metric {text:?}"),
                 format!(
                     "known: {}; the columns of `ammeter monitor --csv`; and shares of totals: {}",
                     known.join(", "),

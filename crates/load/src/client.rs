@@ -107,7 +107,7 @@ pub struct Connection {
     base: u64,
     group: u64,
     answered: u64,
-    /// When this group was due: the planned instant, or the end of the previous group.
+    /// When this group was due: the scheduled time, or the end of the previous group.
     planned: Time,
     /// When the first byte of the current reply came; [`Time::NEVER`] if it has not.
     first: Time,

@@ -63,7 +63,7 @@ impl FromStr for Condition {
         let at = text.find(['<', '>']).ok_or_else(|| refusal("it has no < or >"))?;
         let (name, bound) = (text[..at].trim(), text[at + 1..].trim());
         if !FIGURES.iter().any(|(known, ..)| *known == name) {
-            return Err(refusal(&format!("unknown figure {name:?}")));
+            return Err(refusal(&format!("unknown metric {name:?}")));
         }
         let number = |text: &str| text.parse::<f64>().ok().filter(|number| number.is_finite());
         let of_unit = |unit: &str| match unit {

@@ -2,7 +2,7 @@
 //! resumed as many sessions as requested.
 //!
 //! The time of a handshake is from the established connection to the arrival of the bytes that complete it. It does not
-//! include the time to connect or the generator's lateness, as `secured` does, which counts from the planned instant.
+//! include the time to connect or the generator's lateness, as `secured` does, which counts from the scheduled time.
 //! `tls` makes handshakes, and `tally` counts them. [`Handshakes`] is the only definition of their figures.
 
 use serde::{Deserialize, Serialize};
@@ -106,7 +106,7 @@ mod tests {
     use amped_units::Time;
     use std::time::Duration;
 
-    /// Full handshakes of 4 ms, and resumed ones of 1 ms, of connections established 7 ms after their planned instant.
+    /// Full handshakes of 4 ms, and resumed ones of 1 ms, of connections established 7 ms after their scheduled time.
     fn handshakes(full: u64, wanted: u64, resumed: u64, sessions: SessionCounts) -> Handshakes {
         let mut tally = Tally::new(1);
         let (planned, began) = (Time::START, Time::from_millis(7));

@@ -20,7 +20,7 @@ use crate::window::{self, Course, Second, Window};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Loop {
-    /// Connections start at planned instants, whatever the server does.
+    /// Connections start at scheduled times, whatever the server does.
     Open {
         /// The arrival process, as typed.
         arrivals: String,
@@ -56,7 +56,7 @@ pub struct ClassOutcome {
     pub ok: u64,
     /// Failed requests.
     pub failed: u64,
-    /// Last byte of correct replies, since the planned instant, with two digits; `None` with more than 256 classes.
+    /// Last byte of correct replies, since the scheduled time, with two digits; `None` with more than 256 classes.
     pub latency: Option<Spread>,
     /// The histogram behind `latency`.
     #[serde(skip)]
@@ -102,15 +102,15 @@ pub struct Outcome {
     pub window: Window,
     /// Bytes received, including heads.
     pub received_bytes: u64,
-    /// Last byte of correct replies, since the planned instant.
+    /// Last byte of correct replies, since the scheduled time.
     pub latency: Spread,
-    /// First byte, since the planned instant.
+    /// First byte, since the scheduled time.
     pub first_byte: Spread,
-    /// Connection established, since the planned instant.
+    /// Connection established, since the scheduled time.
     pub connected: Spread,
-    /// TLS handshake complete, since the planned instant; empty if the URL is not https.
+    /// TLS handshake complete, since the scheduled time; empty if the URL is not https.
     pub secured: Spread,
-    /// SYN sent, since the planned instant: the lateness of the generator.
+    /// SYN sent, since the scheduled time: the lateness of the generator.
     pub lateness: Spread,
     /// The TLS handshakes: full and resumed, with the time of each from the established connection on.
     #[serde(default)]
@@ -297,7 +297,7 @@ impl Outcome {
     fn judge(&self, lanes: usize) -> Verdict {
         /// Share of a core above which a thread is saturated.
         const BUSY: f64 = 0.95;
-        /// A thread that waited for a core for a quarter of its time cannot tell when bytes arrived.
+        /// A thread that waited for a core for a quarter of its time cannot time the arrival of bytes.
         const QUEUED: f64 = 0.25;
         let mut verdict = Verdict::valid();
         let open = matches!(self.load, Loop::Open { .. });

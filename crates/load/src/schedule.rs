@@ -218,7 +218,7 @@ impl Schedule {
         }
         if rate * seconds > ARRIVALS_MAX {
             return Err(Failure::usage(format!(
-                "{rate} a second for {seconds} s are {:.3e} arrivals; the maximum is {ARRIVALS_MAX:.0e}; shorten \
+                "{rate} per second for {seconds} s are {:.3e} arrivals; the maximum is {ARRIVALS_MAX:.0e}; shorten \
                  --duration or lower --rate",
                 rate * seconds
             )));

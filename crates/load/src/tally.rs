@@ -1,7 +1,7 @@
 //! Counters of a run: counts and histograms of one thread ([`Tally`]), the
 //! totals of a second ([`Interval`]), and the kinds of failures ([`Fault`]).
 //!
-//! The clocks of a request start at its planned instant, so that they include the generator's own lateness and the time
+//! The clocks of a request start at its scheduled time, so that they include the generator's own lateness and the time
 //! in the server's queues. No figure is corrected afterwards. Latencies are those of correct replies; everything else
 //! is a failure of some kind, reported beside them.
 
@@ -100,7 +100,7 @@ pub(crate) const STATUSES: usize = 500;
 pub(crate) struct Class {
     pub(crate) ok: u64,
     pub(crate) failed: u64,
-    /// Last bytes, since the planned instant; `None` with too many classes,
+    /// Last bytes, since the scheduled time; `None` with too many classes,
     /// or with a single one, whose latencies are those of the run.
     pub(crate) last: Option<Histogram<u64>>,
 }
@@ -345,7 +345,7 @@ impl Part {
     }
 }
 
-/// The clocks of a request, as one histogram each: nanoseconds since its planned instant.
+/// The clocks of a request, as one histogram each: nanoseconds since its scheduled time.
 #[derive(Clone, Debug)]
 pub struct Clocks {
     /// Last byte of correct replies.

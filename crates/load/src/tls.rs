@@ -218,7 +218,7 @@ impl Tls {
                  this one, with --ca FILE, or give --insecure"
             ),
             Error::InvalidCertificate(error) => {
-                // Details that only the certificate parser knows, such as an authority used as a server.
+                // Details that only the certificate parser reports, such as an authority used as a server.
                 let why = match error {
                     CertificateError::Other(error) => error.to_string(),
                     error => error.to_string(),

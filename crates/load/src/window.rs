@@ -187,15 +187,15 @@ pub(crate) struct Course {
 /// A bin of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Bin {
-    /// Connections that started in it.
+    /// Connections that started within the bin.
     begun: u64,
-    /// Connections that ended in it.
+    /// Connections that ended within it.
     ended: u64,
-    /// Correct replies that came in it.
+    /// Correct replies that were completed within it.
     completed: u64,
-    /// Connections that were planned in it, were established, and have ended.
+    /// Connections that were planned within it, were established, and have ended.
     stayed: u64,
-    /// Their times from the planned instant to the end: the sum, in seconds, and the sum of squares.
+    /// Their times from the scheduled start to the end: the sum, in seconds, and the sum of squares.
     stay_s: f64,
     stay_s2: f64,
 }

@@ -100,7 +100,7 @@ impl Server {
                 if self.pids.is_empty() && hidden > 0 && !inodes.is_empty() {
                     self.missing.push(format!(
                         "the owner of port {port} is unknown ({hidden} processes belong to other users), so there are \
-                         no figures of its threads and no profile; run as root, or as the server's user"
+                         no metrics of its threads and no profile; run as root, or as the server's user"
                     ));
                 }
             }

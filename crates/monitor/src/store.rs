@@ -1,7 +1,7 @@
 //! Writes samples to a file and reads them: one JSON object per line, compressed (zstd).
 //!
 //! Each sample is flushed when it is written, so it is in the file whatever happens next. A truncated record, within a
-//! line or a block, is read as far as possible, and the reader learns that it was truncated. The first line describes
+//! line or a block, is read as far as possible, and the truncation is reported. The first line describes
 //! the target. Counters are stored, not rates: those are computed on replay.
 //!
 //! `zstd -dc FILE` prints it.

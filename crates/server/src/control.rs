@@ -7,7 +7,7 @@
 //! is one line: `STATUS SIZE DONE OF REASON`, which are the status that a request would get, the size of the file, how
 //! many workers answered, of how many, and a readable reason if the status is not 200.
 //!
-//! Only the server's user and root may connect: the mode of the socket file tells the kernel, and
+//! Only the server's user and root may connect: the kernel enforces the mode of the socket file, and
 //! each client's credentials are checked again.
 
 use std::io::{self, Read, Write};

@@ -305,7 +305,7 @@ pub struct MappedCounts {
 pub struct ModelCounts {
     /// Estimated maximum size of the page cache, bytes.
     pub estimate: u64,
-    /// File data believed to be in it, bytes.
+    /// File data assumed to be in it, bytes.
     pub believed: u64,
     /// Mistakes of the model that caused a wait.
     pub faults: u64,
@@ -528,7 +528,7 @@ figures! {
     caches.body_bytes: Gauge Bytes "cache_held" "cache=\"body\"" "Bytes in the cache.",
     mapped.bytes: Gauge Bytes "cache_held" "cache=\"mapped\"" "Bytes in the cache.",
     model.estimate: Gauge Bytes "page_cache_estimate" "" "Estimated maximum size of the page cache.",
-    model.believed: Gauge Bytes "page_cache_believed" "" "File data believed to be in the page cache.",
+    model.believed: Gauge Bytes "page_cache_believed" "" "File data assumed to be in the page cache.",
     model.faults: Counter Things "page_cache_faults" "" "Wrong estimates of the page cache that caused a wait.",
     watch.directories: Gauge Things "watched_folders" "" "Watched directories.",
     watch.events: Counter Things "watch_events" "" "Events of watched directories.",

@@ -1,7 +1,7 @@
 //! Listings in progress, for threads that do disk work themselves: a thread that needs a listing which another one is
 //! creating waits for it and shares the result, rather than read the directory a second time.
 //!
-//! AMPED does not need this: there the loop knows which lookups its helpers work on. A single loop does not need it
+//! AMPED does not need this: there the loop tracks which lookups its helpers work on. A single loop does not need it
 //! either, and processes do not share listings.
 
 use std::collections::HashMap;

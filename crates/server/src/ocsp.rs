@@ -1,7 +1,7 @@
 //! OCSP responses (RFC 6960): a CA's signed and dated statement that a certificate has not been revoked.
 //!
-//! The server sends a certificate's response in the handshake ("stapling"; RFC 6066, 8), so that clients need not ask the
-//! CA. It does not fetch responses: the operator's renewal writes them to a file. `certificate` reads the file and
+//! The server sends a certificate's response in the handshake ("stapling"; RFC 6066, 8), so that clients need not query
+//! the CA. It does not fetch responses: the operator's renewal writes them to a file. `certificate` reads the file and
 //! decides which response is in use.
 //!
 //! A response that clients would reject is worse than none, so a response is used only if it says that this very

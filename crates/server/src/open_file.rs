@@ -1,7 +1,7 @@
 //! Open files: the state kept for an open file, and its windows that are mapped into memory.
 //!
 //! An [`OpenFile`] is shared by the cache, by responses being sent and by helpers. It checks whether the file
-//! still has the bytes of a version, remembers which windows were seen in the page cache, and closes its
+//! still has the bytes of a version, records which windows were found in the page cache, and closes its
 //! descriptor in a thread if that may wait for the disk.
 //!
 //! Mapping and unmapping cost two system calls and the page faults between them, so [`MappedWindows`] keeps a window
@@ -73,7 +73,7 @@ impl Traits {
     }
 }
 
-/// Maximum windows remembered as seen: all windows of a file of 16 MiB, in half a KiB.
+/// Maximum windows whose residency is recorded: all windows of a file of 16 MiB, in half a KiB.
 const SEEN_MAX: u64 = 64;
 
 impl OpenFile {
@@ -125,12 +125,12 @@ impl OpenFile {
         Ok(is_explained)
     }
 
-    /// Returns whether this window has never been seen in memory; `false` for windows that are not remembered.
+    /// Returns whether this window was never found in memory; `false` for windows that are not recorded.
     pub fn is_new(&self, window: u64) -> bool {
         window < SEEN_MAX && self.last_seen(window).is_none()
     }
 
-    /// Returns when this window was last seen in memory, if that is remembered.
+    /// Returns when this window was last found in memory, if that is recorded.
     pub fn last_seen(&self, window: u64) -> Option<Time> {
         let note = self.seen.get()?.get(window as usize)?.load(Ordering::Relaxed);
         note.checked_sub(1).map(Time::from_millis)

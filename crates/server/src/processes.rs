@@ -110,7 +110,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(1);
 enum Order {
     /// Finish requests in progress, until this time (nanoseconds of the common clock).
     Stop(u64),
-    /// The same, when other children take over.
+    /// Like `Stop`, for a child that others replace.
     Retire(u64),
     /// Report the statistics, under this number.
     Report(u64),

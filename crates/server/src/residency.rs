@@ -5,7 +5,7 @@
 //! |---|---|
 //! | nowait | calls preadv2(RWF_NOWAIT), which reads what is in memory or fails with EAGAIN |
 //! | mincore | maps the file and calls mincore(2); the kernel answers "all of it" to processes that neither own nor may write it |
-//! | clock | consults a model of the page cache, [`Predictor`], which learns from each wait |
+//! | clock | consults a model of the page cache, [`Predictor`], which is updated by each wait |
 //! | none | tests nothing and waits: AMPED without its helpers, which is SPED |
 //!
 //! Names are tested in all but the last, by openat2(RESOLVE_CACHED); Flash left all that it had not cached to helpers.
@@ -118,8 +118,8 @@ impl Residency {
         self.watch(version, &range, tested, || file::read_at(&file, buffer, offset, Patience::Wait))
     }
 
-    /// Performs an operation that reads or sends a range, and learns from its cost. `tested`: the test said that the
-    /// range is in memory. Returns the number of bytes read or sent.
+    /// Performs an operation that reads or sends a range, and updates the model by its cost. `tested`: the test said
+    /// that the range is in memory. Returns the number of bytes read or sent.
     ///
     /// # Errors
     /// Those of `doing`.

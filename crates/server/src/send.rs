@@ -830,7 +830,7 @@ impl Sender {
         probes: Probes,
     ) -> u64 {
         // The loop may wait for a window that was just fetched, but not for those
-        // after it; models learn window by window.
+        // after it; models are updated window by window.
         if !matches!(probes, Probes::None | Probes::All { fetched: 0 }) || !self.samples() {
             return window.end;
         }

@@ -15,7 +15,7 @@
 //! - no deadlock: the holder of a lock takes no second one, and accesses neither disk nor network until it is released;
 //! - the budgets: all shares together do not exceed the whole, so no common count is needed;
 //! - repair: when a process dies with a lock, at whatever point, the next one that takes the lock empties the shard,
-//!   and nothing else was being changed. A cache may forget; it must not remember wrong data.
+//!   and nothing else was being changed. A cache may lose data; it must not return wrong data.
 //!
 //! The price is that a shard may be full while another is not. A keyed hash distributes the names, and a shard has room
 //! for 16 of the largest bodies, so this costs a few entries, and does not depend on the kind of file.
@@ -132,7 +132,7 @@ impl SharedCache {
     }
 
     /// Stores the disk's result of a lookup at the time `requested`. The result of a later lookup is kept;
-    /// contents that the caller already knew, and so did not get, stay with it. Listings and errors are not
+    /// contents that the caller already had, and so did not get, stay with it. Listings and errors are not
     /// stored; open files only with their state.
     pub fn learn<F>(&self, requested: Time, work: &NameWork, found: &Found<F>) {
         let requested = requested.as_nanos();
@@ -581,7 +581,7 @@ impl Shard<'_> {
         }
     }
 
-    /// Takes this many blocks as a chain; the caller knows that they are free.
+    /// Takes this many blocks as a chain; the caller has checked that they are free.
     fn take_blocks(&self, count: usize) -> Sound<u64> {
         let mut next = 0;
         for _ in 0..count {

@@ -496,7 +496,7 @@ impl<D: DiskAccess> Turn<'_, D> {
             timing: &mut connection.timing,
         };
         // A window that has just been fetched is sent without another probe: it may have been evicted in the meantime,
-        // and some file systems cannot tell, but it must make progress eventually.
+        // and some file systems cannot report that, but it must make progress eventually.
         let probes = if D::PROBES { Probes::All { fetched: connection.fetched.0 } } else { Probes::None };
         let progress = send_queue.pump(&mut connection.transport, &mut context.sender, probes, &mut log_context);
         match &progress {

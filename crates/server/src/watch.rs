@@ -61,7 +61,7 @@ impl Audience {
                 mailboxes.iter().for_each(|mailbox| mailbox.put(Message::Invalidate(Arc::clone(&invalidation))));
             }
             Audience::Shared(shared) => {
-                // The time matters only to processes that learn from others; threads do not.
+                // The time matters only to processes that receive invalidations from others; threads do not.
                 invalidation.carry_out(Time::START, &mut Caches::shared(shared, Budgets::default(), 0), disk.sites());
             }
         }

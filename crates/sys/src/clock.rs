@@ -34,7 +34,7 @@ impl Clock {
     pub fn sleep_until(self, until: Time) {
         let at = self.origin_ns.saturating_add(until.as_nanos()).min(i64::MAX as u64);
         let request = Timespec { tv_sec: (at / 1_000_000_000) as i64, tv_nsec: (at % 1_000_000_000) as i64 };
-        // The only error of a valid time is a signal, after which the caller reads the clock anyway.
+        // With a valid time, this fails only if a signal arrives, after which the caller reads the clock anyway.
         let _ = clock_nanosleep_absolute(ClockId::Monotonic, &request);
     }
 }

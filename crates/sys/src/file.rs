@@ -271,7 +271,7 @@ pub fn read_at(fd: impl AsFd, buffer: &mut [u8], offset: u64, patience: Patience
         let mut buffers = [io::IoSliceMut::new(buffer)];
         match rustix::io::preadv2(&fd, &mut buffers, offset, flags) {
             Err(Errno::INTR) => {}
-            // A file system that cannot tell. If it has no disk, there is nothing to wait for; otherwise the
+            // The file system does not support the test. If it has no disk, there is nothing to wait for; otherwise the
             // caller must take the path that may wait.
             Err(Errno::OPNOTSUPP) if patience == Patience::Now => {
                 if !is_in_memory(&fd) {

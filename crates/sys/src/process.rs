@@ -85,7 +85,7 @@ pub fn gain_no_privileges() -> io::Result<()> {
     use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set, set_no_new_privs};
     set_no_new_privs(true)?;
     let drop = |number: u32| remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)).is_ok();
-    // Up to the last one that the kernel knows (EINVAL). Without CAP_SETPCAP none can be dropped (EPERM).
+    // Up to the last one that the kernel supports (EINVAL). Without CAP_SETPCAP none can be dropped (EPERM).
     (0..64).all(drop);
     Ok(())
 }

@@ -200,7 +200,7 @@ pub fn raise_receive_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes closing reset the connection: unsent data are dropped, and the peer learns that the response is incomplete.
+/// Makes closing reset the connection: unsent data are dropped, and the peer can detect the incomplete response.
 pub fn reset_on_close(socket: impl AsFd) {
     // The only possible error is a descriptor that is not a socket.
     let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
@@ -216,7 +216,7 @@ pub fn unacknowledged(socket: impl AsFd) -> u64 {
     if result == 0 { u64::try_from(count).unwrap_or(0) } else { 0 }
 }
 
-/// Creates two connected sockets (unix(7)) for a stream of bytes and descriptors. Closing one is seen by the other.
+/// Creates two connected sockets (unix(7)) for a stream of bytes and descriptors. Each detects the close of the other.
 ///
 /// # Errors
 /// When the process is out of descriptors.
@@ -224,7 +224,8 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Creates two connected sockets (unix(7)) for messages, which keep their boundaries. Closing one is seen by the other.
+/// Creates two connected sockets (unix(7)) for messages, which keep their boundaries. Each detects the close of the
+/// other.
 ///
 /// # Errors
 /// When the process is out of descriptors.

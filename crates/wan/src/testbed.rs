@@ -1,8 +1,8 @@
 //! A complete testbed: a namespace for the server, one per class of clients, and the router between them (Banga and
 //! Druschel 1999, figure 3), described by a file, owned by one program and controlled over a socket.
 //!
-//! The program that runs `up` owns namespaces, devices and router, which live as long as it does. `exec` asks it for a
-//! namespace and enters it; `status` asks for packet statistics; `down` ends it, with all programs started in it. A
+//! The program that runs `up` owns namespaces, devices and router, which live as long as it does. `exec` requests a
+//! namespace and enters it; `status` requests packet statistics; `down` ends it, with all programs started in it. A
 //! request and its response are one line of JSON each.
 
 use std::collections::BTreeSet;
@@ -272,7 +272,7 @@ impl Testbed {
         report
     }
 
-    /// Answers one request; returns the connection if it asks for the end.
+    /// Answers one request; returns the connection if the request is to end.
     fn answer(&self, mut connection: UnixStream) -> Option<UnixStream> {
         // A silent connection must not block the test bed.
         connection.set_read_timeout(Some(Duration::from_secs(5))).ok()?;

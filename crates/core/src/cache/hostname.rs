@@ -5,7 +5,7 @@
 //! 2. A thread that may block takes the lookup ([`HostnameCache::next_lookup`])
 //!    and reports its result ([`HostnameCache::learn`]).
 //! 3. The line collects its name ([`HostnameCache::collect`]), or
-//!    learns how long it may wait; after that it is written without.
+//!    receives its deadline; after that it is written without.
 //!
 //! Pure, as its siblings: the caller does the waiting and the lookups. Unlike them there is one
 //! per process, next to the log writer. The lifetime of an entry is a setting, because the C

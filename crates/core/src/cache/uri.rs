@@ -1,8 +1,8 @@
 //! The URI cache: the site and clean path of a target (Hu, Nanda and Yang, section 5.4).
 //!
-//! The paper's *TLB of a server*: a target that has been seen need not be split, decoded, cleaned and matched to a site
-//! again. As in the paper, the resolution of the path is another cache's task, so two spellings of one name share it,
-//! and entries here never expire: a target has the same path as long as the configuration is unchanged.
+//! The paper's *TLB of a server*: a target that was requested before need not be split, decoded, cleaned and matched to
+//! a site again. As in the paper, the resolution of the path is another cache's task, so two spellings of one name
+//! share it, and entries here never expire: a target has the same path as long as the configuration is unchanged.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

@@ -464,7 +464,7 @@ impl AppRequest {
         self.leave(cx, if is_its_own { why } else { "" });
     }
 
-    /// Tells the driver that the response is no longer needed, and why.
+    /// Notifies the driver that the response is no longer needed, with the reason.
     pub(super) fn leave<F>(&self, cx: &mut Context<'_, F>, why: &'static str) {
         cx.actions.push(Action::App(self.ticket, Input::Leave(why)));
     }

@@ -76,7 +76,7 @@ pub(crate) struct Found {
     /// Share of all windows in which it was saturated, above the knee.
     pub(crate) full_above: f64,
     /// Share of the saturated windows in which descriptors were not exhausted as well. A thread that waits for a
-    /// descriptor looks like one that makes others wait; only the order of events tells them apart.
+    /// descriptor looks like one that makes others wait; only the order of events distinguishes them.
     pub(crate) full_without_descriptors: f64,
 }
 

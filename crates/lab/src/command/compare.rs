@@ -26,8 +26,8 @@ pub(crate) struct Args {
     /// Subject or arm of one archive, by its full name; given twice, A first
     #[arg(long, value_name = "NAME")]
     arm: Vec<String>,
-    /// Fail if a figure of B differs from A's by more than this, such as 'p99>+5%' or 'rate<-3%'; repeatable
-    #[arg(long, value_name = "FIGURE>+N%")]
+    /// Fail if a metric of B differs from A's by more than this, such as 'p99>+5%' or 'rate<-3%'; repeatable
+    #[arg(long, value_name = "METRIC>+N%")]
     fail_if: Vec<Demand>,
     /// Print the result as JSON, on one line
     #[arg(long)]
@@ -47,9 +47,9 @@ validity rules were relaxed, unless A and B were interleaved and the baseline wa
 
 --fail-if: '>' with a positive percentage is an increase from A to B, '<' with a negative one a decrease. It fails if the whole
 interval is beyond the bound and the median outside the noise band, and holds if the whole interval is within; else it is
-undecided. Only the named figures are then compared, so fewer pairs suffice: 6 for one figure, 8 for four.
-Figures: rate (responses/s), throughput (Mbit/s), mean, p50, p90, p99, p999, cpu (server CPU time per response), memory,
-and all others of an experiment's figures.
+undecided. Only the named metrics are then compared, so fewer pairs suffice: 6 for one metric, 8 for four.
+Metrics: rate (responses/s), throughput (Mbit/s), mean, p50, p90, p99, p999, cpu (server CPU time per response), memory,
+and every other metric of an experiment.
 
 Exit status: 0 if there is a verdict and no --fail-if failed; 1 if one failed; 2 for wrong usage and for archives that do not
 measure the same; 3 if the comparison, or a --fail-if, is undecided.";
@@ -57,12 +57,12 @@ measure the same; 3 if the comparison, or a --fail-if, is undecided.";
 /// The exit status of an undecided comparison.
 const UNDECIDED: u8 = 3;
 
-/// A bound on the difference between a figure of B and A's.
+/// A bound on the difference between a metric of B and A's.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Demand {
     /// As typed.
     text: String,
-    /// The figure, by the names of `archive::Summary::metric`.
+    /// The metric, by the names of `archive::Summary::metric`.
     figure: String,
     /// Whether B must not be above the bound; otherwise not below it.
     is_increase: bool,
@@ -75,7 +75,7 @@ impl FromStr for Demand {
 
     fn from_str(text: &str) -> Result<Demand, String> {
         let wrong =
-            |why: &str| format!("{why}: write a figure, > or <, and a percentage of A's: 'p99>+5%', 'rate<-3%'");
+            |why: &str| format!("{why}: write a metric, > or <, and a percentage of A's: 'p99>+5%', 'rate<-3%'");
         let at = text.find(['>', '<']).ok_or_else(|| wrong("no > or <"))?;
         let (name, rest) = (text[..at].trim(), text[at + 1..].trim());
         let is_increase = text[at..].starts_with('>');
@@ -95,7 +95,7 @@ impl FromStr for Demand {
         if Summary::described(figure).is_none() {
             let known: Vec<&str> = Summary::METRICS.iter().map(|(name, ..)| *name).collect();
             return Err(format!(
-                "unknown figure {name:?}; known: cpu, {}, and the columns of `ammeter monitor --csv`",
+                "unknown metric {name:?}; known: cpu, {}, and the columns of `ammeter monitor --csv`",
                 known.join(", ")
             ));
         }
@@ -137,7 +137,7 @@ fn check(demand: &Demand, comparison: &Comparison) -> Checked {
     let found = comparison.figures.iter().find(|figure| figure.figure == demand.figure);
     let (outcome, why) = match (found, &comparison.refused) {
         (_, Some(why)) => (Outcome::Undecided, format!("no verdict: {why}")),
-        (None, _) => (Outcome::Undecided, "no pair of runs has this figure".to_owned()),
+        (None, _) => (Outcome::Undecided, "no pair of runs has this metric".to_owned()),
         (Some(found), _) => {
             let (ratio, bound) = (found.ratio, demand.bound);
             let said = format!("B / A {:.3}, {:.3} to {:.3}", ratio.median, ratio.low, ratio.high);
@@ -235,7 +235,7 @@ mod tests {
             ("p99>-5%", "'>' is for an increase"),
             ("rate<5%", "'<' is for a decrease"),
             ("rate<-100%", "100 %"),
-            ("speed>5%", "unknown figure \"speed\""),
+            ("speed>5%", "unknown metric \"speed\""),
         ] {
             let why = wrong.parse::<Demand>().unwrap_err();
             assert!(why.contains(says), "{wrong}: {why}");

@@ -181,7 +181,7 @@ fn put_aside(out: &Path, name: &str) -> Result<(), Failure> {
     fs::rename(&archive, &aside).map_err(Failure::io(format_args!("rename {shown}")))
 }
 
-/// Writes an experiment's report beside its archive, and the packed archive and the figures that it asks for into its directory.
+/// Writes an experiment's report beside its archive, and the packed archive and its figures into its directory.
 fn draw(args: &Args, entry: &Entry) -> Result<(), Failure> {
     let Some((archive, report)) = &entry.found else { return Ok(()) };
     let packed = packed_path(args, entry.exhibit.name);

@@ -54,7 +54,7 @@ Examples:
   ammeter load http://127.0.0.1:8080/ --clients 8 --duration 90s &
   ammeter overhead --port 8080                      both, in 100 blocks: a minute
   ammeter load URL --rate 200 --requests-per-connection 100 --arrivals constant --duration 90s &
-                                                    the same at 20,000 requests a second
+                                                    the same at 20,000 requests per second
 
 The server must be under constant load. Only a cost that exceeds the noise is significant. Times are per request if the server
 publishes its request count, as `amped --metrics-file` does; else per TCP data segment sent, requests and responses alike.";
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
         ),
     };
     say::out(&format!(
-        "server CPU time per {unit}: {:.2} us, {:.0} a second ({counted})\n\
+        "server CPU time per {unit}: {:.2} us, {:.0} per second ({counted})\n\
          watched      {}\nthe noise    {}\n{} blocks of three windows of {} ms, {} without load, seed {}",
         found.cpu_us,
         found.work_per_s,

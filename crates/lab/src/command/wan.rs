@@ -47,7 +47,7 @@ pub(crate) struct Args {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    /// List the named networks, with the source of each figure
+    /// List the named networks, with the source of each value
     Profiles,
     /// Set up a namespace for the server and one for each class of clients, joined by the router, until `down`
     #[command(after_help = UP_EXAMPLES)]
@@ -166,12 +166,12 @@ struct Selftest {
 const SELFTEST_EXAMPLES: &str = "\
 Examples:
   ammeter wan selftest                                      typical paths, from 56 kbit/s to 1 Gbit/s
-  ammeter wan selftest --profile satellite                  this one
+  ammeter wan selftest --profile satellite                  one named network
   ammeter wan selftest --latency 10ms --bandwidth 300mbit --loss 2%
 
 Sets up two namespaces with a router between them. Delays are medians, from the sender to the kernel at the other end; `late` is the
 lateness of the router, with single packets and trains, and while TCP sends at full speed. Rates count packets at layer 3 (layer 2
-with --layer2), TCP's counts data. A path that was disturbed by the machine is tried again, which is reported.
+with --layer2); that of TCP counts data. The test of a path that the machine disturbed is repeated, which is reported.
 
 Exit status: 0 if all values are as requested, 1 if not.";
 

@@ -102,12 +102,12 @@ impl Subject {
         while TcpStream::connect(self.address).is_err() {
             if let Some(status) = running.ended() {
                 return Err(Failure::failed(format!(
-                    "the server of --start has ended ({status}): {command}; run it by hand"
+                    "the server started by --start exited ({status}): {command}; run it by hand to see its error"
                 )));
             }
             if begun.elapsed() > PATIENCE {
                 return Err(Failure::failed(format!(
-                    "the server of --start does not listen at {}: {command}",
+                    "the server started by --start does not listen at {}: {command}",
                     self.address
                 )));
             }

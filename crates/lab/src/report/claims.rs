@@ -27,13 +27,13 @@ const FALSE_MAX: f64 = 1.0 - COVERAGE_MIN;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ClaimStatus {
-    /// The figure is within the bound.
+    /// The value is within the bound.
     Holds,
-    /// The figure is outside the bound.
+    /// The value is outside the bound.
     NoLonger,
     /// The treatment did not act: the manipulation check failed.
     NotApplied,
-    /// Too few blocks agree, the figure is no further from the bound than the noise band is wide, or it is missing.
+    /// Too few blocks agree, the value is no further from the bound than the noise band is wide, or it is missing.
     Undecided,
     /// The claim needs what this machine does not have.
     NotTestable,
@@ -172,7 +172,7 @@ enum Exactness {
 }
 
 /// Judges a claim by the runs of an archive. Compares within each block, so that drift between blocks cancels. The
-/// status is provisional until [`decide`] has seen all claims that are judged together.
+/// status is provisional until [`decide`] has judged all claims of one table together.
 fn judged(archive: &Archive, claim: &Claim) -> Judged {
     let (values, missing) = match measure(archive, claim) {
         Ok(values) => (values, String::new()),
@@ -593,7 +593,7 @@ impl Repeats {
         let Repeats { figures, differing } = self;
         match (figures, &differing[..]) {
             (0, _) => "A/A: no arm was repeated in six blocks".to_owned(),
-            (count, []) => format!("A/A: equal arms agree in {count} figure{}", if *count == 1 { "" } else { "s" }),
+            (count, []) => format!("A/A: equal arms agree in {count} comparison{}", if *count == 1 { "" } else { "s" }),
             (_, differing) => format!("Suspect: equal arms differ (A/A): {}", differing.join("; ")),
         }
     }
@@ -977,7 +977,7 @@ mod tests {
             repeats(&archive)
         };
         let silent = with_again(&|block| if block % 2 == 0 { 1.01 } else { 0.99 });
-        assert_eq!(silent.sentence(), "A/A: equal arms agree in 1 figure");
+        assert_eq!(silent.sentence(), "A/A: equal arms agree in 1 comparison");
         assert_eq!(with_again(&|_| 1.0).differing.len(), 0, "equal values are no difference");
         let suspect = with_again(&|_| 1.02);
         assert_eq!(

@@ -198,7 +198,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
             div.scroll { (judged(&claims)) }
             @for line in open_claims(&claims) { p { (line) } }
             p { (repeats.sentence()) "." }
-            p.faint { "Each value is a ratio or a figure within one block. The interval is over the blocks; the coverage is that of each of its ends. A claim holds or no longer holds if there are at least six blocks and the sign test on the side of the bound gives p of at most 5 %. Here each claim is judged by itself; the table of ammeter exhibits corrects for the number of claims, which requires more blocks. A claim is not applied if its treatment had no effect." }
+            p.faint { "Each value is a ratio or a metric within one block. The interval is over the blocks; the coverage is that of each of its ends. A claim holds or no longer holds if there are at least six blocks and the sign test on the side of the bound gives p of at most 5 %. Here each claim is judged by itself; the table of ammeter exhibits corrects for the number of claims, which requires more blocks. A claim is not applied if its treatment had no effect." }
         }
         h2 { "Details" }
         (folded("Bottleneck", html! {
@@ -228,7 +228,7 @@ pub(crate) fn report(archive: &Archive) -> Report {
                 }
             }))
         }
-        (folded("Figures by arm and step", html! { div.scroll { (by_step(archive, &arms)) } }))
+        (folded("Metrics by arm and step", html! { div.scroll { (by_step(archive, &arms)) } }))
         (folded("All runs", html! { div.scroll { (all_runs(archive)) } }))
         (folded("Settings", settings(archive)))
     };
@@ -334,7 +334,7 @@ fn missing(archive: &Archive) -> Vec<String> {
     }
     missing.extend(archive.runs.iter().filter(|run| run.summary.is_none()).map(|run| {
         let why = if run.why.is_empty() { "no reason recorded".to_owned() } else { run.why.join("; ") };
-        format!("{}: no figures: {why}", run.plan.id)
+        format!("{}: no results: {why}", run.plan.id)
     }));
     missing
 }
@@ -548,7 +548,7 @@ fn compared_all(comparisons: &[Comparison]) -> Markup {
                 }
             }
         } }
-        p.faint { "Bold: a difference. Plain: no difference larger than the noise. Question mark: too few pairs. Pairs and noise band are those of the first figure." }
+        p.faint { "Bold: a difference. Plain: no difference larger than the noise. Question mark: too few pairs. Pairs and noise band are those of the first metric." }
         @for line in cautions { p.faint { (line) } }
     }
 }

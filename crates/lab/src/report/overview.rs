@@ -216,8 +216,8 @@ pub(super) fn table(archive: &Archive, overview: &Overview) -> Markup {
 fn note(archive: &Archive, overview: &Overview, has_capacity: bool) -> String {
     let mut text = String::new();
     if has_capacity {
-        text += "Capacity: from the highest offered rate at which 98 % is completed to the next rate of the ladder; ≥ \
-                 where the ladder ended, or the client reached its limit, first. ";
+        text += "Capacity lies between the highest offered rate of which 98 % is completed and the next rate of the \
+                 ladder; ≥ if the ladder ended, or the client reached its limit, first. ";
     }
     match (overview.at_text.as_str(), overview.is_sustained_by_all, overview.arms.len() > 1) {
         ("", ..) => {}

@@ -108,7 +108,7 @@ fn clients(archive: &Archive, run: &Run, charts: &mut Vec<Chart>) -> Result<(), 
         ("p90", "blue", " ms", |second| known(second, second.p90_ms)),
         ("p50", "green", " ms", |second| known(second, second.p50_ms)),
     ];
-    let caption = "Clients: time from the planned instant to the last byte of correct responses.";
+    let caption = "Clients: time from the scheduled start to the last byte of correct responses.";
     charts.extend(chart(("ms, logarithmic", caption, true), &x, &seconds, &times));
     Ok(())
 }
@@ -152,7 +152,7 @@ fn server(archive: &Archive, run: &Run, charts: &mut Vec<Chart>, missing: &mut V
         ("dropped", "red", "/s", |tick| sum(&tick.listeners, |one| one.drops)),
     ];
     let caption = "Listen queue: connections waiting to be accepted, and connections dropped per second.";
-    charts.extend(chart(("connections, and per second", caption, false), &x, &ticks, &queue));
+    charts.extend(chart(("connections; drops/s", caption, false), &x, &ticks, &queue));
     let network: [(_, _, _, Of<Tick>); 2] = [
         ("out", "blue", " Mbit/s", |tick| sum(&tick.interfaces, |one| Some(one.sent * 8e-6))),
         ("in", "green", " Mbit/s", |tick| sum(&tick.interfaces, |one| Some(one.received * 8e-6))),

@@ -334,7 +334,7 @@ fn report_is_deterministic_and_starts_with_verdict() {
         "Processor time",
         "Validity",
         "Each run over time",
-        "Figures by arm and step",
+        "Metrics by arm and step",
         "All runs",
         "<h3>Settings",
     ];

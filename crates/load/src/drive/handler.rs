@@ -37,7 +37,7 @@ struct Active {
     tls: Option<Box<Session>>,
     /// The run's number of its first request.
     first: u64,
-    /// Its planned instant.
+    /// Its scheduled time.
     planned: Time,
     /// Deadline of the current reply.
     due: Time,

@@ -1,6 +1,6 @@
 //! Runs a plan against a server: S-Clients (Banga and Druschel, section 4), or clients in a closed loop.
 //!
-//! An S-Client is two threads. The *establisher* (`establisher.rs`) opens connections at planned instants and aborts
+//! An S-Client is two threads. The *establisher* (`establisher.rs`) opens connections at scheduled times and aborts
 //! those that are not established in time; it waits for the clock alone, so the server cannot slow it down. The
 //! *handler* (`handler.rs`) sends requests and reads replies on established connections. They share a table of slots
 //! (`lane.rs`) and the handler's epoll set: the kernel is the queue, so no connection costs a message. In a closed loop
@@ -161,7 +161,7 @@ pub fn closed(
     finish(ran, settings, plan, load, duration, lanes, stop)
 }
 
-/// Time from the start of the threads to the first planned instant; all threads wait until then.
+/// Time from the start of the threads to the first scheduled time; all threads wait until then.
 const LEAD: Duration = Duration::from_millis(50);
 
 fn classes(plan: &Plan) -> usize {
@@ -179,7 +179,7 @@ struct Beginning {
 }
 
 /// The error of a load that received its start time too late.
-pub const TOO_LATE: &str = "the start time is too late";
+pub const TOO_LATE: &str = "the start time arrived too late";
 
 impl Beginning {
     /// The requested start: a given instant, or now.

@@ -28,9 +28,9 @@ pub struct Settings {
     pub target: Target,
     /// TLS on each connection; `None` for plain text.
     pub tls: Option<Tls>,
-    /// Maximum time to establish a connection, from its planned instant (T of the paper).
+    /// Maximum time to establish a connection, from its scheduled time (T of the paper).
     pub connect_timeout: Duration,
-    /// Maximum time to complete a reply, from the planned instant of its request, including a handshake.
+    /// Maximum time to complete a reply, from the scheduled time of its request, including a handshake.
     pub timeout: Duration,
     /// How long before an instant the thread polls the clock instead of sleeping.
     pub spin: Duration,

@@ -3,7 +3,7 @@
 //! Left to the kernel, connect(2) searches for a free port, which takes longer the more ports are in use: 29 us at
 //! 8,000 connections per second, over 400 us with 20,000 ports held; that alone put a schedule seconds behind. For a
 //! server on this machine there are 253 addresses besides the server's, 14 million pairs: none is reused within the
-//! minute in which the kernel remembers an old connection (TIME_WAIT). Parked connections hold their pairs for the
+//! minute in which the kernel keeps an old connection (TIME_WAIT). Parked connections hold their pairs for the
 //! whole run, so they have a range of their own, and no other search has to skip them.
 
 use std::fs;
@@ -64,7 +64,7 @@ impl Sources {
     }
 
     fn over(addresses: Vec<IpAddr>, low: u32, high: u32, (lane, lanes): (u32, u32)) -> Sources {
-        // Begins elsewhere than the last run, whose connections the kernel still remembers.
+        // Begins elsewhere than the last run, whose connections are still in TIME_WAIT.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let some = now.subsec_micros();
         let (at, low) = (some as usize % addresses.len(), low + lane);

@@ -230,7 +230,7 @@ pub enum TurnResult<'a> {
 
 const CONTENT_LENGTH: &[u8] = b"CONTENT_LENGTH";
 
-/// Returns whether the application learns the length of the body.
+/// Returns whether the length of the body is sent to the application.
 fn sends_length(work: &AppWork) -> bool {
     work.variables.iter().any(|(name, _)| name == CONTENT_LENGTH)
 }

@@ -27,7 +27,7 @@ pub(super) trait Sharing {
     /// loop with other connections can serve those.
     const SLEEPS: bool;
 
-    /// Returns an answer that this worker need not ask the disk for, or not alone.
+    /// Returns an answer that needs no disk access by this worker, or not by it alone.
     fn answer(&self, _: &Disk, _now: Time, _: &Work, _: &mut SharedState<OpenFile>) -> Option<Answer<OpenFile>> {
         None
     }

@@ -88,8 +88,8 @@ impl Sharing for Processes {
         self.shared_answer(disk, now, work, Self::fresh_for(now, work, state), state)
     }
 
-    /// Returns the lookup that the disk has to perform. Bytes that others have read are not read again just because the
-    /// name is looked up again: the kernel, which has not seen them used since, may have evicted them.
+    /// Returns the lookup that the disk has to perform. Bytes that other workers have read are not read again just
+    /// because the name is looked up again: the kernel may have evicted them, since they were not accessed meanwhile.
     fn question<'a>(&self, work: &'a Work) -> Cow<'a, Work> {
         match self.shared(work) {
             Some((shared, name)) if name.missing.is_none() => {

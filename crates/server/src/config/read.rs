@@ -3,7 +3,7 @@
 //! This file checks each key by itself: whether it is known, and whether its value has the right type and is in range.
 //! `checked` checks keys together and against the machine, and gets the position of each from the [`Node`]s.
 //!
-//! serde stops at the first error, but an administrator wants all of them. So the text is first parsed into a tree of
+//! serde stops at the first error, but an administrator needs all of them. So the text is first parsed into a tree of
 //! values with their positions; when serde rejects one, the error is recorded, the value is removed from the tree, and
 //! the rest is deserialised again ([`read`]). Each round removes something, so this terminates.
 

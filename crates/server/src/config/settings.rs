@@ -343,7 +343,7 @@ pub enum Residency {
     Nowait,
     /// mincore(2) on mapped files, as in Flash; correct for their owner and root only
     Mincore,
-    /// A model of the page cache that learns from page faults and disk reads
+    /// A model of the page cache, updated from page faults and disk reads
     Clock,
     /// No test: the loop waits for the disk
     None,

@@ -36,7 +36,7 @@ use crate::say;
 /// The helpers of one loop.
 pub struct Processes {
     settings: HelperSettings,
-    /// The current disk: idle helpers must learn of it, so that they keep no root that is not served any more.
+    /// The current disk: idle helpers must switch to it, so that they keep no root that is no longer served.
     disk: Weak<Disk>,
     fork_server: Link,
     /// The fork server has ended; the server is about to.

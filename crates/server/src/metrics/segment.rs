@@ -170,7 +170,7 @@ impl StatsSegment {
     }
 
     /// Publishes the figures of a process whose loops are threads, unless that was done a moment ago. If the last
-    /// publication is older than the event at `changed`, the caller learns when to try again.
+    /// publication is older than the event at `changed`, returns when to try again.
     ///
     /// # Errors
     /// The time to try again.
@@ -230,7 +230,7 @@ impl StatsSegment {
     }
 }
 
-/// Writes the layout, for a reader that knows only [`MAGIC`] and [`VERSION`].
+/// Writes the layout, for a reader that has only [`MAGIC`] and [`VERSION`].
 fn write_head(words: &[AtomicU64], names: &str, head_words: usize, slots: usize) {
     let began = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let numbers = [

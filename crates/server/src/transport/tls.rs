@@ -139,8 +139,8 @@ impl Tls {
         if count == 0 {
             return match self.session.is_handshaking() {
                 true => Err(io::ErrorKind::UnexpectedEof.into()),
-                // Without close_notify the end may be forged. HTTP knows the length of each request, so an incomplete one
-                // is not mistaken for a complete one.
+                // Without close_notify the end may be forged. HTTP determines the length of each request, so an
+                // incomplete one is not mistaken for a complete one.
                 false => Ok(Received::Bytes { count: 0, is_drained: false, is_end: true }),
             };
         }
@@ -261,7 +261,7 @@ impl Tls {
         Ok((count, is_end))
     }
 
-    /// Queues the alert that tells the client why the session fails.
+    /// Queues the alert with the reason why the session fails.
     fn queue_alert(&mut self) {
         // Only while there is something to encode: rustls must not see input after it has failed.
         while self.session.wants_write()
@@ -345,8 +345,8 @@ impl Tls {
         self.unsent_at < self.unsent.len()
     }
 
-    /// Tells the client that nothing follows (close_notify; RFC 8446, 6.1), so that it can distinguish the end of the
-    /// stream from a truncation. Best effort: a client that does not read is not waited for.
+    /// Informs the client that nothing follows (close_notify; RFC 8446, 6.1), so that it can distinguish the end of
+    /// the stream from a truncation. Best effort: a client that does not read is not waited for.
     pub fn close(&mut self, socket: &OwnedFd) {
         if self.has_unsent() || self.failure.is_some() {
             return;

@@ -74,10 +74,10 @@ pub(crate) struct Args {
     /// Random seed of the schedule [default: random, and printed]
     #[arg(long, value_name = "N")]
     pub(super) seed: Option<u64>,
-    /// Timeout for establishing a connection, from its planned instant
+    /// Timeout for establishing a connection, from its scheduled time
     #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "500ms")]
     pub(super) connect_timeout: Duration,
-    /// Timeout for a response, from the planned instant of its request
+    /// Timeout for a response, from the scheduled time of its request
     #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "10s")]
     pub(super) timeout: Duration,
     /// Time to wait for the server to listen; 0s: start without checking [default: fail if nothing listens]
@@ -131,7 +131,7 @@ pub(crate) struct Args {
     /// check
     #[arg(long, value_name = "SHARE", value_parser = percentage, default_value = "10%", conflicts_with = "calibrate")]
     pub(super) others_max: f64,
-    /// Time before a planned instant to spin instead of sleeping
+    /// Time to spin, instead of sleeping, before each scheduled connection
     #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "60us")]
     pub(super) spin: Duration,
     /// Sweep rates FROM..TO/STEP, each for --duration

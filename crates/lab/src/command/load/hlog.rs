@@ -78,7 +78,7 @@ fn builder(about: &str, start: SystemTime) -> IntervalLogWriterBuilder {
     builder
         .add_comment(concat!("[Logged with ammeter ", env!("CARGO_PKG_VERSION"), "]"))
         .add_comment("[Histogram log format version 1.3]")
-        .add_comment(&format!("[{about}; nanoseconds since the planned instant]"))
+        .add_comment(&format!("[{about}; nanoseconds since the scheduled time]"))
         .with_start_time(start)
         .with_base_time(start)
         .with_max_value_divisor(MAX_VALUE_DIVISOR);

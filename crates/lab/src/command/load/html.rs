@@ -111,7 +111,7 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
             None => "Connections offered and correct responses per second. Closed loop: the server sets the pace.",
         }))
         h2 { "Latency" }
-        (plot("latencies", "Time from the planned instant to the last byte of correct responses, by second."))
+        (plot("latencies", "Time from the scheduled start to the last byte of correct responses, by second."))
         h2 { "Failures" }
         @if failed == 0 {
             p { "None." }
@@ -121,7 +121,7 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
         }
         @if target.is_some() {
             h2 { "Lateness of the generator" }
-            (plot("lateness", "From the planned instant of a connection to its SYN. If the whole run is above the \
+            (plot("lateness", "From the scheduled time of a connection to its SYN. If the whole run is above the \
                  dashed line, the results describe the generator."))
         }
         h2 { "Distribution" }
@@ -159,9 +159,9 @@ pub(super) fn sweep(head: &Head, swept: &Swept) -> Option<String> {
         (plot("rates", "Medians of the repetitions, with their intervals. Open points: limited by the load generator. \
              The band is between the highest sustained and the lowest unsustained rate."))
         h2 { "Latency" }
-        (plot("latencies", "Time from the planned instant to the last byte of correct responses."))
+        (plot("latencies", "Time from the scheduled start to the last byte of correct responses."))
         h2 { "Lateness of the generator" }
-        (plot("lateness", "From the planned instant of a connection to its SYN."))
+        (plot("lateness", "From the scheduled time of a connection to its SYN."))
         h2 { "Runs" }
         div.scroll { (runs(&swept.runs)) }
         (about(head, first))
@@ -238,7 +238,7 @@ fn clocks(outcome: &Outcome) -> Markup {
     ];
     html! {
         table {
-            tr { th { "ms since the planned instant" } th {} @for name in SPREAD { th { (name) } } }
+            tr { th { "ms since the scheduled time" } th {} @for name in SPREAD { th { (name) } } }
             @for (name, meaning, spread) in rows.into_iter().filter(|(.., spread)| spread.count > 0) {
                 tr { td { (name) } td.faint.text { (meaning) } (cells(spread)) }
             }
@@ -246,7 +246,7 @@ fn clocks(outcome: &Outcome) -> Markup {
     }
 }
 
-/// The times of handshakes, which do not count from the planned instant.
+/// The times of handshakes, which do not count from the scheduled time.
 fn handshakes(outcome: &Outcome) -> Markup {
     html! {
         table {

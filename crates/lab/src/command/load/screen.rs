@@ -91,7 +91,7 @@ impl Shared {
                     std::process::exit(130);
                 }
                 Ok(Input::End) => stop.stop(),
-                // Without a keyboard, signals remain.
+                // Without a keyboard, only a signal ends the run early.
                 Err(_) => return,
             }
         }
@@ -276,7 +276,7 @@ impl Screen {
         let rows = last.into_iter().map(|row| row.fg(Color::Green)).chain(self.clocks.each().map(row));
         let widths = [Constraint::Length(12)].into_iter().chain([Constraint::Fill(1); 6]);
         let head = cells("ms".to_owned(), ["p50", "p90", "p95", "p99", "p99.9", "max"].map(str::to_owned));
-        let block = Block::bordered().title(" since the planned instant, the whole run ");
+        let block = Block::bordered().title(" since the scheduled time, the whole run ");
         frame.render_widget(Table::new(rows, widths).header(head.bold()).block(block), area);
     }
 }
@@ -383,7 +383,7 @@ mod tests {
             "MB/s",
             "p99.9",
             "max│",
-            "since the planned instant",
+            "since the scheduled time",
         ];
         check(80, &all);
         check(80, &["ends the run; the result so far is printed "]);

@@ -131,7 +131,7 @@ impl Setup {
         let options = Options { version: args.tls_version, resume: args.tls_resume, seed };
         let tls = url.secure.then(|| Tls::new(&url.host, trust, options)).transpose()?;
         let requests = requests(args, &url, seed)?;
-        // At a rate a slice has whole connections, with all of their requests.
+        // With a rate, a slice consists of whole connections, with all of their requests.
         let requests = if let Some(limit) = args.requests { requests.limit(limit) } else { requests };
         let requests = if args.clients.is_some() { requests.slice(args.slice) } else { requests };
         let (method, body) = args.method_and_body()?;
