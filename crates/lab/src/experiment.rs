@@ -31,7 +31,7 @@ use crate::archive::{
 use crate::certificate::KeyKind;
 use crate::subject::{Kind, Subject, Template};
 use crate::values::{
-    Checked, CoreList, DAY, HeaderField, Ladder, Setting, TargetPath, Time, scalars, some_bytes_per_s, some_share,
+    Checked, CoreList, DAY, DurationText, HeaderField, Ladder, Setting, TargetPath, Time, scalars, some_bytes_per_s, some_share,
     within,
 };
 
@@ -268,6 +268,8 @@ pub(crate) struct PathTexts {
     pub(crate) queue: Option<String>,
     /// TCP congestion control algorithm.
     pub(crate) congestion_control: Option<String>,
+    /// Maximum lateness of packets at the 99th percentile for a valid run; `None`: [`LATE_MAX`](ammeter_wan::selftest::LATE_MAX).
+    pub(crate) late_max: Option<Checked<DurationText>>,
 }
 
 /// Resource limits of a server.
@@ -1358,6 +1360,7 @@ mod tests {
         check(&SHORT.replace("nginx\"\n\n[w", "null\"\n\n[w").replace("rate =", "tls = \"rsa\"\nrate ="), "10:7", "@tls-port@");
         check(&format!("repetitions = 0\n{SHORT}"), "1:15", "1 to 1000");
         check(&format!("{SHORT}[limits]\ncpu = \"x\"\n"), "12:7", "percent");
+        check(&format!("{SHORT}[path]\nlate-max = \"9\"\n"), "12:12", "not a duration");
         check("a = \n", "1:5", "");
     }
 }

@@ -26,6 +26,7 @@ use ammeter_wan::testbed;
 use amped_measure::host::{self, Machine};
 use amped_measure::others::Census;
 use amped_measure::{Failure, Verdict};
+use amped_units::parse_duration;
 use serde::{Deserialize, Serialize};
 
 use crate::archive::{
@@ -681,6 +682,8 @@ fn is_gathered(subject: &Subject) -> bool {
 struct PathBetween {
     running: Option<Running>,
     socket: PathBuf,
+    /// Maximum lateness of packets at the 99th percentile.
+    late_max: Duration,
 }
 
 impl PathBetween {
@@ -735,7 +738,8 @@ impl PathBetween {
             return Err(Failure::usage(format!("cannot set up the path: {}", said.trim())));
         }
         testbed::enter(&socket, Self::CLIENTS)?;
-        Ok(PathBetween { running: Some(running), socket })
+        let late_max = texts.late_max.as_ref().and_then(|text| parse_duration(text).ok()).unwrap_or(LATE_MAX);
+        Ok(PathBetween { running: Some(running), socket, late_max })
     }
 
     /// Command prefix that runs a program in the namespace of a class.
@@ -746,7 +750,7 @@ impl PathBetween {
 
     /// Whether packets left on time.
     fn verdict(&self) -> Result<Verdict, Failure> {
-        Ok(testbed::status(&self.socket)?.verdict(LATE_MAX))
+        Ok(testbed::status(&self.socket)?.verdict(self.late_max))
     }
 }
 

@@ -91,6 +91,8 @@ forms! {
     CoreList(text) {
         !text.is_empty() && text.split([',', '-']).all(|number| number.parse::<u16>().is_ok())
     } else "{:?} is not a list of cores; write \"0\", \"0,2\" or \"1-3\"";
+    /// A duration.
+    DurationText(text) { parse_duration(text).is_ok() } else "{:?} is not a duration; write \"10ms\"";
     /// A host, as ssh(1) takes it, which would parse a leading hyphen as a flag.
     HostName(text) {
         !text.is_empty() && !text.starts_with('-') && !text.contains(char::is_whitespace)
