@@ -31,8 +31,8 @@ use crate::archive::{
 use crate::certificate::KeyKind;
 use crate::subject::{Kind, Subject, Template};
 use crate::values::{
-    Checked, CoreList, DAY, DurationText, HeaderField, Ladder, Setting, TargetPath, Time, scalars, some_bytes_per_s, some_share,
-    within,
+    Checked, CoreList, DAY, DurationText, HeaderField, Ladder, Setting, TargetPath, Time, scalars, some_bytes_per_s,
+    some_share, within,
 };
 
 /// Command-line options that change an experiment.
@@ -862,7 +862,8 @@ fn check_tls(tree: &Spanned<DeTable<'_>>, load: &Load, subject: &Subject) -> Res
         return Ok(());
     }
     let what = format!("{} has no place for a certificate", subject.name);
-    let way = "add @tls-certificate@, @tls-key@ and @tls-port@ to its configuration or its command line, or omit the server";
+    let way =
+        "add @tls-certificate@, @tls-key@ and @tls-port@ to its configuration or its command line, or omit the server";
     Err(wrong(place(tree, "load.tls"), what, way))
 }
 
@@ -1357,7 +1358,11 @@ mod tests {
         check(&format!("{SHORT}tls = \"dsa\"\n"), "11:7", "ecdsa");
         check(&format!("{SHORT}tls-resume = \"50%\"\n"), "11:14", "do not use TLS");
         check(&format!("{SHORT}tls = \"rsa\"\ntls-version = \"1.1\"\n"), "12:15", "1.2 or 1.3");
-        check(&SHORT.replace("nginx\"\n\n[w", "null\"\n\n[w").replace("rate =", "tls = \"rsa\"\nrate ="), "10:7", "@tls-port@");
+        check(
+            &SHORT.replace("nginx\"\n\n[w", "null\"\n\n[w").replace("rate =", "tls = \"rsa\"\nrate ="),
+            "10:7",
+            "@tls-port@",
+        );
         check(&format!("repetitions = 0\n{SHORT}"), "1:15", "1 to 1000");
         check(&format!("{SHORT}[limits]\ncpu = \"x\"\n"), "12:7", "percent");
         check(&format!("{SHORT}[path]\nlate-max = \"9\"\n"), "12:12", "not a duration");

@@ -363,7 +363,10 @@ impl Subject {
 
     /// Whether it can listen with TLS: its configuration or its command line has a place for the certificate.
     pub(crate) fn has_tls(&self) -> bool {
-        self.template().lines().chain(self.start.iter().map(String::as_str)).any(|text| text.contains("@tls-certificate@"))
+        self.template()
+            .lines()
+            .chain(self.start.iter().map(String::as_str))
+            .any(|text| text.contains("@tls-certificate@"))
     }
 
     /// Finds the program.
@@ -599,7 +602,10 @@ mod tests {
         for kind in kinds {
             let subject = subject(kind, &[]);
             let Start { config, words } = subject.start(&with_tls).unwrap();
-            assert!(subject.has_tls() && config.contains("/r/certificate.pem") && config.contains("/r/key.pem"), "{config}");
+            assert!(
+                subject.has_tls() && config.contains("/r/certificate.pem") && config.contains("/r/key.pem"),
+                "{config}"
+            );
             assert!(config.contains("8081") || words.contains(&"127.0.0.1:8081 tls".to_owned()), "{config}");
             assert!(!subject.start(&place()).unwrap().config.contains("certificate.pem"));
         }

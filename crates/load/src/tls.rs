@@ -542,7 +542,8 @@ mod tests {
 
     #[test]
     fn aes_128_is_offered_before_all_other_ciphers() {
-        let offered = &tls(0.0, 7).full.crypto_provider().cipher_suites;
+        let tls = tls(0.0, 7);
+        let offered = &tls.full.crypto_provider().cipher_suites;
         assert_eq!(offered.len(), aws_lc_rs::default_provider().cipher_suites.len());
         let order: Vec<bool> = offered.iter().map(|suite| is_aes_128(suite.suite())).collect();
         assert_eq!(order.iter().filter(|is_aes_128| **is_aes_128).count(), 3);

@@ -184,6 +184,6 @@ mod tests {
         assert!(text.contains("listens on") && text.contains("already"), "{text}");
         drop(taken);
         let text = Subject::start("false", address, &[]).unwrap_err().to_string();
-        assert!(text.contains("has ended"), "{text}");
+        assert!(text.contains("exited"), "{text}");
     }
 }
