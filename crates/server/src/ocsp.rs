@@ -15,8 +15,10 @@ use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 use x509_cert::certificate::Certificate as X509;
-use x509_cert::der::asn1::{AnyRef, GeneralizedTime, ObjectIdentifier};
-use x509_cert::der::{self, DateTime, Decode, Reader, SliceReader, Tag, TagNumber, Tagged};
+use x509_cert::der::asn1::{GeneralizedTime, ObjectIdentifier};
+use x509_cert::der::{self, DateTime, Decode, Tag, TagNumber, Tagged};
+
+use crate::elements::{Elements, explicit};
 
 /// Maximum size of a response. Common ones have 300 bytes to 3 KiB; TLS 1.3 has no room for more than 64 KiB.
 const RESPONSE_BYTES_MAX: usize = 16 << 10;
@@ -146,13 +148,13 @@ fn parse(response: &[u8], serial: &[u8]) -> Result<Option<Duration>, Flaw> {
     // RFC 6960, 4.2.1: OCSPResponse ::= SEQUENCE { responseStatus ENUMERATED, responseBytes [0] EXPLICIT OPTIONAL }
     let mut whole = Elements::of(response)?;
     let mut fields = whole.enter(Tag::Sequence)?;
-    whole.0.finish()?;
+    whole.finish()?;
     match fields.take(Tag::Enumerated)? {
         [0] => {}
         status => return Err(Flaw::Refused(status.first().copied().unwrap_or(u8::MAX))),
     }
     let mut bytes = fields.enter(explicit(0))?.enter(Tag::Sequence)?;
-    if bytes.0.decode::<ObjectIdentifier>()? != BASIC {
+    if bytes.decode::<ObjectIdentifier>()? != BASIC {
         return Err(Flaw::Malformed);
     }
     let mut basic = bytes.enter(Tag::OctetString)?.enter(Tag::Sequence)?;
@@ -164,7 +166,7 @@ fn parse(response: &[u8], serial: &[u8]) -> Result<Option<Duration>, Flaw> {
     data.element()?;
     data.take(Tag::GeneralizedTime)?;
     let mut responses = data.enter(Tag::Sequence)?;
-    while !responses.0.is_finished() {
+    while !responses.is_finished() {
         // SingleResponse ::= SEQUENCE { certID, certStatus, thisUpdate, nextUpdate [0] EXPLICIT OPTIONAL, ... }
         let mut single = responses.enter(Tag::Sequence)?;
         // CertID ::= SEQUENCE { hashAlgorithm, issuerNameHash, issuerKeyHash, serialNumber }
@@ -176,7 +178,7 @@ fn parse(response: &[u8], serial: &[u8]) -> Result<Option<Duration>, Flaw> {
         let status = single.element()?.tag();
         single.take(Tag::GeneralizedTime)?;
         let next_update = match single.peek() {
-            Some(tag) if tag == explicit(0) => Some(single.enter(tag)?.0.decode::<GeneralizedTime>()?),
+            Some(tag) if tag == explicit(0) => Some(single.enter(tag)?.decode::<GeneralizedTime>()?),
             _ => None,
         };
         if !is_own {
@@ -191,41 +193,6 @@ fn parse(response: &[u8], serial: &[u8]) -> Result<Option<Duration>, Flaw> {
         };
     }
     Err(Flaw::Foreign)
-}
-
-/// The tag of a field `[number] EXPLICIT`.
-fn explicit(number: u32) -> Tag {
-    Tag::ContextSpecific { constructed: true, number: TagNumber(number) }
-}
-
-/// The elements of a DER value, in their order.
-struct Elements<'a>(SliceReader<'a>);
-
-impl<'a> Elements<'a> {
-    fn of(content: &'a [u8]) -> der::Result<Elements<'a>> {
-        SliceReader::new(content).map(Elements)
-    }
-
-    /// The tag of the next element.
-    fn peek(&self) -> Option<Tag> {
-        Tag::peek(&self.0).ok()
-    }
-
-    fn element(&mut self) -> der::Result<AnyRef<'a>> {
-        self.0.decode()
-    }
-
-    /// The content of the next element, which must have this tag.
-    fn take(&mut self, tag: Tag) -> der::Result<&'a [u8]> {
-        let element = self.element()?;
-        element.tag().assert_eq(tag)?;
-        Ok(element.value())
-    }
-
-    /// The elements of the next element, which must have this tag.
-    fn enter(&mut self, tag: Tag) -> der::Result<Elements<'a>> {
-        Elements::of(self.take(tag)?)
-    }
 }
 
 #[cfg(test)]
