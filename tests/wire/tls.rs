@@ -494,13 +494,33 @@ impl Authority {
         Authority(issuer)
     }
 
-    /// A configuration whose clients have a certificate with this common name, and store their sessions.
+    /// A list that revokes the certificates of these clients. `end`: since 1970.
+    fn crl(&self, names: &[&str], end: Duration) -> String {
+        let revoked = names.iter().map(|name| rcgen::RevokedCertParams {
+            serial_number: name.as_bytes().to_vec().into(),
+            revocation_time: rcgen::date_time_ymd(2024, 6, 17),
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let params = rcgen::CertificateRevocationListParams {
+            this_update: rcgen::date_time_ymd(2024, 6, 17),
+            next_update: rcgen::date_time_ymd(1970, 1, 1) + end,
+            crl_number: rcgen::SerialNumber::from(1_u64),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: rcgen::KeyIdMethod::Sha256,
+        };
+        params.signed_by(&self.0).unwrap().pem().unwrap()
+    }
+
+    /// A configuration whose clients have a certificate with this common name and serial number, and store their sessions.
     fn client(&self, trust: &Trust, version: &'static SupportedProtocolVersion, name: &str) -> Trust {
         let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
         let mut params = rcgen::CertificateParams::new([]).unwrap();
         params.distinguished_name = rcgen::DistinguishedName::new();
         params.distinguished_name.push(rcgen::DnType::OrganizationName, "Example, Inc.");
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        params.serial_number = Some(name.as_bytes().to_vec().into());
         params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
         let certificate = params.signed_by(&key, &self.0).unwrap();
         let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
@@ -582,18 +602,130 @@ fn reload_that_requests_certificates_resumes_no_session() {
     assert_eq!(authority.client(&trust, &version::TLS13, "ann").connect(&server).get("/a").text(), "a");
 }
 
+const CLIENT_CRL: &str = "tls.client_ca = \"clients.pem\"\ntls.client_crl = \"clients.crl\"";
+
+/// The time in this many seconds, since 1970.
+fn in_seconds(seconds: u64) -> Duration {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    Duration::from_secs(now.as_secs() + seconds)
+}
+
+/// How a new connection of this client began; `None`: it was refused.
+fn handshake(trust: &Trust, server: &Server) -> Option<HandshakeKind> {
+    let mut client = trust.connect(server);
+    let response = client.try_get("/a")?;
+    assert_eq!(response.text(), "a");
+    client.tls().unwrap().handshake_kind()
+}
+
+/// Waits until every process refuses this client, which may have tickets.
+fn wait_for_refusal(trust: &Trust, server: &Server) {
+    wait_until("the client to be refused", || (0..8).all(|_| handshake(trust, server).is_none()));
+}
+
 #[test]
-fn metrics_have_expiry_of_each_certificate() {
-    let (site, _) = place();
-    let server = serve(&site, "metrics.listen = \"127.0.0.1:0\"", "");
+fn revoked_client_is_refused_without_restart() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    let authority = Authority::new(&site, "clients.pem");
+    // By renaming, so that no server reads a part.
+    let replace = |list: String| fs::rename(site.file("new", list), site.path().join("clients.crl")).unwrap();
+    let revoke = |names: &[&str]| replace(authority.crl(names, in_seconds(86_400)));
+    revoke(&["ann"]);
+    let server = serve(&site, CLIENT_CRL, "");
+    let (full, resumed) = (Some(HandshakeKind::Full), Some(HandshakeKind::Resumed));
+    let clients = |name: &str| BOTH.map(|version| authority.client(&trust, version, name));
+    let (ann, ben, cyd) = (clients("ann"), clients("ben"), clients("cyd"));
+    let expect = |clients: &[Trust], expected: &[Option<HandshakeKind>]| {
+        for (client, version) in clients.iter().zip(BOTH) {
+            let found: Vec<_> = expected.iter().map(|_| handshake(client, &server)).collect();
+            assert_eq!(found, expected, "{version:?}");
+        }
+    };
+    expect(&ann, &[None]);
+    expect(&ben, &[full, resumed]);
+    expect(&cyd, &[full, resumed]);
+    // A file that cannot be used changes nothing.
+    replace(fs::read_to_string(site.path().join("clients.pem")).unwrap());
+    server.wait_for("clients.crl contains no CRL");
+    server.wait_for("keeping the CRLs in use");
+    expect(&ann, &[None]);
+    expect(&ben, &[resumed]);
+    revoke(&["ann", "ben"]);
+    server.wait_for("new CRLs: ");
+    // The processes of a pool read the file a moment later.
+    ben.iter().for_each(|client| wait_for_refusal(client, &server));
+    expect(&ann, &[None]);
+    // Tickets of the old list are no longer valid.
+    expect(&cyd, &[full, resumed]);
+    assert!(server.report("tls_failures certificate") >= 2);
+    // Only the list was reloaded.
+    assert!(!server.said().contains("configuration"), "{}", server.said());
+}
+
+#[test]
+fn expired_crl_refuses_clients_and_ends_their_sessions() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    let authority = Authority::new(&site, "clients.pem");
+    let write = |end: Duration| {
+        fs::rename(site.file("new", authority.crl(&[], end)), site.path().join("clients.crl")).unwrap();
+    };
+    write(in_seconds(86_400));
+    let server = serve(&site, CLIENT_CRL, "");
+    let clients = BOTH.map(|version| authority.client(&trust, version, "ann"));
+    for client in &clients {
+        assert_eq!(handshake(client, &server), Some(HandshakeKind::Full));
+    }
+    // An expired list does not replace a current one.
+    write(in_seconds(0));
+    server.wait_for("keeping the CRLs in use");
+    for client in &clients {
+        assert_eq!(handshake(client, &server), Some(HandshakeKind::Resumed));
+    }
+    // It is read after 2 to 4 s.
+    write(in_seconds(10));
+    server.wait_for("client certificates of this CA are refused");
+    clients.iter().for_each(|client| wait_for_refusal(client, &server));
+    // A server starts with it, and clients that need no certificate are served.
+    let keys = format!("{CLIENT_CRL}\ntls.client_certificate = \"optional\"");
+    let restarted = serve(&site, &keys, "");
+    restarted.wait_for("client certificates of this CA are refused");
+    assert_eq!(trust.connect(&restarted).get("/a").text(), "a");
+    assert_eq!(handshake(&clients[0], &restarted), None);
+    // A new list ends this.
+    write(in_seconds(86_400));
+    restarted.wait_for("new CRLs: ");
+    wait_until("the client to be accepted", || handshake(&clients[0], &restarted).is_some());
+}
+
+/// The metrics of a server with `metrics.listen`.
+fn metrics(server: &Server) -> String {
     server.wait_for("/metrics");
     let said = server.said();
     let url = said.lines().find_map(|line| line.split_once("http://")?.1.split_once("/metrics")).expect("its address");
-    let page = Client::connect(url.0.parse().unwrap()).get("/metrics").text();
+    Client::connect(url.0.parse().unwrap()).get("/metrics").text()
+}
+
+#[test]
+fn metrics_have_expiry_of_each_certificate() {
+    let (site, _) = place();
+    let page = metrics(&serve(&site, "metrics.listen = \"127.0.0.1:0\"", ""));
     // The year 4096, the default of rcgen.
     let file = site.path().join("own.pem");
     let expected = format!("amped_tls_certificate_end_seconds{{site=\"0\",file=\"{}\"}} 67090118400", file.display());
     assert!(page.lines().any(|line| line.starts_with(&expected)), "{expected} is not in {page}");
+}
+
+#[test]
+fn metrics_have_expiry_of_crls() {
+    let (site, _) = place();
+    let authority = Authority::new(&site, "clients.pem");
+    let crl = site.file("clients.crl", authority.crl(&[], Duration::from_secs(4_900_000_000)));
+    let page = metrics(&serve(&site, &format!("metrics.listen = \"127.0.0.1:0\"\n{CLIENT_CRL}"), ""));
+    let expected = "issuer=\"CN=rcgen self signed cert\"} 4900000000";
+    let expected = format!("amped_tls_crl_end_seconds{{file=\"{}\",{expected}", crl.display());
+    assert!(page.lines().any(|line| line == expected), "{expected} is not in {page}");
 }
 
 #[test]

@@ -105,8 +105,8 @@ impl AdminEndpoint {
         }
         if let (Some(exporter), Some(segment)) = (&mut self.exporter, segment) {
             let tls = workers.generation().tls.as_ref();
-            let certificates = || tls.map_or_else(Vec::new, TlsConfig::certificate_ends);
-            exporter.turn(|| metrics::text(&segment.sum(), &certificates()));
+            let expiries = || tls.map(TlsConfig::expiries).unwrap_or_default();
+            exporter.turn(|| metrics::text(&segment.sum(), &expiries()));
         }
     }
 }

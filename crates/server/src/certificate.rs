@@ -4,23 +4,18 @@
 //! Certificate and key are replaced together. The response has a life of its own: it is renewed every few days, perhaps
 //! by a user who may not read the key, and is dropped when it expires.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::crypto::aws_lc_rs::sign::any_supported_type;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::ClientCertVerifier;
 use rustls::sign::CertifiedKey;
-use rustls::{Error, InconsistentKeys, RootCertStore};
+use rustls::{Error, InconsistentKeys};
 use x509_cert::certificate::Certificate as X509;
 use x509_cert::der::Decode;
 
-use crate::config::settings::ClientCertificate;
 use crate::ocsp::{OcspResponse, UnusableResponse};
 use crate::reread::{FileStates, Reread};
 
@@ -163,54 +158,38 @@ impl Certificate {
     }
 }
 
-/// Returns a verifier for client certificates issued by the authorities in this file.
+/// An error and its remedy.
+pub type Problem = (String, String);
+
+/// Reads all certificates of a file.
 ///
 /// # Errors
-/// The file cannot be read, or is invalid.
-pub fn client_verifier(
-    authorities: &Path,
-    certificate: ClientCertificate,
-) -> Result<Arc<dyn ClientCertVerifier>, Unusable> {
-    let unusable = |(message, help)| Unusable { is_key: false, message, help };
-    let cannot = |why: &dyn fmt::Display| {
-        let message = format!("cannot use the CA certificates in {}: {why}", authorities.display());
-        unusable((message, "the file must contain CA certificates".to_owned()))
-    };
-    let mut roots = RootCertStore::empty();
-    for authority in read_chain(authorities).map_err(unusable)? {
-        roots.add(authority).map_err(|error| cannot(&error))?;
-    }
-    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(default_provider()));
-    let builder = match certificate {
-        ClientCertificate::Required => builder,
-        ClientCertificate::Optional => builder.allow_unauthenticated(),
-    };
-    builder.build().map_err(|error| cannot(&error))
-}
-
-type Problem = (String, String);
-
-fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Problem> {
-    let shown = path.display();
+/// It cannot be read, or contains none.
+pub fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Problem> {
     let chain = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match chain {
         Ok(chain) if chain.is_empty() => Err(not_there(path, "certificate", "-----BEGIN CERTIFICATE-----")),
         Ok(chain) => Ok(chain),
-        Err(error) => Err((format!("cannot read the certificate {shown}: {}", reason(&error)), help(&error, path))),
+        Err(error) => Err(pem_problem("certificate", path, &error)),
     }
 }
 
 fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, Problem> {
-    let shown = path.display();
     PrivateKeyDer::from_pem_file(path).map_err(|error| match error {
         PemError::NoItemsFound => not_there(path, "private key", "-----BEGIN PRIVATE KEY-----"),
-        error => (format!("cannot read the private key {shown}: {}", reason(&error)), help(&error, path)),
+        error => pem_problem("private key", path, &error),
     })
 }
 
 fn not_there(path: &Path, what: &str, begin: &str) -> Problem {
     let help = format!("the file must be PEM, and contain `{begin}`; an encrypted key must be decrypted first");
     (format!("{} contains no {what}", path.display()), help)
+}
+
+/// Describes why this part of a PEM file cannot be read.
+pub fn pem_problem(what: &str, path: &Path, error: &PemError) -> Problem {
+    let (shown, reason) = (path.display(), reason(error));
+    (format!("cannot read the {what} {shown}: {reason}"), help(error, path))
 }
 
 /// Formats the reason without text that the message already has.

@@ -12,8 +12,8 @@
 //!    parts of a loop that do not know each other.
 //! 4. `disk`, and what passes its results to other processes and threads: `portable`, `shared_cache`, `locked`.
 //! 5. `app`: applications, whose scripts it finds through `disk`.
-//! 6. `transport`; `reread`, `elements`, `ocsp`, `certificate`, `tickets`, `tls_config`: TLS sessions;
-//!    `config_snapshot`: the current configuration, with everything opened for it.
+//! 6. `transport`; `reread`, `elements`, `ocsp`, `certificate`, `crl`, `client_auth`, `tickets`, `tls_config`: TLS
+//!    sessions; `config_snapshot`: the current configuration, with everything opened for it.
 //! 7. `send`; `handshakes`, `helper`, the helpers and their tasks; `message`, the messages
 //!    to a loop, also from helpers and `watch`.
 //! 8. `turn`: one connection's turn; `worker`: the connections of a loop.
@@ -27,11 +27,13 @@ pub mod admin;
 pub mod app;
 pub mod arch;
 pub mod certificate;
+pub mod client_auth;
 pub mod clock;
 pub mod config;
 pub mod config_snapshot;
 pub mod control;
 pub mod counters;
+pub mod crl;
 pub mod descriptors;
 pub mod disk;
 pub mod elements;

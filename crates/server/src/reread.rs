@@ -1,4 +1,4 @@
-//! Detects that files have changed since they were read: certificates with their keys, OCSP responses, ticket secrets.
+//! Detects that files have changed since they were read: certificates with their keys, OCSP responses, CRLs, ticket secrets.
 //!
 //! The main thread checks every few seconds, so a renewal needs no signal. Attributes are compared, not contents. Files
 //! are read once they have settled: one may still be written, and a key follows its certificate a moment later.

@@ -18,7 +18,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
@@ -37,7 +37,9 @@ const PERIOD: u64 = 6 * 60 * 60;
 
 /// The keys of tickets.
 pub struct Tickets {
-    ring: RwLock<KeyRing>,
+    ring: Arc<RwLock<KeyRing>>,
+    /// A ticket can be decrypted only by the keys that are bound to the same.
+    bound_to: Box<[u8]>,
 }
 
 /// The keys of one period, and the origin of later ones.
@@ -81,8 +83,17 @@ impl Tickets {
     /// The tickets of this secret, from the first period on.
     fn of(secret: &Prk, start: Instant) -> Result<Tickets, Unspecified> {
         let (key, next) = (TicketKey::derive(secret, &[])?, next(secret)?);
-        let ring = KeyRing { period: 0, keys: vec![key], origin: Origin::Own { start, next } };
-        Ok(Tickets { ring: RwLock::new(ring) })
+        Ok(Tickets::with(KeyRing { period: 0, keys: vec![key], origin: Origin::Own { start, next } }))
+    }
+
+    fn with(ring: KeyRing) -> Tickets {
+        Tickets { ring: Arc::new(RwLock::new(ring)), bound_to: Box::default() }
+    }
+
+    /// Returns the same keys, bound to this, such as the CRLs by which clients were verified: tickets that are not bound
+    /// to the same cannot be decrypted. So all tickets end at once, in all processes, and no key changes.
+    pub fn bound_to(&self, this: &[u8]) -> Tickets {
+        Tickets { ring: Arc::clone(&self.ring), bound_to: this.into() }
     }
 
     /// Uses a secret from a file. Tickets of the secret from a file that `old` uses stay valid. `time`: since 1970.
@@ -97,8 +108,7 @@ impl Tickets {
             Origin::Shared { secret: old, .. } => Some((old.clone(), period + 1)),
         });
         let keys = shared_keys(secret, replaced.as_ref(), period)?;
-        let ring = KeyRing { period, keys, origin: Origin::Shared { secret: secret.clone(), replaced } };
-        Ok(Tickets { ring: RwLock::new(ring) })
+        Ok(Tickets::with(KeyRing { period, keys, origin: Origin::Shared { secret: secret.clone(), replaced } }))
     }
 
     /// Returns whether the secret is from a file.
@@ -179,7 +189,7 @@ impl Tickets {
         let ring = self.ring();
         let TicketKey { name, key } = ring.keys.first().ok_or(Unspecified)?;
         let mut sealed = plain.to_vec();
-        let nonce = key.seal_in_place_append_tag(Aad::empty(), &mut sealed)?;
+        let nonce = key.seal_in_place_append_tag(Aad::from(&self.bound_to), &mut sealed)?;
         Ok([name, &nonce.as_ref()[..], &sealed].concat())
     }
 
@@ -191,7 +201,7 @@ impl Tickets {
         let TicketKey { key, .. } = ring.keys.iter().find(|key| key.name == *name)?;
         let mut sealed = sealed.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);
-        let length = key.open_in_place(nonce, Aad::empty(), &mut sealed).ok()?.len();
+        let length = key.open_in_place(nonce, Aad::from(&self.bound_to), &mut sealed).ok()?.len();
         sealed.truncate(length);
         Some(sealed)
     }
@@ -420,6 +430,20 @@ mod tests {
         // An attacker who has the keys can claim any time.
         assert_eq!(tickets.open(at(0, 0), &ticket), None);
         assert!(!tickets.refresh(Reread::Now));
+    }
+
+    #[test]
+    fn ticket_is_bound_to_crls() {
+        let (one, other) = pair();
+        let (old, new) = (one.bound_to(b"old"), one.bound_to(b"new"));
+        let ticket = old.seal(at(0, 0), b"state").expect("sealed");
+        assert_eq!(old.open(at(1, 0), &ticket), Some(b"state".to_vec()));
+        assert_eq!(other.bound_to(b"old").open(at(1, 0), &ticket), Some(b"state".to_vec()));
+        assert!(new.open(at(1, 0), &ticket).is_none() && one.open(at(1, 0), &ticket).is_none());
+        // The keys are the same, and expire for all.
+        assert!(one.advance(at(3, 0)));
+        assert!(!old.advance(at(3, 0)) && !new.advance(at(3, 0)));
+        assert_eq!(old.open(at(3, 0), &ticket), None);
     }
 
     #[test]

@@ -4,23 +4,27 @@
 //! secrecy and authenticated encryption, as Mozilla's *intermediate* profile requires, and nothing weaker, so none of
 //! this is configurable.
 //!
-//! Certificates, OCSP responses and the ticket secret are replaced when their files change, and ticket keys after some
-//! hours ([`TlsConfig::refresh`]), without a new configuration: connections, caches and processes are not affected.
+//! Certificates, OCSP responses, CRLs and the ticket secret are replaced when their files change, and ticket keys after
+//! some hours ([`TlsConfig::refresh`]), without a new configuration: connections, caches and processes are not affected.
 
 use std::env;
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use amped_core::site::Sites;
+use amped_exporter::Page;
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{KeyLogFile, ServerConfig, SignatureAlgorithm};
 
 use crate::certificate::{Certificate, Renewal, Unusable};
+use crate::client_auth::{ClientAuth, CrlChange};
 use crate::clock;
 use crate::config::Settings;
-use crate::metrics::CertificateEnd;
+use crate::crl::{self, Crl, Crls, UnusableCrls};
+use crate::metrics::{Expiry, TlsExpiries};
 use crate::ocsp::UnusableResponse;
 use crate::reread::Reread;
 use crate::say;
@@ -30,10 +34,19 @@ use crate::transport::tls::Tls;
 /// The parameters of new TLS sessions.
 #[derive(Clone, Debug)]
 pub struct TlsConfig {
-    config: Arc<ServerConfig>,
+    /// Locked only to begin a session or for a replacement.
+    new_sessions: Arc<RwLock<NewSessions>>,
     certificates: Arc<Certificates>,
     tickets: Arc<Tickets>,
     verifies_clients: bool,
+}
+
+/// What new sessions begin with.
+#[derive(Debug)]
+struct NewSessions {
+    /// Replaced together with the CRLs: a handshake that began before then gets a ticket that is no longer valid.
+    config: Arc<ServerConfig>,
+    client_auth: Option<ClientAuth>,
 }
 
 impl TlsConfig {
@@ -48,7 +61,7 @@ impl TlsConfig {
         }
         let cannot = |error: rustls::Error| format!("cannot set up TLS: {error}");
         // A ticket of a client that was not verified would resume its session.
-        let old = old.filter(|old| !old.verifies_clients && settings.client_verifier.is_none());
+        let old = old.filter(|old| !old.verifies_clients && settings.client_auth.is_none());
         let tickets = match (&settings.ticket_secret, old) {
             (None, Some(old)) if !old.tickets.is_shared() => Arc::clone(&old.tickets),
             (None, _) => Arc::new(Tickets::own().map_err(|_| "cannot set up TLS: the system has no random bytes")?),
@@ -60,26 +73,18 @@ impl TlsConfig {
             }
         };
         let certificates = Arc::new(Certificates::new(settings));
-        let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(cannot)?;
-        let config = match &settings.client_verifier {
-            Some(verifier) => config.with_client_cert_verifier(Arc::clone(verifier)),
-            None => config.with_no_client_auth(),
-        };
-        let mut config = config.with_cert_resolver(Arc::clone(&certificates) as _);
+        let client_auth = settings.client_auth.clone();
+        client_auth.iter().filter_map(|auth| auth.crls.as_ref()).for_each(report_expired);
+        let mut config = server_config(&certificates, &tickets, client_auth.as_ref()).map_err(cannot)?;
         if settings.tls.key_log {
             let path = env::var_os("SSLKEYLOGFILE");
             let path = path.ok_or("`tls.key_log` needs a path in the environment variable SSLKEYLOGFILE")?;
             say!("anyone who can read {} can decrypt TLS connections (`tls.key_log`)", path.display());
             config.key_log = Arc::new(KeyLogFile::new());
         }
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        config.ticketer = Arc::clone(&tickets) as _;
-        // Sessions are resumed by tickets, which all loops and processes can decrypt.
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        let verifies_clients = settings.client_verifier.is_some();
-        Ok(Some(TlsConfig { config: Arc::new(config), certificates, tickets, verifies_clients }))
+        let verifies_clients = client_auth.is_some();
+        let new_sessions = Arc::new(RwLock::new(NewSessions { config: Arc::new(config), client_auth }));
+        Ok(Some(TlsConfig { new_sessions, certificates, tickets, verifies_clients }))
     }
 
     /// Returns whether no key is an RSA key, whose signatures take ten times as long as others.
@@ -88,16 +93,24 @@ impl TlsConfig {
         by_site.iter().flatten().all(|one| one.certified.key.algorithm() != SignatureAlgorithm::RSA)
     }
 
-    /// Returns the ends of the certificates in use.
-    pub fn certificate_ends(&self) -> Vec<CertificateEnd> {
+    /// Returns when the certificates and CRLs in use expire.
+    pub fn expiries(&self) -> TlsExpiries {
+        let mut expiries = TlsExpiries::default();
         let by_site = self.certificates.by_site.read().unwrap_or_else(PoisonError::into_inner);
-        let of_site = |(site, own): (usize, &Vec<Certificate>)| {
-            let end = |one: &Certificate| {
-                Some(CertificateEnd { site, file: one.chain.display().to_string(), at: one.end()? })
-            };
-            own.iter().filter_map(end).collect::<Vec<_>>()
-        };
-        by_site.iter().enumerate().flat_map(of_site).collect()
+        for (site, own) in by_site.iter().enumerate() {
+            let labels = |file: &Path| Page::labels(&[("site", &site), ("file", &file.display())]);
+            for one in own {
+                let certificate = one.end().map(|at| Expiry { labels: labels(&one.chain), at });
+                expiries.certificates.extend(certificate);
+            }
+        }
+        let new_sessions = self.new_sessions();
+        if let Some(crls) = new_sessions.client_auth.as_ref().and_then(|auth| auth.crls.as_ref()) {
+            let labels =
+                |crl: &Crl| Page::labels(&[("file", &crls.path.display()), ("issuer", &crl::shown(&crl.issuer))]);
+            expiries.crls.extend(crls.lists.iter().map(|crl| Expiry { labels: labels(crl), at: crl.next_update }));
+        }
+        expiries
     }
 
     /// Begins a session with a client that has just connected.
@@ -105,14 +118,88 @@ impl TlsConfig {
     /// # Errors
     /// The configuration cannot be used.
     pub fn session(&self) -> Result<Tls, rustls::Error> {
-        Tls::new(&self.config)
+        Tls::new(&self.new_sessions().config)
+    }
+
+    fn new_sessions(&self) -> RwLockReadGuard<'_, NewSessions> {
+        self.new_sessions.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Wipes expired ticket keys, reads files that have changed, and drops expired OCSP responses. Returns whether anything
     /// changed: other processes must then do the same. Waits for the disk, so loops must not call it.
     pub fn refresh(&self, when: Reread) -> bool {
         let are_tickets_new = self.tickets.refresh(when);
-        self.certificates.refresh(when) || are_tickets_new
+        let are_certificates_new = self.certificates.refresh(when);
+        self.refresh_crls(when) || are_tickets_new || are_certificates_new
+    }
+
+    /// Reads the CRLs again if their file has changed, and checks their expiry; returns whether clients that were verified
+    /// before may be refused now. No session that began before is resumed then.
+    fn refresh_crls(&self, when: Reread) -> bool {
+        let Some(mut client_auth) = self.new_sessions().client_auth.clone() else { return false };
+        let changes = client_auth.reread(when, clock::since_1970());
+        if let Some(crls) = &client_auth.crls {
+            // Of the processes of a server, only the first one reports what all of them do.
+            changes.iter().for_each(|change| report_crls(crls, change, when == Reread::WhenSettled));
+        }
+        let is_change = changes.iter().any(CrlChange::is_change);
+        let config = is_change.then(|| server_config(&self.certificates, &self.tickets, Some(&client_auth)));
+        let mut new_sessions = self.new_sessions.write().unwrap_or_else(PoisonError::into_inner);
+        match config {
+            Some(Ok(mut config)) => {
+                config.key_log = Arc::clone(&new_sessions.config.key_log);
+                new_sessions.config = Arc::new(config);
+            }
+            // It fails only without a protocol version in common with the provider, and then also at the start.
+            Some(Err(error)) => {
+                say!("cannot set up TLS: {error}; keeping the CRLs in use");
+                return false;
+            }
+            None => {}
+        }
+        new_sessions.client_auth = Some(client_auth);
+        is_change
+    }
+}
+
+/// Returns the parameters of sessions, without a key log.
+fn server_config(
+    certificates: &Arc<Certificates>,
+    tickets: &Tickets,
+    client_auth: Option<&ClientAuth>,
+) -> Result<ServerConfig, rustls::Error> {
+    let config =
+        ServerConfig::builder_with_provider(Arc::new(default_provider())).with_safe_default_protocol_versions()?;
+    let config = match client_auth {
+        Some(auth) => config.with_client_cert_verifier(Arc::clone(&auth.verifier)),
+        None => config.with_no_client_auth(),
+    };
+    let mut config = config.with_cert_resolver(Arc::clone(certificates) as _);
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    // A ticket resumes a session without verifying the client again.
+    config.ticketer = Arc::new(tickets.bound_to(&client_auth.map(ClientAuth::identity).unwrap_or_default()));
+    // Sessions are resumed by tickets, which all loops and processes can decrypt.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    Ok(config)
+}
+
+/// Reports what has become of the CRLs; changes only if `is_first`.
+fn report_crls(crls: &Crls, change: &CrlChange, is_first: bool) {
+    match change {
+        CrlChange::Unusable(UnusableCrls { message, help }) => say!("{message}: {help}; keeping the CRLs in use"),
+        CrlChange::Replaced if is_first => {
+            say!("new CRLs: {}", crls.path.display());
+            report_expired(crls);
+        }
+        CrlChange::Expiry if is_first => report_expired(crls),
+        CrlChange::Replaced | CrlChange::Expiry => {}
+    }
+}
+
+/// Reports the CRLs that have expired.
+fn report_expired(crls: &Crls) {
+    for UnusableCrls { message, help } in crls.expired() {
+        say!("{message}: {help}; client certificates of this CA are refused");
     }
 }
 

@@ -4,13 +4,13 @@ use std::iter;
 use std::sync::Arc;
 
 use amped_http::h1::response::HSTS;
-use rustls::server::danger::ClientCertVerifier;
 
 use super::checked::Checker;
 use super::file::SiteTable;
 use super::read::Node;
 use super::settings::{Listen, TlsSettings};
-use crate::certificate::{Certificate, Unusable, client_verifier};
+use crate::certificate::{Certificate, Unusable};
+use crate::client_auth::{ClientAuth, UnusableAuth};
 use crate::clock;
 use crate::tickets::{TicketSecret, UnusableSecret};
 
@@ -58,16 +58,22 @@ impl Checker<'_> {
         read
     }
 
-    /// Reads the authorities of clients' certificates.
-    pub(super) fn client_verifier(
-        &mut self,
-        settings: &mut TlsSettings,
-        node: Node<'_>,
-    ) -> Option<Arc<dyn ClientCertVerifier>> {
-        let (path, node) = (settings.client_ca.as_mut()?, node.get("client_ca"));
-        *path = self.absolute(path, node);
-        let verifier = client_verifier(path, settings.client_certificate);
-        verifier.map_err(|Unusable { message, help, .. }| self.findings.at(node.span(), message, help)).ok()
+    /// Reads the authorities of clients' certificates, and their CRLs.
+    pub(super) fn client_auth(&mut self, settings: &mut TlsSettings, node: Node<'_>) -> Option<ClientAuth> {
+        let (authorities, crls) = (node.get("client_ca"), node.get("client_crl"));
+        if let Some(path) = &mut settings.client_crl {
+            *path = self.absolute(path, crls);
+            if settings.client_ca.is_none() {
+                let help = "write `client_ca` too, or remove `client_crl`";
+                self.findings.at(crls.span(), "`client_crl` is given without `client_ca`", help);
+            }
+        }
+        let path = settings.client_ca.as_mut()?;
+        *path = self.absolute(path, authorities);
+        let read =
+            ClientAuth::read(path, settings.client_certificate, settings.client_crl.as_deref(), clock::since_1970());
+        let place = |is_crl: bool| if is_crl { crls.span() } else { authorities.span() };
+        read.map_err(|UnusableAuth { is_crl, message, help }| self.findings.at(place(is_crl), message, help)).ok()
     }
 
     /// Reads the secret of ticket keys.

@@ -21,7 +21,6 @@ use amped_core::routes::{FixedResponse, Route, RouteAction};
 use amped_core::site::{AppRule, Site, Sites, Types};
 use amped_http::status::Status;
 use amped_units::Form as _;
-use rustls::server::danger::ClientCertVerifier;
 
 use super::cli::Serve;
 use super::error::Findings;
@@ -31,6 +30,7 @@ use super::read::{Node, Read};
 use super::settings::{Address, AppKind, AppSettings, Form, Listen, LogTarget, form, number, parse_listen};
 use super::types;
 use crate::certificate::Certificate;
+use crate::client_auth::ClientAuth;
 use crate::tickets::TicketSecret;
 
 /// The complete configuration of a server: the file in force, and everything derived from it.
@@ -55,7 +55,7 @@ pub struct Settings {
     /// certificate.
     pub certificates: Vec<Vec<Certificate>>,
     /// Verifies clients' certificates, if they are requested.
-    pub client_verifier: Option<Arc<dyn ClientCertVerifier>>,
+    pub client_auth: Option<ClientAuth>,
     /// The secret of ticket keys, if it is in a file.
     pub ticket_secret: Option<TicketSecret>,
 }
@@ -122,14 +122,14 @@ impl Checker<'_> {
         self.spool(&mut file, root.get("spool"));
         self.control(&mut file, root.get("control"));
         self.metrics(&mut file, root.get("metrics"));
-        let client_verifier = self.client_verifier(&mut file.tls, root.get("tls"));
+        let client_auth = self.client_auth(&mut file.tls, root.get("tls"));
         let ticket_secret = self.ticket_secret(&mut file.tls, root.get("tls"));
         let (sites, roots, apps, certificates) = self.sites(flags, &mut file, root)?;
         self.pool_epoll(&form, &file, &apps, root.get("optimise").get("pool_epoll"));
         (file.log.delayed, file.log.string_caches) = (file.optimise.delayed_log, file.optimise.string_caches);
         let accounts = std::mem::take(&mut self.accounts).into_iter().map(|(path, _)| path).collect();
         let sites = Arc::new(sites);
-        Some(Settings { file, workers, sites, roots, accounts, apps, certificates, client_verifier, ticket_secret })
+        Some(Settings { file, workers, sites, roots, accounts, apps, certificates, client_auth, ticket_secret })
     }
 
     fn listen(&mut self, root: Node<'_>, node: Node<'_>) {

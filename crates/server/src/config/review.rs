@@ -1,5 +1,5 @@
 //! Describes certificates for `amped check`: their names, their expiry, flaws for which clients reject them, their
-//! OCSP responses, and who can read the ticket secret.
+//! OCSP responses, the CRLs of client certificates, and who can read the ticket secret.
 //!
 //! None of these is an error. A server with an expired certificate starts, because it still serves sites without TLS,
 //! and clients that ignore the date.
@@ -19,6 +19,8 @@ use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
 
 use super::checked::Settings;
 use crate::certificate::Staple;
+use crate::client_auth::ClientAuth;
+use crate::crl::{self, UnusableCrls};
 use crate::ocsp::{self, UnusableResponse};
 
 /// Days before its expiry when a certificate should have been renewed, unless it is valid for less than three times
@@ -62,6 +64,7 @@ pub(super) fn review(settings: &Settings, now: Duration) -> String {
             }
         }
     }
+    settings.client_auth.iter().for_each(|auth| describe_crls(&mut text, auth));
     if let Some(secret) = &settings.tls.ticket_secret {
         review_secret(&mut text, secret, settings.user.as_deref());
     }
@@ -158,6 +161,22 @@ fn describe_response(text: &mut String, ocsp: &Staple) {
         (None, Some(end)) => writeln!(text, "{}: OCSP response until {}", ocsp.path.display(), ocsp::date(end)),
         (None, None) => writeln!(text, "{}: OCSP response without an expiry time", ocsp.path.display()),
     };
+}
+
+/// Describes the CRLs of client certificates.
+fn describe_crls(text: &mut String, auth: &ClientAuth) {
+    let Some(crls) = &auth.crls else { return };
+    let path = crls.path.display();
+    for crl in &crls.lists {
+        let (issuer, end) = (crl::shown(&crl.issuer), ocsp::date(crl.next_update));
+        let _ = writeln!(text, "{path}: CRL of {issuer} until {end}");
+    }
+    for UnusableCrls { message, help } in crls.expired() {
+        let _ = writeln!(text, "warning: {message}: {help}; client certificates of this CA are refused");
+    }
+    for name in auth.without_crl() {
+        let _ = writeln!(text, "warning: {path} has no CRL of {name}: client certificates of this CA are refused");
+    }
 }
 
 /// Returns whether clients must reject this certificate without a stapled OCSP response ("must-staple").

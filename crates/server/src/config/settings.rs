@@ -250,6 +250,13 @@ pub struct TlsSettings {
     pub client_ca: Option<PathBuf>,
     /// Whether a client must have such a certificate
     pub client_certificate: ClientCertificate,
+    /// CRLs (PEM) of the CAs in `client_ca` and below them, which list the certificates that they have revoked
+    ///
+    /// Each certificate that a client sends is checked. It is refused if it is revoked, and also if its issuer has no list
+    /// in the file or an expired one: include a list of every CA that issues such certificates. A changed file is used
+    /// some seconds later, and then no session is resumed that began before.
+    #[schemars(example = "/etc/amped/clients.crl")]
+    pub client_crl: Option<PathBuf>,
     /// File of at least 32 random bytes from which ticket keys are derived: hosts with the same file resume each other's sessions
     ///
     /// `openssl rand -out FILE 48` creates it. Without it a server resumes only its own sessions, and none after a restart. Anyone who

@@ -681,6 +681,57 @@ fn ticket_secret_is_checked() {
 }
 
 #[test]
+fn client_crl_file_is_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    let authority = |name: &str| {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        rcgen::CertifiedIssuer::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap()
+    };
+    let (one, other) = (authority("one"), authority("other"));
+    let list = |end: i32| {
+        let params = rcgen::CertificateRevocationListParams {
+            this_update: rcgen::date_time_ymd(2024, 6, 17),
+            next_update: rcgen::date_time_ymd(end, 1, 1),
+            crl_number: rcgen::SerialNumber::from(1_u64),
+            issuing_distribution_point: None,
+            revoked_certs: Vec::new(),
+            key_identifier_method: rcgen::KeyIdMethod::Sha256,
+        };
+        params.signed_by(&one).unwrap().pem().unwrap()
+    };
+    write("ca.pem", &[one.pem(), other.pem()].concat());
+    write("a.crl", &list(2126));
+    write("expired.crl", &list(2025));
+    let config = folder.path().join("amped.toml");
+    let write_with = |keys: &str| write("amped.toml", &format!("{keys}\n[[site]]\nroot = '.'\n"));
+    for (list, expected) in [
+        ("a.crl", ["a.crl: CRL of CN=one until 2126-01-01", "a.crl has no CRL of CN=other"].as_slice()),
+        ("expired.crl", &["until 2025-01-01", "expired.crl expired on 2025-01-01", "has no CRL of CN=other"]),
+    ] {
+        write_with(&format!("tls.client_ca = 'ca.pem'\ntls.client_crl = '{list}'"));
+        let summary = check(&cli::Check { config: config.clone() }).unwrap_or_else(|error| panic!("{error}"));
+        let found: Vec<&str> = summary.lines().filter(|line| line.contains("CRL")).collect();
+        assert_eq!(found.len(), expected.len(), "{summary}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(found.contains(expected), "{expected} is not in:\n{summary}");
+        }
+    }
+    for (keys, says) in [
+        ("tls.client_crl = 'a.crl'", "`client_crl` is given without `client_ca`"),
+        ("tls.client_ca = 'ca.pem'\ntls.client_crl = 'none.crl'", "cannot read the CRL"),
+        ("tls.client_ca = 'ca.pem'\ntls.client_crl = 'ca.pem'", "ca.pem contains no CRL"),
+    ] {
+        write_with(keys);
+        let flags = Serve { config: Some(config.clone()), ..Serve::default() };
+        let error = load(&flags).expect_err(says).to_string();
+        assert!(error.contains(says), "{says} is not in:\n{error}");
+    }
+}
+
+#[test]
 fn client_ca_file_is_checked() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
@@ -692,7 +743,7 @@ fn client_ca_file_is_checked() {
         write("amped.toml", &format!("tls.client_ca = '{authority}'\n[[site]]\nroot = '.'\n"));
         load(&Serve { config: Some(folder.path().join("amped.toml")), ..Serve::default() })
     };
-    assert!(load_with("ca.pem").unwrap_or_else(|error| panic!("{error}")).client_verifier.is_some());
+    assert!(load_with("ca.pem").unwrap_or_else(|error| panic!("{error}")).client_auth.is_some());
     for (authority, says) in [
         ("none.pem", "No such file or directory"),
         ("empty", "contains no certificate"),

@@ -11,19 +11,26 @@ use super::meter::EVERY;
 use super::segment::{FIRST_BUCKET_BITS, HANDLERS, KINDS, PHASES, PhaseSum, SITES_MAX, SIZES, STATUSES, Sum};
 use crate::counters::{FIGURES, Kind, Unit};
 
-/// The end of a certificate.
+/// When the documents that TLS uses expire.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsExpiries {
+    /// The certificates in use, by number of the site and file.
+    pub certificates: Vec<Expiry>,
+    /// The CRLs in use, by file and CA.
+    pub crls: Vec<Expiry>,
+}
+
+/// When a document expires.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CertificateEnd {
-    /// The number of its site.
-    pub site: usize,
-    /// Its file.
-    pub file: String,
-    /// When it ends, since 1970.
+pub struct Expiry {
+    /// Its labels; see [`Page::labels`].
+    pub labels: String,
+    /// The time, since 1970.
     pub at: Duration,
 }
 
 /// Formats all metrics.
-pub fn text(sum: &Sum, certificates: &[CertificateEnd]) -> String {
+pub fn text(sum: &Sum, tls: &TlsExpiries) -> String {
     let mut page = Page::new("amped");
     page.family("build", exporter::Kind::Info, exporter::Unit::Things, "Build information.");
     page.sample(&format!("version=\"{}\"", env!("CARGO_PKG_VERSION")), 1);
@@ -44,12 +51,16 @@ pub fn text(sum: &Sum, certificates: &[CertificateEnd]) -> String {
         }
         page.sample(figure.labels, value);
     }
-    if !certificates.is_empty() {
-        let help = "Expiry of each certificate in use, in seconds since 1970.";
-        page.family("tls_certificate_end", exporter::Kind::Gauge, exporter::Unit::Seconds, help);
-    }
-    for CertificateEnd { site, file, at } in certificates {
-        page.sample(&Page::labels(&[("site", site), ("file", file)]), at.as_secs());
+    for (name, help, expiries) in [
+        ("tls_certificate_end", "Expiry of each certificate in use, in seconds since 1970.", &tls.certificates),
+        ("tls_crl_end", "Expiry of each CRL in use, in seconds since 1970.", &tls.crls),
+    ] {
+        if !expiries.is_empty() {
+            page.family(name, exporter::Kind::Gauge, exporter::Unit::Seconds, help);
+        }
+        for Expiry { labels, at } in expiries {
+            page.sample(labels, at.as_secs());
+        }
     }
     let (counter, things) = (exporter::Kind::Counter, exporter::Unit::Things);
     let replies = "Complete responses, by size of the body.";
@@ -133,8 +144,11 @@ mod tests {
         (class.replies, class.body_bytes, class.timed) = (2, 9000, 1);
         class.phases[1].elapsed_ns = 1500;
         class.phases[1].buckets[1] = 1;
-        let file = "a\"b.pem".to_owned();
-        let page = text(&sum, &[CertificateEnd { site: 2, file, at: Duration::from_secs(1_800_000_000) }]);
+        let expiry = |file: &str, seconds| {
+            vec![Expiry { labels: Page::labels(&[("site", &2), ("file", &file)]), at: Duration::from_secs(seconds) }]
+        };
+        let certificates = expiry("a\"b.pem", 1_800_000_000);
+        let page = text(&sum, &TlsExpiries { certificates, crls: Vec::new() });
         let labels = "phase=\"parsing\",size=\"<10K\",kind=\"static\"";
         for line in [
             "# TYPE amped_requests counter",
@@ -153,6 +167,7 @@ mod tests {
         ] {
             assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
         }
+        assert!(!page.contains("tls_crl_end"), "a family without samples");
         assert!(page.ends_with("\n# EOF\n") && !page.contains("size=\"<1M\",kind=\"static\",le"));
     }
 }

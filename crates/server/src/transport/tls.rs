@@ -420,7 +420,9 @@ fn failure_of(error: &Error) -> HandshakeFailure {
         Error::PeerIncompatible(_) | Error::General(_) => HandshakeFailure::Parameters,
         Error::NoApplicationProtocol => HandshakeFailure::Alpn,
         Error::AlertReceived(_) => HandshakeFailure::Rejected,
-        Error::NoCertificatesPresented | Error::InvalidCertificate(_) => HandshakeFailure::Certificate,
+        Error::NoCertificatesPresented | Error::InvalidCertificate(_) | Error::InvalidCertRevocationList(_) => {
+            HandshakeFailure::Certificate
+        }
         _ => HandshakeFailure::Malformed,
     }
 }
