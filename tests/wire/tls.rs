@@ -718,14 +718,30 @@ fn metrics_have_expiry_of_each_certificate() {
 }
 
 #[test]
-fn metrics_have_expiry_of_crls() {
-    let (site, _) = place();
+fn metrics_have_expiry_of_ocsp_responses_and_crls() {
+    let (site, mut trust) = place();
+    let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+    params.serial_number = Some(vec![0x8a, 0x11, 0x0c, 0x5b].into());
+    trust.issue_as(&site, "own", &rcgen::PKCS_ECDSA_P256_SHA256, &params);
     let authority = Authority::new(&site, "clients.pem");
     let crl = site.file("clients.crl", authority.crl(&[], Duration::from_secs(4_900_000_000)));
-    let page = metrics(&serve(&site, &format!("metrics.listen = \"127.0.0.1:0\"\n{CLIENT_CRL}"), ""));
-    let expected = "issuer=\"CN=rcgen self signed cert\"} 4900000000";
-    let expected = format!("amped_tls_crl_end_seconds{{file=\"{}\",{expected}", crl.display());
-    assert!(page.lines().any(|line| line == expected), "{expected} is not in {page}");
+    let ocsp = site.path().join("own.ocsp");
+    let keys = format!("metrics.listen = \"127.0.0.1:0\"\n{CLIENT_CRL}");
+    // Without a response there is no sample of it.
+    let page = metrics(&serve(&site, &keys, "ocsp = [\"own.ocsp\"]"));
+    assert!(!page.contains("amped_tls_ocsp_response_end_seconds"), "{page}");
+    fs::write(&ocsp, GOOD).unwrap();
+    let page = metrics(&serve(&site, &keys, "ocsp = [\"own.ocsp\"]"));
+    for expected in [
+        // 2126-10-31, 14:28:55.
+        format!("amped_tls_ocsp_response_end_seconds{{site=\"0\",file=\"{}\"}} 4949130535", ocsp.display()),
+        format!(
+            "amped_tls_crl_end_seconds{{file=\"{}\",issuer=\"CN=rcgen self signed cert\"}} 4900000000",
+            crl.display()
+        ),
+    ] {
+        assert!(page.lines().any(|line| line == expected), "{expected} is not in {page}");
+    }
 }
 
 #[test]

@@ -93,7 +93,7 @@ impl TlsConfig {
         by_site.iter().flatten().all(|one| one.certified.key.algorithm() != SignatureAlgorithm::RSA)
     }
 
-    /// Returns when the certificates and CRLs in use expire.
+    /// Returns when the certificates, OCSP responses and CRLs in use expire.
     pub fn expiries(&self) -> TlsExpiries {
         let mut expiries = TlsExpiries::default();
         let by_site = self.certificates.by_site.read().unwrap_or_else(PoisonError::into_inner);
@@ -102,6 +102,8 @@ impl TlsConfig {
             for one in own {
                 let certificate = one.end().map(|at| Expiry { labels: labels(&one.chain), at });
                 expiries.certificates.extend(certificate);
+                let response = one.ocsp.as_ref().and_then(|ocsp| Some((&ocsp.path, ocsp.next_update?)));
+                expiries.ocsp_responses.extend(response.map(|(path, at)| Expiry { labels: labels(path), at }));
             }
         }
         let new_sessions = self.new_sessions();

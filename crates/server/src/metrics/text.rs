@@ -16,6 +16,8 @@ use crate::counters::{FIGURES, Kind, Unit};
 pub struct TlsExpiries {
     /// The certificates in use, by number of the site and file.
     pub certificates: Vec<Expiry>,
+    /// The OCSP responses that are sent, by number of the site and file.
+    pub ocsp_responses: Vec<Expiry>,
     /// The CRLs in use, by file and CA.
     pub crls: Vec<Expiry>,
 }
@@ -53,6 +55,7 @@ pub fn text(sum: &Sum, tls: &TlsExpiries) -> String {
     }
     for (name, help, expiries) in [
         ("tls_certificate_end", "Expiry of each certificate in use, in seconds since 1970.", &tls.certificates),
+        ("tls_ocsp_response_end", "Expiry of each OCSP response in use, in seconds since 1970.", &tls.ocsp_responses),
         ("tls_crl_end", "Expiry of each CRL in use, in seconds since 1970.", &tls.crls),
     ] {
         if !expiries.is_empty() {
@@ -147,8 +150,8 @@ mod tests {
         let expiry = |file: &str, seconds| {
             vec![Expiry { labels: Page::labels(&[("site", &2), ("file", &file)]), at: Duration::from_secs(seconds) }]
         };
-        let certificates = expiry("a\"b.pem", 1_800_000_000);
-        let page = text(&sum, &TlsExpiries { certificates, crls: Vec::new() });
+        let (certificates, ocsp_responses) = (expiry("a\"b.pem", 1_800_000_000), expiry("b.ocsp", 1_700_000_000));
+        let page = text(&sum, &TlsExpiries { certificates, ocsp_responses, crls: Vec::new() });
         let labels = "phase=\"parsing\",size=\"<10K\",kind=\"static\"";
         for line in [
             "# TYPE amped_requests counter",
@@ -157,6 +160,8 @@ mod tests {
             "amped_loop_busy_seconds_total 2.5",
             "amped_connection_bytes 77",
             "amped_tls_certificate_end_seconds{site=\"2\",file=\"a\\\"b.pem\"} 1800000000",
+            "# TYPE amped_tls_ocsp_response_end_seconds gauge",
+            "amped_tls_ocsp_response_end_seconds{site=\"2\",file=\"b.ocsp\"} 1700000000",
             "amped_replies_total{size=\"<10K\",kind=\"static\"} 2",
             "amped_responses_total{site=\"0\",handler=\"app\",status=\"4xx\"} 5",
             "amped_reply_body_bytes_total{size=\"<10K\",kind=\"static\"} 9000",
