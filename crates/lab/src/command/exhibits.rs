@@ -311,7 +311,7 @@ fn table(mut lines: Vec<Line<'_>>) -> String {
     let of = |status: ClaimStatus| count(&|claim| claim.status == status);
     let mut text = format!(
         "Of {} claims {} hold, {} no longer hold ({} with a stated reason), {} were not applied, {} are undecided and \
-         {} are not testable here. {} self-tests of the load generator and the workloads are not counted. A figure is \
+         {} are not testable here. {} self-tests of the load generator and the workloads are not counted. Each value is \
          the median over the blocks of an experiment, with its interval and the coverage of each of its ends; a block \
          measures the compared arms within minutes of each other. A claim is decided if it has at least 6 blocks and \
          the sign test, corrected for all claims of this table (Benjamini-Hochberg), is significant: at most 5 % of \
