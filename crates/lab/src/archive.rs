@@ -1279,10 +1279,10 @@ pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), Failure> 
     write_bytes(path, &text)
 }
 
-/// As [`write`], for raw bytes.
+/// As [`write()`], for raw bytes.
 ///
 /// # Errors
-/// Those of [`write`].
+/// Those of [`write()`].
 pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let beside = path.with_extension("new");
     fs::write(&beside, bytes)

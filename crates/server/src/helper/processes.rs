@@ -2,7 +2,7 @@
 //!
 //! Each has a socket, and one task at a time; the queue stays here. Their messages are awaited in a separate epoll set,
 //! which the loop's epoll set contains, so that the loop need not know how many there are. Nothing here blocks, neither
-//! on a helper nor on the [`fork_server`](super::fork server) that starts them. A helper that was just ordered can be
+//! on a helper nor on the [`fork_server`](super::fork_server) that starts them. A helper that was just ordered can be
 //! given a task at once, since the loop has its end of the socket before the process exists.
 //!
 //! When the fork server reports that a helper has ended, the helper's task is retried once, and abandoned if another
