@@ -361,13 +361,7 @@ pub(crate) fn free_address(ip: std::net::IpAddr) -> Result<SocketAddr, Failure> 
         let address = first.local_addr()?;
         TcpListener::bind(tls_address(address)).map(|_| address)
     };
-    let mut found = pair();
-    for _ in 1..ATTEMPTS {
-        if found.is_ok() {
-            break;
-        }
-        found = pair();
-    }
+    let found = (1..ATTEMPTS).map(|_| pair()).find(Result::is_ok).unwrap_or_else(pair);
     found.map_err(Failure::io(format_args!("find two free ports of {ip}")))
 }
 
