@@ -858,6 +858,9 @@ fn check_tls(tree: &Spanned<DeTable<'_>>, load: &Load, subject: &Subject) -> Res
     if let Some((key, _)) = without {
         return Err(wrong(place(tree, key), "the clients do not use TLS", "add tls = \"ecdsa\" to [load]"));
     }
+    if load.tls_resume.is_some_and(|share| share > 1.0) {
+        return Err(wrong(place(tree, "load.tls-resume"), "the share is above 100 %", "write, for example, \"80%\""));
+    }
     if load.tls.is_none() || subject.has_tls() {
         return Ok(());
     }
@@ -1358,6 +1361,7 @@ mod tests {
         check(&format!("{SHORT}tls = \"dsa\"\n"), "11:7", "ecdsa");
         check(&format!("{SHORT}tls-resume = \"50%\"\n"), "11:14", "do not use TLS");
         check(&format!("{SHORT}tls = \"rsa\"\ntls-version = \"1.1\"\n"), "12:15", "1.2 or 1.3");
+        check(&format!("{SHORT}tls = \"rsa\"\ntls-resume = \"150%\"\n"), "12:14", "above 100 %");
         check(
             &SHORT.replace("nginx\"\n\n[w", "null\"\n\n[w").replace("rate =", "tls = \"rsa\"\nrate ="),
             "10:7",
