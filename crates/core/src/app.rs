@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use amped_http::cgi::{self, SendFile, Variables};
-use amped_http::h1::request::{self, Framing, Request, Version};
+use amped_http::h1::request::{self, Framing, Request};
 use amped_http::status::Status;
 use amped_http::uri::{self, Target};
 
@@ -215,14 +215,10 @@ fn variables(
         variables.retain(|(name, _)| name != b"HTTP_AUTHORIZATION");
     }
     let query = request.target.query();
-    let protocol = match request.version {
-        Version::Http10 => "HTTP/1.0",
-        Version::Http11 => "HTTP/1.1",
-    };
     let mut put = |name: &str, value: &[u8]| variables.push((name.into(), value.to_vec()));
     put("GATEWAY_INTERFACE", b"CGI/1.1");
     put("SERVER_SOFTWARE", b"amped");
-    put("SERVER_PROTOCOL", protocol.as_bytes());
+    put("SERVER_PROTOCOL", request.version.name().as_bytes());
     put("REQUEST_METHOD", request.method_text);
     match (request.target, query) {
         // As in nginx: the routers of applications expect a path here.
@@ -324,7 +320,7 @@ pub(crate) fn instead(head: &[u8], target: &[u8]) -> Option<Vec<u8>> {
         }
     }
     made.extend_from_slice(b"\r\n");
-    matches!(request::parse(&made, &request::HeadLimits::unlimited(false)), Ok(Some((_, length))) if length == made.len()).then_some(made)
+    request::parse_own(&made, &request::HeadLimits::unlimited(false)).is_ok().then_some(made)
 }
 
 #[cfg(test)]

@@ -555,7 +555,7 @@ impl Exchange {
         protocol: &mut P,
     ) -> Progress {
         let limits = HeadLimits::unlimited(self.request.request().secure);
-        let Ok(Some((request, _))) = request::parse(head, &limits) else {
+        let Ok(request) = request::parse_own(head, &limits) else {
             let why = "invalid local redirect by the application";
             return self.step(cx, protocol, |steps| steps.fail(Status::BAD_GATEWAY, why));
         };

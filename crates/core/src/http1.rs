@@ -547,7 +547,7 @@ impl Wire {
         match (persists, request.version) {
             (false, _) => (After::Close { linger }, Connection::Close),
             (true, Version::Http10) => (After::Next, Connection::KeepAlive),
-            (true, Version::Http11) => (After::Next, Connection::Persists),
+            (true, Version::Http11 | Version::Http2) => (After::Next, Connection::Persists),
         }
     }
 }
@@ -577,7 +577,7 @@ impl<F> Protocol<F> for Wire {
 
     fn open_ended(&self, version: Version) -> ScriptFraming {
         match version {
-            Version::Http11 => ScriptFraming::Chunked,
+            Version::Http11 | Version::Http2 => ScriptFraming::Chunked,
             Version::Http10 => ScriptFraming::UntilClose,
         }
     }

@@ -153,13 +153,9 @@ impl Record {
         self.user.clone().map(|range| &self.text[range])
     }
 
-    /// `HTTP/1.1` or `HTTP/1.0`; empty for an unparsable request.
+    /// `HTTP/1.1`, `HTTP/1.0` or `HTTP/2.0`; empty for an unparsable request.
     pub fn version(&self) -> &'static str {
-        match self.version {
-            Some(Version::Http11) => "HTTP/1.1",
-            Some(Version::Http10) => "HTTP/1.0",
-            None => "",
-        }
+        self.version.map_or("", Version::name)
     }
 
     /// Sets status and outcome.

@@ -42,13 +42,26 @@ impl HeadLimits {
     }
 }
 
-/// The HTTP minor version, which decides whether a connection persists by default.
+/// The HTTP version: of HTTP/1, the minor version decides whether a connection persists by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// HTTP/1.0
     Http10,
     /// HTTP/1.1
     Http11,
+    /// HTTP/2
+    Http2,
+}
+
+impl Version {
+    /// The version as a request line, CGI and the access log write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Version::Http10 => "HTTP/1.0",
+            Version::Http11 => "HTTP/1.1",
+            Version::Http2 => "HTTP/2.0",
+        }
+    }
 }
 
 /// How the end of a request body is found (RFC 9112, 6.3).
@@ -58,7 +71,7 @@ pub enum Framing {
     None,
     /// After this many bytes, at least one.
     Length(u64),
-    /// After the last chunk.
+    /// After the last chunk; in HTTP/2 at the end of the stream, after an unknown number of bytes.
     Chunked,
 }
 
@@ -291,14 +304,16 @@ pub fn parse<'a>(bytes: &'a [u8], limits: &HeadLimits) -> Result<Option<(Request
     match parsed.parse_with_uninit_headers(head, &mut headers) {
         Ok(httparse::Status::Complete(_)) => {}
         Ok(httparse::Status::Partial) => return Err(bad("incomplete request head")),
-        Err(httparse::Error::Version) if has_later_minor(head) => return parse_later_minor(head, limits),
+        Err(httparse::Error::Version) if has_later_minor(head) => {
+            return Ok(Some((parse_as_1_1(head, Version::Http11, limits)?, end)));
+        }
         Err(error) => return Err(explain(error, head)),
     }
     let (Some(method_text), Some(target_text), Some(minor)) = (parsed.method, parsed.path, parsed.version) else {
         return Err(bad("incomplete request line"));
     };
     let version = if minor == 0 { Version::Http10 } else { Version::Http11 };
-    let request = settle(method_text.as_bytes(), target_text.as_bytes(), version, parsed.headers, limits)?;
+    let request = settle(method_text.as_bytes(), target_text.as_bytes(), version, pairs(parsed.headers), limits)?;
     Ok(Some((request, end)))
 }
 
@@ -308,13 +323,28 @@ fn has_later_minor(head: &[u8]) -> bool {
     matches!(line, [.., b' ', b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'2'..=b'9'])
 }
 
-/// RFC 9110, 6.2: a message of a later minor version is processed as the highest known one. httparse rejects it, so it
-/// gets the line with version 1.1, and the fields separately.
-fn parse_later_minor<'a>(head: &'a [u8], limits: &HeadLimits) -> Result<Option<(Request<'a>, usize)>, BadHead> {
-    let line_end = memchr::memchr(b'\r', head).map_or(head.len(), |end| end + 2);
+/// Parses a whole head of any version that the server has written itself: one that it has parsed before, or made of such
+/// a one. HTTP/2 has this form in the server only, see `h2::head`.
+///
+/// # Errors
+/// [`BadHead`], as [`parse`].
+pub fn parse_own<'a>(head: &'a [u8], limits: &HeadLimits) -> Result<Request<'a>, BadHead> {
+    if memchr::memchr(b'\r', head).is_some_and(|end| head[..end].ends_with(b" HTTP/2.0")) {
+        return parse_as_1_1(head, Version::Http2, limits);
+    }
+    match parse(head, limits)? {
+        Some((request, length)) if length == head.len() => Ok(request),
+        _ => Err(bad("not exactly one request head")),
+    }
+}
+
+/// Parses a head whose version httparse rejects: it gets the line with version 1.1, and the fields separately.
+/// RFC 9110, 6.2: a message of a later minor version is processed as the highest known one.
+fn parse_as_1_1<'a>(head: &'a [u8], version: Version, limits: &HeadLimits) -> Result<Request<'a>, BadHead> {
+    let line_end = memchr::memchr(b'\r', head).map_or(head.len(), |end| end + 2).min(head.len());
     let mut line = head[..line_end].to_vec();
-    if let Some(minor) = line_end.checked_sub(3).and_then(|at| line.get_mut(at)) {
-        *minor = b'1';
+    if let Some(number) = line_end.checked_sub(b"1.1\r\n".len()).and_then(|at| line.get_mut(at..at + 3)) {
+        number.copy_from_slice(b"1.1");
     }
     line.extend_from_slice(b"\r\n");
     let mut parsed = httparse::Request::new(&mut []);
@@ -327,23 +357,26 @@ fn parse_later_minor<'a>(head: &'a [u8], limits: &HeadLimits) -> Result<Option<(
     let target_text = &head[method_length + 1..method_length + 1 + target_length];
     let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
     match httparse::parse_headers(&head[line_end..], &mut headers) {
-        Ok(httparse::Status::Complete((_, fields))) => {
-            let request = settle(&head[..method_length], target_text, Version::Http11, fields, limits)?;
-            Ok(Some((request, head.len())))
+        Ok(httparse::Status::Complete((length, fields))) if line_end + length == head.len() => {
+            settle(&head[..method_length], target_text, version, pairs(fields), limits)
         }
-        Ok(httparse::Status::Partial) => Err(bad("incomplete request head")),
+        Ok(_) => Err(bad("not exactly one request head")),
         Err(error) => Err(explain(error, head)),
     }
+}
+
+fn pairs<'a>(fields: &[httparse::Header<'a>]) -> impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])> {
+    fields.iter().map(|field| (field.name.as_bytes(), field.value))
 }
 
 const HTTPS: &[u8] = b"https://";
 
 /// Builds a request from its parts.
-fn settle<'a>(
+pub(crate) fn settle<'a>(
     method_text: &'a [u8],
     target_text: &'a [u8],
     version: Version,
-    fields: &[httparse::Header<'a>],
+    fields: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>,
     limits: &HeadLimits,
 ) -> Result<Request<'a>, BadHead> {
     if fields.len() > limits.fields {
@@ -371,7 +404,7 @@ fn settle<'a>(
         version,
         secure: limits.secure,
         host: b"",
-        keep_alive: version == Version::Http11,
+        keep_alive: version != Version::Http10,
         framing: Framing::None,
         expectation: Expectation::None,
         range: None,
@@ -391,8 +424,8 @@ fn settle<'a>(
         user_agent: None,
     };
     let mut seen = Seen::default();
-    for header in fields {
-        take_field(&mut request, &mut seen, header.name.as_bytes(), header.value)?;
+    for (name, value) in fields {
+        take_field(&mut request, &mut seen, name, value)?;
     }
     settle_host(&mut request, &seen)?;
     settle_framing(&mut request, &seen)?;
@@ -568,8 +601,12 @@ fn settle_host<'a>(request: &mut Request<'a>, seen: &Seen<'a>) -> Result<(), Bad
     if seen.host_doubled {
         return Err(bad("more than one Host field"));
     }
-    if seen.host.is_none() && request.version == Version::Http11 {
-        return Err(bad("HTTP/1.1 requires a Host field"));
+    if seen.host.is_none() {
+        match request.version {
+            Version::Http10 => {}
+            Version::Http11 => return Err(bad("HTTP/1.1 requires a Host field")),
+            Version::Http2 => return Err(bad("HTTP/2 requires :authority or a Host field")),
+        }
     }
     if let Some(value) = seen.host {
         request.host = uri::host_of(value).ok_or(bad("invalid host name in the Host field"))?.name;
@@ -625,7 +662,7 @@ fn settle_framing<'a>(request: &mut Request<'a>, seen: &Seen<'a>) -> Result<(), 
 
 /// RFC 9112, 9.3.
 fn settle_connection(request: &mut Request<'_>, seen: &Seen<'_>) {
-    request.keep_alive = !seen.close && (request.version == Version::Http11 || seen.keep_alive);
+    request.keep_alive = !seen.close && (request.version != Version::Http10 || seen.keep_alive);
     // RFC 9110, 10.1.1: an expectation in HTTP/1.0 is ignored.
     if request.version == Version::Http10 {
         request.expectation = Expectation::None;
