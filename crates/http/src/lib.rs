@@ -2,7 +2,7 @@
 //!
 //! Pure: no clock, no randomness, no file, no socket; the caller passes these in. `amped-core` decides how a *server*
 //! acts on a request, and the load generator how a client acts; both use this crate. Comments cite the section of RFC
-//! 9110 (semantics) or RFC 9112 (HTTP/1.1) where a rule is obeyed.
+//! 9110 (semantics), RFC 9112 (HTTP/1.1) or RFC 9113 (HTTP/2) where a rule is obeyed.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,7 @@ pub mod date;
 pub mod etag;
 pub mod fastcgi;
 pub mod h1;
+pub mod h2;
 pub mod method;
 pub mod negotiate;
 pub mod range;
