@@ -62,7 +62,7 @@ impl HeadCache {
             return Arc::clone(head);
         }
         let head = Arc::new(make());
-        let weight = head.len() as u64 + key.name.len() as u64 + OVERHEAD;
+        let weight = head.weight() as u64 + key.name.len() as u64 + OVERHEAD;
         self.insert(key, Arc::clone(&head), weight);
         head
     }

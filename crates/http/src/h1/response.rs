@@ -5,8 +5,12 @@
 //! [`Head`] therefore ends before its empty line and records the position of its date.
 
 use alloc::vec::Vec;
+use core::fmt;
+
+use once_cell::race::OnceBox;
 
 use crate::date;
+use crate::h2::response::ReadyBlock;
 use crate::status::Status;
 
 /// The default Server field (RFC 9110, 10.2.4). It names no version, which would mainly help attackers.
@@ -30,6 +34,7 @@ pub struct Head {
     /// The date is set and must not be overwritten.
     is_dated: bool,
     status: Status,
+    h2_block: Block,
 }
 
 impl Head {
@@ -52,11 +57,12 @@ impl Head {
         let date_at = bytes.len();
         bytes.resize(date_at + date::LEN, b' ');
         bytes.extend_from_slice(b"\r\n");
-        Head { bytes, server_at, date_at, is_dated: false, status }
+        Head { bytes, server_at, date_at, is_dated: false, status, h2_block: Block::default() }
     }
 
     /// Sets the Server field. The value must not contain a line end.
     pub fn server(&mut self, name: &str) -> &mut Head {
+        self.h2_block.forget();
         let end = self.date_at - BEFORE_DATE.len();
         self.bytes.splice(self.server_at..end, name.bytes());
         self.date_at = self.server_at + name.len() + BEFORE_DATE.len();
@@ -65,6 +71,7 @@ impl Head {
 
     /// Sets a fixed date, for a response that was generated then (RFC 9110, 6.6.1).
     pub fn date(&mut self, date: &[u8; date::LEN]) -> &mut Head {
+        self.h2_block.forget();
         self.bytes[self.date_at..self.date_at + date::LEN].copy_from_slice(date);
         self.is_dated = true;
         self
@@ -74,6 +81,7 @@ impl Head {
     /// ours come from the checked configuration or our own text.
     pub fn field(&mut self, name: &str, value: impl AsRef<[u8]>) -> &mut Head {
         let value = value.as_ref();
+        self.h2_block.forget();
         debug_assert!(!value.iter().any(|&b| b == b'\r' || b == b'\n'), "line end in {name}");
         self.bytes.extend_from_slice(name.as_bytes());
         self.bytes.extend_from_slice(b": ");
@@ -84,6 +92,7 @@ impl Head {
 
     /// Appends a field with a numeric value.
     pub fn number(&mut self, name: &str, value: u64) -> &mut Head {
+        self.h2_block.forget();
         self.bytes.extend_from_slice(name.as_bytes());
         self.bytes.extend_from_slice(b": ");
         crate::text::push_decimal(&mut self.bytes, value);
@@ -102,6 +111,7 @@ impl Head {
 
     /// Removes a field if present; its name is case-insensitive. Server and Date stay.
     pub fn remove(&mut self, name: &str) -> &mut Head {
+        self.h2_block.forget();
         let mut at = self.date_at + date::LEN + 2;
         while at < self.bytes.len() {
             let end = memchr::memchr(b'\n', &self.bytes[at..]).map_or(self.bytes.len(), |length| at + length + 1);
@@ -120,14 +130,29 @@ impl Head {
         self.status
     }
 
-    /// Size in bytes, its weight in a cache.
+    /// Size in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// Bytes that it takes in a cache: as many again for its HTTP/2 form, which is made later and hardly ever longer.
+    pub fn weight(&self) -> usize {
+        self.bytes.len() * 2
     }
 
     /// Always false: a head has a status line.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
+    }
+
+    /// The head as a header block of HTTP/2; it is made once, and then shared by all who share the head.
+    pub fn h2_block(&self) -> &ReadyBlock {
+        self.h2_block.0.get_or_init(|| {
+            let server = &self.bytes[self.server_at..self.date_at - BEFORE_DATE.len()];
+            let date = &self.bytes[self.date_at..self.date_at + date::LEN];
+            let fields = super::request::fields(&self.bytes[self.date_at..]);
+            ReadyBlock::new(self.status, server, self.is_dated.then_some(date), fields).into()
+        })
     }
 
     /// Appends the head to `out`, with the date, the fields of the connection and the empty
@@ -157,6 +182,38 @@ impl Head {
             out.extend_from_slice(b"\r\n");
         }
         out.extend_from_slice(b"\r\n");
+    }
+}
+
+/// The HTTP/2 form of a head, once it was asked for. It follows from the head, so that heads are equal with and without
+/// it, and a clone makes its own.
+#[derive(Default)]
+struct Block(OnceBox<ReadyBlock>);
+
+impl Block {
+    /// The head changes.
+    fn forget(&mut self) {
+        self.0 = OnceBox::new();
+    }
+}
+
+impl Clone for Block {
+    fn clone(&self) -> Block {
+        Block::default()
+    }
+}
+
+impl PartialEq for Block {
+    fn eq(&self, _: &Block) -> bool {
+        true
+    }
+}
+
+impl Eq for Block {}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.get().fmt(f)
     }
 }
 
