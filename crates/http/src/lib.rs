@@ -20,6 +20,7 @@ pub mod h1;
 pub mod h2;
 pub mod method;
 pub mod negotiate;
+pub mod priority;
 pub mod range;
 pub mod status;
 pub mod text;
