@@ -332,6 +332,11 @@ fn stream_id(bytes: [u8; 4]) -> StreamId {
     StreamId(u32::from_be_bytes(bytes) & WINDOW_MAX)
 }
 
+/// The length of the first frame in `bytes`, as soon as its head is there: how much to receive before [`parse`] succeeds.
+pub fn whole_length(bytes: &[u8]) -> Option<usize> {
+    FrameHead::parse(bytes).map(|head| HEAD_BYTES + head.length)
+}
+
 /// Parses one frame at the start of `bytes`: the frame and its whole length; `Ok(None)` needs more bytes.
 ///
 /// # Errors
@@ -520,7 +525,7 @@ mod tests {
                     assert_eq!(parse(&rest[..cut]), Ok(None));
                 }
                 let (found, length) = parse(rest).expect("valid").expect("complete");
-                assert_eq!(found, *frame);
+                assert_eq!((found, whole_length(rest)), (*frame, Some(length)));
                 assert_eq!(parse(&rest[..length - 1]), Ok(None), "a frame without its last byte");
                 rest = &rest[length..];
             }
