@@ -176,7 +176,8 @@ impl<'a> Rest<'a> {
             let is_valid = (1..=12).contains(&digits.len()) && (1..=3).contains(&fraction.len());
             return is_valid.then_some(Item::Other);
         }
-        let value = digits.iter().fold(0_i64, |value, digit| value.wrapping_mul(10).wrapping_add(i64::from(digit - b'0')));
+        let value =
+            digits.iter().fold(0_i64, |value, digit| value.wrapping_mul(10).wrapping_add(i64::from(digit - b'0')));
         (1..=15).contains(&digits.len()).then_some(Item::Integer(sign * value))
     }
 
@@ -249,9 +250,29 @@ mod tests {
         check("i, i=?0", 3, false);
         // Not a dictionary: all of it is ignored.
         let broken = [
-            "u=1,", ",u=1", "u=1 i", "u=1;;", "u=", "U=1", "u=1, i=?2", "u=1, a=(1", "u=1, a=(1,2)", "u=1, a=\"b", "u=1, a=\"\\b\"",
-            "u=1, a=:YQ", "u=1, a=1.", "u=1, a=1234567890123456", "u=1, a=1.2345", "u=1, a=-", "u=1\n", "u=1, a=@1.5",
-            "u=1, a=%\"%C3\"", "u=1, a=é", "\tu=1", "u =1", "u= 1",
+            "u=1,",
+            ",u=1",
+            "u=1 i",
+            "u=1;;",
+            "u=",
+            "U=1",
+            "u=1, i=?2",
+            "u=1, a=(1",
+            "u=1, a=(1,2)",
+            "u=1, a=\"b",
+            "u=1, a=\"\\b\"",
+            "u=1, a=:YQ",
+            "u=1, a=1.",
+            "u=1, a=1234567890123456",
+            "u=1, a=1.2345",
+            "u=1, a=-",
+            "u=1\n",
+            "u=1, a=@1.5",
+            "u=1, a=%\"%C3\"",
+            "u=1, a=é",
+            "\tu=1",
+            "u =1",
+            "u= 1",
         ];
         broken.iter().for_each(|text| check(text, 3, false));
     }

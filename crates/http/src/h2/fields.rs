@@ -125,7 +125,8 @@ mod tests {
             for round in 0..2 {
                 fields.iter().for_each(|(name, value)| list.push(name.as_bytes(), value.as_bytes()));
                 let found: Vec<_> = list.iter().map(|(n, v)| (n.to_vec(), v.to_vec())).collect();
-                let expected: Vec<_> = fields[..kept].iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())).collect();
+                let expected: Vec<_> =
+                    fields[..kept].iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())).collect();
                 assert_eq!((found, list.is_over_limit()), (expected, is_over), "round {round}");
                 assert_eq!(list.size(), fields.iter().map(|(n, v)| n.len() + v.len() + 32).sum::<usize>());
                 list.clear();

@@ -288,9 +288,12 @@ impl FrameHead {
             return Err(self.connection_error(ErrorCode::FRAME_SIZE_ERROR, "frame longer than SETTINGS_MAX_FRAME_SIZE"));
         }
         let on_stream = match self.kind {
-            kind::DATA | kind::HEADERS | kind::PRIORITY | kind::RST_STREAM | kind::PUSH_PROMISE | kind::CONTINUATION => {
-                Some(true)
-            }
+            kind::DATA
+            | kind::HEADERS
+            | kind::PRIORITY
+            | kind::RST_STREAM
+            | kind::PUSH_PROMISE
+            | kind::CONTINUATION => Some(true),
             kind::SETTINGS | kind::PING | kind::GOAWAY | kind::PRIORITY_UPDATE => Some(false),
             _ => None,
         };
@@ -548,7 +551,8 @@ mod tests {
             },
             &[Frame::Data { stream, data: b"abc", flow_bytes: 3, end_stream: true }],
         );
-        let first = |block, end_headers| Frame::Headers { stream, block, end_stream: true, end_headers, depends_on: None };
+        let first =
+            |block, end_headers| Frame::Headers { stream, block, end_stream: true, end_headers, depends_on: None };
         check(|out| headers(out, stream, b"", true, 2), &[first(b"", true)]);
         check(|out| headers(out, stream, b"ab", true, 2), &[first(b"ab", true)]);
         let next = |block, end_headers| Frame::Continuation { stream, block, end_headers };
@@ -602,7 +606,9 @@ mod tests {
             assert_eq!((error.code, error.stream), (code, None), "{}", error.why);
         }
         use ErrorCode as E;
-        for kind in [kind::DATA, kind::HEADERS, kind::PRIORITY, kind::RST_STREAM, kind::PUSH_PROMISE, kind::CONTINUATION] {
+        for kind in
+            [kind::DATA, kind::HEADERS, kind::PRIORITY, kind::RST_STREAM, kind::PUSH_PROMISE, kind::CONTINUATION]
+        {
             check(&raw(kind, 0, 0, b"12345"), E::PROTOCOL_ERROR);
         }
         for (kind, length) in [(kind::SETTINGS, 6), (kind::PING, 8), (kind::GOAWAY, 8), (kind::PRIORITY_UPDATE, 4)] {

@@ -342,7 +342,8 @@ mod tests {
             assert_eq!(flat(&list(fields)).as_deref(), Ok(expected));
         }
         check(&GET, "GET /x?y HTTP/2.0|host: a||");
-        let any_order = [(":path", "/"), (":authority", "a:81"), (":method", "B"), (":scheme", "http"), ("accept", "b")];
+        let any_order =
+            [(":path", "/"), (":authority", "a:81"), (":method", "B"), (":scheme", "http"), ("accept", "b")];
         check(&any_order, "B / HTTP/2.0|host: a:81|accept: b||");
         let with_host = [(":method", "OPTIONS"), (":scheme", "http"), (":path", "*"), ("x", ""), ("host", "b")];
         check(&with_host, "OPTIONS * HTTP/2.0|x: |host: b||");
@@ -374,7 +375,9 @@ mod tests {
             check(&list(&[&[(name, "200")][..], &GET[..]].concat()), "unknown pseudo-field");
         }
         let with = |name: &str, value: &str| {
-            let changed = |&(found, old): &(&'static str, &'static str)| (found, if found == name { String::from(value) } else { String::from(old) });
+            let changed = |&(found, old): &(&'static str, &'static str)| {
+                (found, if found == name { String::from(value) } else { String::from(old) })
+            };
             let fields: Vec<_> = GET.iter().map(changed).collect();
             list(&fields.iter().map(|(name, value)| (*name, value.as_str())).collect::<Vec<_>>())
         };
@@ -389,7 +392,10 @@ mod tests {
         check(&with(":authority", "a\r\nx: y"), "invalid character in a field value");
         check(&with(":method", "CONNECT"), "CONNECT must have :authority and neither :scheme nor :path");
         check(&list(&[(":method", "CONNECT")]), "CONNECT must have :authority and neither :scheme nor :path");
-        check(&list(&[(":method", "CONNECT"), (":authority", "a b:1")]), "CONNECT must have :authority and neither :scheme nor :path");
+        check(
+            &list(&[(":method", "CONNECT"), (":authority", "a b:1")]),
+            "CONNECT must have :authority and neither :scheme nor :path",
+        );
         for name in ["", "A", "a b", "a:", "a\r", "a\0", "ä", "\u{7f}", "a("] {
             check(&get_with(&[(name, "b")]), "invalid field name");
         }
@@ -447,7 +453,8 @@ mod tests {
             let status = head.request(&LIMITS).map_or_else(|bad| bad.status.0, |_| 200);
             assert_eq!(status, expected, "{}", head.bytes().escape_ascii());
         }
-        let with_path = |path: &str| list(&[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", path)]);
+        let with_path =
+            |path: &str| list(&[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", path)]);
         // The line end included, as in HTTP/1.
         check(&with_path(&String::from("/").repeat(100 - 15)), 200);
         check(&with_path(&String::from("/").repeat(101 - 15)), 414);
@@ -467,7 +474,8 @@ mod tests {
 
     #[test]
     fn request_equals_that_of_http_1() {
-        let fields = [("accept", "b"), ("expect", "100-continue"), ("range", "bytes=0-"), ("if-match", "*"), ("cookie", "c")];
+        let fields =
+            [("accept", "b"), ("expect", "100-continue"), ("range", "bytes=0-"), ("if-match", "*"), ("cookie", "c")];
         let mut head = FlatHead::new();
         head.fill(&get_with(&fields), true).expect("valid");
         let request = head.request(&LIMITS).expect("good");

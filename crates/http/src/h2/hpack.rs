@@ -385,9 +385,8 @@ mod tests {
 
     /// `name: value` lines.
     fn text(fields: &[(Vec<u8>, Vec<u8>)]) -> String {
-        let line = |(name, value): &(Vec<u8>, Vec<u8>)| {
-            alloc::format!("{}: {}\n", name.escape_ascii(), value.escape_ascii())
-        };
+        let line =
+            |(name, value): &(Vec<u8>, Vec<u8>)| alloc::format!("{}: {}\n", name.escape_ascii(), value.escape_ascii());
         fields.iter().map(line).collect()
     }
 
@@ -406,7 +405,9 @@ mod tests {
 
     #[test]
     fn integers_of_rfc_appendix_c_1_are_read_and_written() {
-        for (prefix, value, expected) in [(5, 10, "0a"), (5, 1337, "1f9a0a"), (8, 42, "2a"), (5, 30, "1e"), (5, 31, "1f00")] {
+        for (prefix, value, expected) in
+            [(5, 10, "0a"), (5, 1337, "1f9a0a"), (8, 42, "2a"), (5, 30, "1e"), (5, 31, "1f00")]
+        {
             let expected = bytes(expected);
             let mut out = Vec::new();
             push_integer(&mut out, 0, prefix, value);
@@ -465,10 +466,8 @@ mod tests {
     fn check_responses(blocks: [&str; 3]) {
         let (date_21, date_22) = ("date: Mon, 21 Oct 2013 20:13:21 GMT\n", "date: Mon, 21 Oct 2013 20:13:22 GMT\n");
         let (private, location) = ("cache-control: private\n", "location: https://www.example.com\n");
-        let (gzip, cookie) = (
-            "content-encoding: gzip\n",
-            "set-cookie: foo=ASDJKHQKBZXOQWEOPIUAXQWEOIU; max-age=3600; version=1\n",
-        );
+        let (gzip, cookie) =
+            ("content-encoding: gzip\n", "set-cookie: foo=ASDJKHQKBZXOQWEOPIUAXQWEOIU; max-age=3600; version=1\n");
         let first = [":status: 302\n", private, date_21, location].concat();
         let second = [":status: 307\n", private, date_21, location].concat();
         let third = [":status: 200\n", private, date_22, location, gzip, cookie].concat();
@@ -609,17 +608,24 @@ mod tests {
         let table = oracle::table::Table::with_dynamic_size(0);
         for (index, (name, value)) in (1..).zip(STATIC) {
             assert_eq!(table.get(index), Some((name.as_bytes(), value.as_bytes())), "{index}");
-            assert_eq!(find_static(name.as_bytes(), value.as_bytes()), match value {
-                "" => (index as usize, false),
-                _ => (index as usize, true),
-            });
+            assert_eq!(
+                find_static(name.as_bytes(), value.as_bytes()),
+                match value {
+                    "" => (index as usize, false),
+                    _ => (index as usize, true),
+                }
+            );
         }
         assert_eq!(table.get(62), None);
     }
 
     /// Names and values, often ones that occurred before or are in the static table.
     fn fields() -> impl Strategy<Value = Fields> {
-        let name = prop_oneof!["[a-c]", "[a-z-]{1,40}", prop::sample::select(STATIC.to_vec()).prop_map(|(name, _)| String::from(name))];
+        let name = prop_oneof![
+            "[a-c]",
+            "[a-z-]{1,40}",
+            prop::sample::select(STATIC.to_vec()).prop_map(|(name, _)| String::from(name))
+        ];
         let value = prop_oneof!["[a-c]?", "\\PC{0,60}", "[ -~]{200,900}", Just(String::from("gzip, deflate"))];
         let field = (name, value).prop_map(|(name, value): (String, String)| (name.into_bytes(), value.into_bytes()));
         prop::collection::vec(field, 0..12)

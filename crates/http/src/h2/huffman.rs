@@ -46,13 +46,8 @@ struct Code {
 static CODE: Code = code();
 
 const fn code() -> Code {
-    let mut code = Code {
-        bits: [0; 257],
-        sorted: [0; 257],
-        end: [0; LONGEST + 1],
-        first: [0; LONGEST + 1],
-        at: [0; LONGEST + 1],
-    };
+    let mut code =
+        Code { bits: [0; 257], sorted: [0; 257], end: [0; LONGEST + 1], first: [0; LONGEST + 1], at: [0; LONGEST + 1] };
     let (mut next, mut rank, mut length) = (0_u32, 0, SHORTEST);
     while length <= LONGEST {
         code.first[length] = next << (32 - length);
@@ -143,7 +138,9 @@ fn decode_into(mut text: &[u8], room: &mut [u8]) -> Option<usize> {
             text = &text[taken as usize..];
             count += taken * 8;
         } else {
-            while count <= 56 && let Some((&byte, rest)) = text.split_first() {
+            while count <= 56
+                && let Some((&byte, rest)) = text.split_first()
+            {
                 bits |= u64::from(byte) << (56 - count);
                 text = rest;
                 count += 8;
@@ -299,7 +296,8 @@ mod tests {
     fn end_of_string_symbol_is_rejected_at_every_bit_position() {
         for before in 0..20 {
             for after in [0, 1, 9, 30] {
-                let bits = [bits_of(usize::from(b'0')).repeat(before), bits_of(256), bits_of(usize::from(b'a')).repeat(after)];
+                let bits =
+                    [bits_of(usize::from(b'0')).repeat(before), bits_of(256), bits_of(usize::from(b'a')).repeat(after)];
                 assert_eq!(decoded(&packed(&bits.concat())), None, "{before} {after}");
             }
         }

@@ -14,4 +14,5 @@ mod huffman;
 pub mod response;
 
 /// The fields of a connection, which HTTP/2 does not have (RFC 9113, 8.2.2).
-const CONNECTION_FIELDS: [&[u8]; 5] = [b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"];
+const CONNECTION_FIELDS: [&[u8]; 5] =
+    [b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"];

@@ -88,7 +88,8 @@ mod tests {
         assert_eq!(out.len() - b"before".len(), block.len(hsts));
         let mut fields = FieldList::new(usize::MAX, usize::MAX);
         hpack::Decoder::new().decode(&out[b"before".len()..], &mut fields).expect("valid");
-        let line = |(name, value): (&[u8], &[u8])| alloc::format!("{}: {}\n", name.escape_ascii(), value.escape_ascii());
+        let line =
+            |(name, value): (&[u8], &[u8])| alloc::format!("{}: {}\n", name.escape_ascii(), value.escape_ascii());
         fields.iter().map(line).collect()
     }
 
