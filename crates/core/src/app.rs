@@ -400,6 +400,10 @@ mod tests {
         assert_eq!(shown("/d?e").as_deref(), Some("GET /d?e HTTP/1.1\r\nHost: a\r\nX-Y: z\r\n\r\n"));
         let of_head = instead(b"HEAD /a HTTP/1.0\r\n\r\n", b"/d").expect("a path");
         assert_eq!(of_head, b"HEAD /d HTTP/1.0\r\n\r\n");
+        // A request of HTTP/2 is kept in this form.
+        let of_h2 = instead(b"POST /a HTTP/2.0\r\nhost: a\r\ncontent-length: 5\r\n\r\n", b"/d").expect("a path");
+        assert_eq!(of_h2, b"GET /d HTTP/2.0\r\nhost: a\r\n\r\n");
+        assert_eq!(instead(b"GET /a HTTP/2.0\r\nhost: a\r\n\r\n", b"/d HTTP/2.0\r\nx: y"), None);
         for bad in ["/d e", "/d\u{7f}", "/#d"] {
             assert_eq!(shown(bad), None, "{bad:?}");
         }
