@@ -46,6 +46,10 @@ pub enum Fault {
     Local,
     /// Not begun: the generator was so late that the connect timeout had passed.
     Unsent,
+    /// The server reset the stream of the request (RST_STREAM), other than to refuse it.
+    StreamReset,
+    /// The server refused the stream, or did not process it before it closed the connection (REFUSED_STREAM, GOAWAY).
+    StreamRefused,
 }
 
 impl Fault {

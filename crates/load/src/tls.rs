@@ -33,8 +33,9 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{
-    CertificateError, CipherSuite, ClientConfig, ClientConnection, DEFAULT_VERSIONS, DigitallySignedStruct, Error,
-    HandshakeKind, NamedGroup, RootCertStore, SignatureScheme, SupportedProtocolVersion, version,
+    AlertDescription, CertificateError, CipherSuite, ClientConfig, ClientConnection, DEFAULT_VERSIONS,
+    DigitallySignedStruct, Error, HandshakeKind, NamedGroup, RootCertStore, SignatureScheme, SupportedProtocolVersion,
+    version,
 };
 
 use crate::client::{Connection, Next, Plan};
@@ -98,6 +99,8 @@ pub struct Options {
     pub resume: f64,
     /// The seed that determines which ones.
     pub seed: u64,
+    /// HTTP/2, not HTTP/1.1, by ALPN (RFC 7301).
+    pub http2: bool,
 }
 
 /// The TLS properties that all connections of a run share: the server's name, the trusted certificates, and the sessions
@@ -113,7 +116,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// TLS with a host of this name or address, with HTTP/1.1 by ALPN (RFC 7301).
+    /// TLS with a host of this name or address.
     ///
     /// # Errors
     /// When no certificate can be issued for such a host; when the authorities cannot be read, or there are none.
@@ -148,7 +151,7 @@ impl Tls {
             .dangerous()
             .with_custom_certificate_verifier(verifier)
             .with_no_client_auth();
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.alpn_protocols = vec![if options.http2 { H2.to_vec() } else { b"http/1.1".to_vec() }];
         config.resumption = Resumption::disabled();
         let mut resuming = None;
         if options.resume > 0.0 {
@@ -228,6 +231,9 @@ impl Tls {
                      or give --insecure"
                 )
             }
+            Error::NoApplicationProtocol | Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {
+                self.lacks_http2()
+            }
             Error::InvalidMessage(_) => format!("{name} does not speak TLS: is its URL http://?"),
             error => match self.options.version {
                 None => format!("cannot negotiate TLS 1.2 or 1.3 with {name}: {error}"),
@@ -238,7 +244,17 @@ impl Tls {
             },
         }
     }
+
+    /// Explains that the server did not choose the protocol.
+    fn lacks_http2(&self) -> String {
+        let name = self.name.to_str();
+        let asked = if self.options.http2 { "HTTP/2" } else { "HTTP/1.1" };
+        format!("{name} does not speak {asked} over TLS (ALPN); enable it in the server, or change --http2")
+    }
 }
+
+/// HTTP/2 in ALPN (RFC 9113, 3.2).
+const H2: &[u8] = b"h2";
 
 /// Whether a cipher suite encrypts with AES-128. Browsers offer it first, so a server that follows its clients' order
 /// does the same work for a browser and in a measurement.
@@ -480,6 +496,11 @@ impl Session {
             {
                 let resumed = self.inner.handshake_kind() == Some(HandshakeKind::Resumed);
                 tally.secured(connection.planned(), Handshake { resumed, ..handshake }, now);
+                // A server without ALPN would take the preface of HTTP/2 for a request.
+                if tls.options.http2 && self.inner.alpn_protocol() != Some(H2) {
+                    tally.explain_tls(|| tls.lacks_http2());
+                    return connection.handle_fault(Fault::Tls, plan, tally);
+                }
             }
             let mut reader = self.inner.reader();
             while let Ok(plain @ [_, ..]) = reader.fill_buf() {
@@ -521,7 +542,7 @@ mod tests {
     use super::*;
 
     fn tls(resume: f64, seed: u64) -> Tls {
-        Tls::new("localhost", Trust::Anybody, Options { version: None, resume, seed }).unwrap()
+        Tls::new("localhost", Trust::Anybody, Options { resume, seed, ..Options::default() }).unwrap()
     }
 
     #[test]

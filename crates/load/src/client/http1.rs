@@ -2,15 +2,38 @@
 
 use amped_http::h1::body::BodyReader;
 use amped_http::h1::reply::{self, ReplyBody, ReplyHead};
+use amped_http::h1::request::Version;
 use amped_units::Time;
 
 use super::{Next, Plan, Whole, mismatch};
 use crate::tally::{Fault, Tally};
 use crate::workload::{Digest, Request};
 
-/// An established connection.
+/// The bytes after the target of a request, and after that of a connection's last request; including the body.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Parts([Box<[u8]>; 2]);
+
+impl Parts {
+    pub(super) fn of(plan: &Plan) -> Parts {
+        let Plan { authority, fields, .. } = plan;
+        let length = plan.content_length().map_or(String::new(), |length| format!("Content-Length: {length}\r\n"));
+        Parts([false, true].map(|last| {
+            let (version, connection) = match (plan.version, last) {
+                (Version::Http10, true) => (Version::Http10, ""),
+                (Version::Http10, false) => (Version::Http10, "Connection: keep-alive\r\n"),
+                (_, true) => (Version::Http11, "Connection: close\r\n"),
+                (_, false) => (Version::Http11, ""),
+            };
+            let version = version.name();
+            let head = format!(" {version}\r\nHost: {authority}\r\n{connection}{fields}{length}\r\n");
+            [head.as_bytes(), &plan.body].concat().into_boxed_slice()
+        }))
+    }
+}
+
+/// An established connection of HTTP/1.
 #[derive(Debug)]
-pub struct Connection {
+pub(super) struct Http1 {
     reader: Reader,
     /// Requests sent so far, `sent <= per_connection`.
     sent: u64,
@@ -24,47 +47,45 @@ pub struct Connection {
     first: Time,
 }
 
-impl Connection {
-    /// A connection whose first request was planned for `planned`.
-    pub fn new(planned: Time) -> Connection {
-        Connection { reader: Reader::new(), sent: 0, base: 0, group: 0, answered: 0, planned, first: Time::NEVER }
+impl Http1 {
+    pub(super) fn new(planned: Time) -> Http1 {
+        Http1 { reader: Reader::new(), sent: 0, base: 0, group: 0, answered: 0, planned, first: Time::NEVER }
     }
 
-    /// When the current group was due.
-    pub fn planned(&self) -> Time {
+    pub(super) fn planned(&self) -> Time {
         self.planned
     }
 
-    /// Prepares the next group, whose first request has number `base` in the run and was planned for `planned`: appends
-    /// its bytes to `out`, and returns its length; 0 if no requests are left.
-    pub fn ask(&mut self, planned: Time, base: u64, plan: &Plan, out: &mut Vec<u8>) -> u64 {
+    pub(super) fn is_idle(&self) -> bool {
+        self.answered == self.group
+    }
+
+    pub(super) fn ask(&mut self, planned: Time, base: u64, plan: &Plan, out: &mut Vec<u8>) -> u64 {
+        let super::Parts::Http1(parts) = &plan.parts else { return 0 };
         (self.base, self.group, self.answered, self.planned) = (base, 0, 0, planned);
         self.first = Time::NEVER;
-        while self.group < plan.pipeline && self.sent < plan.per_connection {
+        while self.group < plan.at_once && self.sent < plan.per_connection {
             let Some(request) = plan.requests.get(base + self.group) else { break };
             self.group += 1;
             self.sent += 1;
             let more = self.sent < plan.per_connection && plan.requests.index(base + self.group).is_some();
-            let method: &[u8] = if request.head { b"HEAD " } else { &plan.method };
-            for part in [method, &*request.target, &plan.rest[usize::from(!more)]] {
+            let method = if request.head { "HEAD" } else { &*plan.method };
+            for part in [method.as_bytes(), b" ", &*request.target, &parts.0[usize::from(!more)]] {
                 out.extend_from_slice(part);
             }
         }
         self.group
     }
 
-    /// The maximum length of the next group.
-    pub fn room(&self, plan: &Plan) -> u64 {
-        plan.pipeline.min(plan.per_connection - self.sent)
+    pub(super) fn room(&self, plan: &Plan) -> u64 {
+        plan.at_once.min(plan.per_connection - self.sent)
     }
 
-    /// Requests sent so far.
-    pub fn sent(&self) -> u64 {
+    pub(super) fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Handles bytes from the server.
-    pub fn handle_bytes(&mut self, now: Time, mut bytes: &[u8], plan: &Plan, tally: &mut Tally) -> Next {
+    pub(super) fn handle_bytes(&mut self, now: Time, mut bytes: &[u8], plan: &Plan, tally: &mut Tally) -> Next {
         tally.received += bytes.len() as u64;
         while !bytes.is_empty() {
             let Some(request) = self.awaited(plan) else {
@@ -96,8 +117,7 @@ impl Connection {
         Next::Bytes
     }
 
-    /// Handles the end of the stream. The connection is over.
-    pub fn handle_end(&mut self, now: Time, plan: &Plan, tally: &mut Tally) {
+    pub(super) fn handle_end(&mut self, now: Time, plan: &Plan, tally: &mut Tally) {
         match self.reader.end() {
             End::Whole(whole) => {
                 if self.awaited(plan).is_some() {
@@ -113,15 +133,12 @@ impl Connection {
         }
     }
 
-    /// Handles an end without a TLS close alert: an attacker may have caused it, so a body that only the end delimits
-    /// is incomplete (RFC 9112, 9.8). The connection is over.
-    pub fn handle_cut(&mut self, plan: &Plan, tally: &mut Tally) -> Next {
+    pub(super) fn handle_cut(&mut self, plan: &Plan, tally: &mut Tally) -> Next {
         let fault = if matches!(self.reader.end(), End::Idle) { Fault::Closed } else { Fault::Short };
         self.handle_fault(fault, plan, tally)
     }
 
-    /// Fails all outstanding requests for this reason. The connection is over.
-    pub fn handle_fault(&mut self, fault: Fault, plan: &Plan, tally: &mut Tally) -> Next {
+    pub(super) fn handle_fault(&mut self, fault: Fault, plan: &Plan, tally: &mut Tally) -> Next {
         while let Some(request) = self.awaited(plan) {
             tally.fail(fault, request.class);
             self.answered += 1;
@@ -266,8 +283,10 @@ fn whole(head: &ReplyHead, length: u64, digest: Digest) -> Whole {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::workload::{Expect, Order, Requests};
+    use super::super::{Connection, Next, Plan};
+    use super::Time;
+    use crate::tally::{Fault, Tally};
+    use crate::workload::{Digest, Expect, Order, Request, Requests};
     use amped_http::h1::request::Version;
 
     const ONE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc";
@@ -283,7 +302,7 @@ mod tests {
     fn check(plan: &Plan, server: &str, expected_ok: u64, expected: &[(Fault, u64)]) {
         for piece in [1, 2, 7, 100_000] {
             let mut tally = Tally::new(1);
-            let mut connection = Connection::new(Time::START);
+            let mut connection = Connection::new(Time::START, plan);
             let (mut out, mut base, mut next) = (Vec::new(), 0, Next::Ask);
             let mut groups = server.split('|');
             let mut pieces = [].chunks(piece);
@@ -331,7 +350,7 @@ mod tests {
         let request = |head| Request { target: b"/x".as_slice().into(), head, ..Request::default() };
         let requests = Requests::new(vec![request(true), request(false)], Order::Cycle);
         let plan = Plan::new(requests, Version::Http11, "h", "", 3, 3);
-        let (mut connection, mut out) = (Connection::new(Time::START), Vec::new());
+        let (mut connection, mut out) = (Connection::new(Time::START, &plan), Vec::new());
         connection.ask(Time::START, 0, &plan, &mut out);
         let sent = String::from_utf8(out).unwrap();
         assert_eq!(sent.lines().filter(|line| line.starts_with("HEAD /x ")).count(), 2, "{sent}");
@@ -359,7 +378,7 @@ mod tests {
         // For a single request, for the last of several, and for one before others.
         for (per_connection, before) in [(1, 0), (2, 1), (3, 0)] {
             let plan = plan(per_connection, 1, None);
-            let (mut tally, mut connection) = (Tally::new(1), Connection::new(Time::START));
+            let (mut tally, mut connection) = (Tally::new(1), Connection::new(Time::START, &plan));
             for base in 0..=before {
                 connection.ask(Time::START, base, &plan, &mut Vec::new());
                 let (reply, next) = if base < before { (ONE, Next::Ask) } else { (&*format!("{ONE}de"), Next::Close) };
@@ -386,7 +405,7 @@ mod tests {
     fn last_request_has_connection_close() {
         let check = |version, per_connection, expected: &str| {
             let plan = Plan::new(Requests::same(b"/a?b"), version, "h:1", "A: b\r\n", per_connection, 2);
-            let (mut connection, mut out) = (Connection::new(Time::START), Vec::new());
+            let (mut connection, mut out) = (Connection::new(Time::START, &plan), Vec::new());
             assert_eq!(connection.ask(Time::START, 0, &plan, &mut out), 2.min(per_connection));
             assert_eq!(String::from_utf8(out).unwrap().replace("\r\n", "|"), expected);
         };
@@ -403,7 +422,7 @@ mod tests {
         let check = |method: &str, body: &[u8], expected: &str| {
             let plan =
                 Plan::new(Requests::same(b"/x"), Version::Http11, "h", "A: b\r\n", 1, 1).with_method(method, body);
-            let (mut connection, mut out) = (Connection::new(Time::START), Vec::new());
+            let (mut connection, mut out) = (Connection::new(Time::START, &plan), Vec::new());
             connection.ask(Time::START, 0, &plan, &mut out);
             assert_eq!(String::from_utf8(out).unwrap().replace("\r\n", "|"), expected);
         };
@@ -443,7 +462,7 @@ mod tests {
     fn end_of_list_closes_connection() {
         let requests = Requests::new(vec![Request::default(), Request::default()], Order::Once);
         let plan = Plan::new(requests, Version::Http11, "h", "", 5, 1);
-        let (mut tally, mut connection, mut out) = (Tally::new(1), Connection::new(Time::START), Vec::new());
+        let (mut tally, mut connection, mut out) = (Tally::new(1), Connection::new(Time::START, &plan), Vec::new());
         assert_eq!(connection.ask(Time::START, 0, &plan, &mut out), 1);
         assert_eq!(connection.handle_bytes(Time::START, ONE.as_bytes(), &plan, &mut tally), Next::Ask);
         assert_eq!(connection.ask(Time::START, 1, &plan, &mut out), 1);

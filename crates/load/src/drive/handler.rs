@@ -39,8 +39,10 @@ struct Active {
     first: u64,
     /// Its scheduled time.
     planned: Time,
-    /// Deadline of the current reply.
+    /// Deadline of the oldest outstanding reply.
     due: Time,
+    /// Whether its client pauses until an instant in [`Clients::idle`].
+    is_resting: bool,
     /// Bytes that the socket had no room for, and how many of them were
     /// sent: a long body takes many sends. With TLS the session keeps them.
     unsent: Vec<u8>,
@@ -218,10 +220,11 @@ impl<'a> Handler<'a> {
         self.tally.connected(planned, now);
         let first = number.saturating_mul(self.plan.per_connection());
         let due = planned + self.settings.timeout;
-        let connection = Connection::new(planned);
+        let connection = Connection::new(planned, self.plan);
         let tls = self.settings.tls.as_ref().map(|tls| Box::new(Session::new(tls, number, now)));
         let (unsent, unsent_at) = (Vec::new(), 0);
-        let active = Active { generation, socket, connection, tls, first, planned, due, unsent, unsent_at };
+        let is_resting = false;
+        let active = Active { generation, socket, connection, tls, first, planned, due, is_resting, unsent, unsent_at };
         self.active[slot as usize] = Some(active);
         self.live += 1;
         self.high = self.high.max(slot as usize + 1);
@@ -229,27 +232,59 @@ impl<'a> Handler<'a> {
         true
     }
 
-    /// Sends the next group of requests on a connection.
+    /// Takes the next step of a connection that stays open.
+    fn go_on(&mut self, slot: u32, next: Next, now: Time) {
+        let think = self.clients.as_ref().map_or(Duration::ZERO, |clients| clients.think);
+        if next == Next::Ask && think.is_zero() {
+            return self.ask(slot, now);
+        }
+        let Some(active) = &mut self.active[slot as usize] else { return };
+        // A pause begins when all replies have come.
+        if next == Next::Ask
+            && active.connection.is_idle()
+            && !active.is_resting
+            && let Some(clients) = &mut self.clients
+        {
+            active.is_resting = true;
+            clients.idle.push(Reverse((now + think, slot)));
+        }
+        self.out.clear();
+        active.connection.take_output(&mut self.out);
+        self.transmit(slot);
+    }
+
+    /// Sends the next requests on a connection; closes it if there are none, and none are outstanding.
     fn ask(&mut self, slot: u32, planned: Time) {
         let Some(active) = &mut self.active[slot as usize] else { return };
         let base = match &mut self.clients {
-            Some(clients) => {
-                if clients.are_done(planned, self.plan) {
-                    return self.close(slot);
-                }
-                clients.next_request.fetch_add(active.connection.room(self.plan), Ordering::Relaxed)
-            }
-            None => active.first + active.connection.sent(),
+            Some(clients) => (!clients.are_done(planned, self.plan))
+                .then(|| clients.next_request.fetch_add(active.connection.room(self.plan), Ordering::Relaxed)),
+            None => Some(active.first + active.connection.sent()),
         };
+        active.is_resting = false;
         self.out.clear();
-        let count = active.connection.ask(planned, base, self.plan, &mut self.out);
-        if count == 0 {
+        active.connection.take_output(&mut self.out);
+        let count = base.map_or(0, |base| active.connection.ask(planned, base, self.plan, &mut self.out));
+        if count == 0 && active.connection.is_idle() {
             return self.close(slot);
         }
-        active.due = planned + self.settings.timeout;
+        self.transmit(slot);
+    }
+
+    /// Sends the bytes in `out`, after those that the socket had no room for.
+    fn transmit(&mut self, slot: u32) {
+        let Some(active) = &mut self.active[slot as usize] else { return };
+        let is_idle = active.connection.is_idle();
+        active.due = if is_idle { Time::NEVER } else { active.connection.planned() + self.settings.timeout };
+        if self.out.is_empty() {
+            return;
+        }
         if let Some(session) = &mut active.tls {
             session.say(&self.out);
             return session.send(&active.socket);
+        }
+        if !active.unsent.is_empty() {
+            return active.unsent.extend_from_slice(&self.out);
         }
         match socket::send(&active.socket, &self.out, false) {
             Ok(sent) if sent == self.out.len() => {}
@@ -305,17 +340,10 @@ impl<'a> Handler<'a> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => active.connection.handle_fault(fault(&error), self.plan, &mut self.tally),
             };
-            match next {
-                Next::Bytes => {}
-                Next::Close => return self.close(slot),
-                Next::Ask => match &mut self.clients {
-                    Some(clients) if clients.think > Duration::ZERO => {
-                        active.due = Time::NEVER;
-                        clients.idle.push(Reverse((now + clients.think, slot)));
-                    }
-                    _ => self.ask(slot, now),
-                },
+            if next == Next::Close {
+                return self.close(slot);
             }
+            self.go_on(slot, next, now);
             // A buffer that is not full drained the socket. Later data triggers
             // a new event, but an end reported with this event does not.
             if !ready.ended && !is_full {
@@ -391,9 +419,14 @@ impl<'a> Handler<'a> {
             if let Some(active) = &mut self.active[slot as usize]
                 && active.due <= now
             {
-                active.connection.handle_fault(Fault::TimedOut, self.plan, &mut self.tally);
-                socket::reset_on_close(&active.socket);
-                self.close(slot);
+                let late = Time::START + now.since(Time::START).saturating_sub(self.settings.timeout);
+                match active.connection.handle_late(late, self.plan, &mut self.tally) {
+                    Next::Close => {
+                        socket::reset_on_close(&active.socket);
+                        self.close(slot);
+                    }
+                    next => self.go_on(slot, next, now),
+                }
             }
         }
         if self.clients.is_none() {

@@ -164,7 +164,7 @@ impl IdlePool {
         }
         process::make_room_for_descriptors(needed);
         let mut request = Vec::new();
-        Connection::new(Time::START).ask(Time::START, 0, plan, &mut request);
+        Connection::new(Time::START, plan).ask(Time::START, 0, plan, &mut request);
         let parked = wanted.iter().copied().map(Parked::new).collect();
         let shared = Shared { counts: Mutex::new(Counts { parked, settled: 0 }), stop: Stop::default() };
         let shared = Arc::new(shared);

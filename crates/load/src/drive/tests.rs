@@ -442,7 +442,9 @@ fn requested_share_of_sessions_is_resumed_in_both_versions() {
     let target = secure_server(&certificate(|_| {}));
     for version in [TlsVersion::Tls12, TlsVersion::Tls13] {
         let counts = |resume, seed| {
-            let handshakes = one_after_the_other(&target, Options { version: Some(version), resume, seed }).handshakes;
+            let handshakes =
+                one_after_the_other(&target, Options { version: Some(version), resume, seed, ..Options::default() })
+                    .handshakes;
             assert_eq!(handshakes.warning, None, "{handshakes:?}");
             (handshakes.full.count, handshakes.resumed.count)
         };
@@ -476,7 +478,7 @@ fn server_without_tickets_is_reported() {
         change(&mut config);
         let target = serve_securely(Arc::new(config));
         for version in versions {
-            let options = Options { version: Some(*version), resume: 1.0, seed: 1 };
+            let options = Options { version: Some(*version), resume: 1.0, seed: 1, ..Options::default() };
             let handshakes = one_after_the_other(&target, options).handshakes;
             assert_eq!((handshakes.full.count, handshakes.wanted), (60, 60), "{version}");
             let warning = handshakes.warning.unwrap();

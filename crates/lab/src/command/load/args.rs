@@ -83,12 +83,20 @@ pub(crate) struct Args {
     /// Time to wait for the server to listen; 0s: start without checking [default: fail if nothing listens]
     #[arg(long, value_name = "TIME", value_parser = seconds, conflicts_with = "calibrate")]
     pub(super) wait: Option<Duration>,
-    /// Requests per connection, one after the other; 0: unlimited [default: 1; 0 with --clients]
+    /// Requests per connection, one after the other; 0: unlimited [default: 1, or --streams; 0 with
+    /// --clients]
     #[arg(long, value_name = "K")]
     pub(super) requests_per_connection: Option<u64>,
     /// Requests to pipeline: sent together, before their responses
     #[arg(long, value_name = "P", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(super) pipeline: u64,
+    /// Use HTTP/2: by ALPN with an https URL, with prior knowledge (h2c) with an http URL
+    #[arg(long, conflicts_with_all = ["http10", "pipeline", "parked", "calibrate"])]
+    pub(super) http2: bool,
+    /// Concurrent requests of a connection, each on a stream of HTTP/2: a response makes room for the next request
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000),
+          requires = "http2")]
+    pub(super) streams: u64,
     /// Use HTTP/1.0
     #[arg(long)]
     pub(super) http10: bool,
@@ -182,6 +190,8 @@ Examples:
   ammeter load https://127.0.0.1:8443/ --rate 500 --ca cert.pem --tls-resume 80%
   ammeter load http://127.0.0.1:8080/ --clients 50                 closed loop, as wrk -c 50
   ammeter load http://127.0.0.1:8080/ -c 50 -n 10000               10,000 requests, as fast as the server responds
+  ammeter load https://127.0.0.1:8443/ -c 10 --http2 --streams 100  HTTP/2, 1,000 requests at once, as h2load -c 10 -m 100
+  ammeter load http://127.0.0.1:8080/ --rate 50 --http2 --streams 30 --mix page.txt    30 requests at once on each connection
   ammeter load http://127.0.0.1:8080/api --rate 1k -d 10 --body '[1, 2]' -H 'Content-Type: application/json'
   ammeter load http://127.0.0.1:8080/gone --rate 500 --expect 2xx,404
   ammeter load http://127.0.0.1:8080/ --replay access.log.gz --speed 10

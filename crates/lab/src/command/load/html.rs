@@ -58,8 +58,18 @@ fn settings(args: &Args, setup: &Setup) -> Vec<(&'static str, String)> {
                 count => count.to_string(),
             },
         ),
-        ("pipeline", args.pipeline.to_string()),
-        ("HTTP", if args.http10 { "1.0" } else { "1.1" }.to_owned()),
+        if args.http2 { ("streams", args.streams.to_string()) } else { ("pipeline", args.pipeline.to_string()) },
+        (
+            "HTTP",
+            if args.http2 {
+                "2"
+            } else if args.http10 {
+                "1.0"
+            } else {
+                "1.1"
+            }
+            .to_owned(),
+        ),
         ("generators", lanes.to_string()),
         ("spin", format!("{spin:?}")),
         ("seed", setup.seed.to_string()),

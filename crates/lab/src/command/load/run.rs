@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             }
             let pool = setup.park(args, &stop)?;
             let ears = Ears::new(args, &setup, &stop)?;
-            ears.begin(&format!("{}  CLOSED loop, {clients} clients", setup.url), args.duration())?;
+            ears.begin(&format!("{}  CLOSED loop, {clients} clients", setup.shown), args.duration())?;
             let (think, length) = (args.think_time, args.duration());
             let outcome = beside(args, &setup, pool.as_ref(), || {
                 drive::closed(settings, plan, clients, think, length, &stop, &|second| ears.hear(second))
@@ -98,6 +98,7 @@ fn tell(args: &Args, setup: &Setup, mut outcome: Outcome, ears: Ears) -> Result<
             }
             (None, Some(fault)) if outcome.established > 0 => {
                 let scheme = setup.url.split("://").next().unwrap_or_default();
+                let scheme = if args.http2 { "HTTP/2" } else { scheme };
                 format!(
                     "no correct response; connections were established ({}): does {place} speak {scheme}?",
                     fault.name()
@@ -118,6 +119,6 @@ fn tell(args: &Args, setup: &Setup, mut outcome: Outcome, ears: Ears) -> Result<
     }
     let logged = ears.end();
     let page = html::write(args, setup, |head| Some(html::run(head, &outcome)));
-    if args.json { say::json(&outcome) } else { say::out(&summary(&setup.url, &outcome)) }?;
+    if args.json { say::json(&outcome) } else { say::out(&summary(&setup.shown, &outcome)) }?;
     logged.and(page).map(|()| outcome.verdict)
 }

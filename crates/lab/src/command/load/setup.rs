@@ -22,6 +22,8 @@ use crate::say;
 #[derive(Clone)]
 pub(super) struct Setup {
     pub(super) url: String,
+    /// The URL, and the protocol if it is not the usual one.
+    pub(super) shown: String,
     pub(super) settings: Settings,
     pub(super) plan: Plan,
     /// The request of parked connections: the URL, without any workload.
@@ -43,6 +45,13 @@ impl Setup {
             if name.eq_ignore_ascii_case("Host") {
                 // Replaces the URL's: a server rejects a request with two (RFC 9112, 3.2).
                 authority = value.trim();
+            } else if args.http2
+                && ["Connection", "Keep-Alive", "Upgrade"].iter().any(|known| name.eq_ignore_ascii_case(known))
+            {
+                // RFC 9113, 8.2.2.
+                return Err(Failure::usage(format!(
+                    "--header {field:?} does not exist in HTTP/2; omit it, or omit --http2"
+                )));
             } else if ["Content-Length", "Transfer-Encoding"].iter().any(|known| name.eq_ignore_ascii_case(known)) {
                 return Err(Failure::usage(format!(
                     "--header {field:?} is set automatically; give the body with --body or --body-file"
@@ -117,10 +126,16 @@ impl Setup {
                      1 or more",
                 ));
             }
-            (None, None) => 1,
+            (None, None) if args.replay.is_some() => 1,
+            // Each stream is used once, as by a client that requests a page.
+            (None, None) => args.streams,
             (Some(count), _) => count,
         };
-        let version = if args.http10 { Version::Http10 } else { Version::Http11 };
+        let (version, at_once) = match (args.http10, args.http2) {
+            (true, _) => (Version::Http10, args.pipeline),
+            (false, false) => (Version::Http11, args.pipeline),
+            (false, true) => (Version::Http2, args.streams),
+        };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         if args.seed.is_none() && !args.slice.is_whole() {
             return Err(Failure::usage(
@@ -128,14 +143,15 @@ impl Setup {
             ));
         }
         let seed = args.seed.unwrap_or(u64::from(now.subsec_nanos()));
-        let options = Options { version: args.tls_version, resume: args.tls_resume, seed };
+        let options = Options { version: args.tls_version, resume: args.tls_resume, seed, http2: args.http2 };
         let tls = url.secure.then(|| Tls::new(&url.host, trust, options)).transpose()?;
         let requests = requests(args, &url, seed)?;
         // With a rate, a slice consists of whole connections, with all of their requests.
         let requests = if let Some(limit) = args.requests { requests.limit(limit) } else { requests };
         let requests = if args.clients.is_some() { requests.slice(args.slice) } else { requests };
         let (method, body) = args.method_and_body()?;
-        let plan = Plan::new(requests, version, authority, &fields, per_connection, args.pipeline)
+        let plan = Plan::new(requests, version, authority, &fields, per_connection, at_once)
+            .over_tls(url.secure)
             .with_method(&method, &body)
             .with_statuses(args.expect.clone().unwrap_or_default());
         let same = Requests::same(url.target.as_bytes());
@@ -151,7 +167,11 @@ impl Setup {
             parked: parked(args).iter().map(|wanted| wanted.count).sum(),
             start: args.await_start.then_some(start_time as fn() -> _),
         };
-        Ok(Setup { url: text.to_owned(), settings, plan, parked_plan, seed })
+        let shown = match version {
+            Version::Http2 => format!("{text}  HTTP/2, {at_once} streams"),
+            Version::Http10 | Version::Http11 => text.to_owned(),
+        };
+        Ok(Setup { url: text.to_owned(), shown, settings, plan, parked_plan, seed })
     }
 
     /// Opens the parked connections, and announces it if it may take a while.

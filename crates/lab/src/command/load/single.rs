@@ -82,7 +82,7 @@ pub(super) fn open(
     // The rate of a recorded series is its own.
     let rate = if rate > 0.0 { rate } else { schedule.rate() } / args.slice.count() as f64;
     let schedule = schedule.slice(args.slice);
-    ears.begin(&format!("{}  open loop, {arrivals}, {rate:.1} connections/s", setup.url), schedule.duration())?;
+    ears.begin(&format!("{}  open loop, {arrivals}, {rate:.1} connections/s", setup.shown), schedule.duration())?;
     let wanted = Loop::Open { arrivals, rate, seed, shape };
     drive::open(&setup.settings, &setup.plan, &schedule, wanted, stop, &|second| ears.hear(second))
 }

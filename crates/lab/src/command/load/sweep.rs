@@ -35,7 +35,7 @@ pub(super) fn run_sweep(args: &Args, setup: &Setup, sweep: Sweep, stop: &Stop) -
     };
     tell(format!(
         "{}\n{:>9}{:>10}{:>12}{:>9}{:>8}{:>9}{:>9}{:>9}{:>10}  verdict",
-        setup.url,
+        setup.shown,
         "target/s",
         "offered/s",
         "completed/s",
