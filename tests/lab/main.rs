@@ -9,6 +9,7 @@ mod files;
 mod host;
 mod hosts;
 mod load;
+mod load_http2;
 mod load_outputs;
 mod load_tls;
 mod monitor;

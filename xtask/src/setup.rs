@@ -51,6 +51,7 @@ const NEEDED: &[Needed] = &[
     Needed { program: "h2o", package: "h2o", why: "a server used in experiments" },
     Needed { program: "fcgiwrap", package: "fcgiwrap", why: "a FastCGI wrapper that the server starts" },
     Needed { program: "h2load", package: "nghttp2-client", why: "an independent load generator" },
+    Needed { program: "nghttpd", package: "nghttp2-server", why: "an independent server of HTTP/2" },
     Needed { program: "wrk", package: "wrk", why: "an independent load generator" },
     Needed { program: "c++", package: "g++", why: "compiles libFuzzer, which is C++, with each fuzz target" },
 ];

@@ -345,14 +345,11 @@ impl Http2 {
                 self.send_bodies(plan);
                 Ok(())
             }
-            Frame::GoAway { last, .. } => {
-                // RFC 9113, 6.8: requests above it were not processed; those below are still answered.
+            Frame::GoAway { last, code, .. } => {
                 self.is_ending = true;
                 // From the last one on: a place changes only when the first stream is closed.
-                for at in (0..self.streams.len()).rev() {
-                    if self.id_of(at) > last {
-                        self.fail(self.id_of(at), Fault::StreamRefused, plan, tally);
-                    }
+                for at in (0..self.streams.len()).rev().take_while(|at| self.id_of(*at) > last).collect::<Vec<_>>() {
+                    self.drop_unprocessed(at, code, plan, tally);
                 }
                 Ok(())
             }
@@ -491,6 +488,20 @@ impl Http2 {
             tally.fail(fault, request.class);
         }
         self.close(at, plan);
+    }
+
+    /// Handles a request that the server states not to have processed (RFC 9113, 6.8). A client repeats it on another
+    /// connection (8.7), so it is a failure only if the server did not end the connection in peace.
+    fn drop_unprocessed(&mut self, at: usize, code: ErrorCode, plan: &Plan, tally: &mut Tally) {
+        if code != ErrorCode::NO_ERROR {
+            return self.fail(self.id_of(at), Fault::StreamRefused, plan, tally);
+        }
+        if self.streams[at].is_open {
+            self.sent -= 1;
+            // Without a number of requests, nothing says at the end that one is missing.
+            tally.unsent += u64::from(plan.per_connection == u64::MAX);
+            self.close(at, plan);
+        }
     }
 
     fn close(&mut self, at: usize, plan: &Plan) {
@@ -800,7 +811,7 @@ mod tests {
             &[(Fault::StreamRefused, 1)],
         );
         check(&[reset(ErrorCode::INTERNAL_ERROR), reply(3)].concat(), Some(Next::Close), 1, &[(Fault::StreamReset, 1)]);
-        let away = |last| frames(|out| frame::go_away(out, StreamId(last), ErrorCode::NO_ERROR, b""));
+        let away = |last| frames(|out| frame::go_away(out, StreamId(last), ErrorCode::INTERNAL_ERROR, b""));
         check(&[away(1), reply(1)].concat(), Some(Next::Close), 1, &[(Fault::StreamRefused, 1)]);
         check(&away(WINDOW_MAX), Some(Next::Bytes), 0, &[(Fault::Closed, 2)]);
         check(&away(0), Some(Next::Close), 0, &[(Fault::StreamRefused, 2)]);
@@ -839,6 +850,11 @@ mod tests {
         assert_eq!(client.hear(&plan, &reply(1)), Next::Bytes);
         assert_eq!(client.hear(&plan, &reply(3)), Next::Close);
         assert_eq!((client.requests.len(), client.tally.ok(), client.tally.unsent), (2, 2, 8));
+        // A graceful end: what the server did not process is no failure.
+        let mut client = Client::new(&plan);
+        client.hear(&plan, &frames(|out| frame::go_away(out, StreamId(1), ErrorCode::NO_ERROR, b"")));
+        assert_eq!(client.hear(&plan, &reply(1)), Next::Close);
+        assert_eq!((client.tally.ok(), client.faults(), client.tally.unsent), (1, vec![], 9));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 
 use ammeter_load::drive::{self, Stop, Target};
 use ammeter_load::null::Null;
-use ammeter_load::outcome::Outcome;
+use ammeter_load::outcome::{Loop, Outcome};
 use ammeter_load::parts::Parts;
 use ammeter_load::schedule::{self, Arrivals};
 use ammeter_load::tally::Fault;
@@ -89,9 +89,11 @@ fn tell(args: &Args, setup: &Setup, mut outcome: Outcome, ears: Ears) -> Result<
         };
         let most = outcome.failures.iter().max_by_key(|(_, count)| *count).map(|(fault, _)| *fault);
         outcome.verdict.broken.push(match (&outcome.tls, most) {
-            _ if outcome.planned == 0 => "no connection is scheduled in so short a time at so low a rate; give a \
+            _ if outcome.planned == 0 && matches!(outcome.load, Loop::Open { .. }) => {
+                "no connection is scheduled in so short a time at so low a rate; give a \
                  longer --duration or a higher --rate"
-                .to_owned(),
+                    .to_owned()
+            }
             (Some(why), _) => format!("no correct response: {why}"),
             (None, Some(Fault::Status | Fault::Length | Fault::Content)) => {
                 format!("no correct response, only failures: inspect one (curl -i {})", setup.url)
