@@ -312,6 +312,8 @@ pub(crate) fn instead(head: &[u8], target: &[u8]) -> Option<Vec<u8>> {
     let version = line.rsplit(|&byte| byte == b' ').next()?;
     let requested = line.split(|&byte| byte == b' ').nth(1)?;
     let requested = Target::parse(requested, false)?;
+    // It must not end the line, whatever its source.
+    Target::parse(target, false)?;
     let mut made = [method, b" ", target, b" ", version, b"\r\n"].concat();
     let of_body = ["content-length", "content-type", "transfer-encoding", "expect"];
     for (name, value) in fields(requested, head) {
@@ -443,6 +445,12 @@ mod tests {
             found.retain(|text| !own.contains(&text.as_str()));
             assert_eq!(found, expected, "{user:?}");
         };
+        let own = b"GET /x HTTP/2.0\r\nhost: h\r\ncookie: a=b; c=d\r\n\r\n";
+        let of_h2 = request::parse_own(own, &limits).expect("good");
+        let found = variables(whole(&of_h2, own), b"/x", of_h2.framing, None, false);
+        for expected in ["SERVER_PROTOCOL=HTTP/2.0", "HTTP_HOST=h", "SERVER_NAME=h", "HTTP_COOKIE=a=b; c=d"] {
+            assert!(found.iter().map(text).any(|found| found == expected), "{expected}: {found:?}");
+        }
         let found = variables(whole(&request, head), b"/index.php", request.framing, None, false);
         assert!(found.iter().any(|(name, value)| (&name[..], &value[..]) == (b"REDIRECT_URL", b"/x")), "{found:?}");
         // The application gets the verified user without the password; without verification it gets the field itself.
