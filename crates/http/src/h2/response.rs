@@ -8,7 +8,6 @@ use alloc::vec::Vec;
 
 use super::{CONNECTION_FIELDS, hpack};
 use crate::date;
-use crate::h1::response::HSTS;
 use crate::status::Status;
 
 /// The header block of a response.
@@ -56,7 +55,7 @@ impl ReadyBlock {
             out[start + at..start + at + date::LEN].copy_from_slice(date);
         }
         if let Some(hsts) = hsts {
-            hpack::write_field_plain(out, HSTS.as_bytes(), hsts.as_bytes());
+            hpack::write_field_plain(out, b"strict-transport-security", hsts.as_bytes());
         }
     }
 
