@@ -2,34 +2,12 @@
 
 use amped_http::h1::body::BodyReader;
 use amped_http::h1::reply::{self, ReplyBody, ReplyHead};
-use amped_http::h1::request::Version;
 use amped_units::Time;
 
-use super::{Next, Plan, Whole, mismatch};
+use super::plan::{Next, Plan, Whole, mismatch};
+use super::template::Template;
 use crate::tally::{Fault, Tally};
 use crate::workload::{Digest, Request};
-
-/// The bytes after the target of a request, and after that of a connection's last request; including the body.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Parts([Box<[u8]>; 2]);
-
-impl Parts {
-    pub(super) fn of(plan: &Plan) -> Parts {
-        let Plan { authority, fields, .. } = plan;
-        let length = plan.content_length().map_or(String::new(), |length| format!("Content-Length: {length}\r\n"));
-        Parts([false, true].map(|last| {
-            let (version, connection) = match (plan.version, last) {
-                (Version::Http10, true) => (Version::Http10, ""),
-                (Version::Http10, false) => (Version::Http10, "Connection: keep-alive\r\n"),
-                (_, true) => (Version::Http11, "Connection: close\r\n"),
-                (_, false) => (Version::Http11, ""),
-            };
-            let version = version.name();
-            let head = format!(" {version}\r\nHost: {authority}\r\n{connection}{fields}{length}\r\n");
-            [head.as_bytes(), &plan.body].concat().into_boxed_slice()
-        }))
-    }
-}
 
 /// An established connection of HTTP/1.
 #[derive(Debug)]
@@ -61,7 +39,7 @@ impl Http1 {
     }
 
     pub(super) fn ask(&mut self, planned: Time, base: u64, plan: &Plan, out: &mut Vec<u8>) -> u64 {
-        let super::Parts::Http1(parts) = &plan.parts else { return 0 };
+        let Template::Http1(after) = &plan.template else { return 0 };
         (self.base, self.group, self.answered, self.planned) = (base, 0, 0, planned);
         self.first = Time::NEVER;
         while self.group < plan.at_once && self.sent < plan.per_connection {
@@ -69,8 +47,8 @@ impl Http1 {
             self.group += 1;
             self.sent += 1;
             let more = self.sent < plan.per_connection && plan.requests.index(base + self.group).is_some();
-            let method = if request.head { "HEAD" } else { &*plan.method };
-            for part in [method.as_bytes(), b" ", &*request.target, &parts.0[usize::from(!more)]] {
+            let method = if request.head { "HEAD" } else { &*plan.texts.method };
+            for part in [method.as_bytes(), b" ", &*request.target, &after[usize::from(!more)]] {
                 out.extend_from_slice(part);
             }
         }

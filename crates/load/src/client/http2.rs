@@ -13,7 +13,8 @@ use amped_http::h2::frame::{self, ErrorCode, Frame, HEAD_BYTES, PREFACE, StreamI
 use amped_http::h2::hpack::{self, Decoder};
 use amped_units::Time;
 
-use super::{Next, Plan, Whole, mismatch};
+use super::plan::{Next, Plan, Whole, mismatch};
+use super::template::Template;
 use crate::tally::{Fault, Tally};
 use crate::workload::Digest;
 
@@ -31,36 +32,6 @@ const STREAMS_BEFORE_SETTINGS: u64 = 100;
 
 /// Maximum bytes of header fields in a reply, and their number.
 const FIELDS_MAX: (usize, usize) = (64 * 1024, 256);
-
-/// What surrounds the `:path` of a request in its header block.
-#[derive(Clone, Debug)]
-pub(super) struct Parts {
-    /// The pseudo-fields before it: of a request, and of a HEAD request.
-    before: [Box<[u8]>; 2],
-    /// The fields after it.
-    after: Box<[u8]>,
-}
-
-impl Parts {
-    pub(super) fn of(plan: &Plan) -> Parts {
-        let before = [&*plan.method, "HEAD"].map(|method| {
-            let mut block = Vec::new();
-            let scheme: &[u8] = if plan.secure { b"https" } else { b"http" };
-            hpack::write_field(&mut block, b":method", method.as_bytes());
-            hpack::write_field(&mut block, b":scheme", scheme);
-            hpack::write_field(&mut block, b":authority", plan.authority.as_bytes());
-            block.into_boxed_slice()
-        });
-        let mut after = Vec::new();
-        for (name, value) in plan.fields.lines().filter_map(|line| line.split_once(':')) {
-            hpack::write_field(&mut after, name.as_bytes(), value.trim().as_bytes());
-        }
-        if let Some(length) = plan.content_length() {
-            hpack::write_field(&mut after, b"content-length", length.to_string().as_bytes());
-        }
-        Parts { before, after: after.into_boxed_slice() }
-    }
-}
 
 /// An established connection of HTTP/2.
 #[derive(Debug)]
@@ -179,7 +150,7 @@ impl Http2 {
     }
 
     pub(super) fn ask(&mut self, planned: Time, base: u64, plan: &Plan, out: &mut Vec<u8>) -> u64 {
-        let super::Parts::Http2(parts) = &plan.parts else { return 0 };
+        let Template::Http2 { before, after } = &plan.template else { return 0 };
         if self.next_id == 1 {
             begin(out);
         }
@@ -191,12 +162,12 @@ impl Http2 {
             && let Some(request) = plan.requests.get(base + asked)
         {
             let stream = StreamId(self.next_id);
-            let before = &parts.before[usize::from(request.head)];
-            let mut block = Vec::with_capacity(before.len() + request.target.len() + parts.after.len() + 4);
+            let before = &before[usize::from(request.head)];
+            let mut block = Vec::with_capacity(before.len() + request.target.len() + after.len() + 4);
             block.extend_from_slice(before);
             hpack::write_field(&mut block, b":path", &request.target);
-            block.extend_from_slice(&parts.after);
-            frame::headers(out, stream, &block, plan.body.is_empty(), frame::FRAME_BYTES);
+            block.extend_from_slice(after);
+            frame::headers(out, stream, &block, plan.texts.body.is_empty(), frame::FRAME_BYTES);
             self.streams.push_back(Stream {
                 is_open: true,
                 request: base + asked,
@@ -213,7 +184,7 @@ impl Http2 {
             self.next_id += 2;
             self.open += 1;
             asked += 1;
-            if !plan.body.is_empty() {
+            if !plan.texts.body.is_empty() {
                 self.unsent_bodies += 1;
                 self.send_body(self.streams.len() - 1, plan, out);
             }
@@ -227,8 +198,8 @@ impl Http2 {
     fn send_body(&mut self, at: usize, plan: &Plan, out: &mut Vec<u8>) {
         let id = self.id_of(at);
         let Some(stream) = self.streams.get_mut(at) else { return };
-        while stream.is_open && stream.body_sent < plan.body.len() {
-            let rest = &plan.body[stream.body_sent..];
+        while stream.is_open && stream.body_sent < plan.texts.body.len() {
+            let rest = &plan.texts.body[stream.body_sent..];
             let room = usize::try_from(self.window.min(stream.window)).unwrap_or(0);
             let length = rest.len().min(frame::FRAME_BYTES).min(room);
             if length == 0 {
@@ -460,7 +431,7 @@ impl Http2 {
         let id = self.id_of(at);
         let Stream { request, planned, first, status, content_length, length, digest, body_sent, .. } =
             self.streams[at];
-        if body_sent < plan.body.len() {
+        if body_sent < plan.texts.body.len() {
             // The server does not need the rest.
             frame::reset(&mut self.output, id, ErrorCode::CANCEL);
         }
@@ -507,7 +478,7 @@ impl Http2 {
     fn close(&mut self, at: usize, plan: &Plan) {
         let stream = &mut self.streams[at];
         stream.is_open = false;
-        self.unsent_bodies -= usize::from(stream.body_sent < plan.body.len());
+        self.unsent_bodies -= usize::from(stream.body_sent < plan.texts.body.len());
         self.open -= 1;
         self.has_room = true;
         while self.streams.front().is_some_and(|oldest| !oldest.is_open) {
