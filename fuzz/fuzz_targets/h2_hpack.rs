@@ -37,9 +37,15 @@ fn check_flat(head: &FlatHead, fields: &FieldList) {
     as_1_1[line_end - 8..line_end].copy_from_slice(b"HTTP/1.1");
     let (known, length) = request::parse(&as_1_1, &LIMITS).expect("good").expect("whole");
     assert_eq!(length, as_1_1.len());
-    assert_eq!((known.method, known.method_text, known.target_text), (request.method, request.method_text, request.target_text));
+    assert_eq!(
+        (known.method, known.method_text, known.target_text),
+        (request.method, request.method_text, request.target_text)
+    );
     assert_eq!((known.target, known.host, known.keep_alive), (request.target, request.host, request.keep_alive));
-    assert_eq!((known.range, known.if_range, known.authorization), (request.range, request.if_range, request.authorization));
+    assert_eq!(
+        (known.range, known.if_range, known.authorization),
+        (request.range, request.if_range, request.authorization)
+    );
     assert_eq!(known.if_modified_since, request.if_modified_since);
     assert!(known.if_none_match.iter().eq(request.if_none_match.iter()));
     let own = request::parse_own(bytes, &LIMITS).expect("good");
