@@ -440,8 +440,9 @@ pub fn data_head(length: usize, stream: StreamId, end_stream: bool) -> [u8; HEAD
     FrameHead { length, kind: kind::DATA, flags, stream }.write()
 }
 
-/// Appends a header block as HEADERS and as many CONTINUATION frames as `max_frame` bytes of payload require.
+/// Appends a header block as HEADERS and as many CONTINUATION frames as `max_frame` bytes of payload, at least 1, require.
 pub fn headers(out: &mut Vec<u8>, stream: StreamId, block: &[u8], end_stream: bool, max_frame: usize) {
+    let max_frame = max_frame.max(1);
     let (mut part, mut rest) = block.split_at(block.len().min(max_frame));
     let mut kind = kind::HEADERS;
     let mut flags = if end_stream { flag::END_STREAM } else { 0 };

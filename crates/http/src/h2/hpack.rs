@@ -63,8 +63,16 @@ impl Decoder {
     /// may change the table.
     ///
     /// # Errors
-    /// [`HpackError`] if the block is invalid; then the decoder must not be used again.
+    /// [`HpackError`] if the block is invalid; then the list is empty, and the decoder must not be used again.
     pub fn decode(&mut self, block: &[u8], fields: &mut FieldList) -> Result<(), HpackError> {
+        let decoded = self.decode_fields(block, fields);
+        if decoded.is_err() {
+            fields.clear();
+        }
+        decoded
+    }
+
+    fn decode_fields(&mut self, block: &[u8], fields: &mut FieldList) -> Result<(), HpackError> {
         let mut rest = block;
         let mut size_may_change = true;
         while let Some(&first) = rest.first() {

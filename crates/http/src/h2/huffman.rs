@@ -27,7 +27,8 @@ const LONGEST: usize = 30;
 /// The symbol that ends a string, and must not occur in it.
 const EOS: u16 = 256;
 
-/// Bits of one lookup: two characters of most texts.
+/// Bits of one lookup: two characters of most texts. A browser's head of 489 bytes with 16 literals takes 1.06 us; with 10
+/// bits, 1.73 us (two cores of a virtual machine, minimum of 15).
 const FIRST_BITS: usize = 12;
 
 struct Code {
