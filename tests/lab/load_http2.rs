@@ -156,3 +156,18 @@ fn server_without_http2_is_named_as_reason() {
         assert!(text.contains("HTTP/2"), "{text}");
     }
 }
+
+#[test]
+fn flags_of_other_versions_are_rejected() {
+    for words in [
+        &["--streams", "2"][..],
+        &["--http2", "--pipeline", "2"],
+        &["--http2", "--http10"],
+        &["--http2", "--parked", "2"],
+        &["--http2", "-H", "Connection: close"],
+        &["--http2", "-H", "Transfer-Encoding: chunked"],
+    ] {
+        let output = ammeter(&[&["load", "http://127.0.0.1:1/", "--rate", "1", "-d", "1"], words].concat());
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
