@@ -90,6 +90,8 @@ pub struct Outcome {
     pub status_codes: BTreeMap<u16, u64>,
     /// Why the first failed TLS handshake failed, and what to do.
     pub tls: Option<String>,
+    /// Concurrent streams of a connection that the server allowed, if fewer than requested.
+    pub streams: Option<u64>,
     /// Results by class of requests, if there are several.
     pub classes: Vec<ClassOutcome>,
     /// The length of the window in seconds, as in `window`.
@@ -205,6 +207,7 @@ impl Outcome {
                 .map(|(s, n)| (s, *n))
                 .collect(),
             tls: tally.tls.clone(),
+            streams: tally.streams,
             classes: classes.into_iter().zip(counted).map(of_class).collect(),
             received_bytes: tally.received,
             latency: Spread::of(&clocks.latency),

@@ -111,6 +111,7 @@ impl Parts {
             let failures = Fault::ALL.iter().map(|fault| (*fault, failed(*fault)));
             all.failures = failures.filter(|(_, n)| *n > 0).collect();
             all.tls = all.tls.take().or_else(|| other.tls.clone());
+            all.streams = all.streams.into_iter().chain(other.streams).min();
             seconds = seconds.max(other.window.seconds);
             drain_s = drain_s.max(other.window.drain_s);
             course.add(theirs);

@@ -84,6 +84,8 @@ pub struct Tally {
     pub(crate) classes: Vec<Class>,
     /// Why the first failed TLS handshake failed.
     pub(crate) tls: Option<String>,
+    /// Fewest concurrent streams that the server allowed, if fewer than requested.
+    pub(crate) streams: Option<u64>,
     /// The TLS handshakes.
     pub(crate) handshakes: HandshakeTimes,
     /// The clocks since the last [`cut`](Tally::cut).
@@ -163,6 +165,11 @@ impl Tally {
         self.tls.get_or_insert_with(why);
     }
 
+    /// Records that the server allows at most this many concurrent streams, if that is fewer than requested.
+    pub fn limit_streams(&mut self, streams: Option<u64>) {
+        self.streams = self.streams.into_iter().chain(streams).min();
+    }
+
     /// Counts a correct reply.
     pub fn reply(&mut self, class: u16, planned: Time, first: Time, last: Time) {
         self.ok += 1;
@@ -233,6 +240,7 @@ impl Tally {
             *mine += theirs;
         }
         self.tls = self.tls.take().or(other.tls);
+        self.limit_streams(other.streams);
         self.faults.iter_mut().zip(other.faults).for_each(|(mine, theirs)| *mine += theirs);
         self.statuses.iter_mut().zip(other.statuses).for_each(|(mine, theirs)| *mine += theirs);
         self.handshakes.add(&other.handshakes);

@@ -311,6 +311,9 @@ impl Http2 {
                     self.streams_max = plan.at_once;
                 }
                 settings.for_each(|(id, value)| self.set(id, value, plan));
+                if self.streams_max < plan.at_once {
+                    tally.limit_streams(Some(self.streams_max));
+                }
                 self.has_room = true;
                 frame::settings_ack(&mut self.output);
                 self.send_bodies(plan);
@@ -834,7 +837,7 @@ mod tests {
         let mut client = Client::new(&plan);
         assert_eq!(client.requests.len(), 100, "before the settings of the server");
         client.hear(&plan, &frames(|out| frame::settings(out, &[])));
-        assert_eq!(client.requests.len(), 300, "no maximum");
+        assert_eq!((client.requests.len(), client.tally.streams), (300, None), "no maximum");
         let mut client = Client::new(&plan);
         client.hear(&plan, &frames(|out| frame::settings(out, &[(setting::MAX_CONCURRENT_STREAMS, 200)])));
         assert_eq!(client.requests.len(), 200);
@@ -843,6 +846,7 @@ mod tests {
         assert_eq!(client.requests.len(), 200);
         client.hear(&plan, &reply(3));
         assert_eq!(client.requests.len(), 201);
+        assert_eq!(client.tally.streams, Some(199), "stated in the result");
     }
 
     #[test]

@@ -232,6 +232,9 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
     for parked in &outcome.parked {
         let _ = writeln!(text, "parked      {parked}");
     }
+    if let Some(streams) = outcome.streams {
+        let _ = writeln!(text, "streams     the server allows {streams} per connection");
+    }
     if let (Some(why), 1..) = (&outcome.tls, outcome.ok) {
         let _ = writeln!(text, "TLS         {why}");
     }
