@@ -37,7 +37,7 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
             conn.handle(Time::START, event, &mut shared, &mut actions);
             for action in std::mem::take(&mut actions) {
                 match action {
-                    Action::Send(reply) => {
+                    Action::Send(_, reply) => {
                         assert!(!ended, "a response after the end");
                         reply.head.get().write(&mut sent, &shared.wall.date, reply.connection, None, 1);
                         if let Body::Text(text) = reply.body {
@@ -55,7 +55,7 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
                         let answer = shared.caches.learn(Time::START, &work, Found::Absent, &sites);
                         events.push(Event::Disk(ticket, answer));
                     }
-                    Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd | Action::Log(_) => {
+                    Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd(_) | Action::Control(_) | Action::Cancel(_) | Action::Log(_) => {
                         panic!("no application is configured")
                     }
                     Action::HalfClose => ended = true,

@@ -55,7 +55,7 @@ impl Driver {
         let mut at = 0;
         while at < self.actions.len() {
             match std::mem::replace(&mut self.actions[at], Action::Close) {
-                Action::Send(reply) => {
+                Action::Send(_, reply) => {
                     reply.head.get().write(
                         &mut self.sent,
                         &self.shared.wall.date,
@@ -89,8 +89,10 @@ impl Driver {
                     let answer = self.shared.caches.learn(Time::START, &work, found, &sites);
                     self.conn.handle(Time::START, Event::Disk(ticket, answer), &mut self.shared, &mut self.actions);
                 }
-                Action::Interim(_) | Action::HalfClose | Action::Close => panic!("unexpected action"),
-                Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd | Action::Log(_) => {
+                Action::Interim(_) | Action::Control(_) | Action::Cancel(_) | Action::HalfClose | Action::Close => {
+                    panic!("unexpected action")
+                }
+                Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd(_) | Action::Log(_) => {
                     panic!("unexpected action")
                 }
             }

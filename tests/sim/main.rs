@@ -1,6 +1,6 @@
 //! Everything in one seeded thread: server core, link, disk and client together, on simulated time.
 //!
-//! [`world`] drives connections as a server would, [`exchanges`] requests without a connection, [`files`] is the file
+//! [`world`] drives connections as a server would, [`exchanges`] requests without a connection, [`streams`] connections of HTTP/2, [`files`] is the file
 //! system behind its disk, [`client`] parses the responses and trusts nothing, [`oracle`] generates requests and
 //! checks the responses, [`application`] simulates applications. The other files are the tests, by what they
 //! test. Ten minutes of a connection pass in a millisecond.
@@ -19,4 +19,5 @@ mod oracle;
 mod pipelines;
 mod random_input;
 mod seed;
+mod streams;
 mod world;

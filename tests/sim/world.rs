@@ -446,7 +446,7 @@ impl World {
             let session = &mut self.sessions[n];
             assert!(session.closed.is_none(), "after closing: {action:?}");
             match action {
-                Action::Send(reply) => {
+                Action::Send(_, reply) => {
                     assert!(session.half_closed.is_none(), "a response after the half close");
                     assert!(session.open.is_none(), "a response within another one");
                     assert_eq!(reply.record.status, reply.head.get().status().0);
@@ -483,14 +483,15 @@ impl World {
                     assert!(session.open.is_none(), "an interim response within another one");
                     session.put(self.now, Piece::Bytes(bytes.to_vec(), 0));
                 }
-                Action::Piece(bytes, framed) => {
+                Action::Piece(_, bytes, framed) => {
                     assert!(session.open.is_some() && framed <= bytes.len() && !bytes.is_empty());
                     session.put(self.now, Piece::Bytes(bytes, 0));
                 }
-                Action::PieceEnd => {
+                Action::PieceEnd(_) => {
                     let record = session.open.take().expect("an open body");
                     session.put(self.now, Piece::Record(record));
                 }
+                Action::Control(_) | Action::Cancel(_) => panic!("an action of HTTP/2"),
                 Action::Log(line) => self.logged.push(line),
                 Action::HalfClose => {
                     assert!(session.send_queue.is_empty() && session.half_closed.is_none());

@@ -62,13 +62,17 @@ pub enum Action<F> {
     Verify(Ticket, VerifyWork),
     /// Pass this to the application request with this ticket.
     App(Ticket, Input),
-    /// Send this response after all earlier ones.
-    Send(Reply<F>),
-    /// More of the body of the last response, which was
+    /// Send this response after all earlier ones of its lane.
+    Send(Lane, Reply<F>),
+    /// More of the body of the lane's last response, which was
     /// [`Body::Open`](crate::reply::Body::Open). The number counts the bytes that are framing.
-    Piece(Vec<u8>, usize),
+    Piece(Lane, Vec<u8>, usize),
     /// That body is complete.
-    PieceEnd,
+    PieceEnd(Lane),
+    /// Send these bytes, which belong to no response, before any response that has not begun to be sent.
+    Control(Vec<u8>),
+    /// Drop what a lane has to send.
+    Cancel(Lane),
     /// Write this line to the error log.
     Log(String),
     /// Send these bytes, which belong to no response.
@@ -78,6 +82,10 @@ pub enum Action<F> {
     /// Close the connection, and drop unsent data.
     Close,
 }
+
+/// A sequence of output: the stream of a response. HTTP/1 has one, number 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Lane(pub u32);
 
 /// Matches a result to its request; counted per connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

@@ -179,6 +179,11 @@ impl Exchange {
         matches!(self.state, State::App(_))
     }
 
+    /// Whether it is the application request with this ticket.
+    pub fn has_app_ticket(&self, ticket: Ticket) -> bool {
+        matches!(&self.state, State::App(app_request) if app_request.ticket == ticket)
+    }
+
     /// Whether the application's output is read before the client has received the earlier output.
     pub fn reads_ahead(&self) -> bool {
         matches!(&self.state, State::App(app_request) if app_request.reads_ahead())

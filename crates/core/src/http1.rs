@@ -21,7 +21,7 @@ use amped_http::h1::response::Connection;
 use amped_http::status::Status;
 use amped_units::Time;
 
-use crate::event::{Action, Event, Ticket};
+use crate::event::{Action, Event, Lane, Ticket};
 use crate::exchange::{Context, Exchange, Incoming, Progress, Protocol};
 use crate::file::{Content, FileHandle};
 use crate::limits::Limits;
@@ -31,6 +31,9 @@ use crate::shared_state::SharedState;
 
 /// Maximum bytes of small responses gathered in one batch before they are sent.
 const BATCH_BYTES: u64 = 256 * 1024;
+
+/// Responses are sent in the order of their requests.
+const LANE: Lane = Lane(0);
 
 /// A connection.
 #[derive(Debug)]
@@ -261,6 +264,21 @@ impl Conn {
     /// request. Otherwise connections that arrive in a burst would evict each other before they are served.
     pub fn may_give_way(&self, now: Time) -> bool {
         self.is_idle() && (self.wire.requests > 0 || now.since(self.wire.since) >= self.wire.first_bytes())
+    }
+
+    /// What has arrived of the first request, as long as nothing else has.
+    pub(crate) fn beginning(&self) -> Option<&[u8]> {
+        (self.wire.requests == 0 && matches!(self.state, State::Reading)).then_some(&self.pending)
+    }
+
+    /// Keeps the first bytes, which are not decided yet; the time for the first request runs.
+    pub(crate) fn keep_beginning(&mut self, bytes: &[u8]) {
+        self.pending.extend_from_slice(bytes);
+    }
+
+    /// Whether the transport is encrypted (TLS).
+    pub(crate) fn is_secure(&self) -> bool {
+        self.wire.secure
     }
 
     /// Whether it still needs the result with this ticket.
@@ -524,7 +542,7 @@ impl Wire {
         self.batched_bytes += body.len();
         self.heavy |= body.is_heavy();
         self.note_given(cx);
-        cx.actions.push(Action::Send(Reply { head, connection, hsts, body, record }));
+        cx.actions.push(Action::Send(LANE, Reply { head, connection, hsts, body, record }));
     }
 
     /// The time that a new connection has for its first request, while others could use its place.
@@ -618,16 +636,16 @@ impl<F> Protocol<F> for Wire {
             }
         };
         self.unsent = true;
-        cx.actions.push(Action::Piece(piece, framed));
+        cx.actions.push(Action::Piece(LANE, piece, framed));
     }
 
     fn finish(&mut self, cx: &mut Context<'_, F>) {
         let open = mem::replace(&mut self.open, Open::No);
         if open == Open::Chunked {
-            cx.actions.push(Action::Piece(LAST_CHUNK.to_vec(), LAST_CHUNK.len()));
+            cx.actions.push(Action::Piece(LANE, LAST_CHUNK.to_vec(), LAST_CHUNK.len()));
         }
         if open != Open::No {
-            cx.actions.push(Action::PieceEnd);
+            cx.actions.push(Action::PieceEnd(LANE));
             self.unsent = true;
         }
         self.after = match self.after {

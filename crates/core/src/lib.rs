@@ -19,7 +19,8 @@
 //! 7. `cache`: all caches of a loop; `shared_state`: the state shared by the connections of a loop.
 //! 8. `decide`: how a request is answered.
 //! 9. `exchange`: one request until its response is complete; `http1`: a
-//!    connection, which processes exchanges one after another.
+//!    connection, which processes exchanges one after another; `http2`: one which processes them side by side.
+//! 10. `connection`: either of them.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -30,6 +31,7 @@ extern crate std;
 pub mod app;
 pub mod auth;
 pub mod cache;
+pub mod connection;
 pub mod cors;
 pub mod deadline;
 mod decide;
@@ -40,6 +42,7 @@ pub mod forms;
 pub mod glob;
 pub mod headers;
 pub mod http1;
+pub mod http2;
 pub mod json;
 pub mod limits;
 pub mod listing;

@@ -108,6 +108,12 @@ pub struct Limits {
     /// Requests for many ranges are a known attack (RFC 9110, 14.2). 0 ignores the Range field.
     #[default(16)]
     pub max_ranges: usize,
+    /// Maximum concurrent requests of an HTTP/2 connection
+    ///
+    /// Further ones are refused, and repeated by browsers; RFC 9113, 6.5.2 recommends at least 100.
+    #[serde(with = "Positive")]
+    #[default(128)]
+    pub max_concurrent_streams: usize,
     /// Maximum pipelined responses per turn of the event loop
     #[serde(with = "Positive")]
     #[default(32)]

@@ -5,6 +5,8 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use amped_http::h2::fields::FieldList;
+use amped_http::h2::head::FlatHead;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{Budgets, Caches, SharedCaches};
@@ -29,8 +31,13 @@ pub struct SharedState<F> {
     pub counts: Counts,
     /// Timestamp of the request head, for a request that is timed.
     pub lap: PhaseTimes,
+    /// Whether connections may speak HTTP/2.
+    pub http2: bool,
     /// Scratch space for cleaning paths.
     pub(crate) scratch: Vec<u8>,
+    /// Scratch space for the decoded head of a request of HTTP/2.
+    pub(crate) fields: FieldList,
+    pub(crate) flat_head: FlatHead,
     /// Prepared error responses.
     pub(crate) errors: ReadyErrors,
 }
@@ -56,6 +63,27 @@ pub struct Counts {
     pub page_misses: u64,
     /// Requests that waited for a page already being generated for another request.
     pub page_collapsed: u64,
+    /// What is particular to HTTP/2.
+    pub http2: Http2Counts,
+}
+
+/// Counters of HTTP/2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Http2Counts {
+    /// Connections that began.
+    pub connections: u64,
+    /// Streams opened by clients, including refused ones.
+    pub streams: u64,
+    /// Streams that clients have reset before their responses were complete.
+    pub cancelled: u64,
+    /// Streams reset because of an error, by the client or the server.
+    pub failed: u64,
+    /// Streams refused because too many were open.
+    pub refused: u64,
+    /// Connections closed because of an error of the client.
+    pub connection_errors: u64,
+    /// Connections closed because the client had spent its budget of resets and empty frames.
+    pub floods: u64,
 }
 
 /// The timestamp at which a request's head was parsed, the one phase boundary inside a call. The core has no clock; the
@@ -92,7 +120,10 @@ impl<F> SharedState<F> {
             records: Records::default(),
             counts: Counts::default(),
             lap: PhaseTimes::default(),
+            http2: true,
             scratch: Vec::new(),
+            fields: FieldList::new(0, 0),
+            flat_head: FlatHead::new(),
             errors: ReadyErrors::default(),
         }
     }

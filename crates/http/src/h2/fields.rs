@@ -38,6 +38,12 @@ impl FieldList {
         FieldList { bytes, ends, size: 0, count: 0, has_cookie: false, limit_bytes, limit_fields }
     }
 
+    /// Begins an empty list with these limits; keeps the memory.
+    pub fn start(&mut self, limit_bytes: usize, limit_fields: usize) {
+        self.clear();
+        (self.limit_bytes, self.limit_fields) = (limit_bytes, limit_fields);
+    }
+
     /// Removes all fields; keeps the memory.
     pub fn clear(&mut self) {
         self.bytes.clear();

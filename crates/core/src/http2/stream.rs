@@ -1,0 +1,206 @@
+//! A stream: one exchange, its request body, and the state of its response.
+
+use alloc::vec::Vec;
+use core::mem;
+
+use amped_http::h1::request::{Framing, Request, Version};
+use amped_http::h1::response::Connection;
+use amped_http::h2::frame::{self, StreamId};
+use amped_http::h2::hpack;
+use amped_http::priority::Priority;
+use amped_units::Time;
+
+use crate::event::{Action, Lane, Ticket, Work};
+use crate::exchange::{Context, Exchange, Protocol};
+use crate::http2::schedule::{SendState, Slot};
+use crate::reply::{Reply, Response, ScriptFraming};
+
+/// An open stream.
+#[derive(Debug)]
+pub(super) struct Stream {
+    /// The request in progress; `None` once its response has been decided.
+    pub(super) exchange: Option<alloc::boxed::Box<Exchange>>,
+    /// A lookup that waits until fewer of the connection's are in progress.
+    pub(super) deferred: Option<(Ticket, Work)>,
+    pub(super) side: Side,
+}
+
+impl AsRef<Slot> for Stream {
+    fn as_ref(&self) -> &Slot {
+        &self.side.slot
+    }
+}
+
+/// The stream as seen by its exchange and by the sender.
+#[derive(Debug)]
+pub(super) struct Side {
+    pub(super) id: StreamId,
+    pub(super) slot: Slot,
+    /// When it last made progress.
+    pub(super) since: Time,
+    /// Its request body, as far as it has not been passed to the exchange.
+    pub(super) body: Vec<u8>,
+    /// Whether the end of the body has not been passed to the exchange yet.
+    pub(super) body_left: bool,
+    /// Whether the client has sent the end (END_STREAM).
+    pub(super) client_ended: bool,
+    /// Whether the rest of the body is discarded.
+    pub(super) skips_body: bool,
+    /// Bytes of body that must still arrive, if the request has told its length.
+    pub(super) length_left: Option<u64>,
+    /// Bytes that the client may still send.
+    pub(super) receive_window: i64,
+    /// Bytes received and consumed that the client has not been told of.
+    pub(super) consumed: u32,
+    pub(super) response: ResponseState,
+    /// Whether all of it was sent.
+    pub(super) is_sent: bool,
+}
+
+/// The state of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ResponseState {
+    /// None yet.
+    Awaited,
+    /// Its head was queued; its body follows in pieces.
+    Open,
+    /// All of it was queued.
+    Complete,
+    /// It was abandoned: the stream must be reset.
+    Aborted,
+}
+
+impl Side {
+    pub(super) fn new(id: StreamId, priority: Priority, (send, receive): (i64, i64), now: Time) -> Side {
+        Side {
+            id,
+            slot: Slot::new(priority, send),
+            since: now,
+            body: Vec::new(),
+            body_left: false,
+            client_ended: true,
+            skips_body: false,
+            length_left: None,
+            receive_window: receive,
+            consumed: 0,
+            response: ResponseState::Awaited,
+            is_sent: false,
+        }
+    }
+
+    /// The request has a body of this framing.
+    pub(super) fn expects(&mut self, framing: Framing) {
+        self.body_left = framing != Framing::None;
+        self.length_left = match framing {
+            // An empty body, whose end may still have to arrive.
+            Framing::None => Some(0),
+            Framing::Length(length) => Some(length),
+            Framing::Chunked => None,
+        };
+    }
+
+    /// The name of its output in actions.
+    pub(super) fn lane(&self) -> Lane {
+        Lane(self.id.0)
+    }
+
+    /// Something was queued to be sent.
+    fn note_queued(&mut self, now: Time) {
+        self.since = now;
+        if self.slot.state == SendState::Empty {
+            self.slot.state = SendState::Unlimited;
+        }
+    }
+}
+
+/// The parts of a connection that the exchanges of its streams use.
+#[derive(Debug, Default)]
+pub(super) struct Common {
+    pub(super) last_ticket: u32,
+    /// Whether the client has closed its side.
+    pub(super) ended: bool,
+}
+
+/// How an exchange reaches its stream.
+pub(super) struct Wire<'a> {
+    pub(super) common: &'a mut Common,
+    pub(super) side: &'a mut Side,
+}
+
+impl Wire<'_> {
+    fn send<F>(&mut self, cx: &mut Context<'_, F>, response: Response<F>, state: ResponseState) {
+        let Response { head, hsts, body, record } = response;
+        self.side.response = state;
+        self.side.note_queued(cx.now);
+        let reply = Reply { head, connection: Connection::Persists, hsts, body, record };
+        cx.actions.push(Action::Send(self.side.lane(), reply));
+    }
+}
+
+impl<F> Protocol<F> for Wire<'_> {
+    fn next_ticket(&mut self) -> Ticket {
+        self.common.last_ticket = self.common.last_ticket.wrapping_add(1);
+        Ticket(self.common.last_ticket)
+    }
+
+    fn has_left(&self) -> bool {
+        self.common.ended
+    }
+
+    fn awaits_body(&self) -> bool {
+        self.side.body_left && !self.side.skips_body
+    }
+
+    fn skip_body(&mut self) {
+        self.side.skips_body |= self.side.body_left;
+    }
+
+    fn proceed(&mut self, cx: &mut Context<'_, F>) {
+        // RFC 9113, 8.1: an interim response is a head of its own. It precedes all data, as control frames do.
+        let (mut block, mut bytes) = (Vec::new(), Vec::new());
+        hpack::write_status(&mut block, 100);
+        frame::headers(&mut bytes, self.side.id, &block, false, frame::FRAME_BYTES);
+        cx.actions.push(Action::Control(bytes));
+    }
+
+    fn open_ended(&self, _: Version) -> ScriptFraming {
+        ScriptFraming::UntilClose
+    }
+
+    fn respond(&mut self, cx: &mut Context<'_, F>, _: &Request<'_>, response: Response<F>) {
+        Protocol::<F>::skip_body(self);
+        self.send(cx, response, ResponseState::Complete);
+    }
+
+    fn begin_response(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        _: &Request<'_>,
+        response: Response<F>,
+        framing: ScriptFraming,
+    ) {
+        let state = match framing {
+            ScriptFraming::None => ResponseState::Complete,
+            ScriptFraming::Length(_) | ScriptFraming::Chunked | ScriptFraming::UntilClose => ResponseState::Open,
+        };
+        self.send(cx, response, state);
+    }
+
+    fn piece(&mut self, cx: &mut Context<'_, F>, bytes: &[u8]) {
+        if self.side.response == ResponseState::Open && !bytes.is_empty() {
+            self.side.note_queued(cx.now);
+            cx.actions.push(Action::Piece(self.side.lane(), bytes.to_vec(), 0));
+        }
+    }
+
+    fn finish(&mut self, cx: &mut Context<'_, F>) {
+        if mem::replace(&mut self.side.response, ResponseState::Complete) == ResponseState::Open {
+            self.side.note_queued(cx.now);
+            cx.actions.push(Action::PieceEnd(self.side.lane()));
+        }
+    }
+
+    fn abort(&mut self) {
+        self.side.response = ResponseState::Aborted;
+    }
+}
