@@ -436,6 +436,13 @@ figures! {
     counts.disk_questions: Counter Things "disk_questions" "" "Lookups passed to the disk side.",
     counts.shed: Counter Things "requests_shed" "" "Requests refused with 503 because the disk queue was full.",
     counts.page_collapsed: Counter Things "pages_shared" "" "Requests that waited for a page generated for another request.",
+    counts.http2.connections: Counter Things "http2_connections" "" "Connections that began with HTTP/2.",
+    counts.http2.streams: Counter Things "http2_streams" "" "Streams of HTTP/2 that clients have opened.",
+    counts.http2.cancelled: Counter Things "http2_resets" "reason=\"cancelled\"" "Streams of HTTP/2 that were reset.",
+    counts.http2.failed: Counter Things "http2_resets" "reason=\"error\"" "Streams of HTTP/2 that were reset.",
+    counts.http2.refused: Counter Things "http2_resets" "reason=\"refused\"" "Streams of HTTP/2 that were reset.",
+    counts.http2.connection_errors: Counter Things "http2_connection_errors" "reason=\"protocol\"" "Connections of HTTP/2 closed for an error of the client.",
+    counts.http2.floods: Counter Things "http2_connection_errors" "reason=\"flood\"" "Connections of HTTP/2 closed for an error of the client.",
     accepted: Counter Things "connections_accepted" "" "Connections accepted.",
     broken: Counter Things "connections_broken" "" "Connections closed in the middle of a response.",
     connections: Gauge Things "connections" "" "Open connections.",
@@ -656,7 +663,10 @@ mod tests {
                     families.push(figure);
                 }
             }
-            assert!(figure.name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "{figure:?}");
+            assert!(
+                figure.name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
+                "{figure:?}"
+            );
             assert!(figure.help.ends_with('.'), "{figure:?}");
         }
     }

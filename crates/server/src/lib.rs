@@ -5,7 +5,7 @@
 //!
 //! Files import downwards only, so that each can be read without its users. From the ground up:
 //!
-//! 1. `say`, `clock`, `token`, `slots`, `mailbox`, `counters`: used everywhere; they
+//! 1. `say`, `clock`, `token`, `slots`, `few`, `mailbox`, `counters`: used everywhere; they
 //!    import nothing of the server but each other.
 //! 2. `config::settings`: the checked values that all others read.
 //! 3. `open_file`, `notes`, `residency`, `metrics`, `access_log`, `passwords`:
@@ -38,6 +38,7 @@ pub mod descriptors;
 pub mod disk;
 pub mod elements;
 pub mod event_loop;
+pub mod few;
 pub mod handshakes;
 pub mod helper;
 pub mod listen;

@@ -20,6 +20,8 @@
 //! is the first edit in place of an older file while its last bytes are in transit. A mapped file that has become
 //! shorter causes an error of the call, not a signal.
 
+pub mod streams;
+
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -98,6 +100,8 @@ enum Chunk {
     Text(usize),
     /// The same, for bytes that do not belong to a response.
     Interim(usize),
+    /// The same, for the header block of a response of HTTP/2.
+    Head(usize),
     Memory(Arc<Content<OpenFile>>, Range<usize>),
     Shared(Arc<Vec<u8>>, Range<usize>),
     File(Arc<Content<OpenFile>>, Range<u64>),
@@ -140,6 +144,8 @@ pub struct Sender {
     spare: Vec<Box<SendQueue>>,
     /// Buffer for windows of recently changed files.
     window: Vec<u8>,
+    /// Buffer for frames of HTTP/2.
+    pub(crate) frames: Vec<u8>,
     /// Buffers of TLS sessions.
     pub(crate) tls: Buffers,
     /// A file that has not changed for longer is sent by sendfile; a newer one is copied. Editors, and people,
@@ -317,6 +323,7 @@ impl Sender {
         Sender {
             spare: Vec::new(),
             window: vec![0; WINDOW as usize],
+            frames: Vec::new(),
             tls: Buffers::new(defers_hello(generation)),
             sendfile_min_age: generation.settings.send.sendfile_min_age,
             uses_sendfile: generation.settings.optimise.sendfile,
@@ -329,6 +336,11 @@ impl Sender {
             content: generation.settings.send.content,
             mapped: generation.disk.mapped().clone(),
         }
+    }
+
+    /// Sets the time of this turn.
+    pub fn set_time(&mut self, now: Time, wall_seconds: i64) {
+        (self.now, self.wall_seconds, self.tls.now) = (now, wall_seconds, now);
     }
 
     /// Returns how heads are written.
@@ -482,8 +494,7 @@ impl SendQueue {
     ) -> Progress {
         let mut windows = 0;
         let mut encrypted = 0;
-        (sender.now, sender.wall_seconds) = (log_context.now, log_context.wall.seconds);
-        sender.tls.now = sender.now;
+        sender.set_time(log_context.now, log_context.wall.seconds);
         loop {
             if let Err(error) = transport.flush() {
                 match error.kind() {
@@ -614,7 +625,7 @@ impl SendQueue {
         for chunk in &self.chunks {
             let bytes = match chunk {
                 // Texts are adjacent: those of a batch of small responses make one piece.
-                Chunk::Text(length) | Chunk::Interim(length) => {
+                Chunk::Text(length) | Chunk::Interim(length) | Chunk::Head(length) => {
                     text_at += length;
                     continue;
                 }
@@ -665,7 +676,7 @@ impl SendQueue {
                     self.reply_sent += taken;
                     *length as u64
                 }
-                Some(Chunk::Interim(length)) => {
+                Some(Chunk::Interim(length) | Chunk::Head(length)) => {
                     let taken = count.min(*length as u64);
                     *length -= taken as usize;
                     self.text_at += taken as usize;

@@ -29,7 +29,7 @@ use crate::ocsp::UnusableResponse;
 use crate::reread::Reread;
 use crate::say;
 use crate::tickets::Tickets;
-use crate::transport::tls::Tls;
+use crate::transport::tls::{HTTP1, HTTP2, Tls};
 
 /// The parameters of new TLS sessions.
 #[derive(Clone, Debug)]
@@ -39,6 +39,7 @@ pub struct TlsConfig {
     certificates: Arc<Certificates>,
     tickets: Arc<Tickets>,
     verifies_clients: bool,
+    http2: bool,
 }
 
 /// What new sessions begin with.
@@ -75,7 +76,8 @@ impl TlsConfig {
         let certificates = Arc::new(Certificates::new(settings));
         let client_auth = settings.client_auth.clone();
         client_auth.iter().filter_map(|auth| auth.crls.as_ref()).for_each(report_expired);
-        let mut config = server_config(&certificates, &tickets, client_auth.as_ref()).map_err(cannot)?;
+        let mut config =
+            server_config(&certificates, &tickets, client_auth.as_ref(), settings.http2).map_err(cannot)?;
         if settings.tls.key_log {
             let path = env::var_os("SSLKEYLOGFILE");
             let path = path.ok_or("`tls.key_log` needs a path in the environment variable SSLKEYLOGFILE")?;
@@ -84,7 +86,7 @@ impl TlsConfig {
         }
         let verifies_clients = client_auth.is_some();
         let new_sessions = Arc::new(RwLock::new(NewSessions { config: Arc::new(config), client_auth }));
-        Ok(Some(TlsConfig { new_sessions, certificates, tickets, verifies_clients }))
+        Ok(Some(TlsConfig { new_sessions, certificates, tickets, verifies_clients, http2: settings.http2 }))
     }
 
     /// Returns whether no key is an RSA key, whose signatures take ten times as long as others.
@@ -145,7 +147,8 @@ impl TlsConfig {
             changes.iter().for_each(|change| report_crls(crls, change, when == Reread::WhenSettled));
         }
         let is_change = changes.iter().any(CrlChange::is_change);
-        let config = is_change.then(|| server_config(&self.certificates, &self.tickets, Some(&client_auth)));
+        let config =
+            is_change.then(|| server_config(&self.certificates, &self.tickets, Some(&client_auth), self.http2));
         let mut new_sessions = self.new_sessions.write().unwrap_or_else(PoisonError::into_inner);
         match config {
             Some(Ok(mut config)) => {
@@ -169,6 +172,7 @@ fn server_config(
     certificates: &Arc<Certificates>,
     tickets: &Tickets,
     client_auth: Option<&ClientAuth>,
+    http2: bool,
 ) -> Result<ServerConfig, rustls::Error> {
     let config =
         ServerConfig::builder_with_provider(Arc::new(default_provider())).with_safe_default_protocol_versions()?;
@@ -177,7 +181,8 @@ fn server_config(
         None => config.with_no_client_auth(),
     };
     let mut config = config.with_cert_resolver(Arc::clone(certificates) as _);
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    // RFC 7301, 3.2: the first one that the client offers too is chosen.
+    config.alpn_protocols = if http2 { vec![HTTP2.to_vec(), HTTP1.to_vec()] } else { vec![HTTP1.to_vec()] };
     // A ticket resumes a session without verifying the client again.
     config.ticketer = Arc::new(tickets.bound_to(&client_auth.map(ClientAuth::identity).unwrap_or_default()));
     // Sessions are resumed by tickets, which all loops and processes can decrypt.

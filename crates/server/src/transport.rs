@@ -22,7 +22,7 @@ use amped_sys::socket;
 use amped_units::Time;
 
 pub use self::tls::Received;
-use self::tls::{Buffers, Tls};
+use self::tls::{Buffers, HTTP2, Tls};
 use crate::counters::{HandshakeFailure, Negotiated};
 
 /// The transport of one connection.
@@ -63,6 +63,11 @@ impl Transport {
     /// Returns the parameters of the TLS session, once the handshake is complete.
     pub fn negotiated(&self) -> Option<&Negotiated> {
         if let Session::Tls(tls) = &self.session { tls.negotiated() } else { None }
+    }
+
+    /// Returns whether the client has chosen HTTP/2 in the TLS handshake.
+    pub fn has_chosen_http2(&self) -> bool {
+        matches!(&self.session, Session::Tls(tls) if tls.has_chosen(HTTP2))
     }
 
     /// Returns the parameters of a TLS session whose handshake has just been completed, and how long that took; only once.

@@ -8,17 +8,18 @@
 //! a bounded number of windows. Unfinished connections are requeued behind the others.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use amped_core::app::Input;
 use amped_core::auth::Verdict;
-use amped_core::event::{Action, Answer, Delay, Event, Ticket, Trouble, VerifyWork, Work};
+use amped_core::connection::Conn;
+use amped_core::event::{Action, Answer, Delay, Event, Lane, Ticket, Trouble, VerifyWork, Work};
 use amped_core::file::Content;
-use amped_core::http1::Conn;
 use amped_core::shared_state::SharedState;
 use amped_sys::clock;
 use amped_units::Time;
@@ -29,6 +30,7 @@ use crate::clock::{Clock, wall};
 use crate::config::settings::LogFormat;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::TlsCounts;
+use crate::few::Few;
 use crate::handshakes::{Handshake, Handshakes};
 use crate::mailbox::Mailbox;
 use crate::message::Message;
@@ -37,6 +39,7 @@ use crate::open_file::OpenFile;
 use crate::passwords::ledger::Client;
 use crate::passwords::verifier::{self, PendingVerdict};
 use crate::say;
+use crate::send::streams::{ColdRange, GATHERED, Outbox};
 use crate::send::{LogContext, Probes, Progress, SendQueue, Sender};
 use crate::tls_config::TlsConfig;
 use crate::token::Token;
@@ -62,9 +65,9 @@ pub trait DiskAccess {
     /// Withdraws a lookup: the connection no longer waits for the result.
     fn withdraw(&mut self, requester: Token, ticket: Ticket, work: &Work);
 
-    /// Reads this range of a file into memory, and notifies the worker. Returns `false` if no helper is available.
-    /// Never called without [`PROBES`](DiskAccess::PROBES).
-    fn warm(&mut self, requester: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool;
+    /// Reads this range of a file into memory, for a lane of a connection, and notifies the worker. Returns `false` if no
+    /// helper is available. Never called without [`PROBES`](DiskAccess::PROBES).
+    fn warm(&mut self, requester: (Token, Lane), content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool;
 }
 
 /// The result of [`DiskAccess::ask`].
@@ -84,6 +87,8 @@ pub struct Connection {
     pub(crate) peer: Peer,
     /// `None` when there is nothing to send.
     pub(crate) send_queue: Option<Box<SendQueue>>,
+    /// What it has to send in HTTP/2, in place of the send queue.
+    pub(crate) outbox: Option<Box<Outbox>>,
     /// The earliest time at which the timer wheel will report this connection.
     pub(crate) armed: Time,
     /// Bytes sent but not acknowledged when the socket was last found full.
@@ -102,12 +107,12 @@ pub struct Connection {
     pub(crate) queued: bool,
     /// The times of its request, if it is sampled.
     pub(crate) timing: Option<Box<Timing>>,
-    /// The application that handles its request.
-    pub(crate) app: Option<Box<AppRequest>>,
+    /// The applications that handle its requests; at most one in HTTP/1.
+    pub(crate) apps: Few<Box<AppRequest>>,
     /// Its addresses; set when an application first needs them.
     pub(crate) ends: Option<Arc<Ends>>,
-    /// Since when it waits for the verdict on a password.
-    pub(crate) pending_verdict: Option<(Time, Arc<PendingVerdict>)>,
+    /// The verdicts on passwords that it waits for, and since when.
+    pub(crate) pending_verdicts: Few<(Ticket, Time, Arc<PendingVerdict>)>,
 }
 
 impl Connection {
@@ -118,6 +123,7 @@ impl Connection {
             transport,
             peer: Peer::new(address),
             send_queue: None,
+            outbox: None,
             armed: Time::NEVER,
             unacknowledged: 0,
             // Often the request has already arrived.
@@ -128,20 +134,30 @@ impl Connection {
             fetched: (0, 0),
             queued: false,
             timing: None,
-            app: None,
+            apps: Few::new(),
             ends: None,
-            pending_verdict: None,
+            pending_verdicts: Few::new(),
         }
     }
 
     /// Returns whether there is something to send.
     pub(crate) fn has_output(&self) -> bool {
-        self.transport.has_unsent() || self.send_queue.as_ref().is_some_and(|send_queue| !send_queue.is_empty())
+        self.transport.has_unsent()
+            || self.send_queue.as_ref().is_some_and(|send_queue| !send_queue.is_empty())
+            || self.outbox.as_ref().is_some_and(|outbox| outbox.has_unsent())
+            || self.conn.next_lane().is_some()
     }
 
     /// Returns whether it waits for its client, and for nothing else.
     pub(crate) fn waits_for_client(&self) -> bool {
-        self.pending_verdict.is_none() && (self.has_output() || self.conn.wants_bytes())
+        let waits_for_app = matches!(self.conn, Conn::Http2(_)) && !self.apps.is_empty();
+        !waits_for_app && self.pending_verdicts.is_empty() && (self.has_output() || self.conn.wants_bytes())
+    }
+
+    /// Takes out the application request with this ticket.
+    pub(crate) fn take_app(&mut self, ticket: Ticket) -> Option<Box<AppRequest>> {
+        let at = self.apps.iter().position(|app| app.ticket() == ticket)?;
+        Some(self.apps.swap_remove(at))
     }
 
     /// Returns whether there may be data that it takes.
@@ -155,7 +171,8 @@ impl Connection {
         self.conn.heap_bytes()
             + self.transport.heap_bytes()
             + send_queue
-            + self.app.as_ref().map_or(0, |app| app.heap_bytes())
+            + self.outbox.as_ref().map_or(0, |outbox| outbox.heap_bytes())
+            + self.apps.iter().map(|app| app.heap_bytes()).sum::<usize>()
     }
 }
 
@@ -205,6 +222,28 @@ impl LoopContext {
     }
 }
 
+impl LoopContext {
+    /// Returns the sender, and what the access log needs for a connection.
+    pub(crate) fn log_context<'a>(
+        &'a mut self,
+        (transport, peer, timing): (&Transport, &'a Peer, &'a mut Option<Box<Timing>>),
+        now: Time,
+    ) -> (&'a mut Sender, LogContext<'a>) {
+        let log_context = LogContext {
+            // Only JSON lines contain the time taken; for these the clock is read again.
+            now: if self.log.format() == LogFormat::Json { self.clock.now() } else { now },
+            log: &mut self.log,
+            peer,
+            tls: transport.negotiated().cloned(),
+            records: &mut self.shared.records,
+            wall: &self.shared.wall,
+            meter: &mut self.meter,
+            timing,
+        };
+        (&mut self.sender, log_context)
+    }
+}
+
 /// Wall clock refresh interval; Date is late by no more.
 const WALL_STEP: Duration = Duration::from_millis(20);
 
@@ -230,6 +269,19 @@ enum Sent {
     /// There is more to do, after a turn of the other connections.
     Yields,
 }
+
+/// The result of sending gathered frames.
+enum Gathered {
+    /// Some were sent.
+    Sent,
+    /// There was nothing more to send.
+    All,
+    /// The socket is full.
+    Full,
+}
+
+/// The lane of all responses of HTTP/1.
+const HTTP1: Lane = Lane(0);
 
 /// A connection during its turn.
 pub(crate) struct Turn<'a, D> {
@@ -265,12 +317,12 @@ impl<D: DiskAccess> Turn<'_, D> {
             }
             match self.send()? {
                 Sent::All => batches += 1,
-                Sent::Nothing | Sent::Waits if self.poll_app() => batches += 1,
+                Sent::Nothing | Sent::Waits if self.poll_apps() => batches += 1,
                 Sent::Nothing | Sent::Waits => break Rest::Nothing,
                 Sent::Yields => break Rest::ComesAgain,
             }
         };
-        self.connection.app.take_if(|app| app.is_over());
+        self.connection.apps.retain(|app| !app.is_over());
         self.end_timing();
         match rest {
             Rest::Nothing if self.connection.may_receive() => Ok(Rest::ComesAgain),
@@ -318,6 +370,9 @@ impl<D: DiskAccess> Turn<'_, D> {
         };
         if let Some((negotiated, time)) = connection.transport.take_completed(self.now) {
             context.tls.add(negotiated, time);
+            if connection.transport.has_chosen_http2() {
+                connection.conn.speak_http2(self.now, &context.shared.limits, self.actions);
+            }
         }
         // A short read has drained the socket, and epoll will report new data (epoll(7), "short read"). The end of the
         // stream is reported only once.
@@ -357,27 +412,23 @@ impl<D: DiskAccess> Turn<'_, D> {
         // The list grows during the loop: an answer of the disk results in further actions.
         while at < self.actions.len() {
             match std::mem::replace(&mut self.actions[at], Action::Close) {
-                Action::Send(reply) => {
+                Action::Send(HTTP1, reply) => {
                     let style = self.context.sender.style();
                     let send_queue = self.connection.send_queue.get_or_insert_with(|| self.context.sender.send_queue());
                     send_queue.put(reply, self.now, &self.context.shared.wall, style);
                 }
-                Action::Interim(bytes) => self.send_queue().put_interim(bytes),
-                Action::Piece(bytes, framed) => self.send_queue().put_piece(&bytes, framed),
-                Action::PieceEnd => self.connection.send_queue.iter_mut().for_each(|send_queue| send_queue.put_end()),
-                Action::App(ticket, input) => {
-                    let Turn { connection, context, .. } = self;
-                    let Connection { transport, ends, .. } = connection;
-                    let ends = || {
-                        let of = || Arc::new(Ends::of(transport.as_fd(), transport.negotiated().cloned()));
-                        Arc::clone(ends.get_or_insert_with(of))
-                    };
-                    let config = context.generation.app_context();
-                    let said = context.apps.take(&mut connection.app, self.token, (ticket, input), ends, &config);
-                    if let Some(output) = said {
-                        self.handle(Event::App(ticket, output));
-                    }
+                Action::Send(lane, reply) => {
+                    let style = self.context.sender.style();
+                    let outbox = self.connection.outbox.get_or_insert_default();
+                    let queue = outbox.queue(lane, &mut self.context.sender);
+                    queue.put_stream(reply, &self.context.shared.wall, style);
                 }
+                Action::Interim(bytes) => self.send_queue(HTTP1).put_interim(bytes),
+                Action::Piece(lane, bytes, framed) => self.send_queue(lane).put_piece(&bytes, framed),
+                Action::PieceEnd(lane) => self.send_queue(lane).put_end(),
+                Action::Control(bytes) => self.connection.outbox.get_or_insert_default().put_control(&bytes),
+                Action::Cancel(lane) => self.cancel(lane),
+                Action::App(ticket, input) => self.pass_to_app(ticket, input),
                 Action::Verify(ticket, work) => self.verify(ticket, work),
                 Action::Disk(ticket, work) => self.ask_disk(ticket, &work),
                 Action::Log(line) => say!("{line}"),
@@ -390,8 +441,37 @@ impl<D: DiskAccess> Turn<'_, D> {
         Ok(())
     }
 
-    fn send_queue(&mut self) -> &mut SendQueue {
-        self.connection.send_queue.get_or_insert_with(|| self.context.sender.send_queue())
+    fn send_queue(&mut self, lane: Lane) -> &mut SendQueue {
+        let Turn { connection, context, .. } = self;
+        match lane {
+            HTTP1 => connection.send_queue.get_or_insert_with(|| context.sender.send_queue()),
+            _ => connection.outbox.get_or_insert_default().queue(lane, &mut context.sender),
+        }
+    }
+
+    /// Drops what a lane has to send.
+    fn cancel(&mut self, lane: Lane) {
+        let Turn { connection, context, now, .. } = self;
+        let Connection { outbox: Some(outbox), transport, peer, timing, .. } = &mut **connection else { return };
+        let (sender, mut log_context) = context.log_context((transport, peer, timing), *now);
+        outbox.cancel(lane, sender, &mut log_context);
+    }
+
+    /// Passes input to an application.
+    fn pass_to_app(&mut self, ticket: Ticket, input: Input) {
+        let Turn { connection, context, .. } = self;
+        let mut app = connection.take_app(ticket);
+        let Connection { transport, ends, apps, .. } = &mut **connection;
+        let ends = || {
+            let of = || Arc::new(Ends::of(transport.as_fd(), transport.negotiated().cloned()));
+            Arc::clone(ends.get_or_insert_with(of))
+        };
+        let config = context.generation.app_context();
+        let output = context.apps.take(&mut app, self.token, (ticket, input), ends, &config);
+        app.into_iter().for_each(|app| apps.push(app));
+        if let Some(output) = output {
+            self.handle(Event::App(ticket, output));
+        }
     }
 
     /// Starts disk work, or completes it at once.
@@ -432,16 +512,16 @@ impl<D: DiskAccess> Turn<'_, D> {
                 if connection.ending {
                     pending.note_client_closed();
                 }
-                connection.pending_verdict = Some((self.now, pending));
+                connection.pending_verdicts.push((ticket, self.now, pending));
                 Event::Late(ticket, Delay::Disk)
             }
         };
         self.handle(event);
     }
 
-    /// Polls the connection's application, if it has one. Returns whether there may be more to do.
-    fn poll_app(&mut self) -> bool {
-        if self.connection.app.is_none() {
+    /// Polls the connection's applications. Returns whether there may be more to do.
+    fn poll_apps(&mut self) -> bool {
+        if self.connection.apps.is_empty() {
             return false;
         }
         if self.connection.ending && !self.connection.conn.wants_bytes() {
@@ -449,9 +529,21 @@ impl<D: DiskAccess> Turn<'_, D> {
             self.handle(Event::Ended);
             return true;
         }
+        // An application's output may end it, or another; the list is only extended by actions, which follow.
+        let mut is_more = false;
+        for at in (0..self.connection.apps.len()).rev() {
+            is_more |= self.poll_app(at);
+        }
+        is_more
+    }
+
+    fn poll_app(&mut self, at: usize) -> bool {
         let Turn { connection, context, .. } = self;
-        let wants_output = connection.conn.wants_output();
-        match context.apps.turn(&mut connection.app, self.token, self.now, wants_output, &mut context.buffer) {
+        let mut app = Some(connection.apps.swap_remove(at));
+        let wants_output = app.as_ref().is_some_and(|app| connection.conn.wants_output(app.ticket()));
+        let result = context.apps.turn(&mut app, self.token, self.now, wants_output, &mut context.buffer);
+        app.into_iter().for_each(|app| connection.apps.push(app));
+        match result {
             TurnResult::Nothing => return false,
             TurnResult::Again => {}
             TurnResult::Output(ticket, output) => {
@@ -463,6 +555,9 @@ impl<D: DiskAccess> Turn<'_, D> {
 
     /// Sends from the send queue, and notifies the connection.
     fn send(&mut self) -> Result<Sent, Dead> {
+        if matches!(self.connection.conn, Conn::Http2(_)) {
+            return self.send_streams();
+        }
         let Turn { connection, context, now, .. } = self;
         let has_unsent = connection.transport.has_unsent();
         let is_empty = connection.send_queue.as_ref().is_none_or(|send_queue| send_queue.is_empty());
@@ -484,21 +579,12 @@ impl<D: DiskAccess> Turn<'_, D> {
                 Err(_) => Err(Dead),
             };
         };
-        let mut log_context = LogContext {
-            // Only JSON lines contain the time taken; for these the clock is read again.
-            now: if context.log.format() == LogFormat::Json { context.clock.now() } else { *now },
-            log: &mut context.log,
-            peer: &connection.peer,
-            tls: connection.transport.negotiated().cloned(),
-            records: &mut context.shared.records,
-            wall: &context.shared.wall,
-            meter: &mut context.meter,
-            timing: &mut connection.timing,
-        };
+        let (sender, mut log_context) =
+            context.log_context((&connection.transport, &connection.peer, &mut connection.timing), *now);
         // A window that has just been fetched is sent without another probe: it may have been evicted in the meantime,
         // and some file systems cannot report that, but it must make progress eventually.
         let probes = if D::PROBES { Probes::All { fetched: connection.fetched.0 } } else { Probes::None };
-        let progress = send_queue.pump(&mut connection.transport, &mut context.sender, probes, &mut log_context);
+        let progress = send_queue.pump(&mut connection.transport, sender, probes, &mut log_context);
         match &progress {
             Progress::Cold(_, range) if range.start == connection.fetched.1 => {}
             Progress::Cold(_, range) => connection.fetched = (0, range.start),
@@ -527,12 +613,138 @@ impl<D: DiskAccess> Turn<'_, D> {
         }
     }
 
+    /// Sends frames of HTTP/2, a bounded number in a turn, and notifies the connection.
+    fn send_streams(&mut self) -> Result<Sent, Dead> {
+        if !self.connection.has_output() {
+            return Ok(Sent::Nothing);
+        }
+        if !self.connection.writable {
+            return Ok(Sent::Waits);
+        }
+        for _ in 0..GATHERS_A_TURN {
+            match self.send_gathered()? {
+                Gathered::Sent => {}
+                Gathered::All => {
+                    self.handle(Event::Sent { all: true });
+                    return Ok(Sent::All);
+                }
+                Gathered::Full => {
+                    self.connection.writable = false;
+                    self.connection.unacknowledged = self.connection.transport.unacknowledged();
+                    self.handle(Event::Sent { all: false });
+                    return Ok(Sent::Waits);
+                }
+            }
+        }
+        self.handle(Event::Sent { all: false });
+        Ok(Sent::Yields)
+    }
+
+    /// Sends what the transport has not taken so far, or gathers frames and sends them.
+    fn send_gathered(&mut self) -> Result<Gathered, Dead> {
+        let mut gathered = std::mem::take(&mut self.context.sender.frames);
+        gathered.clear();
+        let result = self.fill_and_send(&mut gathered);
+        self.context.sender.frames = gathered;
+        let Turn { connection, context, now, .. } = self;
+        let Connection { outbox, transport, peer, timing, .. } = &mut **connection;
+        if let Some(outbox) = outbox {
+            let is_flushed = !transport.has_unsent();
+            let (_, mut log_context) = context.log_context((transport, peer, timing), *now);
+            outbox.log_sent(is_flushed, &mut log_context);
+        }
+        match result {
+            Ok(gathered) => Ok(gathered),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Gathered::Full),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Gathered::Sent),
+            Err(_) => Err(Dead),
+        }
+    }
+
+    fn fill_and_send(&mut self, gathered: &mut Vec<u8>) -> io::Result<Gathered> {
+        self.connection.transport.flush()?;
+        self.context.sender.set_time(self.now, self.context.shared.wall.seconds);
+        if let Some(outbox) = &mut self.connection.outbox
+            && !outbox.unsent().is_empty()
+        {
+            let unsent = [IoSlice::new(outbox.unsent())];
+            let count = self.connection.transport.send(&unsent, false, &mut self.context.sender.tls)?;
+            outbox.note_taken(count);
+            return Ok(Gathered::Sent);
+        }
+        self.gather(gathered);
+        if gathered.is_empty() {
+            return Ok(Gathered::All);
+        }
+        let sent = self.connection.transport.send(&[IoSlice::new(gathered)], false, &mut self.context.sender.tls);
+        let taken = match &sent {
+            Ok(count) => *count,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,
+            Err(_) => return sent.map(|_| Gathered::Sent),
+        };
+        self.context.meter.sent(taken as u64);
+        self.connection.outbox.get_or_insert_default().note_sent(gathered, taken);
+        sent.map(|_| Gathered::Sent)
+    }
+
+    /// Gathers frames of the lanes whose turn it is.
+    fn gather(&mut self, gathered: &mut Vec<u8>) {
+        let Turn { connection, context, now, .. } = self;
+        let Connection { conn, outbox: Some(outbox), .. } = &mut **connection else { return };
+        let mut cold_ranges = Vec::new();
+        loop {
+            outbox.draw_control(gathered);
+            if gathered.len() >= GATHERED {
+                break;
+            }
+            let Some((lane, most)) = conn.next_lane() else { break };
+            let wall = &context.shared.wall;
+            let (drawn, cold) = outbox.draw((lane, most), gathered, &mut context.sender, D::PROBES, wall);
+            conn.drew(*now, lane, drawn, self.actions);
+            cold_ranges.extend(cold);
+        }
+        for cold in cold_ranges {
+            self.fetch_for_lane(cold);
+        }
+    }
+
+    /// Has the next data of a lane read into memory.
+    fn fetch_for_lane(&mut self, cold: ColdRange) {
+        let Turn { connection, context, token, now, disk, .. } = self;
+        let Some(outbox) = &mut connection.outbox else { return };
+        let mut next = outbox.note_cold(cold, *now);
+        while let Some((lane, content, range)) = next.take() {
+            context.cold_windows += 1;
+            if !disk.warm((*token, lane), Arc::clone(&content), range.clone()) {
+                outbox.note_refused((lane, content, range));
+                context.retry_queue.push_back(*token);
+                context.ask_anew = context.ask_anew.min(*now + ASK_ANEW);
+            }
+        }
+    }
+
+    /// A helper has read the next data of a lane, as far as possible: it sends again, and another lane's data are fetched.
+    pub(crate) fn warm_lane(&mut self, lane: Lane) -> Option<Time> {
+        let Turn { connection, now, .. } = self;
+        connection.conn.warmed(*now, lane);
+        let (since, next) = connection.outbox.as_mut()?.note_warm(lane, *now);
+        next.into_iter().for_each(|cold| self.fetch_for_lane(cold));
+        since
+    }
+
+    /// Fetches data for which no helper was available.
+    pub(crate) fn retry_lanes(&mut self) {
+        let Turn { connection, now, .. } = self;
+        let next = connection.outbox.as_mut().and_then(|outbox| outbox.next_fetch(*now));
+        next.into_iter().for_each(|cold| self.fetch_for_lane(cold));
+    }
+
     /// Has the next data to send read into memory.
     fn fetch(&mut self, content: Arc<Content<OpenFile>>, range: Range<u64>) {
         let Turn { connection, context, token, now, disk, .. } = self;
         context.cold_windows += 1;
         connection.cold = *now;
-        if !disk.warm(*token, content, range) {
+        if !disk.warm((*token, HTTP1), content, range) {
             // The helpers' queue is full. The head has been sent, so try again when the queue is shorter.
             context.retry_queue.push_back(*token);
             context.ask_anew = context.ask_anew.min(*now + ASK_ANEW);
@@ -597,6 +809,9 @@ const _: () = assert!(BUFFER >= 2 * PARTIAL_MAX);
 
 /// Maximum batches of one turn.
 const BATCHES_A_TURN: usize = 4;
+
+/// Maximum calls in which frames are sent for one connection in a turn: as many bytes as windows of files in HTTP/1.
+const GATHERS_A_TURN: usize = 16;
 
 /// Retry interval of connections for which the helpers' queue was full. They also retry when a helper becomes free,
 /// which never happens if none could be started.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use amped_core::app::Output;
 use amped_core::cache::{Caches, Change};
 use amped_core::deadline::Wheel;
-use amped_core::event::{Action, Answer, Event, PreloadResult, Ticket, Trouble, Work};
+use amped_core::event::{Action, Answer, Event, Lane, PreloadResult, Ticket, Trouble, Work};
 use amped_core::shared_state::SharedState;
 use amped_sys::epoll::{Epoll, Interest, Ready};
 use amped_sys::{file, socket};
@@ -37,7 +37,7 @@ use crate::notes::Notes;
 use crate::open_file::OpenFile;
 use crate::passwords::verifier::Verified;
 use crate::say;
-use crate::send::{LogContext, Sender};
+use crate::send::Sender;
 use crate::slots::Slots;
 use crate::token::{APP_BIT, Token};
 use crate::transport::Transport;
@@ -128,7 +128,8 @@ impl Worker {
             None => Caches::new(budgets),
         };
         let blocks = generation.blocks();
-        let shared = SharedState::with_caches(Arc::clone(&settings.sites), settings.limits.clone(), caches, wall());
+        let mut shared = SharedState::with_caches(Arc::clone(&settings.sites), settings.limits.clone(), caches, wall());
+        shared.http2 = settings.http2;
         let context = LoopContext {
             shared,
             log: AccessLog::new(&settings.log, log),
@@ -320,14 +321,12 @@ impl Worker {
             return;
         };
         if ready.token & APP_BIT != 0 {
-            connection.app.iter_mut().for_each(|app| app.is_ready());
+            connection.apps.iter_mut().for_each(|app| app.is_ready());
         } else {
             connection.readable |= ready.readable;
             connection.ending |= ready.ended;
-            if ready.ended
-                && let Some((_, pending)) = &connection.pending_verdict
-            {
-                pending.note_client_closed();
+            if ready.ended {
+                connection.pending_verdicts.iter().for_each(|(.., pending)| pending.note_client_closed());
             }
             connection.writable |= ready.writable;
         }
@@ -373,9 +372,10 @@ impl Worker {
         else {
             return;
         };
-        let pending = connection.pending_verdict.take();
+        let pending = connection.pending_verdicts.iter().position(|(pending, ..)| *pending == ticket);
+        let pending = pending.map(|at| connection.pending_verdicts.swap_remove(at));
         let Some(verdict) = verdict else { return self.remove(token) };
-        if let Some((since, _)) = pending {
+        if let Some((_, since, _)) = pending {
             self.passwords.add(now.since(since));
         }
         self.answer(token, ticket, Answer::Verified(verdict), now, disk);
@@ -395,8 +395,7 @@ impl Worker {
     /// Handles a process that was started for a request, or could not be.
     pub fn app_started(&mut self, started: Started, now: Time, disk: &mut impl DiskSide) {
         let (token, ticket) = (started.token, started.ticket);
-        let app =
-            self.connections.get(token).and_then(|connection| connection.app.take_if(|app| app.ticket() == ticket));
+        let app = self.connections.get(token).and_then(|connection| connection.take_app(ticket));
         let Some(mut app) = app else {
             // The connection has closed.
             if let Ok(begun) = started.result {
@@ -408,7 +407,7 @@ impl Worker {
         if !matches!(output, Some(Output::Failed(_)))
             && let Some(connection) = self.connections.get(token)
         {
-            connection.app = Some(app);
+            connection.apps.push(app);
         }
         if let Some(output) = output {
             self.turn(token, Some(Event::App(ticket, output)), now, disk);
@@ -419,7 +418,7 @@ impl Worker {
     pub fn app_spooled(&mut self, done: spool::Done, now: Time, disk: &mut impl DiskSide) {
         let (token, ticket) = (done.owner.token, done.owner.ticket);
         let Some(connection) = self.connections.get(token) else { return };
-        let Some(app) = connection.app.as_mut().filter(|app| app.ticket() == ticket) else { return };
+        let Some(app) = connection.apps.iter_mut().find(|app| app.ticket() == ticket) else { return };
         app.note_done(done);
         if !connection.queued {
             self.turn(token, None, now, disk);
@@ -429,9 +428,10 @@ impl Worker {
     /// Handles a page that a request waits for: it is cached now, or will not be.
     pub fn page_settled(&mut self, settled: Settled, now: Time, disk: &mut impl DiskSide) {
         let Settled { token, ticket } = settled;
-        if let Some(connection) = self.connections.get(token)
-            && connection.app.take_if(|app| app.ticket() == ticket && app.follows()).is_some()
-        {
+        let Some(connection) = self.connections.get(token) else { return };
+        let others = connection.apps.len();
+        connection.apps.retain(|app| app.ticket() != ticket || !app.follows());
+        if connection.apps.len() < others {
             self.turn(token, Some(Event::App(ticket, Output::Again)), now, disk);
         }
     }
@@ -480,10 +480,16 @@ impl Worker {
     }
 
     /// The next data of a connection were read into memory, as far as possible.
-    pub fn warmed(&mut self, token: Token, now: Time, disk: &mut impl DiskSide) {
+    pub fn warmed(&mut self, (token, lane): (Token, Lane), now: Time, disk: &mut impl DiskSide) {
         let Some(connection) = self.connections.get(token) else {
             return;
         };
+        if lane != Lane::default() {
+            let (context, actions) = (&mut self.context, &mut self.actions);
+            let since = Turn { token, now, connection, context, disk, actions }.warm_lane(lane);
+            since.into_iter().for_each(|since| self.windows.add(now.since(since)));
+            return self.turn(token, None, now, disk);
+        }
         let waited = now.since(std::mem::replace(&mut connection.cold, Time::NEVER));
         connection.fetched.0 = connection.fetched.0.saturating_add(1);
         self.windows.add(waited);
@@ -492,7 +498,7 @@ impl Worker {
     }
 
     /// The next data of a connection cannot be read, and its head was sent, so the connection is reset.
-    pub fn give_up(&mut self, token: Token) {
+    pub fn give_up(&mut self, (token, _): (Token, Lane)) {
         self.remove(token);
     }
 
@@ -507,6 +513,11 @@ impl Worker {
             let Some(connection) = self.connections.get(token) else {
                 continue;
             };
+            if connection.outbox.is_some() {
+                let (context, actions) = (&mut self.context, &mut self.actions);
+                Turn { token, now, connection, context, disk, actions }.retry_lanes();
+                continue;
+            }
             let since = std::mem::replace(&mut connection.cold, Time::NEVER);
             self.turn(token, Some(Event::Sent { all: false }), now, disk);
             if let Some(connection) = self.connections.get(token)
@@ -556,9 +567,7 @@ impl Worker {
             return self.arm(token);
         }
         let mut event = Event::Deadline;
-        if connection.send_queue.as_ref().is_some_and(|send_queue| !send_queue.is_empty())
-            && connection.conn.next_due(limits) <= now
-        {
+        if connection.has_output() && connection.conn.next_due(limits) <= now {
             // The socket has been full all the time, but the client may be receiving.
             let left = connection.transport.unacknowledged();
             if left < connection.unacknowledged {
@@ -594,6 +603,7 @@ impl Worker {
         let settings = &generation.settings;
         let (sites, limits, budgets) = (Arc::clone(&settings.sites), settings.limits.clone(), settings.cache.clone());
         self.context.shared.renew(sites, limits, budgets, generation.caches.as_ref());
+        self.context.shared.http2 = settings.http2;
         self.context.log.renew(&settings.log);
         self.context.sender.renew(&generation);
         self.context.generation = generation;
@@ -713,29 +723,23 @@ impl Worker {
         let Some(mut connection) = self.connections.remove(token) else {
             return;
         };
-        self.context.apps.abandon(connection.app.take());
+        connection.apps.take().into_iter().for_each(|app| self.context.apps.abandon(Some(app)));
         let (clock, timeout) = (&self.context.clock, self.context.shared.limits.header_timeout);
         if let Some(failure) = connection.transport.handshake_failure(|| clock.now(), timeout) {
             self.context.tls.add_failure(failure);
         }
-        if let Some(send_queue) = &mut connection.send_queue {
-            self.broken += 1;
-            // The client must see that its response is incomplete.
-            connection.transport.reset_on_close();
-            let mut log_context = LogContext {
-                log: &mut self.context.log,
-                peer: &connection.peer,
-                tls: connection.transport.negotiated().cloned(),
-                records: &mut self.context.shared.records,
-                wall: &self.context.shared.wall,
-                now: self.context.clock.now(),
-                meter: &mut self.context.meter,
-                timing: &mut connection.timing,
-            };
-            send_queue.give_up(&mut log_context);
-        } else {
-            connection.transport.close();
+        let is_incomplete = connection.outbox.as_ref().is_some_and(|outbox| outbox.has_responses());
+        if connection.send_queue.is_none() && !is_incomplete {
+            return connection.transport.close();
         }
+        self.broken += 1;
+        // The client must see that its response is incomplete.
+        connection.transport.reset_on_close();
+        let now = self.context.clock.now();
+        let Connection { send_queue, outbox, transport, peer, timing, .. } = &mut connection;
+        let (_, mut log_context) = self.context.log_context((transport, peer, timing), now);
+        send_queue.iter_mut().for_each(|send_queue| send_queue.give_up(&mut log_context));
+        outbox.iter_mut().for_each(|outbox| outbox.give_up(&mut log_context));
     }
 }
 

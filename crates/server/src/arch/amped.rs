@@ -12,7 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use amped_core::event::{Delay, Found, Ticket, Work};
+use amped_core::event::{Delay, Found, Lane, Ticket, Work};
 use amped_core::file::Content;
 use amped_core::shared_state::SharedState;
 use amped_sys::epoll::Epoll;
@@ -119,7 +119,7 @@ impl<H: Helpers> DiskAccess for Helped<H> {
         }
     }
 
-    fn warm(&mut self, requester: Token, content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool {
+    fn warm(&mut self, requester: (Token, Lane), content: Arc<Content<OpenFile>>, range: Range<u64>) -> bool {
         self.helpers.ask(Task::Warm(requester, content, range)).is_ok()
     }
 }

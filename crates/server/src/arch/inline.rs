@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use amped_core::event::{Answer, Delay, Found, Ticket, Trouble, Work};
+use amped_core::event::{Answer, Delay, Found, Lane, Ticket, Trouble, Work};
 use amped_core::file::Content;
 use amped_core::shared_state::SharedState;
 use amped_units::Time;
@@ -140,7 +140,7 @@ impl<S: Sharing> DiskAccess for Inline<S> {
 
     fn withdraw(&mut self, _: Token, _: Ticket, _: &Work) {}
 
-    fn warm(&mut self, _: Token, _: Arc<Content<OpenFile>>, _: Range<u64>) -> bool {
+    fn warm(&mut self, _: (Token, Lane), _: Arc<Content<OpenFile>>, _: Range<u64>) -> bool {
         false
     }
 }

@@ -40,6 +40,9 @@ pub struct File {
     #[schemars(length(min = 1))]
     #[default(vec![Listen { address: ([127, 0, 0, 1], 8080).into(), tls: false }])]
     pub listen: Vec<Listen>,
+    /// HTTP/2 for clients that choose it: by ALPN with TLS, by prior knowledge without
+    #[default(true)]
+    pub http2: bool,
     /// Server architecture
     ///
     /// Changing it requires a restart.

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use amped_core::event::{Found, Trouble, Work};
+use amped_core::event::{Found, Lane, Trouble, Work};
 use amped_core::file::Content;
 use amped_sys::epoll::Epoll;
 use amped_units::Time;
@@ -68,8 +68,8 @@ pub trait Helpers {
 pub enum Task {
     /// Perform a connection's lookup.
     Work(Arc<Disk>, Work),
-    /// Read a range of a file into memory, for the connection that sends it.
-    Warm(Token, Arc<Content<OpenFile>>, Range<u64>),
+    /// Read a range of a file into memory, for the lane of a connection that sends it.
+    Warm((Token, Lane), Arc<Content<OpenFile>>, Range<u64>),
 }
 
 /// The result of a task.
@@ -79,9 +79,9 @@ pub enum Done {
     /// The result of the lookup.
     Work(Work, Found<OpenFile>),
     /// The range is in memory, or cannot be read; sending it will show.
-    Warm(Token),
+    Warm((Token, Lane)),
     /// Helpers died while reading it. The loop must not try what they could not.
-    Failed(Token),
+    Failed((Token, Lane)),
 }
 
 /// The queue is full.

@@ -29,6 +29,11 @@ use x509_cert::der::Decode;
 
 use crate::counters::{Cipher, HandshakeFailure, Negotiated, TlsVersion};
 
+/// The name of HTTP/1.1 in ALPN (RFC 7301, 6).
+pub const HTTP1: &[u8] = b"http/1.1";
+/// The name of HTTP/2 in ALPN (RFC 9113, 3.1).
+pub const HTTP2: &[u8] = b"h2";
+
 /// Maximum bytes of a record from a client that are kept until the rest arrives. A record has at most 16,640 bytes (RFC
 /// 8446, 5.2); a handshake message may span several, and the only long one is a client's certificate with its chain.
 pub const PARTIAL_MAX: usize = 32 * 1024;
@@ -193,6 +198,11 @@ impl Tls {
     /// Returns the parameters of the session, if the handshake is complete and [`complete`](Tls::complete) was called since.
     pub fn negotiated(&self) -> Option<&Negotiated> {
         self.negotiated.as_ref()
+    }
+
+    /// Returns whether the client has chosen this protocol (ALPN).
+    pub fn has_chosen(&self, protocol: &[u8]) -> bool {
+        self.session.alpn_protocol() == Some(protocol)
     }
 
     /// Checks whether the handshake is complete, and returns the parameters of the session then.

@@ -1,0 +1,480 @@
+//! The frames of an HTTP/2 connection, in place of `send` (stop 10).
+//!
+//! Each stream with a response has a lane with a send queue of its own. The session (`core/http2`) chooses the lane that
+//! sends next; [`SendQueue::draw`] turns the front of its queue into frames. Frames of many lanes are gathered in a buffer
+//! of the loop and sent in one call. What the socket does not take is kept, and nothing more is drawn until it has been
+//! sent, so that an urgent response overtakes a long one within what the socket holds.
+//!
+//! Bytes of files are read without waiting straight into their frame: the read is the residency test. If it would wait,
+//! the lane is cold: a helper reads ahead for it, and the other lanes go on.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use amped_core::event::Lane;
+use amped_core::file::{Content, Stored};
+use amped_core::http2::Drawn;
+use amped_core::record::Record;
+use amped_core::reply::{self, Body, Reply, WallClock};
+use amped_http::h2::frame::{self, HEAD_BYTES, StreamId};
+use amped_http::status::Status;
+use amped_sys::file::Patience;
+use amped_units::Time;
+
+use super::{Chunk, FETCHES_MAX, LogContext, Probes, SendQueue, Sender, Style, UNREAD};
+use crate::open_file::OpenFile;
+
+/// Bytes of frames gathered for one call.
+pub const GATHERED: usize = 64 * 1024;
+
+/// Maximum windows of one connection that helpers read at a time; further lanes wait for one of them.
+const FETCHES_AT_ONCE: usize = 8;
+
+/// What an HTTP/2 connection has to send.
+#[derive(Default)]
+pub struct Outbox {
+    /// Frames that precede those of all lanes.
+    control: Vec<u8>,
+    lanes: Vec<LaneQueue>,
+    /// Frames that the transport has not taken, from `unsent_at`.
+    unsent: Vec<u8>,
+    unsent_at: usize,
+    /// Responses whose last frame was drawn, and how many bytes had been drawn then.
+    drawn: VecDeque<(u64, Finished)>,
+    /// Bytes drawn and sent so far.
+    drawn_bytes: u64,
+    sent_bytes: u64,
+}
+
+/// A lane's responses.
+struct LaneQueue {
+    lane: Lane,
+    queue: Box<SendQueue>,
+    fetch: Fetch,
+    /// How often the next data have been fetched without any of them being drawn since, and their offset in the file.
+    fetched: (u8, u64),
+}
+
+/// Whether a helper reads the next data of a lane.
+enum Fetch {
+    None,
+    /// It is in progress since then.
+    Runs(Time),
+    /// It begins when there is room.
+    Waits(Arc<Content<OpenFile>>, Range<u64>),
+}
+
+/// A response whose last frame was drawn.
+struct Finished {
+    record: Box<Record>,
+    body_bytes: u64,
+}
+
+/// A range of a file that is not in memory.
+type Cold = (Arc<Content<OpenFile>>, Range<u64>);
+
+/// A range of a file that is not in memory, for the lane whose response continues with it.
+pub type ColdRange = (Lane, Arc<Content<OpenFile>>, Range<u64>);
+
+impl Outbox {
+    /// Appends frames that belong to no response.
+    pub fn put_control(&mut self, bytes: &[u8]) {
+        self.control.extend_from_slice(bytes);
+    }
+
+    /// Returns the queue of a lane, which is created if there is none.
+    pub fn queue(&mut self, lane: Lane, sender: &mut Sender) -> &mut SendQueue {
+        let at = match self.lanes.binary_search_by_key(&lane, |queued| queued.lane) {
+            Ok(at) => at,
+            Err(at) => {
+                let queue = sender.send_queue();
+                self.lanes.insert(at, LaneQueue { lane, queue, fetch: Fetch::None, fetched: (0, 0) });
+                at
+            }
+        };
+        &mut self.lanes[at].queue
+    }
+
+    fn find(&mut self, lane: Lane) -> Option<usize> {
+        self.lanes.binary_search_by_key(&lane, |queued| queued.lane).ok()
+    }
+
+    /// Drops what a lane has to send, and logs it as incomplete.
+    pub fn cancel(&mut self, lane: Lane, sender: &mut Sender, log_context: &mut LogContext<'_>) {
+        if let Some(at) = self.find(lane) {
+            let mut queue = self.lanes.remove(at).queue;
+            queue.give_up(log_context);
+            sender.give_back(queue);
+        }
+    }
+
+    /// Returns whether there is something that only has to be sent.
+    pub fn has_unsent(&self) -> bool {
+        !self.control.is_empty() || self.unsent_at < self.unsent.len()
+    }
+
+    /// Returns whether any response is incomplete.
+    pub fn has_responses(&self) -> bool {
+        !self.lanes.is_empty() || !self.drawn.is_empty()
+    }
+
+    /// Returns the frames that the transport has not taken.
+    pub fn unsent(&self) -> &[u8] {
+        &self.unsent[self.unsent_at..]
+    }
+
+    /// The transport has taken so many of them.
+    pub fn note_taken(&mut self, count: usize) {
+        self.unsent_at += count;
+        self.sent_bytes += count as u64;
+        if self.unsent_at == self.unsent.len() {
+            // An idle connection keeps no buffer.
+            (self.unsent, self.unsent_at) = (Vec::new(), 0);
+        }
+    }
+
+    /// Moves the control frames to `out`, which is sent next.
+    pub fn draw_control(&mut self, out: &mut Vec<u8>) {
+        out.append(&mut self.control);
+        self.control = Vec::new();
+    }
+
+    /// Frames were gathered, and the transport has taken this many bytes of them.
+    pub fn note_sent(&mut self, gathered: &[u8], taken: usize) {
+        self.drawn_bytes += gathered.len() as u64;
+        self.sent_bytes += taken as u64;
+        if taken < gathered.len() {
+            (self.unsent, self.unsent_at) = (gathered[taken..].to_vec(), 0);
+        }
+    }
+
+    /// Logs the responses of which all bytes were sent. `is_flushed`: the transport holds none back.
+    pub fn log_sent(&mut self, is_flushed: bool, log_context: &mut LogContext<'_>) {
+        while is_flushed && self.drawn.front().is_some_and(|(end, _)| *end <= self.sent_bytes) {
+            if let Some((_, Finished { record, body_bytes })) = self.drawn.pop_front() {
+                log_context.log_response(record, body_bytes, true);
+            }
+        }
+    }
+
+    /// Draws frames of a lane to the end of `out`, with at most this many bytes of body.
+    pub fn draw(
+        &mut self,
+        (lane, most): (Lane, usize),
+        out: &mut Vec<u8>,
+        sender: &mut Sender,
+        probes: bool,
+        wall: &WallClock,
+    ) -> (Drawn, Option<ColdRange>) {
+        let Some(at) = self.find(lane) else { return (Drawn::Waits(0), None) };
+        let LaneQueue { queue, fetched, .. } = &mut self.lanes[at];
+        let from = out.len();
+        let probes = if probes { Probes::All { fetched: fetched.0 } } else { Probes::None };
+        let (drawn, cold) = queue.draw((StreamId(lane.0), most), out, sender, probes, wall);
+        match &cold {
+            Some((_, range)) if range.start == fetched.1 => {}
+            Some((_, range)) => *fetched = (0, range.start),
+            None => fetched.0 = 0,
+        }
+        match drawn {
+            Drawn::End(_) => {
+                let LaneQueue { mut queue, .. } = self.lanes.remove(at);
+                let end = self.drawn_bytes + out.len() as u64;
+                self.drawn.extend(queue.take_finished().map(|finished| (end, finished)));
+                sender.give_back(queue);
+            }
+            Drawn::Failed => out.truncate(from),
+            Drawn::More(_) | Drawn::Waits(_) | Drawn::Cold(_) => {}
+        }
+        (drawn, cold.map(|(content, range)| (lane, content, range)))
+    }
+
+    /// A lane waits for a range of a file. Returns the range if it is to be fetched now.
+    pub fn note_cold(&mut self, (lane, content, range): ColdRange, now: Time) -> Option<ColdRange> {
+        let running = self.lanes.iter().filter(|queued| matches!(queued.fetch, Fetch::Runs(_))).count();
+        let at = self.find(lane)?;
+        if running >= FETCHES_AT_ONCE {
+            self.lanes[at].fetch = Fetch::Waits(content, range);
+            return None;
+        }
+        self.lanes[at].fetch = Fetch::Runs(now);
+        Some((lane, content, range))
+    }
+
+    /// A helper has read the next data of a lane. Returns since when that was awaited, and what is to be fetched next.
+    pub fn note_warm(&mut self, lane: Lane, now: Time) -> (Option<Time>, Option<ColdRange>) {
+        let mut since = None;
+        if let Some(at) = self.find(lane)
+            && let Fetch::Runs(begun) = std::mem::replace(&mut self.lanes[at].fetch, Fetch::None)
+        {
+            since = Some(begun);
+            let fetched = &mut self.lanes[at].fetched.0;
+            *fetched = fetched.saturating_add(1);
+        }
+        (since, self.next_fetch(now))
+    }
+
+    /// Returns what is to be fetched next, of what waits.
+    pub fn next_fetch(&mut self, now: Time) -> Option<ColdRange> {
+        let waiting = self.lanes.iter_mut().find(|queued| matches!(queued.fetch, Fetch::Waits(..)))?;
+        let Fetch::Waits(content, range) = std::mem::replace(&mut waiting.fetch, Fetch::Runs(now)) else {
+            return None;
+        };
+        Some((waiting.lane, content, range))
+    }
+
+    /// No helper is available for a lane: it is fetched later.
+    pub fn note_refused(&mut self, (lane, content, range): ColdRange) {
+        if let Some(at) = self.find(lane) {
+            self.lanes[at].fetch = Fetch::Waits(content, range);
+        }
+    }
+
+    /// Logs all responses that will not be completed.
+    pub fn give_up(&mut self, log_context: &mut LogContext<'_>) {
+        for (_, Finished { record, body_bytes }) in self.drawn.drain(..) {
+            // Its last bytes were drawn, and not taken.
+            log_context.log_response(record, body_bytes, false);
+        }
+        self.lanes.drain(..).for_each(|mut queued| queued.queue.give_up(log_context));
+    }
+
+    /// Returns the memory that it uses, bytes.
+    pub fn heap_bytes(&self) -> usize {
+        let lanes: usize = self.lanes.iter().map(|queued| queued.queue.heap_bytes()).sum();
+        size_of::<Outbox>()
+            + self.control.capacity()
+            + self.unsent.capacity()
+            + self.lanes.capacity() * size_of::<LaneQueue>()
+            + lanes
+            + self.drawn.capacity() * size_of::<(u64, Finished)>()
+    }
+}
+
+/// A read of a file's next bytes into a frame.
+enum FileRead {
+    /// So many bytes.
+    Bytes(usize),
+    Cold(Arc<Content<OpenFile>>, Range<u64>),
+    /// The file has changed.
+    Changed,
+    /// The disk failed.
+    Unread,
+}
+
+impl SendQueue {
+    /// Appends the response of a stream.
+    pub fn put_stream(&mut self, reply: Reply<OpenFile>, wall: &WallClock, style: Style) {
+        let Reply { head, connection: _, hsts, body, mut record } = reply;
+        let start = self.text.len();
+        head.get().h2_block().write(&mut self.text, &style.date(wall), hsts.as_deref());
+        self.chunks.push_back(Chunk::Head(self.text.len() - start));
+        // Only the body counts as sent, so nothing is subtracted.
+        record.head_bytes = 0;
+        let is_open = matches!(body, Body::Open);
+        self.put_body(self.text.len(), body);
+        match is_open {
+            true => self.open = Some(record),
+            false => self.chunks.push_back(Chunk::End(record)),
+        }
+    }
+
+    /// Turns the front of the queue into frames at the end of `out`, with at most this many bytes of body.
+    fn draw(
+        &mut self,
+        (stream, most): (StreamId, usize),
+        out: &mut Vec<u8>,
+        sender: &mut Sender,
+        probes: Probes,
+        wall: &WallClock,
+    ) -> (Drawn, Option<Cold>) {
+        let from = out.len();
+        let has_head = matches!(self.chunks.front(), Some(Chunk::Head(_)));
+        if let Some(Chunk::Head(length)) = self.chunks.front() {
+            let is_whole = matches!(self.chunks.get(1), Some(Chunk::End(_)));
+            frame::headers(out, stream, &self.text[self.text_at..self.text_at + length], is_whole, frame::FRAME_BYTES);
+            if is_whole {
+                return (Drawn::End(0), None);
+            }
+        }
+        let data_at = out.len();
+        out.extend_from_slice(&[0; HEAD_BYTES]);
+        let failure = self.draw_body(usize::from(has_head), most, out, sender, probes);
+        let count = out.len() - data_at - HEAD_BYTES;
+        match failure {
+            // Nothing was sent of it, so it can be replaced.
+            Some(FileRead::Unread) if has_head && count == 0 => {
+                out.truncate(from);
+                self.fail_stream(wall, sender.style);
+                return (Drawn::More(0), None);
+            }
+            Some(FileRead::Changed | FileRead::Unread) => return (Drawn::Failed, None),
+            // The head waits for the first bytes of the body.
+            Some(FileRead::Cold(content, range)) if count == 0 => {
+                out.truncate(from);
+                return (Drawn::Cold(0), Some((content, range)));
+            }
+            _ => {}
+        }
+        if has_head {
+            self.pop_head();
+        }
+        let is_end = matches!(self.chunks.front(), Some(Chunk::End(_)));
+        match count == 0 && !is_end {
+            true => out.truncate(data_at),
+            false => {
+                let head = frame::data_head(count, stream, is_end);
+                out[data_at..data_at + HEAD_BYTES].copy_from_slice(&head);
+            }
+        }
+        self.reply_sent += count as u64;
+        match failure {
+            Some(FileRead::Cold(content, range)) => (Drawn::Cold(count), Some((content, range))),
+            _ if is_end => (Drawn::End(count), None),
+            _ if self.chunks.is_empty() => {
+                (self.text, self.text_at) = (std::mem::take(&mut self.text), 0);
+                self.text.clear();
+                (Drawn::Waits(count), None)
+            }
+            _ => (Drawn::More(count), None),
+        }
+    }
+
+    fn pop_head(&mut self) {
+        if let Some(Chunk::Head(length)) = self.chunks.pop_front() {
+            self.text_at += length;
+        }
+    }
+
+    /// Appends at most this many bytes of body. `at`: the position of its first chunk.
+    fn draw_body(
+        &mut self,
+        at: usize,
+        mut most: usize,
+        out: &mut Vec<u8>,
+        sender: &mut Sender,
+        probes: Probes,
+    ) -> Option<FileRead> {
+        // The text of a head that is still in the queue precedes that of the body.
+        let skipped = if let (1, Some(Chunk::Head(length))) = (at, self.chunks.front()) { *length } else { 0 };
+        let mut text_at = self.text_at + skipped;
+        let mut failure = None;
+        while most > 0 {
+            let (taken, is_used_up) = match self.chunks.get_mut(at) {
+                None | Some(Chunk::End(_) | Chunk::Head(_) | Chunk::Interim(_)) => break,
+                Some(Chunk::Text(length)) => {
+                    let taken = most.min(*length);
+                    out.extend_from_slice(&self.text[text_at..text_at + taken]);
+                    *length -= taken;
+                    text_at += taken;
+                    (taken, *length == 0)
+                }
+                Some(Chunk::Memory(content, range)) => {
+                    let taken = most.min(range.len());
+                    if let Stored::Memory(bytes) = &content.store {
+                        out.extend_from_slice(&bytes[range.start..range.start + taken]);
+                    }
+                    range.start += taken;
+                    (taken, range.start == range.end)
+                }
+                Some(Chunk::Shared(text, range)) => {
+                    let taken = most.min(range.len());
+                    out.extend_from_slice(&text[range.start..range.start + taken]);
+                    range.start += taken;
+                    (taken, range.start == range.end)
+                }
+                Some(Chunk::File(content, range)) => match sender.read_into(out, content, range, most, probes) {
+                    FileRead::Bytes(taken) => {
+                        range.start += taken as u64;
+                        (taken, range.start == range.end)
+                    }
+                    other => {
+                        failure = Some(other);
+                        break;
+                    }
+                },
+            };
+            most -= taken;
+            if is_used_up {
+                self.chunks.remove(at);
+            }
+        }
+        self.text_at = text_at - skipped;
+        failure
+    }
+
+    /// Replaces the response, of which nothing was sent, by an error: the disk has failed on its first bytes.
+    fn fail_stream(&mut self, wall: &WallClock, style: Style) {
+        let record = self.chunks.drain(..).find_map(|chunk| match chunk {
+            Chunk::End(record) => Some(record),
+            _ => None,
+        });
+        self.text.clear();
+        self.text_at = 0;
+        let (head, body) = reply::bad_head::<OpenFile>(Status::INTERNAL_SERVER_ERROR, UNREAD, false);
+        head.get().h2_block().write(&mut self.text, &style.date(wall), None);
+        self.chunks.push_back(Chunk::Head(self.text.len()));
+        if let Some(mut record) = record {
+            record.set(Status::INTERNAL_SERVER_ERROR, record.outcome);
+            body.note_in(&mut record);
+            self.put_body(self.text.len(), body);
+            self.chunks.push_back(Chunk::End(record));
+        }
+    }
+
+    /// Takes the record of the response whose end was drawn.
+    fn take_finished(&mut self) -> Option<Finished> {
+        let body_bytes = std::mem::take(&mut self.reply_sent);
+        let record = self.chunks.drain(..).find_map(|chunk| match chunk {
+            Chunk::End(record) => Some(record),
+            _ => None,
+        });
+        self.text.clear();
+        self.text_at = 0;
+        record.map(|record| Finished { record, body_bytes })
+    }
+}
+
+impl Sender {
+    /// Reads the next bytes of a file to the end of `out`.
+    fn read_into(
+        &mut self,
+        out: &mut Vec<u8>,
+        content: &Arc<Content<OpenFile>>,
+        range: &Range<u64>,
+        most: usize,
+        probes: Probes,
+    ) -> FileRead {
+        let Stored::File(file) = &content.store else { return FileRead::Changed };
+        let version = &content.version;
+        let from = out.len();
+        let length = (range.end - range.start).min(most as u64) as usize;
+        out.resize(from + length, 0);
+        let probe = matches!(probes, Probes::All { fetched: ..FETCHES_MAX });
+        let patience = if probe { Patience::Now } else { Patience::Wait };
+        let number = range.start / super::WINDOW;
+        let map = || self.mapped.get(file, version, number);
+        let read = self.residency.read(file, version, (&mut out[from..], range.start), patience, map);
+        let count = *read.as_ref().unwrap_or(&0);
+        out.truncate(from + count);
+        match read {
+            Ok(1..) => {}
+            Ok(0) => return FileRead::Changed,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let end = range.end.min((number + 1) * super::WINDOW);
+                return FileRead::Cold(Arc::clone(content), range.start..end);
+            }
+            Err(_) => return FileRead::Unread,
+        }
+        // Checked after reading: the bytes in the buffer are those of this version.
+        match file.still_has_bytes_of(version) {
+            Ok(true) => FileRead::Bytes(count),
+            Ok(false) | Err(_) => {
+                out.truncate(from);
+                FileRead::Changed
+            }
+        }
+    }
+}
