@@ -77,7 +77,7 @@ fn curl_downloads_over_both_versions_and_kinds_of_keys() {
             curl(&site, &server, &["--http2", "--write-out", "%{http_version}", "--output", "/dev/null"])
                 .arg(url(&server, "/a")),
         );
-        assert_eq!(version, "1.1");
+        assert_eq!(version, "2");
     }
 }
 

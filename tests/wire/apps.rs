@@ -231,7 +231,7 @@ fn script_status_and_location_are_obeyed() {
 #[test]
 fn request_and_response_bodies_pass_through_script() {
     // This test reads and writes the socket directly.
-    if is_secure() {
+    if is_secure() || is_http2() {
         return;
     }
     let site = Site::new();
@@ -486,7 +486,7 @@ fn full_script_queue_returns_503() {
 #[test]
 fn slow_client_does_not_delay_other_scripts() {
     // This test reads and writes the socket directly.
-    if is_secure() {
+    if is_secure() || is_http2() {
         return;
     }
     let site = Site::new();

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use amped_sys::mapping::Mapping;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use super::frames::Http2;
 use super::harness::{Client, Server, SetOnDrop, Site, children_of, configuration, need_root, program};
 
 /// Bytes of a page.
@@ -253,6 +254,41 @@ fn check_cold_downloads(user: &str, toml: &str) {
     for latencies in hot {
         assert!(latencies.max < slowest / 10, "hot {latencies:?} beside cold {cold:?}");
     }
+}
+
+#[test]
+fn alone_cold_file_delays_no_stream_of_its_connection() {
+    const LENGTH: usize = 320 << 10;
+    let _alone = alone();
+    let site = public_site();
+    site.file("hot.txt", "hot");
+    site.file("hot.bin", vec![7; 300 << 10]);
+    let names = cold_files(&site, 4, LENGTH);
+    let slow = SlowDisk::new(site.path(), 256 << 10);
+    let server = server_as("root", &site, "");
+    let mut http2 = Http2::connect(&server);
+    for hot in ["/hot.txt", "/hot.bin"] {
+        assert_eq!(http2.get(hot).status, 200);
+    }
+    slow.hold(&server);
+    let begin = Instant::now();
+    let streams: Vec<_> = names.iter().map(|name| http2.request("GET", &format!("/{name}"), &[])).collect();
+    let mut slowest_hot = Duration::ZERO;
+    while streams.iter().any(|stream| !http2.completed.contains(&stream.0)) {
+        for hot in ["/hot.txt", "/hot.bin"] {
+            let begin = Instant::now();
+            assert_eq!(http2.get(hot).status, 200);
+            slowest_hot = slowest_hot.max(begin.elapsed());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    let cold = begin.elapsed();
+    for (n, stream) in streams.into_iter().enumerate() {
+        assert!(http2.response(stream).body == vec![n as u8; LENGTH], "file {n}");
+    }
+    println!("cold {cold:?}, hot at most {slowest_hot:?}");
+    assert!(cold > Duration::from_secs(4), "the disk was not slow: {cold:?}");
+    assert!(slowest_hot < cold / 10, "hot {slowest_hot:?} beside cold {cold:?}");
 }
 
 #[test]

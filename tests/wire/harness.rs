@@ -51,6 +51,11 @@ pub fn is_secure() -> bool {
     architecture().is_some() && std::env::var_os("AMPED_TEST_TLS").is_some()
 }
 
+/// Whether the suite runs over HTTP/2: with `AMPED_TEST_HTTP2=1`, its clients translate requests and responses.
+pub fn is_http2() -> bool {
+    architecture().is_some() && std::env::var_os("AMPED_TEST_HTTP2").is_some()
+}
+
 /// Numbers of workers to try: one loop and two loops, or pools large enough for all clients of a test.
 pub fn crews() -> [usize; 2] {
     if is_pool() { [24, 32] } else { [1, 2] }
@@ -400,6 +405,8 @@ pub struct Client {
     tls: Option<Box<ClientConnection>>,
     /// Received bytes that no call has returned yet.
     buffer: Vec<u8>,
+    /// Translates to and from HTTP/2, if the suite runs over it.
+    translation: Option<Box<translation::Translation>>,
 }
 
 impl Client {
@@ -408,7 +415,18 @@ impl Client {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Client { stream, tls: identity::session(address), buffer: Vec::new() }
+        Client::with(stream, address)
+    }
+
+    fn with(stream: TcpStream, address: SocketAddr) -> Client {
+        let translation = is_http2().then(Box::default);
+        Client { stream, tls: identity::session(address), buffer: Vec::new(), translation }
+    }
+
+    /// The same connection without translation.
+    pub fn untranslated(mut self) -> Client {
+        self.translation = None;
+        self
     }
 
     /// Connects with a small receive buffer: the kernel takes in about twice this size until the client reads, so the
@@ -424,12 +442,12 @@ impl Client {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Client { stream, tls: identity::session(address), buffer: Vec::new() }
+        Client::with(stream, address)
     }
 
     /// Opens a second handle on the same connection, for concurrent use.
     pub fn on(stream: &TcpStream) -> Client {
-        Client { stream: stream.try_clone().unwrap(), tls: None, buffer: Vec::new() }
+        Client { stream: stream.try_clone().unwrap(), tls: None, buffer: Vec::new(), translation: None }
     }
 
     /// Uses TLS from now on. The handshake takes place with the first bytes that are sent or received.
@@ -446,17 +464,48 @@ impl Client {
     /// Sends bytes, unchanged or in a TLS session. Ignores that the server has already closed, because its earlier response
     /// counts.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        match self.translation.take() {
+            Some(mut translation) => {
+                self.send_unchanged(&translation.request(bytes.as_ref()));
+                self.translation = Some(translation);
+            }
+            None => self.send_unchanged(bytes.as_ref()),
+        }
+    }
+
+    fn send_unchanged(&mut self, bytes: &[u8]) {
         let _ = match &mut self.tls {
             Some(tls) => {
                 let mut stream = rustls::Stream::new(&mut **tls, &mut self.stream);
-                stream.write_all(bytes.as_ref()).and_then(|()| stream.flush())
+                stream.write_all(bytes).and_then(|()| stream.flush())
             }
-            None => self.stream.write_all(bytes.as_ref()),
+            None => self.stream.write_all(bytes),
         };
     }
 
     /// Reads once. With TLS, an end that the server has not announced (close_notify) is an error.
     fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+        let Some(mut translation) = self.translation.take() else { return self.read_unchanged(piece) };
+        let result = loop {
+            match translation.take(piece) {
+                Ok(None) => {}
+                Ok(Some(count)) => break Ok(count),
+                Err(error) => break Err(error),
+            }
+            match self.read_unchanged(piece) {
+                Ok(0) => break translation.end(),
+                Ok(count) => {
+                    let answers = translation.response(&piece[..count]);
+                    self.send_unchanged(&answers);
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        self.translation = Some(translation);
+        result
+    }
+
+    fn read_unchanged(&mut self, piece: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             Some(tls) => rustls::Stream::new(&mut **tls, &mut self.stream).read(piece),
             None => self.stream.read(piece),
@@ -526,6 +575,25 @@ impl Client {
         };
         self.buffer.extend_from_slice(&piece[..count]);
         Ok(count)
+    }
+
+    /// The bytes received that no call has returned yet.
+    pub fn buffered(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// Removes the first of them.
+    pub fn discard(&mut self, count: usize) {
+        self.buffer.drain(..count);
+    }
+
+    /// Waits for more bytes; returns whether any have arrived before the end.
+    pub fn try_fill(&mut self) -> bool {
+        match self.fill() {
+            Ok(count) => count > 0,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => panic!("nothing arrives"),
+            Err(_) => false,
+        }
     }
 
     /// Reads one response to a request with this method, and no byte after it.
@@ -669,6 +737,336 @@ impl Client {
     }
 }
 
+/// Translates the requests of the suite to HTTP/2, and the responses back, in the order of the requests.
+mod translation {
+    use std::collections::VecDeque;
+
+    use amped_http::h2::fields::FieldList;
+    use amped_http::h2::frame::{self, FRAME_BYTES, Frame, PREFACE, StreamId, setting};
+    use amped_http::h2::hpack::{self, Decoder};
+
+    use super::*;
+
+    pub struct Translation {
+        has_begun: bool,
+        /// Bytes of requests that are not translated yet.
+        requests: Vec<u8>,
+        /// The body that follows the last head.
+        body: Body,
+        frames: Vec<u8>,
+        decoder: Decoder,
+        streams: VecDeque<Stream>,
+        next_stream: u32,
+        /// Bytes that may be sent on the connection, and on a new stream.
+        window: i64,
+        initial_window: i64,
+        /// Translated responses.
+        responses: Vec<u8>,
+        /// After the response of the oldest stream, the client is told that the connection has ended.
+        has_ended: bool,
+    }
+
+    struct Stream {
+        id: u32,
+        is_head: bool,
+        /// The client wants the connection closed.
+        closes: bool,
+        upload: Vec<u8>,
+        has_uploaded: bool,
+        window: i64,
+        is_chunked: bool,
+        response: Vec<u8>,
+        is_complete: bool,
+        is_reset: bool,
+    }
+
+    #[derive(Clone, Copy, PartialEq)]
+    enum Body {
+        None,
+        Length(usize),
+        Chunked,
+    }
+
+    impl Default for Translation {
+        fn default() -> Translation {
+            Translation {
+                has_begun: false,
+                requests: Vec::new(),
+                body: Body::None,
+                frames: Vec::new(),
+                decoder: Decoder::new(),
+                streams: VecDeque::new(),
+                next_stream: 1,
+                window: 65_535,
+                initial_window: 65_535,
+                responses: Vec::new(),
+                has_ended: false,
+            }
+        }
+    }
+
+    impl Translation {
+        /// Translates bytes of the client; returns what is to be sent.
+        pub fn request(&mut self, bytes: &[u8]) -> Vec<u8> {
+            let mut out = Vec::new();
+            if !std::mem::replace(&mut self.has_begun, true) {
+                out.extend_from_slice(PREFACE);
+                frame::settings(&mut out, &[(setting::INITIAL_WINDOW_SIZE, frame::WINDOW_MAX)]);
+                frame::window_update(&mut out, StreamId::CONNECTION, frame::WINDOW_MAX - 65_535);
+            }
+            self.requests.extend_from_slice(bytes);
+            while self.translate_one(&mut out) {}
+            self.upload(&mut out);
+            out
+        }
+
+        fn translate_one(&mut self, out: &mut Vec<u8>) -> bool {
+            match self.body {
+                Body::None => {
+                    while self.requests.starts_with(b"\r\n") {
+                        self.requests.drain(..2);
+                    }
+                    let Some(end) = find(&self.requests, b"\r\n\r\n") else { return false };
+                    let head: Vec<u8> = self.requests.drain(..end + 4).collect();
+                    self.translate_head(&head, out);
+                }
+                Body::Length(length) => {
+                    let count = length.min(self.requests.len());
+                    let stream = self.streams.back_mut().unwrap();
+                    stream.upload.extend(self.requests.drain(..count));
+                    stream.has_uploaded = count == length;
+                    self.body = if count == length { Body::None } else { Body::Length(length - count) };
+                    return count > 0 && self.body == Body::None;
+                }
+                Body::Chunked => {
+                    let Some(end) = find(&self.requests, b"\r\n") else { return false };
+                    let size = std::str::from_utf8(&self.requests[..end]).unwrap().split(';').next().unwrap().trim();
+                    let size = usize::from_str_radix(size, 16).unwrap();
+                    if self.requests.len() < end + 2 + size + 2 {
+                        return false;
+                    }
+                    let stream = self.streams.back_mut().unwrap();
+                    stream.upload.extend_from_slice(&self.requests[end + 2..end + 2 + size]);
+                    self.requests.drain(..end + 2 + size + 2);
+                    if size == 0 {
+                        stream.has_uploaded = true;
+                        self.body = Body::None;
+                    }
+                }
+            }
+            true
+        }
+
+        fn translate_head(&mut self, head: &[u8], out: &mut Vec<u8>) {
+            let text = String::from_utf8_lossy(head).into_owned();
+            let (line, _) = text.split_once("\r\n").unwrap();
+            let words: Vec<&str> = line.split(' ').collect();
+            let mut host = None;
+            let mut fields = Vec::new();
+            let mut closes = words[2] == "HTTP/1.0";
+            self.body = Body::None;
+            for (name, value) in amped_http::h1::request::fields(head) {
+                let name = String::from_utf8_lossy(name).to_ascii_lowercase();
+                match name.as_str() {
+                    "host" => host = Some(value.to_vec()),
+                    "connection" => closes |= value.eq_ignore_ascii_case(b"close"),
+                    "transfer-encoding" => self.body = Body::Chunked,
+                    "keep-alive" | "upgrade" | "proxy-connection" | "te" => {}
+                    _ => fields.push((name.clone(), value.to_vec())),
+                }
+                if name == "content-length" {
+                    let length = std::str::from_utf8(value).unwrap().parse().unwrap();
+                    self.body = if length == 0 { Body::None } else { Body::Length(length) };
+                }
+            }
+            let mut path = words[1].to_owned();
+            if let Some(rest) = words[1].strip_prefix("http://").or(words[1].strip_prefix("https://")) {
+                let slash = rest.find('/').unwrap_or(rest.len());
+                host = Some(rest.as_bytes()[..slash].to_vec());
+                path = if slash == rest.len() { "/".to_owned() } else { rest[slash..].to_owned() };
+            }
+            let mut block = Vec::new();
+            hpack::write_field(&mut block, b":method", words[0].as_bytes());
+            hpack::write_field(&mut block, b":scheme", if is_secure() { b"https" } else { b"http" });
+            hpack::write_field(&mut block, b":authority", &host.unwrap_or_default());
+            hpack::write_field(&mut block, b":path", path.as_bytes());
+            fields.iter().for_each(|(name, value)| hpack::write_field(&mut block, name.as_bytes(), value));
+            let id = self.next_stream;
+            self.next_stream += 2;
+            let has_uploaded = self.body == Body::None;
+            frame::headers(out, StreamId(id), &block, has_uploaded, FRAME_BYTES);
+            self.streams.push_back(Stream {
+                id,
+                is_head: words[0] == "HEAD",
+                closes,
+                upload: Vec::new(),
+                has_uploaded,
+                window: self.initial_window,
+                is_chunked: false,
+                response: Vec::new(),
+                is_complete: false,
+                is_reset: false,
+            });
+        }
+
+        /// Sends bodies as far as the windows permit.
+        fn upload(&mut self, out: &mut Vec<u8>) {
+            for stream in &mut self.streams {
+                while !stream.upload.is_empty() {
+                    let room = stream.window.min(self.window).clamp(0, FRAME_BYTES as i64) as usize;
+                    let count = room.min(stream.upload.len());
+                    if count == 0 {
+                        break;
+                    }
+                    let is_last = stream.has_uploaded && count == stream.upload.len();
+                    out.extend(frame::data_head(count, StreamId(stream.id), is_last));
+                    out.extend(stream.upload.drain(..count));
+                    stream.window -= count as i64;
+                    self.window -= count as i64;
+                    stream.has_uploaded &= !is_last;
+                }
+            }
+        }
+
+        /// Takes bytes of the server; returns what is to be sent in answer.
+        pub fn response(&mut self, bytes: &[u8]) -> Vec<u8> {
+            self.frames.extend_from_slice(bytes);
+            let mut out = Vec::new();
+            let frames = std::mem::take(&mut self.frames);
+            let mut at = 0;
+            while let Some((frame, length)) = frame::parse(&frames[at..]).unwrap() {
+                at += length;
+                self.take_frame(frame, &mut out);
+            }
+            self.frames = frames[at..].to_vec();
+            self.upload(&mut out);
+            out
+        }
+
+        fn take_frame(&mut self, frame: Frame<'_>, out: &mut Vec<u8>) {
+            match frame {
+                Frame::Headers { stream, block, end_stream, .. } => {
+                    let mut fields = FieldList::new(usize::MAX, usize::MAX);
+                    self.decoder.decode(block, &mut fields).unwrap();
+                    let Some(stream) = self.streams.iter_mut().find(|open| open.id == stream.0) else { return };
+                    stream.take_head(&fields, end_stream);
+                }
+                Frame::Data { stream, data, end_stream, .. } => {
+                    let Some(stream) = self.streams.iter_mut().find(|open| open.id == stream.0) else { return };
+                    stream.take_data(data, end_stream);
+                }
+                Frame::Reset { stream, .. } => {
+                    let open = self.streams.iter_mut().find(|open| open.id == stream.0);
+                    open.into_iter().for_each(|open| open.is_reset |= !open.is_complete);
+                }
+                Frame::Settings(settings) => {
+                    for (id, value) in settings {
+                        if id == setting::INITIAL_WINDOW_SIZE {
+                            let difference = i64::from(value) - self.initial_window;
+                            self.initial_window += difference;
+                            self.streams.iter_mut().for_each(|open| open.window += difference);
+                        }
+                    }
+                    frame::settings_ack(out);
+                }
+                Frame::Ping { ack: false, data } => frame::ping(out, true, data),
+                Frame::WindowUpdate { stream: StreamId::CONNECTION, increment } => self.window += i64::from(increment),
+                Frame::WindowUpdate { stream, increment } => {
+                    let open = self.streams.iter_mut().find(|open| open.id == stream.0);
+                    open.into_iter().for_each(|open| open.window += i64::from(increment));
+                }
+                _ => {}
+            }
+        }
+
+        /// Moves translated bytes to `piece`; `None` if there are none yet.
+        pub fn take(&mut self, piece: &mut [u8]) -> io::Result<Option<usize>> {
+            while let Some(first) = self.streams.front_mut() {
+                self.responses.append(&mut first.response);
+                if first.is_reset && self.responses.is_empty() {
+                    return Err(io::ErrorKind::ConnectionReset.into());
+                }
+                if !first.is_complete {
+                    break;
+                }
+                self.has_ended |= first.closes;
+                self.streams.pop_front();
+            }
+            if self.responses.is_empty() {
+                return Ok(self.has_ended.then_some(0));
+            }
+            let count = self.responses.len().min(piece.len());
+            piece[..count].copy_from_slice(&self.responses[..count]);
+            self.responses.drain(..count);
+            Ok(Some(count))
+        }
+
+        /// The connection has ended.
+        pub fn end(&self) -> io::Result<usize> {
+            if self.streams.is_empty() { Ok(0) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+        }
+    }
+
+    impl Stream {
+        fn take_head(&mut self, fields: &FieldList, end_stream: bool) {
+            let mut status = 0;
+            let mut has_length = false;
+            for (name, value) in fields.iter() {
+                if name == b":status" {
+                    status = std::str::from_utf8(value).unwrap().parse().unwrap();
+                    let reason = amped_http::status::Status(status).reason();
+                    self.response.extend_from_slice(format!("HTTP/1.1 {status} {reason}\r\n").as_bytes());
+                    continue;
+                }
+                has_length |= name == b"content-length";
+                self.response.extend_from_slice(titled(name).as_bytes());
+                self.response.extend_from_slice(b": ");
+                self.response.extend_from_slice(value);
+                self.response.extend_from_slice(b"\r\n");
+            }
+            let has_no_body = self.is_head || status < 200 || status == 204 || status == 304;
+            self.is_chunked = !has_no_body && !has_length;
+            self.response.extend_from_slice(if self.is_chunked {
+                b"Transfer-Encoding: chunked\r\n\r\n"
+            } else {
+                b"\r\n"
+            });
+            self.end(end_stream);
+        }
+
+        fn take_data(&mut self, data: &[u8], end_stream: bool) {
+            if self.is_chunked && !data.is_empty() {
+                self.response.extend_from_slice(format!("{:x}\r\n", data.len()).as_bytes());
+            }
+            self.response.extend_from_slice(data);
+            if self.is_chunked && !data.is_empty() {
+                self.response.extend_from_slice(b"\r\n");
+            }
+            self.end(end_stream);
+        }
+
+        fn end(&mut self, end_stream: bool) {
+            self.is_complete = end_stream;
+            if end_stream && self.is_chunked {
+                self.response.extend_from_slice(b"0\r\n\r\n");
+            }
+        }
+    }
+
+    /// The usual form of a field's name in HTTP/1.
+    fn titled(name: &[u8]) -> String {
+        let name = std::str::from_utf8(name).unwrap();
+        match name {
+            "etag" => "ETag".to_owned(),
+            "www-authenticate" => "WWW-Authenticate".to_owned(),
+            _ => {
+                let title = |word: &str| word[..1].to_ascii_uppercase() + &word[1..];
+                name.split('-').map(title).collect::<Vec<_>>().join("-")
+            }
+        }
+    }
+}
+
 /// The certificate of the servers of the suite over TLS, and the addresses where they have it.
 mod identity {
     use std::collections::HashSet;
@@ -797,7 +1195,7 @@ impl Response {
 
     /// All fields but Date, which follows the clock: the fields that two equal responses share.
     pub fn lasting_fields(&self) -> Vec<(String, String)> {
-        self.fields.iter().filter(|(name, _)| name != "Date").cloned().collect()
+        self.fields.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("Date")).cloned().collect()
     }
 }
 

@@ -40,6 +40,7 @@ mod descriptors;
 mod disk;
 mod equivalence;
 mod errors;
+mod frames;
 mod helpers;
 mod hostnames;
 mod optimisations;

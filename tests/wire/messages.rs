@@ -592,8 +592,6 @@ fn other_versions_are_505() {
     for version in ["HTTP/2.0", "HTTP/2.1", "HTTP/0.9", "HTTP/3.0", "HTTP/9.9"] {
         refused(&server, format!("GET /hello.txt {version}\r\nHost: a\r\n\r\n"), 505);
     }
-    // RFC 9113, 3.4: the preface of an HTTP/2 client.
-    refused(&server, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505);
     // RFC 9110, 6.2: a later minor version is treated as the latest known one.
     let mut client = server.connect();
     for version in ["HTTP/1.2", "HTTP/1.9", "HTTP/1.1"] {

@@ -14,6 +14,8 @@ mod connections;
 mod cors;
 mod fastcgi;
 mod files;
+mod frames;
+mod http2;
 mod limits;
 mod log;
 mod messages;

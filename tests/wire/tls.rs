@@ -22,6 +22,7 @@ use rustls::{
 };
 use x509_cert::der::DateTime;
 
+use super::frames::Http2;
 use super::harness::*;
 
 /// Certificates that clients trust; each is its own authority.
@@ -177,6 +178,22 @@ impl Trust {
 }
 
 #[test]
+fn alpn_chooses_http_2_before_http_1_1() {
+    let (site, trust) = place();
+    site.file("root/a", pattern(200_000));
+    let server = serve(&site, "", "");
+    let mut client = trust.connect_with_alpn(&server, b"h2").untranslated();
+    client.send(b"");
+    let mut http2 = Http2::begin(client, &[]);
+    assert_eq!(http2.get("/a").body, pattern(200_000));
+    assert_eq!(http2.client.tls().unwrap().alpn_protocol(), Some(&b"h2"[..]));
+    let streams: Vec<_> = (0..50).map(|_| http2.request("GET", "/a", &[])).collect();
+    for stream in streams {
+        assert_eq!(http2.response(stream).body, pattern(200_000));
+    }
+}
+
+#[test]
 fn alpn_chooses_http_1_1_and_refuses_others() {
     let (site, trust) = place();
     site.file("root/a", "a");
@@ -184,7 +201,7 @@ fn alpn_chooses_http_1_1_and_refuses_others() {
     let mut client = trust.connect_with_alpn(&server, b"http/1.1");
     assert_eq!(client.get("/a").text(), "a");
     assert_eq!(client.tls().unwrap().alpn_protocol(), Some(&b"http/1.1"[..]));
-    assert!(trust.connect_with_alpn(&server, b"h2").try_get("/a").is_none());
+    assert!(trust.connect_with_alpn(&server, b"h3").try_get("/a").is_none());
 }
 
 #[test]
@@ -454,7 +471,7 @@ fn handshakes_are_counted_by_version_kind_cipher_and_failure() {
         client.read_to_end();
     };
     assert!(server.connect().secure(unsupported).try_get("/a").is_none());
-    assert!(trust.connect_with_alpn(&server, b"h2").try_get("/a").is_none());
+    assert!(trust.connect_with_alpn(&server, b"h3").try_get("/a").is_none());
     assert!(none.connect(&server).try_get("/a").is_none());
     send(&hello_of_1_1);
     send(&[22, 3, 1, 0, 4, 99, 0, 0, 0]);

@@ -46,6 +46,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         ("deny", Box::new(move || run_command(&mut DENY.command(&deny)?))),
         ("tests", Box::new(|| tests(args.quick))),
         ("tests over TLS", Box::new(tests_over_tls)),
+        ("tests over HTTP/2", Box::new(tests_over_http2)),
         ("tests in documentation", Box::new(|| run_cargo(&["test", "--doc", "--workspace"]))),
         ("dependencies of the server", Box::new(server_dependencies)),
         ("measuring", Box::new(measuring)),
@@ -104,6 +105,17 @@ const TLS_TESTS: &str = "binary(wire) and test(/^(amped|sped|mt|mp)::(files|rang
 /// Runs part of the wire suite over TLS. The programs are those of the tests without it, so nothing is compiled again.
 fn tests_over_tls() -> Outcome {
     run_command(nextest()?.args(["--filterset", TLS_TESTS]).env("AMPED_TEST_TLS", "1"))
+}
+
+/// The tests of the wire suite that run again with clients that translate to HTTP/2: those of requests and responses,
+/// except for what is particular to HTTP/1: the reason phrase, Connection, the end of a connection as a signal.
+const HTTP2_TESTS: &str = "binary(wire) and \
+     test(/^(amped|sped|mt|mp)::(files|ranges|conditions|negotiation|cors|auth|routes|pages|apps|fastcgi|caches|bodies)::/) \
+     and not test(/::(odd_paths_are_rejected|body_waits_for_authentication|script_(receives_cgi|status_and|response_is)|complete_response_has_content_length|download_of_edited|(incomplete_body|body_over_limit|upload_below)_)/)";
+
+/// Runs part of the wire suite over HTTP/2.
+fn tests_over_http2() -> Outcome {
+    run_command(nextest()?.args(["--filterset", HTTP2_TESTS]).env("AMPED_TEST_HTTP2", "1"))
 }
 
 /// Runs a few rows of an experiment for some seconds, to check that servers, floor and load still work together. The

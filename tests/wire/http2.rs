@@ -1,0 +1,327 @@
+//! HTTP/2: requests side by side, flow control, priorities, the limits of a client, and the end of a connection.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use amped_http::h2::frame::{self, ErrorCode, FRAME_BYTES, StreamId};
+
+use super::frames::*;
+use super::harness::*;
+
+fn get(http2: &mut Http2, path: &str, fields: &[(&str, &str)]) -> Response {
+    let stream = http2.request("GET", path, fields);
+    http2.response(stream)
+}
+
+#[test]
+fn files_conditions_ranges_and_errors() {
+    let site = Site::new();
+    let body = pattern(300_000);
+    site.file("large", &body);
+    site.file("small.html", "<p>small</p>");
+    site.file("empty.txt", "");
+    let server = Server::serve(&site);
+    let mut http2 = Http2::connect(&server);
+    let small = http2.get("/small.html");
+    assert_eq!((small.status, small.text().as_str()), (200, "<p>small</p>"));
+    assert_eq!(small.field("content-type"), Some("text/html; charset=utf-8"));
+    assert_eq!(small.field("server"), Some("amped"));
+    assert!(small.field("date").is_some() && small.field("connection").is_none(), "{small:?}");
+    let tag = small.field("etag").unwrap().to_owned();
+    // The same again from the cache, and the same fields as in HTTP/1.
+    let again = http2.get("/small.html");
+    assert_eq!((again.lasting_fields(), &again.body), (small.lasting_fields(), &small.body));
+    let mut by_http1 = server.get("/small.html").lasting_fields();
+    by_http1.iter_mut().for_each(|(name, _)| name.make_ascii_lowercase());
+    assert_eq!(by_http1, small.lasting_fields());
+    assert_eq!(get(&mut http2, "/small.html", &[("if-none-match", &tag)]).status, 304);
+    let part = get(&mut http2, "/large", &[("range", "bytes=100-199")]);
+    assert_eq!((part.status, &part.body[..]), (206, &body[100..200]));
+    let parts = get(&mut http2, "/large", &[("range", "bytes=0-9,100000-100009")]);
+    assert!(parts.status == 206 && parts.text().contains("Content-Range: bytes 0-9/300000"), "{parts:?}");
+    assert_eq!(http2.get("/large").body, body);
+    assert_eq!((http2.get("/empty.txt").status, http2.get("/none").status), (200, 404));
+    let stream = http2.request("HEAD", "/large", &[]);
+    let head = http2.response(stream);
+    assert_eq!((head.field("content-length"), head.body.len()), (Some("300000"), 0));
+    assert_eq!(get(&mut http2, "/../etc/passwd", &[]).status, 400);
+    // RFC 9113, 8.3.1: CONNECT has other pseudo-fields; this one is malformed.
+    let stream = http2.request("CONNECT", "/", &[]);
+    assert_eq!(http2.try_response(stream), Err(Some(ErrorCode::PROTOCOL_ERROR)));
+    assert_eq!(http2.get("/empty.txt").status, 200, "the connection goes on");
+}
+
+#[test]
+fn streams_are_answered_side_by_side() {
+    let site = Site::new();
+    for n in 0..100 {
+        site.file(&format!("{n}"), pattern(n * 300));
+    }
+    let server = Server::serve(&site);
+    let mut http2 = Http2::connect(&server);
+    for _ in 0..3 {
+        let streams: Vec<_> = (0..100).map(|n| (n, http2.request("GET", &format!("/{n}"), &[]))).collect();
+        for (n, stream) in streams.into_iter().rev() {
+            let response = http2.response(stream);
+            assert_eq!((response.status, response.body), (200, pattern(n * 300)), "{n}");
+        }
+    }
+}
+
+#[test]
+fn bodies_within_windows_of_client() {
+    let site = Site::new();
+    site.file("large", pattern(200_000));
+    let server = Server::serve(&site);
+    let mut http2 = Http2::connect_with(&server, &[window(10)]);
+    http2.updates_windows = false;
+    let stream = http2.request("GET", "/large", &[]);
+    http2.read_until(|http2| http2.received(stream) == 10);
+    // A stream of its own is not delayed by one without a window.
+    let other = http2.request("HEAD", "/large", &[]);
+    assert_eq!(http2.response(other).status, 200);
+    assert_eq!(http2.received(stream), 10);
+    http2.send(|out| frame::window_update(out, stream, 5));
+    http2.read_until(|http2| http2.received(stream) == 15);
+    // The initial window changes those of open streams (RFC 9113, 6.9.2), but not that of the connection.
+    http2.send(|out| frame::settings(out, &[window(100_000)]));
+    http2.read_until(|http2| http2.received(stream) == 65_535);
+    http2.send(|out| frame::window_update(out, StreamId::CONNECTION, 1_000_000));
+    http2.read_until(|http2| http2.received(stream) == 100_005);
+    http2.send(|out| frame::window_update(out, stream, 1_000_000));
+    assert_eq!(http2.response(stream).body, pattern(200_000));
+    // A window beyond the maximum is an error of its stream, or of the connection.
+    http2.send(|out| frame::settings(out, &[window(10)]));
+    let stream = http2.request("GET", "/large", &[]);
+    http2.send(|out| {
+        frame::window_update(out, stream, frame::WINDOW_MAX);
+        frame::window_update(out, stream, frame::WINDOW_MAX);
+    });
+    assert_eq!(http2.try_response(stream), Err(Some(ErrorCode::FLOW_CONTROL_ERROR)));
+    http2.send(|out| frame::window_update(out, StreamId::CONNECTION, frame::WINDOW_MAX));
+    http2.read_to_end();
+    assert_eq!(http2.goodbyes.last().map(|(_, code)| *code), Some(ErrorCode::FLOW_CONTROL_ERROR));
+}
+
+#[test]
+fn urgent_responses_overtake_others() {
+    let site = Site::new();
+    site.file("large", pattern(2_000_000));
+    site.file("small", pattern(20_000));
+    let server = Server::serve(&site);
+    let mut http2 = Http2::connect(&server);
+    assert_eq!(http2.get("/small").status, 200);
+    let large = http2.request("GET", "/large", &[("priority", "u=5")]);
+    http2.read_until(|http2| http2.received(large) > 0);
+    let small = http2.request("GET", "/small", &[("priority", "u=0")]);
+    http2.response(small);
+    assert!(http2.received(large) < 2_000_000, "the urgent response waited for the other");
+    assert_eq!(http2.response(large).body, pattern(2_000_000));
+    // Responses of one urgency are sent one after another, unless they are incremental.
+    for (priority, least) in [("u=3, i", 1_500_000), ("u=3", 0)] {
+        let mut http2 = Http2::connect_with(&server, &[window(4_000_000)]);
+        http2.updates_windows = false;
+        let streams = [(); 2].map(|()| http2.request("GET", "/large", &[("priority", priority)]));
+        http2.send(|out| frame::window_update(out, StreamId::CONNECTION, 1 << 30));
+        http2.read_until(|http2| !http2.completed.is_empty());
+        let second = http2.received(streams[1]);
+        assert!((least..least + 600_000).contains(&second), "{priority}: {second}");
+        assert_eq!(http2.response(streams[1]).body, pattern(2_000_000));
+    }
+}
+
+#[test]
+fn request_bodies_and_applications() {
+    let site = Site::new();
+    let socket = site.path().join("socket");
+    answer_by_fastcgi(&socket, "Content-Type: text/plain\r\n\r\nanswered");
+    let config = format!("[[site.app]]\nmatch = \"/app\"\nfastcgi = \"unix:{}\"\nfiles = false\n", socket.display());
+    site.file("x", "file");
+    let server = Server::with_site(&site, &config);
+    let mut http2 = Http2::connect(&server);
+    let body = pattern(600_000);
+    // More than the window, which the server extends as it stores the body.
+    let length = body.len().to_string();
+    for fields in [&[("content-length", length.as_str())][..], &[]] {
+        let stream = http2.post("/app", fields, &body, 10_000);
+        assert_eq!(http2.response(stream).text(), "answered");
+    }
+    let streams: Vec<_> = (0..10).map(|_| http2.request("GET", "/app", &[])).collect();
+    for stream in streams {
+        assert_eq!(http2.response(stream).text(), "answered");
+    }
+    // A body that a file does not need is discarded.
+    let stream = http2.post("/x", &[], &body[..100_000], 10_000);
+    assert_eq!(http2.response(stream).status, 405);
+    assert_eq!(http2.get("/x").text(), "file");
+    // A body of another length than announced is malformed (RFC 9113, 8.1.1).
+    for (said, part) in [("5", 6), ("5", 4)] {
+        let stream = http2.post("/app", &[("content-length", said)], &body[..part], 100);
+        assert_eq!(http2.try_response(stream), Err(Some(ErrorCode::PROTOCOL_ERROR)), "{said} {part}");
+    }
+    assert_eq!(http2.get("/x").text(), "file");
+}
+
+#[test]
+fn client_that_resets_streams_or_sends_empty_frames_is_disconnected() {
+    let site = Site::new();
+    site.file("x", pattern(100_000));
+    let server = Server::serve(&site);
+    type Flood = fn(&mut Http2, usize);
+    let floods: [(&str, Flood); 7] = [
+        ("rapid resets", |http2, _| {
+            let stream = http2.request("GET", "/x", &[]);
+            http2.send(|out| frame::reset(out, stream, ErrorCode::CANCEL));
+        }),
+        ("resets by the server", |http2, _| {
+            let stream = http2.request("GET", "/x", &[]);
+            http2.send(|out| frame::window_update(out, stream, 0));
+        }),
+        ("pings", |http2, n| http2.send(|out| frame::ping(out, false, (n as u64).to_be_bytes()))),
+        ("settings", |http2, _| http2.send(|out| frame::settings(out, &[]))),
+        ("tiny windows", |http2, _| http2.send(|out| frame::window_update(out, StreamId::CONNECTION, 1))),
+        ("priorities", |http2, _| http2.send(|out| frame::priority_update(out, StreamId(1), b"u=1"))),
+        ("empty data", |http2, n| {
+            if n == 0 {
+                let (stream, block) = (http2.open(), http2.head("POST", "/x", &[]));
+                http2.send(|out| frame::headers(out, stream, &block, false, FRAME_BYTES));
+            }
+            http2.data(StreamId(1), &[], false);
+        }),
+    ];
+    for (name, flood) in floods {
+        let mut http2 = Http2::connect_with(&server, &[window(0)]);
+        for n in 0..1000 {
+            flood(&mut http2, n);
+        }
+        http2.read_to_end();
+        assert_eq!(http2.goodbyes.last().map(|(_, code)| *code), Some(ErrorCode::ENHANCE_YOUR_CALM), "{name}");
+    }
+    // A header block that never ends.
+    let mut http2 = Http2::connect(&server);
+    let stream = http2.open();
+    let block = vec![0; 1000];
+    http2.send(|out| {
+        frame::headers(out, stream, &block, true, 1000);
+        out[4] &= !4;
+        for _ in 0..20 {
+            out.extend_from_slice(&[0, 0, 1, 9, 0, 0, 0, 0, stream.0 as u8, 0]);
+        }
+    });
+    http2.read_to_end();
+    assert_eq!(http2.goodbyes.last().map(|(_, code)| *code), Some(ErrorCode::ENHANCE_YOUR_CALM));
+    assert_eq!(server.get("/x").body, pattern(100_000));
+}
+
+#[test]
+fn heads_over_limits_and_malformed_ones() {
+    let site = Site::new();
+    site.file("x", "x");
+    let server = Server::serve(&site);
+    let mut http2 = Http2::connect(&server);
+    let long = "x".repeat(35_000);
+    assert_eq!(get(&mut http2, "/x", &[("a", &long)]).status, 431);
+    assert_eq!(get(&mut http2, &format!("/{}", &long[..9000]), &[]).status, 414);
+    let names: Vec<String> = (0..150).map(|n| format!("a{n}")).collect();
+    let many: Vec<_> = names.iter().map(|name| (name.as_str(), "")).collect();
+    assert_eq!(get(&mut http2, "/x", &many).status, 431);
+    for (fields, what) in [
+        (&[("connection", "close")][..], "a field of the connection"),
+        (&[("te", "gzip")], "te"),
+        (&[(":path", "/y")], "a pseudo-field after others, or twice"),
+        (&[("a", "b\nc")], "a line end"),
+    ] {
+        let stream = http2.request("GET", "/x", fields);
+        assert_eq!(http2.try_response(stream), Err(Some(ErrorCode::PROTOCOL_ERROR)), "{what}");
+    }
+    let stream = http2.open();
+    let block = [http2.head("GET", "/x", &[]), b"\x00\x01X\x01y".to_vec()].concat();
+    http2.send(|out| frame::headers(out, stream, &block, true, FRAME_BYTES));
+    assert_eq!(http2.try_response(stream), Err(Some(ErrorCode::PROTOCOL_ERROR)), "upper case");
+    assert_eq!(http2.get("/x").text(), "x");
+    // A block that cannot be decoded ends the connection.
+    let stream = http2.open();
+    http2.send(|out| frame::headers(out, stream, &[0x80], true, FRAME_BYTES));
+    http2.read_to_end();
+    assert_eq!(http2.goodbyes.last().map(|(_, code)| *code), Some(ErrorCode::COMPRESSION_ERROR));
+}
+
+#[test]
+fn more_streams_than_allowed_are_refused() {
+    let site = Site::new();
+    site.file("x", pattern(100_000));
+    let server = Server::configured(&site, "limits.max_concurrent_streams = 3\n");
+    let mut http2 = Http2::connect_with(&server, &[window(0)]);
+    let streams = [(); 4].map(|()| http2.request("GET", "/x", &[]));
+    assert_eq!(http2.try_response(streams[3]), Err(Some(ErrorCode::REFUSED_STREAM)));
+    http2.send(|out| frame::settings(out, &[window(200_000)]));
+    for stream in &streams[..3] {
+        assert_eq!(http2.response(*stream).body, pattern(100_000));
+    }
+    assert_eq!(http2.get("/x").status, 200);
+}
+
+#[test]
+fn stop_finishes_streams_and_announces_last_one() {
+    let site = Site::new();
+    site.file("x", pattern(3_000_000));
+    let mut server = Server::serve(&site);
+    let mut http2 = Http2::connect_with(&server, &[window(1000)]);
+    let stream = http2.request("GET", "/x", &[]);
+    http2.read_until(|http2| http2.received(stream) > 0);
+    server.signal("TERM");
+    http2.read_until(|http2| !http2.goodbyes.is_empty());
+    assert_eq!(http2.goodbyes[0], (frame::WINDOW_MAX, ErrorCode::NO_ERROR));
+    http2.read_until(|http2| http2.goodbyes.len() == 2);
+    assert_eq!(http2.goodbyes[1], (stream.0, ErrorCode::NO_ERROR));
+    http2.send(|out| frame::settings(out, &[window(4_000_000)]));
+    assert_eq!(http2.response(stream).body, pattern(3_000_000));
+    http2.read_to_end();
+    server.wait();
+}
+
+#[test]
+fn file_that_changes_while_sent_resets_its_stream_only() {
+    let site = Site::new();
+    let path = site.file("x", pattern(1_000_000));
+    site.file("y", "y");
+    let server = Server::serve(&site);
+    let mut http2 = Http2::connect_with(&server, &[window(1000)]);
+    http2.updates_windows = false;
+    let stream = http2.request("GET", "/x", &[]);
+    http2.read_until(|http2| http2.received(stream) == 1000);
+    fs::write(&path, pattern(900_000)).unwrap();
+    http2.send(|out| frame::window_update(out, stream, 100_000));
+    assert_eq!(http2.try_response(stream), Err(Some(ErrorCode::INTERNAL_ERROR)));
+    assert_eq!(http2.get("/y").text(), "y");
+}
+
+#[test]
+fn http2_can_be_switched_off() {
+    let site = Site::new();
+    site.file("x", "x");
+    let server = Server::configured(&site, "http2 = false\n");
+    let mut client = server.connect().untranslated();
+    client.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+    assert_eq!(client.response("PRI").status, 505);
+}
+
+#[test]
+fn preface_in_pieces_is_recognised() {
+    let site = Site::new();
+    site.file("x", "x");
+    let server = Server::serve(&site);
+    for piece in [1, 3, 14, 20, 23] {
+        let mut client = server.connect().untranslated();
+        for part in frame::PREFACE.chunks(piece) {
+            client.send(part);
+            thread::sleep(Duration::from_millis(2));
+        }
+        let mut http2 = Http2::resume(client);
+        assert_eq!(http2.get("/x").text(), "x", "{piece}");
+    }
+    // What only begins like it is HTTP/1.
+    assert_eq!(server.connect().untranslated().request("PRIX", "/x", &[]).status, 501);
+    assert_eq!(server.connect().untranslated().request("PUT", "/x", &[]).status, 405);
+}
