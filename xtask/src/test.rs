@@ -91,9 +91,9 @@ fn tests(is_quick: bool) -> Outcome {
     run_command(&mut command)
 }
 
-/// The command that runs tests, four per core: most of them wait for a server or for time to pass.
+/// The command that runs tests, six per core: most of them wait for a server or for time to pass.
 fn nextest() -> Outcome<Command> {
-    let threads = 4 * std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = 6 * std::thread::available_parallelism().map_or(1, usize::from);
     NEXTEST.command(&["nextest", "run", "--workspace", "--test-threads", &threads.to_string()])
 }
 
