@@ -336,7 +336,7 @@ impl World {
             self.due.push(Due::Warm(lane));
             return Drawn::Cold(0);
         }
-        let count = output.body.len().min(most);
+        let count = output.body.len().min(most).min(FRAME_BYTES);
         let is_end = output.ended && count == output.body.len();
         if let Some(head) = output.head.take() {
             frame::headers(out, stream, &head, is_end && count == 0, FRAME_BYTES);

@@ -106,16 +106,32 @@ impl Residency {
         patience: Patience,
         map: impl FnOnce() -> io::Result<Arc<Mapping>>,
     ) -> io::Result<usize> {
-        let range = offset..offset + buffer.len() as u64;
+        self.read_pieces(file, version, (&mut [io::IoSliceMut::new(buffer)], offset), patience, map)
+    }
+
+    /// As [`read`](Residency::read), into several buffers in turn.
+    ///
+    /// # Errors
+    /// Those of [`read`](Residency::read).
+    pub fn read_pieces(
+        &self,
+        file: impl AsFd,
+        version: &FileVersion,
+        (buffers, offset): (&mut [io::IoSliceMut<'_>], u64),
+        patience: Patience,
+        map: impl FnOnce() -> io::Result<Arc<Mapping>>,
+    ) -> io::Result<usize> {
+        let length: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let range = offset..offset + length as u64;
         // Here the read itself is the test.
         if matches!(self, Residency::Nowait) {
-            return file::read_at(file, buffer, offset, patience);
+            return file::read_pieces_at(file, buffers, offset, patience);
         }
         let tested = patience == Patience::Now;
         if tested && !self.is_resident(&file, version, &range, 0, map) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        self.watch(version, &range, tested, || file::read_at(&file, buffer, offset, Patience::Wait))
+        self.watch(version, &range, tested, || file::read_pieces_at(&file, buffers, offset, Patience::Wait))
     }
 
     /// Performs an operation that reads or sends a range, and updates the model by its cost. `tested`: the test said

@@ -145,7 +145,7 @@ pub struct Sender {
     /// Buffer for windows of recently changed files.
     window: Vec<u8>,
     /// Buffer for frames of HTTP/2.
-    pub(crate) frames: Vec<u8>,
+    pub(crate) frames: streams::FrameBuffer,
     /// Buffers of TLS sessions.
     pub(crate) tls: Buffers,
     /// A file that has not changed for longer is sent by sendfile; a newer one is copied. Editors, and people,
@@ -323,7 +323,7 @@ impl Sender {
         Sender {
             spare: Vec::new(),
             window: vec![0; WINDOW as usize],
-            frames: Vec::new(),
+            frames: streams::FrameBuffer::default(),
             tls: Buffers::new(defers_hello(generation)),
             sendfile_min_age: generation.settings.send.sendfile_min_age,
             uses_sendfile: generation.settings.optimise.sendfile,

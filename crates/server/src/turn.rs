@@ -39,7 +39,7 @@ use crate::open_file::OpenFile;
 use crate::passwords::ledger::Client;
 use crate::passwords::verifier::{self, PendingVerdict};
 use crate::say;
-use crate::send::streams::{ColdRange, GATHERED, Outbox};
+use crate::send::streams::{ColdRange, FrameBuffer, GATHERED, Outbox};
 use crate::send::{LogContext, Probes, Progress, SendQueue, Sender};
 use crate::tls_config::TlsConfig;
 use crate::token::Token;
@@ -661,7 +661,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         }
     }
 
-    fn fill_and_send(&mut self, gathered: &mut Vec<u8>) -> io::Result<Gathered> {
+    fn fill_and_send(&mut self, gathered: &mut FrameBuffer) -> io::Result<Gathered> {
         self.connection.transport.flush()?;
         self.context.sender.set_time(self.now, self.context.shared.wall.seconds);
         if let Some(outbox) = &mut self.connection.outbox
@@ -676,19 +676,20 @@ impl<D: DiskAccess> Turn<'_, D> {
         if gathered.is_empty() {
             return Ok(Gathered::All);
         }
-        let sent = self.connection.transport.send(&[IoSlice::new(gathered)], false, &mut self.context.sender.tls);
+        let sent =
+            self.connection.transport.send(&[IoSlice::new(gathered.frames())], false, &mut self.context.sender.tls);
         let taken = match &sent {
             Ok(count) => *count,
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,
             Err(_) => return sent.map(|_| Gathered::Sent),
         };
         self.context.meter.sent(taken as u64);
-        self.connection.outbox.get_or_insert_default().note_sent(gathered, taken);
+        self.connection.outbox.get_or_insert_default().note_sent(gathered.frames(), taken);
         sent.map(|_| Gathered::Sent)
     }
 
     /// Gathers frames of the lanes whose turn it is.
-    fn gather(&mut self, gathered: &mut Vec<u8>) {
+    fn gather(&mut self, gathered: &mut FrameBuffer) {
         let Turn { connection, context, now, .. } = self;
         let Connection { conn, outbox: Some(outbox), .. } = &mut **connection else { return };
         let mut cold_ranges = Vec::new();

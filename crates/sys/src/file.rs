@@ -263,13 +263,25 @@ fn status_of(stat: &rustix::fs::Stat) -> Status {
 /// # Errors
 /// Those of preadv2(2); [`io::ErrorKind::WouldBlock`] when not even the first page is in memory.
 pub fn read_at(fd: impl AsFd, buffer: &mut [u8], offset: u64, patience: Patience) -> io::Result<usize> {
+    read_pieces_at(fd, &mut [io::IoSliceMut::new(buffer)], offset, patience)
+}
+
+/// As [`read_at`], into several buffers in turn.
+///
+/// # Errors
+/// Those of [`read_at`].
+pub fn read_pieces_at(
+    fd: impl AsFd,
+    buffers: &mut [io::IoSliceMut<'_>],
+    offset: u64,
+    patience: Patience,
+) -> io::Result<usize> {
     let flags = match patience {
         Patience::Wait => ReadWriteFlags::empty(),
         Patience::Now => ReadWriteFlags::NOWAIT,
     };
     loop {
-        let mut buffers = [io::IoSliceMut::new(buffer)];
-        match rustix::io::preadv2(&fd, &mut buffers, offset, flags) {
+        match rustix::io::preadv2(&fd, buffers, offset, flags) {
             Err(Errno::INTR) => {}
             // The file system does not support the test. If it has no disk, there is nothing to wait for; otherwise the
             // caller must take the path that may wait.
@@ -277,7 +289,7 @@ pub fn read_at(fd: impl AsFd, buffer: &mut [u8], offset: u64, patience: Patience
                 if !is_in_memory(&fd) {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
-                return read_at(fd, buffer, offset, Patience::Wait);
+                return read_pieces_at(fd, buffers, offset, Patience::Wait);
             }
             other => return Ok(other?),
         }

@@ -369,7 +369,7 @@ impl Session {
 
 /// What the sender asks.
 impl Session {
-    /// The lane that sends next, and the most bytes of body in its next frame.
+    /// The lane that sends next, and the most bytes of body in its next frames.
     pub fn next_lane(&self) -> Option<(Lane, usize)> {
         let (at, most) = schedule::next(&self.streams, self.send_window, self.alternate)?;
         Some((self.streams[at].side.lane(), most))

@@ -47,16 +47,19 @@ impl Slot {
         }
     }
 
-    /// The most bytes of body in its next frame.
-    fn room(&self, connection_window: i64) -> usize {
+    /// The most bytes of body in its next frames.
+    fn room(&self, connection_window: i64, frames: usize) -> usize {
         let window = self.window.min(connection_window).max(0);
-        usize::try_from(window).unwrap_or(usize::MAX).min(FRAME_BYTES)
+        usize::try_from(window).unwrap_or(usize::MAX).min(frames * FRAME_BYTES)
     }
 }
 
+/// Frames of a stream in a row that shares with no other.
+const FRAMES: usize = 4;
+
 /// Chooses the next stream of these. `connection_window`: bytes that the client accepts on the whole connection.
 /// `alternate`: whether an incremental stream goes before one that is not. Returns its index, and the most bytes of body
-/// that may be sent in a frame.
+/// that may be sent: a frame if it shares with others, else four.
 pub(super) fn next(slots: &[impl AsRef<Slot>], connection_window: i64, alternate: bool) -> Option<(usize, usize)> {
     let mut best: [Option<(usize, &Slot)>; 2] = [None, None];
     for (index, slot) in
@@ -72,6 +75,7 @@ pub(super) fn next(slots: &[impl AsRef<Slot>], connection_window: i64, alternate
             best[kind] = Some((index, slot));
         }
     }
+    let is_alone = matches!(best, [Some(_), None]);
     let (index, slot) = match best {
         [Some(one), Some(incremental)] => match one.1.priority.urgency.cmp(&incremental.1.priority.urgency) {
             core::cmp::Ordering::Less => one,
@@ -86,7 +90,7 @@ pub(super) fn next(slots: &[impl AsRef<Slot>], connection_window: i64, alternate
         },
         [one, incremental] => one.or(incremental)?,
     };
-    Some((index, slot.room(connection_window)))
+    Some((index, slot.room(connection_window, if is_alone { FRAMES } else { 1 })))
 }
 
 #[cfg(test)]
@@ -127,7 +131,11 @@ mod tests {
     fn urgent_streams_come_first_and_others_in_their_order() {
         let mut slots = [slot(3, false), slot(5, false), slot(0, false), slot(3, false)];
         let left = vec![2 * FRAME_BYTES, 10, FRAME_BYTES + 1, 10];
-        assert_eq!(order(&mut slots, left, 1 << 20), [2, 2, 0, 0, 3, 1]);
+        assert_eq!(order(&mut slots, left, 1 << 20), [2, 0, 3, 1]);
+        // So that a more urgent one is not delayed, a stream has a few frames at a time.
+        let left = vec![9 * FRAME_BYTES, 0, 0, 0];
+        let mut slots = [slot(3, false), Slot::new(Priority::default(), 0), slot(3, false), slot(3, false)];
+        assert_eq!(order(&mut slots, left, 1 << 20)[..3], [0, 0, 0]);
     }
 
     #[test]
@@ -147,7 +155,7 @@ mod tests {
         slots[0].window = 0;
         slots[1].state = SendState::Cold;
         slots[2].state = SendState::Empty;
-        assert_eq!(next(&slots, 1 << 20, false), Some((3, FRAME_BYTES)));
+        assert_eq!(next(&slots, 1 << 20, false), Some((3, FRAMES * FRAME_BYTES)));
         assert_eq!(next(&slots, 5, false), Some((3, 5)));
         assert_eq!(next(&slots, 0, false), None);
         // A head needs no window.

@@ -9,7 +9,7 @@
 //! the lane is cold: a helper reads ahead for it, and the other lanes go on.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use amped_core::file::{Content, Stored};
 use amped_core::http2::Drawn;
 use amped_core::record::Record;
 use amped_core::reply::{self, Body, Reply, WallClock};
-use amped_http::h2::frame::{self, HEAD_BYTES, StreamId};
+use amped_http::h2::frame::{self, FRAME_BYTES, HEAD_BYTES, StreamId};
 use amped_http::status::Status;
 use amped_sys::file::Patience;
 use amped_units::Time;
@@ -31,6 +31,71 @@ pub const GATHERED: usize = 64 * 1024;
 
 /// Maximum windows of one connection that helpers read at a time; further lanes wait for one of them.
 const FETCHES_AT_ONCE: usize = 8;
+
+/// Maximum frames that are read from a file in one call.
+const FRAMES_A_READ: usize = 4;
+
+/// Gathered frames. The memory beyond them is kept, and so need not be cleared each time before it is read into.
+#[derive(Debug, Default)]
+pub struct FrameBuffer {
+    bytes: Vec<u8>,
+    length: usize,
+    /// A head in frames.
+    heads: Vec<u8>,
+}
+
+impl FrameBuffer {
+    /// Removes all frames.
+    pub fn clear(&mut self) {
+        self.length = 0;
+    }
+
+    /// Returns the frames.
+    pub fn frames(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Returns their size, bytes.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Returns so many bytes after the frames, to be filled.
+    fn room(&mut self, count: usize) -> &mut [u8] {
+        let end = self.length + count;
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        &mut self.bytes[self.length..end]
+    }
+
+    fn extend(&mut self, bytes: &[u8]) {
+        self.room(bytes.len()).copy_from_slice(bytes);
+        self.length += bytes.len();
+    }
+
+    fn truncate(&mut self, length: usize) {
+        self.length = self.length.min(length);
+    }
+
+    /// Writes the head of a DATA frame whose place is at `at`.
+    fn put_data_head(&mut self, at: usize, length: usize, stream: StreamId, end_stream: bool) {
+        self.bytes[at..at + HEAD_BYTES].copy_from_slice(&frame::data_head(length, stream, end_stream));
+    }
+
+    fn extend_by_headers(&mut self, stream: StreamId, block: &[u8], end_stream: bool) {
+        let mut heads = std::mem::take(&mut self.heads);
+        heads.clear();
+        frame::headers(&mut heads, stream, block, end_stream, FRAME_BYTES);
+        self.extend(&heads);
+        self.heads = heads;
+    }
+}
 
 /// What an HTTP/2 connection has to send.
 #[derive(Default)]
@@ -136,9 +201,10 @@ impl Outbox {
     }
 
     /// Moves the control frames to `out`, which is sent next.
-    pub fn draw_control(&mut self, out: &mut Vec<u8>) {
-        out.append(&mut self.control);
-        self.control = Vec::new();
+    pub fn draw_control(&mut self, out: &mut FrameBuffer) {
+        if !self.control.is_empty() {
+            out.extend(&std::mem::take(&mut self.control));
+        }
     }
 
     /// Frames were gathered, and the transport has taken this many bytes of them.
@@ -163,7 +229,7 @@ impl Outbox {
     pub fn draw(
         &mut self,
         (lane, most): (Lane, usize),
-        out: &mut Vec<u8>,
+        out: &mut FrameBuffer,
         sender: &mut Sender,
         probes: bool,
         wall: &WallClock,
@@ -253,10 +319,23 @@ impl Outbox {
     }
 }
 
-/// A read of a file's next bytes into a frame.
+/// The frames of a body.
+struct DrawnBody {
+    /// Bytes of body.
+    count: usize,
+    /// Where the last frame begins, and its length without its head.
+    last: Option<(usize, usize)>,
+    /// Why there are not more.
+    failure: Option<FileRead>,
+}
+
+/// A read of a file's next bytes into frames.
 enum FileRead {
-    /// So many bytes.
-    Bytes(usize),
+    /// So many bytes; where the last frame begins, and its length without its head.
+    Frames {
+        count: usize,
+        last: (usize, usize),
+    },
     Cold(Arc<Content<OpenFile>>, Range<u64>),
     /// The file has changed.
     Changed,
@@ -285,7 +364,7 @@ impl SendQueue {
     fn draw(
         &mut self,
         (stream, most): (StreamId, usize),
-        out: &mut Vec<u8>,
+        out: &mut FrameBuffer,
         sender: &mut Sender,
         probes: Probes,
         wall: &WallClock,
@@ -294,15 +373,13 @@ impl SendQueue {
         let has_head = matches!(self.chunks.front(), Some(Chunk::Head(_)));
         if let Some(Chunk::Head(length)) = self.chunks.front() {
             let is_whole = matches!(self.chunks.get(1), Some(Chunk::End(_)));
-            frame::headers(out, stream, &self.text[self.text_at..self.text_at + length], is_whole, frame::FRAME_BYTES);
+            out.extend_by_headers(stream, &self.text[self.text_at..self.text_at + length], is_whole);
             if is_whole {
                 return (Drawn::End(0), None);
             }
         }
-        let data_at = out.len();
-        out.extend_from_slice(&[0; HEAD_BYTES]);
-        let failure = self.draw_body(usize::from(has_head), most, out, sender, probes);
-        let count = out.len() - data_at - HEAD_BYTES;
+        let DrawnBody { count, last, failure } =
+            self.draw_body(usize::from(has_head), (stream, most), out, sender, probes);
         match failure {
             // Nothing was sent of it, so it can be replaced.
             Some(FileRead::Unread) if has_head && count == 0 => {
@@ -322,20 +399,18 @@ impl SendQueue {
             self.pop_head();
         }
         let is_end = matches!(self.chunks.front(), Some(Chunk::End(_)));
-        match count == 0 && !is_end {
-            true => out.truncate(data_at),
-            false => {
-                let head = frame::data_head(count, stream, is_end);
-                out[data_at..data_at + HEAD_BYTES].copy_from_slice(&head);
-            }
+        match last {
+            Some((at, length)) if is_end => out.put_data_head(at, length, stream, true),
+            None if is_end => out.extend(&frame::data_head(0, stream, true)),
+            _ => {}
         }
         self.reply_sent += count as u64;
         match failure {
             Some(FileRead::Cold(content, range)) => (Drawn::Cold(count), Some((content, range))),
             _ if is_end => (Drawn::End(count), None),
             _ if self.chunks.is_empty() => {
-                (self.text, self.text_at) = (std::mem::take(&mut self.text), 0);
                 self.text.clear();
+                self.text_at = 0;
                 (Drawn::Waits(count), None)
             }
             _ => (Drawn::More(count), None),
@@ -348,61 +423,88 @@ impl SendQueue {
         }
     }
 
-    /// Appends at most this many bytes of body. `at`: the position of its first chunk.
+    /// Appends frames with at most this many bytes of body. `at`: the position of its first chunk.
     fn draw_body(
         &mut self,
         at: usize,
-        mut most: usize,
-        out: &mut Vec<u8>,
+        (stream, most): (StreamId, usize),
+        out: &mut FrameBuffer,
         sender: &mut Sender,
         probes: Probes,
-    ) -> Option<FileRead> {
+    ) -> DrawnBody {
         // The text of a head that is still in the queue precedes that of the body.
         let skipped = if let (1, Some(Chunk::Head(length))) = (at, self.chunks.front()) { *length } else { 0 };
-        let mut text_at = self.text_at + skipped;
-        let mut failure = None;
-        while most > 0 {
-            let (taken, is_used_up) = match self.chunks.get_mut(at) {
+        self.text_at += skipped;
+        let mut drawn = DrawnBody { count: 0, last: None, failure: None };
+        while drawn.count < most {
+            let room = most - drawn.count;
+            match self.chunks.get_mut(at) {
                 None | Some(Chunk::End(_) | Chunk::Head(_) | Chunk::Interim(_)) => break,
+                Some(Chunk::File(content, range)) => {
+                    match sender.read_frames((stream, out), content, range, room, probes) {
+                        FileRead::Frames { count, last } => {
+                            range.start += count as u64;
+                            drawn.count += count;
+                            drawn.last = Some(last);
+                            if range.start == range.end {
+                                self.chunks.remove(at);
+                            }
+                        }
+                        other => {
+                            drawn.failure = Some(other);
+                            break;
+                        }
+                    }
+                }
+                Some(_) => {
+                    let head_at = out.len();
+                    out.extend(&[0; HEAD_BYTES]);
+                    let count = self.draw_memory(at, room.min(FRAME_BYTES), out);
+                    out.put_data_head(head_at, count, stream, false);
+                    drawn.count += count;
+                    drawn.last = Some((head_at, count));
+                }
+            }
+        }
+        self.text_at -= skipped;
+        drawn
+    }
+
+    /// Appends at most this many bytes of body that are in memory, from the chunks at `at`.
+    fn draw_memory(&mut self, at: usize, most: usize, out: &mut FrameBuffer) -> usize {
+        let mut count = 0;
+        while count < most {
+            let room = most - count;
+            let (taken, is_used_up) = match self.chunks.get_mut(at) {
                 Some(Chunk::Text(length)) => {
-                    let taken = most.min(*length);
-                    out.extend_from_slice(&self.text[text_at..text_at + taken]);
+                    let taken = room.min(*length);
+                    out.extend(&self.text[self.text_at..self.text_at + taken]);
                     *length -= taken;
-                    text_at += taken;
+                    self.text_at += taken;
                     (taken, *length == 0)
                 }
                 Some(Chunk::Memory(content, range)) => {
-                    let taken = most.min(range.len());
+                    let taken = room.min(range.len());
                     if let Stored::Memory(bytes) = &content.store {
-                        out.extend_from_slice(&bytes[range.start..range.start + taken]);
+                        out.extend(&bytes[range.start..range.start + taken]);
                     }
                     range.start += taken;
                     (taken, range.start == range.end)
                 }
                 Some(Chunk::Shared(text, range)) => {
-                    let taken = most.min(range.len());
-                    out.extend_from_slice(&text[range.start..range.start + taken]);
+                    let taken = room.min(range.len());
+                    out.extend(&text[range.start..range.start + taken]);
                     range.start += taken;
                     (taken, range.start == range.end)
                 }
-                Some(Chunk::File(content, range)) => match sender.read_into(out, content, range, most, probes) {
-                    FileRead::Bytes(taken) => {
-                        range.start += taken as u64;
-                        (taken, range.start == range.end)
-                    }
-                    other => {
-                        failure = Some(other);
-                        break;
-                    }
-                },
+                _ => break,
             };
-            most -= taken;
+            count += taken;
             if is_used_up {
                 self.chunks.remove(at);
             }
         }
-        self.text_at = text_at - skipped;
-        failure
+        count
     }
 
     /// Replaces the response, of which nothing was sent, by an error: the disk has failed on its first bytes.
@@ -438,10 +540,10 @@ impl SendQueue {
 }
 
 impl Sender {
-    /// Reads the next bytes of a file to the end of `out`.
-    fn read_into(
+    /// Reads the next bytes of a file into frames at the end of `out`.
+    fn read_frames(
         &mut self,
-        out: &mut Vec<u8>,
+        (stream, out): (StreamId, &mut FrameBuffer),
         content: &Arc<Content<OpenFile>>,
         range: &Range<u64>,
         most: usize,
@@ -449,32 +551,36 @@ impl Sender {
     ) -> FileRead {
         let Stored::File(file) = &content.store else { return FileRead::Changed };
         let version = &content.version;
-        let from = out.len();
-        let length = (range.end - range.start).min(most as u64) as usize;
-        out.resize(from + length, 0);
+        let length = (range.end - range.start).min(most.min(FRAMES_A_READ * FRAME_BYTES) as u64) as usize;
+        let frames = length.div_ceil(FRAME_BYTES);
         let probe = matches!(probes, Probes::All { fetched: ..FETCHES_MAX });
         let patience = if probe { Patience::Now } else { Patience::Wait };
         let number = range.start / super::WINDOW;
         let map = || self.mapped.get(file, version, number);
-        let read = self.residency.read(file, version, (&mut out[from..], range.start), patience, map);
-        let count = *read.as_ref().unwrap_or(&0);
-        out.truncate(from + count);
-        match read {
-            Ok(1..) => {}
+        // Each frame has a place for its head.
+        let mut places = out.room(length + frames * HEAD_BYTES).chunks_mut(HEAD_BYTES + FRAME_BYTES);
+        let mut pieces = [(); FRAMES_A_READ]
+            .map(|()| IoSliceMut::new(places.next().map_or(&mut [], |place| &mut place[HEAD_BYTES..])));
+        let read = self.residency.read_pieces(file, version, (&mut pieces[..frames], range.start), patience, map);
+        let count = match read {
             Ok(0) => return FileRead::Changed,
+            Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let end = range.end.min((number + 1) * super::WINDOW);
                 return FileRead::Cold(Arc::clone(content), range.start..end);
             }
             Err(_) => return FileRead::Unread,
-        }
+        };
         // Checked after reading: the bytes in the buffer are those of this version.
-        match file.still_has_bytes_of(version) {
-            Ok(true) => FileRead::Bytes(count),
-            Ok(false) | Err(_) => {
-                out.truncate(from);
-                FileRead::Changed
-            }
+        if !matches!(file.still_has_bytes_of(version), Ok(true)) {
+            return FileRead::Changed;
         }
+        let mut last = (out.len(), 0);
+        for from in (0..count).step_by(FRAME_BYTES) {
+            last = (out.len(), FRAME_BYTES.min(count - from));
+            out.length += HEAD_BYTES + last.1;
+            out.put_data_head(last.0, last.1, stream, false);
+        }
+        FileRead::Frames { count, last }
     }
 }
