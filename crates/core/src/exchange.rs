@@ -338,6 +338,11 @@ impl Exchange {
                 self.step(cx, protocol, |steps| steps.fail_plainly(Status::SERVICE_UNAVAILABLE, why))
             }
             State::App(app_request) if app_request.follows() => self.run_alone(cx, protocol),
+            State::App(app_request) if app_request.is_tunnel => {
+                app_request.leave(cx, "");
+                protocol.finish(cx);
+                Progress::Over
+            }
             State::App(app_request) => {
                 let (status, why) = app_request.overdue();
                 self.give_up_on_app(cx, status, why, protocol)
@@ -405,6 +410,7 @@ impl Exchange {
                 Progress::Open => return self.end_app(cx, None, protocol),
                 Progress::Over => return Progress::Over,
             },
+            Output::Switched(head) => self.begin_tunnel(cx, head, protocol),
             Output::Ended => return self.end_app(cx, None, protocol),
             Output::Failed(trouble) => return self.end_app(cx, Some(trouble), protocol),
         }
@@ -435,6 +441,22 @@ impl Exchange {
             app_request.run_alone(steps.cx, head, ticket);
         }
         Progress::Open
+    }
+
+    /// The application has switched to another protocol, with this head.
+    fn begin_tunnel<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, head: &[u8], protocol: &mut P) {
+        if let (mut steps, State::App(app_request)) = self.parts(cx, protocol) {
+            let made = app_request.switch(steps.cx, head);
+            let response = steps.response(made);
+            steps.protocol.begin_tunnel(steps.cx, response);
+        }
+    }
+
+    /// The client has closed its side of a tunnel; everything before that was passed on.
+    pub fn end_tunnel_input<F>(&mut self, cx: &mut Context<'_, F>) {
+        if let State::App(app_request) = &mut self.state {
+            app_request.end_tunnel_input(cx);
+        }
     }
 
     /// `is_last`: the response is complete with these bytes.

@@ -106,6 +106,8 @@ enum Open {
     Plain,
     /// In chunks (RFC 9112, 7.1).
     Chunked,
+    /// The connection carries another protocol: as they are, in both directions.
+    Tunnel,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -201,6 +203,7 @@ impl Conn {
             State::Reading if !self.wire.unsent && !self.blocked(&cx.shared.limits) => self.close(cx),
             State::Busy(busy) if busy.exchange.discards_body() && !self.wire.unsent => self.close(cx),
             State::Lingering => self.close(cx),
+            State::Busy(_) if self.wire.open == Open::Tunnel => self.end_tunnel_input(cx),
             // A client that waits for an application may have left, or may have closed
             // only its sending side. The two are indistinguishable, and the first is far
             // more common. Output that was already queued is sent in both cases.
@@ -214,6 +217,15 @@ impl Conn {
                 }
             }
             State::Reading | State::Busy(_) | State::Closing { .. } | State::Closed => {}
+        }
+    }
+
+    /// The client has closed its side of a tunnel.
+    fn end_tunnel_input<F>(&mut self, cx: &mut Context<'_, F>) {
+        if let State::Busy(busy) = &mut self.state
+            && self.pending.is_empty()
+        {
+            busy.exchange.end_tunnel_input(cx);
         }
     }
 
@@ -250,6 +262,11 @@ impl Conn {
         };
         // Before a close, find out whether more data has arrived: closing with unread data would cause a reset.
         room && !matches!(self.state, State::Closing { linger: true } | State::Closed)
+    }
+
+    /// Whether it carries another protocol, in which each side closes on its own.
+    pub fn is_tunnel(&self) -> bool {
+        self.wire.open == Open::Tunnel
     }
 
     /// Whether no request is in progress, so that it could be closed without loss.
@@ -347,6 +364,11 @@ impl Conn {
                 State::Busy(busy) => {
                     if !self.wire.body_left || !busy.exchange.wants_body() || at == bytes.len() {
                         return at;
+                    }
+                    if self.wire.open == Open::Tunnel {
+                        let progress = busy.exchange.take_body(cx, &bytes[at..], false, &mut self.wire);
+                        self.go_on(cx, progress);
+                        return bytes.len();
                     }
                     let progress = match busy.body.next(&bytes[at..]) {
                         Ok(piece) => {
@@ -608,10 +630,16 @@ impl<F> Protocol<F> for Wire {
         self.send(cx, response, connection);
     }
 
+    fn begin_tunnel(&mut self, cx: &mut Context<'_, F>, response: Response<F>) {
+        (self.open, self.body_left, self.after) = (Open::Tunnel, true, After::Close { linger: true });
+        // The head has a Connection field of its own.
+        self.send(cx, response, Connection::Persists);
+    }
+
     fn piece(&mut self, cx: &mut Context<'_, F>, bytes: &[u8]) {
         let (piece, framed) = match self.open {
             Open::No => return,
-            Open::Plain => (bytes.to_vec(), 0),
+            Open::Plain | Open::Tunnel => (bytes.to_vec(), 0),
             Open::Chunked => {
                 let size = alloc::format!("{:x}\r\n", bytes.len());
                 ([size.as_bytes(), bytes, b"\r\n"].concat(), size.len() + 2)
@@ -628,7 +656,7 @@ impl<F> Protocol<F> for Wire {
         }
         if open != Open::No {
             cx.actions.push(Action::PieceEnd);
-            self.unsent = true;
+            self.note_given(cx);
         }
         self.after = match self.after {
             After::Next if self.last => After::Close { linger: true },
