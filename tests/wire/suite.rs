@@ -14,6 +14,7 @@ mod connections;
 mod cors;
 mod fastcgi;
 mod files;
+mod http_backends;
 mod limits;
 mod log;
 mod messages;

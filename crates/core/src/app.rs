@@ -533,8 +533,11 @@ mod tests {
         let check = |target: &str, expected: &str| {
             let head = alloc::format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n");
             let head = head.as_bytes();
-            let (request, _) = request::parse(head, &request::HeadLimits::unlimited(false)).expect("good").expect("whole");
-            let (Target::Origin { path, .. } | Target::Absolute { path, .. }) = request.target else { panic!("{target}") };
+            let (request, _) =
+                request::parse(head, &request::HeadLimits::unlimited(false)).expect("good").expect("whole");
+            let (Target::Origin { path, .. } | Target::Absolute { path, .. }) = request.target else {
+                panic!("{target}")
+            };
             let mut scratch = Vec::new();
             let (requested, _) = uri::clean_path_with_slashes(path, &mut scratch).expect("good");
             let handler = handler_of(sites.of(0), requested).expect("allowed").expect("claimed");

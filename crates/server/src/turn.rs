@@ -373,7 +373,8 @@ impl<D: DiskAccess> Turn<'_, D> {
                         Arc::clone(ends.get_or_insert_with(of))
                     };
                     let config = context.generation.app_context();
-                    let said = context.apps.take(&mut connection.app, self.token, (ticket, input), ends, &config);
+                    let at = (self.token, self.now);
+                    let said = context.apps.take(&mut connection.app, at, (ticket, input), ends, &config);
                     if let Some(output) = said {
                         self.handle(Event::App(ticket, output));
                     }
@@ -444,7 +445,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         if self.connection.app.is_none() {
             return false;
         }
-        if self.connection.ending && !self.connection.conn.wants_bytes() {
+        if self.connection.ending && !self.connection.conn.wants_bytes() && !self.connection.conn.is_tunnel() {
             // The client has closed the connection, with unread bytes before the end.
             self.handle(Event::Ended);
             return true;

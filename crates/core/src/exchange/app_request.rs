@@ -136,7 +136,10 @@ impl AppRequest {
         }
         // A response that switches protocols is for one client.
         let is_upgrade = rule.http.is_some() && gateway::wants_websocket(request, request::fields(head.bytes));
-        let fill = match cache.filter(|_| !is_upgrade).map(|time| look_for_page(cx, (request, head.bytes), &handler, framing, time)) {
+        let fill = match cache
+            .filter(|_| !is_upgrade)
+            .map(|time| look_for_page(cx, (request, head.bytes), &handler, framing, time))
+        {
             Some(Ok(made)) => return StartResult::Cached(made),
             Some(Err(fill)) => fill,
             None => None,

@@ -437,7 +437,8 @@ mod tests {
 
     fn forward(head: &str, additions: Additions<'_>) -> Forward {
         let head = head.replace('\n', "\r\n");
-        let (request, _) = request::parse(head.as_bytes(), &HeadLimits::unlimited(false)).expect("good").expect("whole");
+        let (request, _) =
+            request::parse(head.as_bytes(), &HeadLimits::unlimited(false)).expect("good").expect("whole");
         Forward::new(&request, request.target_text, || request::fields(head.as_bytes()), additions)
     }
 
@@ -462,7 +463,8 @@ mod tests {
             X-Forwarded-For: 2001:db8::1\nX-Forwarded-Proto: http\nX-Forwarded-Host: h:81\n\
             Forwarded: for=\"[2001:db8::1]\";host=\"h:81\";proto=http\nConnection: close\n\n";
         assert_eq!(written(&forward(head, of_rule), Some("2001:db8::1"), false), expected);
-        let expected = "GET / HTTP/1.1\nHost: 127.0.0.1:3000\nX-Forwarded-Proto: http\nForwarded: for=unknown;proto=http\n\n";
+        let expected =
+            "GET / HTTP/1.1\nHost: 127.0.0.1:3000\nX-Forwarded-Proto: http\nForwarded: for=unknown;proto=http\n\n";
         assert_eq!(written(&forward("GET / HTTP/1.0\n\n", Additions::default()), None, true), expected);
     }
 
@@ -539,7 +541,11 @@ mod tests {
             check(GET, "HTTP/1.1 200 OK\nContent-Length: 3\nA: b\n\nabc", (head, b"abc", true, true, true, 0));
             check(GET, "HTTP/1.1 200 OK\nContent-Length: 3\nA: b\n\nabcHTTP", (head, b"abc", true, true, true, 4));
             check(GET, "HTTP/1.1 200 OK\nContent-Length: 3\nA: b\n\nab", (head, b"ab", false, false, false, 0));
-            check("HEAD / HTTP/1.1\nHost: h\n\n", "HTTP/1.1 200 OK\nA: b\nContent-Length: 3\n\n", (head, b"", true, true, true, 0));
+            check(
+                "HEAD / HTTP/1.1\nHost: h\n\n",
+                "HTTP/1.1 200 OK\nA: b\nContent-Length: 3\n\n",
+                (head, b"", true, true, true, 0),
+            );
             let head = "Status:200 OK\n\n";
             let chunked = "HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n\n3\nabc\n0\nT: x\n\n";
             check(GET, chunked, (head, b"abc", true, true, true, 0));
@@ -549,14 +555,20 @@ mod tests {
             check(GET, cut, (head, b"abc", false, false, false, 0));
             check(GET, "HTTP/1.1 200 OK\n\nabc", (head, b"abc", false, true, false, 0));
             check(GET, "HTTP/1.0 200 OK\nStatus: 500\n\nabc", (head, b"abc", false, true, false, 0));
-            check(GET, "HTTP/1.1 100 Continue\n\nHTTP/1.1 103 Early Hints\nLink: x\n\nHTTP/1.1 204 None\n\n", (
-                "Status:204 None\n\n", b"", true, true, true, 0,
-            ));
+            check(
+                GET,
+                "HTTP/1.1 100 Continue\n\nHTTP/1.1 103 Early Hints\nLink: x\n\nHTTP/1.1 204 None\n\n",
+                ("Status:204 None\n\n", b"", true, true, true, 0),
+            );
             check(GET, "HTTP/1.1 304\nETag: x\n\n", ("Status:304\nETag:x\n\n", b"", true, true, true, 0));
             let upgrade = "GET / HTTP/1.1\nHost: h\nConnection: Upgrade\nUpgrade: websocket\n\n";
             let switched = "HTTP/1.1 101 Switching\nUpgrade: websocket\nConnection: Upgrade\nA: b\n\nabc";
             check(upgrade, switched, ("HTTP/1.1 101 Switching\nA:b\n\n", b"abc", false, true, false, 0));
-            check(upgrade, "HTTP/1.1 200 OK\nContent-Length: 0\n\n", ("Status:200 OK\nContent-Length:0\n\n", b"", true, true, true, 0));
+            check(
+                upgrade,
+                "HTTP/1.1 200 OK\nContent-Length: 0\n\n",
+                ("Status:200 OK\nContent-Length:0\n\n", b"", true, true, true, 0),
+            );
         }
     }
 
@@ -595,7 +607,8 @@ mod tests {
                 assert!(read(&request, bad.as_bytes(), piece).is_err(), "{bad:?}");
             }
         }
-        let upgrade = forward("GET / HTTP/1.1\nHost: h\nConnection: Upgrade\nUpgrade: websocket\n\n", Additions::default());
+        let upgrade =
+            forward("GET / HTTP/1.1\nHost: h\nConnection: Upgrade\nUpgrade: websocket\n\n", Additions::default());
         assert!(read(&upgrade, b"HTTP/1.1 101 Switching\r\nUpgrade: h2c\r\n\r\n", 1000).is_err());
         assert!(read(&request, &vec![b'H'; reply::HEAD_MAX], 1000).is_err());
     }
