@@ -584,7 +584,8 @@ impl World {
         // An application that has ended is removed before its connection is notified.
         match output {
             Output::Last(_) | Output::Ended | Output::Failed(_) => session.ended_app = ticket,
-            Output::Started | Output::Room | Output::Bytes(_) | Output::Switched(_) => session.app = Some(app),
+            Output::Started | Output::Backend(_) => session.app = Some(app),
+            Output::Room | Output::Bytes(_) | Output::Switched(_) => session.app = Some(app),
             Output::First | Output::Follows | Output::Again => unreachable!("applications have no such output"),
         }
         let has_ended = self.sessions[n].app.is_none();

@@ -7,6 +7,7 @@
 //! forwarded instead of being turned into variables; its response comes back in the form of RFC 3875 too.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use amped_http::cgi::{self, SendFile, Variables};
@@ -67,6 +68,8 @@ pub enum Input {
 pub enum Output<'a> {
     /// The request has started; until now it was queued.
     Started,
+    /// The response comes from this backend, for the access log.
+    Backend(Arc<str>),
     /// The application has read all of the body that it was sent.
     Room,
     /// Part of the response.

@@ -400,6 +400,7 @@ impl Exchange {
         self.since = cx.now;
         match output {
             Output::Started => app_request.has_started = true,
+            Output::Backend(name) => app_request.backend = Some(name),
             Output::First => return self.begin_page(cx, protocol),
             Output::Follows => app_request.note_followed(cx),
             // The request that this one waited for has filled the cache, or failed.
@@ -447,7 +448,7 @@ impl Exchange {
     fn begin_tunnel<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, head: &[u8], protocol: &mut P) {
         if let (mut steps, State::App(app_request)) = self.parts(cx, protocol) {
             let made = app_request.switch(steps.cx, head);
-            let response = steps.response(made);
+            let response = steps.response_from(app_request, made);
             steps.protocol.begin_tunnel(steps.cx, response);
         }
     }
@@ -519,7 +520,8 @@ impl Exchange {
                     script_head,
                     (status, length, open_ended),
                 );
-                steps.begin_response(made, framing);
+                let response = steps.response_from(app_request, made);
+                steps.protocol.begin_response(steps.cx, &steps.request, response, framing);
                 app_request.pass_body(steps.cx, rest, steps.protocol);
                 Progress::Open
             }
@@ -773,10 +775,13 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         None
     }
 
-    /// Begins a response whose body follows.
-    fn begin_response(&mut self, made: PreparedResponse<F>, framing: ScriptFraming) {
-        let response = self.response(made);
-        self.protocol.begin_response(self.cx, &self.request, response, framing);
+    /// The response of an application.
+    fn response_from(&mut self, app_request: &AppRequest, made: PreparedResponse<F>) -> Response<F> {
+        let mut response = self.response(made);
+        if let Some(backend) = &app_request.backend {
+            response.record.note_backend(backend);
+        }
+        response
     }
 
     /// Adds the record for the access log.

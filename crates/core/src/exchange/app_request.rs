@@ -56,6 +56,8 @@ pub(super) struct AppRequest {
     /// Whether it has left the queue and started.
     pub(super) has_started: bool,
     pub(super) stage: Stage,
+    /// The backend that responds, if it is one of those that speak HTTP.
+    pub(super) backend: Option<Arc<str>>,
     /// The connection carries another protocol: both sides are passed on as they are.
     pub(super) is_tunnel: bool,
     /// The cache fill, if the response may be cached.
@@ -164,6 +166,7 @@ impl AppRequest {
             output_left: output.map_or(u64::MAX, |most| most.0),
             has_started: false,
             stage: Stage::Head(Vec::new()),
+            backend: None,
             is_tunnel: false,
             handler,
             fill,

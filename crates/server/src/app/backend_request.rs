@@ -72,6 +72,10 @@ pub struct BackendRequest {
     in_use: Option<InUse>,
     /// Its response has brought the backend back into service.
     has_revived: bool,
+    /// The name of the backend, if it has begun to respond and this was not reported yet.
+    responds: Option<Arc<str>>,
+    /// Bytes of `ready` that are the head of a response that switches to another protocol.
+    switching: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -146,6 +150,8 @@ impl BackendRequest {
             },
             in_use,
             has_revived: false,
+            responds: None,
+            switching: 0,
         });
         // Most requests are written at once, and then there is no need to wait for room.
         let is_written = request_.flush() && !waits_for_more;
@@ -225,6 +231,9 @@ impl BackendRequest {
     /// Reads the application's output. The bytes of the response are moved to the front of the buffer.
     pub(super) fn read(&mut self, buffer: &mut [u8], stderr_lines: &mut StderrLines) -> ReadResult {
         loop {
+            if let Some(name) = self.responds.take() {
+                return ReadResult::Backend(name);
+            }
             if let Some(result) = self.next_ready(buffer) {
                 return result;
             }
@@ -261,19 +270,15 @@ impl BackendRequest {
                 && let Some(in_use) = &self.in_use
             {
                 self.has_revived |= in_use.note_success();
+                self.responds = Some(in_use.name());
             }
             let kept = &buffer[..taken.kept];
             match taken.head {
-                Some(Head::Switched(head)) if head.len() <= buffer.len() => {
-                    (self.ready, self.ready_at) = (kept.to_vec(), 0);
-                    // The client's side of the tunnel follows.
-                    self.body_end_queued = false;
-                    buffer[..head.len()].copy_from_slice(&head);
-                    return ReadResult::Switched(head.len());
-                }
-                Some(Head::Response(head) | Head::Switched(head)) => {
+                Some(Head::Switched(head)) => {
                     (self.ready, self.ready_at) = ([&head, kept].concat(), 0);
+                    self.switching = head.len();
                 }
+                Some(Head::Response(head)) => (self.ready, self.ready_at) = ([&head, kept].concat(), 0),
                 None if kept.is_empty() => {}
                 None if self.end == Some(true) => return ReadResult::Last(kept.len()),
                 None => return ReadResult::Bytes(kept.len()),
@@ -284,12 +289,18 @@ impl BackendRequest {
     /// Returns bytes that had no room in the buffer before, if there are any.
     fn next_ready(&mut self, buffer: &mut [u8]) -> Option<ReadResult> {
         let rest = &self.ready[self.ready_at..];
-        let count = rest.len().min(buffer.len());
+        let switching = std::mem::take(&mut self.switching);
+        let count = if switching > 0 { switching } else { rest.len() }.min(buffer.len());
         if count == 0 {
             return None;
         }
         buffer[..count].copy_from_slice(&rest[..count]);
         self.ready_at += count;
+        if switching > 0 {
+            // The client's side of the tunnel follows.
+            self.body_end_queued = false;
+            return Some(ReadResult::Switched(count));
+        }
         if self.ready_at < self.ready.len() {
             return Some(ReadResult::Bytes(count));
         }

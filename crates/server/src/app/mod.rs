@@ -760,6 +760,7 @@ impl AppSide {
             ReadResult::Again => return TurnResult::Again,
             ReadResult::Room => Output::Room,
             ReadResult::Bytes(count) => Output::Bytes(&buffer[..count]),
+            ReadResult::Backend(name) => Output::Backend(name),
             ReadResult::Switched(count) => {
                 self.http.tunnels += 1;
                 Output::Switched(&buffer[..count])

@@ -256,6 +256,7 @@ impl AppRequest {
             return ReadResult::Nothing;
         }
         match self.read_output(now, buffer, wake) {
+            ReadResult::Backend(name) => ReadResult::Backend(name),
             ReadResult::Switched(count) => {
                 // From now on each side waits for the other, and what the client sends is passed on.
                 (self.reads_ahead, self.input_ended) = (false, false);

@@ -29,6 +29,7 @@ pub struct Upstream {
 #[derive(Debug)]
 struct Member {
     backend: Arc<Backend>,
+    name: Arc<str>,
     /// Requests in progress.
     active: AtomicUsize,
     /// Failures since the last success.
@@ -40,7 +41,8 @@ struct Member {
 impl Upstream {
     /// Creates the upstream of these backends, at least one, and all in service.
     pub fn new(backends: impl Iterator<Item = Arc<Backend>>, settings: UpstreamSettings) -> Upstream {
-        let member = |backend| Member {
+        let member = |backend: Arc<Backend>| Member {
+            name: backend.name().into(),
             backend,
             active: AtomicUsize::new(0),
             failures: AtomicU32::new(0),
@@ -82,7 +84,7 @@ impl Upstream {
             // Of equals the next in turn.
             Balance::LeastConnections => in_turn.min_by_key(|&member| active(member)),
             // The backend with the highest hash: if one is out of service, only its requests go elsewhere.
-            Balance::Hash => candidates.iter().copied().max_by_key(|&member| weight(key, self.backend(member))),
+            Balance::Hash => candidates.iter().copied().max_by_key(|&member| weight(key, &self.members[member].name)),
         }
     }
 
@@ -106,7 +108,7 @@ impl Upstream {
 
     /// Counts a failure of a backend. Returns whether it is out of service from now on.
     pub fn note_failure(&self, member: usize) -> bool {
-        let Member { backend, failures, retry_ms, .. } = &self.members[member];
+        let Member { name, failures, retry_ms, .. } = &self.members[member];
         let count = failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         if count < self.settings.max_failures || self.members.len() == 1 {
             return false;
@@ -115,20 +117,20 @@ impl Upstream {
         let was_up = retry_ms.swap(next, Ordering::Relaxed) == 0;
         if was_up {
             let time = self.settings.failure_timeout;
-            say!("the backend {} is out of service for {time:?} after {count} failures", backend.name());
+            say!("the backend {name} is out of service for {time:?} after {count} failures");
         }
         was_up
     }
 
     /// A backend has responded. Returns whether it was out of service until now.
     pub fn note_success(&self, member: usize) -> bool {
-        let Member { backend, failures, retry_ms, .. } = &self.members[member];
+        let Member { name, failures, retry_ms, .. } = &self.members[member];
         if failures.load(Ordering::Relaxed) != 0 {
             failures.store(0, Ordering::Relaxed);
         }
         let was_out = retry_ms.load(Ordering::Relaxed) != 0 && retry_ms.swap(0, Ordering::Relaxed) != 0;
         if was_out {
-            say!("the backend {} is in service again", backend.name());
+            say!("the backend {name} is in service again");
         }
         was_out
     }
@@ -146,6 +148,11 @@ impl InUse {
     pub fn new(upstream: &Arc<Upstream>, member: usize) -> InUse {
         upstream.members[member].active.fetch_add(1, Ordering::Relaxed);
         InUse { upstream: Arc::clone(upstream), member }
+    }
+
+    /// Returns the name of the backend.
+    pub fn name(&self) -> Arc<str> {
+        Arc::clone(&self.upstream.members[self.member].name)
     }
 
     /// The backend has responded. Returns whether it was out of service until now.
@@ -166,9 +173,9 @@ impl Drop for InUse {
 }
 
 /// Rendezvous hashing (Thaler and Ravishankar, 1998). The hasher has fixed keys, so that all loops and processes agree.
-fn weight(key: &[u8], backend: &Backend) -> u64 {
+fn weight(key: &[u8], backend: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (key, backend.name()).hash(&mut hasher);
+    (key, backend).hash(&mut hasher);
     hasher.finish()
 }
 
