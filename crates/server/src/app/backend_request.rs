@@ -279,6 +279,8 @@ impl BackendRequest {
                     self.switching = head.len();
                 }
                 Some(Head::Response(head)) => (self.ready, self.ready_at) = ([&head, kept].concat(), 0),
+                // Others have their turn, however much arrives that is no response.
+                None if kept.is_empty() && self.end.is_none() => return ReadResult::Again,
                 None if kept.is_empty() => {}
                 None if self.end == Some(true) => return ReadResult::Last(kept.len()),
                 None => return ReadResult::Bytes(kept.len()),

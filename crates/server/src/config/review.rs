@@ -19,7 +19,7 @@ use x509_cert::der::{self, Decode, oid::ObjectIdentifier};
 use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
 
 use super::checked::Settings;
-use super::settings::{AppKind, BackendAddress, UpstreamSettings};
+use super::settings::{AppKind, BackendAddress, Listen, UpstreamSettings};
 use crate::certificate::Staple;
 use crate::client_auth::ClientAuth;
 use crate::crl::{self, UnusableCrls};
@@ -75,7 +75,7 @@ pub(super) fn review(settings: &Settings, now: Duration) -> String {
         let rules = settings.sites.get(number).map_or(&[][..], |site| &site.apps);
         for (app, rule) in site.iter().zip(rules) {
             if let AppKind::Http(upstream) = &app.kind {
-                review_backends(&mut text, rule.pattern.as_str(), upstream);
+                review_backends(&mut text, rule.pattern.as_str(), upstream, &settings.listen);
             }
         }
     }
@@ -83,7 +83,7 @@ pub(super) fn review(settings: &Settings, now: Duration) -> String {
 }
 
 /// Describes the servers to which a rule forwards requests.
-fn review_backends(text: &mut String, pattern: &str, upstream: &UpstreamSettings) {
+fn review_backends(text: &mut String, pattern: &str, upstream: &UpstreamSettings, listen: &[Listen]) {
     for address in &upstream.addresses {
         let (shown, result) = match address {
             BackendAddress::Unix(path) => {
@@ -99,10 +99,18 @@ fn review_backends(text: &mut String, pattern: &str, upstream: &UpstreamSettings
                 writeln!(text, "warning: {pattern}: cannot connect to {shown}: {error}; start the server there")
             }
         };
-        if let BackendAddress::Tcp(address) = address
-            && !is_near(address.ip().to_canonical())
-        {
+        let BackendAddress::Tcp(address) = address else { continue };
+        let ip = address.ip().to_canonical();
+        if !is_near(ip) {
             let _ = writeln!(text, "warning: {pattern}: requests to {shown} are not encrypted; use a private network");
+        }
+        let is_own = |listen: &Listen| {
+            let own = listen.address.ip();
+            listen.address.port() == address.port() && (own == ip || own.is_unspecified() && ip.is_loopback())
+        };
+        if listen.iter().any(is_own) {
+            let _ =
+                writeln!(text, "warning: {pattern}: {shown} is this server: a request may be forwarded without end");
         }
     }
 }
@@ -308,10 +316,12 @@ mod tests {
         let open = listener.local_addr().unwrap();
         let addresses = vec![BackendAddress::Tcp(open), BackendAddress::Unix("/none/socket".into())];
         let mut text = String::new();
-        review_backends(&mut text, "/app", &UpstreamSettings { addresses, ..UpstreamSettings::default() });
-        let (first, second) = text.trim_end().split_once('\n').unwrap();
-        assert_eq!(first, format!("/app: forwarded to {open}"));
-        assert!(second.starts_with("warning: /app: cannot connect to unix:/none/socket: "), "{second}");
+        let listen = [Listen { address: ([0, 0, 0, 0], open.port()).into(), tls: false }];
+        review_backends(&mut text, "/app", &UpstreamSettings { addresses, ..UpstreamSettings::default() }, &listen);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], format!("/app: forwarded to {open}"));
+        assert!(lines[1].starts_with(&format!("warning: /app: {open} is this server")), "{text}");
+        assert!(lines[2].starts_with("warning: /app: cannot connect to unix:/none/socket: "), "{text}");
         for (address, expected) in [
             ("127.0.0.1", true),
             ("10.1.2.3", true),
