@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use core::mem;
 use core::time::Duration;
 
-use amped_http::h1::body::BodyReader;
+use amped_http::h1::body::{BodyReader, LAST_CHUNK, push_chunk};
 use amped_http::h1::request::{self, Framing, HeadLimits, Request, Version};
 use amped_http::h1::response::Connection;
 use amped_http::status::Status;
@@ -641,8 +641,10 @@ impl<F> Protocol<F> for Wire {
             Open::No => return,
             Open::Plain | Open::Tunnel => (bytes.to_vec(), 0),
             Open::Chunked => {
-                let size = alloc::format!("{:x}\r\n", bytes.len());
-                ([size.as_bytes(), bytes, b"\r\n"].concat(), size.len() + 2)
+                let mut piece = Vec::with_capacity(bytes.len() + CHUNK_FRAMING);
+                push_chunk(&mut piece, bytes);
+                let framed = piece.len() - bytes.len();
+                (piece, framed)
             }
         };
         self.unsent = true;
@@ -670,8 +672,8 @@ impl<F> Protocol<F> for Wire {
     }
 }
 
-/// RFC 9112, 7.1.
-const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+/// Bytes of a size that a piece may have, and of two line ends.
+const CHUNK_FRAMING: usize = 12;
 
 /// Maximum bytes of pipelined requests per client.
 const PENDING_MAX: usize = 64 * 1024;

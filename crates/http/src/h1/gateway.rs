@@ -220,18 +220,6 @@ fn push_length(out: &mut Vec<u8>, length: u64) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends part of a chunked body (RFC 9112, 7.1).
-pub fn push_chunk(out: &mut Vec<u8>, data: &[u8]) {
-    if !data.is_empty() {
-        out.extend_from_slice(alloc::format!("{:x}\r\n", data.len()).as_bytes());
-        out.extend_from_slice(data);
-        out.extend_from_slice(b"\r\n");
-    }
-}
-
-/// RFC 9112, 7.1: the last chunk, without trailers.
-pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
-
 /// Reads the response to one request.
 #[derive(Clone, Debug)]
 pub struct ReplyReader {
@@ -481,10 +469,6 @@ mod tests {
         check("POST", "Transfer-Encoding: chunked\n", "Transfer-Encoding: chunked");
         check("POST", "", "Content-Length: 0");
         check("DELETE", "", "");
-        let mut out = Vec::new();
-        push_chunk(&mut out, b"");
-        push_chunk(&mut out, &[b'x'; 17]);
-        assert_eq!(out, b"11\r\nxxxxxxxxxxxxxxxxx\r\n");
     }
 
     #[test]

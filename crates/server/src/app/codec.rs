@@ -5,6 +5,7 @@
 
 use amped_core::app::AppTrouble;
 use amped_http::fastcgi::{self, RecordReader, Said};
+use amped_http::h1::body::{LAST_CHUNK, push_chunk};
 use amped_http::h1::gateway::{self, Forward, ReplyReader};
 use amped_http::h1::request::Framing;
 
@@ -61,7 +62,7 @@ impl Codec {
     pub(super) fn put(&self, out: &mut Vec<u8>, bytes: &[u8]) {
         match self {
             Codec::FastCgi(_) => fastcgi::body(out, bytes),
-            Codec::Http(http) if http.is_chunked => gateway::push_chunk(out, bytes),
+            Codec::Http(http) if http.is_chunked => push_chunk(out, bytes),
             Codec::Http(_) => out.extend_from_slice(bytes),
         }
     }
@@ -70,7 +71,7 @@ impl Codec {
     pub(super) fn put_end(&self, out: &mut Vec<u8>) {
         match self {
             Codec::FastCgi(_) => fastcgi::body_end(out),
-            Codec::Http(http) if http.is_chunked => out.extend_from_slice(gateway::LAST_CHUNK),
+            Codec::Http(http) if http.is_chunked => out.extend_from_slice(LAST_CHUNK),
             Codec::Http(_) => {}
         }
     }
