@@ -196,6 +196,26 @@ fn request_reaches_backend_without_fields_of_connection() {
 }
 
 #[test]
+fn backend_gets_verified_user_and_no_password() {
+    let (site, backend) = (Site::new(), Backend::echo());
+    let users = site.path().with_extension("users");
+    // For the password `secret`.
+    std::fs::write(&users, format!("ann:{}\n", bcrypt::hash("secret", 4).unwrap())).unwrap();
+    let_files_settle();
+    let keys = format!("[[site.auth]]\ndirectory = \"/private/\"\naccounts = {users:?}");
+    let server = serve(&site, &[&backend], &keys);
+    let password = [("Authorization", "Basic YW5uOnNlY3JldA=="), ("X-Forwarded-User", "root")];
+    let ask = |target: &str, fields: &[(&str, &str)]| server.connect().request("GET", target, fields);
+    assert_eq!(ask("/private/a", &password[1..]).status, 401);
+    assert_eq!(ask("/x/..//private/./a", &password[1..]).status, 401);
+    let text = ask("/private/a", &password).text();
+    assert!(text.contains("X-Forwarded-User: ann\n") && !text.contains("Authorization"), "{text}");
+    let text = ask("/a", &password).text();
+    assert!(text.contains("Authorization: Basic ") && !text.contains("X-Forwarded-User"), "{text}");
+    std::fs::remove_file(users).unwrap();
+}
+
+#[test]
 fn bodies_pass_in_both_directions() {
     let (site, backend) = (Site::new(), Backend::echo());
     for (keys, has_chunks) in [("", false), ("buffer_request = false\nbuffer_response = false", true)] {
