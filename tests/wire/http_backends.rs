@@ -501,6 +501,30 @@ fn requests_are_shared_by_backends_in_service() {
 }
 
 #[test]
+fn whole_body_reaches_another_backend_if_one_is_unreachable() {
+    let (site, backend) = (Site::new(), Backend::echo());
+    let refused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (full, _clients) = full_listener();
+    for keys in ["", "buffer_request = false"] {
+        let toml = format!(
+            "[[site.app]]\nmatch = \"/**\"\nhttp = [\"{refused}\", \"{}\", \"{full}\"]\nmax_failures = 1000\n\
+             connect_timeout = \"200ms\"\n{keys}",
+            backend.address
+        );
+        let server = Server::with_site(&site, &toml);
+        let mut client = server.connect();
+        for size in [1, 1, 1, 70_000, 70_000, 70_000, 1_000_000, 1_000_000, 1_000_000] {
+            let body = pattern(size);
+            client.send_request("POST", "/", &[("Content-Length", &size.to_string())]);
+            client.send(&body);
+            let response = client.response("POST");
+            let end = find(&response.body, b"\n\n").unwrap();
+            assert!(response.status == 200 && response.body[end + 2..] == body, "{size} bytes, {keys}");
+        }
+    }
+}
+
+#[test]
 fn backend_is_chosen_by_hash_of_field() {
     let site = Site::new();
     let backends = ["first", "second", "third"].map(Backend::named);
@@ -622,6 +646,40 @@ fn end_of_client_ends_tunnel() {
     drop(clients);
     wait_until("the backend to see the end", || ended.load(Ordering::Relaxed) == 5);
     wait_until("all descriptors to be closed", || super::apps::descriptors(&server) <= before);
+}
+
+#[test]
+fn reload_changes_backends_of_new_requests_only() {
+    let site = Site::new();
+    let (tunnel, other) = (tunnel_backend(), Backend::named("other"));
+    let config = site.path().with_extension("toml");
+    let write = |backend: &Backend| {
+        let toml = format!(
+            "listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {:?}\n[[site.app]]\nmatch = \"/**\"\nhttp = \"{}\"\n",
+            site.path(),
+            backend.address
+        );
+        std::fs::write(&config, toml).unwrap();
+    };
+    write(&tunnel);
+    let mut command = program();
+    command.args(["serve", "--config"]).arg(&config);
+    // Over TLS the harness starts the server with a copy of this file.
+    if is_secure() {
+        return;
+    }
+    let server = Server::spawn(command);
+    let mut client = server.connect();
+    client.send_request("GET", "/", &UPGRADE);
+    assert!(client.read_head().starts_with("HTTP/1.1 101 "));
+    write(&other);
+    server.signal("HUP");
+    server.wait_for("the new configuration is in force");
+    // A worker that is about to retire may still accept a connection.
+    wait_until("the other backend", || server.get("/").text() == "other");
+    client.send("still here");
+    client.half_close();
+    assert_eq!(client.read_to_end(), b"welcome still heregoodbye");
 }
 
 #[test]

@@ -185,6 +185,11 @@ impl BackendRequest {
         self.out_at == self.out.len() || self.is_broken
     }
 
+    /// Returns whether no part of the request was sent, or can be.
+    pub fn is_unsent(&self) -> bool {
+        self.is_broken && !self.is_sent
+    }
+
     /// Writes as much as the socket accepts. Returns whether that was everything.
     pub fn flush(&mut self) -> bool {
         while self.out_at < self.out.len() && !self.is_broken {

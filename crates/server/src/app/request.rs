@@ -184,7 +184,8 @@ impl AppRequest {
                 true
             }
             Stage::Talks(request_) => {
-                if !request_.flush() {
+                // Of a body that may have to be sent over another connection, nothing is taken.
+                if !request_.flush() || request_.is_unsent() {
                     return false;
                 }
                 let bytes = self.input.front();
