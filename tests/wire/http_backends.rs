@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -360,6 +360,39 @@ fn unexpected_bytes_on_kept_connection_are_not_a_response() {
         assert_eq!(client.get("/").text(), number.to_string());
         thread::sleep(Duration::from_millis(200));
     }
+}
+
+#[test]
+fn kept_connections_are_few_and_closed_when_idle() {
+    let site = Site::new();
+    let (here, ended) = (Arc::new(Barrier::new(3)), Arc::new(AtomicUsize::new(0)));
+    let (wait, count) = (Arc::clone(&here), Arc::clone(&ended));
+    let backend = Backend::start(move |_, peer| {
+        while peer.request().is_some() {
+            wait.wait();
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        }
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    let server = serve(&site, &[&backend], "min_spare = 2");
+    let clients: Vec<Client> = (0..3)
+        .map(|_| {
+            let mut client = server.connect();
+            client.send_request("GET", "/", &[]);
+            client
+        })
+        .collect();
+    for mut client in clients {
+        assert_eq!(client.response("GET").text(), "ok");
+    }
+    // Each process of MP has one client, and keeps its connection.
+    if !has_processes() {
+        wait_until("one connection to be closed", || ended.load(Ordering::Relaxed) == 1);
+        thread::sleep(Duration::from_millis(500));
+        assert_eq!(ended.load(Ordering::Relaxed), 1);
+    }
+    wait_until("the kept connections to be closed", || ended.load(Ordering::Relaxed) == 3);
+    assert_eq!(backend.connections(), 3);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Persistent applications: their addresses, and idle connections to them.
 //!
 //! A connection carries one request at a time (`backend_request`). Most FastCGI applications dedicate a process to each
-//! connection, even an idle one. So a connection to an application that other clients may share, one that the server did not
-//! start (`fastcgi = "unix:…"`), is closed after its request, and the application's own queue, its socket's backlog,
-//! decides which request is next. Idle connections to it are kept open only if the administrator says so
+//! connection, even an idle one. So a connection to an application that other clients may share, one that the server
+//! did not start (`fastcgi = "unix:…"`), is closed after its request, and the application's own queue, its socket's
+//! backlog, decides which request is next. Idle connections to it are kept open only if the administrator says so
 //! (`min_spare`; FCGI_KEEP_CONN). An application that the server starts (`manager`) serves nothing else: its
 //! connection holds its permit while it is open, and is reused. Servers that speak HTTP serve many connections at little
 //! cost, so connections to them are kept open by default.

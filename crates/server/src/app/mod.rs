@@ -6,12 +6,11 @@
 //! passes only a bounded part of a body ahead, and nothing is read here for which the client has no room.
 //!
 //! `cgi` starts a process per request (`process`); `backend_request` sends a request to a persistent application over a
-//! connection to it (`backend`, `codec`), of several that speak HTTP to one in service (`upstream`); `manager` starts
-//! applications. `scripts` caches which names are scripts;
-//! steps that may block are done in a thread if the loop must not block (`threads`). `request` moves the bytes,
-//! `spool` stores those for which one side is too slow, and `output` is what an application writes. The `semaphore`
-//! limits concurrent requests; further ones wait here, in their order. Requests for a page that is being generated for
-//! another request wait for it (`single_flights`).
+//! connection to it (`backend`, `codec`), of several that speak HTTP to one in service (`upstream`), and `manager`
+//! starts such applications. `scripts` caches which names are scripts; steps that may block are done in a thread if the
+//! loop must not block (`threads`). `request` moves the bytes, `spool` stores those for which one side is too slow, and
+//! `output` is what an application writes. The `semaphore` limits concurrent requests; further ones wait here, in their
+//! order. Requests for a page that is being generated for another request wait for it (`single_flights`).
 
 pub mod backend;
 pub mod backend_request;
