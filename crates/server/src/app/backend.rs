@@ -36,6 +36,8 @@ pub struct Backend {
     idle: Mutex<Vec<Idle>>,
     /// When its socket was last used successfully, in milliseconds since `start`; 0: never.
     connected_ms: AtomicU64,
+    /// When it was last reported as unreachable, likewise.
+    reported_ms: AtomicU64,
     start: Instant,
 }
 
@@ -71,6 +73,9 @@ const IDLE_TIME_HTTP: Duration = Duration::from_secs(4);
 /// A socket name used so recently is in the kernel's dentry cache, so using it does not wait for a disk.
 const NAME_TIME: Duration = Duration::from_secs(10);
 
+/// Minimum interval between two reports that an application cannot be reached, milliseconds.
+const REPORT_MS: u64 = 1000;
+
 /// Why a request was not started.
 #[derive(Debug)]
 pub enum StartError {
@@ -84,8 +89,9 @@ impl Backend {
     /// Creates the backend for an address. It keeps at most `idle_max` idle connections
     /// and `reserve` idle processes of its own.
     pub fn new(at: At, idle_max: usize, reserve: usize, is_http: bool) -> Backend {
-        let (idle, connected_ms) = (Mutex::default(), AtomicU64::new(0));
-        Backend { at, idle_max, reserve, is_http, idle, connected_ms, start: Instant::now() }
+        let (connected_ms, reported_ms) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (idle, start) = (Mutex::default(), Instant::now());
+        Backend { at, idle_max, reserve, is_http, idle, connected_ms, reported_ms, start }
     }
 
     /// Returns its address, for messages.
@@ -207,16 +213,29 @@ impl Backend {
             }
         };
         if connected.is_ok() && !matches!(self.at, At::Tcp(_)) {
-            let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
-            self.connected_ms.store(now.max(1), Ordering::Relaxed);
+            self.connected_ms.store(self.now_ms(), Ordering::Relaxed);
         }
         connected.map_err(|(at, error)| {
             if error.kind() == io::ErrorKind::WouldBlock || file::is_exhaustion(&error) {
                 return StartError::Waits;
             }
-            say!("cannot reach the application at {at}: {error}");
+            self.report(&at, &error);
             StartError::Failed(AppTrouble::Unreachable)
         })
+    }
+
+    /// Reports that it cannot be reached, at most once a second: the loop may have to wait for standard error.
+    pub(super) fn report(&self, at: &str, error: &io::Error) {
+        let (now, last) = (self.now_ms(), self.reported_ms.load(Ordering::Relaxed));
+        if last == 0 || now >= last + REPORT_MS {
+            self.reported_ms.store(now, Ordering::Relaxed);
+            say!("cannot reach the application at {at}: {error}");
+        }
+    }
+
+    /// Returns the time since `start`, never 0.
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX).max(1)
     }
 }
 

@@ -29,7 +29,6 @@ use super::scripts::Found;
 use super::semaphore::Permit;
 use super::upstream::InUse;
 use crate::counters::HttpCounts;
-use crate::say;
 
 /// A request and its context.
 pub type AppCall = (Box<AppWork>, Place);
@@ -221,7 +220,7 @@ impl BackendRequest {
                 io::ErrorKind::TimedOut => AppTrouble::TimedOut,
                 _ => AppTrouble::Unreachable,
             };
-            say!("cannot reach the application at {address}: {error}");
+            self.backend.report(&address.to_string(), error);
         }
     }
 
