@@ -21,6 +21,7 @@ mod requests;
 mod apache;
 mod apache_cgi;
 mod applications;
+mod backends;
 mod curl;
 mod http2;
 mod load;

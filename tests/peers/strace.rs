@@ -11,6 +11,7 @@ use super::harness::{
     Client, Server, Site, answer_by_fastcgi, configuration, let_files_settle, pattern, program, wait_until,
 };
 use super::peer;
+use super::started_nginx::{Nginx, free_addresses};
 
 /// One call to receive, one to send, and a share of the wait for the next event.
 #[test]
@@ -77,6 +78,22 @@ fn application_request_costs_eight_system_calls_and_two_waits() {
     assert!(others <= 8 * REQUESTS + SPARE, "{text}");
     assert!(*waits <= 2 * REQUESTS + SPARE, "{text}");
     assert!(others + 8 >= 8 * REQUESTS, "not all was counted: {text}");
+}
+
+/// Receive, check that the kept connection is silent, send, watch it, wait, receive, watch it no more, send.
+#[test]
+fn forwarded_request_costs_seven_system_calls_and_two_waits() {
+    let site = Site::new();
+    let [address] = free_addresses();
+    let servers = format!("server {{ listen {address}; keepalive_requests 100000; return 200 hello; }}");
+    let _nginx = Nginx::start(tempfile::tempdir().unwrap(), address, &servers);
+    let server = Server::with_site(&site, &format!("[[site.app]]\nmatch = \"/**\"\nhttp = \"{address}\""));
+    let (calls, text) = trace(&server, "/hello");
+    let waits = calls.get("epoll_pwait2").unwrap_or(&0);
+    let others = calls.values().sum::<u64>() - waits;
+    assert!(others <= 7 * REQUESTS + SPARE, "{text}");
+    assert!(*waits <= 2 * REQUESTS + SPARE, "{text}");
+    assert!(others + 7 >= 7 * REQUESTS, "not all was counted: {text}");
 }
 
 /// Both bodies of a request: one that its client reads, and one that it does not.

@@ -25,6 +25,8 @@ pub(crate) struct Play {
     pub(crate) echoes: bool,
     /// It reads the whole body; otherwise none of it.
     pub(crate) reads: bool,
+    /// It switches to another protocol first.
+    pub(crate) switches: bool,
     /// How it ends after its output.
     pub(crate) end: End,
     /// Maximum pause between two of its actions.
@@ -45,23 +47,32 @@ impl Play {
     /// An application that reads the whole body, writes this and exits.
     pub(crate) fn says(text: impl Into<Vec<u8>>) -> Play {
         let pause_max = Duration::ZERO;
-        Play { refused: None, says: text.into(), echoes: false, reads: true, end: End::Whole, pause_max }
+        let says = text.into();
+        Play { refused: None, says, echoes: false, reads: true, switches: false, end: End::Whole, pause_max }
     }
 }
 
 impl fmt::Debug for Play {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Play { refused, says, echoes, reads, end, pause_max } = self;
+        let Play { refused, says, echoes, reads, switches, end, pause_max } = self;
         let (length, says) = (says.len(), String::from_utf8_lossy(&says[..says.len().min(100)]));
         write!(
             f,
-            "Play {{ {refused:?} says {says:?} in {length} bytes, echoes {echoes}, reads {reads}, {end:?}, {pause_max:?} }}"
+            "Play {{ {refused:?} says {says:?} in {length} bytes, echoes {echoes}, reads {reads}, switches {switches}, \
+             {end:?}, {pause_max:?} }}"
         )
     }
 }
 
 /// The number of the script that a request selects.
 pub(crate) fn number(work: &AppWork) -> usize {
+    if let Some(forward) = &work.forward {
+        let mut head = Vec::new();
+        forward.write(&mut head, None, "", true);
+        let line = String::from_utf8(head).expect("ASCII");
+        let query = line.split(' ').nth(1).and_then(|target| target.split('?').nth(1));
+        return query.expect("a query").parse().expect("a number");
+    }
     let query = work.variables.iter().find(|(name, _)| name == b"QUERY_STRING").map(|(_, value)| &value[..]);
     let text = std::str::from_utf8(query.expect("a query")).expect("ASCII");
     text.parse().expect("a number")
@@ -78,6 +89,8 @@ pub(crate) struct Application {
     /// The output that it has not written yet.
     to_say: Vec<u8>,
     is_begun: bool,
+    /// It has yet to switch.
+    is_to_switch: bool,
     /// When it acts next.
     pub(crate) act_at: Time,
 }
@@ -86,7 +99,8 @@ impl Application {
     pub(crate) fn new(play: Play, ticket: Ticket, now: Time, has_body: bool) -> Application {
         let to_say = play.says.clone();
         let (input, input_ended) = (Vec::new(), !has_body);
-        Application { play, ticket, input, input_ended, to_say, is_begun: false, act_at: now }
+        let is_to_switch = play.switches;
+        Application { play, ticket, input, input_ended, to_say, is_begun: false, is_to_switch, act_at: now }
     }
 
     /// Whether it may read its input at once.
@@ -110,13 +124,14 @@ impl Application {
     /// Whether it has written all output, and no more can be added.
     fn is_done(&self) -> bool {
         let waits = self.play.reads && !(self.input_ended && self.input.is_empty());
-        self.to_say.is_empty() && !waits
+        self.to_say.is_empty() && !waits && !self.is_to_switch
     }
 
     /// Whether it can act.
     pub(crate) fn can_act(&self, wants_output: bool) -> bool {
         let ends = self.is_done() && self.play.end != End::Stalls;
         !self.is_begun
+            || self.is_to_switch
             || (self.play.reads && !self.input.is_empty())
             || (wants_output && (!self.to_say.is_empty() || ends))
     }
@@ -125,6 +140,11 @@ impl Application {
     pub(crate) fn act<'a>(&mut self, dice: &mut Dice, wants_output: bool, buffer: &'a mut Vec<u8>) -> Output<'a> {
         if !std::mem::replace(&mut self.is_begun, true) {
             return self.play.refused.map_or(Output::Started, Output::Failed);
+        }
+        if std::mem::take(&mut self.is_to_switch) {
+            self.input_ended = false;
+            buffer.extend_from_slice(b"HTTP/1.1 101 Switching\nX-App: tunnel\n\n");
+            return Output::Switched(buffer);
         }
         let may_say = wants_output && !self.to_say.is_empty();
         if self.play.reads && !self.input.is_empty() && !(may_say && dice.random_bool(0.5)) {

@@ -9,7 +9,7 @@ use amped_core::cache::Budgets;
 use amped_core::event::{Answer, Event};
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
-use amped_core::site::{AppRule, Site};
+use amped_core::site::{AppRule, HttpRule, Site};
 use amped_units::{Bytes, Time};
 
 use crate::application::{End, Play};
@@ -32,10 +32,14 @@ fn apps() -> Site {
         max_body_bytes: body,
         max_response_bytes: output,
         cache: None,
+        http: None,
     };
     let kept = AppRule { cache: Some(Duration::from_secs(10)), ..rule("/kept") };
+    let [idle_timeout, tunnel_timeout] = [60, 300].map(Duration::from_secs);
+    let http = Some(HttpRule { host: None, idle_timeout, tunnel_timeout });
+    let tunnel = AppRule { http, ..rule("/tunnel") };
     let guard = Guard { directory: "/private/".into(), realm: "x".into(), accounts: 0 };
-    Site { apps: vec![rule("/app"), rule("/private/app"), kept], guards: vec![guard], ..site() }
+    Site { apps: vec![rule("/app"), rule("/private/app"), kept, tunnel], guards: vec![guard], ..site() }
 }
 
 fn world(dice: Dice) -> World {
@@ -407,6 +411,46 @@ fn concurrent_requests_share_one_application_request() {
             assert_eq!(world.begun, [if once { 1 } else { clients }], "{field:?}");
         }
     });
+}
+
+#[test]
+fn tunnel_passes_everything_in_both_directions() {
+    let mut tunnels = 0;
+    each_seed(60, |dice| {
+        let mut world = world(dice);
+        let mut dice = world.dice.clone();
+        let mut all = Vec::new();
+        for number in 0..3 {
+            let pause_max = Duration::from_micros(dice.random_range(0..3_000));
+            world.plays.push(Play { switches: true, echoes: true, pause_max, ..Play::says("welcome ") });
+            let size = [0, 1, 5_000, 200_000][dice.random_range(0..4)];
+            let data: Vec<u8> = (0..size).map(|_| dice.random_range(0..=255)).collect();
+            let head = format!(
+                "GET /tunnel?{number} HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+            );
+            let link = Link::random(&mut dice);
+            let link = Link { read_max: link.read_max.max(64), write_max: link.write_max.max(1024), ..link };
+            let n = world.connect(link, [head.as_bytes(), &data].concat());
+            world.sessions[n].half_closes = dice.random_bool(0.5);
+            all.push(data);
+        }
+        world.pass_until_closed();
+        for (session, data) in world.sessions.iter().zip(&all) {
+            let text = &session.received;
+            // A client that closes its side before the response counts as disconnected.
+            if text.is_empty() && session.half_closes {
+                continue;
+            }
+            tunnels += 1;
+            let end = text.windows(4).position(|window| window == b"\r\n\r\n").expect("a head") + 4;
+            let head = String::from_utf8_lossy(&text[..end]);
+            assert!(head.starts_with("HTTP/1.1 101 ") && head.contains("\r\nX-App: tunnel\r\n"), "{head}");
+            let (found, expected) = (&text[end..], [b"welcome ", &data[..]].concat());
+            assert!(found == expected, "{} of {} bytes", found.len(), expected.len());
+            assert!(!session.broken);
+        }
+    });
+    assert!(tunnels > 60, "{tunnels}");
 }
 
 /// Events that may occur at any time: the server stops or is reconfigured, a client disconnects or stops reading.

@@ -110,6 +110,11 @@ impl Protocol<FakeFile> for Stream {
         self.has_begun = true;
     }
 
+    fn begin_tunnel(&mut self, cx: &mut Context<'_, FakeFile>, response: Response<FakeFile>) {
+        self.put(cx, response);
+        (self.has_begun, self.body_left) = (true, true);
+    }
+
     fn piece(&mut self, _cx: &mut Context<'_, FakeFile>, bytes: &[u8]) {
         assert!(self.has_begun && !self.is_over);
         self.received.extend_from_slice(bytes);
@@ -308,6 +313,7 @@ fn with_app() -> Site {
         max_body_bytes: Bytes(100_000),
         max_response_bytes: None,
         cache: None,
+        http: None,
     };
     Site { apps: vec![rule], ..site() }
 }

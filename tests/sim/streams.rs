@@ -101,6 +101,7 @@ fn with_app() -> Site {
         max_body_bytes: Bytes(1_000_000),
         max_response_bytes: None,
         cache: None,
+        http: None,
     };
     Site { apps: vec![rule], ..site() }
 }

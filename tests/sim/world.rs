@@ -305,7 +305,7 @@ impl World {
             let more = session.read < session.upload.len() || (session.half_closes && !session.ended);
             if more && session.conn.wants_bytes() {
                 events.push((session.read_at, Next::Read(n)));
-            } else if session.half_closes && !session.ended && session.app.is_some() {
+            } else if session.half_closes && !session.ended && session.app.is_some() && !session.conn.is_tunnel() {
                 // The kernel reports the end before the sent bytes are read.
                 events.push((session.read_at, Next::Leave(n)));
             }
@@ -585,7 +585,8 @@ impl World {
         // An application that has ended is removed before its connection is notified.
         match output {
             Output::Last(_) | Output::Ended | Output::Failed(_) => session.ended_app = ticket,
-            Output::Started | Output::Room | Output::Bytes(_) => session.app = Some(app),
+            Output::Started | Output::Backend(_) => session.app = Some(app),
+            Output::Room | Output::Bytes(_) | Output::Switched(_) => session.app = Some(app),
             Output::First | Output::Follows | Output::Again => unreachable!("applications have no such output"),
         }
         let has_ended = self.sessions[n].app.is_none();

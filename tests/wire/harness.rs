@@ -772,7 +772,8 @@ mod translation {
         /// The client wants the connection closed.
         closes: bool,
         upload: Vec<u8>,
-        has_uploaded: bool,
+        /// The end of the body must still be sent.
+        owes_end: bool,
         window: i64,
         is_chunked: bool,
         response: Vec<u8>,
@@ -834,7 +835,7 @@ mod translation {
                     let count = length.min(self.requests.len());
                     let stream = self.streams.back_mut().unwrap();
                     stream.upload.extend(self.requests.drain(..count));
-                    stream.has_uploaded = count == length;
+                    stream.owes_end = count == length;
                     self.body = if count == length { Body::None } else { Body::Length(length - count) };
                     return count > 0 && self.body == Body::None;
                 }
@@ -849,7 +850,7 @@ mod translation {
                     stream.upload.extend_from_slice(&self.requests[end + 2..end + 2 + size]);
                     self.requests.drain(..end + 2 + size + 2);
                     if size == 0 {
-                        stream.has_uploaded = true;
+                        stream.owes_end = true;
                         self.body = Body::None;
                     }
                 }
@@ -893,14 +894,13 @@ mod translation {
             fields.iter().for_each(|(name, value)| hpack::write_field(&mut block, name.as_bytes(), value));
             let id = self.next_stream;
             self.next_stream += 2;
-            let has_uploaded = self.body == Body::None;
-            frame::headers(out, StreamId(id), &block, has_uploaded, FRAME_BYTES);
+            frame::headers(out, StreamId(id), &block, self.body == Body::None, FRAME_BYTES);
             self.streams.push_back(Stream {
                 id,
                 is_head: words[0] == "HEAD",
                 closes,
                 upload: Vec::new(),
-                has_uploaded,
+                owes_end: false,
                 window: self.initial_window,
                 is_chunked: false,
                 response: Vec::new(),
@@ -918,12 +918,15 @@ mod translation {
                     if count == 0 {
                         break;
                     }
-                    let is_last = stream.has_uploaded && count == stream.upload.len();
+                    let is_last = stream.owes_end && count == stream.upload.len();
                     out.extend(frame::data_head(count, StreamId(stream.id), is_last));
                     out.extend(stream.upload.drain(..count));
                     stream.window -= count as i64;
                     self.window -= count as i64;
-                    stream.has_uploaded &= !is_last;
+                    stream.owes_end &= !is_last;
+                }
+                if stream.upload.is_empty() && std::mem::take(&mut stream.owes_end) {
+                    out.extend(frame::data_head(0, StreamId(stream.id), true));
                 }
             }
         }

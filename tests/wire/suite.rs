@@ -16,6 +16,7 @@ mod fastcgi;
 mod files;
 mod frames;
 mod http2;
+mod http_backends;
 mod limits;
 mod log;
 mod messages;

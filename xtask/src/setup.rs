@@ -45,6 +45,17 @@ const NEEDED: &[Needed] = &[
     Needed { program: "openssl", package: "openssl", why: "creates password hashes for tests" },
     Needed { program: "htpasswd", package: "apache2-utils", why: "creates password hashes for tests" },
     Needed { program: "php-fpm8.2", package: "php8.2-fpm", why: "an independent FastCGI application" },
+    Needed { program: "php", package: "php8.2-cli", why: "its development server is a backend" },
+    Needed {
+        program: "/usr/lib/python3/dist-packages/websockets/__init__.py",
+        package: "python3-websockets",
+        why: "an independent WebSocket client and server",
+    },
+    Needed {
+        program: "/usr/lib/python3/dist-packages/aiohttp/__init__.py",
+        package: "python3-aiohttp",
+        why: "an application that requests are forwarded to",
+    },
     Needed { program: "git", package: "git", why: "pushes and clones through its CGI program" },
     Needed { program: "apache2", package: "apache2", why: "CGI and content negotiation are compared with it" },
     Needed { program: "lighttpd", package: "lighttpd", why: "a server used in experiments" },

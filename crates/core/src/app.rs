@@ -3,17 +3,21 @@
 //! An application is a connection's third peer, besides client and disk. A request that matches an application rule of
 //! the site goes out as [`Action::App`](crate::event::Action::App); the response comes back as
 //! [`Event::App`](crate::event::Event::App), in pieces. This crate does not distinguish a process per request (CGI)
-//! from a persistent one (FastCGI): both use the protocol of RFC 3875.
+//! from a persistent one (FastCGI): both use the protocol of RFC 3875. A request to a server behind this one (HTTP) is
+//! forwarded instead of being turned into variables; its response comes back in the form of RFC 3875 too.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use amped_http::cgi::{self, SendFile, Variables};
+use amped_http::h1::gateway::{Additions, Forward};
 use amped_http::h1::request::{self, Framing, Request};
 use amped_http::status::Status;
 use amped_http::uri::{self, Target};
 
 use crate::cache::page::PageName;
+use crate::routes::Routed;
 use crate::site::{AppRule, Site, Sites};
 
 /// A request to an application, except for the parts that only the server has: addresses and file locations.
@@ -32,8 +36,10 @@ pub struct AppWork {
     pub ends: Vec<usize>,
     /// Whether a body follows.
     pub has_body: bool,
-    /// The meta-variables derived from the request's head.
+    /// The meta-variables derived from the request's head; none if it is forwarded.
     pub variables: Variables,
+    /// The head to forward, for a server that speaks HTTP.
+    pub forward: Option<Box<Forward>>,
 }
 
 /// Input to an application.
@@ -62,12 +68,17 @@ pub enum Input {
 pub enum Output<'a> {
     /// The request has started; until now it was queued.
     Started,
+    /// The response comes from this backend, for the access log.
+    Backend(Arc<str>),
     /// The application has read all of the body that it was sent.
     Room,
     /// Part of the response.
     Bytes(&'a [u8]),
     /// The last part of the response.
     Last(&'a [u8]),
+    /// The connection carries another protocol from now on: the head of this response, with status 101. What follows
+    /// is passed on in both directions.
+    Switched(&'a [u8]),
     /// The response is complete.
     Ended,
     /// The response failed, or was cut off.
@@ -91,6 +102,8 @@ pub enum AppTrouble {
     Forbidden,
     /// The application could not be reached or started: 502.
     Unreachable,
+    /// The application accepted no connection in time: 504.
+    TimedOut,
     /// The application has exited and will be restarted: 503.
     Restarting,
     /// The application exited before its response was complete: 502.
@@ -140,12 +153,20 @@ impl HandlerMatch {
         user: Option<&[u8]>,
         for_others: bool,
     ) -> AppWork {
-        let mut variables = variables(head, &self.path, framing, user, for_others);
         let query = head.request.target.query();
-        if let Some(own) = sites.get(self.site).and_then(|site| site.rewritten_query(head.requested, query))
-            && let Some((_, value)) = variables.iter_mut().find(|(name, _)| name == b"QUERY_STRING")
-        {
-            *value = own;
+        let site = sites.of(self.site);
+        let query = site.rewritten_query(head.requested, query).or_else(|| query.map(<[u8]>::to_vec));
+        let (mut variables, mut forward) = (Variables::new(), None);
+        match site.apps.get(usize::from(self.rule)).and_then(|rule| rule.http.as_ref()) {
+            Some(rule) => {
+                let target = forwarded_target(head, site, query);
+                let additions = Additions { host: rule.host.as_deref(), user };
+                let fields = || fields(head.request.target, head.bytes).filter(|(name, _)| is_told(name, for_others));
+                let mut made = Forward::new(head.request, &target, fields, additions);
+                made.framing = framing;
+                forward = Some(Box::new(made));
+            }
+            None => variables = variables_of(head, &self.path, framing, query, user, for_others),
         }
         AppWork {
             generation,
@@ -155,8 +176,34 @@ impl HandlerMatch {
             ends: self.ends.clone(),
             has_body: framing != Framing::None,
             variables,
+            forward,
         }
     }
+}
+
+/// The target of a forwarded request: the path as sent, with every escape, or one that a route substituted. If servers
+/// may resolve the path differently (dots, empty segments), it is sent as this server has resolved it.
+fn forwarded_target(head: AppHead<'_>, site: &Site, query: Option<Vec<u8>>) -> Vec<u8> {
+    let mut target = Vec::new();
+    match (site.routed(head.requested), head.request.target) {
+        (Some(Routed::Rewrite(path)), _) => uri::encode_path(&path, &mut target),
+        (_, Target::Origin { path, .. } | Target::Absolute { path, .. })
+            if uri::is_equivalent(path, head.requested) =>
+        {
+            target.extend_from_slice(path);
+        }
+        _ => uri::encode_path(head.requested, &mut target),
+    }
+    if let Some(query) = query {
+        target.push(b'?');
+        target.extend_from_slice(&query);
+    }
+    target
+}
+
+/// Whether an application gets this field. `for_others`: the response may be cached for other clients.
+fn is_told(name: &[u8], for_others: bool) -> bool {
+    !for_others || !OF_ONE.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()))
 }
 
 /// Finds the application for this clean path: the first rule that matches the path or a prefix of it.
@@ -200,16 +247,18 @@ const SCRIPT_ENDS_MAX: usize = 64;
 
 /// The meta-variables derived from a head (RFC 3875, 4.1), and the non-standard ones that
 /// applications written for Apache and nginx read. `served`: the path of script and PATH_INFO,
-/// which a route, a fallback or an index may have substituted for the requested one.
-fn variables(
+/// which a route, a fallback or an index may have substituted for the requested one. `passed_query`: that of a rewrite,
+/// or the client's.
+fn variables_of(
     AppHead { request, bytes, requested }: AppHead<'_>,
     served: &[u8],
     framing: Framing,
+    passed_query: Option<Vec<u8>>,
     user: Option<&[u8]>,
     for_others: bool,
 ) -> Variables {
-    let is_told = |name: &[u8]| !for_others || !OF_ONE.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()));
-    let mut variables = cgi::field_variables(fields(request.target, bytes).filter(|(name, _)| is_told(name)));
+    let told = fields(request.target, bytes).filter(|(name, _)| is_told(name, for_others));
+    let mut variables = cgi::field_variables(told);
     if user.is_some() {
         // 4.1.18: the server verified the credentials and does not pass them on.
         variables.retain(|(name, _)| name != b"HTTP_AUTHORIZATION");
@@ -237,7 +286,7 @@ fn variables(
         put("REDIRECT_URL", requested);
     }
     // 4.1.7: present even if empty.
-    put("QUERY_STRING", query.unwrap_or_default());
+    put("QUERY_STRING", &passed_query.unwrap_or_default());
     if !request.host.is_empty() {
         put("SERVER_NAME", request.host);
     }
@@ -329,6 +378,8 @@ pub(crate) fn instead(head: &[u8], target: &[u8]) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
     use crate::glob::Glob;
+    use crate::routes::{Route, RouteAction};
+    use crate::site::HttpRule;
     use alloc::string::String;
     use alloc::vec;
     use amped_units::Bytes;
@@ -341,6 +392,7 @@ mod tests {
             max_body_bytes: Bytes(0),
             max_response_bytes: None,
             cache: None,
+            http: None,
         }
     }
 
@@ -411,6 +463,10 @@ mod tests {
         }
     }
 
+    fn query(request: &Request<'_>) -> Option<Vec<u8>> {
+        request.target.query().map(<[u8]>::to_vec)
+    }
+
     fn whole<'a>(request: &'a Request<'a>, bytes: &'a [u8]) -> AppHead<'a> {
         AppHead { request, bytes, requested: b"/x" }
     }
@@ -440,18 +496,18 @@ mod tests {
                 "SERVER_NAME=h",
                 "CONTENT_LENGTH=7",
             ];
-            let found = variables(whole(&request, head), b"/x", request.framing, user, false);
+            let found = variables_of(whole(&request, head), b"/x", request.framing, query(&request), user, false);
             let mut found: Vec<String> = found.iter().map(text).collect();
             found.retain(|text| !own.contains(&text.as_str()));
             assert_eq!(found, expected, "{user:?}");
         };
         let own = b"GET /x HTTP/2.0\r\nhost: h\r\ncookie: a=b; c=d\r\n\r\n";
         let of_h2 = request::parse_own(own, &limits).expect("good");
-        let found = variables(whole(&of_h2, own), b"/x", of_h2.framing, None, false);
+        let found = variables_of(whole(&of_h2, own), b"/x", of_h2.framing, query(&of_h2), None, false);
         for expected in ["SERVER_PROTOCOL=HTTP/2.0", "HTTP_HOST=h", "SERVER_NAME=h", "HTTP_COOKIE=a=b; c=d"] {
             assert!(found.iter().map(text).any(|found| found == expected), "{expected}: {found:?}");
         }
-        let found = variables(whole(&request, head), b"/index.php", request.framing, None, false);
+        let found = variables_of(whole(&request, head), b"/index.php", request.framing, query(&request), None, false);
         assert!(found.iter().any(|(name, value)| (&name[..], &value[..]) == (b"REDIRECT_URL", b"/x")), "{found:?}");
         // The application gets the verified user without the password; without verification it gets the field itself.
         check(None, &["HTTP_AUTHORIZATION=Basic YTpi"]);
@@ -464,7 +520,7 @@ mod tests {
         let head = b"GET http://one.example:81/x?y HTTP/1.1\r\nHost: two.example\r\nA: b\r\n\r\n";
         let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10, secure: false };
         let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
-        let found = variables(whole(&request, head), b"/x", request.framing, None, false);
+        let found = variables_of(whole(&request, head), b"/x", request.framing, query(&request), None, false);
         let values = |wanted: &str| -> Vec<&[u8]> {
             found.iter().filter(|(name, _)| name == wanted.as_bytes()).map(|(_, value)| &**value).collect()
         };
@@ -476,12 +532,51 @@ mod tests {
     }
 
     #[test]
+    fn forwarded_target_is_as_sent_unless_ambiguous_or_rewritten() {
+        let http = HttpRule { host: None, idle_timeout: Duration::ZERO, tunnel_timeout: Duration::ZERO };
+        let apps = vec![AppRule { http: Some(http), ..rule("/") }];
+        let route = |pattern: &str, to: &str| Route {
+            pattern: Glob::new(pattern),
+            action: RouteAction::Rewrite { to: to.into() },
+        };
+        let routes = vec![route("/old/**", "/new/$1"), route("/q", "/r?s=t")];
+        let sites = Sites::new(vec![Site { apps, routes, ..Site::default() }]).expect("one");
+        let check = |target: &str, expected: &str| {
+            let head = alloc::format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n");
+            let head = head.as_bytes();
+            let (request, _) =
+                request::parse(head, &request::HeadLimits::unlimited(false)).expect("good").expect("whole");
+            let (Target::Origin { path, .. } | Target::Absolute { path, .. }) = request.target else {
+                panic!("{target}")
+            };
+            let mut scratch = Vec::new();
+            let (requested, _) = uri::clean_path_with_slashes(path, &mut scratch).expect("good");
+            let handler = handler_of(sites.of(0), requested).expect("allowed").expect("claimed");
+            let head = AppHead { request: &request, bytes: head, requested };
+            let work = handler.work(&sites, 0, head, Framing::None, None, false);
+            assert!(work.variables.is_empty());
+            let mut written = Vec::new();
+            work.forward.expect("forwarded").write(&mut written, None, "", true);
+            let line = written.split(|&byte| byte == b'\r').next().map(String::from_utf8_lossy);
+            assert_eq!(line.as_deref(), Some(&*alloc::format!("GET {expected} HTTP/1.1")), "{target}");
+        };
+        check("/a%20b%2Fc/%7e?d=%20&e", "/a%20b%2Fc/%7e?d=%20&e");
+        check("/a?", "/a?");
+        check("http://h/a/?b", "/a/?b");
+        check("/a/../b", "/b");
+        check("/a/%2e%2e/b?c", "/b?c");
+        check("/a//b/./c%20d", "/a/b/c%20d");
+        check("/old/x%20y?z", "/new/x%20y?z");
+        check("/q?u", "/r?s=t&u");
+    }
+
+    #[test]
     fn cacheable_request_omits_range_and_conditions() {
         let head = b"GET /x HTTP/1.1\r\nHost: h\r\nRange: a\r\nIf-Range: b\r\nIf-None-Match: c\r\nif-modified-since: d\r\nX: y\r\n\r\n";
         let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10, secure: false };
         let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
         for (for_others, expected) in [(false, 6), (true, 2)] {
-            let found = variables(whole(&request, head), b"/x", request.framing, None, for_others);
+            let found = variables_of(whole(&request, head), b"/x", request.framing, query(&request), None, for_others);
             assert_eq!(found.iter().filter(|(name, _)| name.starts_with(b"HTTP_")).count(), expected);
         }
     }

@@ -134,6 +134,14 @@ impl Conn {
         }
     }
 
+    /// Whether it passes bytes on in both directions, after an upgrade.
+    pub fn is_tunnel(&self) -> bool {
+        match self {
+            Conn::Http1(conn) => conn.is_tunnel(),
+            Conn::Http2(_) => false,
+        }
+    }
+
     /// Whether it has returned [`Action::Close`].
     pub fn is_closed(&self) -> bool {
         match self {

@@ -343,6 +343,11 @@ impl Exchange {
                 self.step(cx, protocol, |steps| steps.fail_plainly(Status::SERVICE_UNAVAILABLE, why))
             }
             State::App(app_request) if app_request.follows() => self.run_alone(cx, protocol),
+            State::App(app_request) if app_request.is_tunnel => {
+                app_request.leave(cx, "");
+                protocol.finish(cx);
+                Progress::Over
+            }
             State::App(app_request) => {
                 let (status, why) = app_request.overdue();
                 self.give_up_on_app(cx, status, why, protocol)
@@ -400,6 +405,7 @@ impl Exchange {
         self.since = cx.now;
         match output {
             Output::Started => app_request.has_started = true,
+            Output::Backend(name) => app_request.backend = Some(name),
             Output::First => return self.begin_page(cx, protocol),
             Output::Follows => app_request.note_followed(cx),
             // The request that this one waited for has filled the cache, or failed.
@@ -410,6 +416,7 @@ impl Exchange {
                 Progress::Open => return self.end_app(cx, None, protocol),
                 Progress::Over => return Progress::Over,
             },
+            Output::Switched(head) => self.begin_tunnel(cx, head, protocol),
             Output::Ended => return self.end_app(cx, None, protocol),
             Output::Failed(trouble) => return self.end_app(cx, Some(trouble), protocol),
         }
@@ -440,6 +447,22 @@ impl Exchange {
             app_request.run_alone(steps.cx, head, ticket);
         }
         Progress::Open
+    }
+
+    /// The application has switched to another protocol, with this head.
+    fn begin_tunnel<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, head: &[u8], protocol: &mut P) {
+        if let (mut steps, State::App(app_request)) = self.parts(cx, protocol) {
+            let made = app_request.switch(steps.cx, head);
+            let response = steps.response_from(app_request, made);
+            steps.protocol.begin_tunnel(steps.cx, response);
+        }
+    }
+
+    /// The client has closed its side of a tunnel; everything before that was passed on.
+    pub fn end_tunnel_input<F>(&mut self, cx: &mut Context<'_, F>) {
+        if let State::App(app_request) = &mut self.state {
+            app_request.end_tunnel_input(cx);
+        }
     }
 
     /// `is_last`: the response is complete with these bytes.
@@ -502,7 +525,8 @@ impl Exchange {
                     script_head,
                     (status, length, open_ended),
                 );
-                steps.begin_response(made, framing);
+                let response = steps.response_from(app_request, made);
+                steps.protocol.begin_response(steps.cx, &steps.request, response, framing);
                 app_request.pass_body(steps.cx, rest, steps.protocol);
                 Progress::Open
             }
@@ -756,10 +780,13 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         None
     }
 
-    /// Begins a response whose body follows.
-    fn begin_response(&mut self, made: PreparedResponse<F>, framing: ScriptFraming) {
-        let response = self.response(made);
-        self.protocol.begin_response(self.cx, &self.request, response, framing);
+    /// The response of an application.
+    fn response_from(&mut self, app_request: &AppRequest, made: PreparedResponse<F>) -> Response<F> {
+        let mut response = self.response(made);
+        if let Some(backend) = &app_request.backend {
+            response.record.note_backend(backend);
+        }
+        response
     }
 
     /// Adds the record for the access log.

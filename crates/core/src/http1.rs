@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use core::mem;
 use core::time::Duration;
 
-use amped_http::h1::body::BodyReader;
+use amped_http::h1::body::{BodyReader, LAST_CHUNK, push_chunk};
 use amped_http::h1::request::{self, Framing, HeadLimits, Request, Version};
 use amped_http::h1::response::Connection;
 use amped_http::status::Status;
@@ -109,6 +109,8 @@ enum Open {
     Plain,
     /// In chunks (RFC 9112, 7.1).
     Chunked,
+    /// The connection carries another protocol: as they are, in both directions.
+    Tunnel,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -204,6 +206,7 @@ impl Conn {
             State::Reading if !self.wire.unsent && !self.blocked(&cx.shared.limits) => self.close(cx),
             State::Busy(busy) if busy.exchange.discards_body() && !self.wire.unsent => self.close(cx),
             State::Lingering => self.close(cx),
+            State::Busy(_) if self.wire.open == Open::Tunnel => self.end_tunnel_input(cx),
             // A client that waits for an application may have left, or may have closed
             // only its sending side. The two are indistinguishable, and the first is far
             // more common. Output that was already queued is sent in both cases.
@@ -217,6 +220,15 @@ impl Conn {
                 }
             }
             State::Reading | State::Busy(_) | State::Closing { .. } | State::Closed => {}
+        }
+    }
+
+    /// The client has closed its side of a tunnel.
+    fn end_tunnel_input<F>(&mut self, cx: &mut Context<'_, F>) {
+        if let State::Busy(busy) = &mut self.state
+            && self.pending.is_empty()
+        {
+            busy.exchange.end_tunnel_input(cx);
         }
     }
 
@@ -253,6 +265,11 @@ impl Conn {
         };
         // Before a close, find out whether more data has arrived: closing with unread data would cause a reset.
         room && !matches!(self.state, State::Closing { linger: true } | State::Closed)
+    }
+
+    /// Whether it carries another protocol, in which each side closes on its own.
+    pub fn is_tunnel(&self) -> bool {
+        self.wire.open == Open::Tunnel
     }
 
     /// Whether no request is in progress, so that it could be closed without loss.
@@ -365,6 +382,11 @@ impl Conn {
                 State::Busy(busy) => {
                     if !self.wire.body_left || !busy.exchange.wants_body() || at == bytes.len() {
                         return at;
+                    }
+                    if self.wire.open == Open::Tunnel {
+                        let progress = busy.exchange.take_body(cx, &bytes[at..], false, &mut self.wire);
+                        self.go_on(cx, progress);
+                        return bytes.len();
                     }
                     let progress = match busy.body.next(&bytes[at..]) {
                         Ok(piece) => {
@@ -626,13 +648,21 @@ impl<F> Protocol<F> for Wire {
         self.send(cx, response, connection);
     }
 
+    fn begin_tunnel(&mut self, cx: &mut Context<'_, F>, response: Response<F>) {
+        (self.open, self.body_left, self.after) = (Open::Tunnel, true, After::Close { linger: true });
+        // The head has a Connection field of its own.
+        self.send(cx, response, Connection::Persists);
+    }
+
     fn piece(&mut self, cx: &mut Context<'_, F>, bytes: &[u8]) {
         let (piece, framed) = match self.open {
             Open::No => return,
-            Open::Plain => (bytes.to_vec(), 0),
+            Open::Plain | Open::Tunnel => (bytes.to_vec(), 0),
             Open::Chunked => {
-                let size = alloc::format!("{:x}\r\n", bytes.len());
-                ([size.as_bytes(), bytes, b"\r\n"].concat(), size.len() + 2)
+                let mut piece = Vec::with_capacity(bytes.len() + CHUNK_FRAMING);
+                push_chunk(&mut piece, bytes);
+                let framed = piece.len() - bytes.len();
+                (piece, framed)
             }
         };
         self.unsent = true;
@@ -646,7 +676,7 @@ impl<F> Protocol<F> for Wire {
         }
         if open != Open::No {
             cx.actions.push(Action::PieceEnd(LANE));
-            self.unsent = true;
+            self.note_given(cx);
         }
         self.after = match self.after {
             After::Next if self.last => After::Close { linger: true },
@@ -660,8 +690,8 @@ impl<F> Protocol<F> for Wire {
     }
 }
 
-/// RFC 9112, 7.1.
-const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+/// Bytes of a size that a piece may have, and of two line ends.
+const CHUNK_FRAMING: usize = 12;
 
 /// Maximum bytes of pipelined requests per client.
 const PENDING_MAX: usize = 64 * 1024;

@@ -148,6 +148,7 @@ mod tests {
             max_body_bytes: Bytes(0),
             max_response_bytes: None,
             cache: Some(Duration::ZERO),
+            http: None,
         };
         let site = Site { apps: Vec::from([rule]), ..Site::default() };
         let head = lines.replace('\n', "\r\n") + "\r\n\r\n";

@@ -305,7 +305,14 @@ mod tests {
 
     fn rule(pattern: &str) -> AppRule {
         let pattern = Glob::new(pattern);
-        AppRule { pattern, timeout: Duration::ZERO, max_body_bytes: Bytes(0), max_response_bytes: None, cache: None }
+        AppRule {
+            pattern,
+            timeout: Duration::ZERO,
+            max_body_bytes: Bytes(0),
+            max_response_bytes: None,
+            cache: None,
+            http: None,
+        }
     }
 
     fn redirect(to: &str) -> RouteAction {

@@ -69,6 +69,7 @@ pub struct Record {
     referer: Option<Range<usize>>,
     user_agent: Option<Range<usize>>,
     user: Option<Range<usize>>,
+    backend: Option<Range<usize>>,
     version: Option<Version>,
     /// Status of the response; 0 until it is known.
     pub status: u16,
@@ -108,6 +109,11 @@ impl Record {
     /// Records the user name that the request claims.
     pub fn note_user(&mut self, name: &[u8]) {
         self.user = Some(self.put(name));
+    }
+
+    /// Records the backend that responded.
+    pub fn note_backend(&mut self, name: &str) {
+        self.backend = Some(self.put(name.as_bytes()));
     }
 
     /// Records a request that could not be parsed; only its first line is recorded.
@@ -151,6 +157,11 @@ impl Record {
     /// The user name, on a path that requires authentication; in a 401, the claimed one.
     pub fn user(&self) -> Option<&[u8]> {
         self.user.clone().map(|range| &self.text[range])
+    }
+
+    /// The backend that responded, if the request was forwarded.
+    pub fn backend(&self) -> Option<&[u8]> {
+        self.backend.clone().map(|range| &self.text[range])
     }
 
     /// `HTTP/1.1`, `HTTP/1.0` or `HTTP/2.0`; empty for an unparsable request.

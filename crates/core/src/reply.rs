@@ -12,7 +12,7 @@ use core::ops::Range;
 use amped_http::cgi::ScriptHead;
 use amped_http::date;
 use amped_http::etag;
-use amped_http::h1::request::Request;
+use amped_http::h1::request::{self, Request};
 use amped_http::h1::response::{Connection, Head};
 use amped_http::method::Method;
 use amped_http::negotiate::{Accepted, Coding};
@@ -484,6 +484,21 @@ pub fn script(
     let is_set = |name: &str| script_head.fields.iter().any(|(set, _)| set.eq_ignore_ascii_case(name));
     add_to_script(&mut head, site, request, path, is_set);
     head
+}
+
+/// The head of a response that switches to the protocol of WebSocket (RFC 6455, 4.2.2), with the fields of `head`.
+pub fn switched(head: &[u8]) -> Head {
+    let mut switched = Head::new(Status::SWITCHING_PROTOCOLS);
+    for (name, value) in request::fields(head) {
+        // The server's own are there.
+        if let Ok(name) = core::str::from_utf8(name)
+            && !["date", "server"].iter().any(|own| name.eq_ignore_ascii_case(own))
+        {
+            switched.field(name, value);
+        }
+    }
+    switched.field("Connection", "Upgrade").field("Upgrade", "websocket");
+    switched
 }
 
 /// Adds the site's fields to an application's response, except those that it has set.

@@ -242,6 +242,19 @@ pub struct AppRule {
     pub max_response_bytes: Option<Bytes>,
     /// Cache its responses where allowed ([`crate::pages`]); the lifetime if a response gives none.
     pub cache: Option<Duration>,
+    /// It is a server behind this one that speaks HTTP; `None`: it speaks CGI or FastCGI.
+    pub http: Option<HttpRule>,
+}
+
+/// How requests are forwarded by HTTP.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HttpRule {
+    /// The Host of forwarded requests; `None`: that of the client.
+    pub host: Option<Box<str>>,
+    /// Timeout without progress after the head of the response.
+    pub idle_timeout: Duration,
+    /// Timeout without data in either direction of an upgraded connection (WebSocket).
+    pub tunnel_timeout: Duration,
 }
 
 /// The components of an entity tag.

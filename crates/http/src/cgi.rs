@@ -47,10 +47,9 @@ const KEPT_BACK: &[&[u8]] = &[
 pub fn field_variables<'a>(fields: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Variables {
     let mut variables = Variables::new();
     for (name, value) in fields {
-        let is_plain = |&byte: &u8| byte.is_ascii_alphanumeric() || byte == b'-';
         let variable = if name.eq_ignore_ascii_case(b"content-type") {
             b"CONTENT_TYPE".to_vec()
-        } else if !name.iter().all(is_plain) || KEPT_BACK.iter().any(|kept| name.eq_ignore_ascii_case(kept)) {
+        } else if !is_plain_name(name) || KEPT_BACK.iter().any(|kept| name.eq_ignore_ascii_case(kept)) {
             continue;
         } else {
             let upper = name.iter().map(|&byte| if byte == b'-' { b'_' } else { byte.to_ascii_uppercase() });
@@ -66,6 +65,11 @@ pub fn field_variables<'a>(fields: impl Iterator<Item = (&'a [u8], &'a [u8])>) -
         }
     }
     variables
+}
+
+/// Whether the name of a field consists of letters, digits and dashes, so that no other name has the same variable.
+pub fn is_plain_name(name: &[u8]) -> bool {
+    name.iter().all(|&byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
 /// Writes a number as the value of a variable.

@@ -18,6 +18,8 @@ macro_rules! statuses {
 }
 
 statuses! {
+    /// RFC 9110, 15.2.2.
+    SWITCHING_PROTOCOLS = 101 "Switching Protocols";
     /// RFC 9110, 15.3.1.
     OK = 200 "OK";
     /// RFC 9110, 15.3.2.

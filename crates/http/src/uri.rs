@@ -13,7 +13,7 @@
 use crate::text::byte_set;
 use alloc::vec::Vec;
 use core::net::Ipv6Addr;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, percent_encode};
 
 /// The target of a request line (RFC 9112, 3.2). Paths are as sent: see [`clean_path`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,6 +209,12 @@ pub fn clean_path_with_slashes<'a>(path: &'a [u8], scratch: &'a mut Vec<u8>) -> 
     scratch.clear();
     scratch.extend_from_slice(path);
     Ok((scratch, true))
+}
+
+/// Whether a path as sent differs from this clean form of it only by escapes: it has no dot segments and no empty ones,
+/// which servers resolve differently.
+pub fn is_equivalent(sent: &[u8], clean: &[u8]) -> bool {
+    percent_decode(sent).eq(clean.iter().copied())
 }
 
 /// Whether a clean path contains a hidden name: one that begins with a dot, as in Unix.

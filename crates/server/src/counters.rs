@@ -40,6 +40,8 @@ pub struct Snapshot {
     pub sent_bytes: u64,
     /// Bytes of application request and response bodies written to files.
     pub spooled_bytes: u64,
+    /// Requests forwarded by HTTP.
+    pub http: HttpCounts,
     /// Event loop statistics.
     pub loops: LoopCounts,
     /// TLS handshakes.
@@ -108,6 +110,25 @@ impl Waited {
         self.tasks += 1;
         self.ns += u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     }
+}
+
+/// Requests forwarded to backends by HTTP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HttpCounts {
+    /// Connections opened.
+    pub connects: u64,
+    /// Requests sent over a connection that was used before.
+    pub reuses: u64,
+    /// Requests sent again, over another connection or to another backend.
+    pub retries: u64,
+    /// Attempts that failed: no connection, or no complete response.
+    pub failures: u64,
+    /// Times that a backend was taken out of service.
+    pub outages: u64,
+    /// Times that one was taken back into service.
+    pub recoveries: u64,
+    /// Connections that have switched to WebSocket.
+    pub tunnels: u64,
 }
 
 /// Helper statistics.
@@ -430,6 +451,13 @@ figures! {
     counts.requests: Counter Things "requests" "" "Requests whose head was parsed.",
     sent_bytes: Counter Bytes "sent" "" "Bytes of heads and bodies passed to sockets.",
     spooled_bytes: Counter Bytes "spooled" "" "Application request and response bodies written to files.",
+    http.connects: Counter Things "backend_requests" "connection=\"new\"" "Requests forwarded to HTTP backends.",
+    http.reuses: Counter Things "backend_requests" "connection=\"kept\"" "Requests forwarded to HTTP backends.",
+    http.retries: Counter Things "backend_retries" "" "Requests sent to an HTTP backend again, or to another one.",
+    http.failures: Counter Things "backend_failures" "" "Requests to which an HTTP backend did not respond completely.",
+    http.outages: Counter Things "backend_changes" "state=\"out\"" "HTTP backends taken out of service, or back into service.",
+    http.recoveries: Counter Things "backend_changes" "state=\"in\"" "HTTP backends taken out of service, or back into service.",
+    http.tunnels: Counter Things "tunnels" "" "Connections switched to WebSocket.",
     counts.bad_requests: Counter Things "bad_requests" "" "Requests that were invalid or timed out.",
     counts.hits: Counter Things "request_hits" "" "Requests answered from the caches.",
     counts.stale_hits: Counter Things "request_stale_hits" "" "Requests answered from an expired entry.",

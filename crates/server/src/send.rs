@@ -20,6 +20,7 @@
 //! is the first edit in place of an older file while its last bytes are in transit. A mapped file that has become
 //! shorter causes an error of the call, not a signal.
 
+pub mod frames;
 pub mod streams;
 
 use std::collections::VecDeque;
@@ -39,6 +40,7 @@ use amped_sys::mapping::Mapping;
 use amped_sys::process;
 use amped_units::Time;
 
+use self::frames::FrameBuffer;
 use crate::access_log::{AccessLog, Peer};
 use crate::config::optimise::Optimise;
 use crate::config::settings::{Architecture, ContentMode, Signing};
@@ -145,7 +147,7 @@ pub struct Sender {
     /// Buffer for windows of recently changed files.
     window: Vec<u8>,
     /// Buffer for frames of HTTP/2.
-    pub(crate) frames: streams::FrameBuffer,
+    pub(crate) frames: FrameBuffer,
     /// Buffers of TLS sessions.
     pub(crate) tls: Buffers,
     /// A file that has not changed for longer is sent by sendfile; a newer one is copied. Editors, and people,
@@ -323,7 +325,7 @@ impl Sender {
         Sender {
             spare: Vec::new(),
             window: vec![0; WINDOW as usize],
-            frames: streams::FrameBuffer::default(),
+            frames: FrameBuffer::default(),
             tls: Buffers::new(defers_hello(generation)),
             sendfile_min_age: generation.settings.send.sendfile_min_age,
             uses_sendfile: generation.settings.optimise.sendfile,

@@ -39,7 +39,8 @@ use crate::open_file::OpenFile;
 use crate::passwords::ledger::Client;
 use crate::passwords::verifier::{self, PendingVerdict};
 use crate::say;
-use crate::send::streams::{ColdRange, FrameBuffer, GATHERED, Outbox};
+use crate::send::frames::FrameBuffer;
+use crate::send::streams::{ColdRange, GATHERED, Outbox};
 use crate::send::{LogContext, Probes, Progress, SendQueue, Sender};
 use crate::tls_config::TlsConfig;
 use crate::token::Token;
@@ -467,7 +468,7 @@ impl<D: DiskAccess> Turn<'_, D> {
             Arc::clone(ends.get_or_insert_with(of))
         };
         let config = context.generation.app_context();
-        let output = context.apps.take(&mut app, self.token, (ticket, input), ends, &config);
+        let output = context.apps.take(&mut app, (self.token, self.now), (ticket, input), ends, &config);
         app.into_iter().for_each(|app| apps.push(app));
         if let Some(output) = output {
             self.handle(Event::App(ticket, output));
@@ -524,7 +525,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         if self.connection.apps.is_empty() {
             return false;
         }
-        if self.connection.ending && !self.connection.conn.wants_bytes() {
+        if self.connection.ending && !self.connection.conn.wants_bytes() && !self.connection.conn.is_tunnel() {
             // The client has closed the connection, with unread bytes before the end.
             self.handle(Event::Ended);
             return true;

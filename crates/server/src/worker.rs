@@ -403,7 +403,7 @@ impl Worker {
             }
             return;
         };
-        let output = self.context.apps.take_started(&mut app, started);
+        let output = self.context.apps.take_started(&mut app, started, now);
         if !matches!(output, Some(Output::Failed(_)))
             && let Some(connection) = self.connections.get(token)
         {
@@ -670,6 +670,7 @@ impl Worker {
             },
             sent_bytes: self.context.meter.sent_bytes,
             spooled_bytes: self.context.apps.spooled(),
+            http: self.context.apps.http,
             loops: self.context.meter.loops,
             tls: self.context.tls,
             // These belong to the process, too: summing several loops of it corrects them.

@@ -66,6 +66,14 @@ pub fn outgoing(from: Option<SocketAddr>, to: SocketAddr) -> io::Result<OwnedFd>
     Ok(socket)
 }
 
+/// Makes the kernel send small packets at once, even if earlier ones are not acknowledged yet (`TCP_NODELAY`, tcp(7)).
+///
+/// # Errors
+/// None for a TCP socket.
+pub fn send_at_once(socket: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_tcp_nodelay(socket, true)?)
+}
+
 /// Starts connecting without waiting: the socket is writable once it is connected or has failed, see [`failed`].
 ///
 /// # Errors

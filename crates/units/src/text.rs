@@ -40,6 +40,14 @@ pub trait Form: Sized {
         deserializer.deserialize_seq(List(PhantomData::<Self>))
     }
 
+    /// Reads a text as a list of one, or a list of texts; an optional one.
+    ///
+    /// # Errors
+    /// For a value of another form, or a duplicate.
+    fn one_or_list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Box<str>>>, D::Error> {
+        deserializer.deserialize_any(OneOrList(PhantomData::<Self>)).map(Some)
+    }
+
     /// Reads a table whose values have the form `V`.
     ///
     /// # Errors
@@ -108,6 +116,24 @@ impl<'de, F: Form> Visitor<'de> for List<F> {
             read.push(text);
         }
         Ok(read)
+    }
+}
+
+struct OneOrList<F>(PhantomData<F>);
+
+impl<'de, F: Form> Visitor<'de> for OneOrList<F> {
+    type Value = Vec<Box<str>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        F::parse(text).map(|text| Vec::from([text])).map_err(E::custom)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
+        List(PhantomData::<F>).visit_seq(list)
     }
 }
 

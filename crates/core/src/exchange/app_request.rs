@@ -19,7 +19,8 @@ use core::time::Duration;
 
 use amped_http::auth::Credentials;
 use amped_http::cgi::{self, Answer};
-use amped_http::h1::request::{Expectation, Framing, Request};
+use amped_http::h1::gateway;
+use amped_http::h1::request::{self, Expectation, Framing, Request};
 use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_units::{Bytes, Time};
@@ -55,6 +56,10 @@ pub(super) struct AppRequest {
     /// Whether it has left the queue and started.
     pub(super) has_started: bool,
     pub(super) stage: Stage,
+    /// The backend that responds, if it is one of those that speak HTTP.
+    pub(super) backend: Option<Arc<str>>,
+    /// The connection carries another protocol: both sides are passed on as they are.
+    pub(super) is_tunnel: bool,
     /// The cache fill, if the response may be cached.
     fill: Option<Box<Fill>>,
 }
@@ -131,7 +136,12 @@ impl AppRequest {
             cx.actions.push(Action::Log(too_long(&handler, body)));
             return StartResult::Rejected(Status::CONTENT_TOO_LARGE, BODY_TOO_LONG);
         }
-        let fill = match cache.map(|time| look_for_page(cx, (request, head.bytes), &handler, framing, time)) {
+        // A response that switches protocols is for one client.
+        let is_upgrade = rule.http.is_some() && gateway::wants_websocket(request, request::fields(head.bytes));
+        let fill = match cache
+            .filter(|_| !is_upgrade)
+            .map(|time| look_for_page(cx, (request, head.bytes), &handler, framing, time))
+        {
             Some(Ok(made)) => return StartResult::Cached(made),
             Some(Err(fill)) => fill,
             None => None,
@@ -156,6 +166,8 @@ impl AppRequest {
             output_left: output.map_or(u64::MAX, |most| most.0),
             has_started: false,
             stage: Stage::Head(Vec::new()),
+            backend: None,
+            is_tunnel: false,
             handler,
             fill,
         }))
@@ -163,7 +175,7 @@ impl AppRequest {
 
     /// Whether the client must act next: its body is incomplete, and the application has read all that has arrived.
     pub(super) fn waits_for_client(&self) -> bool {
-        !self.has_body && self.pending_bytes == 0
+        !self.has_body && self.pending_bytes == 0 && !self.is_tunnel
     }
 
     /// Heap memory in bytes.
@@ -315,6 +327,9 @@ impl AppRequest {
             (_, _, None) => length.map_or(open_ended, |length| ScriptFraming::Length(length as u64)),
         };
         self.stage = Stage::Body(framing);
+        if let Some(http) = self.handler.rule(&cx.shared.sites).and_then(|rule| rule.http.as_ref()) {
+            self.time = http.idle_timeout;
+        }
         self.judge_page(cx, (request, sent_head), script_head, status);
         if script_head.unbuffered {
             cx.actions.push(Action::App(self.ticket, Input::Unbuffered));
@@ -324,6 +339,24 @@ impl AppRequest {
         let head = ReplyHead::Owned(Box::new(head));
         let body = if framing == ScriptFraming::None { Body::Empty } else { Body::Open };
         (PreparedResponse { head, body, outcome: Outcome::App }, framing)
+    }
+
+    /// Builds the response with this head, after which both sides are passed on as they are.
+    pub(super) fn switch<F: FileHandle>(&mut self, cx: &Context<'_, F>, head: &[u8]) -> PreparedResponse<F> {
+        if let Some(http) = self.handler.rule(&cx.shared.sites).and_then(|rule| rule.http.as_ref()) {
+            self.time = http.tunnel_timeout;
+        }
+        self.stage = Stage::Body(ScriptFraming::UntilClose);
+        (self.is_tunnel, self.has_body, self.left, self.output_left) = (true, false, u64::MAX, u64::MAX);
+        let head = ReplyHead::Owned(Box::new(reply::switched(head)));
+        PreparedResponse { head, body: Body::Open, outcome: Outcome::App }
+    }
+
+    /// The client has closed its side of the tunnel, after everything that was passed on.
+    pub(super) fn end_tunnel_input<F>(&mut self, cx: &mut Context<'_, F>) {
+        if self.is_tunnel && !mem::replace(&mut self.has_body, true) {
+            cx.actions.push(Action::App(self.ticket, Input::End));
+        }
     }
 
     /// Decides whether a response with this head is cached, and invalidates older pages if the request requires it.
@@ -432,6 +465,7 @@ impl AppRequest {
                 (Status::BAD_GATEWAY, why)
             }
             Some(AppTrouble::Unreachable) => (Status::BAD_GATEWAY, "the application cannot be reached"),
+            Some(AppTrouble::TimedOut) => (Status::GATEWAY_TIMEOUT, "timed out connecting to the application"),
             Some(AppTrouble::Busy) => {
                 cx.shared.counts.shed += 1;
                 (Status::SERVICE_UNAVAILABLE, APPS_BUSY)

@@ -54,6 +54,10 @@ pub trait Protocol<F> {
         framing: ScriptFraming,
     );
 
+    /// Begins a response after which the connection or stream carries another protocol: what the client sends is
+    /// passed to the exchange as the body of the request, and pieces are sent as they are.
+    fn begin_tunnel(&mut self, cx: &mut Context<'_, F>, response: Response<F>);
+
     /// Sends more of the body of the response in progress.
     fn piece(&mut self, cx: &mut Context<'_, F>, bytes: &[u8]);
 

@@ -186,6 +186,11 @@ impl<F> Protocol<F> for Wire<'_> {
         self.send(cx, response, state);
     }
 
+    fn begin_tunnel(&mut self, _: &mut Context<'_, F>, _: Response<F>) {
+        // A request of HTTP/2 cannot ask for one (RFC 9113, 8.6), so a backend that answers with one has no response.
+        self.side.response = ResponseState::Aborted;
+    }
+
     fn piece(&mut self, cx: &mut Context<'_, F>, bytes: &[u8]) {
         if self.side.response == ResponseState::Open && !bytes.is_empty() {
             self.side.note_queued(cx.now);

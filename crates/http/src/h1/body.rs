@@ -1,6 +1,8 @@
-//! The body of a request, by length or chunked (RFC 9112, 6 and 7.1): finds its end and yields its data.
+//! The body of a message, by length or chunked (RFC 9112, 6 and 7.1): finds its end and yields its data; writes chunks.
 //!
 //! Sans-I/O: bytes go in as they arrive, in pieces of any size, and data is borrowed, not copied.
+
+use alloc::vec::Vec;
 
 use super::request::Framing;
 
@@ -131,6 +133,18 @@ impl BodyReader {
     }
 }
 
+/// Appends a part of a chunked body (RFC 9112, 7.1); an empty one is left out, because it would end the body.
+pub fn push_chunk(out: &mut Vec<u8>, data: &[u8]) {
+    if !data.is_empty() {
+        out.extend_from_slice(alloc::format!("{:x}\r\n", data.len()).as_bytes());
+        out.extend_from_slice(data);
+        out.extend_from_slice(b"\r\n");
+    }
+}
+
+/// The end of a chunked body, without trailers.
+pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
 /// Consumes one byte of framing. Lines end with CR LF only, for the same reason as in the head.
 fn step(state: State, byte: u8) -> Result<State, BadBody> {
     Ok(match (state, byte) {
@@ -199,7 +213,6 @@ fn is_text(byte: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::vec::Vec;
 
     /// Returns the data, the number of bytes left after the body, and whether it is complete.
     fn read(framing: Framing, bytes: &[u8], piece: usize) -> Result<(Vec<u8>, usize, bool), BadBody> {
@@ -301,6 +314,17 @@ mod tests {
                 check(chunked, bad, Err(BadBody));
             }
         }
+    }
+
+    #[test]
+    fn written_chunks_are_read_back() {
+        let mut out = Vec::new();
+        for part in [&b"a"[..], b"", &[b'x'; 17]] {
+            push_chunk(&mut out, part);
+        }
+        assert_eq!(out, b"1\r\na\r\n11\r\nxxxxxxxxxxxxxxxxx\r\n");
+        out.extend_from_slice(LAST_CHUNK);
+        assert_eq!(read(Framing::Chunked, &out, 5), Ok((b"axxxxxxxxxxxxxxxxx".to_vec(), 0, true)));
     }
 
     #[test]

@@ -26,6 +26,10 @@ pub struct ReplyHead {
     pub body: ReplyBody,
     /// Whether the server promises another reply on this connection (RFC 9112, 9.3).
     pub keep_alive: bool,
+    /// Whether another recipient might see another end of the body, or need a coding other than chunked to read it: the
+    /// head has both lengths and chunks, a transfer coding other than chunked alone, or one in HTTP/1.0 (RFC 9112,
+    /// 6.1 and 6.3). A client may read such a response; a gateway must not pass it on.
+    pub is_ambiguous: bool,
 }
 
 /// How the body of a response ends.
@@ -54,6 +58,18 @@ pub struct BadReply;
 /// # Errors
 /// [`BadReply`] as soon as no further byte can repair the head.
 pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(ReplyHead, usize)>, BadReply> {
+    parse_with(bytes, to_head, |_, _| {})
+}
+
+/// As [`parse`]; passes each field of a complete and valid head to `each`, in order, with the value trimmed.
+///
+/// # Errors
+/// Those of [`parse`].
+pub fn parse_with<'a>(
+    bytes: &'a [u8],
+    to_head: bool,
+    mut each: impl FnMut(&'a str, &'a [u8]),
+) -> Result<Option<(ReplyHead, usize)>, BadReply> {
     let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
     let mut parsed = httparse::Response::new(&mut []);
     let config = httparse::ParserConfig::default();
@@ -65,7 +81,7 @@ pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(ReplyHead, usize)>, 
     let (Some(status), Some(minor)) = (parsed.code, parsed.version) else { return Err(BadReply) };
     let version = if minor == 0 { Version::Http10 } else { Version::Http11 };
     let (mut keep_alive, mut says_close) = (false, false);
-    let (mut content_length, mut chunked, mut coded) = (None, false, false);
+    let (mut content_length, mut chunked, mut codings) = (None, false, 0_usize);
     for field in &*parsed.headers {
         // Compare lengths first: most fields are distinguished by length alone.
         match field.name.len() {
@@ -89,12 +105,14 @@ pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(ReplyHead, usize)>, 
                         return Err(BadReply);
                     }
                     chunked = coding.eq_ignore_ascii_case(b"chunked");
-                    coded = true;
+                    codings += 1;
                 }
             }
             _ => {}
         }
     }
+    let coded = codings > 0;
+    let is_ambiguous = coded && (content_length.is_some() || !chunked || codings > 1 || version == Version::Http10);
     // RFC 9112, 6.3, in its order: no body, chunked, until close, a length, until close.
     let body = match (status, chunked, coded, content_length) {
         _ if to_head => ReplyBody::Framed(Framing::None),
@@ -106,7 +124,8 @@ pub fn parse(bytes: &[u8], to_head: bool) -> Result<Option<(ReplyHead, usize)>, 
         (_, _, _, None) => ReplyBody::UntilClose,
     };
     let keep_alive = !says_close && (keep_alive || version == Version::Http11) && body != ReplyBody::UntilClose;
-    Ok(Some((ReplyHead { status, version, body, keep_alive }, length)))
+    parsed.headers.iter().for_each(|field| each(field.name, text::trim_ows(field.value)));
+    Ok(Some((ReplyHead { status, version, body, keep_alive, is_ambiguous }, length)))
 }
 
 fn decimal(text: &[u8]) -> Result<u64, BadReply> {
@@ -155,6 +174,23 @@ mod tests {
         check("HTTP/1.1 304 Not Modified\nContent-Length: 5\n\n", 304, Framed(Framing::None), true);
         check("HTTP/1.1 100 Continue\n\n", 100, Framed(Framing::None), true);
         check("HTTP/1.1 200 OK\nContent-Length: 5\nContent-Length: 5\n\n", 200, Framed(Framing::Length(5)), true);
+    }
+
+    #[test]
+    fn ambiguous_framing_is_reported() {
+        let check = |head: &str, expected: bool| {
+            let head = head.replace('\n', "\r\n");
+            let (found, _) = parse(head.as_bytes(), false).expect("well formed").expect("whole");
+            assert_eq!(found.is_ambiguous, expected, "{head:?}");
+        };
+        check("HTTP/1.1 200 OK\nTransfer-Encoding: Chunked\n\n", false);
+        check("HTTP/1.1 200 OK\nContent-Length: 5\nContent-Length: 5\n\n", false);
+        check("HTTP/1.1 200 OK\n\n", false);
+        check("HTTP/1.1 200 OK\nTransfer-Encoding: chunked\nContent-Length: 5\n\n", true);
+        check("HTTP/1.1 200 OK\nContent-Length: 0\nTransfer-Encoding: chunked\n\n", true);
+        check("HTTP/1.1 200 OK\nTransfer-Encoding: gzip\nTransfer-Encoding: chunked\n\n", true);
+        check("HTTP/1.1 200 OK\nTransfer-Encoding: identity\n\n", true);
+        check("HTTP/1.0 200 OK\nTransfer-Encoding: chunked\n\n", true);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Each loop formats its lines into its own buffer and passes the buffer, when it is full or old enough, to the
 //! one writer thread ([`Writer`]). If host names are enabled, the writer replaces addresses by names (`held`),
 //! which other threads look up (`resolver`). Common and Combined are as in Apache and NCSA, with local time; JSON
-//! adds host, version and cipher suite of TLS, time taken and cache outcome.
+//! adds host, version and cipher suite of TLS, time taken, cache outcome and backend.
 
 mod held;
 mod resolver;
@@ -255,7 +255,9 @@ impl AccessLog {
             amped_http::text::push_decimal(out, number);
         }
         push_json_field(out, "cache", record.outcome.as_str().as_bytes());
-        for (name, field) in [("referer", record.referer()), ("user_agent", record.user_agent())] {
+        let fields =
+            [("backend", record.backend()), ("referer", record.referer()), ("user_agent", record.user_agent())];
+        for (name, field) in fields {
             if let Some(field) = field {
                 push_json_field(out, name, field);
             }

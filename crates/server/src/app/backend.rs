@@ -1,11 +1,12 @@
 //! Persistent applications: their addresses, and idle connections to them.
 //!
-//! A connection carries one request at a time (`fastcgi`). Most applications dedicate a process to each connection,
-//! even an idle one. So a connection to an application that other clients may share, one that the server did not
-//! start (`fastcgi = "unix:…"`), is closed after its request, and the application's own queue, its socket's backlog,
-//! decides which request is next. Idle connections to it are kept open only if the administrator says so
+//! A connection carries one request at a time (`backend_request`). Most FastCGI applications dedicate a process to each
+//! connection, even an idle one. So a connection to an application that other clients may share, one that the server
+//! did not start (`fastcgi = "unix:…"`), is closed after its request, and the application's own queue, its socket's
+//! backlog, decides which request is next. Idle connections to it are kept open only if the administrator says so
 //! (`min_spare`; FCGI_KEEP_CONN). An application that the server starts (`manager`) serves nothing else: its
-//! connection holds its permit while it is open, and is reused.
+//! connection holds its permit while it is open, and is reused. Servers that speak HTTP serve many connections at little
+//! cost, so connections to them are kept open by default.
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,9 +31,13 @@ pub struct Backend {
     pub(super) idle_max: usize,
     /// For an application that the server starts: processes kept when idle.
     reserve: usize,
+    /// It speaks HTTP.
+    is_http: bool,
     idle: Mutex<Vec<Idle>>,
     /// When its socket was last used successfully, in milliseconds since `start`; 0: never.
     connected_ms: AtomicU64,
+    /// When it was last reported as unreachable, likewise.
+    reported_ms: AtomicU64,
     start: Instant,
 }
 
@@ -61,8 +66,15 @@ const IDLE_TIME: Duration = Duration::from_secs(10);
 /// An idle connection to a shared application is closed after this.
 const IDLE_TIME_SHARED: Duration = Duration::from_secs(1);
 
+/// An idle connection to a server that speaks HTTP is closed after this: before the server closes it, which might happen
+/// at the moment of use. Node.js, Apache and Uvicorn do so after 5 s by default.
+const IDLE_TIME_HTTP: Duration = Duration::from_secs(4);
+
 /// A socket name used so recently is in the kernel's dentry cache, so using it does not wait for a disk.
 const NAME_TIME: Duration = Duration::from_secs(10);
+
+/// Minimum interval between two reports that an application cannot be reached, milliseconds.
+const REPORT_MS: u64 = 1000;
 
 /// Why a request was not started.
 #[derive(Debug)]
@@ -76,9 +88,24 @@ pub enum StartError {
 impl Backend {
     /// Creates the backend for an address. It keeps at most `idle_max` idle connections
     /// and `reserve` idle processes of its own.
-    pub fn new(at: At, idle_max: usize, reserve: usize) -> Backend {
-        let (idle, connected_ms) = (Mutex::default(), AtomicU64::new(0));
-        Backend { at, idle_max, reserve, idle, connected_ms, start: Instant::now() }
+    pub fn new(at: At, idle_max: usize, reserve: usize, is_http: bool) -> Backend {
+        let (connected_ms, reported_ms) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (idle, start) = (Mutex::default(), Instant::now());
+        Backend { at, idle_max, reserve, is_http, idle, connected_ms, reported_ms, start }
+    }
+
+    /// Returns its address, for messages.
+    pub fn name(&self) -> String {
+        match &self.at {
+            At::Unix(name) => format!("unix:{}", name.display()),
+            At::Tcp(address) => address.to_string(),
+            At::Kept(_) => String::new(),
+        }
+    }
+
+    /// Returns the Host of requests that have none.
+    pub(super) fn authority(&self) -> String {
+        if let At::Tcp(address) = &self.at { address.to_string() } else { "localhost".to_owned() }
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Idle>> {
@@ -100,12 +127,18 @@ impl Backend {
             if permit.is_some() {
                 semaphore.idle.fetch_sub(1, Ordering::Relaxed);
             }
-            // An idle connection must be silent. Data on it means its end, or is not for this server.
-            match socket::receive(&socket, &mut [0]) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return permit.or(own).map(|permit| (socket, permit));
-                }
-                Ok(_) | Err(_) => {}
+            if is_silent(&socket) {
+                return permit.or(own).map(|permit| (socket, permit));
+            }
+        }
+    }
+
+    /// Returns a used connection that is still open, for a request that has a permit.
+    pub(super) fn take_idle_with_permit(&self) -> Option<OwnedFd> {
+        loop {
+            let Idle { socket, .. } = self.idle().pop()?;
+            if is_silent(&socket) {
+                return Some(socket);
             }
         }
     }
@@ -121,7 +154,7 @@ impl Backend {
                 permit.semaphore().idle.fetch_add(1, Ordering::Relaxed);
                 Some(permit)
             }
-            At::Unix(_) | At::Tcp(_) if permit.semaphore().is_wanted() => return,
+            At::Unix(_) | At::Tcp(_) if !self.is_http && permit.semaphore().is_wanted() => return,
             At::Unix(_) | At::Tcp(_) => None,
         };
         idle.push(Idle { socket, permit, since: Instant::now() });
@@ -133,6 +166,7 @@ impl Backend {
         let mut idle = self.idle();
         let (time, kept) = match &self.at {
             At::Kept(_) => (IDLE_TIME, self.reserve),
+            At::Unix(_) | At::Tcp(_) if self.is_http => (IDLE_TIME_HTTP, 0),
             At::Unix(_) | At::Tcp(_) => (IDLE_TIME_SHARED, 0),
         };
         // Those idle longest come first.
@@ -179,21 +213,41 @@ impl Backend {
             }
         };
         if connected.is_ok() && !matches!(self.at, At::Tcp(_)) {
-            let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
-            self.connected_ms.store(now.max(1), Ordering::Relaxed);
+            self.connected_ms.store(self.now_ms(), Ordering::Relaxed);
         }
         connected.map_err(|(at, error)| {
             if error.kind() == io::ErrorKind::WouldBlock || file::is_exhaustion(&error) {
                 return StartError::Waits;
             }
-            say!("cannot reach the application at {at}: {error}");
+            self.report(&at, &error);
             StartError::Failed(AppTrouble::Unreachable)
         })
     }
+
+    /// Reports that it cannot be reached, at most once a second: the loop may have to wait for standard error.
+    pub(super) fn report(&self, at: &str, error: &io::Error) {
+        let (now, last) = (self.now_ms(), self.reported_ms.load(Ordering::Relaxed));
+        if last == 0 || now >= last + REPORT_MS {
+            self.reported_ms.store(now, Ordering::Relaxed);
+            say!("cannot reach the application at {at}: {error}");
+        }
+    }
+
+    /// Returns the time since `start`, never 0.
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX).max(1)
+    }
+}
+
+/// An idle connection must be silent. Data on it means its end, or is not for this server.
+fn is_silent(socket: &OwnedFd) -> bool {
+    matches!(socket::receive(socket, &mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
 fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
     let socket = socket::outgoing(None, address)?;
+    // The body of a request follows its head in another packet, which must not wait for the acknowledgement of the first.
+    socket::send_at_once(&socket)?;
     socket::begin_connect(&socket, address)?;
     Ok(socket)
 }

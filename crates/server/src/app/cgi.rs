@@ -26,7 +26,8 @@ use super::backend::Backend;
 use super::process::Process;
 use super::scripts::Found;
 use super::semaphore::Permit;
-use crate::counters::Negotiated;
+use super::upstream::Upstream;
+use crate::counters::{HttpCounts, Negotiated};
 use crate::disk::{Disk, Script};
 use crate::say;
 use crate::token::Token;
@@ -71,10 +72,38 @@ pub struct Place {
     pub disk: Arc<Disk>,
     /// The persistent application; `None`: each request has its own process.
     pub backend: Option<Arc<Backend>>,
+    /// The backends of a forwarded request, of which `backend` is one.
+    pub upstream: Option<Arc<Upstream>>,
+    /// The number of `backend` among them.
+    pub member: usize,
+    /// Those that could not be reached, as a set of bits.
+    pub tried: u64,
     /// Scripts are files of the site; otherwise the application finds its own.
     pub files: bool,
     /// Whether the connection has been notified that the request is no longer queued.
     pub start_reported: bool,
+}
+
+impl Place {
+    /// Chooses the backend of a forwarded request. Returns `false` if all were tried.
+    pub(super) fn choose(&mut self, work: &AppWork) -> bool {
+        let Some(upstream) = &self.upstream else { return true };
+        let field = upstream.settings().hash_field.as_deref();
+        let value = field.and_then(|field| Some(work.forward.as_ref()?.field(field)));
+        let key = value.filter(|value| !value.is_empty()).or(self.ends.client().map(str::as_bytes));
+        let Some(member) = upstream.pick(self.tried, key.unwrap_or_default()) else { return false };
+        (self.backend, self.member) = (Some(Arc::clone(upstream.backend(member))), member);
+        true
+    }
+
+    /// The backend of a forwarded request could not be reached: chooses another. Returns `false` if there is none.
+    pub(super) fn try_another(&mut self, work: &AppWork, counts: &mut HttpCounts) -> bool {
+        let Some(upstream) = &self.upstream else { return false };
+        counts.failures += 1;
+        counts.outages += u64::from(upstream.note_failure(self.member));
+        self.tried |= 1 << self.member;
+        self.choose(work)
+    }
 }
 
 /// The two addresses of a client's connection and its TLS session, for applications. Determined once per connection.
@@ -93,6 +122,11 @@ impl Ends {
         let text = |address: SocketAddr| (address.ip().to_canonical().to_string(), decimal(address.port().into()));
         let (peer, local) = (socket::peer_address(socket), socket::local_address(socket));
         Ends { peer: peer.ok().map(text), local: local.ok().map(text), tls }
+    }
+
+    /// Returns the client's address, without its port.
+    pub fn client(&self) -> Option<&str> {
+        self.peer.as_ref().map(|(address, _)| address.as_str())
     }
 
     /// Returns the same, without the subject of the client's certificate.

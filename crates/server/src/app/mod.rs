@@ -1,20 +1,21 @@
-//! Applications: how a loop runs requests of CGI and FastCGI applications.
+//! Applications: how a loop runs requests of CGI and FastCGI applications, and forwards requests by HTTP.
 //!
 //! A connection whose request is handled by an application has an [`AppRequest`] beside its socket. Its descriptors are
 //! in the loop's epoll set like the socket, never block, and are served in the connection's turn; so an application
 //! that is busy, reads nothing or writes nothing delays only its own client. Buffers are bounded on both sides: `core`
 //! passes only a bounded part of a body ahead, and nothing is read here for which the client has no room.
 //!
-//! `cgi` starts a process per request (`process`); `fastcgi` sends a request to a persistent application over a
-//! connection to it (`backend`), and `manager` starts such applications. `scripts` caches which names are scripts;
-//! steps that may block are done in a thread if the loop must not block (`threads`). `request` moves the bytes,
-//! `spool` stores those for which one side is too slow, and `output` is what an application writes. The `semaphore`
-//! limits concurrent requests; further ones wait here, in their order. Requests for a page that is being generated for
-//! another request wait for it (`single_flights`).
+//! `cgi` starts a process per request (`process`); `backend_request` sends a request to a persistent application over a
+//! connection to it (`backend`, `codec`), of several that speak HTTP to one in service (`upstream`), and `manager`
+//! starts such applications. `scripts` caches which names are scripts; steps that may block are done in a thread if the
+//! loop must not block (`threads`). `request` moves the bytes, `spool` stores those for which one side is too slow, and
+//! `output` is what an application writes. The `semaphore` limits concurrent requests; further ones wait here, in their
+//! order. Requests for a page that is being generated for another request wait for it (`single_flights`).
 
 pub mod backend;
+pub mod backend_request;
 pub mod cgi;
-pub mod fastcgi;
+mod codec;
 pub mod manager;
 mod output;
 pub mod process;
@@ -24,8 +25,10 @@ pub mod semaphore;
 pub mod single_flight;
 pub mod spool;
 mod threads;
+pub mod upstream;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -37,13 +40,14 @@ use amped_core::app::{AppTrouble, AppWork, Input, Output};
 use amped_core::event::Ticket;
 use amped_core::site::Sites;
 use amped_http::cgi::decimal;
+use amped_http::h1::request::Framing;
 use amped_sys::epoll::{Epoll, Interest};
 use amped_units::Time;
 
 use self::backend::{At, Backend, StartError};
+use self::backend_request::{Abandoned, AppCall, BackendRequest, Link};
 pub use self::cgi::Ends;
 use self::cgi::{AppStart, Job, Place, Running, Started};
-use self::fastcgi::{Abandoned, AppCall, FastCgiRequest};
 use self::manager::ProcessManager;
 use self::output::{ReadResult, StderrLines};
 use self::process::Process;
@@ -54,7 +58,9 @@ use self::semaphore::{Permit, Semaphore};
 use self::single_flight::{Filling, Settled, SingleFlight};
 use self::spool::{Quota, Side, Spool, Spooler};
 use self::threads::{Task, Threads};
-use crate::config::settings::{AppKind, AppSettings, SpoolSettings};
+use self::upstream::Upstream;
+use crate::config::settings::{AppKind, AppSettings, BackendAddress, SpoolSettings, UpstreamSettings};
+use crate::counters::HttpCounts;
 use crate::disk::Disk;
 use crate::mailbox::Post;
 use crate::token::Token;
@@ -77,6 +83,8 @@ struct App {
     semaphore: Arc<Semaphore>,
     env: Arc<[(Box<str>, Box<str>)]>,
     backend: Option<Arc<Backend>>,
+    /// The backends of a rule that forwards requests.
+    upstream: Option<Arc<Upstream>>,
 }
 
 impl Apps {
@@ -119,8 +127,21 @@ impl Apps {
     ) -> io::Result<App> {
         let semaphore = Arc::new(Semaphore::new(settings.max_processes, settings.max_queue, processes)?);
         let env: Arc<[_]> = settings.env.clone().into();
+        let mut upstream = None;
         let at = match &settings.kind {
             AppKind::Cgi => None,
+            AppKind::Http(http) => {
+                let backend = |address: &BackendAddress| {
+                    let at = match address {
+                        BackendAddress::Unix(name) => At::Unix(name.clone()),
+                        BackendAddress::Tcp(address) => At::Tcp(*address),
+                    };
+                    Arc::new(Backend::new(at, settings.min_spare, 0, true))
+                };
+                let backends = http.addresses.iter().map(backend);
+                upstream = Some(Arc::new(Upstream::new(backends, UpstreamSettings::clone(http))));
+                None
+            }
             AppKind::Unix(name) => Some(At::Unix(name.clone())),
             AppKind::Tcp(address) => Some(At::Tcp(*address)),
             AppKind::Command(command) => {
@@ -136,7 +157,7 @@ impl Apps {
         let all = self.sites.iter().flatten().chain(siblings);
         let mut all = all.chain(before.into_iter().flat_map(|before| before.sites.iter().flatten()));
         let is_shared = |app: &&App| {
-            !matches!(settings.kind, AppKind::Cgi | AppKind::Command(_))
+            matches!(settings.kind, AppKind::Unix(_) | AppKind::Tcp(_))
                 && (&app.settings.kind, app.settings.min_spare) == (&settings.kind, settings.min_spare)
         };
         let shared = all.find(is_shared).and_then(|app| app.backend.clone());
@@ -147,9 +168,9 @@ impl Apps {
                 Some(At::Kept(_)) => (settings.max_processes.unwrap_or(1), settings.min_spare),
                 _ => (settings.min_spare, 0),
             };
-            at.map(|at| Arc::new(Backend::new(at, if processes { 0 } else { most }, reserve)))
+            at.map(|at| Arc::new(Backend::new(at, if processes { 0 } else { most }, reserve, false)))
         });
-        Ok(App { settings: settings.clone(), semaphore, env, backend })
+        Ok(App { settings: settings.clone(), semaphore, env, backend, upstream })
     }
 
     /// Ends the process manager and everything that it has started; only when the server exits.
@@ -197,8 +218,9 @@ pub struct AppSide {
     left: Vec<(Process, Time)>,
     /// Abandoned requests whose applications are being ended.
     abandoned: Vec<Abandoned>,
-    /// Requests whose response has ended while the process still runs, and when the response is taken as complete.
-    ending: VecDeque<(Time, Token)>,
+    /// Connections to be served at a time: the response has ended while the process still runs, and is taken as complete
+    /// then; or a connection to an application is given up unless it is established by then.
+    timers: BinaryHeap<Reverse<(Time, u64)>>,
     /// Persistent applications, and when they are swept.
     backends: Vec<Weak<Backend>>,
     sweep_at: Time,
@@ -210,6 +232,8 @@ pub struct AppSide {
     mailbox: Arc<dyn Post<Settled>>,
     /// Pages being generated for this loop's own cache.
     single_flights: Arc<SingleFlight>,
+    /// Requests that were forwarded.
+    pub http: HttpCounts,
 }
 
 /// Interval at which requests retry for a permit that another loop may free.
@@ -230,9 +254,23 @@ pub enum TurnResult<'a> {
 
 const CONTENT_LENGTH: &[u8] = b"CONTENT_LENGTH";
 
+/// Returns whether the application can get the body before its end is known.
+fn may_stream(work: &AppWork) -> bool {
+    work.forward.is_some() || sends_length(work)
+}
+
 /// Returns whether the length of the body is sent to the application.
 fn sends_length(work: &AppWork) -> bool {
     work.variables.iter().any(|(name, _)| name == CONTENT_LENGTH)
+}
+
+/// Sets the length of a body that is complete.
+fn set_length(work: &mut AppWork, length: u64) {
+    if let Some(forward) = &mut work.forward {
+        forward.framing = if length == 0 { Framing::None } else { Framing::Length(length) };
+    } else if !sends_length(work) {
+        work.variables.push((CONTENT_LENGTH.to_vec(), decimal(length)));
+    }
 }
 
 impl Task for Box<Job> {
@@ -244,7 +282,13 @@ impl Task for Box<Job> {
 }
 
 /// Returns a permit for a request, with the connection it was used with before, if there is one.
-fn enter(semaphore: &Arc<Semaphore>, place: &Place) -> Option<(Permit, Option<OwnedFd>)> {
+fn enter(semaphore: &Arc<Semaphore>, work: &AppWork, place: &mut Place) -> Option<(Permit, Option<OwnedFd>)> {
+    if place.upstream.is_some() {
+        let permit = semaphore.enter()?;
+        place.choose(work);
+        let idle = place.backend.as_ref().and_then(|backend| backend.take_idle_with_permit());
+        return Some((permit, idle));
+    }
     let kept = place.backend.as_ref().and_then(|backend| backend.take_idle(semaphore));
     kept.map(|(socket, permit)| (permit, Some(socket))).or_else(|| semaphore.enter().map(|permit| (permit, None)))
 }
@@ -267,7 +311,7 @@ impl AppSide {
             look_again: Time::NEVER,
             left: Vec::new(),
             abandoned: Vec::new(),
-            ending: VecDeque::new(),
+            timers: BinaryHeap::new(),
             backends: Vec::new(),
             sweep_at: Time::NEVER,
             count: 0,
@@ -276,6 +320,7 @@ impl AppSide {
             scripts: Scripts::default(),
             mailbox: Arc::<M>::clone(mailbox),
             single_flights: Arc::default(),
+            http: HttpCounts::default(),
         }
     }
 
@@ -283,7 +328,7 @@ impl AppSide {
     pub fn take(
         &mut self,
         request: &mut Option<Box<AppRequest>>,
-        token: Token,
+        (token, now): (Token, Time),
         (ticket, input): (Ticket, Input),
         ends: impl FnOnce() -> Arc<Ends>,
         context: &AppContext<'_>,
@@ -304,7 +349,7 @@ impl AppSide {
                 let filling = joined.and_then(|joined| joined.filling);
                 // A cached page must not depend on the client that requested it.
                 let ends = if filling.is_some() { Arc::new(ends().without_subject()) } else { ends() };
-                let (made, output) = self.start((token, ticket, filling), work, ends, context);
+                let (made, output) = self.start((token, now), (ticket, filling), work, ends, context);
                 *request = made;
                 Some(output?)
             }
@@ -330,11 +375,8 @@ impl AppSide {
                         // It is queued behind the requests that were complete before it.
                         self.count += 1;
                         place.number = self.count;
-                        if !sends_length(&work) {
-                            let length = decimal(request.input.total());
-                            work.variables.push((CONTENT_LENGTH.to_vec(), length));
-                        }
-                        self.queue_or_start(request, token, (work, place), &semaphore)
+                        set_length(&mut work, request.input.total());
+                        self.queue_or_start(request, (token, now), (work, place), &semaphore)
                     }
                     stage => {
                         request.stage = stage;
@@ -351,6 +393,9 @@ impl AppSide {
             Input::Leave(why) => {
                 if let Some(mut request) = request.take_if(|request| request.ticket == ticket) {
                     request.stderr_lines.note(why);
+                    if let Stage::Talks(request_) = &mut request.stage {
+                        request_.count(!why.is_empty(), &mut self.http);
+                    }
                     self.abandon(Some(request));
                 }
                 None
@@ -360,7 +405,8 @@ impl AppSide {
 
     fn start(
         &mut self,
-        (token, ticket, filling): (Token, Ticket, Option<Filling>),
+        at: (Token, Time),
+        (ticket, filling): (Ticket, Option<Filling>),
         work: Box<AppWork>,
         ends: Arc<Ends>,
         context: &AppContext<'_>,
@@ -378,13 +424,16 @@ impl AppSide {
             env: Arc::clone(&app.env),
             disk: Arc::clone(context.disk),
             backend: app.backend.clone(),
+            upstream: app.upstream.clone(),
+            member: 0,
+            tried: 0,
             files: app.settings.files,
             start_reported: false,
         };
         let mut request = Box::new(AppRequest {
             input_ended: !work.has_body,
             // The length of a chunked body is known only when it is complete.
-            gathers: work.has_body && (app.settings.buffer_request || !sends_length(&work)),
+            gathers: work.has_body && (app.settings.buffer_request || !may_stream(&work)),
             reads_ahead: app.settings.buffer_response,
             output: Spool::new(Side::Response, Some(Arc::clone(&context.apps.quota))),
             stderr_lines: StderrLines::new(&place.id, &work.path),
@@ -397,7 +446,7 @@ impl AppSide {
             request.stage = Stage::Gathers(work, place, Arc::clone(&app.semaphore));
             return (Some(request), None);
         }
-        let output = self.queue_or_start(&mut request, token, (work, place), &app.semaphore);
+        let output = self.queue_or_start(&mut request, at, (work, place), &app.semaphore);
         (Some(request), output)
     }
 
@@ -405,16 +454,16 @@ impl AppSide {
     fn queue_or_start(
         &mut self,
         request: &mut AppRequest,
-        token: Token,
-        (work, place): AppCall,
+        at: (Token, Time),
+        (work, mut place): AppCall,
         semaphore: &Arc<Semaphore>,
     ) -> Option<Output<'static>> {
         // Requests that are already queued go first.
         let others = self.queue.values().any(|(_, other)| Arc::ptr_eq(other, semaphore));
-        let entered = if others { None } else { enter(semaphore, &place) };
+        let entered = if others { None } else { enter(semaphore, &work, &mut place) };
         let output = match entered {
-            Some(entered) => self.begin(request, token, (work, place), entered),
-            None => self.put_off(request, token, (work, place), semaphore),
+            Some(entered) => self.begin(request, at, (work, place), entered),
+            None => self.put_off(request, at.0, (work, place), semaphore),
         };
         // It stays for the connection's turn, like a request that others wait for.
         if matches!(output, Some(Output::Failed(_))) {
@@ -453,8 +502,8 @@ impl AppSide {
     fn begin(
         &mut self,
         request: &mut AppRequest,
-        token: Token,
-        (work, place): (Box<AppWork>, Place),
+        (token, now): (Token, Time),
+        (work, place): AppCall,
         (permit, kept): (Permit, Option<OwnedFd>),
     ) -> Option<Output<'static>> {
         request.stage = Stage::Starting;
@@ -462,7 +511,7 @@ impl AppSide {
             && (kept.is_some() || backend.is_at_hand())
             && let Some(found) = self.script_of(&work, &place)
         {
-            return self.ask(request, token, (work, place), (permit, kept), found);
+            return self.ask(request, (token, now), (work, place), (permit, kept), found);
         }
         let job = Box::new(Job { token, ticket: request.ticket, work, place, permit, kept, created: Instant::now() });
         let job = match &mut self.starter {
@@ -470,7 +519,7 @@ impl AppSide {
             None => Some(job),
         };
         // If no thread can be started, the loop has to wait.
-        job.and_then(|job| self.take_started(request, Job::perform(*job)))
+        job.and_then(|job| self.take_started(request, Job::perform(*job), now))
     }
 
     /// Returns the number of body bytes written to files.
@@ -494,7 +543,7 @@ impl AppSide {
     }
 
     /// Handles a started process, a script that was found, or an error.
-    pub fn take_started(&mut self, request: &mut AppRequest, started: Started) -> Option<Output<'static>> {
+    pub fn take_started(&mut self, request: &mut AppRequest, started: Started, now: Time) -> Option<Output<'static>> {
         let running = match started.result {
             Ok(AppStart::Runs(running)) => running,
             Ok(AppStart::Found(job, found)) => {
@@ -502,7 +551,7 @@ impl AppSide {
                 if place.files {
                     self.scripts.learn(&place.disk, &work, &found, created);
                 }
-                return self.ask(request, token, (work, place), (permit, kept), found);
+                return self.ask(request, (token, now), (work, place), (permit, kept), found);
             }
             Err(trouble) => {
                 self.look_again = Time::START;
@@ -522,36 +571,52 @@ impl AppSide {
     fn ask(
         &mut self,
         request: &mut AppRequest,
-        token: Token,
-        call: AppCall,
+        (token, now): (Token, Time),
+        (work, mut place): AppCall,
         (permit, kept): (Permit, Option<OwnedFd>),
         found: Found,
     ) -> Option<Output<'static>> {
-        let Some(backend) = call.1.backend.clone() else {
+        let Some(backend) = place.backend.clone() else {
             return Some(Output::Failed(AppTrouble::Failed));
         };
-        let (semaphore, start_reported) = (Arc::clone(permit.semaphore()), call.1.start_reported);
-        match FastCgiRequest::begin(&backend, call, permit, kept, found) {
-            Ok((request_, interest)) => {
-                if self.epoll.add(&request_.socket, token.to_app_number(), interest).is_err() {
-                    return Some(Output::Failed(AppTrouble::Busy));
+        let (is_used, start_reported) = (kept.is_some(), place.start_reported);
+        let connected = kept.map_or_else(|| backend.connect(&permit), Ok);
+        let (link, patience) = match connected {
+            Ok(socket) => {
+                let patience = place.upstream.as_ref().map(|upstream| upstream.settings().connect_timeout);
+                let due = patience.map_or(Time::NEVER, |patience| now + patience);
+                (Link { socket, is_used, due }, patience)
+            }
+            Err(StartError::Failed(trouble)) => {
+                if place.try_another(&work, &mut self.http) {
+                    self.http.retries += 1;
+                    return self.begin(request, (token, now), (work, place), (permit, None));
                 }
-                request.stage = Stage::Talks(request_);
-                // Nothing has arrived yet; epoll will report it.
-                request.is_ready = false;
-                (!start_reported).then_some(Output::Started)
-            }
-            Err((StartError::Failed(trouble), _)) => {
                 self.look_again = Time::START;
-                Some(Output::Failed(trouble))
+                return Some(Output::Failed(trouble));
             }
-            Err((StartError::Waits, (work, mut place))) => {
+            Err(StartError::Waits) => {
                 // From now on it waits for the application, so the timeout of the application runs.
                 place.start_reported = true;
-                let refused = self.put_off(request, token, (work, place), &semaphore);
-                refused.or((!start_reported).then_some(Output::Started))
+                let refused = self.put_off(request, token, (work, place), permit.semaphore());
+                return refused.or((!start_reported).then_some(Output::Started));
             }
+        };
+        if patience.is_some() {
+            *(if is_used { &mut self.http.reuses } else { &mut self.http.connects }) += 1;
         }
+        let (request_, interest) = BackendRequest::begin(&backend, (work, place), permit, link, found);
+        if self.epoll.add(&request_.socket, token.to_app_number(), interest).is_err() {
+            return Some(Output::Failed(AppTrouble::Busy));
+        }
+        let due = request_.connect_due();
+        if due != Time::NEVER {
+            self.timers.push(Reverse((due, token.to_number())));
+        }
+        request.stage = Stage::Talks(request_);
+        // Nothing has arrived yet; epoll will report it.
+        request.is_ready = false;
+        (!start_reported).then_some(Output::Started)
     }
 
     fn register(&self, running: &Running, number: u64) -> io::Result<()> {
@@ -623,11 +688,11 @@ impl AppSide {
         let left = self.left.iter().map(|(_, until)| *until).min().unwrap_or(Time::NEVER);
         let is_idle = self.queue.is_empty() && self.abandoned.is_empty();
         let look_again = if is_idle { Time::NEVER } else { self.look_again };
-        self.ending.front().map_or(Time::NEVER, |(when, _)| *when).min(left).min(look_again).min(self.sweep_at)
+        self.timers.peek().map_or(Time::NEVER, |Reverse((when, _))| *when).min(left).min(look_again).min(self.sweep_at)
     }
 
     /// Kills abandoned processes that are overdue. Returns the connections to be served: to try for a permit, or to
-    /// check for the end of a process.
+    /// check for the end of a process or whether a connection is established.
     pub fn take_due(&mut self, now: Time) -> Vec<Token> {
         for (process, until) in self.left.iter_mut().filter(|(_, until)| *until <= now) {
             process.kill();
@@ -641,8 +706,8 @@ impl AppSide {
             }
         }
         let mut due = Vec::new();
-        while self.ending.front().is_some_and(|(when, _)| *when <= now) {
-            due.extend(self.ending.pop_front().map(|(_, token)| token));
+        while self.timers.peek().is_some_and(|Reverse((when, _))| *when <= now) {
+            due.extend(self.timers.pop().map(|Reverse((_, token))| Token::from_number(token)));
         }
         if now >= self.look_again && !(self.queue.is_empty() && self.abandoned.is_empty()) {
             self.look_again = now + LOOK_AGAIN;
@@ -681,19 +746,24 @@ impl AppSide {
             return TurnResult::Output(ticket, self.give_up(request, trouble));
         }
         if let Stage::Queued(..) = &request.stage {
-            let Some(output) = self.try_for_permit(request, token) else { return TurnResult::Nothing };
+            let Some(output) = self.try_for_permit(request, (token, now)) else { return TurnResult::Nothing };
             if matches!(output, Output::Failed(_)) {
                 request.stage = Stage::Over;
             }
             return TurnResult::Output(ticket, output);
         }
-        let wake = |when| self.ending.push_back((when, token));
+        let wake = |when| self.timers.push(Reverse((when, token.to_number())));
         let result = request.turn(now, (token, wants_output), &mut self.spooler, buffer, wake);
         let output = match result {
             ReadResult::Nothing => return TurnResult::Nothing,
             ReadResult::Again => return TurnResult::Again,
             ReadResult::Room => Output::Room,
             ReadResult::Bytes(count) => Output::Bytes(&buffer[..count]),
+            ReadResult::Backend(name) => Output::Backend(name),
+            ReadResult::Switched(count) => {
+                self.http.tunnels += 1;
+                Output::Switched(&buffer[..count])
+            }
             ReadResult::Last(count) => {
                 request.stderr_lines.log_line();
                 if let Stage::Talks(request_) = std::mem::replace(&mut request.stage, Stage::Over) {
@@ -720,9 +790,9 @@ impl AppSide {
         let until = now + request.time;
         match std::mem::replace(&mut request.stage, Stage::Drains(trouble)) {
             Stage::Runs { running, .. } => self.leave(running.process, until),
-            Stage::Talks(request_) => match request_.into_again() {
+            Stage::Talks(request_) => match request_.into_again(&mut self.http) {
                 Ok((again, permit)) => {
-                    let output = self.begin(request, token, again, (permit, None));
+                    let output = self.begin(request, (token, now), again, (permit, None));
                     if matches!(output, Some(Output::Failed(_))) {
                         request.stage = Stage::Over;
                     }
@@ -744,7 +814,8 @@ impl AppSide {
     }
 
     /// Finishes a request to a persistent application: its connection is kept, or its permit released.
-    fn finish(&mut self, request_: Box<FastCgiRequest>, now: Time) {
+    fn finish(&mut self, mut request_: Box<BackendRequest>, now: Time) {
+        request_.count(false, &mut self.http);
         if request_.may_be_kept() {
             let _ = self.epoll.remove(&request_.socket);
         }
@@ -759,13 +830,13 @@ impl AppSide {
     }
 
     /// Lets a queued request try for a permit.
-    fn try_for_permit(&mut self, request: &mut AppRequest, token: Token) -> Option<Output<'static>> {
-        let Stage::Queued(work, place, waits) = std::mem::replace(&mut request.stage, Stage::Over) else {
+    fn try_for_permit(&mut self, request: &mut AppRequest, at: (Token, Time)) -> Option<Output<'static>> {
+        let Stage::Queued(work, mut place, waits) = std::mem::replace(&mut request.stage, Stage::Over) else {
             return None;
         };
-        if let Some(entered) = enter(waits.semaphore(), &place) {
+        if let Some(entered) = enter(waits.semaphore(), &work, &mut place) {
             drop(waits);
-            let output = self.begin(request, token, (work, place), entered);
+            let output = self.begin(request, at, (work, place), entered);
             if !matches!(request.stage, Stage::Queued(..)) {
                 // If this one got a permit, the next one may too.
                 self.look_again = Time::START;
@@ -773,7 +844,7 @@ impl AppSide {
             return output;
         }
         // Another loop may have been faster. The request keeps its position.
-        self.queue.entry(waits.number).or_insert_with(|| (token, Arc::clone(waits.semaphore())));
+        self.queue.entry(waits.number).or_insert_with(|| (at.0, Arc::clone(waits.semaphore())));
         request.stage = Stage::Queued(work, place, waits);
         None
     }

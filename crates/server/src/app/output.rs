@@ -1,9 +1,10 @@
 //! Output of an application: pieces of its response ([`ReadResult`]), and messages on standard error ([`StderrLines`]).
 //!
-//! Both come from a script through pipes (`request`), or as records of a connection (`fastcgi`).
+//! Both come from a script through pipes (`request`), or over a connection (`backend_request`).
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use amped_core::app::AppTrouble;
 use amped_sys::pipe;
@@ -23,6 +24,10 @@ pub(super) enum ReadResult {
     Bytes(usize),
     /// So many bytes of the response, and its end.
     Last(usize),
+    /// The name of the backend that has begun to respond.
+    Backend(Arc<str>),
+    /// So many bytes, which are the head of a response with which the connection switches to another protocol.
+    Switched(usize),
     /// The end of the response.
     Ended,
     /// The response has failed.

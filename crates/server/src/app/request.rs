@@ -4,7 +4,7 @@
 //! and reads its response, through two spools, so that an application need not wait for a client:
 //!
 //! 1. The body is buffered until it is complete (`buffer_request`); only then a permit is taken. A chunked body is
-//!    always buffered: its length, which the application receives first, is not known earlier (RFC 3875, 4.1.2).
+//!    always buffered for CGI: its length, which the application receives first, is not known earlier (RFC 3875, 4.1.2).
 //! 2. The application gets the body as fast as it reads it.
 //! 3. The response is read as fast as it arrives (`buffer_response`). What the client has room for is sent at
 //!    once; the rest is stored. When the application has ended its permit is free, however much the client
@@ -20,8 +20,8 @@ use amped_sys::pipe;
 use amped_sys::process::Ending;
 use amped_units::Time;
 
+use super::backend_request::BackendRequest;
 use super::cgi::{Place, Running};
-use super::fastcgi::FastCgiRequest;
 use super::output::{ReadResult, StderrLines};
 use super::semaphore::{Semaphore, Waits};
 use super::single_flight::{Filling, Following};
@@ -67,7 +67,7 @@ pub(super) enum Stage {
     /// Its process runs. `ended`: when its response ended.
     Runs { running: Running, ended: Option<Time> },
     /// A persistent application handles it.
-    Talks(Box<FastCgiRequest>),
+    Talks(Box<BackendRequest>),
     /// The application has ended, with this result, and is free for others; the
     /// client has not received the whole response.
     Drains(Option<AppTrouble>),
@@ -184,7 +184,8 @@ impl AppRequest {
                 true
             }
             Stage::Talks(request_) => {
-                if !request_.flush() {
+                // Of a body that may have to be sent over another connection, nothing is taken.
+                if !request_.flush() || request_.is_unsent() {
                     return false;
                 }
                 let bytes = self.input.front();
@@ -256,6 +257,12 @@ impl AppRequest {
             return ReadResult::Nothing;
         }
         match self.read_output(now, buffer, wake) {
+            ReadResult::Backend(name) => ReadResult::Backend(name),
+            ReadResult::Switched(count) => {
+                // From now on each side waits for the other, and what the client sends is passed on.
+                (self.reads_ahead, self.input_ended) = (false, false);
+                ReadResult::Switched(count)
+            }
             // An end that came with them is reported again.
             ReadResult::Bytes(count) | ReadResult::Last(count) if !is_passed_on => {
                 self.output.put(&buffer[..count]);
@@ -274,7 +281,8 @@ impl AppRequest {
         let (running, ended) = match &mut self.stage {
             Stage::Runs { running, ended } => (running, ended),
             Stage::Talks(request_) => {
-                if !self.is_ready {
+                request_.check_connecting(now);
+                if !self.is_ready && !request_.has_ended() {
                     return ReadResult::Nothing;
                 }
                 let result = request_.read(buffer, &mut self.stderr_lines);

@@ -10,15 +10,17 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::net::ToSocketAddrs;
 use std::ops::{Deref, DerefMut, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use amped_core::auth::Guard;
 use amped_core::cors::CorsRule;
 use amped_core::glob::Glob;
 use amped_core::routes::{FixedResponse, Route, RouteAction};
-use amped_core::site::{AppRule, Site, Sites, Types};
+use amped_core::site::{AppRule, HttpRule, Site, Sites, Types};
 use amped_http::status::Status;
 use amped_units::Form as _;
 
@@ -27,7 +29,10 @@ use super::error::Findings;
 use super::file::{AppTable, AuthTable, File, RouteTable, SiteTable};
 use super::forms::Realm;
 use super::read::{Node, Read};
-use super::settings::{Address, AppKind, AppSettings, Form, Listen, LogTarget, form, number, parse_listen};
+use super::settings::{
+    Address, AppKind, AppSettings, BACKENDS_MAX, BackendAddress, Balance, Form, Listen, LogTarget, UpstreamSettings,
+    form, number, parse_listen,
+};
 use super::types;
 use crate::certificate::Certificate;
 use crate::client_auth::ClientAuth;
@@ -612,15 +617,18 @@ impl Checker<'_> {
     }
 
     fn app(&mut self, app: &mut AppTable, node: Node<'_>, keeps_bodies: bool) -> Option<(AppRule, AppSettings)> {
-        let kind = self.app_kind(app, node);
-        let is_ours = !matches!(kind, Some(AppKind::Unix(_) | AppKind::Tcp(_)));
+        let mut kind = self.app_kind(app, node);
+        let is_http = app.http.is_some();
+        let is_ours = !matches!(kind, Some(AppKind::Unix(_) | AppKind::Tcp(_) | AppKind::Http(_)));
         if is_ours {
             app.max_processes.get_or_insert(20);
         }
-        let mut min_spare = app.min_spare.unwrap_or(usize::from(is_ours));
+        let mut min_spare = app.min_spare.unwrap_or(if is_http { IDLE_CONNECTIONS } else { usize::from(is_ours) });
         let most = app.max_processes.unwrap_or(usize::MAX);
         self.at_most(node, ("min_spare", &mut min_spare), ("max_processes", most));
-        let files = app.files.unwrap_or(app.pattern.as_str().contains('*')) || kind == Some(AppKind::Cgi);
+        let default = app.pattern.as_str().contains('*') && !is_http;
+        let files = app.files.unwrap_or(default) || kind == Some(AppKind::Cgi);
+        let http = if is_http { self.http(app, node, kind.as_mut()) } else { self.without_http(node) };
         if kind != Some(AppKind::Cgi) {
             (app.files, app.min_spare) = (Some(files), Some(min_spare));
         }
@@ -635,6 +643,7 @@ impl Checker<'_> {
             max_body_bytes: app.max_body_bytes,
             max_response_bytes: app.max_response_bytes,
             cache: app.cache,
+            http,
         };
         let settings = AppSettings {
             kind: kind?,
@@ -649,15 +658,94 @@ impl Checker<'_> {
         Some((rule, settings))
     }
 
-    /// Returns the kind of an application, which one of three keys defines.
+    /// Checks the keys of a rule that forwards requests, and sets their defaults.
+    fn http(&mut self, app: &mut AppTable, node: Node<'_>, kind: Option<&mut AppKind>) -> Option<HttpRule> {
+        for (key, help) in [
+            ("env", "remove it: environment variables are for CGI and FastCGI"),
+            ("files", "remove it: `http` forwards all paths that match"),
+        ] {
+            let is_set = key != "files" || app.files == Some(true);
+            if let Some(place) = node.get(key).place().filter(|_| is_set) {
+                self.findings.at(place, format!("`{key}` has no effect with `http`"), help);
+            }
+        }
+        let balance = *app.balance.get_or_insert_default();
+        if let Some(place) = node.get("hash_field").place().filter(|_| balance != Balance::Hash) {
+            let help = "add `balance = \"hash\"`, or remove the key";
+            self.findings.at(place, "`hash_field` has no effect without `balance = \"hash\"`", help);
+        }
+        let default = UpstreamSettings::default();
+        let connect_timeout = *app.connect_timeout.get_or_insert(default.connect_timeout);
+        let failure_timeout = *app.failure_timeout.get_or_insert(default.failure_timeout);
+        let max_failures = *app.max_failures.get_or_insert(default.max_failures as usize) as u32;
+        let hash_field = app.hash_field.clone();
+        if let Some(AppKind::Http(settings)) = kind {
+            let addresses = std::mem::take(&mut settings.addresses);
+            **settings =
+                UpstreamSettings { addresses, balance, hash_field, connect_timeout, max_failures, failure_timeout };
+        }
+        Some(HttpRule {
+            host: app.host.clone(),
+            idle_timeout: *app.idle_timeout.get_or_insert(app.timeout),
+            tunnel_timeout: *app.tunnel_timeout.get_or_insert(Duration::from_secs(3600)),
+        })
+    }
+
+    /// Reports keys that only rules with `http` use.
+    fn without_http(&mut self, node: Node<'_>) -> Option<HttpRule> {
+        for key in HTTP_KEYS {
+            if let Some(place) = node.get(key).place() {
+                let help = "remove it, or forward requests with `http = \"127.0.0.1:3000\"`";
+                self.findings.at(place, format!("`{key}` has no effect without `http`"), help);
+            }
+        }
+        None
+    }
+
+    /// Returns the addresses of the servers that `http` names.
+    fn backends(&mut self, urls: &mut [Box<str>], node: Node<'_>) -> Option<AppKind> {
+        let list: Vec<Node<'_>> = node.elements().collect();
+        let nodes = if list.is_empty() { vec![node] } else { list };
+        let mut addresses = Vec::new();
+        for (url, node) in urls.iter_mut().zip(nodes) {
+            if let Some(name) = url.strip_prefix("unix:") {
+                let path = self.folder.join(name);
+                *url = format!("unix:{}", path.display()).into();
+                addresses.push(BackendAddress::Unix(path));
+                continue;
+            }
+            match url.to_socket_addrs() {
+                Ok(found) => addresses.extend(found.map(BackendAddress::Tcp)),
+                Err(error) => {
+                    let message = format!("cannot resolve `{url}`: {error}");
+                    let help = "correct the name, add it to /etc/hosts, or write an IP address";
+                    self.findings.absent(node.span(), message, help);
+                    return None;
+                }
+            }
+        }
+        if !(1..=BACKENDS_MAX).contains(&addresses.len()) {
+            let message = format!("`http` has {} addresses", addresses.len());
+            self.findings.at(node.span(), message, format!("write 1 to {BACKENDS_MAX} addresses"));
+            return None;
+        }
+        Some(AppKind::Http(Box::new(UpstreamSettings { addresses, ..UpstreamSettings::default() })))
+    }
+
+    /// Returns the kind of an application, which one of four keys defines.
     fn app_kind(&mut self, app: &mut AppTable, node: Node<'_>) -> Option<AppKind> {
-        let kinds = ["cgi", "fastcgi", "command"];
+        let kinds = ["cgi", "fastcgi", "command", "http"];
         let mut given = kinds.iter().filter_map(|kind| Some((*kind, node.get(kind).place()?)));
         let Some((first, place)) = given.next() else {
             if !self.read.is_taken(node, &kinds) {
                 let help = "write `cgi = true` to start the script for each request, `fastcgi = \"unix:/run/php/php-fpm.sock\"` for a \
-                            running application, or `command = [\"/srv/app\"]` for one that the server starts";
-                self.findings.at(node.span(), "this application has neither `cgi`, `fastcgi` nor `command`", help);
+                            running application, `command = [\"/srv/app\"]` for one that the server starts, or \
+                            `http = \"127.0.0.1:3000\"` for a server that speaks HTTP";
+                self.findings.at(
+                    node.span(),
+                    "this application has neither `cgi`, `fastcgi`, `command` nor `http`",
+                    help,
+                );
             }
             return None;
         };
@@ -683,12 +771,30 @@ impl Checker<'_> {
             }
             return Some(AppKind::Command(words.clone()));
         }
+        if let Some(urls) = &mut app.http {
+            return self.backends(urls, node.get("http"));
+        }
         if app.cgi == Some(false) {
             self.findings.at(place, "`cgi = false` has no effect", "write `cgi = true`, or remove the table");
         }
         Some(AppKind::Cgi)
     }
 }
+
+/// The keys that only rules with `http` use.
+const HTTP_KEYS: [&str; 8] = [
+    "host",
+    "balance",
+    "hash_field",
+    "max_failures",
+    "failure_timeout",
+    "connect_timeout",
+    "idle_timeout",
+    "tunnel_timeout",
+];
+
+/// Idle connections kept to each server that speaks HTTP, by default: the requests of a burst that begin within seconds.
+const IDLE_CONNECTIONS: usize = 32;
 
 /// Returns the paths of an application. One that is mounted at `/dav/**` (`files = false`) gets the path `/dav`: its
 /// SCRIPT_NAME, which it writes into its links, is then the same for all paths below.

@@ -22,13 +22,14 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use super::forms::{
-    AccountName, Charset, Ending, ErrorStatus, FastCgiAddress, HomeDirectory, HostName, IndexName, MediaType, PagePath,
-    Realm, RedirectTarget, RewriteTarget, VariableName, VariableValue,
+    AccountName, BackendUrl, Charset, Ending, ErrorStatus, FastCgiAddress, HomeDirectory, HostField, HostName,
+    IndexName, MediaType, PagePath, Realm, RedirectTarget, RequestFieldName, RewriteTarget, VariableName,
+    VariableValue,
 };
 use super::optimise::Optimise;
 use super::settings::{
-    Architecture, ControlSettings, HelperSettings, Listen, LogSettings, MetricsSettings, SendSettings, SpoolSettings,
-    StopSettings, TlsSettings,
+    Architecture, Balance, ControlSettings, HelperSettings, Listen, LogSettings, MetricsSettings, SendSettings,
+    SpoolSettings, StopSettings, TlsSettings,
 };
 
 /// Configuration of amped
@@ -223,10 +224,10 @@ pub struct AuthTable {
     pub accounts: PathBuf,
 }
 
-/// Application (CGI or FastCGI) by pattern
+/// Application (CGI, FastCGI or HTTP) by pattern
 ///
-/// The first table whose `match` matches a path, or the beginning of one, applies. It has exactly one of `cgi`, `fastcgi` and
-/// `command`.
+/// The first table whose `match` matches a path, or the beginning of one, applies. It has exactly one of `cgi`, `fastcgi`,
+/// `command` and `http`.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub struct AppTable {
@@ -248,12 +249,49 @@ pub struct AppTable {
     /// FastCGI application that the server starts: program and arguments
     #[schemars(extend("examples" = [["/srv/app/serve"]]))]
     pub command: Option<Vec<String>>,
+    /// Address of a server to which requests are forwarded by HTTP/1.1, or a list of several that serve the same
+    ///
+    /// `HOST:PORT` or `unix:PATH`. A name is resolved when the configuration is read, and all its addresses are used.
+    #[schemars(example = "127.0.0.1:3000", extend("type" = ["string", "array", "null"]))]
+    #[serde(default, deserialize_with = "BackendUrl::one_or_list")]
+    pub http: Option<Vec<Box<str>>>,
+    /// Host of requests forwarded by `http`; default: the client's, which X-Forwarded-Host always has
+    #[schemars(example = "app.internal")]
+    #[serde(default, deserialize_with = "HostField::text")]
+    pub host: Option<Box<str>>,
+    /// Which of several `http` servers gets a request; default round-robin
+    #[schemars(example = "round-robin")]
+    pub balance: Option<Balance>,
+    /// Field of requests whose value `balance = "hash"` uses instead of the client's address
+    #[schemars(example = "X-User")]
+    #[serde(default, deserialize_with = "RequestFieldName::text")]
+    pub hash_field: Option<Box<str>>,
+    /// Failures in succession after which one of several `http` servers gets no requests; default 3
+    #[schemars(example = 3)]
+    #[serde(default, with = "Count::<1, 1000>")]
+    pub max_failures: Option<usize>,
+    /// Time that it gets none; then one request tries it; default 10s
+    #[schemars(example = "10s")]
+    #[serde(default, with = "PositiveSeconds")]
+    pub failure_timeout: Option<Duration>,
+    /// Maximum time to connect to an `http` server; then another one, or 504; default 5s
+    #[schemars(example = "5s")]
+    #[serde(default, with = "PositiveSeconds")]
+    pub connect_timeout: Option<Duration>,
+    /// Maximum time without data in the body of an `http` response; then it is cut off; default: `timeout`
+    #[schemars(example = "60s")]
+    #[serde(default, with = "PositiveSeconds")]
+    pub idle_timeout: Option<Duration>,
+    /// Maximum time without data in either direction of a WebSocket connection to an `http` server; default 1h
+    #[schemars(example = "1h")]
+    #[serde(default, with = "PositiveSeconds")]
+    pub tunnel_timeout: Option<Duration>,
     /// Whether scripts are files of the site, so that other paths get 404; default: for patterns with a star
     ///
-    /// With `false`, everything below `/dav` or `/dav/**` gets `/dav` as SCRIPT_NAME.
+    /// With `false`, everything below `/dav` or `/dav/**` gets `/dav` as SCRIPT_NAME. Always `false` for `http`.
     #[schemars(example = true)]
     pub files: Option<bool>,
-    /// Idle processes of `command` (default 1), or connections of `fastcgi` (default 0), to keep
+    /// Idle processes of `command` (default 1), or connections of `fastcgi` (default 0) or to each server of `http` (32), to keep
     ///
     /// An idle connection may occupy a process of the application that other clients need. At most `max_processes`.
     #[schemars(example = 1)]
@@ -269,7 +307,7 @@ pub struct AppTable {
     pub max_response_bytes: Option<Bytes>,
     /// Receive a request completely before it takes a process
     ///
-    /// Slow uploads then hold no process. Otherwise bodies are forwarded as they arrive, except chunked ones.
+    /// Slow uploads then hold no process. Otherwise bodies are forwarded as they arrive, except chunked ones to CGI and FastCGI.
     #[serde(default = "yes")]
     pub buffer_request: bool,
     /// Read a response at full speed and buffer it
@@ -282,7 +320,7 @@ pub struct AppTable {
     #[serde(default, with = "Seconds")]
     #[schemars(example = "10s")]
     pub cache: Option<Duration>,
-    /// Maximum concurrent requests across the whole server; default 20, for `fastcgi` no limit
+    /// Maximum concurrent requests across the whole server; default 20, for `fastcgi` and `http` no limit
     #[serde(default, with = "Count::<1, 4096>")]
     #[schemars(example = 20)]
     pub max_processes: Option<usize>,

@@ -3,6 +3,7 @@
 use std::net::Ipv6Addr;
 
 use amped_core::forms::{is_token, is_value};
+use amped_http::uri::host_of;
 use amped_units::{Form, forms};
 
 use super::settings::{number, parse_listen};
@@ -83,6 +84,37 @@ forms! {
         } => text.trim(),
         "is neither a socket nor an address and port",
         "write `unix:/run/php/php-fpm.sock`, or an address and port such as `127.0.0.1:9000`";
+
+    /// Socket or address of a server that speaks HTTP, kept without `http://`.
+    BackendUrl: |text| is_backend(bare_url(text)) => bare_url(text),
+        if text.trim().starts_with("https://") { "requires TLS to the backend, which is not supported" } else { "is neither a socket nor a host and port" },
+        if text.trim().starts_with("https://") {
+            "write the address and port of a server without TLS, on this machine or in a trusted network"
+        } else {
+            "write a host and port without a path, such as `127.0.0.1:3000` or `localhost:3000`, or `unix:/run/app.sock`"
+        };
+
+    /// Value of Host.
+    HostField: |text| host_of(text.as_bytes()).is_some_and(|host| !host.name.is_empty()) => text,
+        "is not a host",
+        "write a name such as `app.example.org`, with a port if it is not 80";
+
+    /// Name of a field of requests.
+    RequestFieldName: |text| is_token(text) => text, "is not the name of a header field", "write one such as `Cookie`";
+}
+
+fn bare_url(text: &str) -> &str {
+    let bare = text.trim().strip_prefix("http://");
+    bare.map_or(text.trim(), |bare| bare.strip_suffix('/').unwrap_or(bare))
+}
+
+fn is_backend(text: &str) -> bool {
+    if let Some(path) = text.strip_prefix("unix:") {
+        return !path.is_empty();
+    }
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let is_name = !host.starts_with('*') && !host.is_empty() && host_name(&host.to_ascii_lowercase()).is_ok();
+    is_name && number(port).is_some_and(|port| port > 0)
 }
 
 fn is_step(step: &str) -> bool {

@@ -1,16 +1,17 @@
 //! Describes certificates for `amped check`: their names, their expiry, flaws for which clients reject them, their
-//! OCSP responses, the CRLs of client certificates, and who can read the ticket secret.
+//! OCSP responses, the CRLs of client certificates, and who can read the ticket secret; and whether the servers to which
+//! requests are forwarded can be reached.
 //!
 //! None of these is an error. A server with an expired certificate starts, because it still serves sites without TLS,
-//! and clients that ignore the date.
+//! and clients that ignore the date; and a backend may be started later.
 
 use std::fmt::Write as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use amped_sys::process;
+use amped_sys::{local, process};
 use rustls::pki_types::CertificateDer;
 use rustls::{SignatureAlgorithm, sign::CertifiedKey};
 use x509_cert::certificate::Certificate as X509;
@@ -18,6 +19,7 @@ use x509_cert::der::{self, Decode, oid::ObjectIdentifier};
 use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
 
 use super::checked::Settings;
+use super::settings::{AppKind, BackendAddress, Listen, UpstreamSettings};
 use crate::certificate::Staple;
 use crate::client_auth::ClientAuth;
 use crate::crl::{self, UnusableCrls};
@@ -43,7 +45,8 @@ const TLS_FEATURE: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.
 /// The feature "stapled OCSP response": the number of the extension of TLS that requests one (RFC 6066, 8).
 const STATUS_REQUEST: u16 = 5;
 
-/// Describes the certificates of all sites, with a warning for each flaw, also of the ticket secret. `now`: since 1970.
+/// Describes the certificates and backends of all sites, with a warning for each flaw, also of the ticket secret. `now`:
+/// since 1970.
 pub(super) fn review(settings: &Settings, now: Duration) -> String {
     let mut text = String::new();
     let default = settings.certificates.iter().find(|own| !own.is_empty());
@@ -68,7 +71,59 @@ pub(super) fn review(settings: &Settings, now: Duration) -> String {
     if let Some(secret) = &settings.tls.ticket_secret {
         review_secret(&mut text, secret, settings.user.as_deref());
     }
+    for (site, number) in settings.apps.iter().zip(0..) {
+        let rules = settings.sites.get(number).map_or(&[][..], |site| &site.apps);
+        for (app, rule) in site.iter().zip(rules) {
+            if let AppKind::Http(upstream) = &app.kind {
+                review_backends(&mut text, rule.pattern.as_str(), upstream, &settings.listen);
+            }
+        }
+    }
     text
+}
+
+/// Describes the servers to which a rule forwards requests.
+fn review_backends(text: &mut String, pattern: &str, upstream: &UpstreamSettings, listen: &[Listen]) {
+    for address in &upstream.addresses {
+        let (shown, result) = match address {
+            BackendAddress::Unix(path) => {
+                (format!("unix:{}", path.display()), local::connect(path, REACH_TIMEOUT).map(drop))
+            }
+            BackendAddress::Tcp(address) => {
+                (address.to_string(), TcpStream::connect_timeout(address, REACH_TIMEOUT).map(drop))
+            }
+        };
+        let _ = match result {
+            Ok(()) => writeln!(text, "{pattern}: forwarded to {shown}"),
+            Err(error) => {
+                writeln!(text, "warning: {pattern}: cannot connect to {shown}: {error}; start the server there")
+            }
+        };
+        let BackendAddress::Tcp(address) = address else { continue };
+        let ip = address.ip().to_canonical();
+        if !is_near(ip) {
+            let _ = writeln!(text, "warning: {pattern}: requests to {shown} are not encrypted; use a private network");
+        }
+        let is_own = |listen: &Listen| {
+            let own = listen.address.ip();
+            listen.address.port() == address.port() && (own == ip || own.is_unspecified() && ip.is_loopback())
+        };
+        if listen.iter().any(is_own) {
+            let _ =
+                writeln!(text, "warning: {pattern}: {shown} is this server: a request may be forwarded without end");
+        }
+    }
+}
+
+/// Maximum time to connect to a backend.
+const REACH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Returns whether an address belongs to this machine or to a private network.
+fn is_near(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_loopback() || address.is_private() || address.is_link_local(),
+        IpAddr::V6(address) => address.is_loopback() || address.is_unique_local() || address.is_unicast_link_local(),
+    }
 }
 
 /// Warns if others can read the secret of ticket keys, or the serving user cannot.
@@ -253,6 +308,31 @@ mod tests {
         let mut text = String::new();
         describe(&mut text, Path::new("a.pem"), &CertifiedKey::new(chain.clone(), key), &hosts, NOW);
         text
+    }
+
+    #[test]
+    fn unreachable_and_distant_backends_are_reported() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let open = listener.local_addr().unwrap();
+        let addresses = vec![BackendAddress::Tcp(open), BackendAddress::Unix("/none/socket".into())];
+        let mut text = String::new();
+        let listen = [Listen { address: ([0, 0, 0, 0], open.port()).into(), tls: false }];
+        review_backends(&mut text, "/app", &UpstreamSettings { addresses, ..UpstreamSettings::default() }, &listen);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], format!("/app: forwarded to {open}"));
+        assert!(lines[1].starts_with(&format!("warning: /app: {open} is this server")), "{text}");
+        assert!(lines[2].starts_with("warning: /app: cannot connect to unix:/none/socket: "), "{text}");
+        for (address, expected) in [
+            ("127.0.0.1", true),
+            ("10.1.2.3", true),
+            ("192.168.1.1", true),
+            ("::1", true),
+            ("fd00::1", true),
+            ("192.0.2.1", false),
+            ("2001:db8::1", false),
+        ] {
+            assert_eq!(is_near(address.parse().unwrap()), expected, "{address}");
+        }
     }
 
     #[test]

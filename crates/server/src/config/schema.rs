@@ -37,6 +37,14 @@ fn without_null(schema: &mut Schema) {
         Some(Value::Object(table)) => table.retain(|_, value| !value.is_null()),
         _ => {}
     }
+    if let Some(Value::Array(options)) = schema.get_mut("anyOf") {
+        options.retain(|option| option["type"] != "null");
+        if let [Value::Object(only)] = &mut options[..] {
+            let only = std::mem::take(only);
+            schema.remove("anyOf");
+            only.into_iter().for_each(|(key, value)| _ = schema.insert(key, value));
+        }
+    }
     if let Some(Value::Array(types)) = schema.get_mut("type") {
         types.retain(|name| name != "null");
         if let [only] = &mut types[..] {
@@ -76,7 +84,10 @@ pub(super) fn description(schema: &Value) -> (String, String) {
 
 /// Returns the permitted values of an enumerated key, each with its description.
 pub(super) fn choices(schema: &Value) -> Vec<(&str, String)> {
-    let all = table(schema)["oneOf"].as_array().into_iter().flatten();
+    let schema = table(schema);
+    // An optional one is a choice between them and null.
+    let all = if schema["oneOf"].is_null() { &schema["anyOf"][0]["oneOf"] } else { &schema["oneOf"] };
+    let all = all.as_array().into_iter().flatten();
     all.filter_map(|choice| Some((choice["const"].as_str()?, description(choice).0))).collect()
 }
 

@@ -72,6 +72,53 @@ pub enum AppKind {
     Tcp(SocketAddr),
     /// A persistent one that the server starts: the program, then its arguments.
     Command(Vec<String>),
+    /// Servers to which requests are forwarded by HTTP.
+    Http(Box<UpstreamSettings>),
+}
+
+/// The servers behind a rule, and how requests are forwarded to them.
+#[derive(Clone, Debug, PartialEq, Eq, SmartDefault)]
+pub struct UpstreamSettings {
+    /// Their addresses: at least one, at most [`BACKENDS_MAX`].
+    pub addresses: Vec<BackendAddress>,
+    /// Which of them gets a request.
+    pub balance: Balance,
+    /// The field of a request whose value is hashed; `None`, or a request without it: the client's address.
+    pub hash_field: Option<Box<str>>,
+    /// Timeout of connecting to one.
+    #[default(Duration::from_secs(5))]
+    pub connect_timeout: Duration,
+    /// Failures in succession after which one gets no requests.
+    #[default(3)]
+    pub max_failures: u32,
+    /// How long it gets none.
+    #[default(Duration::from_secs(10))]
+    pub failure_timeout: Duration,
+}
+
+/// Maximum backends of a rule: a set of them is a word.
+pub const BACKENDS_MAX: usize = 64;
+
+/// The address of a server behind this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BackendAddress {
+    /// A socket.
+    Unix(PathBuf),
+    /// An address and port.
+    Tcp(SocketAddr),
+}
+
+/// Which of several backends gets a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Balance {
+    /// Each in turn
+    #[default]
+    RoundRobin,
+    /// The one with the fewest requests in progress
+    LeastConnections,
+    /// Always the same for a client's address, or for a value of `hash_field`
+    Hash,
 }
 
 /// How the applications of a rule run. The paths, timeout and size limits of the rule are in core's `AppRule`.

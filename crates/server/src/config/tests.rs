@@ -13,7 +13,7 @@ use amped_units::Bytes;
 
 use super::cli::Serve;
 use super::page as page_of;
-use super::settings::{LogFormat, LogTarget, Residency};
+use super::settings::{AppKind, BackendAddress, LogFormat, LogTarget, Residency, UpstreamSettings};
 use super::*;
 
 fn repository() -> PathBuf {
@@ -254,6 +254,22 @@ fn printed_configuration_round_trips() {
         [[site.app]]
         match = "/other"
         command = ["serve", "--a", "b c"]
+        [[site.app]]
+        match = "/one"
+        http = "http://127.0.0.1:3000/"
+        timeout = "7s"
+        [[site.app]]
+        match = "/several/**"
+        http = ["unix:app.sock", "[::1]:3000", "127.0.0.1:3001"]
+        host = "app.internal:80"
+        balance = "hash"
+        hash_field = "X-User"
+        max_failures = 2
+        failure_timeout = "3s"
+        connect_timeout = "1s"
+        idle_timeout = "2s"
+        tunnel_timeout = "4s"
+        min_spare = 5
     "#;
     let settings = check(read(text).unwrap_or_else(|error| panic!("{error}")));
     let [wait, time, absent_time] = [0, 7200, 3].map(Duration::from_secs);
@@ -266,6 +282,28 @@ fn printed_configuration_round_trips() {
     assert_eq!(site.types.charset, None);
     assert_eq!(site.error_pages[0], (Status(404), "/not found.html".into()));
     assert_eq!(site.rules[1].set.get("Server").map(|value| &**value), Some("amped"));
+}
+
+#[test]
+fn backends_are_configured_with_defaults() {
+    let text = "[[site]]\nroot = '/'\n[[site.app]]\nmatch = '/api/**'\ntimeout = '7s'\nhttp = ";
+    let read = |http: &str| read(&[text, http].concat()).unwrap_or_else(|error| panic!("{error}"));
+    let settings = read("'http://localhost:3000'");
+    let app = &settings.apps[0][0];
+    let AppKind::Http(upstream) = &app.kind else { panic!("{app:?}") };
+    assert!(upstream.addresses.contains(&BackendAddress::Tcp("127.0.0.1:3000".parse().unwrap())), "{upstream:?}");
+    let addresses = upstream.addresses.clone();
+    assert_eq!(**upstream, UpstreamSettings { addresses, ..UpstreamSettings::default() });
+    assert_eq!((app.files, app.min_spare, app.max_processes), (false, 32, None));
+    let rule = &settings.sites.get(0).unwrap().apps[0];
+    assert_eq!(rule.pattern.as_str(), "/api");
+    let http = rule.http.as_ref().unwrap();
+    let times = (http.idle_timeout.as_secs(), http.tunnel_timeout.as_secs());
+    assert_eq!((&http.host, times), (&None, (7, 3600)));
+    let settings = read("['unix:a.sock', '[::1]:1', '127.0.0.1:2']\nbalance = 'hash'\nhash_field = 'X-User'");
+    let AppKind::Http(upstream) = &settings.apps[0][0].kind else { panic!() };
+    assert_eq!(upstream.addresses[0], BackendAddress::Unix("/srv/none/a.sock".into()));
+    assert_eq!((upstream.addresses.len(), upstream.hash_field.as_deref()), (3, Some("X-User")));
 }
 
 #[test]

@@ -23,6 +23,7 @@ use amped_http::status::Status;
 use amped_sys::file::Patience;
 use amped_units::Time;
 
+use super::frames::FrameBuffer;
 use super::{Chunk, FETCHES_MAX, LogContext, Probes, SendQueue, Sender, Style, UNREAD};
 use crate::open_file::OpenFile;
 
@@ -34,68 +35,6 @@ const FETCHES_AT_ONCE: usize = 8;
 
 /// Maximum frames that are read from a file in one call.
 const FRAMES_A_READ: usize = 4;
-
-/// Gathered frames. The memory beyond them is kept, and so need not be cleared each time before it is read into.
-#[derive(Debug, Default)]
-pub struct FrameBuffer {
-    bytes: Vec<u8>,
-    length: usize,
-    /// A head in frames.
-    heads: Vec<u8>,
-}
-
-impl FrameBuffer {
-    /// Removes all frames.
-    pub fn clear(&mut self) {
-        self.length = 0;
-    }
-
-    /// Returns the frames.
-    pub fn frames(&self) -> &[u8] {
-        &self.bytes[..self.length]
-    }
-
-    /// Returns whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// Returns their size, bytes.
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Returns so many bytes after the frames, to be filled.
-    fn room(&mut self, count: usize) -> &mut [u8] {
-        let end = self.length + count;
-        if self.bytes.len() < end {
-            self.bytes.resize(end, 0);
-        }
-        &mut self.bytes[self.length..end]
-    }
-
-    fn extend(&mut self, bytes: &[u8]) {
-        self.room(bytes.len()).copy_from_slice(bytes);
-        self.length += bytes.len();
-    }
-
-    fn truncate(&mut self, length: usize) {
-        self.length = self.length.min(length);
-    }
-
-    /// Writes the head of a DATA frame whose place is at `at`.
-    fn put_data_head(&mut self, at: usize, length: usize, stream: StreamId, end_stream: bool) {
-        self.bytes[at..at + HEAD_BYTES].copy_from_slice(&frame::data_head(length, stream, end_stream));
-    }
-
-    fn extend_by_headers(&mut self, stream: StreamId, block: &[u8], end_stream: bool) {
-        let mut heads = std::mem::take(&mut self.heads);
-        heads.clear();
-        frame::headers(&mut heads, stream, block, end_stream, FRAME_BYTES);
-        self.extend(&heads);
-        self.heads = heads;
-    }
-}
 
 /// What an HTTP/2 connection has to send.
 #[derive(Default)]
@@ -578,7 +517,7 @@ impl Sender {
         let mut last = (out.len(), 0);
         for from in (0..count).step_by(FRAME_BYTES) {
             last = (out.len(), FRAME_BYTES.min(count - from));
-            out.length += HEAD_BYTES + last.1;
+            out.advance(HEAD_BYTES + last.1);
             out.put_data_head(last.0, last.1, stream, false);
         }
         FileRead::Frames { count, last }

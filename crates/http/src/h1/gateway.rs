@@ -1,0 +1,610 @@
+//! HTTP/1.1 between a gateway and a server behind it, the backend (RFC 9110, 7.6): requests as they are forwarded, and
+//! responses as they are passed on.
+//!
+//! Before it, `request` has validated the head of a request; [`Forward`] removes what belongs to the client's
+//! connection and what a client must not claim, and writes the rest. [`ReplyReader`] reads the response: `reply` parses
+//! its head, `body` finds its end. The head comes out as that of a CGI script ([`crate::cgi`]), so that everything
+//! after it treats all applications alike.
+//!
+//! Sans-I/O, as `body`: bytes go in as they arrive, in pieces of any size, and content is borrowed, not copied.
+//!
+//! Stricter than a client needs to be: a response whose end two recipients might see at different places is an error,
+//! because the rest of it could pass for the response to another client's request.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::mem;
+
+use super::body::BodyReader;
+use super::reply::{self, ReplyBody};
+use super::request::{Framing, Request, Version};
+use crate::cgi::is_plain_name;
+use crate::text::{list, push_decimal};
+
+/// The head of a request as it is forwarded, except for the client's address and the framing of the body, which are
+/// known later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forward {
+    /// Request line, Host unless it is missing, and fields.
+    head: Vec<u8>,
+    /// The method.
+    method: Box<[u8]>,
+    /// The host and port that the client requested; empty if none.
+    host: Box<[u8]>,
+    has_host: bool,
+    secure: bool,
+    /// Whether the client asks to continue with the WebSocket protocol.
+    pub upgrade: bool,
+    /// The framing of the body.
+    pub framing: Framing,
+}
+
+/// What the rule adds to a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Additions<'a> {
+    /// The Host to send instead of the client's.
+    pub host: Option<&'a str>,
+    /// The user that the server has authenticated, if any. Authorization is removed then.
+    pub user: Option<&'a [u8]>,
+}
+
+/// Fields that are removed from requests: those of the connection (RFC 9110, 7.6.1), those that frame the body, those
+/// that the gateway sets, and two by which clients deceive applications: `Proxy` becomes the proxy for outgoing requests
+/// in programs that speak CGI inside, and `X-Real-IP` is another name of the client's address.
+const REMOVED: &[&str] = &[
+    "connection",
+    "content-length",
+    "expect",
+    "forwarded",
+    "host",
+    "http2-settings",
+    "keep-alive",
+    "proxy",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-real-ip",
+];
+
+/// All fields of this family are the gateway's.
+const FORWARDED: &str = "x-forwarded-";
+
+fn is(name: &[u8], known: &str) -> bool {
+    name.eq_ignore_ascii_case(known.as_bytes())
+}
+
+fn is_removed(name: &[u8]) -> bool {
+    let begins = name.get(..FORWARDED.len()).is_some_and(|start| is(start, FORWARDED));
+    begins || !is_plain_name(name) || REMOVED.iter().any(|removed| is(name, removed))
+}
+
+/// Whether a request asks to continue with the WebSocket protocol (RFC 9110, 7.8; RFC 6455, 4.1).
+///
+/// No other protocol is forwarded: with `h2c`, for instance, a client could then send requests to which none of the
+/// server's rules apply.
+pub fn wants_websocket<'a>(request: &Request<'_>, fields: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> bool {
+    let (mut is_named, mut protocols) = (false, (0, false));
+    for (name, value) in fields {
+        if is(name, "connection") {
+            is_named |= list(value).any(|option| is(option, "upgrade"));
+        } else if is(name, "upgrade") {
+            protocols.0 += list(value).count();
+            protocols.1 |= is(value, WEBSOCKET);
+        }
+    }
+    // 7.8: Upgrade is ignored in HTTP/1.0.
+    is_named && protocols == (1, true) && request.version == Version::Http11 && request.framing == Framing::None
+}
+
+const WEBSOCKET: &str = "websocket";
+
+impl Forward {
+    /// Builds the head of a request for this target, with these fields of it.
+    pub fn new<'a, I: Iterator<Item = (&'a [u8], &'a [u8])>>(
+        request: &Request<'_>,
+        target: &[u8],
+        fields: impl Fn() -> I,
+        additions: Additions<'_>,
+    ) -> Forward {
+        let named: Vec<&[u8]> =
+            fields().filter(|(name, _)| is(name, "connection")).flat_map(|(_, value)| list(value)).collect();
+        let host = fields().find(|(name, _)| is(name, "host")).map_or(&b""[..], |(_, value)| value);
+        let sent_host = additions.host.map_or(host, str::as_bytes);
+        let mut head = Vec::with_capacity(512);
+        head.extend_from_slice(&[request.method_text, b" ", target, b" HTTP/1.1\r\n"].concat());
+        if !sent_host.is_empty() {
+            push_field(&mut head, b"Host", sent_host);
+        }
+        for (name, value) in fields() {
+            let is_kept = !is_removed(name) && !named.iter().any(|option| option.eq_ignore_ascii_case(name));
+            // The server has verified the credentials and does not pass them on (as RFC 3875, 4.1.18 for scripts).
+            if is_kept && !(additions.user.is_some() && is(name, "authorization")) {
+                push_field(&mut head, name, value);
+            }
+        }
+        if let Some(user) = additions.user {
+            push_field(&mut head, b"X-Forwarded-User", user);
+        }
+        Forward {
+            head,
+            method: request.method_text.into(),
+            host: host.into(),
+            has_host: !sent_host.is_empty(),
+            secure: request.secure,
+            upgrade: wants_websocket(request, fields()),
+            framing: request.framing,
+        }
+    }
+
+    /// Whether the response has no body (RFC 9110, 9.3.2).
+    pub fn is_head(&self) -> bool {
+        *self.method == *b"HEAD"
+    }
+
+    /// Whether the request may be sent twice, if the first one may have been lost (RFC 9110, 9.2.2).
+    pub fn is_idempotent(&self) -> bool {
+        matches!(&*self.method, b"GET" | b"HEAD" | b"OPTIONS" | b"PUT" | b"DELETE")
+    }
+
+    /// The last value of a field; empty without one. For choosing a backend.
+    pub fn field(&self, name: &str) -> &[u8] {
+        let fields = super::request::fields(&self.head).filter(|(found, _)| is(found, name));
+        fields.last().map_or(&[], |(_, value)| value)
+    }
+
+    /// Appends the whole head. `client`: the client's address, without its port; `authority`: the Host of a request
+    /// without one; `keep`: the backend may leave the connection open.
+    pub fn write(&self, out: &mut Vec<u8>, client: Option<&str>, authority: &str, keep: bool) {
+        out.extend_from_slice(&self.head);
+        if !self.has_host {
+            push_field(out, b"Host", authority.as_bytes());
+        }
+        if let Some(client) = client {
+            push_field(out, b"X-Forwarded-For", client.as_bytes());
+        }
+        let scheme = if self.secure { b"https".as_slice() } else { b"http" };
+        push_field(out, b"X-Forwarded-Proto", scheme);
+        if !self.host.is_empty() {
+            push_field(out, b"X-Forwarded-Host", &self.host);
+        }
+        push_field(out, b"Forwarded", &self.forwarded(client, scheme));
+        match self.framing {
+            Framing::Length(length) => push_length(out, length),
+            Framing::Chunked => push_field(out, b"Transfer-Encoding", b"chunked"),
+            // RFC 9110, 8.6: where the method expects a body, its absence is stated.
+            Framing::None if matches!(&*self.method, b"POST" | b"PUT" | b"PATCH") => push_length(out, 0),
+            Framing::None => {}
+        }
+        if self.upgrade {
+            push_field(out, b"Connection", b"Upgrade");
+            push_field(out, b"Upgrade", WEBSOCKET.as_bytes());
+        } else if !keep {
+            push_field(out, b"Connection", b"close");
+        }
+        out.extend_from_slice(b"\r\n");
+    }
+
+    /// RFC 7239, 4 and 6: an IPv6 address is in brackets, and quoted, as is a host that is no token.
+    fn forwarded(&self, client: Option<&str>, scheme: &[u8]) -> Vec<u8> {
+        let mut value = b"for=".to_vec();
+        match client {
+            Some(address) if address.contains(':') => {
+                value.extend_from_slice(&[b"\"[", address.as_bytes(), b"]\""].concat());
+            }
+            Some(address) => value.extend_from_slice(address.as_bytes()),
+            None => value.extend_from_slice(b"unknown"),
+        }
+        if !self.host.is_empty() {
+            // A valid host contains neither a quote nor a backslash.
+            value.extend_from_slice(&[b";host=\"", &self.host[..], b"\""].concat());
+        }
+        value.extend_from_slice(b";proto=");
+        value.extend_from_slice(scheme);
+        value
+    }
+}
+
+fn push_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    out.extend_from_slice(name);
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn push_length(out: &mut Vec<u8>, length: u64) {
+    out.extend_from_slice(b"Content-Length: ");
+    push_decimal(out, length);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Reads the response to one request.
+#[derive(Clone, Debug)]
+pub struct ReplyReader {
+    state: State,
+    to_head: bool,
+    upgrade: bool,
+    keep_alive: bool,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    /// The head, as received so far.
+    Head(Vec<u8>),
+    /// The body, by its framing.
+    Body(BodyReader),
+    /// The body, until the connection closes.
+    UntilClose,
+    /// The connection carries another protocol.
+    Switched,
+}
+
+/// One parsed piece of the input.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Piece<'a> {
+    /// Bytes consumed.
+    pub used: usize,
+    /// Their content.
+    pub said: Said<'a>,
+}
+
+/// Content of a response.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Said<'a> {
+    /// Nothing yet.
+    Nothing,
+    /// The head, as that of a script. It is not longer than that of the response.
+    Head(Vec<u8>),
+    /// The backend has switched to the protocol that the client asked for: its head without Connection and Upgrade.
+    Switched(Vec<u8>),
+    /// Part of the body, or of the other protocol; the end of the consumed bytes.
+    Data(&'a [u8]),
+}
+
+/// Why a response is invalid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadResponse(pub &'static str);
+
+impl ReplyReader {
+    /// A reader of the response to this request.
+    pub fn new(request: &Forward) -> ReplyReader {
+        let state = State::Head(Vec::new());
+        ReplyReader { state, to_head: request.is_head(), upgrade: request.upgrade, keep_alive: false }
+    }
+
+    /// Whether the final head has arrived.
+    pub fn has_head(&self) -> bool {
+        !matches!(self.state, State::Head(_))
+    }
+
+    /// Whether the response is complete by its framing. Bytes after that belong to no response.
+    pub fn is_done(&self) -> bool {
+        matches!(&self.state, State::Body(body) if body.is_done())
+    }
+
+    /// Whether the response is complete if the connection has been closed now.
+    pub fn is_whole_at_close(&self) -> bool {
+        self.is_done() || matches!(self.state, State::UntilClose | State::Switched)
+    }
+
+    /// Whether the connection carries another protocol now.
+    pub fn has_switched(&self) -> bool {
+        matches!(self.state, State::Switched)
+    }
+
+    /// Whether the backend accepts another request on the connection after this response.
+    pub fn keeps_connection(&self) -> bool {
+        self.keep_alive && self.is_done()
+    }
+
+    /// Consumes bytes up to the end of the head, of the next run of data, of the response, or of `bytes`.
+    ///
+    /// # Errors
+    /// [`BadResponse`] if the response is malformed, or its end is ambiguous.
+    pub fn next<'a>(&mut self, bytes: &'a [u8]) -> Result<Piece<'a>, BadResponse> {
+        match &mut self.state {
+            State::Head(known) if known.is_empty() => match self.read_head(bytes)? {
+                Some(piece) => Ok(piece),
+                None => {
+                    self.state = State::Head(bytes.to_vec());
+                    Ok(Piece { used: bytes.len(), said: Said::Nothing })
+                }
+            },
+            State::Head(known) => {
+                let before = known.len();
+                let mut known = mem::take(known);
+                known.extend_from_slice(bytes);
+                match self.read_head(&known)? {
+                    // No prefix was a head, so its end is among the new bytes.
+                    Some(Piece { used, said }) => Ok(Piece { used: used.saturating_sub(before), said }),
+                    None => {
+                        self.state = State::Head(known);
+                        Ok(Piece { used: bytes.len(), said: Said::Nothing })
+                    }
+                }
+            }
+            State::Body(body) => {
+                let piece = body.next(bytes).map_err(|_| BadResponse("malformed chunked body"))?;
+                let said = if piece.data.is_empty() { Said::Nothing } else { Said::Data(piece.data) };
+                Ok(Piece { used: piece.used, said })
+            }
+            State::UntilClose | State::Switched => Ok(Piece { used: bytes.len(), said: Said::Data(bytes) }),
+        }
+    }
+
+    /// Reads a head at the start of `bytes`, and enters the state after it.
+    fn read_head(&mut self, bytes: &[u8]) -> Result<Option<Piece<'static>>, BadResponse> {
+        let (mut fields, mut length) = (Vec::new(), None);
+        let parsed = reply::parse_with(bytes, self.to_head, |name, value| {
+            if is_name(name, "content-length") {
+                length = Some(value);
+            } else {
+                fields.push((name, value));
+            }
+        });
+        let Some((head, used)) = parsed.map_err(|_| BadResponse("malformed response head"))? else {
+            return Ok(None);
+        };
+        if head.is_ambiguous {
+            return Err(BadResponse("ambiguous framing of the response body"));
+        }
+        let line = bytes.split(|&byte| byte == b'\n').next().unwrap_or_default();
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let said = match head.status {
+            101 if self.upgrade && switches(&fields) => {
+                self.state = State::Switched;
+                Said::Switched(script_head(&[line, b"\n"].concat(), &fields, None))
+            }
+            101 => return Err(BadResponse("the response switches to a protocol that was not requested")),
+            // RFC 9110, 15.2: 100 is for this server, which sends the body in any case; others are dropped.
+            100..200 => {
+                self.state = State::Head(Vec::new());
+                Said::Nothing
+            }
+            200..600 => {
+                self.keep_alive = head.keep_alive;
+                self.state = match head.body {
+                    ReplyBody::Framed(framing) => State::Body(BodyReader::new(framing)),
+                    ReplyBody::UntilClose => State::UntilClose,
+                };
+                // `reply` has checked that the line begins with `HTTP/1.x `.
+                let status = line.get("HTTP/1.1 ".len()..).unwrap_or_default();
+                Said::Head(script_head(&[b"Status:", status, b"\n"].concat(), &fields, length))
+            }
+            _ => return Err(BadResponse("the status of the response is not a number from 100 to 599")),
+        };
+        Ok(Some(Piece { used, said }))
+    }
+}
+
+fn is_name(name: &str, known: &str) -> bool {
+    name.eq_ignore_ascii_case(known)
+}
+
+/// Whether a response with these fields switches to the WebSocket protocol alone.
+fn switches(fields: &[(&str, &[u8])]) -> bool {
+    let mut protocols = fields.iter().filter(|(name, _)| is_name(name, "upgrade"));
+    matches!((protocols.next(), protocols.next()), (Some((_, value)), None) if is(value, WEBSOCKET))
+}
+
+/// Fields that are removed from responses: those of the connection, and `Status`, which in a script's head is not a field.
+const REMOVED_FROM_RESPONSE: &[&str] =
+    &["connection", "keep-alive", "proxy-connection", "status", "te", "trailer", "transfer-encoding", "upgrade"];
+
+/// Writes a head that begins with this line.
+fn script_head(line: &[u8], fields: &[(&str, &[u8])], length: Option<&[u8]>) -> Vec<u8> {
+    let mut head = line.to_vec();
+    let mut push = |name: &str, value: &[u8]| {
+        head.extend_from_slice(&[name.as_bytes(), b":", value, b"\n"].concat());
+    };
+    let connection = fields.iter().filter(|(name, _)| is_name(name, "connection"));
+    let named: Vec<&[u8]> = connection.flat_map(|(_, value)| list(value)).collect();
+    for (name, value) in fields {
+        let is_removed = REMOVED_FROM_RESPONSE.iter().any(|removed| is_name(name, removed));
+        if !is_removed && !named.iter().any(|named| is(named, name)) {
+            push(name, value);
+        }
+    }
+    if let Some(length) = length {
+        push("Content-Length", length);
+    }
+    head.push(b'\n');
+    head
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgi;
+    use crate::h1::request::{self, HeadLimits};
+    use alloc::string::String;
+    use alloc::vec;
+    use proptest::prelude::*;
+
+    fn forward(head: &str, additions: Additions<'_>) -> Forward {
+        let head = head.replace('\n', "\r\n");
+        let (request, _) =
+            request::parse(head.as_bytes(), &HeadLimits::unlimited(false)).expect("good").expect("whole");
+        Forward::new(&request, request.target_text, || request::fields(head.as_bytes()), additions)
+    }
+
+    fn written(forward: &Forward, client: Option<&str>, keep: bool) -> String {
+        let mut out = Vec::new();
+        forward.write(&mut out, client, "127.0.0.1:3000", keep);
+        String::from_utf8(out).expect("ASCII").replace("\r\n", "\n")
+    }
+
+    #[test]
+    fn request_is_forwarded_without_fields_of_connection() {
+        let head = "GET /a?b HTTP/1.1\nHost: h:81\nConnection: keep-alive, X-Own\nX-Own: 1\nKeep-Alive: 5\nTE: trailers\n\
+            Upgrade: h2c\nHTTP2-Settings: x\nProxy: p\nProxy-Connection: close\nExpect: 100-continue\nX-Forwarded-For: 9.9.9.9\n\
+            x-forwarded-anything: z\nForwarded: for=9.9.9.9\nX-Real-IP: 9.9.9.9\nX_Forwarded_For: 9\nAccept: a\nAccept: b\n\
+            Authorization: Basic YTpi\n\n";
+        let expected = "GET /a?b HTTP/1.1\nHost: h:81\nAccept: a\nAccept: b\nAuthorization: Basic YTpi\n\
+            X-Forwarded-For: 192.0.2.1\nX-Forwarded-Proto: http\nX-Forwarded-Host: h:81\n\
+            Forwarded: for=192.0.2.1;host=\"h:81\";proto=http\n\n";
+        assert_eq!(written(&forward(head, Additions::default()), Some("192.0.2.1"), true), expected);
+        let of_rule = Additions { host: Some("app.internal"), user: Some(b"ann") };
+        let expected = "GET /a?b HTTP/1.1\nHost: app.internal\nAccept: a\nAccept: b\nX-Forwarded-User: ann\n\
+            X-Forwarded-For: 2001:db8::1\nX-Forwarded-Proto: http\nX-Forwarded-Host: h:81\n\
+            Forwarded: for=\"[2001:db8::1]\";host=\"h:81\";proto=http\nConnection: close\n\n";
+        assert_eq!(written(&forward(head, of_rule), Some("2001:db8::1"), false), expected);
+        let expected =
+            "GET / HTTP/1.1\nHost: 127.0.0.1:3000\nX-Forwarded-Proto: http\nForwarded: for=unknown;proto=http\n\n";
+        assert_eq!(written(&forward("GET / HTTP/1.0\n\n", Additions::default()), None, true), expected);
+    }
+
+    #[test]
+    fn body_is_framed_anew() {
+        let check = |line: &str, fields: &str, expected: &str| {
+            let head = forward(&alloc::format!("{line} / HTTP/1.1\nHost: h\n{fields}\n"), Additions::default());
+            let found = written(&head, None, true);
+            let found: Vec<&str> = found.lines().skip(5).filter(|line| !line.is_empty()).collect();
+            assert_eq!(found.join("\n"), expected, "{line} {fields}");
+        };
+        check("GET", "", "");
+        check("POST", "Content-Length: 5\n", "Content-Length: 5");
+        check("POST", "Transfer-Encoding: chunked\n", "Transfer-Encoding: chunked");
+        check("POST", "", "Content-Length: 0");
+        check("DELETE", "", "");
+    }
+
+    #[test]
+    fn only_websocket_upgrades_are_forwarded() {
+        let check = |fields: &str, version: &str, expected: bool| {
+            let head = forward(&alloc::format!("GET / {version}\nHost: h\n{fields}\n"), Additions::default());
+            assert_eq!(head.upgrade, expected, "{fields}");
+            let found = written(&head, None, true).contains("Connection: Upgrade\nUpgrade: websocket\n");
+            assert_eq!(found, expected, "{fields}");
+        };
+        check("Connection: Upgrade\nUpgrade: websocket\n", "HTTP/1.1", true);
+        check("Connection: keep-alive, upgrade\nUpgrade: WebSocket\n", "HTTP/1.1", true);
+        check("Connection: Upgrade\nUpgrade: websocket\n", "HTTP/1.0", false);
+        check("Upgrade: websocket\n", "HTTP/1.1", false);
+        check("Connection: Upgrade\nUpgrade: h2c\n", "HTTP/1.1", false);
+        check("Connection: Upgrade\nUpgrade: websocket, h2c\n", "HTTP/1.1", false);
+        check("Connection: Upgrade\nUpgrade: websocket\nUpgrade: h2c\n", "HTTP/1.1", false);
+        check("Connection: Upgrade\nUpgrade: websocket\nContent-Length: 1\n", "HTTP/1.1", false);
+    }
+
+    /// Head, data, whether complete, whether complete if closed, whether the connection may be used again, bytes left.
+    type Read = (String, Vec<u8>, bool, bool, bool, usize);
+
+    fn read(request: &Forward, bytes: &[u8], piece: usize) -> Result<Read, BadResponse> {
+        let mut reader = ReplyReader::new(request);
+        let (mut head, mut data, mut at) = (String::new(), Vec::new(), 0);
+        while at < bytes.len() && !reader.is_done() {
+            let found = reader.next(&bytes[at..bytes.len().min(at + piece)])?;
+            at += found.used;
+            match found.said {
+                Said::Nothing => {}
+                Said::Head(text) | Said::Switched(text) => head = String::from_utf8(text).expect("ASCII"),
+                Said::Data(bytes) => data.extend_from_slice(bytes),
+            }
+        }
+        let (whole, at_close) = (reader.is_done(), reader.is_whole_at_close());
+        Ok((head, data, whole, at_close, reader.keeps_connection(), bytes.len() - at))
+    }
+
+    const GET: &str = "GET / HTTP/1.1\nHost: h\n\n";
+
+    #[test]
+    fn responses_may_be_split_anywhere() {
+        for piece in [1, 2, 3, 7, 1000] {
+            let check = |request: &str, text: &str, expected: (&str, &[u8], bool, bool, bool, usize)| {
+                let text = text.replace('\n', "\r\n");
+                let (head, data, whole, at_close, keeps, left) = expected;
+                let expected = (String::from(head), data.to_vec(), whole, at_close, keeps, left);
+                let found = read(&forward(request, Additions::default()), text.as_bytes(), piece);
+                assert_eq!(found, Ok(expected), "{text:?} by {piece}");
+            };
+            let ok = "Status:200 OK\n";
+            let head = &*[ok, "A:b\nContent-Length:3\n\n"].concat();
+            check(GET, "HTTP/1.1 200 OK\nContent-Length: 3\nA: b\n\nabc", (head, b"abc", true, true, true, 0));
+            check(GET, "HTTP/1.1 200 OK\nContent-Length: 3\nA: b\n\nabcHTTP", (head, b"abc", true, true, true, 4));
+            check(GET, "HTTP/1.1 200 OK\nContent-Length: 3\nA: b\n\nab", (head, b"ab", false, false, false, 0));
+            check(
+                "HEAD / HTTP/1.1\nHost: h\n\n",
+                "HTTP/1.1 200 OK\nA: b\nContent-Length: 3\n\n",
+                (head, b"", true, true, true, 0),
+            );
+            let head = "Status:200 OK\n\n";
+            let chunked = "HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n\n3\nabc\n0\nT: x\n\n";
+            check(GET, chunked, (head, b"abc", true, true, true, 0));
+            let closing = "HTTP/1.1 200 OK\nTransfer-Encoding: chunked\nConnection: close, x-a\nX-A: b\n\n0\n\n";
+            check(GET, closing, (head, b"", true, true, false, 0));
+            let cut = "HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n\n3\nabc\n";
+            check(GET, cut, (head, b"abc", false, false, false, 0));
+            check(GET, "HTTP/1.1 200 OK\n\nabc", (head, b"abc", false, true, false, 0));
+            check(GET, "HTTP/1.0 200 OK\nStatus: 500\n\nabc", (head, b"abc", false, true, false, 0));
+            check(
+                GET,
+                "HTTP/1.1 100 Continue\n\nHTTP/1.1 103 Early Hints\nLink: x\n\nHTTP/1.1 204 None\n\n",
+                ("Status:204 None\n\n", b"", true, true, true, 0),
+            );
+            check(GET, "HTTP/1.1 304\nETag: x\n\n", ("Status:304\nETag:x\n\n", b"", true, true, true, 0));
+            let upgrade = "GET / HTTP/1.1\nHost: h\nConnection: Upgrade\nUpgrade: websocket\n\n";
+            let switched = "HTTP/1.1 101 Switching\nUpgrade: websocket\nConnection: Upgrade\nA: b\n\nabc";
+            check(upgrade, switched, ("HTTP/1.1 101 Switching\nA:b\n\n", b"abc", false, true, false, 0));
+            check(
+                upgrade,
+                "HTTP/1.1 200 OK\nContent-Length: 0\n\n",
+                ("Status:200 OK\nContent-Length:0\n\n", b"", true, true, true, 0),
+            );
+        }
+    }
+
+    #[test]
+    fn heads_are_those_of_scripts() {
+        let text = "HTTP/1.1 404 Not There\r\nContent-Type: a/b\r\nSet-Cookie: c\r\nContent-Length: 5\r\n\r\n";
+        let (head, ..) = read(&forward(GET, Additions::default()), text.as_bytes(), 9).expect("good");
+        let (head, length) = cgi::parse(head.as_bytes()).expect("good").expect("whole");
+        assert_eq!((head.answer(), head.reason), (cgi::Answer::Reply(crate::status::Status(404)), &b"Not There"[..]));
+        assert_eq!((head.length, head.fields.len()), (Some(5), 2));
+        assert!(length < text.len());
+    }
+
+    #[test]
+    fn invalid_and_ambiguous_responses_are_rejected() {
+        let request = forward(GET, Additions::default());
+        for bad in [
+            "HTTP/2.0 200 OK\n\n",
+            "ICY 200 OK\n\n",
+            "HTTP/1.1 99 OK\n\n",
+            "HTTP/1.1 600 OK\n\n",
+            "HTTP/1.1 200 OK\nA b: c\n\n",
+            "HTTP/1.1 200 OK\nA: b\n c\n\n",
+            "HTTP/1.1 200 OK\nContent-Length: 5, 5\n\n",
+            "HTTP/1.1 200 OK\nContent-Length: 5\nContent-Length: 6\n\n",
+            "HTTP/1.1 200 OK\nContent-Length: +5\n\n",
+            "HTTP/1.1 200 OK\nContent-Length: 5\nTransfer-Encoding: chunked\n\n",
+            "HTTP/1.1 200 OK\nTransfer-Encoding: gzip, chunked\n\n",
+            "HTTP/1.1 200 OK\nTransfer-Encoding: chunked, chunked\n\n",
+            "HTTP/1.0 200 OK\nTransfer-Encoding: chunked\n\n",
+            "HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n\n3\nabcd\n",
+            "HTTP/1.1 101 Switching\nUpgrade: websocket\n\n",
+        ] {
+            let bad = bad.replace('\n', "\r\n");
+            for piece in [1, 1000] {
+                assert!(read(&request, bad.as_bytes(), piece).is_err(), "{bad:?}");
+            }
+        }
+        let upgrade =
+            forward("GET / HTTP/1.1\nHost: h\nConnection: Upgrade\nUpgrade: websocket\n\n", Additions::default());
+        assert!(read(&upgrade, b"HTTP/1.1 101 Switching\r\nUpgrade: h2c\r\n\r\n", 1000).is_err());
+        assert!(read(&request, &vec![b'H'; reply::HEAD_MAX], 1000).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn random_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), cut in 0usize..60) {
+            let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n";
+            let mut mixed = head[..cut.min(head.len())].to_vec();
+            mixed.extend_from_slice(&bytes);
+            let request = forward(GET, Additions::default());
+            prop_assert_eq!(read(&request, &mixed, 1000), read(&request, &mixed, 7));
+        }
+    }
+}

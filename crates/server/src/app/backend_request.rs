@@ -1,0 +1,430 @@
+//! A request to a persistent application, over a connection to it.
+//!
+//! `backend` provides the connection, idle or new, and decides whether it is kept after the request; `codec` is the
+//! protocol on it, FastCGI or HTTP. A connection carries one request at a time.
+//!
+//! A request is sent again over another connection in two cases. It was not sent: then the application has no part of
+//! it. Or the connection was an idle one, was closed before the first byte of a response, and the request may be
+//! repeated (RFC 9110, 9.2.2): the application had probably closed the connection before. Otherwise the application may
+//! have failed because of the request, which must not reach the next one.
+//!
+//! Nothing here blocks: the step that may, the lookup of a script, has been done before (`scripts`, `threads`).
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use amped_core::app::{AppTrouble, AppWork};
+use amped_http::fastcgi::{self, RecordReader};
+use amped_sys::epoll::Interest;
+use amped_sys::socket;
+use amped_units::Time;
+
+use super::backend::{At, Backend};
+use super::cgi::{self, Place};
+use super::codec::{Codec, Head};
+use super::output::{ReadResult, StderrLines};
+use super::scripts::Found;
+use super::semaphore::Permit;
+use super::upstream::InUse;
+use crate::counters::HttpCounts;
+
+/// A request and its context.
+pub type AppCall = (Box<AppWork>, Place);
+
+/// A request on a connection to an application.
+#[derive(Debug)]
+pub struct BackendRequest {
+    backend: Arc<Backend>,
+    /// The connection.
+    pub socket: OwnedFd,
+    permit: Permit,
+    codec: Codec,
+    /// Bytes to be written, from `out_at` on.
+    out: Vec<u8>,
+    out_at: usize,
+    /// Bytes of the response that had no room in the buffer, from `ready_at` on.
+    ready: Vec<u8>,
+    ready_at: usize,
+    /// The request, until the first byte of a response arrives.
+    again: Option<AppCall>,
+    /// The connection was used before.
+    is_used: bool,
+    /// The request may be sent twice.
+    is_repeatable: bool,
+    /// A part of the request was sent.
+    is_sent: bool,
+    /// The response has ended; whether successfully.
+    end: Option<bool>,
+    /// The error to report if it has not.
+    trouble: AppTrouble,
+    /// The end of the body was queued.
+    body_end_queued: bool,
+    /// Our side of the connection is to be closed when everything was written.
+    closes: bool,
+    /// The connection can no longer be written.
+    is_broken: bool,
+    /// The connection is not established yet.
+    connecting: Option<Connecting>,
+    /// Counts it at its backend, and the backend's failures.
+    in_use: Option<InUse>,
+    /// Its response has brought the backend back into service.
+    has_revived: bool,
+    /// The name of the backend, if it has begun to respond and this was not reported yet.
+    responds: Option<Arc<str>>,
+    /// Bytes of `ready` that are the head of a response that switches to another protocol.
+    switching: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Connecting {
+    /// For messages.
+    address: SocketAddr,
+    /// When it has taken too long.
+    due: Time,
+}
+
+/// A connection for a request.
+pub struct Link {
+    /// The socket.
+    pub socket: OwnedFd,
+    /// It was used before.
+    pub is_used: bool,
+    /// When establishing it has taken too long.
+    pub due: Time,
+}
+
+impl BackendRequest {
+    /// Sends a request over a connection. Returns with it the events to wait for.
+    pub fn begin(
+        backend: &Arc<Backend>,
+        (work, place): AppCall,
+        permit: Permit,
+        link: Link,
+        (end, script): Found,
+    ) -> (Box<BackendRequest>, Interest) {
+        let Link { socket, is_used, due } = link;
+        let keeps = backend.idle_max > 0;
+        let (mut out, has_body) = (Vec::new(), work.has_body);
+        let (codec, is_safe) = match &work.forward {
+            Some(forward) => {
+                forward.write(&mut out, place.ends.client(), &backend.authority(), keeps);
+                (Codec::http(forward), forward.is_idempotent())
+            }
+            None => {
+                let variables = cgi::variables(&work, &place, end, &script);
+                // The application's search path is its own business.
+                let variables = variables.iter().filter(|(name, _)| *name != b"PATH");
+                fastcgi::begin(&mut out, keeps, variables.map(|(name, value)| (*name, &value[..])));
+                (Codec::FastCgi(RecordReader::default()), is_safe(&work))
+            }
+        };
+        if !has_body {
+            codec.put_end(&mut out);
+        }
+        let waits_for_more = has_body || work.forward.as_ref().is_some_and(|forward| forward.upgrade);
+        let in_use = place.upstream.as_ref().map(|upstream| InUse::new(upstream, place.member));
+        let mut request_ = Box::new(BackendRequest {
+            backend: Arc::clone(backend),
+            socket,
+            permit,
+            codec,
+            out,
+            out_at: 0,
+            ready: Vec::new(),
+            ready_at: 0,
+            again: Some((work, place)),
+            is_used,
+            is_repeatable: is_safe && !has_body,
+            is_sent: false,
+            end: None,
+            trouble: AppTrouble::Failed,
+            body_end_queued: !has_body,
+            closes: false,
+            is_broken: false,
+            connecting: match backend.at {
+                At::Tcp(address) if !is_used => Some(Connecting { address, due }),
+                At::Tcp(_) | At::Unix(_) | At::Kept(_) => None,
+            },
+            in_use,
+            has_revived: false,
+            responds: None,
+            switching: 0,
+        });
+        // Most requests are written at once, and then there is no need to wait for room.
+        let is_written = request_.flush() && !waits_for_more;
+        (request_, if is_written { Interest::Incoming } else { Interest::Connection })
+    }
+
+    /// Returns when establishing the connection has taken too long; [`Time::NEVER`]: it is established.
+    pub fn connect_due(&self) -> Time {
+        self.connecting.map_or(Time::NEVER, |connecting| connecting.due)
+    }
+
+    /// Queues part of the body.
+    pub fn put(&mut self, bytes: &[u8]) {
+        if self.out_at == self.out.len() {
+            self.out.clear();
+            self.out_at = 0;
+        }
+        self.codec.put(&mut self.out, bytes);
+    }
+
+    /// Queues the end of the body, once; in a tunnel, the end of this side.
+    pub fn put_end(&mut self) {
+        if !std::mem::replace(&mut self.body_end_queued, true) {
+            self.codec.put_end(&mut self.out);
+            self.closes = self.codec.is_tunnel();
+        }
+    }
+
+    /// Returns whether everything queued so far was written.
+    pub fn has_flushed(&self) -> bool {
+        self.out_at == self.out.len() || self.is_broken
+    }
+
+    /// Returns whether no part of the request was sent, or can be.
+    pub fn is_unsent(&self) -> bool {
+        self.is_broken && !self.is_sent
+    }
+
+    /// Writes as much as the socket accepts. Returns whether that was everything.
+    pub fn flush(&mut self) -> bool {
+        while self.out_at < self.out.len() && !self.is_broken {
+            match socket::send(&self.socket, &self.out[self.out_at..], false) {
+                Ok(count) => {
+                    (self.out_at, self.connecting) = (self.out_at + count, None);
+                    self.is_sent |= count > 0;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Earlier output may still be read.
+                Err(error) => {
+                    self.is_broken = true;
+                    self.note_unreached(&error);
+                }
+            }
+        }
+        if std::mem::take(&mut self.closes) && !self.is_broken {
+            // A connection that has failed is noticed by reading from it.
+            let _ = socket::half_close(&self.socket);
+        }
+        true
+    }
+
+    /// Reports a failed connect, if the connection was not established yet.
+    fn note_unreached(&mut self, error: &io::Error) {
+        if let Some(Connecting { address, .. }) = self.connecting.take() {
+            self.trouble = match error.kind() {
+                io::ErrorKind::TimedOut => AppTrouble::TimedOut,
+                _ => AppTrouble::Unreachable,
+            };
+            self.backend.report(&address.to_string(), error);
+        }
+    }
+
+    /// Gives up connecting, if that has taken too long.
+    pub(super) fn check_connecting(&mut self, now: Time) {
+        if now >= self.connect_due() {
+            self.note_unreached(&io::Error::new(io::ErrorKind::TimedOut, "the connection timed out"));
+            (self.end, self.is_broken) = (Some(false), true);
+        }
+    }
+
+    /// Reads the application's output. The bytes of the response are moved to the front of the buffer.
+    pub(super) fn read(&mut self, buffer: &mut [u8], stderr_lines: &mut StderrLines) -> ReadResult {
+        loop {
+            if let Some(name) = self.responds.take() {
+                return ReadResult::Backend(name);
+            }
+            if let Some(result) = self.next_ready(buffer) {
+                return result;
+            }
+            if let Some(is_whole) = self.end {
+                stderr_lines.log_line();
+                return if is_whole { ReadResult::Ended } else { ReadResult::Failed(self.trouble) };
+            }
+            let count = match socket::receive(&self.socket, buffer) {
+                Ok(0) => {
+                    self.end = Some(self.codec.is_whole_at_close());
+                    continue;
+                }
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return ReadResult::Nothing,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    self.note_unreached(&error);
+                    self.end = Some(false);
+                    continue;
+                }
+            };
+            self.again = None;
+            let had_head = self.codec.has_head();
+            let is_ours = matches!(self.backend.at, At::Kept(_));
+            let taken = self.codec.take(&mut buffer[..count], is_ours, stderr_lines);
+            self.is_broken |= taken.is_spoiled;
+            match taken.end {
+                Some(Ok(())) => self.end = Some(true),
+                Some(Err(trouble)) => (self.end, self.trouble) = (Some(false), trouble),
+                None => {}
+            }
+            if !had_head
+                && self.codec.has_head()
+                && let Some(in_use) = &self.in_use
+            {
+                self.has_revived |= in_use.note_success();
+                self.responds = Some(in_use.name());
+            }
+            let kept = &buffer[..taken.kept];
+            match taken.head {
+                Some(Head::Switched(head)) => {
+                    (self.ready, self.ready_at) = ([&head, kept].concat(), 0);
+                    self.switching = head.len();
+                }
+                Some(Head::Response(head)) => (self.ready, self.ready_at) = ([&head, kept].concat(), 0),
+                // Others have their turn, however much arrives that is no response.
+                None if kept.is_empty() && self.end.is_none() => return ReadResult::Again,
+                None if kept.is_empty() => {}
+                None if self.end == Some(true) => return ReadResult::Last(kept.len()),
+                None => return ReadResult::Bytes(kept.len()),
+            }
+        }
+    }
+
+    /// Returns bytes that had no room in the buffer before, if there are any.
+    fn next_ready(&mut self, buffer: &mut [u8]) -> Option<ReadResult> {
+        let rest = &self.ready[self.ready_at..];
+        let switching = std::mem::take(&mut self.switching);
+        let count = if switching > 0 { switching } else { rest.len() }.min(buffer.len());
+        if count == 0 {
+            return None;
+        }
+        buffer[..count].copy_from_slice(&rest[..count]);
+        self.ready_at += count;
+        if switching > 0 {
+            // The client's side of the tunnel follows.
+            self.body_end_queued = false;
+            return Some(ReadResult::Switched(count));
+        }
+        if self.ready_at < self.ready.len() {
+            return Some(ReadResult::Bytes(count));
+        }
+        (self.ready, self.ready_at) = (Vec::new(), 0);
+        Some(if self.end == Some(true) { ReadResult::Last(count) } else { ReadResult::Bytes(count) })
+    }
+
+    /// Returns the request to send again and its permit, if it has failed and may be sent again.
+    ///
+    /// # Errors
+    /// The request itself, if it may not.
+    pub fn into_again(
+        mut self: Box<BackendRequest>,
+        counts: &mut HttpCounts,
+    ) -> Result<(AppCall, Permit), Box<BackendRequest>> {
+        let Some((work, mut place)) = self.again.take() else { return Err(self) };
+        let is_unreached = matches!(self.trouble, AppTrouble::Unreachable | AppTrouble::TimedOut);
+        let may = if is_unreached && !self.is_used {
+            // It counts this failure.
+            self.in_use = None;
+            place.try_another(&work, counts)
+        } else {
+            self.is_used && (self.is_repeatable || !self.is_sent)
+        };
+        if !may {
+            return Err(self);
+        }
+        counts.retries += u64::from(place.upstream.is_some());
+        Ok(((work, place), self.permit))
+    }
+
+    /// Returns whether its connection may be reused.
+    pub fn may_be_kept(&self) -> bool {
+        // An application that speaks FastCGI ignores the rest of a request that it has responded to.
+        let has_written = self.body_end_queued || matches!(self.codec, Codec::FastCgi(_));
+        let is_reusable = has_written && self.out_at == self.out.len() && !self.is_broken;
+        self.backend.idle_max > 0 && self.end == Some(true) && is_reusable && self.codec.keeps_connection()
+    }
+
+    /// Finishes a request that has ended: keeps its connection, if it may be reused. Returns
+    /// the backend if that needs sweeping then.
+    pub fn finish(self) -> Option<Arc<Backend>> {
+        self.may_be_kept().then(|| {
+            self.backend.keep(self.socket, self.permit);
+            self.backend
+        })
+    }
+
+    /// Returns whether the response has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Counts the result. `has_failed`: the application has not responded as it should.
+    pub fn count(&mut self, has_failed: bool, counts: &mut HttpCounts) {
+        counts.recoveries += u64::from(std::mem::take(&mut self.has_revived));
+        if (has_failed || self.end == Some(false))
+            && let Some(in_use) = self.in_use.take()
+        {
+            counts.failures += 1;
+            // One that has begun to respond is reachable; only this response has failed.
+            counts.outages += u64::from(!self.codec.has_head() && in_use.note_failure());
+        }
+    }
+
+    /// Abandons the request. An application that this server started is ended, as a script would be: it may
+    /// run for a long time, and no other process can use its slot. Then the rest of the request is returned,
+    /// to be kept until the application has ended.
+    pub fn abandon(self) -> Option<Abandoned> {
+        let is_kept = matches!(self.backend.at, At::Kept(_)) && self.end.is_none();
+        is_kept.then(|| Abandoned {
+            backend: self.backend,
+            socket: self.socket,
+            permit: self.permit,
+            manager_notified: false,
+        })
+    }
+}
+
+/// Returns whether a request may be sent twice (RFC 9110, 9.2.1).
+fn is_safe(work: &AppWork) -> bool {
+    let mut variables = work.variables.iter();
+    variables.any(|(name, value)| name == b"REQUEST_METHOD" && matches!(&value[..], b"GET" | b"HEAD" | b"OPTIONS"))
+}
+
+/// A request whose application is being ended: it holds the permit until the connection has ended.
+#[derive(Debug)]
+pub struct Abandoned {
+    backend: Arc<Backend>,
+    /// The connection.
+    pub socket: OwnedFd,
+    permit: Permit,
+    /// The process manager was notified.
+    manager_notified: bool,
+}
+
+impl Abandoned {
+    /// Returns whether the application has ended. Reads and discards its output.
+    pub fn is_over(&mut self) -> bool {
+        let At::Kept(application) = &self.backend.at else {
+            return true;
+        };
+        if !self.manager_notified {
+            self.manager_notified = application.end(self.permit.number());
+        }
+        let mut buffer = [0; 4096];
+        // An application with much output is ended in the middle of it; the rest is read when epoll reports its end.
+        for _ in 0..ABANDONED_READS {
+            match socket::receive(&self.socket, &mut buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => return true,
+                Ok(_) => {}
+            }
+        }
+        false
+    }
+}
+
+/// Reads of abandoned output per turn.
+const ABANDONED_READS: usize = 64;

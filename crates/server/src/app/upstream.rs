@@ -1,0 +1,286 @@
+//! The backends of a rule that forwards requests by HTTP: which of them gets a request, and which are out of service.
+//!
+//! A backend that fails several times in succession gets no requests for a while; then one request tries it, and
+//! decides. If all are out of service they get requests all the same, since an attempt costs little and an error is
+//! certain otherwise. A rule with a single backend therefore never takes it out of service.
+//!
+//! In MP each process counts for itself, because processes share no memory for this.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::backend::Backend;
+use crate::config::settings::{Balance, UpstreamSettings};
+use crate::say;
+
+/// The backends of a rule.
+#[derive(Debug)]
+pub struct Upstream {
+    members: Vec<Member>,
+    settings: UpstreamSettings,
+    /// Requests assigned so far.
+    next: AtomicUsize,
+    start: Instant,
+}
+
+#[derive(Debug)]
+struct Member {
+    backend: Arc<Backend>,
+    name: Arc<str>,
+    /// Requests in progress.
+    active: AtomicUsize,
+    /// Failures since the last success.
+    failures: AtomicU32,
+    /// When it is tried again, in milliseconds since `start`; 0: it is in service.
+    retry_ms: AtomicU64,
+}
+
+impl Upstream {
+    /// Creates the upstream of these backends, at least one, and all in service.
+    pub fn new(backends: impl Iterator<Item = Arc<Backend>>, settings: UpstreamSettings) -> Upstream {
+        let member = |backend: Arc<Backend>| Member {
+            name: backend.name().into(),
+            backend,
+            active: AtomicUsize::new(0),
+            failures: AtomicU32::new(0),
+            retry_ms: AtomicU64::new(0),
+        };
+        // Processes that begin at the same time begin with different backends.
+        let next = AtomicUsize::new(std::process::id() as usize);
+        Upstream { members: backends.map(member).collect(), settings, next, start: Instant::now() }
+    }
+
+    /// Returns how requests are forwarded.
+    pub fn settings(&self) -> &UpstreamSettings {
+        &self.settings
+    }
+
+    /// Returns a backend.
+    pub fn backend(&self, member: usize) -> &Arc<Backend> {
+        &self.members[member].backend
+    }
+
+    /// Chooses a backend, except those of this set of bits, which were tried. `key`: what the hash is computed of.
+    pub fn pick(&self, tried: u64, key: &[u8]) -> Option<usize> {
+        let now_ms = self.now_ms();
+        let untried = || (0..self.members.len()).filter(move |member| tried & (1 << member) == 0);
+        if let Some(trial) = untried().find(|&member| self.takes_trial(member, now_ms)) {
+            return Some(trial);
+        }
+        let is_up = |member: &usize| self.members[*member].retry_ms.load(Ordering::Relaxed) == 0;
+        let up: Vec<usize> = untried().filter(is_up).collect();
+        let candidates = if up.is_empty() { untried().collect() } else { up };
+        if candidates.is_empty() {
+            return None;
+        }
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) % candidates.len();
+        let active = |member: usize| self.members[member].active.load(Ordering::Relaxed);
+        let in_turn = candidates[turn..].iter().chain(&candidates[..turn]).copied();
+        match self.settings.balance {
+            Balance::RoundRobin => Some(candidates[turn]),
+            // Of equals the next in turn.
+            Balance::LeastConnections => in_turn.min_by_key(|&member| active(member)),
+            // The backend with the highest hash: if one is out of service, only its requests go elsewhere.
+            Balance::Hash => candidates.iter().copied().max_by_key(|&member| weight(key, &self.members[member].name)),
+        }
+    }
+
+    /// Returns whether a backend is out of service and to be tried now: one caller gets `true`.
+    fn takes_trial(&self, member: usize, now_ms: u64) -> bool {
+        let retry_ms = &self.members[member].retry_ms;
+        let known = retry_ms.load(Ordering::Relaxed);
+        let next = self.retry_at(now_ms);
+        known != 0
+            && now_ms >= known
+            && retry_ms.compare_exchange(known, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    fn retry_at(&self, now_ms: u64) -> u64 {
+        now_ms.saturating_add(milliseconds(self.settings.failure_timeout)).max(1)
+    }
+
+    fn now_ms(&self) -> u64 {
+        milliseconds(self.start.elapsed())
+    }
+
+    /// Counts a failure of a backend. Returns whether it is out of service from now on.
+    pub fn note_failure(&self, member: usize) -> bool {
+        let Member { name, failures, retry_ms, .. } = &self.members[member];
+        let count = failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if count < self.settings.max_failures || self.members.len() == 1 {
+            return false;
+        }
+        let next = self.retry_at(self.now_ms());
+        let was_up = retry_ms.swap(next, Ordering::Relaxed) == 0;
+        if was_up {
+            let time = self.settings.failure_timeout;
+            say!("the backend {name} is out of service for {time:?} after {count} failures");
+        }
+        was_up
+    }
+
+    /// A backend has responded. Returns whether it was out of service until now.
+    pub fn note_success(&self, member: usize) -> bool {
+        let Member { name, failures, retry_ms, .. } = &self.members[member];
+        if failures.load(Ordering::Relaxed) != 0 {
+            failures.store(0, Ordering::Relaxed);
+        }
+        let was_out = retry_ms.load(Ordering::Relaxed) != 0 && retry_ms.swap(0, Ordering::Relaxed) != 0;
+        if was_out {
+            say!("the backend {name} is in service again");
+        }
+        was_out
+    }
+}
+
+/// A request in progress at a backend.
+#[derive(Debug)]
+pub struct InUse {
+    upstream: Arc<Upstream>,
+    member: usize,
+}
+
+impl InUse {
+    /// Counts a request to this backend until it is dropped.
+    pub fn new(upstream: &Arc<Upstream>, member: usize) -> InUse {
+        upstream.members[member].active.fetch_add(1, Ordering::Relaxed);
+        InUse { upstream: Arc::clone(upstream), member }
+    }
+
+    /// Returns the name of the backend.
+    pub fn name(&self) -> Arc<str> {
+        Arc::clone(&self.upstream.members[self.member].name)
+    }
+
+    /// The backend has responded. Returns whether it was out of service until now.
+    pub fn note_success(&self) -> bool {
+        self.upstream.note_success(self.member)
+    }
+
+    /// The backend has failed. Returns whether it is out of service from now on.
+    pub fn note_failure(&self) -> bool {
+        self.upstream.note_failure(self.member)
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.upstream.members[self.member].active.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Rendezvous hashing (Thaler and Ravishankar, 1998). The hasher has fixed keys, so that all loops and processes agree.
+fn weight(key: &[u8], backend: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (key, backend).hash(&mut hasher);
+    hasher.finish()
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::backend::At;
+    use super::*;
+    use std::net::SocketAddr;
+
+    fn upstream(count: u16, balance: Balance, failure_timeout: Duration) -> Upstream {
+        let backend = |port| Arc::new(Backend::new(At::Tcp(SocketAddr::from(([127, 0, 0, 1], port))), 0, 0, true));
+        let settings = UpstreamSettings { balance, max_failures: 2, failure_timeout, ..UpstreamSettings::default() };
+        Upstream::new((1..=count).map(backend), settings)
+    }
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn counts(upstream: &Upstream, picks: usize) -> Vec<usize> {
+        let mut counts = vec![0; upstream.members.len()];
+        (0..picks).for_each(|_| counts[upstream.pick(0, b"").unwrap()] += 1);
+        counts
+    }
+
+    #[test]
+    fn requests_are_shared_equally_by_backends_in_service() {
+        let upstream = upstream(3, Balance::RoundRobin, LONG);
+        assert_eq!(counts(&upstream, 12), [4, 4, 4]);
+        assert!(!upstream.note_failure(1));
+        assert_eq!(counts(&upstream, 12), [4, 4, 4]);
+        assert!(upstream.note_failure(1));
+        assert!(!upstream.note_failure(1), "it is out of service already");
+        assert_eq!(counts(&upstream, 12), [6, 0, 6]);
+        assert!(upstream.note_success(1) && !upstream.note_success(1));
+        assert_eq!(counts(&upstream, 12), [4, 4, 4]);
+        // A success between two failures.
+        assert!(!upstream.note_failure(0));
+        upstream.note_success(0);
+        assert!(!upstream.note_failure(0));
+        assert_eq!(counts(&upstream, 12), [4, 4, 4]);
+    }
+
+    #[test]
+    fn all_backends_get_requests_if_none_is_in_service() {
+        let two = upstream(2, Balance::RoundRobin, LONG);
+        (0..4).for_each(|n| _ = two.note_failure(n % 2));
+        assert_eq!(counts(&two, 12), [6, 6]);
+        let one = upstream(1, Balance::RoundRobin, LONG);
+        assert!((0..9).all(|_| !one.note_failure(0)));
+        assert_eq!(one.pick(0, b""), Some(0));
+    }
+
+    #[test]
+    fn one_request_tries_backend_after_its_timeout() {
+        let upstream = upstream(2, Balance::RoundRobin, LONG);
+        upstream.note_failure(0);
+        assert!(upstream.note_failure(0));
+        // Its time is over.
+        upstream.members[0].retry_ms.store(1, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(2));
+        assert_eq!(counts(&upstream, 10), [1, 9]);
+        assert!(!upstream.note_failure(0));
+        assert_eq!(counts(&upstream, 10), [0, 10]);
+    }
+
+    #[test]
+    fn tried_backends_are_not_chosen_again() {
+        for balance in [Balance::RoundRobin, Balance::LeastConnections, Balance::Hash] {
+            let upstream = upstream(3, balance, LONG);
+            let mut tried = 0;
+            for _ in 0..3 {
+                let member = upstream.pick(tried, b"key").unwrap();
+                assert_eq!(tried & 1 << member, 0);
+                tried |= 1 << member;
+            }
+            assert_eq!((tried, upstream.pick(tried, b"key")), (7, None));
+        }
+    }
+
+    #[test]
+    fn backend_with_fewest_requests_is_chosen() {
+        let upstream = Arc::new(upstream(3, Balance::LeastConnections, LONG));
+        let mut held: Vec<InUse> = (0..6).map(|_| InUse::new(&upstream, upstream.pick(0, b"").unwrap())).collect();
+        let active = || upstream.members.iter().map(|member| member.active.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        assert_eq!(active(), [2, 2, 2]);
+        let position = held.iter().position(|held| held.member == 1).unwrap();
+        held.remove(position);
+        assert_eq!(upstream.pick(0, b""), Some(1));
+    }
+
+    #[test]
+    fn hash_keeps_clients_at_their_backend() {
+        let upstream = upstream(4, Balance::Hash, LONG);
+        let pick = |n: u32| upstream.pick(0, &n.to_be_bytes()).unwrap();
+        let before: Vec<usize> = (0..1000).map(pick).collect();
+        assert!((0..4).all(|member| before.iter().filter(|&&found| found == member).count() > 150));
+        assert_eq!(before, (0..1000).map(pick).collect::<Vec<_>>());
+        (0..2).for_each(|_| _ = upstream.note_failure(2));
+        for (n, before) in before.into_iter().enumerate() {
+            let now = pick(n as u32);
+            assert!(now == before || before == 2, "only requests of the failed backend go elsewhere");
+            assert_ne!(now, 2);
+        }
+    }
+}

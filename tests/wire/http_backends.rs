@@ -1,0 +1,808 @@
+//! Requests that are forwarded to servers by HTTP: what reaches a backend, what its response becomes, and what happens
+//! when it misbehaves. The backends are threads of the test that play a script.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::harness::*;
+
+/// A server behind the one under test.
+struct Backend {
+    address: SocketAddr,
+    /// All connections so far.
+    streams: Arc<Mutex<Vec<TcpStream>>>,
+    is_over: Arc<AtomicBool>,
+}
+
+/// A connection to it.
+struct Peer {
+    reader: BufReader<TcpStream>,
+    stream: TcpStream,
+}
+
+/// A request as it arrived.
+#[derive(Debug, Default)]
+struct Arrived {
+    line: String,
+    fields: Vec<(String, String)>,
+    body: Vec<u8>,
+}
+
+impl Backend {
+    /// Serves each connection in a thread by this function, which gets its number, from 1.
+    fn start(serve: impl Fn(usize, &mut Peer) + Send + Sync + 'static) -> Backend {
+        Backend::at(TcpListener::bind("127.0.0.1:0").unwrap(), serve)
+    }
+
+    fn at(listener: TcpListener, serve: impl Fn(usize, &mut Peer) + Send + Sync + 'static) -> Backend {
+        let address = listener.local_addr().unwrap();
+        let (streams, is_over): (Arc<Mutex<Vec<TcpStream>>>, _) = (Arc::default(), Arc::new(AtomicBool::new(false)));
+        let (all, over, serve) = (Arc::clone(&streams), Arc::clone(&is_over), Arc::new(serve));
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let (stream, serve) = (stream.unwrap(), Arc::clone(&serve));
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                let mut all = all.lock().unwrap();
+                all.push(stream.try_clone().unwrap());
+                let number = all.len();
+                thread::spawn(move || {
+                    let reader = BufReader::new(stream.try_clone().unwrap());
+                    serve(number, &mut Peer { reader, stream: stream.try_clone().unwrap() });
+                    // A copy of it is in the list.
+                    let _ = stream.shutdown(Shutdown::Both);
+                });
+            }
+        });
+        Backend { address, streams, is_over }
+    }
+
+    /// Responds to each request with its own head, and the body.
+    fn echo() -> Backend {
+        Backend::start(|_, peer| {
+            while let Some(arrived) = peer.request() {
+                let fields: String = arrived.fields.iter().map(|(name, value)| format!("{name}: {value}\n")).collect();
+                let text = [arrived.line.as_bytes(), b"\n", fields.as_bytes(), b"\n", &arrived.body].concat();
+                peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", text.len()));
+                if !arrived.line.starts_with("HEAD ") {
+                    peer.send(text);
+                }
+            }
+        })
+    }
+
+    /// Responds to each request with its name.
+    fn named(name: &'static str) -> Backend {
+        Backend::named_at(TcpListener::bind("127.0.0.1:0").unwrap(), name)
+    }
+
+    fn named_at(listener: TcpListener, name: &'static str) -> Backend {
+        Backend::at(listener, move |_, peer| {
+            while peer.request().is_some() {
+                peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{name}", name.len()));
+            }
+        })
+    }
+
+    fn connections(&self) -> usize {
+        self.streams.lock().unwrap().len()
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(self.address);
+        self.streams.lock().unwrap().iter().for_each(|stream| _ = stream.shutdown(Shutdown::Both));
+    }
+}
+
+impl Peer {
+    /// Reads the next request; `None` at the end of the connection.
+    fn request(&mut self) -> Option<Arrived> {
+        let mut arrived = self.head()?;
+        let field = |name: &str| arrived.fields.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+        if let Some((_, length)) = field("Content-Length") {
+            arrived.body = vec![0; length.parse().unwrap()];
+            self.reader.read_exact(&mut arrived.body).ok()?;
+        } else if let Some((_, coding)) = field("Transfer-Encoding") {
+            assert_eq!(coding, "chunked");
+            loop {
+                let size = usize::from_str_radix(&self.line()?, 16).unwrap();
+                let mut chunk = vec![0; size + 2];
+                self.reader.read_exact(&mut chunk).ok()?;
+                arrived.body.extend_from_slice(&chunk[..size]);
+                if size == 0 {
+                    break;
+                }
+            }
+        }
+        Some(arrived)
+    }
+
+    fn head(&mut self) -> Option<Arrived> {
+        let mut arrived = Arrived { line: self.line()?, ..Arrived::default() };
+        loop {
+            let line = self.line()?;
+            let Some((name, value)) = line.split_once(": ") else { return Some(arrived) };
+            arrived.fields.push((name.to_owned(), value.to_owned()));
+        }
+    }
+
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        let count = self.reader.read_line(&mut line).ok()?;
+        (count > 0).then(|| line.trim_end_matches("\r\n").to_owned())
+    }
+
+    fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        // The server may have given up.
+        let _ = self.stream.write_all(bytes.as_ref());
+    }
+}
+
+/// Serves a site that forwards everything to these backends.
+fn serve(site: &Site, backends: &[&Backend], keys: &str) -> Server {
+    let addresses: Vec<String> = backends.iter().map(|backend| backend.address.to_string()).collect();
+    Server::with_site(site, &format!("[[site.app]]\nmatch = \"/**\"\nhttp = {addresses:?}\n{keys}"))
+}
+
+const SCHEME: &str = "X-Forwarded-Proto: ";
+
+#[test]
+fn request_reaches_backend_without_fields_of_connection() {
+    let (site, backend) = (Site::new(), Backend::echo());
+    let server = serve(&site, &[&backend], "");
+    let mut client = server.connect();
+    let fields = [
+        ("Host", "a.example:81"),
+        ("Connection", "keep-alive, X-Own"),
+        ("X-Own", "1"),
+        ("X-Forwarded-For", "9.9.9.9"),
+        ("X-Forwarded-Host", "evil.example"),
+        ("Forwarded", "for=9.9.9.9"),
+        ("X-Real-IP", "9.9.9.9"),
+        ("X_Forwarded_For", "9.9.9.9"),
+        ("Proxy", "evil.example"),
+        ("TE", "trailers"),
+        ("Accept", "a"),
+        ("Cookie", "b=c"),
+    ];
+    let response = client.request("GET", "/x%20y%2Fz/?q=%20", &fields);
+    let scheme = if is_secure() { "https" } else { "http" };
+    let expected = format!(
+        "GET /x%20y%2Fz/?q=%20 HTTP/1.1\nHost: a.example:81\nAccept: a\nCookie: b=c\nX-Forwarded-For: 127.0.0.1\n\
+         {SCHEME}{scheme}\nX-Forwarded-Host: a.example:81\n\
+         Forwarded: for=127.0.0.1;host=\"a.example:81\";proto={scheme}\n\n"
+    );
+    assert_eq!((response.status, response.text()), (200, expected));
+    // What the rules of the site applied to is what the backend gets.
+    assert!(client.get("/a/../b//c").text().starts_with("GET /b/c HTTP/1.1\n"));
+    let response = client.request("HEAD", "/", &[]);
+    let length: usize = response.field("Content-Length").unwrap().parse().unwrap();
+    assert!(length > 100 && response.body.is_empty());
+    assert_eq!(backend.connections(), 1, "the connection is kept");
+    let server = serve(&site, &[&backend], "host = \"app.internal\"");
+    let text = server.connect().request("GET", "/", &fields[..1]).text();
+    assert!(text.contains("Host: app.internal\n") && text.contains("X-Forwarded-Host: a.example:81\n"), "{text}");
+}
+
+#[test]
+fn backend_gets_verified_user_and_no_password() {
+    let (site, backend) = (Site::new(), Backend::echo());
+    let users = site.path().with_extension("users");
+    // For the password `secret`.
+    std::fs::write(&users, format!("ann:{}\n", bcrypt::hash("secret", 4).unwrap())).unwrap();
+    let_files_settle();
+    let keys = format!("[[site.auth]]\ndirectory = \"/private/\"\naccounts = {users:?}");
+    let server = serve(&site, &[&backend], &keys);
+    let password = [("Authorization", "Basic YW5uOnNlY3JldA=="), ("X-Forwarded-User", "root")];
+    let ask = |target: &str, fields: &[(&str, &str)]| server.connect().request("GET", target, fields);
+    assert_eq!(ask("/private/a", &password[1..]).status, 401);
+    assert_eq!(ask("/x/..//private/./a", &password[1..]).status, 401);
+    let text = ask("/private/a", &password).text();
+    assert!(text.contains("X-Forwarded-User: ann\n") && !text.contains("Authorization"), "{text}");
+    let text = ask("/a", &password).text();
+    assert!(text.contains("Authorization: Basic ") && !text.contains("X-Forwarded-User"), "{text}");
+    std::fs::remove_file(users).unwrap();
+}
+
+#[test]
+fn bodies_pass_in_both_directions() {
+    let (site, backend) = (Site::new(), Backend::echo());
+    for (keys, has_chunks) in [("", false), ("buffer_request = false\nbuffer_response = false", true)] {
+        let server = serve(&site, &[&backend], keys);
+        let mut client = server.connect();
+        for size in [0, 1, 70_000, 3_000_000] {
+            for is_chunked in [false, true] {
+                let body = pattern(size);
+                if is_chunked {
+                    client.send_request("POST", "/", &[("Transfer-Encoding", "chunked")]);
+                    for chunk in body.chunks(50_000) {
+                        client.send([format!("{:x}\r\n", chunk.len()).as_bytes(), chunk, b"\r\n"].concat());
+                    }
+                    client.send("0\r\n\r\n");
+                } else {
+                    client.send_request("POST", "/", &[("Content-Length", &size.to_string())]);
+                    client.send(&body);
+                }
+                let response = client.response("POST");
+                let end = find(&response.body, b"\n\n").unwrap();
+                let head = String::from_utf8_lossy(&response.body[..end]).into_owned();
+                assert!(response.body[end + 2..] == body, "{size} bytes, {keys}: {head}");
+                let framing = if is_chunked && has_chunks {
+                    "Transfer-Encoding: chunked"
+                } else {
+                    &format!("Content-Length: {size}")
+                };
+                assert!(head.lines().any(|line| line == framing), "{size} bytes, {keys}: {head}");
+            }
+        }
+    }
+}
+
+/// The responses of a scripted backend, with the status and body that a client gets; no body if it is cut off.
+fn scripts() -> Vec<(Vec<u8>, u16, Option<&'static str>)> {
+    let many = "X: y\r\n".repeat(200);
+    let huge = format!("X: {}\r\n", "y".repeat(140_000));
+    let head = |fields: &str| format!("HTTP/1.1 200 OK\r\n{fields}\r\n");
+    let scripts = [
+        ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello".to_owned(), 200, Some("hello")),
+        (head("Content-Length: 5\r\nContent-Length: 5\r\n") + "hello", 200, Some("hello")),
+        (head("Transfer-Encoding: chunked\r\n") + "3\r\nhel\r\n2;a=b\r\nlo\r\n0\r\nT: x\r\n\r\n", 200, Some("hello")),
+        (head("") + "hello", 200, Some("hello")),
+        ("HTTP/1.0 404 Gone away\r\n\r\nhello".to_owned(), 404, Some("hello")),
+        ("HTTP/1.1 100 Continue\r\n\r\n".to_owned() + &head("Content-Length: 5\r\n") + "hello", 200, Some("hello")),
+        (
+            "HTTP/1.1 103 Early\r\nLink: x\r\n\r\n".to_owned() + &head("Content-Length: 5\r\n") + "hello",
+            200,
+            Some("hello"),
+        ),
+        ("HTTP/1.1 204 None\r\n\r\n".to_owned(), 204, Some("")),
+        ("HTTP/1.1 304 Same\r\nETag: \"x\"\r\n\r\n".to_owned(), 304, Some("")),
+        // More than was announced belongs to no response.
+        (head("Content-Length: 5\r\n") + "helloHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil", 200, Some("hello")),
+        (head("Content-Length: 6\r\n") + "hello", 200, None),
+        (head("Transfer-Encoding: chunked\r\n") + "5\r\nhello\r\n", 200, None),
+        (head("Transfer-Encoding: chunked\r\n") + "5\r\nhelloo\r\n0\r\n\r\n", 200, None),
+        (head("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n") + "0\r\n\r\nhello", 502, Some("")),
+        (head("Content-Length: 5\r\nContent-Length: 6\r\n") + "hello", 502, Some("")),
+        (head("Content-Length: 5, 5\r\n") + "hello", 502, Some("")),
+        (head("Transfer-Encoding: gzip, chunked\r\n") + "0\r\n\r\n", 502, Some("")),
+        ("HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".to_owned(), 502, Some("")),
+        ("HTTP/2 200 OK\r\n\r\n".to_owned(), 502, Some("")),
+        ("HTTP/1.1 600 OK\r\n\r\n".to_owned(), 502, Some("")),
+        ("HTTP/1.1 101 Other\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n".to_owned(), 502, Some("")),
+        (head("A: b\r\n c\r\n"), 502, Some("")),
+        (head("A b: c\r\n"), 502, Some("")),
+        (head(&many), 502, Some("")),
+        (head(&huge), 502, Some("")),
+        ("hello".to_owned(), 502, Some("")),
+        ("HTTP/1.1 200 OK\r\nContent-Le".to_owned(), 502, Some("")),
+        (String::new(), 502, Some("")),
+    ];
+    scripts.into_iter().map(|(text, status, body)| (text.into_bytes(), status, body)).collect()
+}
+
+/// Sends the script of a target, closes the connection after it, or waits for the next request.
+fn play(peer: &mut Peer, pieces: usize) {
+    let scripts = scripts();
+    while let Some(arrived) = peer.request() {
+        let number = arrived.line.split(['/', ' ']).nth(2).unwrap();
+        let (text, ..) = &scripts[number.parse::<usize>().unwrap()];
+        if pieces == 0 {
+            peer.send(text);
+        } else {
+            for piece in text.chunks(text.len().div_ceil(pieces).max(1)) {
+                peer.send(piece);
+                thread::sleep(Duration::from_micros(200));
+            }
+        }
+        let _ = peer.stream.shutdown(Shutdown::Write);
+    }
+}
+
+#[test]
+fn responses_are_passed_on_or_become_errors() {
+    let site = Site::new();
+    // At once, and byte by byte.
+    for pieces in [0, 200] {
+        let backend = Backend::start(move |_, peer| play(peer, pieces));
+        for keys in ["", "buffer_response = false"] {
+            let server = serve(&site, &[&backend], keys);
+            for (number, (text, status, body)) in scripts().into_iter().enumerate() {
+                // Bytes that arrive after the next request was sent cannot be told from its response: that a backend
+                // sends none is a condition of HTTP/1.1 itself.
+                if pieces > 0 && text.ends_with(b"evil") {
+                    continue;
+                }
+                let shown = String::from_utf8_lossy(&text[..text.len().min(200)]).into_owned();
+                let mut client = server.connect();
+                client.send_request("GET", &format!("/{number}"), &[]);
+                match (client.try_response("GET"), body) {
+                    (Ok(response), Some(body)) => {
+                        assert_eq!(response.status, status, "{shown}");
+                        assert!(status == 502 || response.text() == body, "{shown}: {}", response.text());
+                        assert!(status != 304 || response.field("ETag") == Some("\"x\""), "{shown}");
+                    }
+                    (Err(_), None) => {}
+                    (found, _) => panic!("{shown}: {found:?}"),
+                }
+            }
+            // Nothing of one client's response has reached another's.
+            assert_eq!(server.get("/0").text(), "hello");
+        }
+    }
+}
+
+#[test]
+fn unexpected_bytes_on_kept_connection_are_not_a_response() {
+    let site = Site::new();
+    let backend = Backend::start(|number, peer| {
+        while peer.request().is_some() {
+            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{number}"));
+            // After the response, and not together with it.
+            thread::sleep(Duration::from_millis(100));
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil");
+        }
+    });
+    let server = serve(&site, &[&backend], "");
+    let mut client = server.connect();
+    for number in 1..4 {
+        assert_eq!(client.get("/").text(), number.to_string());
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn kept_connections_are_few_and_closed_when_idle() {
+    let site = Site::new();
+    let (here, ended) = (Arc::new(Barrier::new(3)), Arc::new(AtomicUsize::new(0)));
+    let (wait, count) = (Arc::clone(&here), Arc::clone(&ended));
+    let backend = Backend::start(move |_, peer| {
+        while peer.request().is_some() {
+            wait.wait();
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        }
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    let server = serve(&site, &[&backend], "min_spare = 2");
+    let clients: Vec<Client> = (0..3)
+        .map(|_| {
+            let mut client = server.connect();
+            client.send_request("GET", "/", &[]);
+            client
+        })
+        .collect();
+    for mut client in clients {
+        assert_eq!(client.response("GET").text(), "ok");
+    }
+    // Each process of MP has one client, and keeps its connection.
+    if !has_processes() {
+        wait_until("one connection to be closed", || ended.load(Ordering::Relaxed) == 1);
+        thread::sleep(Duration::from_millis(500));
+        assert_eq!(ended.load(Ordering::Relaxed), 1);
+    }
+    wait_until("the kept connections to be closed", || ended.load(Ordering::Relaxed) == 3);
+    assert_eq!(backend.connections(), 3);
+}
+
+#[test]
+fn request_is_repeated_only_if_that_is_safe() {
+    let site = Site::new();
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&requests);
+    // Each connection carries one response, although it seems to be kept.
+    let backend = Backend::start(move |_, peer| {
+        if let Some(arrived) = peer.request() {
+            seen.lock().unwrap().push(arrived.line);
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        }
+        if let Some(arrived) = peer.request() {
+            seen.lock().unwrap().push(arrived.line);
+        }
+    });
+    let server = serve(&site, &[&backend], "");
+    let mut client = server.connect();
+    assert_eq!(client.get("/1").text(), "ok");
+    assert_eq!(client.get("/2").text(), "ok", "it was sent again");
+    client.send_request("POST", "/3", &[("Content-Length", "3")]);
+    client.send("abc");
+    assert_eq!(client.response("POST").status, 502, "it may have been processed");
+    assert_eq!(client.get("/4").text(), "ok");
+    client.send_request("DELETE", "/5", &[]);
+    assert_eq!(client.response("DELETE").text(), "ok", "it was sent again");
+    let lines: Vec<String> = requests.lock().unwrap().iter().map(|line| line.replace(" HTTP/1.1", "")).collect();
+    assert_eq!(lines, ["GET /1", "GET /2", "GET /2", "POST /3", "GET /4", "DELETE /5", "DELETE /5"]);
+}
+
+#[test]
+fn slow_and_unreachable_backends_cause_504_and_502() {
+    let site = Site::new();
+    let backend = Backend::start(|_, peer| {
+        while let Some(arrived) = peer.request() {
+            if arrived.line.starts_with("GET /body ") {
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello");
+            } else if arrived.line.starts_with("GET /head ") {
+                peer.send("HTTP/1.1 200 OK\r\n");
+            }
+        }
+    });
+    let server = serve(&site, &[&backend], "timeout = \"1s\"\nidle_timeout = \"500ms\"");
+    assert_eq!(server.get("/").status, 504);
+    assert_eq!(server.get("/head").status, 504);
+    assert!(server.connect().try_get("/body").is_none());
+    let refused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let server = Server::with_site(&site, &format!("[[site.app]]\nmatch = \"/**\"\nhttp = \"{refused}\""));
+    let response = server.get("/");
+    assert_eq!(response.status, 502);
+    let report = format!("cannot reach the application at {refused}");
+    server.wait_for(&report);
+    let began = Instant::now();
+    (0..50).for_each(|_| assert_eq!(server.get("/").status, 502));
+    let reports = server.said().matches(&report).count() as u64;
+    // Each process reports for itself.
+    assert!(has_processes() || reports <= 2 + began.elapsed().as_secs(), "{reports}");
+    // A listener whose queue is full drops the packets of further clients.
+    let (full, _clients) = full_listener();
+    let toml = format!("[[site.app]]\nmatch = \"/**\"\nhttp = \"{full}\"\nconnect_timeout = \"500ms\"");
+    let server = Server::with_site(&site, &toml);
+    let response = server.get("/");
+    assert_eq!((response.status, response.text().contains("Timed out connecting")), (504, true), "{}", response.text());
+}
+
+/// A listener that accepts no further connection, and the connections that fill its queue.
+fn full_listener() -> (SocketAddr, Vec<Box<dyn std::any::Any>>) {
+    use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+    let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    net::listen(&socket, 0).unwrap();
+    let listener = TcpListener::from(socket);
+    let address = listener.local_addr().unwrap();
+    let mut held: Vec<Box<dyn std::any::Any>> = vec![Box::new(listener)];
+    while let Ok(client) = TcpStream::connect_timeout(&address, Duration::from_millis(300)) {
+        held.push(Box::new(client));
+        assert!(held.len() < 20, "the queue does not fill");
+    }
+    (address, held)
+}
+
+#[test]
+fn response_before_end_of_body_reaches_client() {
+    let site = Site::new();
+    // It never reads the body.
+    let backend = Backend::start(|_, peer| {
+        if peer.head().is_some() {
+            peer.send("HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno");
+        }
+    });
+    for keys in ["", "buffer_request = false"] {
+        let server = serve(&site, &[&backend], keys);
+        for _ in 0..5 {
+            let mut client = server.connect();
+            client.send_request("POST", "/", &[("Content-Length", "3000000")]);
+            client.send(pattern(3_000_000));
+            let response = client.response("POST");
+            assert_eq!((response.status, response.text().as_str()), (413, "no"));
+        }
+    }
+}
+
+#[test]
+fn requests_are_shared_by_backends_in_service() {
+    let site = Site::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let third_address = listener.local_addr().unwrap();
+    let [first, second] = ["first", "second"].map(Backend::named);
+    let third = Backend::named_at(listener, "third");
+    // Each process counts for itself.
+    let toml = format!(
+        "{}listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {:?}\n[[site.app]]\nmatch = \"/**\"\n\
+         http = [\"{}\", \"http://{}/\", \"{third_address}\"]\nmax_failures = 2\nfailure_timeout = \"1s\"\n",
+        one_set_of_caches(),
+        site.path(),
+        first.address,
+        second.address
+    );
+    let config = site.path().with_extension("toml");
+    std::fs::write(&config, toml).unwrap();
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let counts = || {
+        let (mut counts, mut client) = (HashMap::new(), server.connect());
+        for _ in 0..30 {
+            let response = client.get("/");
+            assert_eq!(response.status, 200, "{}", response.text());
+            *counts.entry(response.text()).or_insert(0) += 1;
+        }
+        let of = |name: &str| counts.get(name).copied().unwrap_or_default();
+        (of("first"), of("second"), of("third"))
+    };
+    assert_eq!(counts(), (10, 10, 10));
+    // No client notices when one ends, and it gets no requests for a while.
+    drop(third);
+    wait_until("the backend to end", || TcpStream::connect(third_address).is_err());
+    wait_until("the backend to be out of service", || {
+        counts();
+        server.said().contains(&format!("the backend {third_address} is out of service"))
+    });
+    let _third = Backend::named_at(TcpListener::bind(third_address).unwrap(), "third");
+    wait_until("the backend to get requests again", || counts().2 > 0);
+    server.wait_for(&format!("the backend {third_address} is in service again"));
+    assert_eq!(counts(), (10, 10, 10));
+}
+
+#[test]
+fn whole_body_reaches_another_backend_if_one_is_unreachable() {
+    let (site, backend) = (Site::new(), Backend::echo());
+    let refused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (full, _clients) = full_listener();
+    for keys in ["", "buffer_request = false"] {
+        let toml = format!(
+            "[[site.app]]\nmatch = \"/**\"\nhttp = [\"{refused}\", \"{}\", \"{full}\"]\nmax_failures = 1000\n\
+             connect_timeout = \"200ms\"\n{keys}",
+            backend.address
+        );
+        let server = Server::with_site(&site, &toml);
+        let mut client = server.connect();
+        for size in [1, 1, 1, 70_000, 70_000, 70_000, 1_000_000, 1_000_000, 1_000_000] {
+            let body = pattern(size);
+            client.send_request("POST", "/", &[("Content-Length", &size.to_string())]);
+            client.send(&body);
+            let response = client.response("POST");
+            let end = find(&response.body, b"\n\n").unwrap();
+            assert!(response.status == 200 && response.body[end + 2..] == body, "{size} bytes, {keys}");
+        }
+    }
+}
+
+#[test]
+fn backend_is_chosen_by_hash_of_field() {
+    let site = Site::new();
+    let backends = ["first", "second", "third"].map(Backend::named);
+    let backends: Vec<&Backend> = backends.iter().collect();
+    let server = serve(&site, &backends, "balance = \"hash\"\nhash_field = \"X-User\"");
+    let ask = |user: &str| server.connect().request("GET", "/", &[("X-User", user)]).text();
+    let users: Vec<String> = (0..20).map(|n| format!("user {n}")).collect();
+    let chosen: Vec<String> = users.iter().map(|user| ask(user)).collect();
+    assert_eq!(chosen, users.iter().map(|user| ask(user)).collect::<Vec<_>>());
+    for backend in ["first", "second", "third"] {
+        assert!(chosen.iter().any(|name| name == backend), "{chosen:?}");
+    }
+}
+
+/// Switches protocols and echoes everything until the client ends its side; then says goodbye.
+fn tunnel_backend() -> Backend {
+    Backend::start(|_, peer| {
+        let Some(arrived) = peer.head() else { return };
+        if !arrived.fields.iter().any(|(name, value)| name == "Upgrade" && value == "websocket") {
+            return peer.send("HTTP/1.1 426 Upgrade Required\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        }
+        peer.send("HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-A: b\r\n\r\nwelcome ");
+        let mut buffer = vec![0; 10_000];
+        while let Ok(count @ 1..) = peer.reader.read(&mut buffer) {
+            if peer.stream.write_all(&buffer[..count]).is_err() {
+                return;
+            }
+        }
+        peer.send("goodbye");
+    })
+}
+
+const UPGRADE: [(&str, &str); 2] = [("Connection", "Upgrade"), ("Upgrade", "websocket")];
+
+#[test]
+fn upgraded_connection_is_a_tunnel() {
+    let (site, backend) = (Site::new(), tunnel_backend());
+    let log = site.path().with_extension("log");
+    let keys = "timeout = \"1s\"\ncache = \"1h\"";
+    let toml = format!(
+        "listen = [\"127.0.0.1:0\"]\nlog = {{ access = {log:?}, flush = \"10ms\", format = \"json\" }}\n\
+         [[site]]\nroot = {:?}\n\
+         [[site.app]]\nmatch = \"/**\"\nhttp = \"{}\"\n{keys}\n",
+        site.path(),
+        backend.address
+    );
+    let config = site.path().with_extension("toml");
+    std::fs::write(&config, toml).unwrap();
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let mut client = server.connect();
+    client.send_request("GET", "/chat", &UPGRADE);
+    // It need not wait for the response.
+    client.send("early ");
+    let head = client.read_head();
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    for field in ["Connection: Upgrade\r\n", "Upgrade: websocket\r\n", "X-A: b\r\n"] {
+        assert!(head.contains(field), "{head}");
+    }
+    // Longer than the timeout of a response.
+    thread::sleep(Duration::from_millis(1500));
+    let data = pattern(3_000_000);
+    let mut received = Vec::new();
+    client.wait_for_many_bytes("welcome early ".len());
+    for piece in data.chunks(100_000) {
+        client.send(piece);
+    }
+    client.half_close();
+    received.extend(client.read_to_end());
+    let expected = [b"welcome early ", &data[..], b"goodbye"].concat();
+    assert!(received == expected, "{} of {} bytes", received.len(), expected.len());
+    let lines = || std::fs::read_to_string(&log).unwrap_or_default();
+    wait_until("a line in the log", || lines().ends_with('\n'));
+    let fields =
+        [format!("\"status\":101,\"body_bytes\":{},", expected.len()), format!("\"backend\":\"{}\"", backend.address)];
+    assert!(fields.iter().all(|field| lines().contains(field)), "{}", lines());
+    assert_eq!(server.report("tunnels"), 1);
+    std::fs::remove_file(&log).unwrap();
+}
+
+#[test]
+fn only_websocket_is_a_tunnel() {
+    let (site, backend) = (Site::new(), tunnel_backend());
+    let server = serve(&site, &[&backend], "tunnel_timeout = \"500ms\"");
+    for fields in [vec![], vec![UPGRADE[1]], vec![UPGRADE[0], ("Upgrade", "h2c"), ("HTTP2-Settings", "x")]] {
+        assert_eq!(server.connect().request("GET", "/", &fields).status, 426, "{fields:?}");
+    }
+    let mut client = server.connect();
+    client.send_request("GET", "/", &UPGRADE);
+    assert!(client.read_head().starts_with("HTTP/1.1 101 "));
+    assert_eq!(client.read_to_end(), b"welcome ", "it ends when nothing is sent for a while");
+    // An application that speaks another protocol than HTTP cannot switch.
+    let server = Server::with_site(&site, "[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true");
+    assert_eq!(server.connect().request("GET", "/cgi-bin/none", &UPGRADE).status, 404);
+}
+
+#[test]
+fn end_of_client_ends_tunnel() {
+    let site = Site::new();
+    let ended = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&ended);
+    let backend = Backend::start(move |_, peer| {
+        if peer.head().is_some() {
+            peer.send("HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n");
+            let mut rest = Vec::new();
+            let _ = peer.reader.read_to_end(&mut rest);
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let server = serve(&site, &[&backend], "");
+    let before = super::apps::descriptors(&server);
+    let clients: Vec<Client> = (0..5)
+        .map(|_| {
+            let mut client = server.connect();
+            client.send_request("GET", "/", &UPGRADE);
+            client.read_head();
+            client
+        })
+        .collect();
+    drop(clients);
+    wait_until("the backend to see the end", || ended.load(Ordering::Relaxed) == 5);
+    wait_until("all descriptors to be closed", || super::apps::descriptors(&server) <= before);
+}
+
+#[test]
+fn reload_changes_backends_of_new_requests_only() {
+    let site = Site::new();
+    let (tunnel, other) = (tunnel_backend(), Backend::named("other"));
+    let config = site.path().with_extension("toml");
+    let write = |backend: &Backend| {
+        let toml = format!(
+            "listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {:?}\n[[site.app]]\nmatch = \"/**\"\nhttp = \"{}\"\n",
+            site.path(),
+            backend.address
+        );
+        std::fs::write(&config, toml).unwrap();
+    };
+    write(&tunnel);
+    let mut command = program();
+    command.args(["serve", "--config"]).arg(&config);
+    // Over TLS the harness starts the server with a copy of this file.
+    if is_secure() {
+        return;
+    }
+    let server = Server::spawn(command);
+    let mut client = server.connect();
+    client.send_request("GET", "/", &UPGRADE);
+    assert!(client.read_head().starts_with("HTTP/1.1 101 "));
+    write(&other);
+    server.signal("HUP");
+    server.wait_for("the new configuration is in force");
+    // A worker that is about to retire may still accept a connection.
+    wait_until("the other backend", || server.get("/").text() == "other");
+    client.send("still here");
+    client.half_close();
+    assert_eq!(client.read_to_end(), b"welcome still heregoodbye");
+}
+
+#[test]
+fn cacheable_responses_are_cached() {
+    let site = Site::new();
+    let backend = Backend::start(|_, peer| {
+        let mut count = 0;
+        while let Some(arrived) = peer.request() {
+            count += 1;
+            let fields = if arrived.line.contains("/private") { "Cache-Control: private\r\n" } else { "" };
+            peer.send(format!("HTTP/1.1 200 OK\r\n{fields}Content-Length: 1\r\n\r\n{count}"));
+        }
+    });
+    let server = serve(&site, &[&backend], "cache = \"1h\"");
+    let mut client = server.connect();
+    assert_eq!(client.get("/a").text(), "1");
+    for _ in 0..3 {
+        let again = client.get("/a");
+        assert_eq!((again.text().as_str(), again.field("Age").is_some()), ("1", true));
+    }
+    assert_eq!(client.get("/private").text(), "2");
+    assert_eq!(client.get("/private").text(), "3");
+    client.send_request("POST", "/a", &[("Content-Length", "0")]);
+    assert_eq!(client.response("POST").text(), "4");
+    assert_eq!(client.get("/a").text(), "5", "a change invalidates the cached response");
+}
+
+#[test]
+fn backend_on_socket_is_served_beside_files() {
+    let site = Site::new();
+    site.file("a.txt", "static");
+    let beside = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(beside.path().join("app.sock")).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            let mut line = String::new();
+            while reader.read_line(&mut line).is_ok_and(|count| count > 0) {
+                if line.ends_with("\r\n\r\n") {
+                    let first = line.lines().next().unwrap().to_owned();
+                    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", first.len());
+                    stream.write_all((head + &first).as_bytes()).unwrap();
+                    line.clear();
+                }
+            }
+        }
+    });
+    // Paths without a file go to the backend, as they were requested.
+    let toml = format!(
+        "[[site.fallback]]\ndirectory = \"/\"\nfile = \"/backend\"\n[[site.app]]\nmatch = \"/backend\"\nhttp = \"unix:{}\"",
+        beside.path().join("app.sock").display()
+    );
+    let server = Server::with_site(&site, &toml);
+    let mut client = server.connect();
+    assert_eq!(client.get("/a.txt").text(), "static");
+    for _ in 0..3 {
+        assert_eq!(client.get("/other/path?x").text(), "GET /other/path?x HTTP/1.1");
+    }
+}
+
+#[test]
+fn redirects_of_backends_lead_to_files_only_within_site() {
+    let site = Site::new();
+    site.file("files/a.txt", "protected");
+    let backend = Backend::start(|_, peer| {
+        while let Some(arrived) = peer.request() {
+            let field = match arrived.line.split(' ').nth(1) {
+                Some("/app/inside") => "X-Accel-Redirect: /files/a.txt\r\nX-Other: y\r\n",
+                Some("/app/outside") => "X-Sendfile: /etc/passwd\r\n",
+                _ => "Location: /app/else\r\n",
+            };
+            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n{field}\r\n"));
+        }
+    });
+    let toml = format!(
+        "[[site.route]]\nmatch = \"/files/**\"\ninternal = true\n[[site.app]]\nmatch = \"/app\"\nhttp = \"{}\"",
+        backend.address
+    );
+    let server = Server::with_site(&site, &toml);
+    let mut client = server.connect();
+    assert_eq!(client.get("/files/a.txt").status, 404);
+    assert_eq!(client.get("/app/inside").text(), "protected");
+    assert_eq!(client.get("/app/outside").status, 502);
+    let response = client.get("/app/location");
+    assert_eq!((response.status, response.field("Location")), (200, Some("/app/else")), "no local redirect of CGI");
+}
