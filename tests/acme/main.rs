@@ -398,6 +398,24 @@ fn check_describes_what_is_obtained() {
 }
 
 #[test]
+fn missing_program_is_an_error_with_remedy() {
+    let ca = Ca::stopped(LONG);
+    let alone = ca.path().join("amped");
+    fs::copy(harness::program().get_program(), &alone).unwrap();
+    let config = ca.configure("", HTTP, SITE);
+    let ended = |word: &str| {
+        let mut command = Command::new(&alone);
+        command.args([word, "--config", config.to_str().unwrap()]);
+        harness::run_command(command)
+    };
+    let served = ended("serve");
+    let says = |text: &str| text.contains("amped-acme is missing") && text.contains("cargo build");
+    assert!(served.status == 1 && says(&served.stderr), "{served:?}");
+    let checked = ended("check");
+    assert!(checked.status == 0 && says(&checked.stdout), "{checked:?}");
+}
+
+#[test]
 fn process_cannot_be_started_by_hand() {
     let ended = harness::run_command(Command::new(env!("CARGO_BIN_EXE_amped-acme")));
     assert!(ended.status == 1 && ended.stderr.contains("only `amped` can start this program"), "{ended:?}");
