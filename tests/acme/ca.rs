@@ -1,6 +1,7 @@
 //! A CA for tests: pebble, with a name server that knows every name, and certificates that curl verifies.
 
 use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -23,9 +24,15 @@ pub struct Ca {
     renewal_info: Option<Child>,
 }
 
+/// Listens on a free port. Outgoing connections get ports from 32768 on, and would take one of these before its server has it.
+fn listen() -> TcpListener {
+    let candidates = std::iter::repeat_with(|| 10_000 + (RandomState::new().hash_one(0) % 20_000) as u16);
+    candidates.take(1000).find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).unwrap()
+}
+
 /// A port that is free now.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+pub fn free_port() -> u16 {
+    listen().local_addr().unwrap().port()
 }
 
 fn found(program: &str) -> Command {
@@ -45,7 +52,7 @@ impl Ca {
         fs::create_dir(folder.path().join("root")).unwrap();
         fs::write(folder.path().join("root/a"), "served").unwrap();
         // All at once, so that no two are the same.
-        let listeners = [(); 6].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let listeners = [(); 6].map(|()| listen());
         let [directory_port, management_port, dns_port, dns_management, http_port, tls_port] =
             listeners.each_ref().map(|listener| listener.local_addr().unwrap().port());
         drop(listeners);
@@ -211,9 +218,4 @@ impl Drop for Ca {
             let _ = child.wait();
         }
     }
-}
-
-/// Port of a server that nothing listens on.
-pub fn unused_port() -> u16 {
-    free_port()
 }

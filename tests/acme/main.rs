@@ -103,7 +103,7 @@ fn handshakes_fail_until_certificate_is_there() {
     // Nothing listens on the port of http-01, so validation fails.
     let config = ca.configure("", HTTP, &format!("{SITE}{other}"));
     let text = fs::read_to_string(&config).unwrap();
-    let plain = ca::unused_port();
+    let plain = ca::free_port();
     fs::write(&config, text.replace(&format!("127.0.0.1:{}\"", ca.http_port), &format!("127.0.0.1:{plain}\"")))
         .unwrap();
     let server = Server::start(&["--config", config.to_str().unwrap()]);
@@ -226,11 +226,11 @@ fn acme_is_switched_on_and_off_by_reload() {
 fn unreachable_ca_is_tried_again() {
     let mut ca = Ca::stopped(LONG);
     let server = ca.serve("", HTTP, SITE);
-    server.wait_for("trying again in 2 min; there is none to serve");
+    server.wait_for("trying again in 1 min; there is none to serve");
     assert_eq!(server.get("/a").status, 308);
     let failed = command(&ca, &["renew", "a.example"]);
     assert!(failed.status == 1 && failed.stderr.contains("refused"), "{failed:?}");
-    server.wait_for("trying again in 3 min");
+    server.wait_for("trying again in 2 min");
     ca.start(&[]);
     let renewed = command(&ca, &["renew", "a.example"]);
     assert_eq!(renewed.status, 0, "{renewed:?}");
@@ -294,7 +294,7 @@ fn delay_that_ca_requests_is_respected() {
 
 #[test]
 fn wrong_nonces_and_reused_authorizations_are_survived() {
-    for variables in [[("PEBBLE_WFE_NONCEREJECT", "40")], [("PEBBLE_AUTHZREUSE", "100")]] {
+    for variables in [[("PEBBLE_WFE_NONCEREJECT", "20")], [("PEBBLE_AUTHZREUSE", "100")]] {
         let mut ca = Ca::stopped(LONG);
         ca.start(&variables);
         let server = ca.serve("", ALPN, SITE);
@@ -401,7 +401,9 @@ fn check_describes_what_is_obtained() {
 fn missing_program_is_an_error_with_remedy() {
     let ca = Ca::stopped(LONG);
     let alone = ca.path().join("amped");
-    fs::copy(harness::program().get_program(), &alone).unwrap();
+    // By another process: a program that another thread forks would hold the file open for writing (ETXTBSY).
+    let copied = Command::new("cp").arg(harness::program().get_program()).arg(&alone).status().unwrap();
+    assert!(copied.success());
     let config = ca.configure("", HTTP, SITE);
     let ended = |word: &str| {
         let mut command = Command::new(&alone);

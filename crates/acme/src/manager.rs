@@ -240,7 +240,7 @@ impl Manager {
                     Some(_) => "serving an expired one",
                     None => "there is none to serve",
                 };
-                let (message, minutes) = (&failure.message, delay.as_secs().div_ceil(60));
+                let (message, minutes) = (&failure.message, (delay.as_secs() + 30) / 60);
                 self.link.log(format!(
                     "cannot obtain a certificate for {names}: {message}; trying again in {minutes} min; {serving}"
                 ));
