@@ -164,6 +164,9 @@ impl Ca {
     /// Starts a server that obtains certificates here. `keys`: at the top; `acme`: in `[tls.acme]`; `sites`: after it.
     pub fn serve(&self, keys: &str, acme: &str, sites: &str) -> Server {
         let config = self.configure(keys, acme, sites);
+        // Workers of an earlier server that was killed end a moment after it.
+        let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+        wait_until("the ports of an earlier server", || is_free(self.http_port) && is_free(self.tls_port));
         Server::start(&["--config", config.to_str().unwrap()])
     }
 
