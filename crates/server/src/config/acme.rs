@@ -1,6 +1,6 @@
 //! Checks the keys about certificates that the server obtains itself: `[tls.acme]`, and `acme` of a site.
 //!
-//! The result is what the ACME process is told, and the file of each site's certificate. The files are below a directory
+//! The result is the configuration of the ACME process, and the file of each site's certificate. The files are below a directory
 //! for each CA, so that a certificate of a staging directory is never served when another directory is configured.
 
 use std::fmt::Write as _;

@@ -66,7 +66,7 @@ pub struct Settings {
 /// The certificates to obtain.
 #[derive(Clone, Debug)]
 pub struct AcmePlan {
-    /// What the ACME process is told.
+    /// The configuration of the ACME process.
     pub start: Start,
     /// The file of each site's certificate: `files[site.number]`; `None` if it has none to obtain.
     pub files: Vec<Option<PathBuf>>,

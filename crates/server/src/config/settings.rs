@@ -413,7 +413,7 @@ pub enum Residency {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct ControlSettings {
-    /// Socket for `amped preload`; only the server's user and root may open it
+    /// Socket for `amped preload` and `amped acme`; only the server's user and root may open it
     ///
     /// Its directory should belong to that user, so that the server can remove the socket at exit.
     #[schemars(example = "/run/amped/control")]

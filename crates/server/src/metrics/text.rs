@@ -31,16 +31,16 @@ pub struct Expiry {
     pub at: Duration,
 }
 
-/// How orders of certificates went (ACME).
+/// Results of certificate orders (ACME).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AcmeFigures {
-    /// Orders that were begun.
+    /// Orders started.
     pub orders: u64,
-    /// Certificates that were obtained.
+    /// Certificates obtained.
     pub obtained: u64,
     /// Failed orders, by reason.
     pub failures: Vec<(&'static str, u64)>,
-    /// When the next order for each certificate is due, by file.
+    /// Time of the next order for each certificate, by file.
     pub next_orders: Vec<Expiry>,
 }
 
@@ -80,15 +80,15 @@ pub fn text(sum: &Sum, tls: &TlsExpiries, acme: Option<&AcmeFigures>) -> String 
     }
     let (counter, things) = (exporter::Kind::Counter, exporter::Unit::Things);
     if let Some(acme) = acme {
-        page.family("acme_orders", counter, things, "Orders of certificates that were begun.");
+        page.family("acme_orders", counter, things, "Certificate orders started.");
         page.sample("", acme.orders);
-        page.family("acme_certificates", counter, things, "Certificates that were obtained.");
+        page.family("acme_certificates", counter, things, "Certificates obtained from a CA.");
         page.sample("", acme.obtained);
-        page.family("acme_failures", counter, things, "Orders of certificates that failed, by reason.");
+        page.family("acme_failures", counter, things, "Failed certificate orders, by reason.");
         for (reason, count) in &acme.failures {
             page.sample(&format!("reason=\"{reason}\""), count);
         }
-        let help = "When the next order for each certificate is due, in seconds since 1970.";
+        let help = "Time of the next order for each certificate, in seconds since 1970.";
         page.family("acme_next_order", exporter::Kind::Gauge, exporter::Unit::Seconds, help);
         for Expiry { labels, at } in &acme.next_orders {
             page.sample(labels, at.as_secs());
