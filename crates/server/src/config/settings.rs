@@ -279,7 +279,7 @@ pub struct TlsSettings {
 pub struct AcmeSettings {
     /// Agree to the terms of service of the CA; required
     ///
-    /// Those of Let's Encrypt are at https://letsencrypt.org/repository/.
+    /// Those of Let's Encrypt: `https://letsencrypt.org/repository/`
     pub agree_to_terms: bool,
     /// Address to which the CA may send warnings
     #[schemars(example = "admin@example.org")]
