@@ -66,6 +66,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
         shared: None,
         apps: Apps::default(),
         tls: None,
+        challenges: None,
     });
     let start = Start {
         generation,

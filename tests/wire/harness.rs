@@ -21,9 +21,12 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 #[allow(dead_code, reason = "unused by the tests with other programs")]
 pub const MODES: [&str; 4] = ["mixed", "copy", "mmap", "sendfile"];
 
-/// The program under test.
+/// The program under test. Tests of another program find it beside theirs.
 pub fn program() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_amped"))
+    let beside = || Some(Path::new(option_env!("CARGO_BIN_EXE_amped-acme")?).with_file_name("amped"));
+    let program = option_env!("CARGO_BIN_EXE_amped").map(PathBuf::from).or_else(beside).unwrap();
+    assert!(program.exists(), "{} is missing: cargo build --package amped", program.display());
+    Command::new(program)
 }
 
 /// The architecture under test, in a harness that is part of the suite (`wire::mt::harness`); elsewhere `None`, the

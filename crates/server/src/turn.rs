@@ -373,6 +373,10 @@ impl<D: DiskAccess> Turn<'_, D> {
             context.tls.add(negotiated, time);
             if connection.transport.has_chosen_http2() {
                 connection.conn.speak_http2(self.now, &context.shared.limits, self.actions);
+            } else if connection.transport.is_for_validation() {
+                // RFC 8737, 3: no data follow the handshake. The connection is closed in any case.
+                let _ = connection.transport.half_close();
+                return Err(Dead);
             }
         }
         // A short read has drained the socket, and epoll will report new data (epoll(7), "short read"). The end of the

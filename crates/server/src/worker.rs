@@ -130,6 +130,7 @@ impl Worker {
         let blocks = generation.blocks();
         let mut shared = SharedState::with_caches(Arc::clone(&settings.sites), settings.limits.clone(), caches, wall());
         shared.http2 = settings.http2;
+        shared.challenges = generation.http_challenges();
         let context = LoopContext {
             shared,
             log: AccessLog::new(&settings.log, log),
@@ -604,6 +605,7 @@ impl Worker {
         let (sites, limits, budgets) = (Arc::clone(&settings.sites), settings.limits.clone(), settings.cache.clone());
         self.context.shared.renew(sites, limits, budgets, generation.caches.as_ref());
         self.context.shared.http2 = settings.http2;
+        self.context.shared.challenges = generation.http_challenges();
         self.context.log.renew(&settings.log);
         self.context.sender.renew(&generation);
         self.context.generation = generation;
