@@ -275,10 +275,10 @@ impl Style {
 const ALIGNMENT: usize = 32;
 
 /// A send queue whose text has grown beyond this is not reused.
-const SPARE_TEXT_MAX: usize = 256 * 1024;
+const SPARE_TEXT_MAX: usize = 64 * 1024;
 
-/// Maximum send queues kept for reuse; one is enough except for bursts.
-const SPARE_MAX: usize = 16;
+/// Maximum send queues kept for reuse; each stream of an HTTP/2 connection may need one at the same time.
+const SPARE_MAX: usize = 128;
 
 /// The client of a log line, and where lines and records go.
 pub struct LogContext<'a> {

@@ -792,9 +792,11 @@ impl<D> Turn<'_, D> {
         let Turn { connection, context, .. } = self;
         // Before sending, so that a request is counted by the time its client has the response.
         context.meter.heard(context.shared.counts.requests);
-        if let (Some(timing), Some(send_queue)) = (&mut connection.timing, &connection.send_queue)
+        let holds_reply = connection.send_queue.as_ref().is_some_and(|send_queue| send_queue.holds_reply())
+            || connection.outbox.as_ref().is_some_and(|outbox| outbox.has_responses());
+        if let Some(timing) = &mut connection.timing
             && matches!(timing.phase(), Phase::Parsing | Phase::Processing)
-            && send_queue.holds_reply()
+            && holds_reply
         {
             timing.pass(Phase::Sending);
         }
