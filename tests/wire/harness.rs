@@ -590,6 +590,15 @@ impl Client {
         self.buffer.drain(..count);
     }
 
+    /// Reads at most so many bytes, if any have arrived.
+    pub fn fill_at_most(&mut self, count: usize) {
+        let mut piece = vec![0; count];
+        self.stream.set_nonblocking(true).unwrap();
+        let received = self.read_unchanged(&mut piece);
+        self.stream.set_nonblocking(false).unwrap();
+        self.buffer.extend_from_slice(&piece[..received.unwrap_or(0)]);
+    }
+
     /// Waits for more bytes; returns whether any have arrived before the end.
     pub fn try_fill(&mut self) -> bool {
         match self.fill() {
