@@ -312,7 +312,8 @@ fn sort(own: &mut [Certificate]) {
 impl ResolvesServerCert for Certificates {
     /// Returns the site's first certificate whose signatures the client accepts. A client that names no site or an
     /// unknown one gets that of the default site, as does a client of a site without a certificate. A client that offers
-    /// only the protocol of tls-alpn-01 gets the certificate with the answer to the challenge, and no other.
+    /// only the protocol of tls-alpn-01 gets the certificate with the answer to the challenge, and no other. For a client
+    /// that accepts none of the signatures the handshake fails (`handshake_failure`).
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         if let Some(challenges) = &self.challenges
             && hello.alpn().is_some_and(|protocols| protocols.eq([TLS_ALPN_01_PROTOCOL]))
@@ -327,7 +328,9 @@ impl ResolvesServerCert for Certificates {
         }
         let own = own.or_else(|| by_site.iter().find(|own| !own.is_empty()))?;
         let mut keys = own.iter().map(|one| &one.certified);
-        keys.find(|key| key.key.choose_scheme(hello.signature_schemes()).is_some()).cloned()
+        let key = keys.find(|key| key.key.choose_scheme(hello.signature_schemes()).is_some());
+        // Without a certificate, the client would be told that access is denied.
+        key.or_else(|| own.first().map(|one| &one.certified)).cloned()
     }
 }
 
