@@ -62,6 +62,7 @@ impl Driver {
                     assert!(self.lookups.len() <= 16, "too many lookups");
                 }
                 Action::Close => self.is_closed = true,
+                Action::Unanswered(record) => self.shared.records.give_back(record),
                 Action::HalfClose | Action::Log(_) => {}
                 Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd(_) => {
                     panic!("no application is configured")

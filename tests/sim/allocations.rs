@@ -89,7 +89,12 @@ impl Driver {
                     let answer = self.shared.caches.learn(Time::START, &work, found, &sites);
                     self.conn.handle(Time::START, Event::Disk(ticket, answer), &mut self.shared, &mut self.actions);
                 }
-                Action::Interim(_) | Action::Control(_) | Action::Cancel(_) | Action::HalfClose | Action::Close => {
+                Action::Interim(_)
+                | Action::Control(_)
+                | Action::Cancel(_)
+                | Action::Unanswered(_)
+                | Action::HalfClose
+                | Action::Close => {
                     panic!("unexpected action")
                 }
                 Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd(_) | Action::Log(_) => {

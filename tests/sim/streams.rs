@@ -258,6 +258,7 @@ impl World {
                 Action::Cancel(lane) => drop(self.lanes.remove(&lane.0)),
                 Action::App(ticket, input) => self.take_input(ticket, input),
                 Action::Close => self.is_closed = true,
+                Action::Unanswered(record) => panic!("unexpected: {record:?}"),
                 Action::HalfClose | Action::Log(_) => {}
                 other @ (Action::Verify(..) | Action::Interim(_)) => panic!("unexpected: {other:?}"),
             }

@@ -491,7 +491,7 @@ impl World {
                     let record = session.open.take().expect("an open body");
                     session.put(self.now, Piece::Record(record));
                 }
-                Action::Control(_) | Action::Cancel(_) => panic!("an action of HTTP/2"),
+                Action::Control(_) | Action::Cancel(_) | Action::Unanswered(_) => panic!("an action of HTTP/2"),
                 Action::Log(line) => self.logged.push(line),
                 Action::HalfClose => {
                     assert!(session.send_queue.is_empty() && session.half_closed.is_none());

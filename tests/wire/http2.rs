@@ -218,7 +218,8 @@ fn client_that_resets_streams_or_sends_empty_frames_is_disconnected() {
 fn heads_over_limits_and_malformed_ones() {
     let site = Site::new();
     site.file("x", "x");
-    let server = Server::serve(&site);
+    let log = site.path().with_extension("log");
+    let server = Server::configured(&site, &format!("log.access = {log:?}\nlog.flush = \"50ms\"\n"));
     let mut http2 = Http2::connect(&server);
     let long = "x".repeat(35_000);
     assert_eq!(get(&mut http2, "/x", &[("a", &long)]).status, 431);
@@ -239,6 +240,11 @@ fn heads_over_limits_and_malformed_ones() {
     let block = [http2.head("GET", "/x", &[]), b"\x00\x01X\x01y".to_vec()].concat();
     http2.send(|out| frame::headers(out, stream, &block, true, FRAME_BYTES));
     assert_eq!(http2.try_response(stream), Err(Some(ErrorCode::PROTOCOL_ERROR)), "upper case");
+    wait_until("the malformed requests to be logged", || {
+        let lines = fs::read_to_string(&log).unwrap_or_default();
+        lines.lines().filter(|line| line.contains("\"/x\" 400 -")).count() == 5
+    });
+    fs::remove_file(&log).unwrap();
     assert_eq!(http2.get("/x").text(), "x");
     // A block that cannot be decoded ends the connection.
     let stream = http2.open();

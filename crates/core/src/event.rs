@@ -7,6 +7,7 @@
 //! can cross to another thread or process.
 
 use alloc::borrow::Cow;
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -22,6 +23,7 @@ use crate::cache::page::PageName;
 use crate::cache::path::LookupResult;
 use crate::file::{Content, FileVersion, NotUnpacked, Stored};
 use crate::listing::{ListForm, ListOrder, Listing};
+use crate::record::Record;
 use crate::reply::Reply;
 
 /// An input to a connection.
@@ -75,6 +77,8 @@ pub enum Action<F> {
     Control(Vec<u8>),
     /// Drop what a lane has to send.
     Cancel(Lane),
+    /// Log this request, which gets no response.
+    Unanswered(Box<Record>),
     /// Write this line to the error log.
     Log(String),
     /// Send these bytes, which belong to no response.

@@ -306,7 +306,7 @@ pub struct LogContext<'a> {
 
 impl LogContext<'_> {
     /// Logs and counts a response; `is_whole`: it was sent completely.
-    fn log_response(&mut self, record: Box<Record>, body_bytes: u64, is_whole: bool) {
+    pub(crate) fn log_response(&mut self, record: Box<Record>, body_bytes: u64, is_whole: bool) {
         let mut timing = self.timing.take();
         if let Some(timing) = &mut timing {
             timing.pass(Phase::Logging);

@@ -432,6 +432,12 @@ impl<D: DiskAccess> Turn<'_, D> {
                 Action::PieceEnd(lane) => self.send_queue(lane).put_end(),
                 Action::Control(bytes) => self.connection.outbox.get_or_insert_default().put_control(&bytes),
                 Action::Cancel(lane) => self.cancel(lane),
+                Action::Unanswered(record) => {
+                    let Turn { connection, context, now, .. } = self;
+                    let Connection { transport, peer, timing, .. } = &mut **connection;
+                    let (_, mut log_context) = context.log_context((transport, peer, timing), *now);
+                    log_context.log_response(record, 0, false);
+                }
                 Action::App(ticket, input) => self.pass_to_app(ticket, input),
                 Action::Verify(ticket, work) => self.verify(ticket, work),
                 Action::Disk(ticket, work) => self.ask_disk(ticket, &work),

@@ -858,6 +858,10 @@ impl Session {
             self.refuse(cx, side, Status::HEAD_TOO_LARGE, "request header fields too long", fields);
         } else if flat.fill(fields, block.end_stream).is_err() {
             cx.shared.counts.bad_requests += 1;
+            let mut record = cx.shared.records.take();
+            record.note_unreadable(fields.get(b":path").unwrap_or_default(), cx.now);
+            record.set(Status::BAD_REQUEST, Outcome::None);
+            cx.actions.push(Action::Unanswered(record));
             return self.take_stream_error(cx, block.stream, ErrorCode::PROTOCOL_ERROR);
         } else {
             match flat.request(&head_limits(&cx.shared.limits, self.secure)) {
