@@ -725,7 +725,7 @@ pub(crate) struct SliceRun {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Check {
     /// Name: one of `clients`, `client`, `idle`, `others`, `stationary`, `little`, `counts`, `bytes`, `path`,
-    /// `server`; with several hosts also `clocks`; for a run that could not be made `server`, `client` or `hosts`.
+    /// `server`; with HTTP/2 also `protocol`; with several hosts also `clocks`; for a run that could not be made `server`, `client` or `hosts`.
     pub(crate) name: String,
     /// Whether the check held; `None` if it could not be made, in which case `says` gives the reason.
     pub(crate) holds: Option<bool>,
@@ -765,6 +765,9 @@ pub(crate) struct Summary {
     /// Results of the additional clients, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) beside: Option<Beside>,
+    /// Concurrent streams of a connection of HTTP/2: as many as requested, or as the server allowed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) streams: Option<u64>,
     /// Idle connections held open during the load; each sent one request.
     #[serde(default, skip_serializing_if = "is_none")]
     pub(crate) parked: u64,
@@ -972,6 +975,7 @@ impl Summary {
         ("beside-rate", "1/s", "responses to additional clients", |run| Some(run.beside?.rate)),
         ("beside-p50", "ms", "median latency of additional clients", |run| Some(run.beside?.latency.p50_ms)),
         ("beside-p99", "ms", "99th percentile latency of additional clients", |run| Some(run.beside?.latency.p99_ms)),
+        ("streams", "", "concurrent streams of a connection", |run| Some(run.streams? as f64)),
         ("client-cpu", "cores", "client CPU", |run| Some(run.client_cpu_s / run.counted_s())),
         ("host-cpu", "%", "machine CPU", |run| Some(run.host.busy * 100.0)),
         ("processes", "", "maximum server processes", |run| run.server.processes_max.map(f64::from)),

@@ -214,6 +214,11 @@ pub(crate) struct Load {
     /// The share of connections that resume a session; `None` for none.
     #[serde(deserialize_with = "some_share", skip_serializing_if = "Option::is_none")]
     pub(crate) tls_resume: Option<f64>,
+    /// Whether the clients speak HTTP/2: by ALPN with TLS, by prior knowledge (h2c) without.
+    pub(crate) http2: bool,
+    /// Concurrent requests of a connection of HTTP/2, each on a stream.
+    #[serde(deserialize_with = "within::<1, 10_000, _, _>")]
+    pub(crate) streams: u64,
 }
 
 impl Default for Load {
@@ -238,14 +243,22 @@ impl Default for Load {
             tls: None,
             tls_version: None,
             tls_resume: None,
+            http2: false,
+            streams: 1,
         }
     }
 }
 
 impl Load {
-    /// Requests per connection; 0 is unlimited, and valid only in a closed loop.
+    /// Requests per connection; 0 is unlimited, and valid only in a closed loop. By default a connection of an open loop
+    /// uses each stream once.
     pub(crate) fn requests_per_connection(&self) -> u64 {
-        self.requests_per_connection.unwrap_or(u64::from(self.clients.is_none()))
+        self.requests_per_connection.unwrap_or(if self.clients.is_none() { self.streams } else { 0 })
+    }
+
+    /// Requests that a connection sends before their responses: pipelined, or on streams.
+    pub(crate) fn at_once(&self) -> u64 {
+        if self.http2 { self.streams } else { self.pipeline }
     }
 
     /// Number of idle connections to hold open.
@@ -831,6 +844,7 @@ fn arm_settings(tree: &Spanned<DeTable<'_>>, subject: Option<&str>, options: Opt
     };
     let subject = arm_subject(tree, at, &file.subject[at], server)?;
     check_tls(tree, &load, &subject)?;
+    check_http2(tree, &load, &subject)?;
     // Interleaved servers have no monitor: each is measured for less than a second at a time.
     let interval = if interleave { Duration::ZERO } else { monitor.interval };
     Ok(Settings { subject, workload, load, path, limits, cores, interval, profile: monitor.profile })
@@ -868,6 +882,33 @@ fn check_tls(tree: &Spanned<DeTable<'_>>, load: &Load, subject: &Subject) -> Res
     let way =
         "add @tls-certificate@, @tls-key@ and @tls-port@ to its configuration or its command line, or omit the server";
     Err(wrong(place(tree, "load.tls"), what, way))
+}
+
+/// Rejects HTTP/2 for a server that is known not to speak it, and settings of the other version.
+fn check_http2(tree: &Spanned<DeTable<'_>>, load: &Load, subject: &Subject) -> Result<(), Wrong> {
+    let at = |key| place(tree, key);
+    if !load.http2 {
+        let way_out = "add http2 = true to [load]; HTTP/1.1 has pipeline = ...";
+        return match load.streams {
+            1 => Ok(()),
+            _ => Err(wrong(at("load.streams"), "HTTP/1.1 has no streams", way_out)),
+        };
+    }
+    if load.pipeline > 1 {
+        return Err(wrong(at("load.pipeline"), "HTTP/2 has streams instead", "write streams = ..."));
+    }
+    if !load.parked.is_empty() {
+        return Err(wrong(at("load.parked"), "parked connections do not support HTTP/2", "omit one of them"));
+    }
+    if subject.has_http2(load.tls.is_some()) {
+        return Ok(());
+    }
+    let (what, way_out) = match subject.kind {
+        Kind::Floor | Kind::Null => ("does not speak HTTP/2", "omit the server"),
+        Kind::ApachePrefork => ("does not speak HTTP/2: mod_http2 requires threads", "write kind = \"apache-event\""),
+        _ => ("has no port for HTTP/2 without TLS", "add @h2c-port@ to its configuration or command line, or add tls"),
+    };
+    Err(wrong(at("load.http2"), format!("{} {what}", subject.name), way_out))
 }
 
 /// Rejects settings that several hosts cannot have, and invalid lists of hosts.
@@ -1367,6 +1408,16 @@ mod tests {
             "10:7",
             "@tls-port@",
         );
+        check(&format!("{SHORT}streams = 2\n"), "11:11", "add http2 = true");
+        check(&format!("{SHORT}http2 = true\nstreams = 0\n"), "12:11", "1 to 10000");
+        check(&format!("{SHORT}http2 = true\npipeline = 2\n"), "12:12", "streams = ...");
+        check(&format!("{SHORT}http2 = true\nparked = [\"2:idle\"]\n"), "12:10", "parked connections");
+        let without_http2 = |kind: &str| {
+            SHORT.replace("nginx\"\n\n[w", &format!("{kind}\n\n[w")).replace("rate =", "http2 = true\nrate =")
+        };
+        check(&without_http2("null\""), "10:9", "null does not speak HTTP/2");
+        check(&without_http2("apache-prefork\""), "10:9", "apache-event");
+        check(&without_http2("command\"\nstart = [\"x\", \"@port@\"]"), "11:9", "@h2c-port@");
         check(&format!("repetitions = 0\n{SHORT}"), "1:15", "1 to 1000");
         check(&format!("{SHORT}[limits]\ncpu = \"x\"\n"), "12:7", "percent");
         check(&format!("{SHORT}[path]\nlate-max = \"9\"\n"), "12:12", "not a duration");

@@ -11,6 +11,7 @@
 //! Failures of the server itself are therefore not repeated ([`is_worth_another`]). Automatic retries happen only if
 //! other processes used the machine ([`is_disturbed`]), which does not depend on the measured figures.
 
+use ammeter_load::tally::Fault;
 use amped_measure::stats::median;
 use amped_measure::{Validity, Verdict};
 
@@ -25,8 +26,10 @@ pub(crate) struct Evidence<'a> {
     pub(crate) think_s: f64,
     /// Requests per connection; 0 is unlimited.
     pub(crate) requests_per_connection: u64,
-    /// Requests that a client sends together.
-    pub(crate) pipeline: u64,
+    /// Requests that a client sends together, or keeps outstanding on streams.
+    pub(crate) at_once: u64,
+    /// Whether the clients speak HTTP/2.
+    pub(crate) is_http2: bool,
     /// Result of the clients at this step against the null server.
     pub(crate) clients: Option<&'a ClientStep>,
     /// Whether the machine was idle before the block, and its busy share.
@@ -61,6 +64,9 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> (Vec<Check>, RunStatus, Vec<Stri
         path(evidence),
         server(evidence),
     ];
+    if evidence.is_http2 {
+        checks.push(protocol(evidence));
+    }
     if !evidence.hosts.is_empty() {
         checks.push(clocks(evidence.hosts));
     }
@@ -232,8 +238,8 @@ fn little(evidence: &Evidence<'_>) -> Check {
         Step::Clients(clients) => {
             // Each client waits for all requests that it sent together; a connection may end before there are that many.
             let together = match evidence.requests_per_connection {
-                0 => evidence.pipeline,
-                requests => evidence.pipeline.min(requests),
+                0 => evidence.at_once,
+                requests => evidence.at_once.min(requests),
             };
             let n = f64::from(clients) * together.max(1) as f64;
             let xr = rate * (latency.mean_ms / 1e3 + evidence.think_s);
@@ -351,6 +357,19 @@ fn server(evidence: &Evidence<'_>) -> Check {
     }
 }
 
+/// Fails if the server answered nothing at all over HTTP/2: it does not speak it. The load generator says why.
+fn protocol(evidence: &Evidence<'_>) -> Check {
+    let Summary { ok, failures, .. } = evidence.summary;
+    let answers = [Fault::Status, Fault::Length, Fault::Content];
+    if *ok == 0 && !answers.iter().any(|fault| failures.contains_key(fault.name())) {
+        return check(PROTOCOL, false, evidence.client.broken.join("; "));
+    }
+    check(PROTOCOL, true, format!("HTTP/2 with at most {} streams on each connection", evidence.at_once))
+}
+
+/// The check whose failure says that the server does not speak the protocol of the load.
+pub(crate) const PROTOCOL: &str = "protocol";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -397,7 +416,8 @@ mod tests {
             step: Step::Rate(1000.0),
             think_s: 0.0,
             requests_per_connection: 1,
-            pipeline: 1,
+            at_once: 1,
+            is_http2: false,
             clients: None,
             idle: Some((true, 0.01)),
             client: &valid,
@@ -471,13 +491,30 @@ mod tests {
         );
     }
 
+    #[test]
+    fn server_that_answers_nothing_lacks_protocol() {
+        let of = |is_http2: bool, ok: u64, failed: Fault| {
+            let mut client = Verdict::valid();
+            client.broken.push("it does not speak HTTP/2".to_owned());
+            let (checks, ..) = with(|evidence, figures| {
+                (evidence.is_http2, evidence.client) = (is_http2, Box::leak(Box::new(client)));
+                (figures.ok, figures.failures) = (ok, [(failed.name().to_owned(), 5)].into());
+            });
+            checks.into_iter().find(|check| check.name == PROTOCOL).map(|check| (check.holds, check.says))
+        };
+        assert_eq!(of(true, 0, Fault::Tls), Some((Some(false), "it does not speak HTTP/2".to_owned())));
+        assert_eq!(of(true, 0, Fault::Status).unwrap().0, Some(true));
+        assert_eq!(of(true, 1, Fault::Tls).unwrap().0, Some(true));
+        assert_eq!(of(false, 0, Fault::Tls), None);
+    }
+
     /// Four clients that each wait for up to 16 requests at 1000 per second.
     #[test]
     fn pipelined_requests_of_closed_loop_satisfy_littles_law() {
         let of = |requests, pipeline, mean_ms| {
             let (checks, ..) = with(|evidence, figures| {
                 evidence.step = Step::Clients(4);
-                (evidence.requests_per_connection, evidence.pipeline) = (requests, pipeline);
+                (evidence.requests_per_connection, evidence.at_once) = (requests, pipeline);
                 figures.latency.mean_ms = mean_ms;
             });
             checks.into_iter().find(|check| check.name == "little").unwrap().holds
