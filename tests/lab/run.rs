@@ -344,8 +344,8 @@ fn servers_are_measured_over_tls_with_full_and_resumed_handshakes() {
         // The arms are the rows, and in each row the servers.
         match id.split('-').nth(1).unwrap()[1..].parse::<usize>().unwrap() / kinds.len() {
             0 => assert!(full >= ok && resumed == 0, "{id}: {load}"),
-            // The first handshake of each client is full.
-            1 => assert!(full == 4 && resumed > 0, "{id}: {load}"),
+            // The first handshake of each client is full, and with h2o, which gives no ticket when it resumes, others are.
+            1 => assert!(full >= 4 && resumed > 0, "{id}: {load}"),
             _ => assert!(full == 4 && resumed == 0 && ok >= 4, "{id}: {load}"),
         }
     }
