@@ -360,7 +360,7 @@ fn servers_are_measured_over_http2() {
         "interleave = true\nrepetitions = 1\nagain = false\n{subjects}\
          [load]\nclients = 2\nduration = \"1s\"\nwarm-up = \"100ms\"\ntimeout = \"30s\"\nhttp2 = true\nstreams = 200\n\
          [[factor]]\nname = \"row\"\nlevels = [{{ label = \"h2c\", set = {{}} }},\n\
-         {{ label = \"single\", set = {{ \"load.streams\" = 1 }} }},\n\
+         {{ label = \"single\", set = {{ \"load.clients\" = 3, \"load.streams\" = 1 }} }},\n\
          {{ label = \"tls\", set = {{ \"load.tls\" = \"ecdsa\" }} }}]\n{PATIENT}"
     );
     let output = run(home.path(), &text, &[]);
@@ -377,6 +377,7 @@ fn servers_are_measured_over_http2() {
         let row = id.split('-').nth(1).unwrap()[1..].parse::<usize>().unwrap() / kinds.len();
         let streams = if row == 1 { Value::from(1) } else { load["streams"].clone() };
         assert_eq!(summary["streams"], streams, "{id}: {run}");
+        assert_eq!((id.ends_with("-3"), load["load"]["closed"]["clients"] == 3), (row == 1, row == 1), "{id}: {load}");
         assert!(streams.as_u64().is_some_and(|streams| (row == 1) == (streams == 1) && streams < 200), "{id}: {run}");
         assert_eq!(load["handshakes"]["full"]["count"], if row == 2 { 2 } else { 0 }, "{id}: {load}");
     }

@@ -83,7 +83,7 @@ pub(crate) struct Resolved {
     pub(crate) factors: Vec<Factor>,
     /// Arms. The first is the baseline; a repetition of the baseline has `is_again`.
     pub(crate) arms: Vec<Arm>,
-    /// Load steps, ascending.
+    /// Load steps of all arms, ascending.
     pub(crate) steps: Vec<Step>,
     /// Limits for a valid run.
     pub(crate) rules: Rules,
@@ -104,6 +104,11 @@ pub(crate) struct Resolved {
 }
 
 impl Resolved {
+    /// The load steps of an arm, ascending.
+    pub(crate) fn steps_of<'a>(&'a self, arm: &'a Arm) -> &'a [Step] {
+        if arm.steps.is_empty() { &self.steps } else { &arm.steps }
+    }
+
     /// Whether `other` measures the same: everything is equal except title, description, labels,
     /// figures, claims, start time, commit and programs.
     pub(crate) fn measures_as(&self, other: &Resolved) -> bool {
@@ -277,6 +282,9 @@ pub(crate) struct Arm {
     pub(crate) is_again: bool,
     /// Name of the subject.
     pub(crate) subject: String,
+    /// Its load steps, if a level sets them; empty for all of the experiment's. See [`Resolved::steps_of`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) steps: Vec<Step>,
     /// Base configuration with this arm's levels applied, as TOML: the text from which the arm can be
     /// run again years later.
     pub(crate) settings: String,

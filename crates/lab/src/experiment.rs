@@ -521,8 +521,7 @@ fn read(name: &str, text: &str, options: Options) -> Result<Experiment, Wrong> {
     let tree = DeTable::parse(text)?;
     let file = File::read(&tree, options)?;
     let (factors, levels) = factors(&tree, &file)?;
-    let steps = steps(&tree, &file)?;
-    let mut arms = Vec::new();
+    let mut arms: Vec<Arm> = Vec::new();
     let mut settings = Vec::new();
     // Two subjects and one factor: the user wants each server at each level.
     let is_full = factors.len() == 2 && factors.iter().any(|factor| factor.name == SUBJECT);
@@ -537,17 +536,19 @@ fn read(name: &str, text: &str, options: Options) -> Result<Experiment, Wrong> {
         let words: Vec<&str> =
             combination.iter().zip(&factors).map(|(at, factor)| factor.levels[*at].as_str()).collect();
         let subject = factors.iter().position(|factor| factor.name == SUBJECT).map(|at| words[at]);
-        let arm = arm_settings(&changed, subject, options)?;
+        let (arm, steps) = arm_settings(&changed, subject, options)?;
         arms.push(Arm {
             id: format!("a{}", arms.len()),
             label: String::new(),
             levels: factors.iter().zip(words).map(|(factor, word)| (factor.name.clone(), word.to_owned())).collect(),
             is_again: false,
             subject: arm.subject.name.clone(),
+            steps,
             settings: alone(&changed, &arm.subject.name)?,
         });
         settings.push(arm);
     }
+    let steps = all_steps(&mut arms);
     let is_interleaved = file.interleave;
     // Repeat the baseline: the noise is part of the result. Interleaved servers need one repetition per load.
     let mut again: Vec<usize> = vec![0];
@@ -811,7 +812,16 @@ fn alone(tree: &Spanned<DeTable<'_>>, subject: &str) -> Result<String, Wrong> {
     toml::to_string(&table).map_err(|error| wrong(0..0, error.to_string(), ""))
 }
 
-/// Returns the load steps.
+/// Returns the load steps of all arms, ascending. An arm with all of them needs none of its own.
+fn all_steps(arms: &mut [Arm]) -> Vec<Step> {
+    let mut all: Vec<Step> = arms.iter().flat_map(|arm| arm.steps.clone()).collect();
+    all.sort_by(|one, other| one.value().total_cmp(&other.value()));
+    all.dedup();
+    arms.iter_mut().filter(|arm| arm.steps == all).for_each(|arm| arm.steps.clear());
+    all
+}
+
+/// Returns the load steps of an arm.
 fn steps(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<Vec<Step>, Wrong> {
     match (&file.load.rate, &file.load.clients) {
         (Some(Ladder(rates)), None) => Ok(rates.iter().copied().map(Step::Rate).collect()),
@@ -827,9 +837,14 @@ fn steps(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<Vec<Step>, Wrong> {
     }
 }
 
-/// Reads the settings of an arm from its tree, and checks them against each other.
-fn arm_settings(tree: &Spanned<DeTable<'_>>, subject: Option<&str>, options: Options) -> Result<Settings, Wrong> {
+/// Reads the settings and the load steps of an arm from its tree, and checks them against each other.
+fn arm_settings(
+    tree: &Spanned<DeTable<'_>>,
+    subject: Option<&str>,
+    options: Options,
+) -> Result<(Settings, Vec<Step>), Wrong> {
     let file = File::read(tree, options)?;
+    let steps = steps(tree, &file)?;
     check_interleaved(tree, &file)?;
     check_hosts(tree, &file)?;
     check_workload(tree, &file)?;
@@ -847,7 +862,7 @@ fn arm_settings(tree: &Spanned<DeTable<'_>>, subject: Option<&str>, options: Opt
     check_http2(tree, &load, &subject)?;
     // Interleaved servers have no monitor: each is measured for less than a second at a time.
     let interval = if interleave { Duration::ZERO } else { monitor.interval };
-    Ok(Settings { subject, workload, load, path, limits, cores, interval, profile: monitor.profile })
+    Ok((Settings { subject, workload, load, path, limits, cores, interval, profile: monitor.profile }, steps))
 }
 
 /// Rejects settings that interleaved servers cannot have: they share a machine and have no monitor.
@@ -1246,6 +1261,29 @@ mod tests {
         let subjects = parsed(&format!("{SHORT}[[subject]]\nkind = \"lighttpd\"\n"), false);
         let labels: Vec<&str> = subjects.resolved.arms.iter().map(|arm| arm.label.as_str()).collect();
         assert_eq!(labels, ["nginx", "lighttpd", "nginx, again"]);
+    }
+
+    #[test]
+    fn level_may_set_loads_of_its_arms() {
+        let text = format!(
+            "{SHORT}[[factor]]\nname = \"load\"\nlevels = [{{ label = \"ladder\", set = {{}} }}, \
+             {{ label = \"top\", set = {{ \"load.rate\" = [3000, 9000] }} }}]\n"
+        );
+        let resolved = parsed(&text, false).resolved;
+        let values = |steps: &[Step]| steps.iter().map(|step| step.value()).collect::<Vec<_>>();
+        assert_eq!(values(&resolved.steps), [1000.0, 2000.0, 3000.0, 9000.0]);
+        let of: Vec<Vec<f64>> = resolved.arms.iter().map(|arm| values(resolved.steps_of(arm))).collect();
+        assert_eq!(of, [vec![1000.0, 2000.0, 3000.0], vec![3000.0, 9000.0], vec![1000.0, 2000.0, 3000.0]]);
+        let planned = crate::plan::plan(&resolved).runs;
+        assert_eq!(planned.len(), resolved.repetitions as usize * 8);
+        let is_own = |run: &Planned| {
+            let arm = resolved.arms.iter().find(|arm| arm.id == run.arm).unwrap();
+            resolved.steps_of(arm).contains(&run.step)
+        };
+        assert!(planned.iter().all(is_own), "{planned:?}");
+        // All arms have the same kind of load.
+        let both = text.replace("load.rate", "load.clients");
+        assert!(parse("x.toml", &both, Options::default()).unwrap_err().to_string().contains("mutually exclusive"));
     }
 
     #[test]

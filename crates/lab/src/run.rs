@@ -152,7 +152,7 @@ pub(crate) fn judge(
         step: planned.step,
         think_s: settings.load.think_time.as_secs_f64(),
         requests_per_connection: settings.load.requests_per_connection(),
-        at_once: settings.load.at_once().min(outcome.streams.unwrap_or(u64::MAX)),
+        at_once: [summary.streams.unwrap_or(settings.load.at_once()), settings.load.at_once()],
         is_http2: settings.load.http2,
         clients: order.clients.as_ref(),
         idle: order.idle,

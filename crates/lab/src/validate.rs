@@ -26,8 +26,9 @@ pub(crate) struct Evidence<'a> {
     pub(crate) think_s: f64,
     /// Requests per connection; 0 is unlimited.
     pub(crate) requests_per_connection: u64,
-    /// Requests that a client sends together, or keeps outstanding on streams.
-    pub(crate) at_once: u64,
+    /// Requests that a client sends together, or keeps outstanding on streams: the fewest and the most. The server may allow
+    /// fewer streams than requested, but the client learns this only after its first requests.
+    pub(crate) at_once: [u64; 2],
     /// Whether the clients speak HTTP/2.
     pub(crate) is_http2: bool,
     /// Result of the clients at this step against the null server.
@@ -237,17 +238,21 @@ fn little(evidence: &Evidence<'_>) -> Check {
     match evidence.step {
         Step::Clients(clients) => {
             // Each client waits for all requests that it sent together; a connection may end before there are that many.
-            let together = match evidence.requests_per_connection {
-                0 => evidence.at_once,
-                requests => evidence.at_once.min(requests),
-            };
-            let n = f64::from(clients) * together.max(1) as f64;
+            let together = evidence.at_once.map(|count| match evidence.requests_per_connection {
+                0 => count.max(1),
+                requests => count.clamp(1, requests),
+            });
             let xr = rate * (latency.mean_ms / 1e3 + evidence.think_s);
             let says = match together {
-                0 | 1 => format!("{clients} clients, and X R = {xr:.2}"),
-                _ => format!("{clients} clients with {together} requests each, and X R = {xr:.2}"),
+                [_, 1] => format!("{clients} clients, and X R = {xr:.2}"),
+                [least, most] if least == most => {
+                    format!("{clients} clients with {most} requests each, and X R = {xr:.2}")
+                }
+                [least, most] => format!("{clients} clients with {least} to {most} requests each, and X R = {xr:.2}"),
             };
-            check("little", (n - xr).abs() <= max * n.max(xr) + 0.5, says)
+            let [least, most] = together.map(|count| f64::from(clients) * count as f64);
+            let allowed = |n: f64| max * n.max(xr) + 0.5;
+            check("little", least - allowed(least) <= xr && xr <= most + allowed(most), says)
         }
         Step::Rate(_) if evidence.requests_per_connection != 1 => {
             check("little", None, "connections carry several requests, so the duration of each is unknown")
@@ -364,7 +369,7 @@ fn protocol(evidence: &Evidence<'_>) -> Check {
     if *ok == 0 && !answers.iter().any(|fault| failures.contains_key(fault.name())) {
         return check(PROTOCOL, false, evidence.client.broken.join("; "));
     }
-    check(PROTOCOL, true, format!("HTTP/2 with at most {} streams on each connection", evidence.at_once))
+    check(PROTOCOL, true, format!("HTTP/2 with {} streams on each connection", evidence.at_once[0]))
 }
 
 /// The check whose failure says that the server does not speak the protocol of the load.
@@ -416,7 +421,7 @@ mod tests {
             step: Step::Rate(1000.0),
             think_s: 0.0,
             requests_per_connection: 1,
-            at_once: 1,
+            at_once: [1, 1],
             is_http2: false,
             clients: None,
             idle: Some((true, 0.01)),
@@ -510,8 +515,8 @@ mod tests {
 
     /// Four clients that each wait for up to 16 requests at 1000 per second.
     #[test]
-    fn pipelined_requests_of_closed_loop_satisfy_littles_law() {
-        let of = |requests, pipeline, mean_ms| {
+    fn requests_at_once_of_closed_loop_satisfy_littles_law() {
+        let of = |requests, pipeline: [u64; 2], mean_ms| {
             let (checks, ..) = with(|evidence, figures| {
                 evidence.step = Step::Clients(4);
                 (evidence.requests_per_connection, evidence.at_once) = (requests, pipeline);
@@ -519,8 +524,12 @@ mod tests {
             });
             checks.into_iter().find(|check| check.name == "little").unwrap().holds
         };
-        assert_eq!([of(0, 1, 4.0), of(0, 16, 64.0), of(8, 16, 32.0), of(1, 16, 4.0)], [Some(true); 4]);
-        assert_eq!([of(0, 16, 4.0), of(0, 1, 64.0), of(8, 16, 64.0)], [Some(false); 3]);
+        let [one, sixteen] = [[1, 1], [16, 16]];
+        assert_eq!([of(0, one, 4.0), of(0, sixteen, 64.0), of(8, sixteen, 32.0), of(1, sixteen, 4.0)], [Some(true); 4]);
+        assert_eq!([of(0, sixteen, 4.0), of(0, one, 64.0), of(8, sixteen, 64.0)], [Some(false); 3]);
+        // The server allows 8 streams of 16.
+        assert_eq!([of(0, [8, 16], 32.0), of(0, [8, 16], 64.0)], [Some(true); 2]);
+        assert_eq!([of(0, [8, 16], 28.0), of(0, [8, 16], 72.0), of(4, [8, 16], 32.0)], [Some(false); 3]);
     }
 
     /// Requests of 2 ms at 1000 per second, half of it the clients' own time; and an overload, which

@@ -487,7 +487,7 @@ fn at_words(archive: &Archive, term: &Term) -> String {
 /// The step has no valid or censored run, or a neighbour of the peak has none: that neighbour may have been higher.
 fn place_of<'a>(archive: &'a Archive, term: &Term) -> Result<(&'a Arm, Step), String> {
     let arm = arm_of(archive, term).ok_or("no arm has these levels")?;
-    let steps = &archive.resolved.steps;
+    let steps = archive.resolved.steps_of(arm);
     let Some(step) = step_at(archive, arm, &term.metric, term.at) else {
         let of_one = |step: Option<&Step>| match step {
             Some(step) => format!("step {} of {} has no valid run", step_name(*step), arm.label),
