@@ -415,6 +415,29 @@ fn server_without_http2_is_not_testable_with_reason() {
 }
 
 #[test]
+fn cached_requests_among_cold_ones_have_latencies_of_their_own() {
+    let home = tempfile::tempdir().unwrap();
+    let text = format!(
+        "repetitions = 1\nagain = false\n[[subject]]\nkind = \"nginx\"\n[workload]\nwebstone = \"1/4\"\n\
+         [load]\nclients = 2\nbeside = 1\nhttp2 = true\nstreams = 10\ncached-share = \"80%\"\nduration = \"500ms\"\n\
+         timeout = \"30s\"\n[[figure]]\ntitle = \"f\"\ny = [\"cached-p50\", \"cached-p99\", \"cold-p50\", \"cold-p99\"]\n{PATIENT}"
+    );
+    let output = run(home.path(), &text, &[]);
+    let (result, err) = told(&output);
+    assert_eq!(output.status.code(), Some(0), "{result}\n{err}");
+    let run = &runs(home.path())["1-a0-2"];
+    let summary = &run["summary"];
+    let found = (check(run, "protocol"), &summary["failed"], &summary["streams"]);
+    assert_eq!(found, (&Value::Bool(true), &Value::from(0), &Value::from(10)), "{run}");
+    let [cached, cold] = ["cached", "cold"].map(|class| summary["mixed"][class]["count"].as_f64().unwrap());
+    assert_eq!(cached + cold, summary["ok"].as_f64().unwrap(), "{run}");
+    // Drawn independently: five standard deviations.
+    let all = cached + cold;
+    assert!((cached - 0.8 * all).abs() <= 5.0 * (0.16 * all).sqrt() + 1.0, "{cached} of {all}");
+    assert!(summary["beside"]["ok"].as_u64() > Some(0), "{run}");
+}
+
+#[test]
 fn additional_clients_and_parked_connections_have_metrics() {
     let home = tempfile::tempdir().unwrap();
     let text = format!(

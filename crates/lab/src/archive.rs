@@ -773,6 +773,9 @@ pub(crate) struct Summary {
     /// Results of the additional clients, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) beside: Option<Beside>,
+    /// Latency of the requests for the small file among those for a file set, if the load mixes them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) mixed: Option<Mixed>,
     /// Concurrent streams of a connection of HTTP/2: as many as requested, or as the server allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) streams: Option<u64>,
@@ -799,6 +802,27 @@ pub(crate) struct Summary {
     /// requests that were answered or failed). Read from these two files and stored in no other.
     #[serde(skip)]
     pub(crate) shares: BTreeMap<String, f64>,
+}
+
+/// Classes of the requests for the small file, and for the files of a set, if a load mixes them.
+pub(crate) const CACHED: &str = "cached";
+pub(crate) const COLD: &str = "cold";
+
+/// Latency by class of requests on the same connections, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Mixed {
+    /// Of the requests for the small file.
+    pub(crate) cached: Spread,
+    /// Of the requests for the files of the set.
+    pub(crate) cold: Spread,
+}
+
+impl Mixed {
+    /// Takes them from the classes of an outcome; `None` without both.
+    pub(crate) fn of(outcome: &Outcome) -> Option<Mixed> {
+        let class = |name| outcome.classes.iter().find(|class| class.class == name)?.latency;
+        Some(Mixed { cached: class(CACHED)?, cold: class(COLD)? })
+    }
 }
 
 fn is_none(count: &u64) -> bool {
@@ -983,6 +1007,14 @@ impl Summary {
         ("beside-rate", "1/s", "responses to additional clients", |run| Some(run.beside?.rate)),
         ("beside-p50", "ms", "median latency of additional clients", |run| Some(run.beside?.latency.p50_ms)),
         ("beside-p99", "ms", "99th percentile latency of additional clients", |run| Some(run.beside?.latency.p99_ms)),
+        ("cached-p50", "ms", "median latency of the small file among others", |run| Some(run.mixed?.cached.p50_ms)),
+        ("cached-p99", "ms", "99th percentile latency of the small file among others", |run| {
+            Some(run.mixed?.cached.p99_ms)
+        }),
+        ("cold-p50", "ms", "median latency of the files beside the small one", |run| Some(run.mixed?.cold.p50_ms)),
+        ("cold-p99", "ms", "99th percentile latency of the files beside the small one", |run| {
+            Some(run.mixed?.cold.p99_ms)
+        }),
         ("streams", "", "concurrent streams of a connection", |run| Some(run.streams? as f64)),
         ("client-cpu", "cores", "client CPU", |run| Some(run.client_cpu_s / run.counted_s())),
         ("host-cpu", "%", "machine CPU", |run| Some(run.host.busy * 100.0)),

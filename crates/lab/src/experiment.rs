@@ -199,6 +199,9 @@ pub(crate) struct Load {
     /// Number of closed-loop clients that request one small file during the load; 0 for none.
     #[serde(deserialize_with = "within::<0, 10_000, _, _>")]
     pub(crate) beside: u32,
+    /// Share of the requests for one small file, on the same connections as those for the files of a set; `None` for none.
+    #[serde(deserialize_with = "some_share", skip_serializing_if = "Option::is_none")]
+    pub(crate) cached_share: Option<f64>,
     /// Path to request instead of the workload's own file.
     pub(crate) path: Option<Checked<TargetPath>>,
     /// Header fields of each request; `@etag@` is replaced by the server's entity tag for the target.
@@ -237,6 +240,7 @@ impl Default for Load {
             generators: 1,
             parked: Vec::new(),
             beside: 0,
+            cached_share: None,
             path: None,
             headers: Vec::new(),
             expect: None,
@@ -848,6 +852,7 @@ fn arm_settings(
     check_interleaved(tree, &file)?;
     check_hosts(tree, &file)?;
     check_workload(tree, &file)?;
+    check_cached_share(tree, &file)?;
     if file.load.requests_per_connection == Some(0) && file.load.clients.is_none() {
         let at = place(tree, "load.requests-per-connection");
         return Err(wrong(at, "0 (unlimited) requests per connection require a closed loop", "write 1 or more"));
@@ -947,6 +952,24 @@ fn check_hosts(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
         return Err(wrong(at("load.beside"), "additional clients are possible only without [hosts]", ""));
     }
     Ok(())
+}
+
+/// Rejects a share of requests for the small file that is no share, or has no file set to be mixed with.
+fn check_cached_share(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
+    let Some(share) = file.load.cached_share else { return Ok(()) };
+    let at = place(tree, "load.cached-share");
+    if !(share > 0.0 && share < 1.0) {
+        return Err(wrong(at, "the share must be above 0 and below 100 %", "write, for example, \"90%\""));
+    }
+    match &file.workload {
+        _ if file.hosts.is_some() => {
+            Err(wrong(at, "requests for the cached file are mixed in only without [hosts]", ""))
+        }
+        Workload::Specweb96(_) | Workload::Webstone(_) | Workload::Log(_) => Ok(()),
+        Workload::File(_) | Workload::Site(_) => {
+            Err(wrong(at, "there is no file set to mix it with", "write specweb96 = ... in [workload]"))
+        }
+    }
 }
 
 /// Checks that the workload's files exist. With hosts they are on the server's host, which reports it if they are missing.
@@ -1446,6 +1469,9 @@ mod tests {
             "10:7",
             "@tls-port@",
         );
+        check(&format!("{SHORT}cached-share = \"90%\"\n"), "11:16", "no file set");
+        let of_set = SHORT.replace("file = \"1KiB\"", "webstone = \"1\"");
+        check(&format!("{of_set}cached-share = \"100%\"\n"), "11:16", "below 100 %");
         check(&format!("{SHORT}streams = 2\n"), "11:11", "add http2 = true");
         check(&format!("{SHORT}http2 = true\nstreams = 0\n"), "12:11", "1 to 10000");
         check(&format!("{SHORT}http2 = true\npipeline = 2\n"), "12:12", "streams = ...");

@@ -30,8 +30,8 @@ use amped_units::parse_duration;
 use serde::{Deserialize, Serialize};
 
 use crate::archive::{
-    self, Beside, Block, Check, ClientStep, HostRun, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse,
-    Step, Summary, name,
+    self, Beside, Block, Check, ClientStep, HostRun, HostUse, Mixed, NetworkUse, Planned, Resolved, Rules, Run,
+    ServerUse, Step, Summary, name,
 };
 use crate::certificate::{Certificate, tls_address};
 use crate::environment::{Folder, Running, Site, Streams, TestEnvironment, free_address, interrupted};
@@ -125,6 +125,7 @@ pub(crate) fn judge(
     let mut summary = Summary::of(outcome);
     summary.set_bytes = watched.set_bytes;
     summary.parked = settings.load.parked_count();
+    summary.mixed = settings.load.cached_share.and_then(|_| Mixed::of(outcome));
     if settings.load.http2 {
         summary.streams = Some(settings.load.streams.min(outcome.streams.unwrap_or(u64::MAX)));
     }
