@@ -83,7 +83,7 @@ pub(crate) struct Resolved {
     pub(crate) factors: Vec<Factor>,
     /// Arms. The first is the baseline; a repetition of the baseline has `is_again`.
     pub(crate) arms: Vec<Arm>,
-    /// Load steps, ascending.
+    /// Load steps of all arms, ascending.
     pub(crate) steps: Vec<Step>,
     /// Limits for a valid run.
     pub(crate) rules: Rules,
@@ -104,6 +104,11 @@ pub(crate) struct Resolved {
 }
 
 impl Resolved {
+    /// The load steps of an arm, ascending.
+    pub(crate) fn steps_of<'a>(&'a self, arm: &'a Arm) -> &'a [Step] {
+        if arm.steps.is_empty() { &self.steps } else { &arm.steps }
+    }
+
     /// Whether `other` measures the same: everything is equal except title, description, labels,
     /// figures, claims, start time, commit and programs.
     pub(crate) fn measures_as(&self, other: &Resolved) -> bool {
@@ -277,6 +282,9 @@ pub(crate) struct Arm {
     pub(crate) is_again: bool,
     /// Name of the subject.
     pub(crate) subject: String,
+    /// Its load steps, if a level sets them; empty for all of the experiment's. See [`Resolved::steps_of`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) steps: Vec<Step>,
     /// Base configuration with this arm's levels applied, as TOML: the text from which the arm can be
     /// run again years later.
     pub(crate) settings: String,
@@ -725,7 +733,7 @@ pub(crate) struct SliceRun {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Check {
     /// Name: one of `clients`, `client`, `idle`, `others`, `stationary`, `little`, `counts`, `bytes`, `path`,
-    /// `server`; with several hosts also `clocks`; for a run that could not be made `server`, `client` or `hosts`.
+    /// `server`; with HTTP/2 also `protocol`; with several hosts also `clocks`; for a run that could not be made `server`, `client` or `hosts`.
     pub(crate) name: String,
     /// Whether the check held; `None` if it could not be made, in which case `says` gives the reason.
     pub(crate) holds: Option<bool>,
@@ -765,6 +773,12 @@ pub(crate) struct Summary {
     /// Results of the additional clients, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) beside: Option<Beside>,
+    /// Latency of the requests for the small file among those for a file set, if the load mixes them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) mixed: Option<Mixed>,
+    /// Concurrent streams of a connection of HTTP/2: as many as requested, or as the server allowed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) streams: Option<u64>,
     /// Idle connections held open during the load; each sent one request.
     #[serde(default, skip_serializing_if = "is_none")]
     pub(crate) parked: u64,
@@ -788,6 +802,27 @@ pub(crate) struct Summary {
     /// requests that were answered or failed). Read from these two files and stored in no other.
     #[serde(skip)]
     pub(crate) shares: BTreeMap<String, f64>,
+}
+
+/// Classes of the requests for the small file, and for the files of a set, if a load mixes them.
+pub(crate) const CACHED: &str = "cached";
+pub(crate) const COLD: &str = "cold";
+
+/// Latency by class of requests on the same connections, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Mixed {
+    /// Of the requests for the small file.
+    pub(crate) cached: Spread,
+    /// Of the requests for the files of the set.
+    pub(crate) cold: Spread,
+}
+
+impl Mixed {
+    /// Takes them from the classes of an outcome; `None` without both.
+    pub(crate) fn of(outcome: &Outcome) -> Option<Mixed> {
+        let class = |name| outcome.classes.iter().find(|class| class.class == name)?.latency;
+        Some(Mixed { cached: class(CACHED)?, cold: class(COLD)? })
+    }
 }
 
 fn is_none(count: &u64) -> bool {
@@ -972,6 +1007,15 @@ impl Summary {
         ("beside-rate", "1/s", "responses to additional clients", |run| Some(run.beside?.rate)),
         ("beside-p50", "ms", "median latency of additional clients", |run| Some(run.beside?.latency.p50_ms)),
         ("beside-p99", "ms", "99th percentile latency of additional clients", |run| Some(run.beside?.latency.p99_ms)),
+        ("cached-p50", "ms", "median latency of the small file among others", |run| Some(run.mixed?.cached.p50_ms)),
+        ("cached-p99", "ms", "99th percentile latency of the small file among others", |run| {
+            Some(run.mixed?.cached.p99_ms)
+        }),
+        ("cold-p50", "ms", "median latency of the files beside the small one", |run| Some(run.mixed?.cold.p50_ms)),
+        ("cold-p99", "ms", "99th percentile latency of the files beside the small one", |run| {
+            Some(run.mixed?.cold.p99_ms)
+        }),
+        ("streams", "", "concurrent streams of a connection", |run| Some(run.streams? as f64)),
         ("client-cpu", "cores", "client CPU", |run| Some(run.client_cpu_s / run.counted_s())),
         ("host-cpu", "%", "machine CPU", |run| Some(run.host.busy * 100.0)),
         ("processes", "", "maximum server processes", |run| run.server.processes_max.map(f64::from)),

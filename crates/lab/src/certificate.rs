@@ -1,8 +1,8 @@
 //! The certificate of a server under test, for clients that use TLS.
 //!
 //! It is made for each start, signed by itself and not verified by the clients: with the same kind of key every server
-//! does the same work. All servers also listen without TLS, where the runner looks whether they answer; TLS is at the next
-//! port ([`tls_address`]).
+//! does the same work. All servers also listen for HTTP/1.1 without TLS, where the runner looks whether they answer; TLS is
+//! at the next port ([`tls_address`]), and so is HTTP/2 without TLS, for which some servers need a port of its own.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -255,10 +255,11 @@ fn related(a: &Archive, b: &Archive, is_single: bool) -> Result<Vec<String>, Fai
     }
     let places = |archive: &Archive| -> BTreeSet<String> {
         let arms = archive.resolved.arms.iter().filter(|arm| !arm.is_again);
-        let settings = arms.map(|arm| settings(arm, |_| !is_single));
-        settings
-            .flat_map(|settings| archive.resolved.steps.iter().map(move |step| place_name(&settings, *step)))
-            .collect()
+        arms.flat_map(|arm| {
+            let settings = settings(arm, |_| !is_single);
+            archive.resolved.steps_of(arm).iter().map(move |step| place_name(&settings, *step))
+        })
+        .collect()
     };
     let (of_a, of_b) = (places(a), places(b));
     if of_a.is_disjoint(&of_b) {

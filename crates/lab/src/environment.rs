@@ -18,13 +18,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use ammeter_load::drive::Stop;
-use ammeter_load::workload::manifest::Manifest;
+use ammeter_load::workload::manifest::{File as ManifestFile, Manifest};
 use ammeter_wan::place::{self, Mark};
 use amped_measure::Failure;
 use amped_measure::host::Machine;
 use amped_sys::process;
 
-use crate::archive::Host;
+use crate::archive::{self, CACHED, COLD, Host};
 use crate::certificate::tls_address;
 use crate::experiment::{Cores, Limits, Settings, Workload};
 use crate::group::{self, Group};
@@ -160,13 +160,16 @@ impl TestEnvironment {
         Ok(Folder { path, metrics: Path::new(SHARED).join(format!("{}-{number}", self.word)) })
     }
 
-    /// As [`site`](TestEnvironment::site). If the server's memory or disk is limited, also evicts the
+    /// As [`site`](TestEnvironment::site), with the small file among the requests if the load wants it. If the server's memory or disk is limited, also evicts the
     /// files from the page cache.
     ///
     /// # Errors
     /// Those of [`site`](TestEnvironment::site).
     pub(crate) fn site_for(&self, settings: &Settings, seed: u64) -> Result<Site, Failure> {
-        let site = self.site(&settings.workload, seed)?;
+        let mut site = self.site(&settings.workload, seed)?;
+        if let Some(share) = settings.load.cached_share {
+            site.mix(share)?;
+        }
         if settings.limits.memory.is_some() || settings.limits.disk.is_some() {
             site.cool();
         }
@@ -275,11 +278,13 @@ fn whole_disk(device: u64) -> String {
 /// Path of the file that the additional clients request.
 pub(crate) const BESIDE: &str = "/beside.html";
 
+/// Size of that file.
+const BESIDE_BYTES: u64 = 1024;
+
 /// Adds that file to the directory of a workload.
 fn write_beside(folder: &Path) -> Result<(), Failure> {
-    const BYTES: u64 = 1024;
     fs::create_dir_all(folder)
-        .and_then(|()| write_file(&folder.join(&BESIDE[1..]), BYTES))
+        .and_then(|()| write_file(&folder.join(&BESIDE[1..]), BESIDE_BYTES))
         .map_err(Failure::io(format_args!("write {}", folder.display())))
 }
 
@@ -307,6 +312,29 @@ pub(crate) struct Site {
 }
 
 impl Site {
+    /// Mixes requests for the file [`BESIDE`] into those for the file set: this share of all requests, between 0 and 1.
+    ///
+    /// # Errors
+    /// If the manifest cannot be read or written.
+    fn mix(&mut self, share: f64) -> Result<(), Failure> {
+        let Some(path) = &self.manifest else { return Ok(()) };
+        let mut manifest = Manifest::read(path)?;
+        manifest.files.iter_mut().for_each(|file| COLD.clone_into(&mut file.class));
+        let others: f64 = manifest.files.iter().map(|file| file.weight).sum();
+        manifest.files.push(ManifestFile {
+            path: BESIDE.to_owned(),
+            bytes: BESIDE_BYTES,
+            class: CACHED.to_owned(),
+            weight: others * share / (1.0 - share),
+            seed: 0,
+        });
+        (manifest.head.files, manifest.head.bytes) = (manifest.head.files + 1, manifest.head.bytes + BESIDE_BYTES);
+        let mixed = self.folder.join(format!("mixed-{share}.jsonl"));
+        archive::write_bytes(&mixed, manifest.to_text().as_bytes())?;
+        self.manifest = Some(mixed);
+        Ok(())
+    }
+
     /// Total size of the file set; `None` if this is not one.
     pub(crate) fn bytes(&self) -> Option<u64> {
         let manifest = Manifest::read(self.manifest.as_ref()?).ok()?;

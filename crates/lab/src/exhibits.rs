@@ -108,6 +108,8 @@ exhibits![
     "server-overload",
     "server-tls",
     "server-tls-storm",
+    "server-http2",
+    "server-cold-streams",
 ];
 
 /// Finds the experiment with this name, or the one that reproduces the exhibit with this name.

@@ -199,6 +199,9 @@ pub(crate) struct Load {
     /// Number of closed-loop clients that request one small file during the load; 0 for none.
     #[serde(deserialize_with = "within::<0, 10_000, _, _>")]
     pub(crate) beside: u32,
+    /// Share of the requests for one small file, on the same connections as those for the files of a set; `None` for none.
+    #[serde(deserialize_with = "some_share", skip_serializing_if = "Option::is_none")]
+    pub(crate) cached_share: Option<f64>,
     /// Path to request instead of the workload's own file.
     pub(crate) path: Option<Checked<TargetPath>>,
     /// Header fields of each request; `@etag@` is replaced by the server's entity tag for the target.
@@ -214,6 +217,11 @@ pub(crate) struct Load {
     /// The share of connections that resume a session; `None` for none.
     #[serde(deserialize_with = "some_share", skip_serializing_if = "Option::is_none")]
     pub(crate) tls_resume: Option<f64>,
+    /// Whether the clients speak HTTP/2: by ALPN with TLS, by prior knowledge (h2c) without.
+    pub(crate) http2: bool,
+    /// Concurrent requests of a connection of HTTP/2, each on a stream.
+    #[serde(deserialize_with = "within::<1, 10_000, _, _>")]
+    pub(crate) streams: u64,
 }
 
 impl Default for Load {
@@ -232,20 +240,29 @@ impl Default for Load {
             generators: 1,
             parked: Vec::new(),
             beside: 0,
+            cached_share: None,
             path: None,
             headers: Vec::new(),
             expect: None,
             tls: None,
             tls_version: None,
             tls_resume: None,
+            http2: false,
+            streams: 1,
         }
     }
 }
 
 impl Load {
-    /// Requests per connection; 0 is unlimited, and valid only in a closed loop.
+    /// Requests per connection; 0 is unlimited, and valid only in a closed loop. By default a connection of an open loop
+    /// uses each stream once.
     pub(crate) fn requests_per_connection(&self) -> u64 {
-        self.requests_per_connection.unwrap_or(u64::from(self.clients.is_none()))
+        self.requests_per_connection.unwrap_or(if self.clients.is_none() { self.streams } else { 0 })
+    }
+
+    /// Requests that a connection sends before their responses: pipelined, or on streams.
+    pub(crate) fn at_once(&self) -> u64 {
+        if self.http2 { self.streams } else { self.pipeline }
     }
 
     /// Number of idle connections to hold open.
@@ -508,8 +525,7 @@ fn read(name: &str, text: &str, options: Options) -> Result<Experiment, Wrong> {
     let tree = DeTable::parse(text)?;
     let file = File::read(&tree, options)?;
     let (factors, levels) = factors(&tree, &file)?;
-    let steps = steps(&tree, &file)?;
-    let mut arms = Vec::new();
+    let mut arms: Vec<Arm> = Vec::new();
     let mut settings = Vec::new();
     // Two subjects and one factor: the user wants each server at each level.
     let is_full = factors.len() == 2 && factors.iter().any(|factor| factor.name == SUBJECT);
@@ -524,17 +540,19 @@ fn read(name: &str, text: &str, options: Options) -> Result<Experiment, Wrong> {
         let words: Vec<&str> =
             combination.iter().zip(&factors).map(|(at, factor)| factor.levels[*at].as_str()).collect();
         let subject = factors.iter().position(|factor| factor.name == SUBJECT).map(|at| words[at]);
-        let arm = arm_settings(&changed, subject, options)?;
+        let (arm, steps) = arm_settings(&changed, subject, options)?;
         arms.push(Arm {
             id: format!("a{}", arms.len()),
             label: String::new(),
             levels: factors.iter().zip(words).map(|(factor, word)| (factor.name.clone(), word.to_owned())).collect(),
             is_again: false,
             subject: arm.subject.name.clone(),
+            steps,
             settings: alone(&changed, &arm.subject.name)?,
         });
         settings.push(arm);
     }
+    let steps = all_steps(&mut arms);
     let is_interleaved = file.interleave;
     // Repeat the baseline: the noise is part of the result. Interleaved servers need one repetition per load.
     let mut again: Vec<usize> = vec![0];
@@ -798,7 +816,16 @@ fn alone(tree: &Spanned<DeTable<'_>>, subject: &str) -> Result<String, Wrong> {
     toml::to_string(&table).map_err(|error| wrong(0..0, error.to_string(), ""))
 }
 
-/// Returns the load steps.
+/// Returns the load steps of all arms, ascending. An arm with all of them needs none of its own.
+fn all_steps(arms: &mut [Arm]) -> Vec<Step> {
+    let mut all: Vec<Step> = arms.iter().flat_map(|arm| arm.steps.clone()).collect();
+    all.sort_by(|one, other| one.value().total_cmp(&other.value()));
+    all.dedup();
+    arms.iter_mut().filter(|arm| arm.steps == all).for_each(|arm| arm.steps.clear());
+    all
+}
+
+/// Returns the load steps of an arm.
 fn steps(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<Vec<Step>, Wrong> {
     match (&file.load.rate, &file.load.clients) {
         (Some(Ladder(rates)), None) => Ok(rates.iter().copied().map(Step::Rate).collect()),
@@ -814,12 +841,18 @@ fn steps(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<Vec<Step>, Wrong> {
     }
 }
 
-/// Reads the settings of an arm from its tree, and checks them against each other.
-fn arm_settings(tree: &Spanned<DeTable<'_>>, subject: Option<&str>, options: Options) -> Result<Settings, Wrong> {
+/// Reads the settings and the load steps of an arm from its tree, and checks them against each other.
+fn arm_settings(
+    tree: &Spanned<DeTable<'_>>,
+    subject: Option<&str>,
+    options: Options,
+) -> Result<(Settings, Vec<Step>), Wrong> {
     let file = File::read(tree, options)?;
+    let steps = steps(tree, &file)?;
     check_interleaved(tree, &file)?;
     check_hosts(tree, &file)?;
     check_workload(tree, &file)?;
+    check_cached_share(tree, &file)?;
     if file.load.requests_per_connection == Some(0) && file.load.clients.is_none() {
         let at = place(tree, "load.requests-per-connection");
         return Err(wrong(at, "0 (unlimited) requests per connection require a closed loop", "write 1 or more"));
@@ -831,9 +864,10 @@ fn arm_settings(tree: &Spanned<DeTable<'_>>, subject: Option<&str>, options: Opt
     };
     let subject = arm_subject(tree, at, &file.subject[at], server)?;
     check_tls(tree, &load, &subject)?;
+    check_http2(tree, &load, &subject)?;
     // Interleaved servers have no monitor: each is measured for less than a second at a time.
     let interval = if interleave { Duration::ZERO } else { monitor.interval };
-    Ok(Settings { subject, workload, load, path, limits, cores, interval, profile: monitor.profile })
+    Ok((Settings { subject, workload, load, path, limits, cores, interval, profile: monitor.profile }, steps))
 }
 
 /// Rejects settings that interleaved servers cannot have: they share a machine and have no monitor.
@@ -870,6 +904,33 @@ fn check_tls(tree: &Spanned<DeTable<'_>>, load: &Load, subject: &Subject) -> Res
     Err(wrong(place(tree, "load.tls"), what, way))
 }
 
+/// Rejects HTTP/2 for a server that is known not to speak it, and settings of the other version.
+fn check_http2(tree: &Spanned<DeTable<'_>>, load: &Load, subject: &Subject) -> Result<(), Wrong> {
+    let at = |key| place(tree, key);
+    if !load.http2 {
+        let way_out = "add http2 = true to [load]; HTTP/1.1 has pipeline = ...";
+        return match load.streams {
+            1 => Ok(()),
+            _ => Err(wrong(at("load.streams"), "HTTP/1.1 has no streams", way_out)),
+        };
+    }
+    if load.pipeline > 1 {
+        return Err(wrong(at("load.pipeline"), "HTTP/2 has streams instead", "write streams = ..."));
+    }
+    if !load.parked.is_empty() {
+        return Err(wrong(at("load.parked"), "parked connections do not support HTTP/2", "omit one of them"));
+    }
+    if subject.has_http2(load.tls.is_some()) {
+        return Ok(());
+    }
+    let (what, way_out) = match subject.kind {
+        Kind::Floor | Kind::Null => ("does not speak HTTP/2", "omit the server"),
+        Kind::ApachePrefork => ("does not speak HTTP/2: mod_http2 requires threads", "write kind = \"apache-event\""),
+        _ => ("has no port for HTTP/2 without TLS", "add @h2c-port@ to its configuration or command line, or add tls"),
+    };
+    Err(wrong(at("load.http2"), format!("{} {what}", subject.name), way_out))
+}
+
 /// Rejects settings that several hosts cannot have, and invalid lists of hosts.
 fn check_hosts(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
     let Some(Hosts { clients, .. }) = &file.hosts else { return Ok(()) };
@@ -891,6 +952,24 @@ fn check_hosts(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
         return Err(wrong(at("load.beside"), "additional clients are possible only without [hosts]", ""));
     }
     Ok(())
+}
+
+/// Rejects a share of requests for the small file that is no share, or has no file set to be mixed with.
+fn check_cached_share(tree: &Spanned<DeTable<'_>>, file: &File) -> Result<(), Wrong> {
+    let Some(share) = file.load.cached_share else { return Ok(()) };
+    let at = place(tree, "load.cached-share");
+    if !(share > 0.0 && share < 1.0) {
+        return Err(wrong(at, "the share must be above 0 and below 100 %", "write, for example, \"90%\""));
+    }
+    match &file.workload {
+        _ if file.hosts.is_some() => {
+            Err(wrong(at, "requests for the cached file are mixed in only without [hosts]", ""))
+        }
+        Workload::Specweb96(_) | Workload::Webstone(_) | Workload::Log(_) => Ok(()),
+        Workload::File(_) | Workload::Site(_) => {
+            Err(wrong(at, "there is no file set to mix it with", "write specweb96 = ... in [workload]"))
+        }
+    }
 }
 
 /// Checks that the workload's files exist. With hosts they are on the server's host, which reports it if they are missing.
@@ -1208,6 +1287,29 @@ mod tests {
     }
 
     #[test]
+    fn level_may_set_loads_of_its_arms() {
+        let text = format!(
+            "{SHORT}[[factor]]\nname = \"load\"\nlevels = [{{ label = \"ladder\", set = {{}} }}, \
+             {{ label = \"top\", set = {{ \"load.rate\" = [3000, 9000] }} }}]\n"
+        );
+        let resolved = parsed(&text, false).resolved;
+        let values = |steps: &[Step]| steps.iter().map(|step| step.value()).collect::<Vec<_>>();
+        assert_eq!(values(&resolved.steps), [1000.0, 2000.0, 3000.0, 9000.0]);
+        let of: Vec<Vec<f64>> = resolved.arms.iter().map(|arm| values(resolved.steps_of(arm))).collect();
+        assert_eq!(of, [vec![1000.0, 2000.0, 3000.0], vec![3000.0, 9000.0], vec![1000.0, 2000.0, 3000.0]]);
+        let planned = crate::plan::plan(&resolved).runs;
+        assert_eq!(planned.len(), resolved.repetitions as usize * 8);
+        let is_own = |run: &Planned| {
+            let arm = resolved.arms.iter().find(|arm| arm.id == run.arm).unwrap();
+            resolved.steps_of(arm).contains(&run.step)
+        };
+        assert!(planned.iter().all(is_own), "{planned:?}");
+        // All arms have the same kind of load.
+        let both = text.replace("load.rate", "load.clients");
+        assert!(parse("x.toml", &both, Options::default()).unwrap_err().to_string().contains("mutually exclusive"));
+    }
+
+    #[test]
     fn level_replaces_kind_of_workload_and_stops_monitor() {
         let text = format!(
             "{SHORT}[[factor]]\nname = \"as\"\nlevels = [{{ label = \"file\", set = {{ \"workload.file\" = \"1KiB\" }} }}, \
@@ -1367,6 +1469,19 @@ mod tests {
             "10:7",
             "@tls-port@",
         );
+        check(&format!("{SHORT}cached-share = \"90%\"\n"), "11:16", "no file set");
+        let of_set = SHORT.replace("file = \"1KiB\"", "webstone = \"1\"");
+        check(&format!("{of_set}cached-share = \"100%\"\n"), "11:16", "below 100 %");
+        check(&format!("{SHORT}streams = 2\n"), "11:11", "add http2 = true");
+        check(&format!("{SHORT}http2 = true\nstreams = 0\n"), "12:11", "1 to 10000");
+        check(&format!("{SHORT}http2 = true\npipeline = 2\n"), "12:12", "streams = ...");
+        check(&format!("{SHORT}http2 = true\nparked = [\"2:idle\"]\n"), "12:10", "parked connections");
+        let without_http2 = |kind: &str| {
+            SHORT.replace("nginx\"\n\n[w", &format!("{kind}\n\n[w")).replace("rate =", "http2 = true\nrate =")
+        };
+        check(&without_http2("null\""), "10:9", "null does not speak HTTP/2");
+        check(&without_http2("apache-prefork\""), "10:9", "apache-event");
+        check(&without_http2("command\"\nstart = [\"x\", \"@port@\"]"), "11:9", "@h2c-port@");
         check(&format!("repetitions = 0\n{SHORT}"), "1:15", "1 to 1000");
         check(&format!("{SHORT}[limits]\ncpu = \"x\"\n"), "12:7", "percent");
         check(&format!("{SHORT}[path]\nlate-max = \"9\"\n"), "12:12", "not a duration");

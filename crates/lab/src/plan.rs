@@ -22,7 +22,8 @@ pub(crate) fn plan(resolved: &Resolved) -> Plan {
     let mut random = Random(resolved.seed);
     let mut runs = Vec::new();
     let mut add = |random: &mut Random, block: u32, step: Step, arms: &[&Arm]| {
-        let mut arms: Vec<&str> = arms.iter().map(|arm| arm.id.as_str()).collect();
+        let has_step = |arm: &&&Arm| resolved.steps_of(arm).contains(&step);
+        let mut arms: Vec<&str> = arms.iter().filter(has_step).map(|arm| arm.id.as_str()).collect();
         random.shuffle(&mut arms);
         // The same arrivals for all arms of a step, different ones in each block.
         let seed = random.next() >> 32;
@@ -34,8 +35,11 @@ pub(crate) fn plan(resolved: &Resolved) -> Plan {
     let groups = groups(resolved);
     let mut looks = resolved.repetitions as usize;
     if resolved.is_interleaved {
-        looks = groups.len() * resolved.steps.len();
-        for (group, step) in groups.iter().flat_map(|group| resolved.steps.iter().map(move |step| (group, step))) {
+        // The arms of a group have the same load, and so the same steps.
+        let loads =
+            || groups.iter().flat_map(|group| resolved.steps_of(group[0]).iter().map(move |step| (group, step)));
+        looks = loads().count();
+        for (group, step) in loads() {
             (1..=resolved.repetitions).for_each(|block| add(&mut random, block, *step, group));
         }
     } else {

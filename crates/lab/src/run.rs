@@ -30,8 +30,8 @@ use amped_units::parse_duration;
 use serde::{Deserialize, Serialize};
 
 use crate::archive::{
-    self, Beside, Block, Check, ClientStep, HostRun, HostUse, NetworkUse, Planned, Resolved, Rules, Run, ServerUse,
-    Step, Summary, name,
+    self, Beside, Block, Check, ClientStep, HostRun, HostUse, Mixed, NetworkUse, Planned, Resolved, Rules, Run,
+    ServerUse, Step, Summary, name,
 };
 use crate::certificate::{Certificate, tls_address};
 use crate::environment::{Folder, Running, Site, Streams, TestEnvironment, free_address, interrupted};
@@ -125,6 +125,10 @@ pub(crate) fn judge(
     let mut summary = Summary::of(outcome);
     summary.set_bytes = watched.set_bytes;
     summary.parked = settings.load.parked_count();
+    summary.mixed = settings.load.cached_share.and_then(|_| Mixed::of(outcome));
+    if settings.load.http2 {
+        summary.streams = Some(settings.load.streams.min(outcome.streams.unwrap_or(u64::MAX)));
+    }
     if settings.load.beside > 0 {
         let Outcome { ok, window, received_bytes, latency, .. } = archive::read(&into.join(name::BESIDE))?;
         summary.beside = Some(Beside { ok, rate: window.completed_rate, received_bytes, latency });
@@ -149,7 +153,8 @@ pub(crate) fn judge(
         step: planned.step,
         think_s: settings.load.think_time.as_secs_f64(),
         requests_per_connection: settings.load.requests_per_connection(),
-        pipeline: settings.load.pipeline,
+        at_once: [summary.streams.unwrap_or(settings.load.at_once()), settings.load.at_once()],
+        is_http2: settings.load.http2,
         clients: order.clients.as_ref(),
         idle: order.idle,
         client: &outcome.verdict,
@@ -348,6 +353,7 @@ impl Side {
             expect: None,
             requests_per_connection: Some(0),
             pipeline: 1,
+            streams: 1,
             think_time: Duration::ZERO,
             ..settings.load
         };
@@ -489,17 +495,20 @@ pub(crate) fn load_words(
     duration: Duration,
     seed: u64,
 ) -> Vec<String> {
-    let Load { arrivals, pipeline, think_time, connect_timeout, timeout, generators, parked, path, expect, .. } =
-        &settings.load;
+    let Load { arrivals, think_time, connect_timeout, timeout, generators, parked, path, expect, .. } = &settings.load;
     let target = path.as_deref().unwrap_or(if site.manifest.is_some() { "/" } else { &site.target });
-    let url = match settings.load.tls {
-        None => format!("http://{server}{target}"),
-        Some(_) => format!("https://{}{target}", tls_address(server)),
+    let url = match (settings.load.tls, settings.load.http2) {
+        (None, false) => format!("http://{server}{target}"),
+        (None, true) => format!("http://{}{target}", tls_address(server)),
+        (Some(_), _) => format!("https://{}{target}", tls_address(server)),
     };
     let mut words = vec!["load".to_owned(), url, "--json".to_owned()];
     if settings.load.tls.is_some() {
         // The certificate is the server's own.
         words.push("--insecure".to_owned());
+    }
+    if settings.load.http2 {
+        words.push("--http2".to_owned());
     }
     let mut say = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
     match step {
@@ -517,7 +526,7 @@ pub(crate) fn load_words(
     say("--duration", micros(duration));
     say("--seed", seed.to_string());
     say("--requests-per-connection", settings.load.requests_per_connection().to_string());
-    say("--pipeline", pipeline.to_string());
+    say(if settings.load.http2 { "--streams" } else { "--pipeline" }, settings.load.at_once().to_string());
     say("--connect-timeout", micros(*connect_timeout));
     say("--timeout", micros(*timeout));
     // The server is already up. A probe would be one more connection that the kernel counts and the clients do not.
@@ -584,6 +593,7 @@ impl Server {
             replies: site.replies.clone(),
             is_root: environment.is_root,
             tls: settings.load.tls.map(|kind| Certificate::create(kind, address.ip(), &folder.path)).transpose()?,
+            http2: settings.load.http2,
         };
         let start = settings.subject.start(&place)?;
         if !start.config.is_empty() {

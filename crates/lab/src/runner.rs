@@ -325,9 +325,9 @@ pub(crate) fn try_clients(
             skipped: Some("a closed loop has no schedule that could be missed".to_owned()),
         });
     }
-    if settings.load.tls.is_some() {
-        let why = "the null server does not speak TLS, whose cost for the clients it could not show";
-        return Ok(Clients { steps: Vec::new(), skipped: Some(why.to_owned()) });
+    if let Some(what) = settings.load.tls.map(|_| "TLS").or(settings.load.http2.then_some("HTTP/2")) {
+        let why = format!("the null server does not speak {what}, whose cost for the clients it could not show");
+        return Ok(Clients { steps: Vec::new(), skipped: Some(why) });
     }
     let mut settings = settings.clone();
     settings.subject = Subject::null();

@@ -107,7 +107,7 @@ pub(crate) enum Template {
 }
 
 /// Placeholders that the runner fills in.
-const OWN: [&str; 12] = [
+const OWN: [&str; 15] = [
     "port",
     "address",
     "site",
@@ -120,6 +120,9 @@ const OWN: [&str; 12] = [
     "tls-port",
     "tls-certificate",
     "tls-key",
+    "http2",
+    "h2c",
+    "h2c-port",
 ];
 
 impl Template {
@@ -233,6 +236,8 @@ pub(crate) struct Place {
     pub(crate) is_root: bool,
     /// Its certificate, if it also listens with TLS ([`tls_address`]).
     pub(crate) tls: Option<Certificate>,
+    /// Whether it is loaded with HTTP/2; without TLS, at the port that TLS would have.
+    pub(crate) http2: bool,
 }
 
 /// Command line and configuration of a server.
@@ -299,7 +304,9 @@ impl Subject {
                 "replies" => place.replies.as_ref()?.display().to_string(),
                 "as-root" => place.is_root.to_string(),
                 "tls" => place.tls.is_some().to_string(),
-                "tls-port" => tls_address(place.address).port().to_string(),
+                "tls-port" | "h2c-port" => tls_address(place.address).port().to_string(),
+                "http2" => place.http2.to_string(),
+                "h2c" => (place.http2 && place.tls.is_none()).to_string(),
                 "tls-certificate" => place.tls.as_ref()?.chain.display().to_string(),
                 "tls-key" => place.tls.as_ref()?.key.display().to_string(),
                 _ => return None,
@@ -338,8 +345,9 @@ impl Subject {
             config.push('\n');
         }
         if self.kind == Kind::Amped {
-            if place.tls.is_some() {
-                words.extend(["--listen".to_owned(), format!("{} tls", tls_address(place.address))]);
+            if place.tls.is_some() || place.http2 {
+                let option = if place.tls.is_some() { " tls" } else { "" };
+                words.extend(["--listen".to_owned(), format!("{}{option}", tls_address(place.address))]);
             }
             if !config.is_empty() {
                 words.extend(["--config".to_owned(), place.run.join("config").display().to_string()]);
@@ -363,10 +371,24 @@ impl Subject {
 
     /// Whether it can listen with TLS: its configuration or its command line has a place for the certificate.
     pub(crate) fn has_tls(&self) -> bool {
-        self.template()
-            .lines()
-            .chain(self.start.iter().map(String::as_str))
-            .any(|text| text.contains("@tls-certificate@"))
+        self.has_place("@tls-certificate@")
+    }
+
+    /// Whether it may speak HTTP/2, with or without TLS: its kind does, and without TLS it has a place for the port. A run
+    /// shows whether the program does.
+    pub(crate) fn has_http2(&self, with_tls: bool) -> bool {
+        match self.kind {
+            Kind::ApachePrefork | Kind::Floor | Kind::Null => false,
+            Kind::Amped => true,
+            Kind::Nginx | Kind::ApacheEvent | Kind::Lighttpd | Kind::H2o | Kind::Command => {
+                with_tls || self.has_place("@h2c-port@")
+            }
+        }
+    }
+
+    /// Whether its configuration or its command line has this placeholder.
+    fn has_place(&self, place: &str) -> bool {
+        self.template().lines().chain(self.start.iter().map(String::as_str)).any(|text| text.contains(place))
     }
 
     /// Finds the program.
@@ -555,8 +577,8 @@ mod tests {
 
     fn place() -> Place {
         let address = "127.0.0.1:8080".parse().unwrap();
-        let replies = Some("/replies".into());
-        Place { address, site: "/s".into(), run: "/r".into(), metrics: "/m".into(), replies, is_root: true, tls: None }
+        let (site, run, metrics, replies) = ("/s".into(), "/r".into(), "/m".into(), Some("/replies".into()));
+        Place { address, site, run, metrics, replies, is_root: true, tls: None, http2: false }
     }
 
     #[test]
@@ -608,6 +630,9 @@ mod tests {
             );
             assert!(config.contains("8081") || words.contains(&"127.0.0.1:8081 tls".to_owned()), "{config}");
             assert!(!subject.start(&place()).unwrap().config.contains("certificate.pem"));
+            let Start { config, words } = subject.start(&Place { http2: true, ..place() }).unwrap();
+            let has_port = config.contains("8081") || words.contains(&"127.0.0.1:8081".to_owned());
+            assert_eq!((has_port, subject.has_http2(false)), (kind != Kind::ApachePrefork, has_port), "{config}");
         }
         for kind in kinds.into_iter().chain([Kind::Floor, Kind::Null]) {
             let Start { config, .. } = subject(kind, &[]).start(&place()).unwrap();

@@ -11,6 +11,7 @@
 //! Failures of the server itself are therefore not repeated ([`is_worth_another`]). Automatic retries happen only if
 //! other processes used the machine ([`is_disturbed`]), which does not depend on the measured figures.
 
+use ammeter_load::tally::Fault;
 use amped_measure::stats::median;
 use amped_measure::{Validity, Verdict};
 
@@ -25,8 +26,11 @@ pub(crate) struct Evidence<'a> {
     pub(crate) think_s: f64,
     /// Requests per connection; 0 is unlimited.
     pub(crate) requests_per_connection: u64,
-    /// Requests that a client sends together.
-    pub(crate) pipeline: u64,
+    /// Requests that a client sends together, or keeps outstanding on streams: the fewest and the most. The server may allow
+    /// fewer streams than requested, but the client learns this only after its first requests.
+    pub(crate) at_once: [u64; 2],
+    /// Whether the clients speak HTTP/2.
+    pub(crate) is_http2: bool,
     /// Result of the clients at this step against the null server.
     pub(crate) clients: Option<&'a ClientStep>,
     /// Whether the machine was idle before the block, and its busy share.
@@ -61,6 +65,9 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> (Vec<Check>, RunStatus, Vec<Stri
         path(evidence),
         server(evidence),
     ];
+    if evidence.is_http2 {
+        checks.push(protocol(evidence));
+    }
     if !evidence.hosts.is_empty() {
         checks.push(clocks(evidence.hosts));
     }
@@ -231,17 +238,21 @@ fn little(evidence: &Evidence<'_>) -> Check {
     match evidence.step {
         Step::Clients(clients) => {
             // Each client waits for all requests that it sent together; a connection may end before there are that many.
-            let together = match evidence.requests_per_connection {
-                0 => evidence.pipeline,
-                requests => evidence.pipeline.min(requests),
-            };
-            let n = f64::from(clients) * together.max(1) as f64;
+            let together = evidence.at_once.map(|count| match evidence.requests_per_connection {
+                0 => count.max(1),
+                requests => count.clamp(1, requests),
+            });
             let xr = rate * (latency.mean_ms / 1e3 + evidence.think_s);
             let says = match together {
-                0 | 1 => format!("{clients} clients, and X R = {xr:.2}"),
-                _ => format!("{clients} clients with {together} requests each, and X R = {xr:.2}"),
+                [_, 1] => format!("{clients} clients, and X R = {xr:.2}"),
+                [least, most] if least == most => {
+                    format!("{clients} clients with {most} requests each, and X R = {xr:.2}")
+                }
+                [least, most] => format!("{clients} clients with {least} to {most} requests each, and X R = {xr:.2}"),
             };
-            check("little", (n - xr).abs() <= max * n.max(xr) + 0.5, says)
+            let [least, most] = together.map(|count| f64::from(clients) * count as f64);
+            let allowed = |n: f64| max * n.max(xr) + 0.5;
+            check("little", least - allowed(least) <= xr && xr <= most + allowed(most), says)
         }
         Step::Rate(_) if evidence.requests_per_connection != 1 => {
             check("little", None, "connections carry several requests, so the duration of each is unknown")
@@ -351,6 +362,19 @@ fn server(evidence: &Evidence<'_>) -> Check {
     }
 }
 
+/// Fails if the server answered nothing at all over HTTP/2: it does not speak it. The load generator says why.
+fn protocol(evidence: &Evidence<'_>) -> Check {
+    let Summary { ok, failures, .. } = evidence.summary;
+    let answers = [Fault::Status, Fault::Length, Fault::Content];
+    if *ok == 0 && !answers.iter().any(|fault| failures.contains_key(fault.name())) {
+        return check(PROTOCOL, false, evidence.client.broken.join("; "));
+    }
+    check(PROTOCOL, true, format!("HTTP/2 with {} streams on each connection", evidence.at_once[0]))
+}
+
+/// The check whose failure says that the server does not speak the protocol of the load.
+pub(crate) const PROTOCOL: &str = "protocol";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -397,7 +421,8 @@ mod tests {
             step: Step::Rate(1000.0),
             think_s: 0.0,
             requests_per_connection: 1,
-            pipeline: 1,
+            at_once: [1, 1],
+            is_http2: false,
             clients: None,
             idle: Some((true, 0.01)),
             client: &valid,
@@ -471,19 +496,40 @@ mod tests {
         );
     }
 
+    #[test]
+    fn server_that_answers_nothing_lacks_protocol() {
+        let of = |is_http2: bool, ok: u64, failed: Fault| {
+            let mut client = Verdict::valid();
+            client.broken.push("it does not speak HTTP/2".to_owned());
+            let (checks, ..) = with(|evidence, figures| {
+                (evidence.is_http2, evidence.client) = (is_http2, Box::leak(Box::new(client)));
+                (figures.ok, figures.failures) = (ok, [(failed.name().to_owned(), 5)].into());
+            });
+            checks.into_iter().find(|check| check.name == PROTOCOL).map(|check| (check.holds, check.says))
+        };
+        assert_eq!(of(true, 0, Fault::Tls), Some((Some(false), "it does not speak HTTP/2".to_owned())));
+        assert_eq!(of(true, 0, Fault::Status).unwrap().0, Some(true));
+        assert_eq!(of(true, 1, Fault::Tls).unwrap().0, Some(true));
+        assert_eq!(of(false, 0, Fault::Tls), None);
+    }
+
     /// Four clients that each wait for up to 16 requests at 1000 per second.
     #[test]
-    fn pipelined_requests_of_closed_loop_satisfy_littles_law() {
-        let of = |requests, pipeline, mean_ms| {
+    fn requests_at_once_of_closed_loop_satisfy_littles_law() {
+        let of = |requests, pipeline: [u64; 2], mean_ms| {
             let (checks, ..) = with(|evidence, figures| {
                 evidence.step = Step::Clients(4);
-                (evidence.requests_per_connection, evidence.pipeline) = (requests, pipeline);
+                (evidence.requests_per_connection, evidence.at_once) = (requests, pipeline);
                 figures.latency.mean_ms = mean_ms;
             });
             checks.into_iter().find(|check| check.name == "little").unwrap().holds
         };
-        assert_eq!([of(0, 1, 4.0), of(0, 16, 64.0), of(8, 16, 32.0), of(1, 16, 4.0)], [Some(true); 4]);
-        assert_eq!([of(0, 16, 4.0), of(0, 1, 64.0), of(8, 16, 64.0)], [Some(false); 3]);
+        let [one, sixteen] = [[1, 1], [16, 16]];
+        assert_eq!([of(0, one, 4.0), of(0, sixteen, 64.0), of(8, sixteen, 32.0), of(1, sixteen, 4.0)], [Some(true); 4]);
+        assert_eq!([of(0, sixteen, 4.0), of(0, one, 64.0), of(8, sixteen, 64.0)], [Some(false); 3]);
+        // The server allows 8 streams of 16.
+        assert_eq!([of(0, [8, 16], 32.0), of(0, [8, 16], 64.0)], [Some(true); 2]);
+        assert_eq!([of(0, [8, 16], 28.0), of(0, [8, 16], 72.0), of(4, [8, 16], 32.0)], [Some(false); 3]);
     }
 
     /// Requests of 2 ms at 1000 per second, half of it the clients' own time; and an overload, which

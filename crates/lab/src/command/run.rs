@@ -468,7 +468,7 @@ fn tell(args: &Args, dir: &Path) -> Result<Verdict, Failure> {
     let (resolved, runs) = (&archive.resolved, archive.last_attempts().collect::<Vec<_>>());
     let mut points = Vec::new();
     for arm in &resolved.arms {
-        for step in &resolved.steps {
+        for step in resolved.steps_of(arm) {
             let is_of_point = |run: &&Run| run.plan.arm == arm.id && run.plan.step == *step;
             let of_point: Vec<&Run> = runs.iter().copied().filter(is_of_point).collect();
             let count = |status: RunStatus| of_point.iter().filter(|run| run.status == status).count();

@@ -13,9 +13,12 @@ use amped_units::parse_duration;
 use serde::Serialize;
 
 use super::figures::{cell, drawn, median, step_at, step_name, value};
-use crate::archive::{Archive, Arm, At, Claim, Needs, RunStatus, Step, Summary as RunSummary, Term, without_words};
+use crate::archive::{
+    Archive, Arm, At, Claim, Needs, Run, RunStatus, Step, Summary as RunSummary, Term, without_words,
+};
 use crate::compare::{Band, LOWER_BOUNDS, noise};
 use crate::figure::number;
+use crate::validate::PROTOCOL;
 
 /// The monitor's metric that rises on a path with packet loss.
 const RETRANSMITS: &str = "tcp_retransmits_per_s";
@@ -242,6 +245,10 @@ fn untestable(archive: &Archive, claim: &Claim) -> Option<(ClaimStatus, String)>
         let why = format!("the claim was changed after the measurement (version {}): measure again", claim.hash);
         return Some((ClaimStatus::Undecided, why));
     }
+    let mut terms = [Some(&claim.of), claim.against.as_ref()].into_iter().flatten();
+    if let Some(why) = terms.find_map(|term| lacks_protocol(archive, term)) {
+        return Some((ClaimStatus::NotTestable, why));
+    }
     let Needs { hosts, cores, because } = claim.needs.as_ref()?;
     let has_hosts = archive.resolved.hosts.as_ref().map_or(1, |hosts| 1 + hosts.clients.len());
     let has_cores = archive.host.machine.cores;
@@ -252,6 +259,18 @@ fn untestable(archive: &Archive, claim: &Claim) -> Option<(ClaimStatus, String)>
     let lacks = lacks.iter().filter(|(_, needed, has)| has < needed);
     let lacks: String = lacks.map(|(what, needed, has)| format!("needs {needed} {what}, has {has}: ")).collect();
     Some((ClaimStatus::NotTestable, format!("{lacks}{because}")))
+}
+
+/// Returns why no run of a term's arm could be made: the server does not speak the protocol of the load.
+fn lacks_protocol(archive: &Archive, term: &Term) -> Option<String> {
+    let arm = arm_of(archive, term)?;
+    let lack = |run: &Run| {
+        let failed = run.checks.iter().find(|check| check.name == PROTOCOL && check.holds == Some(false));
+        failed.map(|check| format!("{}: {}", arm.label, check.says))
+    };
+    let mut whys = archive.runs.iter().filter(|run| run.plan.arm == arm.id).map(lack);
+    let first = whys.next()??;
+    whys.all(|why| why.is_some()).then_some(first)
 }
 
 /// Counts the blocks that are certainly on either side of the bound: a lower bound is never known to be below anything.
@@ -468,7 +487,7 @@ fn at_words(archive: &Archive, term: &Term) -> String {
 /// The step has no valid or censored run, or a neighbour of the peak has none: that neighbour may have been higher.
 fn place_of<'a>(archive: &'a Archive, term: &Term) -> Result<(&'a Arm, Step), String> {
     let arm = arm_of(archive, term).ok_or("no arm has these levels")?;
-    let steps = &archive.resolved.steps;
+    let steps = archive.resolved.steps_of(arm);
     let Some(step) = step_at(archive, arm, &term.metric, term.at) else {
         let of_one = |step: Option<&Step>| match step {
             Some(step) => format!("step {} of {} has no valid run", step_name(*step), arm.label),
@@ -606,7 +625,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::path::Path;
 
-    use crate::archive::{Hosts, Run};
+    use crate::archive::{Check, Hosts};
     use crate::report::tests::{archive, claim_on_rate as claim, set_rate};
     use ammeter_load::tally::Spread;
     use amped_measure::stats::Random;
@@ -937,6 +956,24 @@ mod tests {
         two.resolved.hosts =
             Some(Hosts { server: Checked::new("s"), clients: vec![Checked::new("c")], address: None, ssh: None });
         assert_eq!(status(&two, 2, 0).0, ClaimStatus::Holds);
+    }
+
+    #[test]
+    fn claim_about_server_without_protocol_is_not_testable() {
+        let mut archive = with_rates(&OFF, &ON);
+        let on = archive.resolved.arms.iter().find(|arm| arm.label == "log on").unwrap().id.clone();
+        let lack = Check { name: PROTOCOL.to_owned(), holds: Some(false), says: "no HTTP/2".to_owned() };
+        let count = archive.runs.iter().filter(|run| run.plan.arm == on).count();
+        let mut judge = |lacking: usize| {
+            for run in archive.runs.iter_mut().filter(|run| run.plan.arm == on).take(lacking) {
+                (run.status, run.checks) = (RunStatus::Invalid, vec![lack.clone()]);
+            }
+            let found = judged(&archive, &claim(None, Some(0.98)));
+            (found.status, found.why)
+        };
+        // One run in which it spoke the protocol is enough.
+        assert_ne!(judge(count - 1).0, ClaimStatus::NotTestable);
+        assert_eq!(judge(count), (ClaimStatus::NotTestable, "log on: no HTTP/2".to_owned()));
     }
 
     #[test]

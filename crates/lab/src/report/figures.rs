@@ -275,7 +275,7 @@ fn over_factor(archive: &Archive, figure: &archive::Figure, x: impl Fn(&Arm) -> 
 /// run there. No other step is substituted for it.
 pub(super) fn step_at(archive: &Archive, arm: &Arm, metric: &str, at: At) -> Option<Step> {
     let known = |step: &&Step| median(archive, &arm.id, **step, metric).is_some();
-    let mut steps = archive.resolved.steps.iter();
+    let mut steps = archive.resolved.steps_of(arm).iter();
     match at {
         At::First => steps.next().filter(known).copied(),
         At::Last => steps.next_back().filter(known).copied(),
@@ -296,7 +296,9 @@ fn bars_of<'a>(archive: &'a Archive, arms: &'a [&'a Arm]) -> impl Iterator<Item 
         (true, false) => arm_label(arm),
         (false, _) => step_name(step),
     };
-    steps.iter().flat_map(move |step| arms.iter().map(move |arm| (*arm, *step, name(arm, *step))))
+    let is_made = |(arm, step): &(&Arm, Step)| archive.resolved.steps_of(arm).contains(step);
+    let pairs = steps.iter().flat_map(move |step| arms.iter().map(move |arm| (*arm, *step)));
+    pairs.filter(is_made).map(move |(arm, step)| (arm, step, name(arm, step)))
 }
 
 /// The machine's CPU time by consumer, in cores; `None` if unknown.

@@ -687,7 +687,7 @@ fn by_step(archive: &Archive, arms: &[&Arm]) -> Markup {
         table {
             tr { th.text { "arm" } th.text { "load" } @for (_, heading) in COLUMNS { th { (heading) } } th.text { "runs" } }
             @for arm in arms {
-                @for step in &archive.resolved.steps {
+                @for step in archive.resolved.steps_of(arm) {
                     tr {
                         td.text.word { (arm.label) } td.text.word { (figures::step_name(*step)) }
                         @for (name, _) in COLUMNS { td { (cell(arm, *step, name)) } }

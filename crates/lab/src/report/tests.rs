@@ -25,6 +25,7 @@ use crate::page::chromium::{self, Seen};
 pub(crate) fn archive(dir: &Path, blocks: u32) -> Archive {
     let word = str::to_owned;
     let arm = |id: &str, label: &str, level: &str| Arm {
+        steps: Vec::new(),
         id: word(id),
         label: word(label),
         levels: BTreeMap::from([(word("log"), word(level))]),

@@ -59,7 +59,7 @@ pub(super) struct Knee {
 /// Finds the knee of an arm on a ladder of rates. A closed loop offers no rate, and so has no such knee.
 pub(super) fn knee(archive: &Archive, arm: &Arm) -> Knee {
     let mut knee = Knee::default();
-    for step in &archive.resolved.steps {
+    for step in archive.resolved.steps_of(arm) {
         let Step::Rate(_) = step else { return Knee::default() };
         let of = |status| {
             let runs = cell(archive, &arm.id, *step).filter(move |run| run.status == status);
@@ -85,10 +85,10 @@ pub(super) fn knee(archive: &Archive, arm: &Arm) -> Knee {
 
 /// Whether the arm with this label sustains every step.
 pub(super) fn bears_all(archive: &Archive, label: &str) -> bool {
-    let highest = archive.resolved.steps.last();
-    drawn(archive)
-        .find(|arm| arm.label == label)
-        .is_some_and(|arm| highest.is_some() && knee(archive, arm).sustained.as_ref() == highest)
+    drawn(archive).find(|arm| arm.label == label).is_some_and(|arm| {
+        let highest = archive.resolved.steps_of(arm).last();
+        highest.is_some() && knee(archive, arm).sustained.as_ref() == highest
+    })
 }
 
 /// The share of the offered load that was answered correctly; within the window if the server fell behind.
