@@ -14,7 +14,7 @@
 //! 5. `app`: applications, whose scripts it finds through `disk`.
 //! 6. `transport`; `reread`, `elements`, `ocsp`, `certificate`, `crl`, `client_auth`, `tickets`, `tls_config`: TLS
 //!    sessions; `config_snapshot`: the current configuration, with everything opened for it.
-//! 7. `send`; `handshakes`, `helper`, the helpers and their tasks; `message`, the messages
+//! 7. `send`; `compress`, `handshakes`, `helper`, the helpers and their tasks; `message`, the messages
 //!    to a loop, also from helpers and `watch`.
 //! 8. `turn`: one connection's turn; `worker`: the connections of a loop.
 //! 9. `event_loop`: the loop.
@@ -29,6 +29,7 @@ pub mod arch;
 pub mod certificate;
 pub mod client_auth;
 pub mod clock;
+pub mod compress;
 pub mod config;
 pub mod config_snapshot;
 pub mod control;

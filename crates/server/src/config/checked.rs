@@ -431,6 +431,7 @@ impl Checker<'_> {
             listing: table.listing,
             dotfiles: table.dotfiles,
             precompressed: table.precompressed.clone(),
+            compress: table.compress.iter().map(|coding| coding.coding()).collect(),
             user_dir: table.user_dirs.clone(),
             apps,
             rules: table.headers.clone(),
