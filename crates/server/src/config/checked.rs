@@ -313,6 +313,11 @@ impl Checker<'_> {
             let own = node.get("app").elements();
             let own = site.app.iter_mut().zip(own).filter_map(|(app, node)| self.app(app, node, keeps_bodies));
             let (rules, settings) = own.unzip();
+            if !site.compress.is_empty() && file.cache.compressed_bytes.0 == 0 {
+                let help = "remove `compress`, or raise `compressed_bytes`, which holds the compressed files";
+                let message = "`compress` requires a cache, but `compressed_bytes` is 0";
+                self.findings.at(node.get("compress").span(), message, help);
+            }
             let made = self.site(site, node, &mut hosts, rules);
             certificates.push(self.certificates(site, node));
             let https_port = self.https_port(&file.listen, site, node);
