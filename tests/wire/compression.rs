@@ -234,14 +234,16 @@ fn changed_file_is_compressed_again() {
 #[test]
 fn changing_file_is_never_mixed() {
     let site = Site::new();
-    let path = site.file("a.txt", text(0, SIZES[1]));
+    // Compressed in a moment, even by a thread that gets a hundredth of a processor.
+    let size = 40_000;
+    let path = site.file("a.txt", text(0, size));
     let server = Server::with_site(&site, &format!("{COMPRESS}\n[cache]\nrevalidate = '10ms'"));
     let bodies: Mutex<BTreeMap<String, (bool, Vec<u8>)>> = Mutex::default();
     let ended = AtomicBool::new(false);
     let enough = || {
         let bodies = bodies.lock().unwrap();
         let (coded, plain): (Vec<_>, Vec<_>) = bodies.values().partition(|(is_coded, _)| *is_coded);
-        coded.len() >= 6 && plain.len() >= 6
+        coded.len() >= 4 && plain.len() >= 4
     };
     thread::scope(|scope| {
         let _ended = SetOnDrop(&ended);
@@ -260,6 +262,9 @@ fn changing_file_is_never_mixed() {
                     let mut bodies = bodies.lock().unwrap();
                     let known = bodies.entry(tag).or_insert_with(|| (is_coded, response.body.clone()));
                     assert!(*known == (is_coded, response.body), "two bodies have one tag");
+                    drop(bodies);
+                    // The compressor gets only what others leave of the processors.
+                    thread::sleep(Duration::from_millis(2));
                 }
             });
         }
@@ -267,9 +272,9 @@ fn changing_file_is_never_mixed() {
         wait_until("versions of both kinds", || {
             version += 1;
             let next = site.path().join("next");
-            fs::write(&next, text(version, SIZES[1])).unwrap();
+            fs::write(&next, text(version, size)).unwrap();
             fs::rename(next, &path).unwrap();
-            thread::sleep(Duration::from_millis(150));
+            thread::sleep(Duration::from_millis(300));
             enough()
         });
     });
@@ -277,7 +282,7 @@ fn changing_file_is_never_mixed() {
         let plain = if is_coded { gunzip(&body) } else { body };
         let start = String::from_utf8_lossy(&plain[..20]).into_owned();
         let version = start["version ".len()..].split(',').next().unwrap().parse().unwrap();
-        assert!(plain == text(version, SIZES[1]), "{version}");
+        assert!(plain == text(version, size), "{version}");
     }
 }
 
@@ -315,6 +320,5 @@ fn reload_keeps_compressed_files_and_may_end_compression() {
     wait_until("the configuration without it", || coding(&mut server.connect()) == (false, false));
     fs::write(&config, with).unwrap();
     server.signal("HUP");
-    wait_until("the configuration with it", || coding(&mut server.connect()).1);
-    wait_for(&mut server.connect(), "/a.txt", "gzip", &text(1, 20_000));
+    wait_until("the configuration with it", || coding(&mut server.connect()) == (true, true));
 }
