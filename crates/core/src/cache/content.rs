@@ -193,3 +193,56 @@ impl<F> ContentCache<F> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u64 = 5000;
+
+    fn version(inode: u64) -> FileVersion {
+        FileVersion { inode, size: SIZE, ..FileVersion::default() }
+    }
+
+    fn encoded(version: &FileVersion) -> Compressed<()> {
+        Compressed::Encoded(Arc::new(Encoded::new(version, Coding::Gzip, (*b"compressed").into())))
+    }
+
+    #[test]
+    fn file_is_compressed_once_per_state_and_coding() {
+        let mut cache = ContentCache::<()>::new(0, 0, 100_000);
+        let (at, one) = (Time::from_millis, version(1));
+        let mut begin = |ms, version: &FileVersion, coding| cache.begin_encoding(at(ms), version, coding);
+        assert!(begin(0, &one, Coding::Gzip) && !begin(1, &one, Coding::Gzip));
+        assert!(begin(1, &one, Coding::Zstd) && begin(1, &version(2), Coding::Gzip));
+        // The result was lost.
+        assert!(!begin(59_999, &one, Coding::Gzip) && begin(60_000, &one, Coding::Gzip));
+        let is_ready = |cache: &mut ContentCache<()>, version: &FileVersion| {
+            matches!(cache.encoding(at(0), version, Coding::Gzip), Some(Encoding::Ready(_)))
+        };
+        cache.learn_encoding(&one, Coding::Gzip, encoded(&one));
+        assert!(is_ready(&mut cache, &one) && !cache.begin_encoding(at(999_999), &one, Coding::Gzip));
+        assert!(!is_ready(&mut cache, &FileVersion { ctime_ns: 1, ..one }));
+        cache.learn_encoding(&version(2), Coding::Gzip, Compressed::NotWorthIt);
+        assert!(!cache.begin_encoding(at(999_999), &version(2), Coding::Gzip));
+        cache.learn_encoding(&one, Coding::Zstd, Compressed::Failed);
+        assert!(cache.begin_encoding(at(2), &one, Coding::Zstd));
+        // With its file.
+        cache.invalidate(&one);
+        assert!(!is_ready(&mut cache, &one) && cache.begin_encoding(at(2), &one, Coding::Gzip));
+    }
+
+    #[test]
+    fn compressed_files_stay_within_their_budget() {
+        let mut cache = ContentCache::<()>::new(0, 0, SIZE);
+        for inode in 0..1000 {
+            assert!(cache.begin_encoding(Time::START, &version(inode), Coding::Gzip));
+            cache.learn_encoding(&version(inode), Coding::Gzip, encoded(&version(inode)));
+            assert!(cache.encodings.weight() <= SIZE);
+        }
+        // It might not fit, and would be compressed in vain again and again.
+        let larger = FileVersion { size: SIZE + 1, ..version(0) };
+        assert!(!cache.begin_encoding(Time::START, &larger, Coding::Gzip));
+        assert!(!ContentCache::<()>::new(1 << 20, 10, 0).begin_encoding(Time::START, &version(0), Coding::Gzip));
+    }
+}
