@@ -157,11 +157,9 @@ fn compressed_file_is_made_once_and_allocates_nothing() {
         Some(Encoding::Ready(encoded)) => encoded.representation.etag.clone(),
         _ => panic!("not cached"),
     };
-    for bytes in [
-        get.clone(),
-        get.replace("GET", "HEAD"),
-        get.replace("\r\n\r\n", &format!("\r\nIf-None-Match: {tag}\r\n\r\n")),
-    ] {
+    for bytes in
+        [get.clone(), get.replace("GET", "HEAD"), get.replace("\r\n\r\n", &format!("\r\nIf-None-Match: {tag}\r\n\r\n"))]
+    {
         driver.take(bytes.as_bytes());
         driver.take(bytes.as_bytes());
         let before = driver.shared.caches.figures().encodings.hits;

@@ -70,7 +70,8 @@ mod tests {
 
     #[test]
     fn tenth_must_be_saved() {
-        let check = |size, compressed, expected| assert_eq!(is_worth_it(size, compressed), expected, "{size} {compressed}");
+        let check =
+            |size, compressed, expected| assert_eq!(is_worth_it(size, compressed), expected, "{size} {compressed}");
         check(1000, 900, true);
         check(1000, 901, false);
         check(1024, 2000, false);

@@ -50,7 +50,10 @@ pub struct CompressDone {
 
 impl fmt::Debug for CompressDone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompressDone").field("version", &self.version).field("coding", &self.coding).finish_non_exhaustive()
+        f.debug_struct("CompressDone")
+            .field("version", &self.version)
+            .field("coding", &self.coding)
+            .finish_non_exhaustive()
     }
 }
 

@@ -28,8 +28,8 @@ use super::forms::{
 };
 use super::optimise::Optimise;
 use super::settings::{
-    Architecture, Balance, CompressCoding, ControlSettings, HelperSettings, Listen, LogSettings, MetricsSettings, SendSettings,
-    SpoolSettings, StopSettings, TlsSettings,
+    Architecture, Balance, CompressCoding, ControlSettings, HelperSettings, Listen, LogSettings, MetricsSettings,
+    SendSettings, SpoolSettings, StopSettings, TlsSettings,
 };
 
 /// Configuration of amped
