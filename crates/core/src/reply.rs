@@ -179,7 +179,7 @@ pub enum Chosen<'a> {
 /// Chooses the representation (RFC 9110, 12.5.3).
 pub fn choose<'a>(request: &Request<'_>, resource: &'a Resource) -> Chosen<'a> {
     let first = &resource.representations[0];
-    let leaves_it_open = !resource.vary.has(Vary::ENCODING) || !request.accept_encoding.is_present();
+    let leaves_it_open = resource.representations.len() == 1 || !request.accept_encoding.is_present();
     if leaves_it_open && resource.lone.is_none() {
         return Chosen::One(first);
     }
@@ -218,7 +218,9 @@ pub fn compression(
 /// received the file before that was compressed.
 fn has_copy(request: &Request<'_>, representation: &Representation) -> bool {
     let tag = representation.etag.as_bytes();
-    request.if_none_match.iter().any(|line| etag::list_matches_weak(line, tag)) || request.if_range == Some(tag)
+    request.if_none_match.iter().any(|line| etag::list_matches_weak(line, tag))
+        || request.if_match.iter().any(|line| etag::list_matches_strong(line, tag))
+        || request.if_range == Some(tag)
 }
 
 /// The result of the conditions of a request.

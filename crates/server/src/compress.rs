@@ -27,7 +27,7 @@ use crate::open_file::OpenFile;
 use crate::say;
 
 /// Maximum files that wait for the thread; each keeps its content, or its descriptor.
-const QUEUE_MAX: usize = 32;
+const QUEUE_MAX: usize = 16;
 
 /// The level of gzip. jquery.js (290 kB) becomes 29.6 % in 4 ms; at level 9 29.4 % in 8 ms.
 const GZIP_LEVEL: u32 = 6;
