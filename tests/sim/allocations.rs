@@ -152,7 +152,7 @@ fn compressed_file_is_made_once_and_allocates_nothing() {
     assert!(driver.shared.caches.compressions.is_empty() && work.coding == Coding::Zstd);
     let version = work.content.version;
     let encoded = Encoded::new(&version, work.coding, (*b"compressed").into());
-    driver.shared.caches.learn_encoding(&version, work.coding, Compressed::Encoded(Arc::new(encoded)));
+    driver.shared.caches.learn_encoding(&version, work.coding, Compressed::Encoded(encoded));
     let tag = match driver.shared.caches.encoding(Time::START, &version, Coding::Zstd) {
         Some(Encoding::Ready(encoded)) => encoded.representation.etag.clone(),
         _ => panic!("not cached"),

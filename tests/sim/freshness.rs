@@ -1,6 +1,5 @@
 //! Freshness: how long results of disk lookups are used, and what happens during revalidation.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use amped_core::cache::Budgets;
@@ -94,7 +93,7 @@ fn compressed_form_is_never_that_of_another_state() {
                         file.read(0..1).map(|byte| byte[0]).filter(|_| file.has_bytes_of(&content.version))
                     }
                 };
-                let made = |first| Arc::new(Encoded::new(&content.version, coding, encode(first).into()));
+                let made = |first| Encoded::new(&content.version, coding, encode(first).into());
                 let result = first.map_or(Compressed::Failed, |first| Compressed::Encoded(made(first)));
                 world.shared.caches.learn_encoding(&content.version, coding, result);
             }

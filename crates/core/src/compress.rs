@@ -39,7 +39,7 @@ pub struct CompressWork<F> {
 #[derive(Debug)]
 pub enum Compressed<F> {
     /// The compressed file.
-    Encoded(Arc<Encoded<F>>),
+    Encoded(Encoded<F>),
     /// It does not become much smaller: see [`is_worth_it`].
     NotWorthIt,
     /// The file has changed, or cannot be read.

@@ -123,7 +123,7 @@ fn compress(content: &Content<OpenFile>, coding: Coding) -> io::Result<Compresse
         }
     };
     Ok(match is_worth_it(version.size, encoded.len() as u64) {
-        true => Compressed::Encoded(Arc::new(Encoded::new(version, coding, encoded.into_boxed_slice()))),
+        true => Compressed::Encoded(Encoded::new(version, coding, encoded.into_boxed_slice())),
         false => Compressed::NotWorthIt,
     })
 }

@@ -186,7 +186,7 @@ impl<F> ContentCache<F> {
         match result {
             Compressed::Encoded(encoded) => {
                 let weight = encoded.content.version.size + OVERHEAD;
-                self.encodings.insert(key, Encoding::Ready(encoded), weight);
+                self.encodings.insert(key, Encoding::Ready(Arc::new(encoded)), weight);
             }
             Compressed::NotWorthIt => self.encodings.insert(key, Encoding::NotWorthIt, OVERHEAD),
             Compressed::Failed => _ = self.encodings.remove(&key),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     fn encoded(version: &FileVersion) -> Compressed<()> {
-        Compressed::Encoded(Arc::new(Encoded::new(version, Coding::Gzip, (*b"compressed").into())))
+        Compressed::Encoded(Encoded::new(version, Coding::Gzip, (*b"compressed").into()))
     }
 
     #[test]
