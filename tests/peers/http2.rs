@@ -24,6 +24,7 @@ fn served() -> (Site, Server) {
 
 /// The addresses without and with TLS.
 fn urls(server: &Server) -> [String; 2] {
+    server.wait_for("https://");
     let said = server.said();
     let secure = said.split_whitespace().find_map(|word| word.strip_prefix("https://")).expect("an address with TLS");
     let port = secure.trim_end_matches('/').rsplit(':').next().unwrap();

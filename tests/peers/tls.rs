@@ -213,3 +213,14 @@ fn outdated_versions_and_ciphers_are_refused() {
         assert!(!is_good && output.contains("alert"), "{options:?}:\n{output}");
     }
 }
+
+/// RFC 8446, 4.2.3: a server without a certificate for any of the client's signatures answers with `handshake_failure`.
+#[test]
+fn openssl_without_common_signature_is_told_so() {
+    let (site, server) = serve(&ECDSA);
+    for version in ["-tls1_2", "-tls1_3"] {
+        let openssl = Openssl::connect(&site, &server, &[version, "-sigalgs", "rsa_pss_rsae_sha256"]);
+        let (output, is_good) = openssl.end();
+        assert!(!is_good && output.contains("alert handshake failure"), "{version}:\n{output}");
+    }
+}

@@ -68,6 +68,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
         shared: None,
         apps: Apps::default(),
         tls: None,
+        challenges: None,
     });
     let start = Start {
         generation,
@@ -138,6 +139,27 @@ impl Client {
         }
         assert_eq!(self.reply.len(), at, "more data than requested");
         first
+    }
+
+    /// Reads frames until this many streams have ended. All have END_STREAM (1) on their DATA (0).
+    fn read_streams(&mut self, mut count: u32) {
+        self.reply.clear();
+        let mut buffer = [0; 16 << 10];
+        let mut at = 0;
+        while count > 0 {
+            while self.reply.len() < at + 9 {
+                self.read(&mut buffer);
+            }
+            let head = &self.reply[at..at + 9];
+            let length = usize::from(head[1]) << 8 | usize::from(head[2]);
+            assert!(matches!(head[3], 0 | 1 | 4 | 8), "frame {}", head[3]);
+            count -= u32::from(head[3] == 0 && head[4] & 1 != 0);
+            at += 9 + length;
+        }
+        while self.reply.len() < at {
+            self.read(&mut buffer);
+        }
+        assert_eq!(self.reply.len(), at, "more data than requested");
     }
 
     fn read(&mut self, buffer: &mut [u8]) {
@@ -214,6 +236,34 @@ fn not_modified_response_allocates_nothing() {
         }
         let request = client.condition.clone();
         client.ask(&request, 1, "304");
+    });
+}
+
+/// Sixteen streams side by side, again and again on one connection.
+#[test]
+fn streams_of_http2_allocate_nothing() {
+    const STREAMS: u32 = 16;
+    // With END_HEADERS and END_STREAM: GET http://localhost/small.txt, by the static table and literals.
+    let mut block = vec![0x82, 0x86, 0x04, 10];
+    block.extend_from_slice(b"/small.txt");
+    block.extend_from_slice(b"\x01\x09localhost");
+    check(u64::from(STREAMS), &|client| {
+        let is_first = client.condition.is_empty();
+        let first: u32 = client.condition.parse().unwrap_or(1);
+        let mut bytes = Vec::new();
+        if is_first {
+            bytes.extend_from_slice(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+            // The windows suffice for all bodies.
+            bytes.extend_from_slice(b"\0\0\x04\x08\0\0\0\0\0\x7f\0\0\0");
+        }
+        for n in 0..STREAMS {
+            bytes.extend_from_slice(&[0, 0, block.len() as u8, 1, 5]);
+            bytes.extend_from_slice(&(first + 2 * n).to_be_bytes());
+            bytes.extend_from_slice(&block);
+        }
+        client.condition = (first + 2 * STREAMS).to_string();
+        client.stream.write_all(&bytes).unwrap();
+        client.read_streams(STREAMS);
     });
 }
 

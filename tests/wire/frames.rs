@@ -24,6 +24,8 @@ pub struct Http2 {
     pub goodbyes: Vec<(u32, ErrorCode)>,
     /// PING answers received.
     pub pings: usize,
+    /// The first byte of each header block.
+    pub begins_blocks: Vec<u8>,
     /// The streams in the order in which their responses were complete.
     pub completed: Vec<u32>,
 }
@@ -70,6 +72,7 @@ impl Http2 {
             updates_windows: true,
             goodbyes: Vec::new(),
             pings: 0,
+            begins_blocks: Vec::new(),
             completed: Vec::new(),
         };
         http2.send(|out| frame::settings(out, &[]));
@@ -174,6 +177,22 @@ impl Http2 {
         self.streams[&stream.0].heads.last().map_or(0, |head| head.body.len())
     }
 
+    /// The status of a stream's response, once its head has arrived.
+    pub fn status(&self, stream: StreamId) -> Option<u16> {
+        self.streams[&stream.0].heads.last().map(|head| head.status)
+    }
+
+    /// Whether a stream was reset by the server.
+    pub fn is_reset(&self, stream: StreamId) -> bool {
+        self.streams[&stream.0].reset.is_some()
+    }
+
+    /// Takes a frame that has arrived as a whole; `false` if there is none.
+    pub fn take_buffered_frame(&mut self) -> bool {
+        let is_whole = matches!(frame::parse(self.client.buffered()), Ok(Some(_)));
+        is_whole && self.take_frame()
+    }
+
     /// The interim responses of a stream so far.
     pub fn interim(&self, stream: StreamId) -> Vec<u16> {
         self.streams[&stream.0].heads.iter().map(|head| head.status).filter(|status| *status < 200).collect()
@@ -208,6 +227,7 @@ impl Http2 {
         match frame {
             Frame::Headers { stream, block, end_stream, end_headers, .. } => {
                 assert!(end_headers, "the tests have short heads");
+                self.begins_blocks.push(block[0]);
                 let mut fields = FieldList::new(usize::MAX, usize::MAX);
                 self.decoder.decode(block, &mut fields).unwrap();
                 let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();

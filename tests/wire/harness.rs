@@ -21,9 +21,12 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 #[allow(dead_code, reason = "unused by the tests with other programs")]
 pub const MODES: [&str; 4] = ["mixed", "copy", "mmap", "sendfile"];
 
-/// The program under test.
+/// The program under test. Tests of another program find it beside theirs.
 pub fn program() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_amped"))
+    let beside = || Some(Path::new(option_env!("CARGO_BIN_EXE_amped-acme")?).with_file_name("amped"));
+    let program = option_env!("CARGO_BIN_EXE_amped").map(PathBuf::from).or_else(beside).unwrap();
+    assert!(program.exists(), "{} is missing: cargo build --package amped", program.display());
+    Command::new(program)
 }
 
 /// The architecture under test, in a harness that is part of the suite (`wire::mt::harness`); elsewhere `None`, the
@@ -585,6 +588,15 @@ impl Client {
     /// Removes the first of them.
     pub fn discard(&mut self, count: usize) {
         self.buffer.drain(..count);
+    }
+
+    /// Reads at most so many bytes, if any have arrived.
+    pub fn fill_at_most(&mut self, count: usize) {
+        let mut piece = vec![0; count];
+        self.stream.set_nonblocking(true).unwrap();
+        let received = self.read_unchanged(&mut piece);
+        self.stream.set_nonblocking(false).unwrap();
+        self.buffer.extend_from_slice(&piece[..received.unwrap_or(0)]);
     }
 
     /// Waits for more bytes; returns whether any have arrived before the end.

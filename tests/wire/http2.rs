@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use amped_http::h2::frame::{self, ErrorCode, FRAME_BYTES, StreamId};
 
@@ -324,4 +324,153 @@ fn preface_in_pieces_is_recognised() {
     // What only begins like it is HTTP/1.
     assert_eq!(server.connect().untranslated().request("PRIX", "/x", &[]).status, 501);
     assert_eq!(server.connect().untranslated().request("PUT", "/x", &[]).status, 405);
+}
+
+/// Reads a body at this many bytes a second, for so long; returns the bytes received.
+fn read_slowly(http2: &mut Http2, stream: StreamId, rate: usize, time: Duration) -> usize {
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        http2.client.fill_at_most(rate / 10);
+        thread::sleep(Duration::from_millis(100));
+        while http2.take_buffered_frame() {}
+    }
+    http2.received(stream)
+}
+
+#[test]
+fn slow_reader_outlives_send_timeout_and_streams_wait_for_their_turn() {
+    let site = Site::new();
+    site.file("large", pattern(20_000_000));
+    let server = Server::configured(&site, "limits.send_timeout = \"2s\"\n");
+    let client = Client::connect_narrow(server.address, 16 * 1024).untranslated();
+    let mut http2 = Http2::begin(client, &[window(1 << 30)]);
+    http2.send(|out| frame::window_update(out, StreamId::CONNECTION, 1 << 30));
+    http2.updates_windows = false;
+    let streams = [(); 3].map(|()| http2.request("GET", "/large", &[]));
+    let received = read_slowly(&mut http2, streams[0], 200_000, Duration::from_secs(6));
+    assert!(received > 200_000, "{received}");
+    assert!(streams.iter().all(|&stream| !http2.is_reset(stream)), "a stream that waited for its turn was reset");
+}
+
+#[test]
+fn stream_without_window_times_out_alone() {
+    let site = Site::new();
+    site.file("large", pattern(200_000));
+    let server = Server::configured(&site, "limits.send_timeout = \"1s\"\n");
+    let mut http2 = Http2::connect_with(&server, &[window(0)]);
+    let stream = http2.request("GET", "/large", &[]);
+    assert_eq!(http2.try_response(stream), Err(Some(ErrorCode::CANCEL)));
+    http2.send(|out| frame::settings(out, &[window(1_000_000)]));
+    assert_eq!(http2.get("/large").status, 200);
+}
+
+#[test]
+fn frames_of_streams_after_last_one_are_ignored() {
+    let site = Site::new();
+    site.file("x", pattern(100_000));
+    let server = Server::configured(&site, "limits.max_requests = 2\n");
+    let mut http2 = Http2::connect_with(&server, &[window(10)]);
+    let streams = [(); 2].map(|()| http2.request("GET", "/x", &[]));
+    http2.read_until(|http2| http2.goodbyes.len() == 2);
+    assert_eq!(http2.goodbyes[1], (streams[1].0, ErrorCode::NO_ERROR));
+    let (late, block) = (http2.open(), http2.head("POST", "/x", &[]));
+    http2.send(|out| frame::headers(out, late, &block, false, FRAME_BYTES));
+    http2.data(late, b"hello", false);
+    http2.send(|out| frame::reset(out, late, ErrorCode::CANCEL));
+    http2.send(|out| frame::settings(out, &[window(200_000)]));
+    for stream in streams {
+        assert_eq!(http2.response(stream).body, pattern(100_000));
+    }
+    http2.read_to_end();
+    assert_eq!(http2.goodbyes.len(), 2, "{:?}", http2.goodbyes);
+}
+
+#[test]
+fn control_frames_are_answered_while_downloads_fill_the_socket() {
+    let site = Site::new();
+    site.file("large", pattern(30_000_000));
+    let server = Server::serve(&site);
+    let client = Client::connect_narrow(server.address, 16 * 1024).untranslated();
+    let mut http2 = Http2::begin(client, &[window(1 << 30)]);
+    http2.send(|out| frame::window_update(out, StreamId::CONNECTION, 1 << 30));
+    http2.updates_windows = false;
+    let stream = http2.request("GET", "/large", &[]);
+    // More bytes of answers than may be queued at a time; large enough updates cost nothing, pings restore by time.
+    for n in 0..400_u64 {
+        http2.read_until(|http2| http2.received(stream) > n as usize * 60_000);
+        http2.send(|out| frame::ping(out, false, n.to_be_bytes()));
+    }
+    http2.read_until(|http2| http2.pings == 400);
+}
+
+#[test]
+fn smaller_table_of_client_is_acknowledged() {
+    let site = Site::new();
+    site.file("x", "x");
+    let server = Server::serve(&site);
+    let mut http2 = Http2::connect_with(&server, &[(1, 0)]);
+    http2.begins_blocks.clear();
+    for _ in 0..3 {
+        assert_eq!(http2.get("/x").text(), "x");
+    }
+    // RFC 7541, 4.2: the new size comes first in the next block, and in no other.
+    assert_eq!((http2.begins_blocks[0], http2.begins_blocks[1] == 0x20), (0x20, false));
+}
+
+#[test]
+fn preconnection_without_request_ends_without_error() {
+    let site = Site::new();
+    let server = Server::configured(&site, "limits.header_timeout = \"1s\"\n");
+    let mut http2 = Http2::connect(&server);
+    http2.read_to_end();
+    assert_eq!(http2.goodbyes, [(0, ErrorCode::NO_ERROR)]);
+}
+
+#[test]
+fn new_incremental_stream_shares_with_older_ones() {
+    let site = Site::new();
+    site.file("large", pattern(4_000_000));
+    let server = Server::serve(&site);
+    let mut http2 = Http2::connect_with(&server, &[window(1 << 30)]);
+    http2.updates_windows = false;
+    let old = http2.request("GET", "/large", &[("priority", "i")]);
+    http2.send(|out| frame::window_update(out, StreamId::CONNECTION, 2_000_000));
+    http2.read_until(|http2| http2.received(old) == 2_065_535);
+    let new = http2.request("GET", "/large", &[("priority", "i")]);
+    http2.send(|out| frame::window_update(out, StreamId::CONNECTION, 1_000_000));
+    http2.read_until(|http2| http2.received(old) + http2.received(new) == 3_065_535);
+    let received = http2.received(new);
+    assert!((400_000..600_000).contains(&received), "{received} of 1000000 bytes");
+}
+
+/// A connection of HTTP/2 has a file for each of its streams. Many of them must not use up the descriptors of all.
+#[test]
+fn stalled_downloads_leave_descriptors_for_others() {
+    if is_pool() {
+        // A worker of a pool has one connection, and descriptors for its streams.
+        return;
+    }
+    let site = Site::new();
+    for n in 0..600 {
+        site.file(&format!("{n}"), pattern(100_000 + n));
+    }
+    site.file("small", "small");
+    let server = Server::configured(&site, "limits.max_connections = 40\n");
+    let mut stalled: Vec<Http2> = (0..5).map(|_| Http2::connect_with(&server, &[window(0)])).collect();
+    let mut statuses = Vec::new();
+    for (n, http2) in stalled.iter_mut().enumerate() {
+        let streams: Vec<_> = (0..100).map(|m| http2.request("GET", &format!("/{}", 100 * n + m), &[])).collect();
+        for stream in streams {
+            http2.read_until(|http2| http2.status(stream).is_some());
+            statuses.push(http2.status(stream).unwrap());
+        }
+    }
+    let sent = statuses.iter().filter(|&&status| status == 200).count();
+    assert_eq!((sent, statuses.len()), (40, 500), "{statuses:?}");
+    assert!(statuses.iter().all(|status| matches!(status, 200 | 503)));
+    assert_eq!(server.get("/small").text(), "small");
+    assert_eq!(server.get("/599").body.len(), 100_599);
+    drop(stalled);
+    let mut http2 = Http2::connect(&server);
+    wait_until("the files to be closed", || http2.get("/598").status == 200);
 }

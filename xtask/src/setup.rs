@@ -43,6 +43,7 @@ const NEEDED: &[Needed] = &[
     Needed { program: "ssh", package: "openssh-client", why: "reaches them" },
     Needed { program: "nginx", package: "nginx", why: "responses are compared with it" },
     Needed { program: "openssl", package: "openssl", why: "creates password hashes for tests" },
+    Needed { program: "pebble", package: "pebble", why: "a CA that certificates are obtained from" },
     Needed { program: "htpasswd", package: "apache2-utils", why: "creates password hashes for tests" },
     Needed { program: "php-fpm8.2", package: "php8.2-fpm", why: "an independent FastCGI application" },
     Needed { program: "php", package: "php8.2-cli", why: "its development server is a backend" },

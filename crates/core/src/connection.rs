@@ -174,6 +174,25 @@ impl Conn {
         }
     }
 
+    /// All control frames so far were passed to the transport.
+    pub fn control_sent(&mut self) {
+        if let Conn::Http2(session) = self {
+            session.control_sent();
+        }
+    }
+
+    /// Whether the next header block must begin with the size of the dynamic table (RFC 7541, 4.2).
+    pub fn owes_table_update(&self) -> bool {
+        matches!(self, Conn::Http2(session) if session.owes_table_update())
+    }
+
+    /// The sender has written that size.
+    pub fn table_update_sent(&mut self) {
+        if let Conn::Http2(session) = self {
+            session.table_update_sent();
+        }
+    }
+
     /// The next bytes of a lane are in memory now, as far as possible.
     pub fn warmed(&mut self, now: Time, lane: Lane) {
         if let Conn::Http2(session) = self {

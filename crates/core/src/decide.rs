@@ -31,7 +31,7 @@ use crate::plan::{self, CleanPath, Origin, Plan, Resolved};
 use crate::record::Outcome;
 use crate::reply::{self, Body, Chosen, ReplyHead, WallClock};
 use crate::resource::{PrecompressedOnly, Representation, Resource};
-use crate::routes::Routed;
+use crate::routes::{FixedResponse, Routed};
 use crate::shared_state::{Counts, SharedState};
 use crate::site::{Site, Sites};
 use crate::variants::Negotiated;
@@ -82,6 +82,9 @@ pub(crate) fn first_step<F: FileHandle>(
     resolved: &mut Resolved<'_>,
     shared: &mut SharedState<F>,
 ) -> Step<F> {
+    if let Some(response) = challenge_response(request, resolved, shared) {
+        return Step::Reply(response);
+    }
     let SharedState { sites, caches, .. } = shared;
     let site = sites.of(resolved.site);
     if let Some(port) = required_https(request, site) {
@@ -110,6 +113,24 @@ pub(crate) fn first_step<F: FileHandle>(
     }
     open_step(now, request, origin, resolved, shared)
 }
+
+/// The answer to a challenge of a CA (RFC 8555, 8.3), for which no rule of the site applies: no redirect, no password.
+/// A token that is unknown may be a file, of another ACME client.
+fn challenge_response<F>(
+    request: &Request<'_>,
+    resolved: &Resolved<'_>,
+    shared: &SharedState<F>,
+) -> Option<PreparedResponse<F>> {
+    let challenges = shared.challenges.as_ref().filter(|_| plan::is_read(request.method))?;
+    let token = resolved.requested.strip_prefix(CHALLENGE_PREFIX)?;
+    let body = Arc::new(challenges.key_authorization(token)?);
+    let fields = [("Content-Type".into(), "application/octet-stream".into())].into();
+    let response = FixedResponse { status: Status::OK, body, fields };
+    let site = shared.sites.of(resolved.site);
+    Some(PreparedResponse::new(reply::fixed(site, request, &resolved.requested, &response), Outcome::None))
+}
+
+const CHALLENGE_PREFIX: &[u8] = b"/.well-known/acme-challenge/";
 
 /// The port of https to which the site redirects this request; `None` if it is served.
 fn required_https(request: &Request<'_>, site: &Site) -> Option<u16> {

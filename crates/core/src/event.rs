@@ -43,6 +43,8 @@ pub enum Event<'a, F> {
         /// Whether all of it has been sent.
         all: bool,
     },
+    /// The client has received some of the output that was sent before, though the socket takes no more yet.
+    Received,
     /// The deadline of [`next_due`](crate::http1::Conn::next_due) has passed.
     Deadline,
     /// The server is stopping: finish requests in progress, accept no new ones.

@@ -181,6 +181,7 @@ impl Conn {
                     self.all_sent(cx);
                 }
             }
+            Event::Received => self.wire.since = now,
             Event::Deadline => self.take_deadline(cx),
             Event::Finish => {
                 self.wire.finishing = true;

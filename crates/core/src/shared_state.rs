@@ -15,12 +15,20 @@ use crate::record::Records;
 use crate::reply::{ReadyErrors, WallClock};
 use crate::site::Sites;
 
+/// The answers to challenges by which a CA verifies that this server controls a name (ACME; RFC 8555, 8.3).
+pub trait HttpChallenges: Send + Sync {
+    /// Returns the body for this token; `None` if it is unknown.
+    fn key_authorization(&self, token: &[u8]) -> Option<Vec<u8>>;
+}
+
 /// The shared state of one loop.
 pub struct SharedState<F> {
     /// The sites, shared with the other loops.
     pub sites: Arc<Sites>,
     /// The limits of a client.
     pub limits: Limits,
+    /// The answers to challenges of a CA, if the server obtains certificates.
+    pub challenges: Option<Arc<dyn HttpChallenges>>,
     /// The caches.
     pub caches: Caches<F>,
     /// The time of day, updated by the driver once a second.
@@ -115,6 +123,7 @@ impl<F> SharedState<F> {
         SharedState {
             sites,
             limits,
+            challenges: None,
             caches,
             wall,
             records: Records::default(),

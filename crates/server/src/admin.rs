@@ -1,4 +1,4 @@
-//! The tasks of the signal thread besides signals: the control socket and the metrics endpoint.
+//! The tasks of the signal thread besides signals: the control socket, the metrics endpoint and the ACME process.
 //!
 //! The thread never blocks on a single client. It belongs to no loop, so it delays no request. These tasks have no
 //! thread of their own because in MP this must be the only thread of its process, which forks.
@@ -15,11 +15,13 @@ use amped_sys::poll::Awaited;
 use amped_sys::signal::Signals;
 use amped_units::Time;
 
+use crate::acme::Acme;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::control::{Control, Orders};
 use crate::counters::Snapshot;
 use crate::listen::Address;
 use crate::metrics::{self, StatsSegment};
+use crate::reread::Reread;
 use crate::tls_config::TlsConfig;
 
 /// The main thread's view of the workers, threads or processes.
@@ -62,7 +64,7 @@ pub trait Workers: Orders {
     fn stop(self: Box<Self>, at: Time, signals: &Signals) -> ExitCode;
 }
 
-/// The control socket and the metrics endpoint; at least one of them is enabled.
+/// The control socket, the metrics endpoint and the ACME process; at least one of them is enabled.
 #[derive(Debug)]
 pub struct AdminEndpoint {
     /// Readable when a signal is pending.
@@ -71,22 +73,27 @@ pub struct AdminEndpoint {
     pub control: Option<Control>,
     /// The metrics endpoint.
     pub exporter: Option<Exporter>,
+    /// The ACME process.
+    pub acme: Option<Acme>,
 }
 
 impl AdminEndpoint {
-    /// Creates the endpoint; returns `None` if neither is enabled.
+    /// Creates the endpoint.
     ///
     /// # Errors
     /// When the process is out of descriptors.
     pub fn new(
         control: Option<Control>,
         exporter: Option<Exporter>,
+        acme: Option<Acme>,
         signals: &Signals,
-    ) -> io::Result<Option<AdminEndpoint>> {
-        if control.is_none() && exporter.is_none() {
-            return Ok(None);
-        }
-        Ok(Some(AdminEndpoint { bell: signals.bell()?, control, exporter }))
+    ) -> io::Result<AdminEndpoint> {
+        Ok(AdminEndpoint { bell: signals.bell()?, control, exporter, acme })
+    }
+
+    /// Returns whether none of them is enabled.
+    pub fn is_empty(&self) -> bool {
+        self.control.is_none() && self.exporter.is_none() && self.acme.is_none()
     }
 
     /// Waits until a connection needs service or a signal is pending, at most for `patience`.
@@ -95,18 +102,28 @@ impl AdminEndpoint {
         awaited.readable(self.bell.as_fd());
         self.control.iter().for_each(|control| control.await_in(workers, &mut awaited));
         self.exporter.iter().for_each(|exporter| exporter.await_in(&mut awaited));
+        self.acme.iter().for_each(|acme| acme.await_in(&mut awaited));
         awaited.wait(patience);
     }
 
     /// Serves what is ready, without blocking.
     pub fn turn(&mut self, sites: &Sites, workers: &mut dyn Workers, segment: Option<&StatsSegment>) {
-        if let Some(control) = &mut self.control {
-            control.turn(sites, workers);
+        if let Some(acme) = &mut self.acme
+            && acme.turn()
+            && let Some(tls) = workers.generation().tls.clone()
+            && tls.refresh(Reread::Now)
+        {
+            workers.refresh_tls();
         }
+        if let Some(control) = &mut self.control {
+            control.turn(sites, workers, self.acme.as_mut());
+        }
+        self.acme.take_if(|acme| acme.is_over());
         if let (Some(exporter), Some(segment)) = (&mut self.exporter, segment) {
             let tls = workers.generation().tls.as_ref();
             let expiries = || tls.map(TlsConfig::expiries).unwrap_or_default();
-            exporter.turn(|| metrics::text(&segment.sum(), &expiries()));
+            let acme = || self.acme.as_ref().map(Acme::figures);
+            exporter.turn(|| metrics::text(&segment.sum(), &expiries(), acme().as_ref()));
         }
     }
 }

@@ -6,9 +6,11 @@
 use std::sync::Arc;
 
 use amped_core::cache::SharedCaches;
+use amped_core::shared_state::HttpChallenges;
 
 use crate::access_log::Writer;
 use crate::app::{AppContext, Apps};
+use crate::challenges::Challenges;
 use crate::config::Settings;
 use crate::config::settings::form;
 use crate::counters::Snapshot;
@@ -38,6 +40,8 @@ pub struct ConfigSnapshot {
     pub apps: Apps,
     /// The parameters of new TLS sessions, if an address has TLS.
     pub tls: Option<TlsConfig>,
+    /// The answers to ACME challenges, if the server obtains certificates. They outlive a configuration.
+    pub challenges: Option<Arc<Challenges>>,
 }
 
 impl ConfigSnapshot {
@@ -49,6 +53,11 @@ impl ConfigSnapshot {
     /// Returns whether the loops of a pool wait in accept(2), recv(2) and send(2) instead of epoll.
     pub fn blocks(&self) -> bool {
         self.settings.blocks()
+    }
+
+    /// Returns the answers to ACME challenges as a loop needs them.
+    pub fn http_challenges(&self) -> Option<Arc<dyn HttpChallenges>> {
+        self.challenges.clone().map(|challenges| challenges as _)
     }
 
     /// Returns the parts that applications need.

@@ -1,4 +1,4 @@
-//! The control socket: how `amped preload` reaches a running server.
+//! The control socket: how `amped preload` and `amped acme` reach a running server.
 //!
 //! The signal thread serves it (`admin`). One command is executed at a time. It goes to all workers, and completes when
 //! all have answered, or after [`ORDER_TIME`].
@@ -6,6 +6,9 @@
 //! A command is one line: `preload HOST PATH`, with host `-` for the default site and the path as in a URL. The reply
 //! is one line: `STATUS SIZE DONE OF REASON`, which are the status that a request would get, the size of the file, how
 //! many workers answered, of how many, and a readable reason if the status is not 200.
+//!
+//! `acme status`, `acme renew NAME` and `acme revoke NAME` concern certificates that the server obtains. The reply is
+//! `STATUS TEXT`, where the text of `acme status` is JSON. It comes when the command is complete, which may take minutes.
 //!
 //! Only the server's user and root may connect: the kernel enforces the mode of the socket file, and
 //! each client's credentials are checked again.
@@ -24,6 +27,7 @@ use amped_http::status::Status;
 use amped_sys::poll::Awaited;
 use amped_sys::{local, process};
 
+use crate::acme::Acme;
 use crate::say;
 
 /// How long workers may take for a command. A worker that waits for the disk, or in MP serves a long download, may take
@@ -149,7 +153,7 @@ impl Control {
     }
 
     /// Handles everything that is ready, without blocking.
-    pub fn turn(&mut self, sites: &Sites, workers: &mut (impl Orders + ?Sized)) {
+    pub fn turn(&mut self, sites: &Sites, workers: &mut (impl Orders + ?Sized), mut acme: Option<&mut Acme>) {
         while self.clients.len() < CLIENTS_MAX
             && let Ok((stream, _)) = self.listener.accept()
         {
@@ -161,6 +165,13 @@ impl Control {
             }
         }
         self.clients.iter_mut().for_each(Client::receive);
+        while let Some((number, result)) = acme.as_mut().and_then(|acme| acme.result()) {
+            let (status, text) = match result {
+                Ok(text) => (Status::OK, text),
+                Err(text) => (Status::INTERNAL_SERVER_ERROR, text),
+            };
+            self.complete(number, &format!("{} {}\n", status.0, text.replace(char::is_control, " ")));
+        }
         self.collect(workers);
         while self.round.is_none()
             && let Some(at) = self.clients.iter().position(|client| client.line().is_some())
@@ -168,6 +179,15 @@ impl Control {
             // Back to the end of the list: other clients are served before its next line.
             let mut client = self.clients.remove(at);
             let line = client.take_line();
+            if let Some(command) = line.strip_prefix(b"acme ") {
+                self.orders += 1;
+                match acme_command(command, self.orders, acme.as_deref_mut()) {
+                    Some(reply) => client.respond(&reply),
+                    None => client.order = self.orders,
+                }
+                self.clients.push(client);
+                continue;
+            }
             match read_order(&line, sites) {
                 Ok((site, path)) => {
                     self.orders += 1;
@@ -192,11 +212,17 @@ impl Control {
         if round.answers.len() < round.of && Instant::now() < round.until {
             return;
         }
-        if let Some(client) = self.clients.iter_mut().find(|client| client.order == round.number) {
-            client.order = 0;
-            client.respond(&sum_up(&round.answers, round.of));
-        }
+        let (number, reply) = (round.number, sum_up(&round.answers, round.of));
         self.round = None;
+        self.complete(number, &reply);
+    }
+
+    /// Sends the reply to the client of this command, if it is still connected.
+    fn complete(&mut self, number: u64, reply: &str) {
+        if let Some(client) = self.clients.iter_mut().find(|client| client.order == number) {
+            client.order = 0;
+            client.respond(reply);
+        }
     }
 
     /// Closes the socket and removes its file.
@@ -242,6 +268,29 @@ fn read_order(line: &[u8], sites: &Sites) -> Result<(u16, Vec<u8>), (Status, &'s
     let mut scratch = Vec::new();
     let path = plan::name_of(site, path, &mut scratch)?;
     Ok((site.number, path.to_vec()))
+}
+
+/// Executes a command about certificates. `None`: its reply follows under this number.
+fn acme_command(command: &[u8], number: u64, acme: Option<&mut Acme>) -> Option<String> {
+    let reply = |status: Status, text: &str| Some(format!("{} {text}\n", status.0));
+    let Some(acme) = acme else {
+        return reply(Status::NOT_FOUND, "no site of this server has `acme = true`");
+    };
+    let command = String::from_utf8_lossy(command);
+    let words: Vec<&str> = command.split(' ').collect();
+    let is_revocation = match words[..] {
+        ["status"] => {
+            return match serde_json::to_string(acme.status()) {
+                Ok(text) => reply(Status::OK, &text),
+                Err(why) => reply(Status::INTERNAL_SERVER_ERROR, &why.to_string()),
+            };
+        }
+        ["renew", _] => false,
+        ["revoke", _] => true,
+        _ => return reply(Status::BAD_REQUEST, "invalid command; expected `acme status|renew NAME|revoke NAME`"),
+    };
+    let begun = acme.command(number, words[1], is_revocation);
+    begun.err().and_then(|why| reply(Status::SERVICE_UNAVAILABLE, &why))
 }
 
 impl Client {
@@ -372,7 +421,7 @@ mod tests {
         let mut control = Control::open(&path, None).unwrap();
         let (mut workers, sites) = (Workers::default(), sites());
         let client = local::connect(&path, Duration::from_secs(10)).unwrap();
-        control.turn(&sites, &mut workers);
+        control.turn(&sites, &mut workers, None);
         assert_eq!(control.clients.len(), 1);
         control.clients[0].busy = Instant::now().checked_sub(IDLE_TIME).unwrap();
         // Its time is over, so this waits for nothing.
@@ -381,19 +430,19 @@ mod tests {
         awaited.readable(bell.as_fd());
         control.await_in(&workers, &mut awaited);
         awaited.wait(Duration::MAX);
-        control.turn(&sites, &mut workers);
+        control.turn(&sites, &mut workers, None);
         assert_eq!((&client).read(&mut [0]).unwrap(), 0);
         // A ninth waits until one of the eight has closed.
         let mut all: Vec<_> =
             (0..=CLIENTS_MAX).map(|_| local::connect(&path, Duration::from_secs(10)).unwrap()).collect();
-        control.turn(&sites, &mut workers);
+        control.turn(&sites, &mut workers, None);
         assert_eq!(control.clients.len(), CLIENTS_MAX);
         all.pop().unwrap().write_all(b"preload - /late\n").unwrap();
-        control.turn(&sites, &mut workers);
+        control.turn(&sites, &mut workers, None);
         assert_eq!(workers.0.len(), 0);
         all.clear();
-        control.turn(&sites, &mut workers);
-        control.turn(&sites, &mut workers);
+        control.turn(&sites, &mut workers, None);
+        control.turn(&sites, &mut workers, None);
         assert_eq!(workers.0.len(), 1);
     }
 
@@ -405,7 +454,7 @@ mod tests {
         let control = std::cell::RefCell::new(Control::open(&path, None).unwrap());
         let workers = std::cell::RefCell::new(Workers::default());
         let sites = sites();
-        let turn = || control.borrow_mut().turn(&sites, &mut *workers.borrow_mut());
+        let turn = || control.borrow_mut().turn(&sites, &mut *workers.borrow_mut(), None);
         let scrap = prop_oneof![
             Just(b"preload - /a\n".to_vec()),
             Just(b"preload ".to_vec()),

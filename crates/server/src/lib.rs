@@ -12,21 +12,25 @@
 //!    parts of a loop that do not know each other.
 //! 4. `disk`, and what passes its results to other processes and threads: `portable`, `shared_cache`, `locked`.
 //! 5. `app`: applications, whose scripts it finds through `disk`.
-//! 6. `transport`; `reread`, `elements`, `ocsp`, `certificate`, `crl`, `client_auth`, `tickets`, `tls_config`: TLS
+//! 6. `challenges`; `transport`; `reread`, `elements`, `ocsp`, `certificate`, `crl`, `client_auth`, `tickets`, `tls_config`: TLS
 //!    sessions; `config_snapshot`: the current configuration, with everything opened for it.
 //! 7. `send`; `compress`, `handshakes`, `helper`, the helpers and their tasks; `message`, the messages
 //!    to a loop, also from helpers and `watch`.
 //! 8. `turn`: one connection's turn; `worker`: the connections of a loop.
 //! 9. `event_loop`: the loop.
 //! 10. `arch`: the four architectures.
-//! 11. `config`, which builds the settings from flags and file; `admin`, `processes`, `serve`, `preload`: the program.
+//! 11. `config`, which builds the settings from flags and file; `acme`, `control`, `admin`, `processes`, `serve`; `preload`,
+//!     `acme_command`: the program.
 #![forbid(unsafe_code)]
 
 pub mod access_log;
+pub mod acme;
+pub mod acme_command;
 pub mod admin;
 pub mod app;
 pub mod arch;
 pub mod certificate;
+pub mod challenges;
 pub mod client_auth;
 pub mod clock;
 pub mod compress;

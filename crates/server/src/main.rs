@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use amped::config::cli::{self, Command};
-use amped::{config, preload, say, serve};
+use amped::{acme_command, config, preload, say, serve};
 use amped_sys::process;
 
 fn main() -> ExitCode {
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
             serve::serve(&flags)
         }
         Command::Preload(flags) => preload::preload(&flags),
+        Command::Acme(flags) => acme_command::run(&flags),
         Command::Config(flags) => serve::print(&config::page(flags.page)),
         Command::Check(flags) => serve::print_or_report(config::check(&flags)),
     }

@@ -133,7 +133,8 @@ impl Answer {
     }
 }
 
-fn cannot_connect(path: &Path, error: &io::Error) -> String {
+/// Describes why a server cannot be reached at its control socket.
+pub fn cannot_connect(path: &Path, error: &io::Error) -> String {
     let shown = path.display();
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => format!(

@@ -20,6 +20,7 @@
 //! is the first edit in place of an older file while its last bytes are in transit. A mapped file that has become
 //! shorter causes an error of the call, not a signal.
 
+pub mod file_budget;
 pub mod frames;
 pub mod streams;
 
@@ -40,6 +41,7 @@ use amped_sys::mapping::Mapping;
 use amped_sys::process;
 use amped_units::Time;
 
+use self::file_budget::FileBudget;
 use self::frames::FrameBuffer;
 use crate::access_log::{AccessLog, Peer};
 use crate::config::optimise::Optimise;
@@ -148,6 +150,8 @@ pub struct Sender {
     window: Vec<u8>,
     /// Buffer for frames of HTTP/2.
     pub(crate) frames: FrameBuffer,
+    /// Limits the files that streams of HTTP/2 have open.
+    files: FileBudget,
     /// Buffers of TLS sessions.
     pub(crate) tls: Buffers,
     /// A file that has not changed for longer is sent by sendfile; a newer one is copied. Editors, and people,
@@ -275,10 +279,10 @@ impl Style {
 const ALIGNMENT: usize = 32;
 
 /// A send queue whose text has grown beyond this is not reused.
-const SPARE_TEXT_MAX: usize = 256 * 1024;
+const SPARE_TEXT_MAX: usize = 64 * 1024;
 
-/// Maximum send queues kept for reuse; one is enough except for bursts.
-const SPARE_MAX: usize = 16;
+/// Maximum send queues kept for reuse; each stream of an HTTP/2 connection may need one at the same time.
+const SPARE_MAX: usize = 128;
 
 /// The client of a log line, and where lines and records go.
 pub struct LogContext<'a> {
@@ -319,6 +323,16 @@ fn defers_hello(generation: &ConfigSnapshot) -> bool {
     settings.architecture == Architecture::Amped && settings.tls.sign == Signing::Helper
 }
 
+/// Returns how many files the streams of HTTP/2 of a loop may have open: as many as connections of HTTP/1 could, and in a
+/// pool as many as its one connection may have streams.
+fn files_max(generation: &ConfigSnapshot) -> usize {
+    let streams = generation.settings.limits.max_concurrent_streams;
+    if generation.pooled() { streams } else { generation.connections_max.max(FILES_MIN) }
+}
+
+/// Files that streams may always have open.
+const FILES_MIN: usize = 8;
+
 impl Sender {
     /// Creates the resources for this configuration.
     pub fn new(generation: &ConfigSnapshot) -> Sender {
@@ -326,6 +340,7 @@ impl Sender {
             spare: Vec::new(),
             window: vec![0; WINDOW as usize],
             frames: FrameBuffer::default(),
+            files: FileBudget::new(files_max(generation)),
             tls: Buffers::new(defers_hello(generation)),
             sendfile_min_age: generation.settings.send.sendfile_min_age,
             uses_sendfile: generation.settings.optimise.sendfile,
@@ -353,6 +368,7 @@ impl Sender {
     /// Applies another configuration. Residency tests and mappings are kept.
     pub fn renew(&mut self, generation: &ConfigSnapshot) {
         self.tls.defers_hello = defers_hello(generation);
+        self.files.set(files_max(generation));
         self.sendfile_min_age = generation.settings.send.sendfile_min_age;
         self.uses_sendfile = generation.settings.optimise.sendfile;
         self.style = Style::of(&generation.settings.optimise);

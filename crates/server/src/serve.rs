@@ -28,9 +28,11 @@ use amped_sys::socket;
 use amped_units::{Bytes, Time};
 
 use crate::access_log::{Sink, Writer, end_log};
+use crate::acme::{self, Acme};
 use crate::admin::{AdminEndpoint, Workers};
 use crate::app::Apps;
 use crate::arch;
+use crate::challenges::Challenges;
 use crate::clock::Clock;
 use crate::config::settings::{HelperKind, Listen, LogTarget, MetricsSettings, form};
 use crate::config::{self, Settings, cli};
@@ -194,9 +196,8 @@ impl Server {
         let sink = Sink::open(target, whose).map_err(cannot_log)?;
         let control = settings.control.socket.as_ref().map(|path| Control::open(path, whose)).transpose()?;
         let exporter = settings.metrics.listen.map(|requested| exporter(requested.0, addresses.iter())).transpose()?;
-        let admin = AdminEndpoint::new(control, exporter, &signals)
-            .map_err(|error| format!("cannot receive signals: {error}"))?;
         let segment = new_segment(&settings)?.map(Arc::new);
+        create_acme_state(&settings, whose)?;
         become_owner(owner.as_ref())?;
         if owner.is_none() && process::is_root() {
             say!("serving as root, which may read every file; set a user with --user NAME");
@@ -211,6 +212,8 @@ impl Server {
 
         // Threads and processes start only after all privileges are dropped.
         let (generation, clock) = (Arc::new(open(settings, None)?), Clock::start());
+        let admin = AdminEndpoint::new(control, exporter, acme(&generation)?, &signals).map_err(cannot_receive)?;
+        let admin = Some(admin).filter(|admin| !admin.is_empty());
         let workers: Box<dyn Workers> = if form(generation.settings.architecture).processes {
             let slots = segment.clone().map(StatsSlots::of);
             let parts = Parts { generation, addresses, log: sink, clock, signals, slots };
@@ -303,7 +306,7 @@ impl Server {
             *self.workers.admin() = admin;
             match signals.wait_for(patience) {
                 Some(Signal::Terminate | Signal::Interrupt) => return self.stop(signals),
-                Some(Signal::HangUp) => self.reload(),
+                Some(Signal::HangUp) => self.reload(signals),
                 Some(Signal::User1) => self.workers.reopen_log(),
                 Some(Signal::User2) => say::plain(&self.report()),
                 Some(Signal::Child) | None => {}
@@ -331,15 +334,33 @@ impl Server {
     }
 
     /// Reloads the configuration. If there is any error, nothing changes.
-    fn reload(&mut self) {
+    fn reload(&mut self, signals: &Signals) {
         let line = |message: String| format!("amped: {message}\n");
-        let renewed =
-            self.prepare().and_then(|(generation, addresses)| self.workers.renew(generation, addresses).map_err(line));
-        if let Err(message) = renewed {
-            say::plain(&format!("{message}amped: keeping the current configuration\n"));
-        } else {
-            say!("the new configuration is in force");
+        let renewed = self.prepare().and_then(|(generation, addresses)| {
+            let acme = acme(&generation).map_err(line)?;
+            self.workers.renew(generation, addresses).map_err(line).map(|()| acme)
+        });
+        match renewed {
+            Err(message) => say::plain(&format!("{message}amped: keeping the current configuration\n")),
+            Ok(acme) => {
+                if let Err(error) = self.renew_acme(acme, signals) {
+                    say!("{}: no certificates are obtained; reload again", cannot_receive(error));
+                }
+                say!("the new configuration is in force");
+            }
         }
+    }
+
+    /// Applies what the new configuration says about certificates to obtain.
+    fn renew_acme(&mut self, new: Option<Acme>, signals: &Signals) -> io::Result<()> {
+        let start = self.settings().acme.as_ref().map(|acme| acme.start.clone());
+        match (self.workers.admin(), start) {
+            (Some(AdminEndpoint { acme: Some(acme), .. }), start) => acme.renew(start),
+            (Some(admin), _) => admin.acme = new,
+            (admin, Some(_)) => *admin = Some(AdminEndpoint::new(None, None, new, signals)?),
+            (None, None) => {}
+        }
+        Ok(())
     }
 
     /// Creates everything that a new configuration needs.
@@ -381,6 +402,7 @@ impl Server {
             };
             addresses.push(Address { tls, ..address });
         }
+        create_acme_state(&settings, None).map_err(line)?;
         let generation = Arc::new(open(settings, Some(self.workers.generation())).map_err(line)?);
         Ok((generation, addresses))
     }
@@ -565,6 +587,23 @@ impl Workers for Threads {
     }
 }
 
+/// Creates the directories of what the server obtains.
+fn create_acme_state(settings: &Settings, owner: Option<(u32, u32)>) -> Result<(), String> {
+    let Some(acme) = &settings.acme else { return Ok(()) };
+    acme::create_state(&settings.tls.acme.state, owner)?;
+    acme::create_state(&acme.start.state, owner)
+}
+
+/// Creates the supervisor of the ACME process, if certificates are to be obtained.
+fn acme(generation: &ConfigSnapshot) -> Result<Option<Acme>, String> {
+    let (Some(acme), Some(challenges)) = (&generation.settings.acme, &generation.challenges) else { return Ok(None) };
+    Acme::new(acme.start.clone(), Arc::clone(challenges)).map(Some)
+}
+
+fn cannot_receive(error: io::Error) -> String {
+    format!("cannot receive signals: {error}")
+}
+
 fn cannot_share(error: io::Error) -> String {
     format!("cannot duplicate a listener: {error}")
 }
@@ -717,8 +756,16 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
         // Private keys are in it from now on.
         process::keep_memory_private().map_err(|error| format!("cannot protect private keys: {error}"))?;
     }
-    let tls = TlsConfig::new(&settings, old.and_then(|old| old.tls.as_ref()))?;
-    Ok(ConfigSnapshot { settings, disk: Arc::new(disk), verifier, connections_max, caches, shared, apps, tls })
+    let challenges = match old.and_then(|old| old.challenges.clone()) {
+        None if settings.acme.is_some() => {
+            let new = Challenges::new().map_err(|error| format!("cannot create the memory for challenges: {error}"))?;
+            Some(Arc::new(new))
+        }
+        known => known,
+    };
+    let tls = TlsConfig::new(&settings, challenges.as_ref(), old.and_then(|old| old.tls.as_ref()))?;
+    let disk = Arc::new(disk);
+    Ok(ConfigSnapshot { settings, disk, verifier, connections_max, caches, shared, apps, tls, challenges })
 }
 
 /// Creates the password verifier, if a site needs one. Attempts under the previous configuration still count.

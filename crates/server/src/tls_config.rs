@@ -6,12 +6,16 @@
 //!
 //! Certificates, OCSP responses, CRLs and the ticket secret are replaced when their files change, and ticket keys after
 //! some hours ([`TlsConfig::refresh`]), without a new configuration: connections, caches and processes are not affected.
+//!
+//! A site whose certificate is still to be obtained (ACME) refuses handshakes: a certificate that browsers do not accept would
+//! train users to ignore warnings.
 
 use std::env;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
+use amped_acme_protocol::{ChallengeKind, TLS_ALPN_01_PROTOCOL};
 use amped_core::site::Sites;
 use amped_exporter::Page;
 use rustls::crypto::aws_lc_rs::default_provider;
@@ -20,6 +24,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{KeyLogFile, ServerConfig, SignatureAlgorithm};
 
 use crate::certificate::{Certificate, Renewal, Unusable};
+use crate::challenges::Challenges;
 use crate::client_auth::{ClientAuth, CrlChange};
 use crate::clock;
 use crate::config::Settings;
@@ -56,7 +61,11 @@ impl TlsConfig {
     ///
     /// # Errors
     /// When the system has no random bytes for the ticket keys, or SSLKEYLOGFILE is not set.
-    pub fn new(settings: &Settings, old: Option<&TlsConfig>) -> Result<Option<TlsConfig>, String> {
+    pub fn new(
+        settings: &Settings,
+        challenges: Option<&Arc<Challenges>>,
+        old: Option<&TlsConfig>,
+    ) -> Result<Option<TlsConfig>, String> {
         if !settings.has_tls() {
             return Ok(None);
         }
@@ -73,7 +82,7 @@ impl TlsConfig {
                 )
             }
         };
-        let certificates = Arc::new(Certificates::new(settings));
+        let certificates = Arc::new(Certificates::new(settings, challenges));
         let client_auth = settings.client_auth.clone();
         client_auth.iter().filter_map(|auth| auth.crls.as_ref()).for_each(report_expired);
         let mut config =
@@ -183,6 +192,9 @@ fn server_config(
     let mut config = config.with_cert_resolver(Arc::clone(certificates) as _);
     // RFC 7301, 3.2: the first one that the client offers too is chosen.
     config.alpn_protocols = if http2 { vec![HTTP2.to_vec(), HTTP1.to_vec()] } else { vec![HTTP1.to_vec()] };
+    if certificates.challenges.is_some() {
+        config.alpn_protocols.push(TLS_ALPN_01_PROTOCOL.to_vec());
+    }
     // A ticket resumes a session without verifying the client again.
     config.ticketer = Arc::new(tickets.bound_to(&client_auth.map(ClientAuth::identity).unwrap_or_default()));
     // Sessions are resumed by tickets, which all loops and processes can decrypt.
@@ -215,14 +227,22 @@ struct Certificates {
     sites: Arc<Sites>,
     /// In order of preference: `by_site[site.number]`. Locked only for a lookup or a replacement.
     by_site: RwLock<Vec<Vec<Certificate>>>,
+    /// The file of the certificate that is obtained for each site, if one is.
+    obtained: Vec<Option<PathBuf>>,
+    /// The answers to challenges of tls-alpn-01, if these are used.
+    challenges: Option<Arc<Challenges>>,
 }
 
 impl Certificates {
-    fn new(settings: &Settings) -> Certificates {
+    fn new(settings: &Settings, challenges: Option<&Arc<Challenges>>) -> Certificates {
         let mut by_site = settings.certificates.clone();
         by_site.iter_mut().for_each(|own| sort(own));
         by_site.iter().flatten().for_each(report_response);
-        Certificates { sites: Arc::clone(&settings.sites), by_site: RwLock::new(by_site) }
+        let (sites, acme) = (Arc::clone(&settings.sites), settings.acme.as_ref());
+        let obtained = acme.map_or_else(|| vec![None; by_site.len()], |acme| acme.files.clone());
+        let is_used = acme.is_some_and(|acme| acme.start.challenge == ChallengeKind::TlsAlpn01);
+        let challenges = challenges.filter(|_| is_used).cloned();
+        Certificates { sites, by_site: RwLock::new(by_site), obtained, challenges }
     }
 
     /// Reads those whose files have changed, and drops expired OCSP responses; returns whether anything was replaced. No
@@ -236,6 +256,17 @@ impl Certificates {
             is_new |= renewal.is_change();
             // Of the processes of a server, only the first one reports what all of them do.
             report(certificate, renewal, when == Reread::WhenSettled);
+        }
+        for (own, file) in by_site.iter_mut().zip(&self.obtained) {
+            // It is written as a whole. One that cannot be used is replaced by another order.
+            if let (true, Some(file)) = (own.is_empty(), file)
+                && file.exists()
+                && let Ok(certificate) = Certificate::read(file, file, None, now)
+            {
+                report(&certificate, Renewal::Certificate, when == Reread::WhenSettled);
+                own.push(certificate);
+                is_new = true;
+            }
         }
         by_site.iter_mut().for_each(|own| sort(own));
         *self.by_site.write().unwrap_or_else(PoisonError::into_inner) = by_site;
@@ -280,14 +311,26 @@ fn sort(own: &mut [Certificate]) {
 
 impl ResolvesServerCert for Certificates {
     /// Returns the site's first certificate whose signatures the client accepts. A client that names no site or an
-    /// unknown one gets that of the default site, as does a client of a site without a certificate.
+    /// unknown one gets that of the default site, as does a client of a site without a certificate. A client that offers
+    /// only the protocol of tls-alpn-01 gets the certificate with the answer to the challenge, and no other. For a client
+    /// that accepts none of the signatures the handshake fails (`handshake_failure`).
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        if let Some(challenges) = &self.challenges
+            && hello.alpn().is_some_and(|protocols| protocols.eq([TLS_ALPN_01_PROTOCOL]))
+        {
+            return challenges.certificate(hello.server_name()?);
+        }
         let site = hello.server_name().map_or(self.sites.first(), |name| self.sites.for_host(name.as_bytes()));
         let by_site = self.by_site.read().unwrap_or_else(PoisonError::into_inner);
         let own = by_site.get(usize::from(site.number)).filter(|own| !own.is_empty());
+        if own.is_none() && self.obtained.get(usize::from(site.number)).is_some_and(Option::is_some) {
+            return None;
+        }
         let own = own.or_else(|| by_site.iter().find(|own| !own.is_empty()))?;
         let mut keys = own.iter().map(|one| &one.certified);
-        keys.find(|key| key.key.choose_scheme(hello.signature_schemes()).is_some()).cloned()
+        let key = keys.find(|key| key.key.choose_scheme(hello.signature_schemes()).is_some());
+        // Without a certificate, the client would be told that access is denied.
+        key.or_else(|| own.first().map(|one| &one.certified)).cloned()
     }
 }
 

@@ -81,6 +81,11 @@ impl Transport {
         Some((negotiated, now.since(since)))
     }
 
+    /// Returns whether the client only looks at the certificate, and the protocol has none that could follow.
+    pub fn is_for_validation(&self) -> bool {
+        matches!(&self.session, Session::Tls(tls) if tls.is_for_validation())
+    }
+
     /// Returns why the TLS handshake of a connection that is being closed was not completed, if it was not.
     pub fn handshake_failure(&self, now: impl FnOnce() -> Time, timeout: Duration) -> Option<HandshakeFailure> {
         if self.handshake_since == Time::NEVER {

@@ -21,6 +21,7 @@ use amped_core::compress::Compressed;
 use amped_core::connection::Conn;
 use amped_core::event::{Action, Answer, Delay, Event, Lane, Ticket, Trouble, VerifyWork, Work};
 use amped_core::file::Content;
+use amped_core::http2::Drawn;
 use amped_core::shared_state::SharedState;
 use amped_sys::clock;
 use amped_units::Time;
@@ -388,6 +389,10 @@ impl<D: DiskAccess> Turn<'_, D> {
             context.tls.add(negotiated, time);
             if connection.transport.has_chosen_http2() {
                 connection.conn.speak_http2(self.now, &context.shared.limits, self.actions);
+            } else if connection.transport.is_for_validation() {
+                // RFC 8737, 3: no data follow the handshake. The connection is closed in any case.
+                let _ = connection.transport.half_close();
+                return Err(Dead);
             }
         }
         // A short read has drained the socket, and epoll will report new data (epoll(7), "short read"). The end of the
@@ -434,10 +439,8 @@ impl<D: DiskAccess> Turn<'_, D> {
                     send_queue.put(reply, self.now, &self.context.shared.wall, style);
                 }
                 Action::Send(lane, reply) => {
-                    let style = self.context.sender.style();
                     let outbox = self.connection.outbox.get_or_insert_default();
-                    let queue = outbox.queue(lane, &mut self.context.sender);
-                    queue.put_stream(reply, &self.context.shared.wall, style);
+                    outbox.put(lane, reply, &mut self.context.sender, &self.context.shared.wall);
                 }
                 Action::Interim(bytes) => self.send_queue(HTTP1).put_interim(bytes),
                 Action::Piece(lane, bytes, framed) => self.send_queue(lane).put_piece(&bytes, framed),
@@ -685,7 +688,11 @@ impl<D: DiskAccess> Turn<'_, D> {
         {
             let unsent = [IoSlice::new(outbox.unsent())];
             let count = self.connection.transport.send(&unsent, false, &mut self.context.sender.tls)?;
+            self.context.meter.sent(count as u64);
             outbox.note_taken(count);
+            if outbox.unsent().is_empty() {
+                self.connection.conn.control_sent();
+            }
             return Ok(Gathered::Sent);
         }
         self.gather(gathered);
@@ -701,6 +708,9 @@ impl<D: DiskAccess> Turn<'_, D> {
         };
         self.context.meter.sent(taken as u64);
         self.connection.outbox.get_or_insert_default().note_sent(gathered.frames(), taken);
+        if taken == gathered.len() {
+            self.connection.conn.control_sent();
+        }
         sent.map(|_| Gathered::Sent)
     }
 
@@ -716,7 +726,12 @@ impl<D: DiskAccess> Turn<'_, D> {
             }
             let Some((lane, most)) = conn.next_lane() else { break };
             let wall = &context.shared.wall;
-            let (drawn, cold) = outbox.draw((lane, most), gathered, &mut context.sender, D::PROBES, wall);
+            let mut table_update = conn.owes_table_update();
+            let (drawn, cold) =
+                outbox.draw((lane, most), &mut table_update, gathered, &mut context.sender, D::PROBES, wall);
+            if !table_update {
+                conn.table_update_sent();
+            }
             conn.drew(*now, lane, drawn, self.actions);
             cold_ranges.extend(cold);
         }
@@ -747,6 +762,19 @@ impl<D: DiskAccess> Turn<'_, D> {
         let (since, next) = connection.outbox.as_mut()?.note_warm(lane, *now);
         next.into_iter().for_each(|cold| self.fetch_for_lane(cold));
         since
+    }
+
+    /// Helpers died while they read the next data of a lane: its response cannot be completed.
+    pub(crate) fn fail_lane(&mut self, lane: Lane) {
+        let mut actions: Vec<Action<OpenFile>> = Vec::new();
+        self.connection.conn.drew(self.now, lane, Drawn::Failed, &mut actions);
+        for action in actions {
+            match action {
+                Action::Cancel(lane) => self.cancel(lane),
+                Action::Control(bytes) => self.connection.outbox.get_or_insert_default().put_control(&bytes),
+                _ => {}
+            }
+        }
     }
 
     /// Fetches data for which no helper was available.
@@ -803,9 +831,11 @@ impl<D> Turn<'_, D> {
         let Turn { connection, context, .. } = self;
         // Before sending, so that a request is counted by the time its client has the response.
         context.meter.heard(context.shared.counts.requests);
-        if let (Some(timing), Some(send_queue)) = (&mut connection.timing, &connection.send_queue)
+        let holds_reply = connection.send_queue.as_ref().is_some_and(|send_queue| send_queue.holds_reply())
+            || connection.outbox.as_ref().is_some_and(|outbox| outbox.has_responses());
+        if let Some(timing) = &mut connection.timing
             && matches!(timing.phase(), Phase::Parsing | Phase::Processing)
-            && send_queue.holds_reply()
+            && holds_reply
         {
             timing.pass(Phase::Sending);
         }

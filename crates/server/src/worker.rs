@@ -131,6 +131,7 @@ impl Worker {
         let blocks = generation.blocks();
         let mut shared = SharedState::with_caches(Arc::clone(&settings.sites), settings.limits.clone(), caches, wall());
         shared.http2 = settings.http2;
+        shared.challenges = generation.http_challenges();
         let context = LoopContext {
             shared,
             log: AccessLog::new(&settings.log, log),
@@ -370,12 +371,12 @@ impl Worker {
     /// Handles the verdict on a password. Without a verdict its client has left, and nothing waits for it any more.
     pub fn verified(&mut self, verified: Verified, now: Time, disk: &mut impl DiskSide) {
         let Verified { token, ticket, verdict } = verified;
-        let Some(connection) = self.connections.get(token).filter(|connection| connection.conn.waits_for(ticket))
-        else {
-            return;
-        };
+        let Some(connection) = self.connections.get(token) else { return };
         let pending = connection.pending_verdicts.iter().position(|(pending, ..)| *pending == ticket);
         let pending = pending.map(|at| connection.pending_verdicts.swap_remove(at));
+        if !connection.conn.waits_for(ticket) {
+            return;
+        }
         let Some(verdict) = verdict else { return self.remove(token) };
         if let Some((_, since, _)) = pending {
             self.passwords.add(now.since(since));
@@ -506,9 +507,16 @@ impl Worker {
         self.turn(token, Some(Event::Sent { all: false }), now, disk);
     }
 
-    /// The next data of a connection cannot be read, and its head was sent, so the connection is reset.
-    pub fn give_up(&mut self, (token, _): (Token, Lane)) {
-        self.remove(token);
+    /// The next data of a connection cannot be read, and its head was sent, so the connection is reset, or the stream.
+    pub fn give_up(&mut self, (token, lane): (Token, Lane), now: Time, disk: &mut impl DiskSide) {
+        if lane == Lane::default() {
+            return self.remove(token);
+        }
+        if let Some(connection) = self.connections.get(token) {
+            let (context, actions) = (&mut self.context, &mut self.actions);
+            Turn { token, now, connection, context, disk, actions }.fail_lane(lane);
+            self.turn(token, None, now, disk);
+        }
     }
 
     /// A helper has become free: connections that were refused try again, until one finds no room.
@@ -576,12 +584,16 @@ impl Worker {
             return self.arm(token);
         }
         let mut event = Event::Deadline;
-        if connection.has_output() && connection.conn.next_due(limits) <= now {
+        let has_streams = connection.conn.streams() > 0;
+        if (connection.has_output() || has_streams) && connection.conn.next_due(limits) <= now {
             // The socket has been full all the time, but the client may be receiving.
             let left = connection.transport.unacknowledged();
-            if left < connection.unacknowledged {
+            let has_received = left < connection.unacknowledged;
+            if has_received || has_streams {
                 connection.unacknowledged = left;
-                event = Event::Sent { all: false };
+            }
+            if has_received {
+                event = Event::Received;
             }
         }
         self.turn(token, Some(event), now, disk);
@@ -613,6 +625,7 @@ impl Worker {
         let (sites, limits, budgets) = (Arc::clone(&settings.sites), settings.limits.clone(), settings.cache.clone());
         self.context.shared.renew(sites, limits, budgets, generation.caches.as_ref());
         self.context.shared.http2 = settings.http2;
+        self.context.shared.challenges = generation.http_challenges();
         self.context.log.renew(&settings.log);
         self.context.sender.renew(&generation);
         self.context.generation = generation;

@@ -8,7 +8,8 @@ use core::time::Duration;
 
 use amped_units::Time;
 
-/// The budget of a new connection, and the most that is saved.
+/// The budget of a new connection, and the most that is saved; more if the client may have many streams, which it may
+/// reset all at once.
 const MOST: i64 = 200;
 
 /// What a complete response gives back.
@@ -28,13 +29,16 @@ pub(super) const CONTROL: i64 = 1;
 pub(super) struct Budget {
     /// In tenths of a unit.
     left: i64,
+    most: i64,
     since: Time,
 }
 
 impl Budget {
     /// The budget of a new connection.
-    pub(super) fn new(now: Time) -> Budget {
-        Budget { left: MOST * 10, since: now }
+    pub(super) fn new(now: Time, streams: usize) -> Budget {
+        let all = RESET.saturating_mul(i64::try_from(streams).unwrap_or(i64::MAX)).saturating_add(MOST / 2);
+        let most = MOST.max(all).saturating_mul(10);
+        Budget { left: most, most, since: now }
     }
 
     /// Spends part of it. Returns whether that much was left.
@@ -43,13 +47,18 @@ impl Budget {
         let steps = now.since(self.since).as_nanos() / STEP.as_nanos();
         let restored = u32::try_from(steps).unwrap_or(u32::MAX);
         self.since = self.since + STEP * restored;
-        self.left = (self.left + i64::from(restored)).min(MOST * 10) - cost * 10;
+        self.left = self.left.saturating_add(i64::from(restored)).min(self.most) - cost * 10;
         self.left >= 0
     }
 
     /// A response is complete.
     pub(super) fn note_response(&mut self) {
-        self.left = (self.left + RESPONSE * 10).min(MOST * 10);
+        self.left = self.left.saturating_add(RESPONSE * 10).min(self.most);
+    }
+
+    /// Data were sent.
+    pub(super) fn note_data(&mut self) {
+        self.left = self.left.saturating_add(CONTROL * 10).min(self.most);
     }
 }
 
@@ -60,22 +69,22 @@ mod tests {
     #[test]
     fn responses_and_time_restore_what_resets_cost() {
         let at = Time::from_millis;
-        let mut budget = Budget::new(at(0));
+        let mut budget = Budget::new(at(0), 1);
         let spent = (0..).take_while(|_| budget.spend(at(0), RESET)).count() as i64;
         assert_eq!(spent, MOST / RESET);
         // One response for each reset: a client that cancels half of its requests is not disconnected.
-        let mut budget = Budget::new(at(0));
+        let mut budget = Budget::new(at(0), 1);
         for _ in 0..10_000 {
             budget.note_response();
             assert!(budget.spend(at(0), RESET));
         }
         // Ten a second: a client that pings ten times a second.
-        let mut budget = Budget::new(at(0));
+        let mut budget = Budget::new(at(0), 1);
         assert!((1..100_000).all(|turn| budget.spend(at(turn * 100), CONTROL)));
-        let mut budget = Budget::new(at(0));
+        let mut budget = Budget::new(at(0), 1);
         assert!(!(1..100_000).all(|turn| budget.spend(at(turn * 50), CONTROL)));
         // Nothing is saved beyond the first amount.
-        let mut budget = Budget::new(at(0));
+        let mut budget = Budget::new(at(0), 1);
         assert!(budget.spend(at(3_600_000), MOST) && !budget.spend(at(3_600_000), CONTROL));
     }
 }

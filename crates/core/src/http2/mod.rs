@@ -61,11 +61,17 @@ const CONTROL_MAX: usize = 4096;
 /// Maximum lookups of one connection in progress; further ones wait, so that its cold files are not everybody's queue.
 const LOOKUPS_MAX: usize = 16;
 
-/// Maximum streams reset by this side whose late frames are ignored (RFC 9113, 5.1).
-const RESETS_KEPT: usize = 128;
+/// Maximum streams reset by this side, or not accepted, whose late frames are ignored (RFC 9113, 5.1 and 6.8).
+const RESETS_KEPT: usize = 1024;
 
 /// Time for the client to acknowledge our settings.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Bytes of a frame that restore what a small window update costs.
+const WORTHWHILE: usize = 256;
+
+/// The size of the dynamic table that the client may have before it says otherwise (RFC 7541, 4.2).
+const TABLE_BYTES: u32 = 4096;
 
 /// Silence after which the client of an open stream is asked whether it is there, and time for its answer.
 const PING_AFTER: Duration = Duration::from_secs(30);
@@ -77,8 +83,9 @@ const LAST_STREAM_AFTER: Duration = Duration::from_secs(1);
 /// Time to read from a client after the connection was closed for an error.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The data of our PING frames.
-const PING_DATA: [u8; 8] = *b"amped-pi";
+/// The data of our PING frames: of one that asks whether the client is there, and of one after an announcement.
+const PING_DATA: [u8; 8] = *b"presence";
+const ANNOUNCEMENT: [u8; 8] = *b"the end ";
 
 /// A connection.
 #[derive(Debug)]
@@ -94,8 +101,9 @@ pub struct Session {
     common: Common,
     /// Lookups in progress.
     lookups: Vec<Ticket>,
-    /// The highest stream that the client has opened.
+    /// The highest stream that the client has opened, and the highest one that was accepted.
     last_stream: StreamId,
+    last_accepted: StreamId,
     /// Streams that were reset lately by this side.
     resets: VecDeque<StreamId>,
     /// Bytes of bodies that the client accepts, and the initial window of a stream.
@@ -109,8 +117,9 @@ pub struct Session {
     budget: Budget,
     /// Bytes of control frames that are not sent yet.
     control: usize,
-    /// Whether any output is unsent.
+    /// Whether any output is unsent, and whether the socket was full when output was last sent.
     unsent: bool,
+    was_full: bool,
     requests: usize,
     /// When output was last sent, or the last stream ended.
     since: Time,
@@ -184,15 +193,17 @@ impl Session {
             common: Common::default(),
             lookups: Vec::new(),
             last_stream: StreamId(0),
+            last_accepted: StreamId(0),
             resets: VecDeque::new(),
             send_window: INITIAL_WINDOW,
             initial_window: INITIAL_WINDOW,
             receive_window: CONNECTION_WINDOW,
             consumed: 0,
             alternate: false,
-            budget: Budget::new(now),
+            budget: Budget::new(now, limits.max_concurrent_streams),
             control: 0,
             unsent: false,
+            was_full: false,
             requests: 0,
             since: now,
             heard: now,
@@ -254,10 +265,18 @@ impl Session {
             }
             Event::Sent { all } => {
                 self.since = now;
+                // A full socket takes more only after its client has received some.
+                if mem::replace(&mut self.was_full, !all) {
+                    self.note_heard(now);
+                }
                 if all {
                     (self.control, self.unsent) = (0, false);
                     self.all_sent(cx);
                 }
+            }
+            Event::Received => {
+                self.since = now;
+                self.note_heard(now);
             }
             Event::Deadline => self.take_deadline(cx),
             // No request was sent, or one is on its way.
@@ -272,8 +291,9 @@ impl Session {
         let mut due = match self.state {
             State::Closed => return Time::NEVER,
             State::Lingering(until) => return until,
+            State::Closing => return self.since + limits.send_timeout,
             State::Announced(until) => until,
-            State::Preface | State::FirstSettings | State::Open | State::Finishing | State::Closing => Time::NEVER,
+            State::Preface | State::FirstSettings | State::Open | State::Finishing => Time::NEVER,
         };
         if self.unsent {
             due = due.min(self.since + limits.send_timeout);
@@ -285,7 +305,8 @@ impl Session {
         if self.streams.is_empty() {
             return due.min(self.since.max(self.heard) + limits.idle_timeout);
         }
-        let streams = self.streams.iter().map(|stream| stream.due(limits)).min().unwrap_or(Time::NEVER);
+        let window = self.send_window;
+        let streams = self.streams.iter().map(|stream| stream.due(window, limits)).min().unwrap_or(Time::NEVER);
         due.min(streams).min(self.ping_due())
     }
 
@@ -297,8 +318,9 @@ impl Session {
         if self.requests == 0 {
             return self.partial_since + limits.header_timeout;
         }
-        // A frame of a body that arrives at the lowest rate takes as long as a pause in it may.
-        let time = limits.header_timeout.max(limits.body_timeout);
+        // A frame of a body may arrive at the lowest rate.
+        let slowest = (FRAME_BYTES as u64).checked_div(limits.min_body_rate.0).unwrap_or(u64::MAX);
+        let time = limits.header_timeout.max(limits.body_timeout).max(Duration::from_secs(slowest.saturating_mul(2)));
         if self.pending.is_empty() { Time::NEVER } else { self.partial_since + time }
     }
 
@@ -387,9 +409,21 @@ impl Session {
         };
         side.since = now;
         side.slot.state = state;
+        if side.slot.priority.incremental {
+            self.common.virtual_time = side.slot.sent;
+        }
         side.slot.window -= count as i64;
         side.slot.sent += count as u64;
+        let was_open = self.send_window > 0;
         self.send_window -= count as i64;
+        if was_open && self.send_window <= 0 {
+            self.streams.iter_mut().for_each(|stream| stream.side.blocked_since = now);
+        } else if self.streams[at].side.slot.window <= 0 {
+            self.streams[at].side.blocked_since = now;
+        }
+        if count >= WORTHWHILE {
+            self.budget.note_data();
+        }
         self.alternate = !self.alternate;
         match drawn {
             Drawn::Failed => self.reset(now, at, ErrorCode::INTERNAL_ERROR, actions),
@@ -402,6 +436,21 @@ impl Session {
         }
     }
 
+    /// All control frames so far were passed to the transport.
+    pub fn control_sent(&mut self) {
+        self.control = 0;
+    }
+
+    /// The sender has written the size of the dynamic table.
+    pub fn table_update_sent(&mut self) {
+        self.common.owes_table_update = false;
+    }
+
+    /// Whether the next header block must begin with the size of the dynamic table, which the client has reduced.
+    pub fn owes_table_update(&self) -> bool {
+        self.common.owes_table_update
+    }
+
     /// The next bytes of a lane are in memory now, as far as possible.
     pub fn warmed(&mut self, now: Time, lane: Lane) {
         if let Some(at) = self.position(StreamId(lane.0)) {
@@ -409,6 +458,7 @@ impl Session {
             side.since = now;
             if side.slot.state == SendState::Cold {
                 side.slot.state = SendState::Body;
+                side.slot.join(self.common.virtual_time);
             }
         }
     }
@@ -438,8 +488,8 @@ impl Session {
 }
 
 impl Stream {
-    /// When it times out.
-    fn due(&self, limits: &Limits) -> Time {
+    /// When it times out. A stream that waits only for its turn does not; its connection has a timeout of its own.
+    fn due(&self, connection_window: i64, limits: &Limits) -> Time {
         let since = self.side.since;
         let exchange = match &self.exchange {
             Some(_) if self.deferred.is_some() => since + limits.disk_timeout,
@@ -448,8 +498,11 @@ impl Stream {
             None => Time::NEVER,
         };
         let sending = match self.side.slot.state {
-            SendState::Empty => Time::NEVER,
-            SendState::Unlimited | SendState::Body => since + limits.send_timeout,
+            SendState::Empty | SendState::Unlimited => Time::NEVER,
+            SendState::Body if self.side.slot.window.min(connection_window) <= 0 => {
+                self.side.blocked_since + limits.send_timeout
+            }
+            SendState::Body => Time::NEVER,
             SendState::Cold => since + limits.disk_timeout,
         };
         exchange.min(sending)
@@ -459,7 +512,7 @@ impl Stream {
 /// Frames.
 impl Session {
     fn take_bytes<F: FileHandle>(&mut self, cx: &mut Context<'_, F>, bytes: &[u8]) {
-        self.heard = cx.now;
+        self.note_heard(cx.now);
         if matches!(self.state, State::Closing | State::Lingering(_) | State::Closed) {
             return;
         }
@@ -570,9 +623,9 @@ impl Session {
                 Ok(())
             }
             Frame::PushPromise => Err(Fatal(ErrorCode::PROTOCOL_ERROR, "a client must not push")),
-            Frame::Ping { ack: true, .. } => {
+            Frame::Ping { ack: true, data } => {
                 self.ping_sent = Time::NEVER;
-                if matches!(self.state, State::Announced(_)) {
+                if data == ANNOUNCEMENT && matches!(self.state, State::Announced(_)) {
                     self.end_streams(cx);
                 }
                 Ok(())
@@ -607,6 +660,11 @@ impl Session {
             setting::MAX_FRAME_SIZE if !(FRAME_BYTES as u32..1 << 24).contains(&value) => {
                 Err(Fatal(ErrorCode::PROTOCOL_ERROR, "MAX_FRAME_SIZE must be from 16384 to 16777215"))
             }
+            // RFC 7541, 4.2: a smaller table is acknowledged at the start of the next block. Ours are written without it.
+            setting::HEADER_TABLE_SIZE if value < TABLE_BYTES => {
+                self.common.owes_table_update = true;
+                Ok(())
+            }
             setting::INITIAL_WINDOW_SIZE => {
                 let window = i64::from(value);
                 if window > WINDOW_MAX {
@@ -615,7 +673,7 @@ impl Session {
                 // RFC 9113, 6.9.2: open streams change by the difference, and may become negative.
                 let difference = window - mem::replace(&mut self.initial_window, window);
                 for stream in &mut self.streams {
-                    stream.side.slot.window += difference;
+                    stream.side.slot.join_if_opened(difference, self.common.virtual_time);
                     if stream.side.slot.window > WINDOW_MAX {
                         return Err(Fatal(ErrorCode::FLOW_CONTROL_ERROR, "a window is over 2147483647"));
                     }
@@ -641,7 +699,8 @@ impl Session {
             if self.send_window > WINDOW_MAX {
                 return Err(Fatal(ErrorCode::FLOW_CONTROL_ERROR, "the connection's window is over 2147483647"));
             }
-            return if is_tiny { self.spend(cx, CONTROL) } else { Ok(()) };
+            let is_awaited = self.streams.iter().any(|stream| stream.side.slot.state == SendState::Body);
+            return if is_tiny && !is_awaited { self.spend(cx, CONTROL) } else { Ok(()) };
         }
         let Some(at) = self.position(stream) else {
             // RFC 9113, 5.1: it may arrive late for a stream that has ended.
@@ -652,7 +711,7 @@ impl Session {
             return self.take_stream_error(cx, stream, ErrorCode::PROTOCOL_ERROR);
         }
         let slot = &mut self.streams[at].side.slot;
-        slot.window += i64::from(increment);
+        slot.join_if_opened(i64::from(increment), self.common.virtual_time);
         if slot.window > WINDOW_MAX {
             return self.take_stream_error(cx, stream, ErrorCode::FLOW_CONTROL_ERROR);
         }
@@ -688,7 +747,9 @@ impl Session {
         let mut bytes = Vec::new();
         frame::reset(&mut bytes, stream, code);
         self.queue_control(cx.actions, bytes);
-        self.spend(cx, RESET)
+        // The client may not know our limit yet.
+        let is_unaware = code == ErrorCode::REFUSED_STREAM && self.settings_sent != Time::NEVER;
+        if is_unaware { Ok(()) } else { self.spend(cx, RESET) }
     }
 
     fn must_not_be_idle(&self, stream: StreamId) -> Result<(), Fatal> {
@@ -760,10 +821,12 @@ impl Session {
             };
         }
         if self.state == State::Finishing {
-            // RFC 9113, 6.8: the client sees from GOAWAY that it was not processed.
-            return Ok(());
+            // RFC 9113, 6.8: the client sees from GOAWAY that it was not processed. Its other frames are ignored too.
+            self.last_stream = stream;
+            self.note_reset(stream);
+            return self.spend(cx, CONTROL);
         }
-        self.last_stream = stream;
+        (self.last_stream, self.last_accepted) = (stream, stream);
         cx.shared.counts.http2.streams += 1;
         if block.depends_on_itself {
             return self.take_stream_error(cx, stream, ErrorCode::PROTOCOL_ERROR);
@@ -983,9 +1046,8 @@ impl Session {
         let Some(mut running) = exchange.take() else { return };
         let mut wire = Wire { common: &mut self.common, side };
         let progress = take(&mut running, cx, &mut wire);
-        let side = &mut self.streams[at].side;
-        side.since = cx.now;
-        self.unsent |= side.slot.state != SendState::Empty;
+        self.streams[at].side.since = cx.now;
+        self.unsent |= self.streams[at].side.slot.state != SendState::Empty && self.next_lane().is_some();
         if progress == Progress::Open {
             self.streams[at].exchange = Some(running);
         }
@@ -1095,9 +1157,17 @@ impl Session {
         while !self.streams.is_empty() {
             self.drop_stream(cx, self.streams.len() - 1);
         }
-        self.say_end(cx, self.last_stream, code, why);
+        self.say_end(cx, self.last_accepted, code, why);
         (self.block, self.pending) = (None, Vec::new());
         self.state = State::Closing;
+    }
+
+    /// The client has sent something, or has received some of what was sent.
+    fn note_heard(&mut self, now: Time) {
+        self.heard = now;
+        if self.ping_sent != Time::NEVER {
+            self.ping_sent = now;
+        }
     }
 
     fn say_end<F>(&mut self, cx: &mut Context<'_, F>, last: StreamId, code: ErrorCode, why: &str) {
@@ -1113,7 +1183,7 @@ impl Session {
         }
         self.say_end(cx, StreamId(WINDOW_MAX as u32), ErrorCode::NO_ERROR, "");
         let mut bytes = Vec::new();
-        frame::ping(&mut bytes, false, PING_DATA);
+        frame::ping(&mut bytes, false, ANNOUNCEMENT);
         self.queue_control(cx.actions, bytes);
         self.ping_sent = cx.now;
         self.state = State::Announced(cx.now + LAST_STREAM_AFTER);
@@ -1121,7 +1191,7 @@ impl Session {
 
     /// Accepts no more streams.
     fn end_streams<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
-        self.say_end(cx, self.last_stream, ErrorCode::NO_ERROR, "");
+        self.say_end(cx, self.last_accepted, ErrorCode::NO_ERROR, "");
         self.state = State::Finishing;
     }
 
@@ -1161,7 +1231,7 @@ impl Session {
         }
         let now = cx.now;
         match self.state {
-            State::Lingering(_) => return self.close(cx),
+            State::Lingering(_) | State::Closing => return self.close(cx),
             State::Announced(until) if now >= until => self.end_streams(cx),
             _ => {}
         }
@@ -1173,7 +1243,12 @@ impl Session {
             return self.fail(cx, Fatal(ErrorCode::SETTINGS_TIMEOUT, "the settings were not acknowledged"));
         }
         if now >= self.partial_due(&limits) {
-            return self.fail(cx, Fatal(ErrorCode::ENHANCE_YOUR_CALM, "timed out reading a frame"));
+            let is_idle = self.pending.is_empty() && self.block.is_none();
+            let (code, why) = match is_idle {
+                true => (ErrorCode::NO_ERROR, ""),
+                false => (ErrorCode::PROTOCOL_ERROR, "timed out reading a frame"),
+            };
+            return self.fail(cx, Fatal(code, why));
         }
         if self.streams.is_empty() {
             if now >= self.since.max(self.heard) + limits.idle_timeout {
@@ -1195,11 +1270,15 @@ impl Session {
 
     /// Ends the streams that are overdue.
     fn end_overdue<F: FileHandle>(&mut self, cx: &mut Context<'_, F>, limits: &Limits) {
-        let overdue: Vec<StreamId> =
-            self.streams.iter().filter(|stream| cx.now >= stream.due(limits)).map(|stream| stream.side.id).collect();
+        let window = self.send_window;
+        let is_overdue = |stream: &&Stream| cx.now >= stream.due(window, limits);
+        let overdue: Vec<StreamId> = self.streams.iter().filter(is_overdue).map(|stream| stream.side.id).collect();
         for id in overdue {
             let Some(at) = self.position(id) else { continue };
-            if self.streams[at].side.slot.state != SendState::Empty || self.streams[at].exchange.is_none() {
+            let is_app_overdue =
+                self.streams[at].exchange.as_ref().is_some_and(|exchange| cx.now >= exchange.body_due());
+            let is_sending = self.streams[at].side.slot.state != SendState::Empty && !is_app_overdue;
+            if is_sending || self.streams[at].exchange.is_none() {
                 let (exchange, code) = (self.streams[at].exchange.take(), ErrorCode::CANCEL);
                 exchange.iter().for_each(|exchange| exchange.cancel(cx));
                 self.reset(cx.now, at, code, cx.actions);

@@ -16,7 +16,7 @@ pub(super) struct Slot {
     pub(super) window: i64,
     /// Whether it has something to send.
     pub(super) state: SendState,
-    /// Bytes of body sent, by which incremental streams share.
+    /// Bytes of body sent, by which incremental streams share; of one that joined later, counted from what they had then.
     pub(super) sent: u64,
 }
 
@@ -37,6 +37,19 @@ impl Slot {
     /// The slot of a new stream.
     pub(super) fn new(priority: Priority, window: i64) -> Slot {
         Slot { priority, window, state: SendState::Empty, sent: 0 }
+    }
+
+    /// It has something to send again: it shares with the others from now on, and not for the time before.
+    pub(super) fn join(&mut self, virtual_time: u64) {
+        self.sent = self.sent.max(virtual_time);
+    }
+
+    /// Its window is enlarged, or reduced.
+    pub(super) fn join_if_opened(&mut self, increment: i64, virtual_time: u64) {
+        if self.window <= 0 && self.window + increment > 0 {
+            self.join(virtual_time);
+        }
+        self.window += increment;
     }
 
     fn may_send(&self, connection_window: i64) -> bool {

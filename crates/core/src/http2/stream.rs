@@ -55,6 +55,8 @@ pub(super) struct Side {
     pub(super) response: ResponseState,
     /// Whether all of it was sent.
     pub(super) is_sent: bool,
+    /// Since when its window or that of the connection is used up, if it is.
+    pub(super) blocked_since: Time,
 }
 
 /// The state of a response.
@@ -85,6 +87,7 @@ impl Side {
             consumed: 0,
             response: ResponseState::Awaited,
             is_sent: false,
+            blocked_since: now,
         }
     }
 
@@ -105,10 +108,12 @@ impl Side {
     }
 
     /// Something was queued to be sent.
-    fn note_queued(&mut self, now: Time) {
+    fn note_queued(&mut self, now: Time, virtual_time: u64) {
         self.since = now;
         if self.slot.state == SendState::Empty {
             self.slot.state = SendState::Unlimited;
+            self.slot.join(virtual_time);
+            self.blocked_since = now;
         }
     }
 }
@@ -119,6 +124,10 @@ pub(super) struct Common {
     pub(super) last_ticket: u32,
     /// Whether the client has closed its side.
     pub(super) ended: bool,
+    /// The bytes that the incremental stream served last had sent before (see [`Slot::join`]).
+    pub(super) virtual_time: u64,
+    /// Whether the next header block must begin with the size of the dynamic table.
+    pub(super) owes_table_update: bool,
 }
 
 /// How an exchange reaches its stream.
@@ -131,7 +140,7 @@ impl Wire<'_> {
     fn send<F>(&mut self, cx: &mut Context<'_, F>, response: Response<F>, state: ResponseState) {
         let Response { head, hsts, body, record } = response;
         self.side.response = state;
-        self.side.note_queued(cx.now);
+        self.side.note_queued(cx.now, self.common.virtual_time);
         let reply = Reply { head, connection: Connection::Persists, hsts, body, record };
         cx.actions.push(Action::Send(self.side.lane(), reply));
     }
@@ -158,6 +167,9 @@ impl<F> Protocol<F> for Wire<'_> {
     fn proceed(&mut self, cx: &mut Context<'_, F>) {
         // RFC 9113, 8.1: an interim response is a head of its own. It precedes all data, as control frames do.
         let (mut block, mut bytes) = (Vec::new(), Vec::new());
+        if mem::take(&mut self.common.owes_table_update) {
+            block.push(hpack::NO_TABLE);
+        }
         hpack::write_status(&mut block, 100);
         frame::headers(&mut bytes, self.side.id, &block, false, frame::FRAME_BYTES);
         cx.actions.push(Action::Control(bytes));
@@ -193,14 +205,14 @@ impl<F> Protocol<F> for Wire<'_> {
 
     fn piece(&mut self, cx: &mut Context<'_, F>, bytes: &[u8]) {
         if self.side.response == ResponseState::Open && !bytes.is_empty() {
-            self.side.note_queued(cx.now);
+            self.side.note_queued(cx.now, self.common.virtual_time);
             cx.actions.push(Action::Piece(self.side.lane(), bytes.to_vec(), 0));
         }
     }
 
     fn finish(&mut self, cx: &mut Context<'_, F>) {
         if mem::replace(&mut self.side.response, ResponseState::Complete) == ResponseState::Open {
-            self.side.note_queued(cx.now);
+            self.side.note_queued(cx.now, self.common.virtual_time);
             cx.actions.push(Action::PieceEnd(self.side.lane()));
         }
     }

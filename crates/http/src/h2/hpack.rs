@@ -276,6 +276,9 @@ impl DynamicTable {
     }
 }
 
+/// The start of a block by an encoder that keeps no dynamic table: its size is 0 (RFC 7541, 6.3).
+pub const NO_TABLE: u8 = 0x20;
+
 /// Appends `:status` (RFC 9113, 8.3.2).
 pub fn write_status(out: &mut Vec<u8>, status: u16) {
     let mut digits = Vec::with_capacity(3);

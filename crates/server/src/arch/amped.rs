@@ -129,7 +129,7 @@ impl<H: Helpers> DiskSide for Helped<H> {
         match done {
             Done::Work(work, found) => self.learn(work, found, now, worker),
             Done::Warm(token) => worker.warmed(token, now, self),
-            Done::Failed(token) => worker.give_up(token),
+            Done::Failed(token) => worker.give_up(token, now, self),
         }
     }
 

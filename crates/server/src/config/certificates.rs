@@ -129,11 +129,11 @@ impl Checker<'_> {
     }
 
     /// An address with TLS requires a certificate.
-    pub(super) fn tls(&mut self, listen: &[Listen], sites: &[Vec<Certificate>], node: Node<'_>) {
+    pub(super) fn tls(&mut self, listen: &[Listen], has_certificate: bool, node: Node<'_>) {
         let Some(first) = listen.iter().find(|listen| listen.tls) else { return };
-        if self.findings.is_empty() && sites.iter().all(Vec::is_empty) {
+        if self.findings.is_empty() && !has_certificate {
             let message = format!("`{first}` has TLS, and no site has a certificate");
-            let help = "add `certificate = [\"FILE\"]` and `key = [\"FILE\"]` to a site";
+            let help = "add `certificate = [\"FILE\"]` and `key = [\"FILE\"]` to a site, or `acme = true`";
             self.findings.at(node.span(), message, help);
         }
     }

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use amped_acme_protocol::Start;
 use amped_core::auth::Guard;
 use amped_core::cors::CorsRule;
 use amped_core::glob::Glob;
@@ -57,12 +58,23 @@ pub struct Settings {
     /// How each site's applications run: `apps[site.number][rule]`, with the rules of the site.
     pub apps: Vec<Vec<AppSettings>>,
     /// The certificates of each site: `certificates[site.number]`. If an address has TLS, at least one site has a
-    /// certificate.
+    /// certificate, or one to obtain.
     pub certificates: Vec<Vec<Certificate>>,
     /// Verifies clients' certificates, if they are requested.
     pub client_auth: Option<ClientAuth>,
     /// The secret of ticket keys, if it is in a file.
     pub ticket_secret: Option<TicketSecret>,
+    /// The certificates to obtain, if a site has `acme = true`.
+    pub acme: Option<AcmePlan>,
+}
+
+/// The certificates to obtain.
+#[derive(Clone, Debug)]
+pub struct AcmePlan {
+    /// The configuration of the ACME process.
+    pub start: Start,
+    /// The file of each site's certificate: `files[site.number]`; `None` if it has none to obtain.
+    pub files: Vec<Option<PathBuf>>,
 }
 
 impl Settings {
@@ -129,12 +141,14 @@ impl Checker<'_> {
         self.metrics(&mut file, root.get("metrics"));
         let client_auth = self.client_auth(&mut file.tls, root.get("tls"));
         let ticket_secret = self.ticket_secret(&mut file.tls, root.get("tls"));
-        let (sites, roots, apps, certificates) = self.sites(flags, &mut file, root)?;
+        let acme = self.acme(&mut file, root);
+        let files = acme.as_ref().map_or(&[][..], |acme| &acme.files);
+        let (sites, roots, apps, certificates) = self.sites(flags, &mut file, files, root)?;
         self.pool_epoll(&form, &file, &apps, root.get("optimise").get("pool_epoll"));
         (file.log.delayed, file.log.string_caches) = (file.optimise.delayed_log, file.optimise.string_caches);
         let accounts = std::mem::take(&mut self.accounts).into_iter().map(|(path, _)| path).collect();
         let sites = Arc::new(sites);
-        Some(Settings { file, workers, sites, roots, accounts, apps, certificates, client_auth, ticket_secret })
+        Some(Settings { file, workers, sites, roots, accounts, apps, certificates, client_auth, ticket_secret, acme })
     }
 
     fn listen(&mut self, root: Node<'_>, node: Node<'_>) {
@@ -285,7 +299,13 @@ impl Checker<'_> {
     }
 
     /// The sites and their roots.
-    fn sites(&mut self, flags: &Serve, file: &mut File, root: Node<'_>) -> Option<OfSites> {
+    fn sites(
+        &mut self,
+        flags: &Serve,
+        file: &mut File,
+        obtained: &[Option<PathBuf>],
+        root: Node<'_>,
+    ) -> Option<OfSites> {
         let mut places: Vec<Node<'_>> = root.get("site").elements().collect();
         // The shorthand is the first site; without it and without any site, the directory of the command line is a
         // site.
@@ -319,13 +339,15 @@ impl Checker<'_> {
                 self.findings.at(node.get("compress").span(), message, help);
             }
             let made = self.site(site, node, &mut hosts, rules);
-            certificates.push(self.certificates(site, node));
+            let own = obtained.get(number).and_then(Option::as_deref);
+            certificates.push(own.map_or_else(|| self.certificates(site, node), Checker::obtained_certificate));
             let https_port = self.https_port(&file.listen, site, node);
             let hsts = self.hsts(&file.listen, site, node);
             sites.push(Site { root_names: root_names(roots.last()), https_port, hsts, ..made });
             apps.push(settings);
         }
-        self.tls(&file.listen, &certificates, root.get("listen"));
+        let has_any = obtained.iter().any(Option::is_some) || certificates.iter().any(|own| !own.is_empty());
+        self.tls(&file.listen, has_any, root.get("listen"));
         if sites.is_empty() && !self.read.is_taken(root, &["root", "site"]) {
             match flags.config {
                 None => self.findings.usage(

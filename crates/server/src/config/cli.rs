@@ -23,6 +23,9 @@ pub enum Command {
     /// Reload pages into the caches of a running server
     #[command(after_help = PRELOAD_EXAMPLES)]
     Preload(Preload),
+    /// Show, renew or revoke certificates that a running server obtains (ACME)
+    #[command(after_help = ACME_EXAMPLES)]
+    Acme(Acme),
     /// Check a configuration file
     #[command(after_help = CHECK_EXAMPLES)]
     Check(Check),
@@ -232,6 +235,38 @@ pub struct Preload {
     pub paths: Vec<OsString>,
 }
 
+/// The flags of `amped acme`.
+#[derive(Args, Clone, Debug)]
+pub struct Acme {
+    /// What to do
+    #[command(subcommand)]
+    pub action: AcmeAction,
+    /// Socket of the server: its `--control`, or `[control] socket` in its configuration
+    #[arg(long, value_name = "SOCKET", global = true, required = false, default_value = "/run/amped/control")]
+    pub control: PathBuf,
+}
+
+/// What `amped acme` does.
+#[derive(Clone, Debug, Subcommand)]
+pub enum AcmeAction {
+    /// Show each certificate, its expiry, and when it is renewed
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Obtain a new certificate now, for all names of the site with this name
+    Renew {
+        /// A name of the certificate
+        name: String,
+    },
+    /// Revoke the certificate of this name, and obtain another one with another key
+    Revoke {
+        /// A name of the certificate
+        name: String,
+    },
+}
+
 /// Parses the command line, which begins with the program's name. The error can print itself and has an exit status: 0
 /// for help and version, 2 for wrong usage. Without a command the result is the help.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, clap::Error> {
@@ -272,6 +307,16 @@ Example:
 
 Exit status: 0 if the file is valid, 1 if not.";
 
+const ACME_EXAMPLES: &str = "\
+Examples:
+  amped acme status
+  amped acme renew www.example.org --control /run/amped/control
+
+Renewals need no command: the server renews each certificate in time. `renew` does not wait for a delay after a failure; the
+rate limits of the CA still apply.
+
+Exit status: 0 if the command was carried out, 1 if not, 2 for wrong usage.";
+
 const PRELOAD_EXAMPLES: &str = "\
 Examples:
   amped preload --control /run/amped/control /index.html /news/
@@ -292,7 +337,9 @@ mod tests {
         let args = ["amped", "serve"].iter().chain(args).map(OsString::from);
         match parse(args)? {
             Command::Serve(serve) => Ok(*serve),
-            Command::Check(_) | Command::Config(_) | Command::Preload(_) => panic!("expected `serve`"),
+            Command::Acme(_) | Command::Check(_) | Command::Config(_) | Command::Preload(_) => {
+                panic!("expected `serve`")
+            }
         }
     }
 

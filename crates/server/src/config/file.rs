@@ -111,6 +111,11 @@ pub struct SiteTable {
     /// Read before the server switches to `user`, and again when they change: that user must be able to read them.
     #[schemars(extend("examples" = [["example.org.key"]]))]
     pub key: Vec<PathBuf>,
+    /// Obtain the certificate for `hosts` from a CA, and renew it in time (ACME), instead of `certificate` and `key`
+    ///
+    /// Requires `agree_to_terms` in `[tls.acme]`, an address with TLS, and that port 80 or 443 of all `hosts` leads here. Until the
+    /// first certificate is there, TLS handshakes with the site fail. Names with `*` cannot be proved this way.
+    pub acme: bool,
     /// OCSP responses (DER) of these certificates, in their order; "" for a certificate without one
     ///
     /// Sent to clients in the handshake (stapling), and read again when they change. One that is missing, has expired, or does

@@ -8,6 +8,7 @@
 //!
 //! Roots are checked here but opened by the server: they may disappear in between.
 
+mod acme;
 mod certificates;
 mod checked;
 pub mod cli;
@@ -79,6 +80,9 @@ pub fn check(flags: &cli::Check) -> Result<String, Error> {
     let mut summary = format!("{}: ok\n{sites} on {}\n", flags.config.display(), addresses.join(", "));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     summary += &review::review(&settings, now);
+    if let Some(plan) = &settings.acme {
+        summary += &acme::describe(plan, &settings.listen);
+    }
     let mut findings = Findings::default();
     for path in &settings.accounts {
         summary += &check_accounts(path, &mut findings);

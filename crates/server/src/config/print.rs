@@ -43,7 +43,7 @@ impl Page {
     fn table(&mut self, table: &Value, set: &Value, path: &str) {
         let (tables, keys): (Vec<_>, Vec<_>) = schema::keys(table).partition(|(_, schema)| schema::is_table(schema));
         for (key, schema) in keys {
-            let is_rule = path.contains('.');
+            let is_rule = path.starts_with("site.");
             if is_set(&set[key]) {
                 self.line(&format!("{} = {}", name(key), literal(&set[key])), &comment(schema));
             } else if !is_rule {

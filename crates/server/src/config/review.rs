@@ -56,7 +56,7 @@ pub(super) fn review(settings: &Settings, now: Duration) -> String {
             one.ocsp.iter().for_each(|ocsp| describe_response(&mut text, ocsp));
         }
         // A site without a certificate uses that of another site.
-        for one in default.filter(|_| own.is_empty() && settings.has_tls()).into_iter().flatten() {
+        for one in default.filter(|_| own.is_empty() && !site.acme && settings.has_tls()).into_iter().flatten() {
             let covered = names(&one.certified.cert).unwrap_or_default();
             for host in site.hosts.iter().filter(|host| !covers(&covered, host)) {
                 warn(

@@ -34,8 +34,8 @@ pub(super) fn for_editors() -> String {
 fn without_null(schema: &mut Schema) {
     match schema.get_mut("default") {
         Some(Value::Null) => drop(schema.remove("default")),
-        Some(Value::Object(table)) => table.retain(|_, value| !value.is_null()),
-        _ => {}
+        Some(default) => drop_nulls(default),
+        None => {}
     }
     if let Some(Value::Array(options)) = schema.get_mut("anyOf") {
         options.retain(|option| option["type"] != "null");
@@ -51,6 +51,14 @@ fn without_null(schema: &mut Schema) {
             let only = only.take();
             schema.insert("type".to_owned(), only);
         }
+    }
+}
+
+/// Removes the keys without a value, also from tables in the table.
+fn drop_nulls(value: &mut Value) {
+    if let Value::Object(table) = value {
+        table.retain(|_, value| !value.is_null());
+        table.values_mut().for_each(drop_nulls);
     }
 }
 

@@ -317,6 +317,59 @@ pub struct TlsSettings {
     ///
     /// For debugging, with Wireshark for instance: anyone who can read the file can decrypt the connections.
     pub key_log: bool,
+    /// Certificates that the server obtains and renews itself, for sites with `acme = true`
+    pub acme: AcmeSettings,
+}
+
+/// Certificates that the server obtains and renews itself (ACME, RFC 8555), for sites with `acme = true`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct AcmeSettings {
+    /// Agree to the terms of service of the CA; required
+    ///
+    /// Those of Let's Encrypt: `https://letsencrypt.org/repository/`
+    pub agree_to_terms: bool,
+    /// Address to which the CA may send warnings
+    #[schemars(example = "admin@example.org")]
+    pub email: Option<String>,
+    /// Use the staging directory of Let's Encrypt, whose limits are generous and whose certificates no browser trusts
+    ///
+    /// For experiments. Its certificates are kept apart from those of other directories, so nothing has to be removed afterwards.
+    pub staging: bool,
+    /// URL of the CA's directory; default: that of Let's Encrypt
+    #[schemars(example = "https://acme.example.org/directory")]
+    #[default("https://acme-v02.api.letsencrypt.org/directory".into())]
+    pub directory: String,
+    /// Root certificates (PEM) that verify the directory's own TLS, instead of the system's
+    ///
+    /// For a private CA.
+    #[schemars(example = "/etc/amped/ca.pem")]
+    pub directory_ca: Option<PathBuf>,
+    /// Profile to request, if the CA has several, such as `shortlived`
+    #[schemars(example = &"shortlived")]
+    pub profile: Option<String>,
+    /// How to prove control of the names
+    pub challenge: AcmeChallenge,
+    /// Directory of the account and the certificates, with their keys
+    ///
+    /// Created with mode 0700 for `user` at the start. Not for several servers at a time.
+    #[default("/var/lib/amped/acme".into())]
+    pub state: PathBuf,
+}
+
+/// How control of names is proved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum AcmeChallenge {
+    /// http-01 if an address with port 80 has no TLS, otherwise tls-alpn-01
+    #[default]
+    #[serde(rename = "auto")]
+    Auto,
+    /// A response without TLS, on port 80 of the names
+    #[serde(rename = "http-01")]
+    Http01,
+    /// A TLS handshake, on port 443 of the names
+    #[serde(rename = "tls-alpn-01")]
+    TlsAlpn01,
 }
 
 /// Whether a client must have a certificate.
@@ -428,7 +481,7 @@ pub enum Residency {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct ControlSettings {
-    /// Socket for `amped preload`; only the server's user and root may open it
+    /// Socket for `amped preload` and `amped acme`; only the server's user and root may open it
     ///
     /// Its directory should belong to that user, so that the server can remove the socket at exit.
     #[schemars(example = "/run/amped/control")]

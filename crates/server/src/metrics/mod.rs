@@ -23,4 +23,4 @@ pub use segment::{
     BUCKETS, CLASSES, ClassSum, HANDLERS, KINDS, PHASES, Phase, PhaseSum, SIZES, Scope, StatsSegment, StatsSlot,
     StatsSlots, Sum,
 };
-pub use text::{Expiry, TlsExpiries, text};
+pub use text::{AcmeFigures, Expiry, TlsExpiries, text};

@@ -31,8 +31,21 @@ pub struct Expiry {
     pub at: Duration,
 }
 
-/// Formats all metrics.
-pub fn text(sum: &Sum, tls: &TlsExpiries) -> String {
+/// Results of certificate orders (ACME).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AcmeFigures {
+    /// Orders started.
+    pub orders: u64,
+    /// Certificates obtained.
+    pub obtained: u64,
+    /// Failed orders, by reason.
+    pub failures: Vec<(&'static str, u64)>,
+    /// Time of the next order for each certificate, by file.
+    pub next_orders: Vec<Expiry>,
+}
+
+/// Formats all metrics. `acme`: if the server obtains certificates.
+pub fn text(sum: &Sum, tls: &TlsExpiries, acme: Option<&AcmeFigures>) -> String {
     let mut page = Page::new("amped");
     page.family("build", exporter::Kind::Info, exporter::Unit::Things, "Build information.");
     page.sample(&format!("version=\"{}\"", env!("CARGO_PKG_VERSION")), 1);
@@ -66,6 +79,21 @@ pub fn text(sum: &Sum, tls: &TlsExpiries) -> String {
         }
     }
     let (counter, things) = (exporter::Kind::Counter, exporter::Unit::Things);
+    if let Some(acme) = acme {
+        page.family("acme_orders", counter, things, "Certificate orders started.");
+        page.sample("", acme.orders);
+        page.family("acme_certificates", counter, things, "Certificates obtained from a CA.");
+        page.sample("", acme.obtained);
+        page.family("acme_failures", counter, things, "Failed certificate orders, by reason.");
+        for (reason, count) in &acme.failures {
+            page.sample(&format!("reason=\"{reason}\""), count);
+        }
+        let help = "Time of the next order for each certificate, in seconds since 1970.";
+        page.family("acme_next_order", exporter::Kind::Gauge, exporter::Unit::Seconds, help);
+        for Expiry { labels, at } in &acme.next_orders {
+            page.sample(labels, at.as_secs());
+        }
+    }
     let replies = "Complete responses, by size of the body.";
     page.family("replies", counter, things, replies);
     for (class, labels) in sum.classes.iter().zip(classes()) {
@@ -151,7 +179,13 @@ mod tests {
             vec![Expiry { labels: Page::labels(&[("site", &2), ("file", &file)]), at: Duration::from_secs(seconds) }]
         };
         let (certificates, ocsp_responses) = (expiry("a\"b.pem", 1_800_000_000), expiry("b.ocsp", 1_700_000_000));
-        let page = text(&sum, &TlsExpiries { certificates, ocsp_responses, crls: Vec::new() });
+        let acme = AcmeFigures {
+            orders: 4,
+            obtained: 2,
+            failures: vec![("validation", 1)],
+            next_orders: vec![Expiry { labels: "file=\"a\"".to_owned(), at: Duration::from_secs(9) }],
+        };
+        let page = text(&sum, &TlsExpiries { certificates, ocsp_responses, crls: Vec::new() }, Some(&acme));
         let labels = "phase=\"parsing\",size=\"<10K\",kind=\"static\"";
         for line in [
             "# TYPE amped_requests counter",
@@ -162,6 +196,9 @@ mod tests {
             "amped_tls_certificate_end_seconds{site=\"2\",file=\"a\\\"b.pem\"} 1800000000",
             "# TYPE amped_tls_ocsp_response_end_seconds gauge",
             "amped_tls_ocsp_response_end_seconds{site=\"2\",file=\"b.ocsp\"} 1700000000",
+            "amped_acme_orders_total 4",
+            "amped_acme_failures_total{reason=\"validation\"} 1",
+            "amped_acme_next_order_seconds{file=\"a\"} 9",
             "amped_replies_total{size=\"<10K\",kind=\"static\"} 2",
             "amped_responses_total{site=\"0\",handler=\"app\",status=\"4xx\"} 5",
             "amped_reply_body_bytes_total{size=\"<10K\",kind=\"static\"} 9000",

@@ -1,6 +1,7 @@
 //! The buffer in which frames of HTTP/2 are gathered.
 
 use amped_http::h2::frame::{self, FRAME_BYTES, HEAD_BYTES, StreamId};
+use amped_http::h2::hpack::NO_TABLE;
 
 /// Gathered frames. The memory beyond them is kept, and so need not be cleared each time before it is read into.
 #[derive(Debug, Default)]
@@ -62,11 +63,19 @@ impl FrameBuffer {
         self.bytes[at..at + HEAD_BYTES].copy_from_slice(&frame::data_head(length, stream, end_stream));
     }
 
-    /// Appends the header block of a response.
-    pub(super) fn extend_by_headers(&mut self, stream: StreamId, block: &[u8], end_stream: bool) {
+    /// Appends the header block of a response; `table_update`: after the size of the dynamic table.
+    pub(super) fn extend_by_headers(
+        &mut self,
+        stream: StreamId,
+        (block, table_update): (&[u8], bool),
+        end_stream: bool,
+    ) {
         let mut heads = std::mem::take(&mut self.heads);
         heads.clear();
-        frame::headers(&mut heads, stream, block, end_stream, FRAME_BYTES);
+        match table_update {
+            false => frame::headers(&mut heads, stream, block, end_stream, FRAME_BYTES),
+            true => frame::headers(&mut heads, stream, &[&[NO_TABLE], block].concat(), end_stream, FRAME_BYTES),
+        }
         self.extend(&heads);
         self.heads = heads;
     }

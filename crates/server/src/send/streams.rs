@@ -23,6 +23,7 @@ use amped_http::status::Status;
 use amped_sys::file::Patience;
 use amped_units::Time;
 
+use super::file_budget::FilePermit;
 use super::frames::FrameBuffer;
 use super::{Chunk, FETCHES_MAX, LogContext, Probes, SendQueue, Sender, Style, UNREAD};
 use crate::open_file::OpenFile;
@@ -35,6 +36,9 @@ const FETCHES_AT_ONCE: usize = 8;
 
 /// Maximum frames that are read from a file in one call.
 const FRAMES_A_READ: usize = 4;
+
+/// The error text of a response without a permit for its file.
+const BUSY: &str = "too many files are being sent; try again later";
 
 /// What an HTTP/2 connection has to send.
 #[derive(Default)]
@@ -55,6 +59,8 @@ pub struct Outbox {
 /// A lane's responses.
 struct LaneQueue {
     lane: Lane,
+    /// Held while its response has a file open.
+    permit: Option<FilePermit>,
     queue: Box<SendQueue>,
     fetch: Fetch,
     /// How often the next data have been fetched without any of them being drawn since, and their offset in the file.
@@ -94,11 +100,30 @@ impl Outbox {
             Ok(at) => at,
             Err(at) => {
                 let queue = sender.send_queue();
-                self.lanes.insert(at, LaneQueue { lane, queue, fetch: Fetch::None, fetched: (0, 0) });
+                self.lanes.insert(at, LaneQueue { lane, permit: None, queue, fetch: Fetch::None, fetched: (0, 0) });
                 at
             }
         };
         &mut self.lanes[at].queue
+    }
+
+    /// Appends a response to its lane. If too many responses of the loop have files open, it becomes a 503: a client
+    /// could make one connection hold more descriptors than the server has for all.
+    pub fn put(&mut self, lane: Lane, mut reply: Reply<OpenFile>, sender: &mut Sender, wall: &WallClock) {
+        let has_file = matches!(&reply.body, Body::Content(content, _) | Body::Parts(content, ..)
+            if matches!(content.store, Stored::File(_)));
+        let permit = if has_file { sender.files.take() } else { None };
+        if has_file && permit.is_none() {
+            let (head, body) = reply::bad_head(Status::SERVICE_UNAVAILABLE, BUSY, false);
+            reply.record.set(Status::SERVICE_UNAVAILABLE, reply.record.outcome);
+            body.note_in(&mut reply.record);
+            (reply.head, reply.body) = (head, body);
+        }
+        let style = sender.style();
+        self.queue(lane, sender).put_stream(reply, wall, style);
+        if let Some(at) = self.find(lane) {
+            self.lanes[at].permit = permit;
+        }
     }
 
     fn find(&mut self, lane: Lane) -> Option<usize> {
@@ -164,10 +189,12 @@ impl Outbox {
         }
     }
 
-    /// Draws frames of a lane to the end of `out`, with at most this many bytes of body.
+    /// Draws frames of a lane to the end of `out`, with at most this many bytes of body. `table_update`: whether the next
+    /// header block must begin with the size of the dynamic table; cleared once one does.
     pub fn draw(
         &mut self,
         (lane, most): (Lane, usize),
+        table_update: &mut bool,
         out: &mut FrameBuffer,
         sender: &mut Sender,
         probes: bool,
@@ -177,7 +204,7 @@ impl Outbox {
         let LaneQueue { queue, fetched, .. } = &mut self.lanes[at];
         let from = out.len();
         let probes = if probes { Probes::All { fetched: fetched.0 } } else { Probes::None };
-        let (drawn, cold) = queue.draw((StreamId(lane.0), most), out, sender, probes, wall);
+        let (drawn, cold) = queue.draw((StreamId(lane.0), most), table_update, out, sender, probes, wall);
         match &cold {
             Some((_, range)) if range.start == fetched.1 => {}
             Some((_, range)) => *fetched = (0, range.start),
@@ -303,6 +330,7 @@ impl SendQueue {
     fn draw(
         &mut self,
         (stream, most): (StreamId, usize),
+        table_update: &mut bool,
         out: &mut FrameBuffer,
         sender: &mut Sender,
         probes: Probes,
@@ -312,8 +340,10 @@ impl SendQueue {
         let has_head = matches!(self.chunks.front(), Some(Chunk::Head(_)));
         if let Some(Chunk::Head(length)) = self.chunks.front() {
             let is_whole = matches!(self.chunks.get(1), Some(Chunk::End(_)));
-            out.extend_by_headers(stream, &self.text[self.text_at..self.text_at + length], is_whole);
+            let block = &self.text[self.text_at..self.text_at + length];
+            out.extend_by_headers(stream, (block, *table_update), is_whole);
             if is_whole {
+                *table_update = false;
                 return (Drawn::End(0), None);
             }
         }
@@ -336,6 +366,7 @@ impl SendQueue {
         }
         if has_head {
             self.pop_head();
+            *table_update = false;
         }
         let is_end = matches!(self.chunks.front(), Some(Chunk::End(_)));
         match last {

@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use amped_acme_protocol::TLS_ALPN_01_PROTOCOL;
 use amped_sys::socket;
 use amped_units::Time;
 use rustls::pki_types::CertificateDer;
@@ -219,6 +220,11 @@ impl Tls {
         let subject = self.session.peer_certificates().and_then(|chain| subject_of(chain.first()?));
         self.negotiated = Some(Negotiated { version, suite, cipher, is_resumed, subject });
         self.negotiated.as_ref()
+    }
+
+    /// Returns whether the client only looks at the certificate (RFC 8737, 3): a CA that verifies control of the name.
+    pub fn is_for_validation(&self) -> bool {
+        self.session.alpn_protocol() == Some(TLS_ALPN_01_PROTOCOL)
     }
 
     /// Decrypts `input` into `plain`, and answers messages of the handshake. Returns the number of bytes, and whether the
