@@ -80,6 +80,25 @@ fn curl_decompresses_precompressed_siblings() {
 }
 
 #[test]
+fn curl_decompresses_files_compressed_on_the_fly() {
+    let site = Site::new();
+    let text = "all work and no play\n".repeat(5000);
+    site.file("page.html", &text);
+    for coding in ["zstd", "gzip"] {
+        let server = Server::with_site(&site, &format!("compress = ['{coding}']"));
+        let page = url(&server, "/page.html");
+        let fields = "%{header_json}";
+        let is_coded = || {
+            let format = ["--compressed", "--output", "/dev/null", "--write-out", fields, &page];
+            said(&mut curl(&format)).contains(&format!("\"content-encoding\":[\"{coding}\"]"))
+        };
+        assert_eq!(said(&mut curl(&["--compressed", &page])), text);
+        wait_until("compression", is_coded);
+        assert_eq!(said(&mut curl(&["--compressed", &page])), text);
+    }
+}
+
+#[test]
 fn curl_gets_http_1_0_and_head() {
     let site = Site::new();
     site.file("a.txt", "0123456789");

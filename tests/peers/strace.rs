@@ -29,6 +29,22 @@ fn cached_request_costs_two_system_calls() {
     assert!(others + 2 >= 2 * REQUESTS, "not all was counted: {text}");
 }
 
+/// The same as for a file that is cached as it is; the thread that compressed it is idle.
+#[test]
+fn compressed_response_costs_two_system_calls() {
+    let site = Site::new();
+    site.file("large.txt", "all work and no play\n".repeat(5000));
+    let server = Server::with_site(&site, "compress = ['gzip']");
+    let fields = [("Accept-Encoding", "gzip")];
+    let mut client = server.connect();
+    wait_until("compression", || client.request("GET", "/large.txt", &fields).field("Content-Encoding").is_some());
+    let (calls, text) = trace_request(&server, "/large.txt", &fields);
+    let waits: u64 = calls.iter().filter(|(name, _)| name.starts_with("epoll_")).map(|(_, calls)| calls).sum();
+    let others = calls.values().sum::<u64>() - waits;
+    assert!(others <= 2 * REQUESTS + SPARE, "{text}");
+    assert!(others + 2 >= 2 * REQUESTS, "not all was counted: {text}");
+}
+
 /// The same without epoll, which a worker of MT calls only ten times a second, for messages.
 #[test]
 fn blocking_worker_receives_and_sends_without_epoll() {
@@ -243,17 +259,21 @@ const SPARE: u64 = 200;
 
 /// Returns the system calls of a loop during repeated requests for a small file, and strace's output.
 fn trace(server: &Server, target: &str) -> (BTreeMap<String, u64>, String) {
+    trace_request(server, target, &[])
+}
+
+fn trace_request(server: &Server, target: &str, fields: &[(&str, &str)]) -> (BTreeMap<String, u64>, String) {
     let mut client = server.connect();
-    assert_eq!(client.get(target).status, 200);
+    assert_eq!(client.request("GET", target, fields).status, 200);
     std::thread::sleep(std::time::Duration::from_millis(100));
-    let body = client.get(target).body;
+    let body = client.request("GET", target, fields).body;
 
     let tid = loop_thread(server.pid());
     let folder = Site::new();
     let table = folder.path().join("table");
     let strace = Strace::attach(tid, &["-c", "-o", table.to_str().unwrap()]);
     for _ in 0..REQUESTS {
-        assert_eq!(client.get(target).body, body);
+        assert_eq!(client.request("GET", target, fields).body, body);
     }
     strace.detach();
     let text = fs::read_to_string(&table).unwrap();

@@ -6,6 +6,8 @@
 use std::sync::Arc;
 
 use amped_core::cache::Budgets;
+use amped_core::cache::content::Encoding;
+use amped_core::compress::{Compressed, Encoded};
 use amped_core::event::{Action, Event, Found, Opened, Work};
 use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::glob::Glob;
@@ -43,7 +45,8 @@ impl Driver {
             ambiguous: Ambiguous::First,
             unacceptable: Unacceptable::Refuse,
         };
-        let mut site = Site { precompressed: vec![Coding::Gzip], negotiations: vec![rule], ..Site::default() };
+        let (precompressed, compress) = (vec![Coding::Gzip], vec![Coding::Zstd]);
+        let mut site = Site { precompressed, compress, negotiations: vec![rule], ..Site::default() };
         site.types.known = |ending| (ending == "html").then_some("text/html");
         let sites = Arc::new(Sites::new(vec![site]).unwrap());
         let shared = SharedState::new(sites, Limits::default(), Budgets::default(), WallClock::at(0));
@@ -80,9 +83,15 @@ impl Driver {
                         Opened { coding, version, content }
                     };
                     let files = vec![file(Coding::Identity, 1), file(Coding::Gzip, 2)];
+                    let version = FileVersion { inode: 3, size: 2000, ..FileVersion::default() };
+                    let content = Some(Stored::Memory([b'x'; 2000].into()));
+                    let large = Opened { coding: Coding::Identity, version, content };
                     let names = [&b"/doc.en.html"[..], b"/doc.fr.html"].map(Into::into).to_vec();
                     let found = match &work {
                         Work::Name(work) if *work.path == *b"/doc" => Found::Variants { names, files },
+                        Work::Name(work) if *work.path == *b"/large.txt" => {
+                            Found::File { name: Arc::clone(&work.path), files: vec![large], not_unpacked: None }
+                        }
                         _ => Found::File { name: (*b"/a/b.txt").into(), files, not_unpacked: None },
                     };
                     let sites = Arc::clone(&self.shared.sites);
@@ -135,4 +144,32 @@ fn cached_request_allocates_nothing() {
     let wishes = "Accept: text/html, */*;q=0.8\r\nAccept-Language: fr-CH, fr;q=0.9, en;q=0.8\r\n";
     let negotiated = format!("GET /doc HTTP/1.1\r\n{fields}{wishes}\r\n");
     check("a variant", negotiated);
+}
+
+/// The first response is uncompressed, and has the file compressed once.
+#[test]
+fn compressed_file_is_made_once_and_allocates_nothing() {
+    let get = "GET /large.txt HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip, zstd\r\n\r\n".to_owned();
+    let mut driver = Driver::new();
+    driver.take(get.as_bytes());
+    driver.take(get.as_bytes());
+    let work = driver.shared.caches.compressions.pop().unwrap();
+    assert!(driver.shared.caches.compressions.is_empty() && work.coding == Coding::Zstd);
+    let version = work.content.version;
+    let encoded = Encoded::new(&version, work.coding, (*b"compressed").into());
+    driver.shared.caches.learn_encoding(&version, work.coding, Compressed::Encoded(encoded));
+    let tag = match driver.shared.caches.encoding(Time::START, &version, Coding::Zstd) {
+        Some(Encoding::Ready(encoded)) => encoded.representation.etag.clone(),
+        _ => panic!("not cached"),
+    };
+    for bytes in
+        [get.clone(), get.replace("GET", "HEAD"), get.replace("\r\n\r\n", &format!("\r\nIf-None-Match: {tag}\r\n\r\n"))]
+    {
+        driver.take(bytes.as_bytes());
+        driver.take(bytes.as_bytes());
+        let before = driver.shared.caches.figures().encodings.hits;
+        let counted = allocation_counter::measure(|| (0..1000).for_each(|_| driver.take(bytes.as_bytes())));
+        assert_eq!((counted.count_total, driver.shared.caches.figures().encodings.hits), (0, before + 1000), "{bytes}");
+    }
+    assert!(driver.shared.caches.compressions.is_empty());
 }

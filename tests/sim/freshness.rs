@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use amped_core::cache::Budgets;
+use amped_core::compress::{CompressWork, Compressed, Encoded};
 use amped_core::event::{Answer, Delay, Event, Trouble, Work};
+use amped_core::file::{FileHandle, Stored};
 use amped_core::glob::Glob;
 use amped_core::headers::HeaderRule;
 use amped_core::limits::Limits;
 use amped_core::site::Site;
+use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 use amped_units::Bytes;
 
@@ -43,6 +46,61 @@ fn change_is_visible_after_revalidation() {
             }
         }
     });
+}
+
+/// Files are compressed late, some of them after they have changed.
+#[test]
+fn compressed_form_is_never_that_of_another_state() {
+    let encode = |letter: u8| [b'z', letter];
+    let mut coded = 0;
+    each_seed(30, |mut dice| {
+        let mut world = World::new(dice.clone());
+        let compressing = Site { compress: vec![Coding::Gzip], ..site() };
+        world.renew(vec![compressing], Limits::default(), Budgets::default());
+        let size = if dice.random_bool(0.5) { 1500 } else { 100_000 };
+        // The current state, and when each earlier one ended.
+        let (mut letter, mut past) = (b'a', Vec::new());
+        world.files.replace(world.now, "/a.html", vec![letter; size]);
+        let n = world.connect(Link::WHOLE, "");
+        let mut waiting = Vec::new();
+        for _ in 0..100 {
+            if letter < b'z' && dice.random_bool(0.2) {
+                past.push((letter, world.now));
+                letter += 1;
+                let text = vec![letter; size];
+                match dice.random_bool(0.5) {
+                    true => world.files.change(world.now, "/a.html", |_| text.into()),
+                    false => world.files.replace(world.now, "/a.html", text),
+                }
+            }
+            let asked = world.now;
+            let response = world.ask(n, "GET /a.html HTTP/1.1\r\nHost: a\r\nAccept-Encoding: gzip\r\n\r\n");
+            // An entry is used for a second.
+            let recent = past.iter().filter(|(_, ended)| asked.since(*ended) < Duration::from_secs(1));
+            let states: Vec<u8> = recent.map(|(letter, _)| *letter).chain([letter]).collect();
+            match response.field("Content-Encoding") {
+                Some(_) => assert!(states.iter().any(|state| response.body == encode(*state)), "{states:?}"),
+                None => assert!(states.iter().any(|state| response.body == vec![*state; size]), "{states:?}"),
+            }
+            coded += usize::from(response.field("Content-Encoding").is_some());
+            waiting.append(&mut world.shared.caches.compressions);
+            if !waiting.is_empty() && dice.random_bool(0.5) {
+                let CompressWork { content, coding } = waiting.swap_remove(dice.random_range(0..waiting.len()));
+                let first = match &content.store {
+                    Stored::Memory(bytes) => Some(bytes[0]),
+                    // As the thread does: the file may have changed in place.
+                    Stored::File(file) => {
+                        file.read(0..1).map(|byte| byte[0]).filter(|_| file.has_bytes_of(&content.version))
+                    }
+                };
+                let made = |first| Encoded::new(&content.version, coding, encode(first).into());
+                let result = first.map_or(Compressed::Failed, |first| Compressed::Encoded(made(first)));
+                world.shared.caches.learn_encoding(&content.version, coding, result);
+            }
+            world.pass(Duration::from_millis(dice.random_range(0..700)));
+        }
+    });
+    assert!(coded > 300, "{coded} responses");
 }
 
 #[test]

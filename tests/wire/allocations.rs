@@ -11,6 +11,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use amped::access_log::{Sink, Writer};
 use amped::app::Apps;
@@ -36,9 +37,10 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     }
     // Work that depends on time, such as revalidating a file, does not belong to the request.
     let text = format!(
-        "root = {:?}\nlisten = ['127.0.0.1:0']\ncache.revalidate = '1h'\nsend.sendfile_min_age = '0s'\nlog.access = {:?}\n",
-        path("site"),
-        path("log")
+        "listen = ['127.0.0.1:0']\ncache.revalidate = '1h'\nsend.sendfile_min_age = '0s'\nlog.access = {:?}\n\
+         [[site]]\nroot = {:?}\ncompress = ['zstd']\n",
+        path("log"),
+        path("site")
     );
     fs::write(path("amped.toml"), text).unwrap();
     let flags = cli::Serve { config: Some(path("amped.toml")), ..cli::Serve::default() };
@@ -197,6 +199,19 @@ fn small_file_response_allocates_nothing() {
 fn sendfile_response_allocates_nothing() {
     let request = get("/large.txt");
     check(1, &|client| _ = client.ask(&request, 1, "200"));
+}
+
+#[test]
+fn compressed_response_allocates_nothing() {
+    let request = get("/large.txt").replace("gzip, br", "zstd");
+    check(1, &|client| {
+        while client.condition.is_empty() {
+            let head = client.ask(&request, 1, "200");
+            client.condition = head.lines().filter(|line| line.starts_with("Content-Encoding")).collect();
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(client.ask(&request, 1, "200").contains("\r\nContent-Encoding: zstd\r\n"));
+    });
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod apps;
 mod auth;
 mod bodies;
 mod caches;
+mod compression;
 mod conditions;
 mod connections;
 mod cors;

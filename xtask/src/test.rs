@@ -165,7 +165,7 @@ const RUNTIMES: &[&str] =
     &["actix-rt", "async-executor", "async-io", "async-std", "compio", "glommio", "mio", "monoio", "smol", "tokio"];
 
 /// Maximum number of crates in the server's tree, including its own. The tree had 116 when this was written: 28 verify
-/// passwords, 18 are for TLS, six decompress gzip, and most others belong to miette, clap, schemars and toml. Versions
+/// passwords, 18 are for TLS, five compress, and most others belong to miette, clap, schemars and toml. Versions
 /// of textwrap after 0.16.2, which Cargo.lock pins for miette, add 23. Raise it deliberately: each crate lengthens the
 /// build, which is a newcomer's first impression.
 const SERVER_CRATES_MAX: usize = 116;

@@ -21,6 +21,7 @@ use amped_units::Time;
 use crate::app::{self, HandlerMatch};
 use crate::auth::Verdict;
 use crate::cache::Caches;
+use crate::cache::content::Encoding;
 use crate::cache::path::{CachedEntry, LookupResult};
 use crate::event::{Answer, Trouble, VerifyWork, Work};
 use crate::file::{Content, FileHandle, NotUnpacked};
@@ -285,16 +286,38 @@ fn step_for_name<F: FileHandle>(
         Chosen::Unpacked => return ask_to_unpack(site, path, meaning, caches),
         Chosen::NotUnpacked(why) => return step_not_unpacked(why),
     };
-    let verdict = reply::judge(request, representation, limits, wall.seconds);
-    let content = match reply::needs_content(&verdict, request) {
-        false => None,
-        true => match caches.content_among(contents, representation) {
-            Some(content) => Some(content),
-            None => return ask_for_content(site, path, resource, representation, caches),
-        },
+    match file_reply(now, request, (site, resource, representation), contents, (caches, limits, wall)) {
+        Some(reply) => Step::Reply(PreparedResponse::new(reply, outcome)),
+        None => ask_for_content(site, path, resource, representation, caches),
+    }
+}
+
+/// Builds the response for this representation of a file, or for its compressed form if that is cached; if not, has it made,
+/// without waiting for it. `None` if the content is neither cached nor among these.
+fn file_reply<F: FileHandle>(
+    now: Time,
+    request: &Request<'_>,
+    (site, resource, representation): (&Site, &Resource, &Representation),
+    contents: &[Arc<Content<F>>],
+    (caches, limits, wall): (&mut Caches<F>, &Limits, &WallClock),
+) -> Option<(ReplyHead, Body<F>)> {
+    let coding = reply::compression(request, site, resource, representation);
+    let encoding = coding.and_then(|coding| caches.encoding(now, &representation.version, coding));
+    let encoded = match &encoding {
+        Some(Encoding::Ready(encoded)) => Some(encoded),
+        Some(Encoding::Pending(_) | Encoding::NotWorthIt) | None => None,
     };
-    let reply = reply::file(site, request, resource, representation, verdict, content, &mut caches.heads);
-    Step::Reply(PreparedResponse::new(reply, outcome))
+    let sent = encoded.map_or(representation, |encoded| &encoded.representation);
+    let verdict = reply::judge(request, resource, sent, limits, wall.seconds);
+    let content = match (reply::needs_content(&verdict, request), encoded) {
+        (false, _) => None,
+        (true, Some(encoded)) => Some(Arc::clone(&encoded.content)),
+        (true, None) => Some(caches.content_among(contents, representation)?),
+    };
+    if let (Some(coding), None, Some(content)) = (coding, &encoding, &content) {
+        caches.want_encoding(now, content, coding);
+    }
+    Some(reply::file(site, request, resource, sent, verdict, content, &mut caches.heads))
 }
 
 /// Requests the content of a representation from the disk side, or
@@ -340,27 +363,22 @@ fn step_after_verdict<F: FileHandle>(
 
 /// The fallback file; `None` if its content is not cached.
 fn fallback<F: FileHandle>(
+    now: Time,
     site: &Site,
     request: &Request<'_>,
     resource: &Arc<Resource>,
     contents: &[Arc<Content<F>>],
-    caches: &mut Caches<F>,
-    limits: &Limits,
-    wall: &WallClock,
+    (caches, limits, wall): (&mut Caches<F>, &Limits, &WallClock),
 ) -> Option<(ReplyHead, Body<F>)> {
     let resource = ready(resource, site, caches.budgets.ready_headers);
     // Neither a fallback nor an error page may exist in compressed form only.
     let Chosen::One(representation) = reply::choose(request, &resource) else { return None };
-    let verdict = reply::judge(request, representation, limits, wall.seconds);
-    let content = match reply::needs_content(&verdict, request) {
-        true => Some(caches.content_among(contents, representation)?),
-        false => None,
-    };
-    Some(reply::file(site, request, &resource, representation, verdict, content, &mut caches.heads))
+    file_reply(now, request, (site, &resource, representation), contents, (caches, limits, wall))
 }
 
 /// Decides the next step after the lookup of the fallback file.
 pub(crate) fn fallback_after<F: FileHandle>(
+    now: Time,
     request: &Request<'_>,
     answer: Answer<F>,
     outcome: Outcome,
@@ -371,7 +389,7 @@ pub(crate) fn fallback_after<F: FileHandle>(
     let site = sites.of(resolved.site);
     if let Answer::Name(LookupResult::File(resource), contents) = &answer
         && resource.lone.is_none()
-        && let Some(reply) = fallback(site, request, resource, contents, caches, limits, wall)
+        && let Some(reply) = fallback(now, site, request, resource, contents, (caches, limits, wall))
     {
         return Step::Reply(PreparedResponse::new(reply, outcome));
     }
@@ -511,7 +529,7 @@ fn step_without_file<F: FileHandle>(
             if let Some(CachedEntry { meaning: LookupResult::File(resource), age }) = &known
                 && *age < caches.budgets.revalidate
                 && resource.lone.is_none()
-                && let Some(reply) = fallback(site, request, resource, &[], caches, limits, wall)
+                && let Some(reply) = fallback(now, site, request, resource, &[], (caches, limits, wall))
             {
                 return Step::Reply(PreparedResponse::new(reply, outcome));
             }

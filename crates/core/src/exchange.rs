@@ -284,7 +284,8 @@ impl Exchange {
                 steps.take(step)
             }
             Purpose::Fallback => {
-                let step = decide::fallback_after(&steps.request, answer, outcome, steps.resolved, steps.cx.shared);
+                let (now, shared) = (steps.cx.now, &mut *steps.cx.shared);
+                let step = decide::fallback_after(now, &steps.request, answer, outcome, steps.resolved, shared);
                 steps.take(step)
             }
             Purpose::ErrorPage(status, why) => {

@@ -11,7 +11,7 @@
 //! 1. `limits`, `forms`, `glob`, `json`, `vary`, `auth`, `record`, `deadline`,
 //!    `cache::policy`, `cache::backend`: they import nothing from this crate.
 //! 2. `routes`, `cors`, `headers`, `pace`; then `site`, which holds all rules of a site.
-//! 3. `file`, `traits`, `resource`, `variants`, `listing`: the results
+//! 3. `file`, `traits`, `resource`, `compress`, `variants`, `listing`: the results
 //!    of the disk side, and what response heads say about them.
 //! 4. `cache::uri`, `cache::path`, `cache::head`, `cache::content`, `cache::page`: one cache each.
 //! 5. `app`, `reply`: requests to applications, and responses.
@@ -31,6 +31,7 @@ extern crate std;
 pub mod app;
 pub mod auth;
 pub mod cache;
+pub mod compress;
 pub mod connection;
 pub mod cors;
 pub mod deadline;

@@ -24,6 +24,7 @@ use amped_units::Time;
 use crate::cache::backend::CacheBackend;
 use crate::cache::head::{HeadCache, HeadKey, HeadKind};
 use crate::cache::page::AppPage;
+use crate::compress::{SIZE_MAX, SIZE_MIN};
 use crate::cors::{CorsOrigin, CorsRule};
 use crate::file::{Content, FileVersion, NotUnpacked, Stored, digest};
 use crate::headers;
@@ -178,17 +179,48 @@ pub enum Chosen<'a> {
 /// Chooses the representation (RFC 9110, 12.5.3).
 pub fn choose<'a>(request: &Request<'_>, resource: &'a Resource) -> Chosen<'a> {
     let first = &resource.representations[0];
-    let leaves_it_open = !resource.vary.has(Vary::ENCODING) || !request.accept_encoding.is_present();
+    let leaves_it_open = resource.representations.len() == 1 || !request.accept_encoding.is_present();
     if leaves_it_open && resource.lone.is_none() {
         return Chosen::One(first);
     }
-    let accepted = request.accept_encoding.iter().fold(Accepted::NOTHING_SAID, Accepted::and);
-    let coding = accepted.choose(resource.representations.iter().map(|one| one.coding));
+    let coding = accepted(request).choose(resource.representations.iter().map(|one| one.coding));
     match (resource.representations.iter().find(|one| one.coding == coding), &resource.lone) {
         (Some(one), _) => Chosen::One(one),
         (None, None) => Chosen::One(first),
         (None, Some(lone)) => lone.not_unpacked.map_or(Chosen::Unpacked, Chosen::NotUnpacked),
     }
+}
+
+fn accepted(request: &Request<'_>) -> Accepted {
+    request.accept_encoding.iter().fold(Accepted::NOTHING_SAID, Accepted::and)
+}
+
+/// The coding in which to send this representation, the chosen one, if it is compressed on the fly; `None`: send it as it is.
+pub fn compression(
+    request: &Request<'_>,
+    site: &Site,
+    resource: &Resource,
+    representation: &Representation,
+) -> Option<Coding> {
+    let Representation { coding: Coding::Identity, version, .. } = representation else { return None };
+    let may_be_compressed = resource.is_compressible
+        && resource.lone.is_none()
+        && !version.is_changing
+        && (SIZE_MIN..=SIZE_MAX).contains(&version.size);
+    if !may_be_compressed || !request.accept_encoding.is_present() || has_copy(request, representation) {
+        return None;
+    }
+    let coding = accepted(request).choose(site.compress.iter().copied());
+    (coding != Coding::Identity).then_some(coding)
+}
+
+/// Whether the client has this representation, all of it or a part, and asks whether it is current, or for the rest. It may have
+/// received the file before that was compressed.
+fn has_copy(request: &Request<'_>, representation: &Representation) -> bool {
+    let tag = representation.etag.as_bytes();
+    request.if_none_match.iter().any(|line| etag::list_matches_weak(line, tag))
+        || request.if_match.iter().any(|line| etag::list_matches_strong(line, tag))
+        || request.if_range == Some(tag)
 }
 
 /// The result of the conditions of a request.
@@ -207,7 +239,13 @@ pub enum Verdict {
 }
 
 /// Evaluates conditions and ranges in the order of RFC 9110, 13.2.2.
-pub fn judge(request: &Request<'_>, representation: &Representation, limits: &Limits, now_seconds: i64) -> Verdict {
+pub fn judge(
+    request: &Request<'_>,
+    resource: &Resource,
+    representation: &Representation,
+    limits: &Limits,
+    now_seconds: i64,
+) -> Verdict {
     let tag = representation.etag.as_bytes();
     let modified = representation.version.modified_seconds();
     let parse = |text: &[u8]| date::parse(text, now_seconds);
@@ -221,10 +259,10 @@ pub fn judge(request: &Request<'_>, representation: &Representation, limits: &Li
     };
     if let Some(condition) = request.if_range {
         // RFC 9110, 13.1.5: a tag is compared strongly; a date must match exactly, and be strong by 8.8.2.2: the file
-        // was not changed within the second of the date.
+        // was not changed within the second of the date. Nor does a date tell a file from its compressed form.
         let holds = match etag::EntityTag::parse(condition) {
             Some(requested) => etag::EntityTag::parse(tag).is_some_and(|ours| ours.matches_strong(&requested)),
-            None => parse(condition) == Some(modified) && now_seconds > modified,
+            None => !resource.is_compressible && parse(condition) == Some(modified) && now_seconds > modified,
         };
         if !holds {
             return Verdict::Whole;
@@ -903,7 +941,8 @@ mod tests {
     fn resource(representations: Vec<Representation>) -> Resource {
         let vary = Vary::NOTHING.and_if(Vary::ENCODING, representations.len() > 1);
         let (name, media_type) = ((*b"/docs/a.txt").into(), "text/plain".into());
-        Resource { site: 0, name, media_type, language: None, vary, is_chosen: false, representations, lone: None }
+        let (site, language, is_chosen, is_compressible, lone) = (0, None, false, false, None);
+        Resource { site, name, media_type, language, vary, is_chosen, representations, is_compressible, lone }
     }
 
     /// The head as sent, and the body's length.
@@ -994,7 +1033,7 @@ mod tests {
             (format!("If-Range: {before}\r\n"), false),
             (String::from("If-Range: yesterday\r\n"), false),
         ];
-        let representation = representation(10, Coding::Identity);
+        let resource = resource(vec![representation(10, Coding::Identity)]);
         let mut count = 0;
         for method in ["GET", "HEAD"] {
             for (line_1, holds_1) in &if_match {
@@ -1013,7 +1052,9 @@ mod tests {
                                     let text = format!("{method} / HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
                                     let parsed = request::parse(text.as_bytes(), &LIMITS).expect("good");
                                     let (request, _) = parsed.expect("whole");
-                                    let verdict = judge(&request, &representation, &Limits::default(), MODIFIED + 60);
+                                    let representation = &resource.representations[0];
+                                    let (limits, now) = (Limits::default(), MODIFIED + 60);
+                                    let verdict = judge(&request, &resource, representation, &limits, now);
                                     assert_eq!(verdict, expected, "{text}");
                                     count += 1;
                                 }
@@ -1030,13 +1071,16 @@ mod tests {
     fn last_modified_is_weak_within_its_second() {
         let text = b"GET / HTTP/1.1\r\nHost: a\r\nRange: bytes=0-0\r\nIf-Range: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n";
         let (request, _) = request::parse(text, &LIMITS).expect("good").expect("whole");
-        let check = |now_seconds, expected| {
-            let representation = representation(10, Coding::Identity);
-            assert_eq!(judge(&request, &representation, &Limits::default(), now_seconds), expected, "at {now_seconds}");
+        let check = |is_compressible, now_seconds, expected| {
+            let resource = Resource { is_compressible, ..resource(vec![representation(10, Coding::Identity)]) };
+            let verdict = judge(&request, &resource, &resource.representations[0], &Limits::default(), now_seconds);
+            assert_eq!(verdict, expected, "at {now_seconds}");
         };
-        check(MODIFIED - 1, Verdict::Whole);
-        check(MODIFIED, Verdict::Whole);
-        check(MODIFIED + 1, Verdict::Partial(vec![0..1]));
+        check(false, MODIFIED - 1, Verdict::Whole);
+        check(false, MODIFIED, Verdict::Whole);
+        check(false, MODIFIED + 1, Verdict::Partial(vec![0..1]));
+        // The client may have the beginning of the compressed form, which has the same date.
+        check(true, MODIFIED + 1, Verdict::Whole);
     }
 
     #[test]

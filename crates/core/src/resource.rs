@@ -11,9 +11,9 @@ use alloc::vec::Vec;
 use amped_http::negotiate::Coding;
 
 use crate::cache::policy::Hint;
-use crate::file::{FileVersion, NotUnpacked, digest};
+use crate::file::{self, FileVersion, NotUnpacked, digest};
 use crate::site::{EtagForm, Site};
-use crate::traits::Traits;
+use crate::traits::{Traits, is_compressible};
 use crate::vary::Vary;
 
 /// A file and its precompressed siblings.
@@ -34,6 +34,8 @@ pub struct Resource {
     /// The file itself first (identity), then its siblings; a variant may have siblings alone. With `lone`: the sibling
     /// first, then its decompressed form once a client has needed it. Never empty.
     pub representations: Vec<Representation>,
+    /// Whether the site compresses files of this type on the fly, if a client accepts it.
+    pub is_compressible: bool,
     /// Set if only the compressed sibling of this name exists.
     pub lone: Option<PrecompressedOnly>,
 }
@@ -96,8 +98,10 @@ impl Resource {
             Representation { coding, version, etag, content_hint, head_hints }
         });
         let representations: Vec<Representation> = representations.collect();
-        let vary = Vary::NOTHING.and_if(Vary::ENCODING, representations.len() > 1);
-        Resource { site: site.number, name, media_type, language, vary, is_chosen, representations, lone: None }
+        let is_compressible = !site.compress.is_empty() && is_compressible(&media_type);
+        let vary = Vary::NOTHING.and_if(Vary::ENCODING, representations.len() > 1 || is_compressible);
+        let (site, lone) = (site.number, None);
+        Resource { site, name, media_type, language, vary, is_chosen, representations, is_compressible, lone }
     }
 
     /// Rebuilds the resource from its name and its states.
@@ -147,6 +151,17 @@ pub struct Representation {
     pub content_hint: Hint,
     /// Cache positions of its heads, as of the last lookup: 200, then 304.
     pub head_hints: [Hint; 2],
+}
+
+impl Representation {
+    /// These bytes, the compressed form of a file in this state. The tag is derived from the bytes alone: another compressor,
+    /// or another release of it, may make other bytes of the same file, and a strong tag must distinguish them (RFC 9110, 8.8.1).
+    pub(crate) fn encoded(of: &FileVersion, coding: Coding, bytes: &[u8]) -> Representation {
+        let version = FileVersion { size: bytes.len() as u64, ..*of };
+        let suffix = coding.suffix().trim_start_matches('.');
+        let etag = alloc::format!("\"{:x}-{:016x}-{suffix}\"", bytes.len(), file::digest_of(bytes)).into_boxed_str();
+        Representation { coding, version, etag, content_hint: Hint::default(), head_hints: Default::default() }
+    }
 }
 
 /// A digest of a name, the same on every machine.

@@ -47,6 +47,9 @@ pub struct Site {
     pub dotfiles: bool,
     /// Codings of precompressed siblings to look for.
     pub precompressed: Vec<Coding>,
+    /// Codings in which files without such a sibling are compressed on the fly.
+    #[serde(skip)]
+    pub compress: Vec<Coding>,
     /// The directory in a user's home that `/~user/` serves; `None` disables such paths.
     pub user_dir: Option<Box<str>>,
     /// Media types by file name extension.

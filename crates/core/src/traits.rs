@@ -59,6 +59,18 @@ impl Traits {
     }
 }
 
+/// Media types of text, in addition to `text/*`, `*+json` and `*+xml`; WebAssembly shrinks as much.
+const TEXTS: [&str; 4] = ["application/json", "application/javascript", "application/xml", "application/wasm"];
+
+/// Whether files of this media type usually become much smaller by compression. Its parameters are ignored.
+pub(crate) fn is_compressible(media_type: &str) -> bool {
+    let essence = media_type.split(';').next().unwrap_or_default().trim_end().to_ascii_lowercase();
+    essence.starts_with("text/")
+        || essence.ends_with("+json")
+        || essence.ends_with("+xml")
+        || TEXTS.contains(&&*essence)
+}
+
 /// Splits a name into its stem, before the first dot, and the part after each dot. A leading dot belongs to the stem.
 pub(crate) fn split(name: &[u8]) -> (&[u8], Vec<&[u8]>) {
     match name.iter().skip(1).position(|&byte| byte == b'.') {
@@ -70,4 +82,20 @@ pub(crate) fn split(name: &[u8]) -> (&[u8], Vec<&[u8]>) {
 /// The last segment of a path.
 pub(crate) fn last_segment(path: &[u8]) -> &[u8] {
     &path[path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1)..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_compressible() {
+        let text = ["text/html; charset=utf-8", "TEXT/css", "application/json", "application/ld+json", "image/svg+xml"];
+        for media_type in text.into_iter().chain(["Application/WASM ;a=b", "application/javascript"]) {
+            assert!(is_compressible(media_type), "{media_type}");
+        }
+        for media_type in ["", "text", "image/png", "application/gzip", "font/woff2", "application/octet-stream"] {
+            assert!(!is_compressible(media_type), "{media_type}");
+        }
+    }
 }

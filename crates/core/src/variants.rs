@@ -159,7 +159,8 @@ impl Variants {
             .into_iter()
             .map(|(mut file, _)| {
                 let resource = Arc::get_mut(&mut file.resource).expect("just created, so not shared yet");
-                resource.vary = vary;
+                // That of one variant may depend on more, if it is compressed on the fly.
+                resource.vary = vary.and(resource.vary);
                 file
             })
             .collect();

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use amped_core::cache::Figures;
 use amped_core::cache::hostname::HostnameCounts;
+use amped_core::compress::Compressed;
 use amped_core::event::{Delay, Work};
 use amped_core::shared_state::Counts;
 use amped_exporter::seconds;
@@ -46,6 +47,8 @@ pub struct Snapshot {
     pub loops: LoopCounts,
     /// TLS handshakes.
     pub tls: TlsCounts,
+    /// Compression on the fly.
+    pub compression: CompressionCounts,
     /// Mapped windows of the whole process.
     pub mapped: MappedCounts,
     /// The page cache model of the whole process.
@@ -306,6 +309,41 @@ impl TlsCounts {
     }
 }
 
+/// Compression on the fly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompressionCounts {
+    /// Files compressed.
+    pub compressed: u64,
+    /// Files that did not become much smaller.
+    pub not_worth_it: u64,
+    /// Files that changed meanwhile, or could not be read.
+    pub failed: u64,
+    /// Files for which the queue had no room.
+    pub refused: u64,
+    /// The size of the compressed files before, bytes.
+    pub in_bytes: u64,
+    /// Their size afterwards, bytes.
+    pub out_bytes: u64,
+    /// The time that compression took, of all files, nanoseconds.
+    pub ns: u64,
+}
+
+impl CompressionCounts {
+    /// Counts the result for a file of this size.
+    pub fn add<F>(&mut self, size: u64, result: &Compressed<F>, time: Duration) {
+        self.ns += u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        match result {
+            Compressed::Encoded(encoded) => {
+                self.compressed += 1;
+                self.in_bytes += size;
+                self.out_bytes += encoded.content.version.size;
+            }
+            Compressed::NotWorthIt => self.not_worth_it += 1,
+            Compressed::Failed => self.failed += 1,
+        }
+    }
+}
+
 /// Mapped windows of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MappedCounts {
@@ -496,6 +534,13 @@ figures! {
     tls.failures.plain: Counter Things "tls_failures" "reason=\"plain\"" "TLS handshakes that were not completed.",
     tls.failures.timeout: Counter Things "tls_failures" "reason=\"timeout\"" "TLS handshakes that were not completed.",
     tls.failures.closed: Counter Things "tls_failures" "reason=\"closed\"" "TLS handshakes that were not completed.",
+    compression.compressed: Counter Things "compressions" "result=\"compressed\"" "Files to compress on the fly.",
+    compression.not_worth_it: Counter Things "compressions" "result=\"not_worth_it\"" "Files to compress on the fly.",
+    compression.failed: Counter Things "compressions" "result=\"failed\"" "Files to compress on the fly.",
+    compression.refused: Counter Things "compressions" "result=\"queue_full\"" "Files to compress on the fly.",
+    compression.in_bytes: Counter Bytes "compression_input" "" "Size of compressed files before compression.",
+    compression.out_bytes: Counter Bytes "compression_output" "" "Size of compressed files.",
+    compression.ns: Counter Nanoseconds "compression_time" "" "Time spent compressing files, in a thread of its own.",
     probes.names: Counter Things "probe_misses" "of=\"name\"" "Probes that would have had to wait.",
     cold_windows: Counter Things "probe_misses" "of=\"window\"" "Probes that would have had to wait.",
     probes.changes: Counter Things "probe_misses" "of=\"change\"" "Probes that would have had to wait.",
@@ -522,6 +567,7 @@ figures! {
     caches.heads.hits: Counter Things "cache_hits" "cache=\"head\"" "Cache hits.",
     caches.bodies.hits: Counter Things "cache_hits" "cache=\"body\"" "Cache hits.",
     caches.files.hits: Counter Things "cache_hits" "cache=\"file\"" "Cache hits.",
+    caches.encodings.hits: Counter Things "cache_hits" "cache=\"compressed\"" "Cache hits.",
     counts.page_hits: Counter Things "cache_hits" "cache=\"page\"" "Cache hits.",
     mapped.hits: Counter Things "cache_hits" "cache=\"mapped\"" "Cache hits.",
     hostnames.hits: Counter Things "cache_hits" "cache=\"hostname\"" "Cache hits.",
@@ -531,6 +577,7 @@ figures! {
     caches.heads.misses: Counter Things "cache_misses" "cache=\"head\"" "Cache misses.",
     caches.bodies.misses: Counter Things "cache_misses" "cache=\"body\"" "Cache misses.",
     caches.files.misses: Counter Things "cache_misses" "cache=\"file\"" "Cache misses.",
+    caches.encodings.misses: Counter Things "cache_misses" "cache=\"compressed\"" "Cache misses.",
     counts.page_misses: Counter Things "cache_misses" "cache=\"page\"" "Cache misses.",
     mapped.misses: Counter Things "cache_misses" "cache=\"mapped\"" "Cache misses.",
     hostnames.misses: Counter Things "cache_misses" "cache=\"hostname\"" "Cache misses.",
@@ -540,12 +587,14 @@ figures! {
     caches.heads.insertions: Counter Things "cache_insertions" "cache=\"head\"" "Entries inserted.",
     caches.bodies.insertions: Counter Things "cache_insertions" "cache=\"body\"" "Entries inserted.",
     caches.files.insertions: Counter Things "cache_insertions" "cache=\"file\"" "Entries inserted.",
+    caches.encodings.insertions: Counter Things "cache_insertions" "cache=\"compressed\"" "Entries inserted.",
     caches.uris.evictions: Counter Things "cache_evictions" "cache=\"uri\"" "Entries evicted.",
     caches.negotiations.evictions: Counter Things "cache_evictions" "cache=\"choice\"" "Entries evicted.",
     caches.paths.evictions: Counter Things "cache_evictions" "cache=\"path\"" "Entries evicted.",
     caches.heads.evictions: Counter Things "cache_evictions" "cache=\"head\"" "Entries evicted.",
     caches.bodies.evictions: Counter Things "cache_evictions" "cache=\"body\"" "Entries evicted.",
     caches.files.evictions: Counter Things "cache_evictions" "cache=\"file\"" "Entries evicted.",
+    caches.encodings.evictions: Counter Things "cache_evictions" "cache=\"compressed\"" "Entries evicted.",
     mapped.unmapped: Counter Things "cache_evictions" "cache=\"mapped\"" "Entries evicted.",
     caches.uris.refusals: Counter Things "cache_refusals" "cache=\"uri\"" "Entries not admitted.",
     caches.negotiations.refusals: Counter Things "cache_refusals" "cache=\"choice\"" "Entries not admitted.",
@@ -553,6 +602,7 @@ figures! {
     caches.heads.refusals: Counter Things "cache_refusals" "cache=\"head\"" "Entries not admitted.",
     caches.bodies.refusals: Counter Things "cache_refusals" "cache=\"body\"" "Entries not admitted.",
     caches.files.refusals: Counter Things "cache_refusals" "cache=\"file\"" "Entries not admitted.",
+    caches.encodings.refusals: Counter Things "cache_refusals" "cache=\"compressed\"" "Entries not admitted.",
     caches.uri_entries: Gauge Things "cache_entries" "cache=\"uri\"" "Entries in the cache.",
     caches.negotiation_entries: Gauge Things "cache_entries" "cache=\"choice\"" "Entries in the cache.",
     caches.path_entries: Gauge Things "cache_entries" "cache=\"path\"" "Entries in the cache.",
@@ -561,6 +611,7 @@ figures! {
     hostnames.entries: Gauge Things "cache_entries" "cache=\"hostname\"" "Entries in the cache.",
     caches.head_bytes: Gauge Bytes "cache_held" "cache=\"head\"" "Bytes in the cache.",
     caches.body_bytes: Gauge Bytes "cache_held" "cache=\"body\"" "Bytes in the cache.",
+    caches.encoding_bytes: Gauge Bytes "cache_held" "cache=\"compressed\"" "Bytes in the cache.",
     mapped.bytes: Gauge Bytes "cache_held" "cache=\"mapped\"" "Bytes in the cache.",
     model.estimate: Gauge Bytes "page_cache_estimate" "" "Estimated maximum size of the page cache.",
     model.believed: Gauge Bytes "page_cache_believed" "" "File data assumed to be in the page cache.",

@@ -625,7 +625,7 @@ impl Disk {
         let bytes = match &packed.content {
             Some(Stored::Memory(bytes)) => unpack::gunzip(&**bytes, bytes_max)?,
             Some(Stored::File(_)) if packed.version.size > bytes_max => Err(NotUnpacked::TooLarge),
-            Some(Stored::File(file)) => unpack::gunzip(FromStart { file, at: 0 }, bytes_max)?,
+            Some(Stored::File(file)) => unpack::gunzip(file.reader(), bytes_max)?,
             None => return Err(io::Error::from(io::ErrorKind::NotFound).into()),
         };
         Ok(bytes.map(|bytes| {
@@ -964,20 +964,6 @@ struct Tree {
 impl Tree {
     fn open(&self, path: &CStr, patience: Patience) -> io::Result<OwnedFd> {
         links::open(self.folder.as_fd(), path, self.links, patience)
-    }
-}
-
-/// Reads a file from its start, however long the disk takes.
-struct FromStart<'a> {
-    file: &'a OpenFile,
-    at: u64,
-}
-
-impl io::Read for FromStart<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = file::read_at(self.file, buffer, self.at, Patience::Wait)?;
-        self.at += count as u64;
-        Ok(count)
     }
 }
 

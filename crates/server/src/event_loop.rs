@@ -156,6 +156,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                 Message::Done(done) => disk.done(done, now, &mut worker),
                 Message::Verified(verified) => worker.verified(verified, now, &mut disk),
                 Message::Handshake(handshake) => worker.hello_answered(handshake, now, &mut disk),
+                Message::Compressed(done) => worker.compressed(*done),
                 Message::Started(started) => worker.app_started(*started, now, &mut disk),
                 Message::Spooled(done) => worker.app_spooled(*done, now, &mut disk),
                 Message::PageSettled(settled) => worker.page_settled(settled, now, &mut disk),

@@ -14,7 +14,7 @@
 //! 5. `app`: applications, whose scripts it finds through `disk`.
 //! 6. `challenges`; `transport`; `reread`, `elements`, `ocsp`, `certificate`, `crl`, `client_auth`, `tickets`, `tls_config`: TLS
 //!    sessions; `config_snapshot`: the current configuration, with everything opened for it.
-//! 7. `send`; `handshakes`, `helper`, the helpers and their tasks; `message`, the messages
+//! 7. `send`; `compress`, `handshakes`, `helper`, the helpers and their tasks; `message`, the messages
 //!    to a loop, also from helpers and `watch`.
 //! 8. `turn`: one connection's turn; `worker`: the connections of a loop.
 //! 9. `event_loop`: the loop.
@@ -33,6 +33,7 @@ pub mod certificate;
 pub mod challenges;
 pub mod client_auth;
 pub mod clock;
+pub mod compress;
 pub mod config;
 pub mod config_snapshot;
 pub mod control;

@@ -47,7 +47,7 @@ pub fn caches(budgets: &Budgets) -> SharedCaches<OpenFile> {
     SharedCaches::new(
         shards(count, || PathCache::new(part.path_entries)),
         shards(count, || HeadCache::of(part.head_bytes.0)),
-        shards(count, || ContentCache::new(part.content_bytes.0, part.descriptors)),
+        shards(count, || ContentCache::new(part.content_bytes.0, part.descriptors, part.compressed_bytes.0)),
     )
 }
 

@@ -14,6 +14,7 @@ use amped_units::Time;
 use crate::app::cgi::Started;
 use crate::app::single_flight::Settled;
 use crate::app::spool;
+use crate::compress::CompressDone;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::Snapshot;
 use crate::handshakes::Handshake;
@@ -31,6 +32,8 @@ pub enum Message {
     Verified(Verified),
     /// The hello of a TLS client was answered.
     Handshake(Handshake),
+    /// A file was compressed, or not.
+    Compressed(Box<CompressDone>),
     /// A process was started for a request, or could not be.
     Started(Box<Started>),
     /// A spool task was completed.
@@ -62,6 +65,12 @@ impl From<Verified> for Message {
 impl From<Handshake> for Message {
     fn from(handshake: Handshake) -> Message {
         Message::Handshake(handshake)
+    }
+}
+
+impl From<CompressDone> for Message {
+    fn from(done: CompressDone) -> Message {
+        Message::Compressed(Box::new(done))
     }
 }
 

@@ -21,7 +21,7 @@ use std::thread;
 use amped_core::cache::policy::Store;
 use amped_core::file::{FileHandle, FileVersion};
 use amped_core::residency::Part;
-use amped_sys::file;
+use amped_sys::file::{self, Patience};
 use amped_sys::mapping::Mapping;
 use amped_units::Time;
 
@@ -125,6 +125,11 @@ impl OpenFile {
         Ok(is_explained)
     }
 
+    /// Returns a reader of its bytes from the start, which waits for the disk.
+    pub fn reader(&self) -> FromStart<'_> {
+        FromStart { file: self, at: 0 }
+    }
+
     /// Returns whether this window was never found in memory; `false` for windows that are not recorded.
     pub fn is_new(&self, window: u64) -> bool {
         window < SEEN_MAX && self.last_seen(window).is_none()
@@ -148,6 +153,21 @@ impl OpenFile {
     /// Records where windows of it are mapped, for this version; they are dropped with it.
     pub fn is_mapped_in(&self, windows: &MappedWindows, version: &FileVersion) {
         self.mapped.get_or_init(|| Box::new((windows.clone(), *version)));
+    }
+}
+
+/// Reads a file from its start, however long the disk takes.
+#[derive(Debug)]
+pub struct FromStart<'a> {
+    file: &'a OpenFile,
+    at: u64,
+}
+
+impl io::Read for FromStart<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = file::read_at(self.file, buffer, self.at, Patience::Wait)?;
+        self.at += count as u64;
+        Ok(count)
     }
 }
 

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use amped_core::app::Input;
 use amped_core::auth::Verdict;
+use amped_core::compress::Compressed;
 use amped_core::connection::Conn;
 use amped_core::event::{Action, Answer, Delay, Event, Lane, Ticket, Trouble, VerifyWork, Work};
 use amped_core::file::Content;
@@ -28,9 +29,10 @@ use amped_units::Time;
 use crate::access_log::{AccessLog, Peer};
 use crate::app::{AppRequest, AppSide, Ends, TurnResult};
 use crate::clock::{Clock, wall};
+use crate::compress;
 use crate::config::settings::LogFormat;
 use crate::config_snapshot::ConfigSnapshot;
-use crate::counters::TlsCounts;
+use crate::counters::{CompressionCounts, TlsCounts};
 use crate::few::Few;
 use crate::handshakes::{Handshake, Handshakes};
 use crate::mailbox::Mailbox;
@@ -193,6 +195,8 @@ pub struct LoopContext {
     pub(crate) handshakes: Handshakes,
     /// Their statistics.
     pub(crate) tls: TlsCounts,
+    /// Its statistics of compression on the fly.
+    pub(crate) compression: CompressionCounts,
     /// The loop's state of applications.
     pub apps: AppSide,
     /// The loop's metrics.
@@ -225,6 +229,17 @@ impl LoopContext {
 }
 
 impl LoopContext {
+    /// Has files compressed that clients have just received uncompressed.
+    pub(crate) fn compress(&mut self) {
+        let caches = &mut self.shared.caches;
+        for work in std::mem::take(&mut caches.compressions) {
+            if let Err(work) = compress::submit(work, Arc::<Mailbox<_>>::clone(&self.mailbox)) {
+                self.compression.refused += 1;
+                caches.learn_encoding(&work.content.version, work.coding, Compressed::Failed);
+            }
+        }
+    }
+
     /// Returns the sender, and what the access log needs for a connection.
     pub(crate) fn log_context<'a>(
         &'a mut self,

@@ -25,8 +25,9 @@ use crate::app::cgi::Started;
 use crate::app::single_flight::Settled;
 use crate::app::{AppSide, spool};
 use crate::clock::{Clock, wall};
+use crate::compress::CompressDone;
 use crate::config_snapshot::ConfigSnapshot;
-use crate::counters::{MappedCounts, ModelCounts, Snapshot, TlsCounts, WaitCounts, Waited};
+use crate::counters::{CompressionCounts, MappedCounts, ModelCounts, Snapshot, TlsCounts, WaitCounts, Waited};
 use crate::handshakes::{Handshake, Handshakes};
 use crate::helper::Done;
 use crate::listen::Listener;
@@ -137,6 +138,7 @@ impl Worker {
             sender: Sender::new(&generation),
             handshakes: Handshakes::new(Arc::<Mailbox<_>>::clone(&mailbox)),
             tls: TlsCounts::default(),
+            compression: CompressionCounts::default(),
             generation,
             mailbox,
             apps,
@@ -391,6 +393,13 @@ impl Worker {
             true => self.turn(token, None, now, disk),
             false => self.remove(token),
         }
+    }
+
+    /// Caches a file that was compressed.
+    pub fn compressed(&mut self, done: CompressDone) {
+        let CompressDone { version, coding, result, time } = done;
+        self.context.compression.add(version.size, &result, time);
+        self.context.shared.caches.learn_encoding(&version, coding, result);
     }
 
     /// Handles a process that was started for a request, or could not be.
@@ -686,6 +695,7 @@ impl Worker {
             http: self.context.apps.http,
             loops: self.context.meter.loops,
             tls: self.context.tls,
+            compression: self.context.compression,
             // These belong to the process, too: summing several loops of it corrects them.
             mapped: self.context.generation.disk.mapped().counts(),
             model: self.context.generation.disk.residency().counts(),
@@ -706,6 +716,9 @@ impl Worker {
         let rest = Turn { token, now, connection, context, disk, actions }.take(event);
         debug_assert!(self.actions.is_empty() || rest.is_err(), "a turn left actions behind");
         self.actions.clear();
+        if !self.context.shared.caches.compressions.is_empty() {
+            self.context.compress();
+        }
         match rest {
             Err(Dead) => return self.remove(token),
             Ok(Rest::ComesAgain) if !connection.queued => {

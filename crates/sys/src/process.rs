@@ -106,6 +106,12 @@ pub fn lower_priority() {
     let _ = rustix::process::nice(5);
 }
 
+/// Lowers the priority of this thread as far as possible (nice 19): it runs when nothing else would, apart from a small share.
+pub fn take_lowest_priority() {
+    // As above.
+    let _ = rustix::process::nice(19);
+}
+
 /// Keeps the memory of this process out of core dumps and from other processes of its user (`PR_SET_DUMPABLE`). Processes that
 /// it forks inherit this; programs that it executes do not.
 ///

@@ -156,7 +156,7 @@ impl<K: Hash + Eq, V> Store<K, V> {
     /// until it fits. An entry that exceeds the whole budget is not inserted.
     pub fn insert(&mut self, key: K, value: V, weight: u64) {
         self.remove(&key);
-        if weight > self.weight_max || self.entries_max == 0 {
+        if !self.fits(weight) {
             self.counts.refusals += 1;
             return;
         }
@@ -244,6 +244,11 @@ impl<K: Hash + Eq, V> Store<K, V> {
         self.weight -= slot.weight;
         self.free.push(at as u32);
         Some(slot.value)
+    }
+
+    /// Whether an entry of this weight can be inserted.
+    pub fn fits(&self, weight: u64) -> bool {
+        weight <= self.weight_max && self.entries_max > 0
     }
 
     /// Whether it is enabled.

@@ -333,6 +333,11 @@ impl Checker<'_> {
             let own = node.get("app").elements();
             let own = site.app.iter_mut().zip(own).filter_map(|(app, node)| self.app(app, node, keeps_bodies));
             let (rules, settings) = own.unzip();
+            if !site.compress.is_empty() && file.cache.compressed_bytes.0 == 0 {
+                let help = "remove `compress`, or raise `compressed_bytes`, which holds the compressed files";
+                let message = "`compress` requires a cache, but `compressed_bytes` is 0";
+                self.findings.at(node.get("compress").span(), message, help);
+            }
             let made = self.site(site, node, &mut hosts, rules);
             let own = obtained.get(number).and_then(Option::as_deref);
             certificates.push(own.map_or_else(|| self.certificates(site, node), Checker::obtained_certificate));
@@ -453,6 +458,7 @@ impl Checker<'_> {
             listing: table.listing,
             dotfiles: table.dotfiles,
             precompressed: table.precompressed.clone(),
+            compress: table.compress.iter().map(|coding| coding.coding()).collect(),
             user_dir: table.user_dirs.clone(),
             apps,
             rules: table.headers.clone(),

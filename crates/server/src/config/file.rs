@@ -28,8 +28,8 @@ use super::forms::{
 };
 use super::optimise::Optimise;
 use super::settings::{
-    Architecture, Balance, ControlSettings, HelperSettings, Listen, LogSettings, MetricsSettings, SendSettings,
-    SpoolSettings, StopSettings, TlsSettings,
+    Architecture, Balance, CompressCoding, ControlSettings, HelperSettings, Listen, LogSettings, MetricsSettings,
+    SendSettings, SpoolSettings, StopSettings, TlsSettings,
 };
 
 /// Configuration of amped
@@ -143,6 +143,12 @@ pub struct SiteTable {
     /// A sibling older than its original is ignored.
     #[default(Coding::SIBLINGS.into())]
     pub precompressed: Vec<Coding>,
+    /// Codings in which text files without such a sibling are compressed on the fly, such as ["zstd", "gzip"]
+    ///
+    /// Types `text/*`, JSON, JavaScript, XML, SVG and WebAssembly, from 1 KiB to 4 MiB. The first client gets the file itself; a
+    /// thread of low priority compresses it for later ones. Responses of applications are never compressed.
+    #[schemars(extend("examples" = [["zstd", "gzip"]]))]
+    pub compress: Vec<CompressCoding>,
     /// Directory in a user's home that /~user/ serves
     #[schemars(example = &"public_html")]
     #[serde(deserialize_with = "HomeDirectory::text")]

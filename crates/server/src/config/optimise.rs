@@ -76,7 +76,7 @@ impl Optimise {
             budgets.head_bytes = Bytes(0);
         }
         if !self.content_cache {
-            (budgets.content_bytes, budgets.descriptors) = (Bytes(0), 0);
+            (budgets.content_bytes, budgets.descriptors, budgets.compressed_bytes) = (Bytes(0), 0, Bytes(0));
         }
         if !self.file_state_cache {
             budgets.revalidate = Duration::ZERO;

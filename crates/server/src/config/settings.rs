@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use amped_core::cache::hostname::HostnameLimits;
+use amped_http::negotiate::Coding;
 use amped_units::{Bytes, Positive, PositiveBytes, PositiveSeconds, Seconds, parse_text};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -438,6 +439,26 @@ impl ContentMode {
     /// Returns whether small bodies are cached in memory.
     pub fn keeps_bodies(self) -> bool {
         matches!(self, ContentMode::Mixed | ContentMode::Copy)
+    }
+}
+
+/// A coding in which files are compressed on the fly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CompressCoding {
+    /// Level 6
+    Gzip,
+    /// Level 12
+    Zstd,
+}
+
+impl CompressCoding {
+    /// Returns it as a content coding.
+    pub fn coding(self) -> Coding {
+        match self {
+            CompressCoding::Gzip => Coding::Gzip,
+            CompressCoding::Zstd => Coding::Zstd,
+        }
     }
 }
 

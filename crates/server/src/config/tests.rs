@@ -137,6 +137,7 @@ fn printed_configuration_round_trips() {
         negotiation_entries = 7
         head_bytes = 0
         content_bytes = 7
+        compressed_bytes = 8
         max_content_file_bytes = 0
         descriptors = 0
         revalidate = "0s"
@@ -165,6 +166,7 @@ fn printed_configuration_round_trips() {
         listing = true
         dotfiles = true
         precompressed = ["gzip", "br"]
+        compress = ["gzip"]
         user_dirs = "public_html/"
         charset = ""
         default_type = "text/plain; a=\"b\""
