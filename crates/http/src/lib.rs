@@ -21,6 +21,7 @@ pub mod h2;
 pub mod method;
 pub mod negotiate;
 pub mod priority;
+pub mod proxy_header;
 pub mod range;
 pub mod status;
 pub mod text;
