@@ -16,6 +16,7 @@ pub mod cgi;
 pub mod date;
 pub mod etag;
 pub mod fastcgi;
+pub mod forwarded;
 pub mod h1;
 pub mod h2;
 pub mod method;
