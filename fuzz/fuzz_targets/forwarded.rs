@@ -1,4 +1,5 @@
-//! The client that proxies name: never a panic; what a client has sent in lines of its own does not matter, whatever it is, unless it is malformed.
+//! The client that proxies name: never a panic; what a client has sent does not matter if a proxy adds a line of its own,
+//! unless it is malformed.
 #![no_main]
 
 use std::net::{IpAddr, Ipv4Addr};
