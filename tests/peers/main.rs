@@ -26,6 +26,7 @@ mod curl;
 mod http2;
 mod load;
 mod nginx;
+mod proxies;
 mod strace;
 mod tls;
 

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use amped_core::access::AccessRule;
 use amped_core::cache::Budgets;
 use amped_core::cache::content::Encoding;
 use amped_core::compress::{Compressed, Encoded};
@@ -13,9 +14,11 @@ use amped_core::file::{FileHandle, FileVersion, Stored};
 use amped_core::glob::Glob;
 use amped_core::http1::Conn;
 use amped_core::limits::Limits;
+use amped_core::network::Network;
 use amped_core::reply::WallClock;
 use amped_core::shared_state::SharedState;
-use amped_core::site::{Ambiguous, NegotiationRule, Site, Sites, Unacceptable};
+use amped_core::site::{Ambiguous, NegotiationRule, Site, Sites, TrustedProxies, Unacceptable};
+use amped_http::forwarded::ClientField;
 use amped_http::negotiate::Coding;
 use amped_units::Time;
 
@@ -38,6 +41,12 @@ struct Driver {
 
 impl Driver {
     fn new() -> Driver {
+        Driver::behind(None)
+    }
+
+    /// With the peer 10.0.0.1, and this field, if any, for a client that only a rule by address admits.
+    fn behind(field: Option<ClientField>) -> Driver {
+        let network = |text| Network::parse(text).unwrap();
         let rule = NegotiationRule {
             pattern: Glob::new("/doc"),
             languages: vec!["en".into(), "fr".into()],
@@ -47,9 +56,15 @@ impl Driver {
         };
         let (precompressed, compress) = (vec![Coding::Gzip], vec![Coding::Zstd]);
         let mut site = Site { precompressed, compress, negotiations: vec![rule], ..Site::default() };
+        if field.is_some() {
+            site.access =
+                vec![AccessRule { directory: "/a/".into(), allow: vec![network("192.0.2.0/24")], deny: Vec::new() }];
+        }
         site.types.known = |ending| (ending == "html").then_some("text/html");
-        let sites = Arc::new(Sites::new(vec![site]).unwrap());
-        let shared = SharedState::new(sites, Limits::default(), Budgets::default(), WallClock::at(0));
+        let proxies = field.map(|field| TrustedProxies { networks: vec![network("10.0.0.0/8")], field });
+        let sites = Arc::new(Sites::new(vec![site]).unwrap().behind(proxies));
+        let mut shared = SharedState::new(sites, Limits::default(), Budgets::default(), WallClock::at(0));
+        shared.peer = Some([10, 0, 0, 1].into());
         Driver { shared, conn: Conn::new(Time::START, false), actions: Vec::new(), sent: Vec::new() }
     }
 
@@ -128,14 +143,24 @@ fn cached_request_allocates_nothing() {
     let etag = driver.shared.caches.find(Time::START, 0, b"/a/b.txt").unwrap();
     let amped_core::cache::path::LookupResult::File(resource) = etag.meaning else { panic!("a file") };
     let conditional = format!("If-None-Match: {}\r\n", resource.representations[1].etag);
-    let check = |what: &str, bytes: String| {
-        let mut driver = Driver::new();
+    let check_behind = |field: Option<ClientField>, what: &str, bytes: String| {
+        let mut driver = Driver::behind(field);
         // Twice, so that all buffers reach their size and the cache has its entries.
         driver.take(bytes.as_bytes());
         driver.take(bytes.as_bytes());
         let counted = allocation_counter::measure(|| (0..1000).for_each(|_| driver.take(bytes.as_bytes())));
         assert_eq!(counted.count_total, 0, "{what}");
+        assert_eq!(driver.shared.counts.bad_requests, 0, "{what}");
+        assert!(driver.shared.counts.hits > 1000, "{what}");
     };
+    let check = |what: &str, bytes: String| check_behind(None, what, bytes);
+    let forwarded = [
+        (ClientField::XForwardedFor, "X-Forwarded-For: 192.0.2.1, 10.0.0.2\r\nX-Forwarded-Proto: https\r\n"),
+        (ClientField::Forwarded, "Forwarded: for=\"192.0.2.1:80\";proto=https, for=10.0.0.2\r\n"),
+    ];
+    for (field, lines) in forwarded {
+        check_behind(Some(field), "a client behind proxies", get.replace("Host", &format!("{lines}Host")));
+    }
     check("GET", get.clone());
     check("HEAD", get.replace("GET", "HEAD"));
     check("a query", get.replace(".txt", ".txt?x=y"));

@@ -156,6 +156,26 @@ fn certificates_are_described() {
 }
 
 #[test]
+fn check_warns_about_proxies_that_are_everyone() {
+    let site = Site::new();
+    let check = |proxies: &str, expected: &[&str]| {
+        let file = site.file("amped.toml", format!("root = \".\"\ntrusted_proxies = {proxies}"));
+        let ended = run(&["check", "--config", text(&file)]);
+        assert_eq!((ended.status, ended.stderr.as_str()), (0, ""));
+        let warnings: Vec<&str> = ended.stdout.lines().filter(|line| line.starts_with("warning: ")).collect();
+        let expected: Vec<String> = expected
+            .iter()
+            .map(|network| {
+                format!("warning: trusted_proxies: {network} trusts every client to name its own address; list only your proxies")
+            })
+            .collect();
+        assert_eq!(warnings, expected);
+    };
+    check("[\"10.0.0.0/8\", \"::1\"]", &[]);
+    check("[\"10.0.0.0/8\", \"0.0.0.0/0\", \"::/0\"]", &["0.0.0.0/0", "::/0"]);
+}
+
+#[test]
 fn check_warns_about_entries_and_rejects_costly_hash() {
     let (site, folder) = (Site::new(), Site::new());
     let users =

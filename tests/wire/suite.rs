@@ -25,6 +25,7 @@ mod metrics;
 mod mirror;
 mod negotiation;
 mod pages;
+mod proxies;
 mod ranges;
 mod routes;
 mod stop;

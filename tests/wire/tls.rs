@@ -1260,3 +1260,40 @@ fn connection_ends_when_its_server_stops() {
     assert!(client.ends());
     assert!(server.wait().success());
 }
+
+#[test]
+fn proxy_protocol_precedes_tls() {
+    let (site, trust) = place();
+    site.file("root/a.txt", "a");
+    let log = site.path().join("log");
+    let text = format!(
+        "listen = [\"127.0.0.1:0 tls proxy\"]\ntrusted_proxies = [\"127.0.0.1\"]\n[log]\naccess = {log:?}\nflush = \"10ms\"\n\
+         [[site]]\nroot = \"root\"\ncertificate = [\"own.pem\"]\nkey = [\"own.key\"]\n"
+    );
+    let config = site.file("amped.toml", text);
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let header = b"PROXY TCP4 192.0.2.1 192.0.2.2 5000 443\r\n";
+    for version in BOTH {
+        // With the hello in one packet or in several, and in pieces.
+        for length in [1, 20, header.len()] {
+            let client = server.connect();
+            for piece in header.chunks(length) {
+                client.stream().write_all(piece).unwrap();
+            }
+            let session = trust.session("localhost", aws_lc_rs::default_provider(), version);
+            let mut client = client.secure(session);
+            assert_eq!(client.get("/a.txt").text(), "a");
+            assert_eq!(client.get("/a.txt").text(), "a");
+        }
+    }
+    wait_until("the log", || fs::read_to_string(&log).unwrap_or_default().matches('\n').count() == 12);
+    assert!(fs::read_to_string(&log).unwrap().lines().all(|line| line.starts_with("192.0.2.1 ")));
+    // Without the header, not even a handshake; after it, TLS is required.
+    let mut client = server.connect();
+    client.stream().write_all(b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03").unwrap();
+    assert_eq!(client.read_to_end(), b"");
+    let mut client = server.connect();
+    client.stream().write_all(&[&header[..], b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"].concat()).unwrap();
+    assert!(client.read_to_end().starts_with(b"HTTP/1.1 400 "));
+    assert_eq!(server.report("proxy_protocol_refused"), 1);
+}

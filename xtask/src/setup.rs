@@ -41,6 +41,7 @@ const NEEDED: &[Needed] = &[
     Needed { program: "chromium", package: "chromium", why: "renders report pages" },
     Needed { program: "sshd", package: "openssh-server", why: "the hosts of an experiment, in network namespaces" },
     Needed { program: "ssh", package: "openssh-client", why: "reaches them" },
+    Needed { program: "haproxy", package: "haproxy", why: "it speaks the PROXY protocol to the server" },
     Needed { program: "nginx", package: "nginx", why: "responses are compared with it" },
     Needed { program: "openssl", package: "openssl", why: "creates password hashes for tests" },
     Needed { program: "pebble", package: "pebble", why: "a CA that certificates are obtained from" },
@@ -212,7 +213,7 @@ done
 # Lists that are known but old name files that the mirror has replaced, hence the second try.
 apt install --no-install-recommends "$@" || { apt update && apt install --no-install-recommends "$@"; } || exit 1
 # Not at the next boot either.
-for server in nginx lighttpd h2o apache2 php8.2-fpm fcgiwrap openssh-server; do
+for server in nginx haproxy lighttpd h2o apache2 php8.2-fpm fcgiwrap openssh-server; do
     case " $* " in *" $server "*) services="$services $server";; esac
 done
 # Apache's package brings a second one.
@@ -240,7 +241,7 @@ fn install(packages: &[&str]) -> Outcome {
         return Err(way_out(packages));
     };
     shell.args(["-c", INSTALL, "setup"]).args(packages);
-    let servers = ["nginx", "lighttpd", "h2o", "apache2"];
+    let servers = ["nginx", "haproxy", "lighttpd", "h2o", "apache2"];
     let ran = servers.map(is_running);
     eprintln!("installing {}", packages.join(" "));
     // `run_command` would print the whole script.

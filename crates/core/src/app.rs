@@ -9,8 +9,10 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::net::IpAddr;
 
 use amped_http::cgi::{self, SendFile, Variables};
+use amped_http::forwarded;
 use amped_http::h1::gateway::{Additions, Forward};
 use amped_http::h1::request::{self, Framing, Request};
 use amped_http::status::Status;
@@ -36,6 +38,8 @@ pub struct AppWork {
     pub ends: Vec<usize>,
     /// Whether a body follows.
     pub has_body: bool,
+    /// The address of the client, if a proxy has named it; otherwise it is the peer of the connection.
+    pub client: Option<IpAddr>,
     /// The meta-variables derived from the request's head; none if it is forwarded.
     pub variables: Variables,
     /// The head to forward, for a server that speaks HTTP.
@@ -156,11 +160,15 @@ impl HandlerMatch {
         let query = head.request.target.query();
         let site = sites.of(self.site);
         let query = site.rewritten_query(head.requested, query).or_else(|| query.map(<[u8]>::to_vec));
+        let client = head.request.client.filter(|client| client.named.is_some());
+        let named = client.and_then(|client| client.named);
         let (mut variables, mut forward) = (Variables::new(), None);
         match site.apps.get(usize::from(self.rule)).and_then(|rule| rule.http.as_ref()) {
             Some(rule) => {
                 let target = forwarded_target(head, site, query);
-                let additions = Additions { host: rule.host.as_deref(), user };
+                let proxied = named.map(|(field, count)| forwarded::chain(request::fields(head.bytes), field, count));
+                let proxied = &*proxied.unwrap_or_default();
+                let additions = Additions { host: rule.host.as_deref(), user, proxied };
                 let fields = || fields(head.request.target, head.bytes).filter(|(name, _)| is_told(name, for_others));
                 let mut made = Forward::new(head.request, &target, fields, additions);
                 made.framing = framing;
@@ -175,6 +183,7 @@ impl HandlerMatch {
             path: self.path.clone(),
             ends: self.ends.clone(),
             has_body: framing != Framing::None,
+            client: client.map(|client| client.address),
             variables,
             forward,
         }

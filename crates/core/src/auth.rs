@@ -23,9 +23,14 @@ pub struct Guard {
 impl Guard {
     /// Whether a clean path is the directory or lies below it.
     pub fn covers(&self, path: &[u8]) -> bool {
-        let directory = self.directory.as_bytes();
-        path.starts_with(directory) || path == &directory[..directory.len() - 1]
+        is_within(path, &self.directory)
     }
+}
+
+/// Whether a clean path is a directory, written with a final slash, or lies below it.
+pub(crate) fn is_within(path: &[u8], directory: &str) -> bool {
+    let directory = directory.as_bytes();
+    path.starts_with(directory) || path == &directory[..directory.len() - 1]
 }
 
 /// The result of verifying a name and password.

@@ -87,6 +87,9 @@ pub(crate) fn first_step<F: FileHandle>(
     }
     let SharedState { sites, caches, .. } = shared;
     let site = sites.of(resolved.site);
+    if sites.have_access_rules() && !is_admitted(request, origin, resolved, site) {
+        return Step::Fail(Status::FORBIDDEN, plan::DENIED);
+    }
     if let Some(port) = required_https(request, site) {
         // Before a password is requested, which must not be sent unencrypted.
         let location = https_location(request, site, port);
@@ -96,8 +99,7 @@ pub(crate) fn first_step<F: FileHandle>(
         return open_step(now, request, origin, resolved, shared);
     }
     let (site, path) = (sites.of(resolved.site), &*resolved.requested);
-    // If an application of the site names the file, it has already authorised the client.
-    if origin == Origin::Site && matches!(site.routed(path), Some(Routed::Internal)) {
+    if is_delegated(origin, site, path) {
         return open_step(now, request, origin, resolved, shared);
     }
     // Browsers send preflights without credentials (Fetch, 3.2.5); the
@@ -109,7 +111,8 @@ pub(crate) fn first_step<F: FileHandle>(
             return Step::Fail(Status::UNAUTHORIZED, "authentication required");
         };
         let (generation, accounts) = (caches.generation(), guard.accounts);
-        return Step::Verify(VerifyWork { generation, accounts, credentials });
+        let client = request.client.map(|client| client.address);
+        return Step::Verify(VerifyWork { generation, accounts, credentials, client });
     }
     open_step(now, request, origin, resolved, shared)
 }
@@ -131,6 +134,17 @@ fn challenge_response<F>(
 }
 
 const CHALLENGE_PREFIX: &[u8] = b"/.well-known/acme-challenge/";
+
+/// Whether an application of the site names the file: it has already authorised the client.
+fn is_delegated(origin: Origin, site: &Site, path: &[u8]) -> bool {
+    origin == Origin::Site && matches!(site.routed(path), Some(Routed::Internal))
+}
+
+/// Whether the client's address may access the requested path.
+fn is_admitted(request: &Request<'_>, origin: Origin, resolved: &Resolved<'_>, site: &Site) -> bool {
+    let path = &*resolved.requested;
+    site.admits(path, request.client.map(|client| client.address)) || is_delegated(origin, site, path)
+}
 
 /// The port of https to which the site redirects this request; `None` if it is served.
 fn required_https(request: &Request<'_>, site: &Site) -> Option<u16> {

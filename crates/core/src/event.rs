@@ -11,6 +11,7 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::net::IpAddr;
 
 use amped_http::auth::Credentials;
 use amped_http::negotiate::Coding;
@@ -192,6 +193,8 @@ pub struct VerifyWork {
     pub accounts: u16,
     /// The credentials of the request.
     pub credentials: Credentials,
+    /// The address of the client; `None`: that of the connection's peer.
+    pub client: Option<IpAddr>,
 }
 
 /// A result of the disk side.

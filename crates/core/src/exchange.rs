@@ -584,11 +584,12 @@ impl Exchange {
         head: &[u8],
         protocol: &mut P,
     ) -> Progress {
-        let limits = HeadLimits::unlimited(self.request.request().secure);
-        let Ok(request) = request::parse_own(head, &limits) else {
+        let Request { secure, client, .. } = self.request.request();
+        let Ok(request) = request::parse_own(head, &HeadLimits::unlimited(secure)) else {
             let why = "invalid local redirect by the application";
             return self.step(cx, protocol, |steps| steps.fail(Status::BAD_GATEWAY, why));
         };
+        let request = Request { client, ..request };
         self.detour.count += 1;
         self.resolved = resolve(&request, cx).keep();
         self.request = OwnedRequest::new(&request, head);

@@ -21,6 +21,7 @@ use amped_http::h1::response::Connection;
 use amped_http::status::Status;
 use amped_units::Time;
 
+use crate::client;
 use crate::event::{Action, Event, Lane, Ticket};
 use crate::exchange::{Context, Exchange, Incoming, Progress, Protocol};
 use crate::file::{Content, FileHandle};
@@ -373,8 +374,14 @@ impl Conn {
                             self.refuse_head(cx, bad.status, bad.why, &bytes[at..]);
                             return bytes.len();
                         }
-                        Ok(Some((request, length))) => {
+                        Ok(Some((mut request, length))) => {
                             let head = &bytes[at..at + length];
+                            if cx.shared.sites.need_clients()
+                                && let Err(bad) = client::identify(&mut request, head, cx.shared.peer, &cx.shared.sites)
+                            {
+                                self.refuse_head(cx, bad.status, bad.why, head);
+                                return bytes.len();
+                            }
                             at += length;
                             self.begin(cx, request, head, at < bytes.len());
                         }

@@ -8,9 +8,9 @@
 //!
 //! Modules import downwards only, so that each can be read without its users. From the bottom up:
 //!
-//! 1. `limits`, `forms`, `glob`, `json`, `vary`, `auth`, `record`, `deadline`,
+//! 1. `limits`, `forms`, `glob`, `json`, `network`, `vary`, `auth`, `record`, `deadline`,
 //!    `cache::policy`, `cache::backend`: they import nothing from this crate.
-//! 2. `routes`, `cors`, `headers`, `pace`; then `site`, which holds all rules of a site.
+//! 2. `access`, `routes`, `cors`, `headers`, `pace`; then `site`, which holds all rules of a site; `client`.
 //! 3. `file`, `traits`, `resource`, `compress`, `variants`, `listing`: the results
 //!    of the disk side, and what response heads say about them.
 //! 4. `cache::uri`, `cache::path`, `cache::head`, `cache::content`, `cache::page`: one cache each.
@@ -28,9 +28,11 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod access;
 pub mod app;
 pub mod auth;
 pub mod cache;
+mod client;
 pub mod compress;
 pub mod connection;
 pub mod cors;
@@ -47,6 +49,7 @@ pub mod http2;
 pub mod json;
 pub mod limits;
 pub mod listing;
+pub mod network;
 mod pace;
 pub mod pages;
 pub mod plan;

@@ -4,6 +4,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::net::IpAddr;
 use core::ops::Range;
 
 use amped_http::h1::request::{Request, Version};
@@ -83,6 +84,11 @@ pub struct Record {
     pub body_bytes: u64,
     /// The part of the server that made the response.
     pub handler: Handler,
+    /// The address of the client, if the configuration needs it; otherwise, and for a request that could not be parsed,
+    /// the client is the peer of the connection.
+    pub client: Option<IpAddr>,
+    /// Whether a proxy, the peer of the connection, has named the client.
+    pub proxied: bool,
     /// The number of the site; 0 for a request that could not be parsed.
     pub site: u16,
 }
@@ -103,6 +109,8 @@ impl Record {
         self.referer = request.referer.map(|text| self.put(text));
         self.user_agent = request.user_agent.map(|text| self.put(text));
         self.version = Some(request.version);
+        self.client = request.client.map(|client| client.address);
+        self.proxied = request.client.is_some_and(|client| client.named.is_some());
         self.began = began;
     }
 

@@ -4,6 +4,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::net::IpAddr;
 
 use amped_http::h2::fields::FieldList;
 use amped_http::h2::head::FlatHead;
@@ -41,6 +42,8 @@ pub struct SharedState<F> {
     pub lap: PhaseTimes,
     /// Whether connections may speak HTTP/2.
     pub http2: bool,
+    /// The other end of the connection that is handled, if [`Sites::need_clients`].
+    pub peer: Option<IpAddr>,
     /// Scratch space for cleaning paths.
     pub(crate) scratch: Vec<u8>,
     /// Scratch space for the decoded head of a request of HTTP/2.
@@ -130,6 +133,7 @@ impl<F> SharedState<F> {
             counts: Counts::default(),
             lap: PhaseTimes::default(),
             http2: true,
+            peer: None,
             scratch: Vec::new(),
             fields: FieldList::new(0, 0),
             flat_head: FlatHead::new(),

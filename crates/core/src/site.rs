@@ -7,8 +7,10 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::net::IpAddr;
 use core::time::Duration;
 
+use amped_http::forwarded::ClientField;
 use amped_http::h1::request::Request;
 use amped_http::method::Method;
 use amped_http::negotiate::Coding;
@@ -18,11 +20,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
-use crate::auth::Guard;
+use crate::access::AccessRule;
+use crate::auth::{Guard, is_within};
 use crate::cors::{CorsOrigin, CorsRule};
 use crate::forms::Suffix;
 use crate::glob::Glob;
 use crate::headers::HeaderRule;
+use crate::network::Network;
 use crate::routes::{Fallback, Route, RouteAction, Routed};
 
 /// One site. The default one has any host, plain files, no extras, and no media types but the fallback.
@@ -68,6 +72,9 @@ pub struct Site {
     /// Password-protected directories.
     #[serde(skip)]
     pub guards: Vec<Guard>,
+    /// Directories that only some addresses may access.
+    #[serde(skip)]
+    pub access: Vec<AccessRule>,
     /// CORS rules; the last match applies.
     #[serde(skip)]
     pub cors: Vec<CorsRule>,
@@ -125,6 +132,22 @@ impl Site {
             Some(Routed::Rewrite(meant)) => of(&meant).or_else(|| of(path)),
             _ => of(path),
         }
+    }
+
+    /// Whether a client with this address may access this path: of nested directories the innermost rule decides. If a
+    /// route substitutes another path, the client must be admitted to both. An unknown address is not.
+    pub fn admits(&self, path: &[u8], address: Option<IpAddr>) -> bool {
+        let is_admitted = |path: &[u8]| {
+            let covering = self.access.iter().filter(|rule| is_within(path, &rule.directory));
+            let rule = covering.max_by_key(|rule| rule.directory.len());
+            rule.is_none_or(|rule| address.is_some_and(|address| rule.admits(address)))
+        };
+        self.access.is_empty()
+            || is_admitted(path)
+                && match self.routed(path) {
+                    Some(Routed::Rewrite(meant)) => is_admitted(&meant),
+                    _ => true,
+                }
     }
 
     /// The CORS rule for this path.
@@ -318,6 +341,22 @@ impl core::fmt::Debug for Types {
     }
 }
 
+/// Proxies in front of the server that name the client of each request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrustedProxies {
+    /// Their addresses.
+    pub networks: Vec<Network>,
+    /// The field in which they name the client.
+    pub field: ClientField,
+}
+
+impl TrustedProxies {
+    /// Whether a proxy with this address is trusted.
+    pub fn are_trusted(&self, address: IpAddr) -> bool {
+        self.networks.iter().any(|network| network.contains(address))
+    }
+}
+
 /// All sites of a server; the first is the default.
 #[derive(Clone, Debug)]
 pub struct Sites {
@@ -327,6 +366,10 @@ pub struct Sites {
     have_apps: bool,
     /// Whether any of them has password-protected directories.
     have_guards: bool,
+    /// Whether any of them has directories that only some addresses may access.
+    have_access_rules: bool,
+    /// The proxies that name clients; `None`: the client is the peer of its connection.
+    proxies: Option<TrustedProxies>,
 }
 
 impl Sites {
@@ -337,7 +380,29 @@ impl Sites {
         }
         let have_apps = sites.iter().any(|site| !site.apps.is_empty());
         let have_guards = sites.iter().any(|site| !site.guards.is_empty());
-        (!sites.is_empty()).then_some(Sites { sites, have_apps, have_guards })
+        let have_access_rules = sites.iter().any(|site| !site.access.is_empty());
+        (!sites.is_empty()).then_some(Sites { sites, have_apps, have_guards, have_access_rules, proxies: None })
+    }
+
+    /// Trusts these proxies.
+    #[must_use]
+    pub fn behind(self, proxies: Option<TrustedProxies>) -> Sites {
+        Sites { proxies, ..self }
+    }
+
+    /// The proxies that name clients, if any.
+    pub fn proxies(&self) -> Option<&TrustedProxies> {
+        self.proxies.as_ref()
+    }
+
+    /// Whether the client of a request must be known before it is answered.
+    pub fn need_clients(&self) -> bool {
+        self.have_access_rules || self.proxies.is_some()
+    }
+
+    /// Whether any of them has directories that only some addresses may access.
+    pub fn have_access_rules(&self) -> bool {
+        self.have_access_rules
     }
 
     /// Whether any of them has password-protected directories.

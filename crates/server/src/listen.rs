@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use amped_sys::socket;
 
+use crate::config::settings::ConnectionStart;
+
 /// Maximum connections waiting to be accepted. The kernel limits it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 
@@ -16,8 +18,8 @@ pub struct Address {
     pub requested: SocketAddr,
     /// The actual address.
     pub bound: SocketAddr,
-    /// Whether its connections use TLS.
-    pub tls: bool,
+    /// How its connections begin.
+    pub start: ConnectionStart,
     /// One for each loop.
     pub listeners: Vec<OwnedFd>,
 }
@@ -27,8 +29,8 @@ pub struct Address {
 pub struct Listener {
     /// The socket.
     pub socket: OwnedFd,
-    /// Whether its connections use TLS.
-    pub tls: bool,
+    /// How its connections begin.
+    pub start: ConnectionStart,
 }
 
 impl AsFd for Listener {
@@ -44,7 +46,7 @@ impl AsFd for Listener {
 pub fn listeners_of(addresses: &[Address], n: usize) -> io::Result<Vec<Listener>> {
     let listener = |address: &Address| {
         let socket = address.listeners[n % address.listeners.len()].try_clone()?;
-        Ok(Listener { socket, tls: address.tls })
+        Ok(Listener { socket, start: address.start })
     };
     addresses.iter().map(listener).collect()
 }
@@ -52,7 +54,7 @@ pub fn listeners_of(addresses: &[Address], n: usize) -> io::Result<Vec<Listener>
 impl Address {
     /// Returns all its listeners.
     pub fn into_listeners(self) -> impl Iterator<Item = Listener> {
-        self.listeners.into_iter().map(move |socket| Listener { socket, tls: self.tls })
+        self.listeners.into_iter().map(move |socket| Listener { socket, start: self.start })
     }
 
     /// Duplicates the listeners for another configuration.
@@ -65,7 +67,7 @@ impl Address {
     }
 }
 
-/// Binds an address for this many loops, without TLS, in addition to those that this server already has.
+/// Binds an address for this many loops, without TLS or PROXY protocol, in addition to those that this server already has.
 ///
 /// # Errors
 /// What failed, and the remedy.
@@ -87,12 +89,12 @@ pub fn bind<'a>(
     .map_err(explain)?;
     let bound = socket::local_address(&first).map_err(explain)?;
     if loops == 1 {
-        return Ok(Address { requested, bound, tls: false, listeners: vec![first] });
+        return Ok(Address { requested, bound, start: ConnectionStart::default(), listeners: vec![first] });
     }
     drop(first);
     let listeners =
         (0..loops).map(|_| socket::listen(bound, BACKLOG, true)).collect::<Result<_, _>>().map_err(explain)?;
-    Ok(Address { requested, bound, tls: false, listeners })
+    Ok(Address { requested, bound, start: ConnectionStart::default(), listeners })
 }
 
 fn explain<'a>(address: SocketAddr, error: &io::Error, mut own: impl Iterator<Item = &'a Address>) -> String {

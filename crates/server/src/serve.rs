@@ -186,9 +186,9 @@ impl Server {
             HelperKind::Processes | HelperKind::Threads => None,
         };
         let mut addresses: Vec<Address> = Vec::new();
-        for &Listen { address, tls } in &settings.listen {
+        for &Listen { address, start } in &settings.listen {
             let bound = bind(address, &settings, addresses.iter())?;
-            addresses.push(Address { tls, ..bound });
+            addresses.push(Address { start, ..bound });
         }
         let target = &settings.log.access;
         let cannot_log = |error: io::Error| cannot_log(target, &error);
@@ -262,7 +262,7 @@ impl Server {
                 std::net::IpAddr::V4(ip) => ip.to_string(),
                 std::net::IpAddr::V6(ip) => format!("[{ip}]"),
             };
-            let scheme = if address.tls { "https" } else { "http" };
+            let scheme = if address.start.tls { "https" } else { "http" };
             text += &format!("amped: serving on {scheme}://{host}:{port}/");
             if address.bound.ip().is_unspecified() {
                 text += " and all other addresses of this machine";
@@ -394,13 +394,13 @@ impl Server {
         let mut addresses = Vec::new();
         // Each old one is used once: port 0 may be configured several times.
         let mut old: Vec<&Address> = self.workers.addresses().iter().collect();
-        for &Listen { address: requested, tls } in &settings.listen {
+        for &Listen { address: requested, start } in &settings.listen {
             let known = old.iter().position(|address| address.requested == requested).map(|n| old.remove(n));
             let address = match known {
                 Some(known) => known.share().map_err(|error| line(cannot_share(error)))?,
                 None => bind(requested, &settings, self.workers.addresses().iter().chain(&addresses)).map_err(line)?,
             };
-            addresses.push(Address { tls, ..address });
+            addresses.push(Address { start, ..address });
         }
         create_acme_state(&settings, None).map_err(line)?;
         let generation = Arc::new(open(settings, Some(self.workers.generation())).map_err(line)?);

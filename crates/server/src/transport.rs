@@ -147,6 +147,22 @@ impl Transport {
         Ok(received)
     }
 
+    /// Receives bytes that precede everything else on the connection, TLS too, without taking them.
+    ///
+    /// # Errors
+    /// Those of recv(2); [`io::ErrorKind::WouldBlock`] if there is no data.
+    pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        socket::peek(&self.socket, buffer)
+    }
+
+    /// Takes bytes that [`peek`](Transport::peek) has received, at most as many as the buffer has.
+    ///
+    /// # Errors
+    /// Those of recv(2).
+    pub fn take_peeked(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        socket::receive(&self.socket, buffer)
+    }
+
     /// Sends bytes that were accepted earlier and not taken by the socket.
     ///
     /// # Errors

@@ -23,6 +23,7 @@ use amped_core::event::{Action, Answer, Delay, Event, Lane, Ticket, Trouble, Ver
 use amped_core::file::Content;
 use amped_core::http2::Drawn;
 use amped_core::shared_state::SharedState;
+use amped_http::proxy_header::{self, HEADER_MAX, ProxiedEnds};
 use amped_sys::clock;
 use amped_units::Time;
 
@@ -115,6 +116,8 @@ pub struct Connection {
     pub(crate) apps: Few<Box<AppRequest>>,
     /// Its addresses; set when an application first needs them.
     pub(crate) ends: Option<Arc<Ends>>,
+    /// What the PROXY protocol says about it; `None`: it does not begin with that.
+    pub(crate) proxied: Option<Box<Proxied>>,
     /// The verdicts on passwords that it waits for, and since when.
     pub(crate) pending_verdicts: Few<(Ticket, Time, Arc<PendingVerdict>)>,
 }
@@ -140,8 +143,16 @@ impl Connection {
             timing: None,
             apps: Few::new(),
             ends: None,
+            proxied: None,
             pending_verdicts: Few::new(),
         }
+    }
+
+    /// A proxy has named the other end of the client's connection, or has said that it has none.
+    fn note_proxied(&mut self, ends: Option<ProxiedEnds>, shared: &mut SharedState<OpenFile>) {
+        let Some(ends) = ends else { return };
+        self.peer = Peer::new(Some(ends.client));
+        shared.peer = self.peer.address();
     }
 
     /// Returns whether there is something to send.
@@ -177,6 +188,49 @@ impl Connection {
             + send_queue
             + self.outbox.as_ref().map_or(0, |outbox| outbox.heap_bytes())
             + self.apps.iter().map(|app| app.heap_bytes()).sum::<usize>()
+            + self.proxied.as_ref().map_or(0, |proxied| size_of::<Proxied>() + proxied.header.capacity())
+    }
+}
+
+/// The beginning of a connection from a proxy that speaks the PROXY protocol.
+#[derive(Debug)]
+pub(crate) struct Proxied {
+    /// Whether its header is incomplete: nothing else is received.
+    pub(crate) is_awaited: bool,
+    /// The header, as far as it has arrived; empty once it is complete.
+    header: Vec<u8>,
+    /// The addresses in it.
+    ends: Option<ProxiedEnds>,
+}
+
+impl Proxied {
+    /// A connection whose header has not arrived.
+    pub(crate) fn new() -> Proxied {
+        Proxied { is_awaited: true, header: Vec::new(), ends: None }
+    }
+
+    /// Receives the rest of the header, and nothing after it: that may be the beginning of a TLS session. Returns the
+    /// addresses in it.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if more must arrive; [`io::ErrorKind::InvalidData`] if it is invalid, and
+    /// [`io::ErrorKind::UnexpectedEof`] if the connection ends before it does: then it must be closed.
+    fn receive(&mut self, transport: &Transport, buffer: &mut [u8]) -> io::Result<Option<ProxiedEnds>> {
+        loop {
+            let count = transport.peek(&mut buffer[..HEADER_MAX])?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let before = self.header.len();
+            self.header.extend_from_slice(&buffer[..count]);
+            let parsed = proxy_header::parse(&self.header).map_err(|_| io::ErrorKind::InvalidData)?;
+            let used = parsed.map_or(count, |header| header.length - before);
+            transport.take_peeked(&mut buffer[..used])?;
+            if let Some(header) = parsed {
+                *self = Proxied { is_awaited: false, header: Vec::new(), ends: header.ends };
+                return Ok(header.ends);
+            }
+        }
     }
 }
 
@@ -318,6 +372,9 @@ impl<D: DiskAccess> Turn<'_, D> {
     /// [`Dead`]: the connection must be closed.
     pub(crate) fn take(mut self, event: Option<Event<'_, OpenFile>>) -> Result<Rest, Dead> {
         self.begin_timing(event.is_none());
+        if self.context.shared.sites.need_clients() {
+            self.context.shared.peer = self.connection.peer.address();
+        }
         if let Some(event) = event {
             self.handle(event);
         }
@@ -361,6 +418,19 @@ impl<D: DiskAccess> Turn<'_, D> {
         }
         if !connection.may_receive() {
             return Ok(());
+        }
+        if let Some(proxied) = &mut connection.proxied
+            && proxied.is_awaited
+        {
+            match proxied.receive(&connection.transport, &mut context.buffer) {
+                Ok(ends) => connection.note_proxied(ends, &mut context.shared),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    connection.readable = false;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+                Err(_) => return Err(Dead),
+            }
         }
         let received = connection.transport.receive(&mut context.buffer, &mut context.sender.tls);
         if context.blocks {
@@ -486,9 +556,10 @@ impl<D: DiskAccess> Turn<'_, D> {
     fn pass_to_app(&mut self, ticket: Ticket, input: Input) {
         let Turn { connection, context, .. } = self;
         let mut app = connection.take_app(ticket);
-        let Connection { transport, ends, apps, .. } = &mut **connection;
+        let Connection { transport, ends, apps, proxied, .. } = &mut **connection;
         let ends = || {
-            let of = || Arc::new(Ends::of(transport.as_fd(), transport.negotiated().cloned()));
+            let proxied = proxied.as_ref().and_then(|proxied| proxied.ends);
+            let of = || Arc::new(Ends::of(transport.as_fd(), proxied, transport.negotiated().cloned()));
             Arc::clone(ends.get_or_insert_with(of))
         };
         let config = context.generation.app_context();
@@ -523,7 +594,7 @@ impl<D: DiskAccess> Turn<'_, D> {
     /// Requests the verification of a password.
     fn verify(&mut self, ticket: Ticket, work: VerifyWork) {
         let Turn { connection, context, .. } = self;
-        let client = Client::new(connection.peer.address());
+        let client = Client::new(work.client.or_else(|| connection.peer.address()));
         let verification = match &context.generation.verifier {
             Some(verifier) => {
                 verifier.ask(work, client, (Arc::<Mailbox<_>>::clone(&context.mailbox), self.token, ticket))

@@ -26,6 +26,7 @@ use crate::app::single_flight::Settled;
 use crate::app::{AppSide, spool};
 use crate::clock::{Clock, wall};
 use crate::compress::CompressDone;
+use crate::config::settings::ConnectionStart;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::{CompressionCounts, MappedCounts, ModelCounts, Snapshot, TlsCounts, WaitCounts, Waited};
 use crate::handshakes::{Handshake, Handshakes};
@@ -42,7 +43,7 @@ use crate::send::Sender;
 use crate::slots::Slots;
 use crate::token::{APP_BIT, Token};
 use crate::transport::Transport;
-use crate::turn::{ASK_ANEW, BUFFER, Connection, Dead, DiskAccess, DiskAnswer, LoopContext, Rest, Turn};
+use crate::turn::{ASK_ANEW, BUFFER, Connection, Dead, DiskAccess, DiskAnswer, LoopContext, Proxied, Rest, Turn};
 
 /// How an architecture starts disk work and gets its results.
 pub trait DiskSide: DiskAccess {
@@ -97,6 +98,8 @@ pub struct Worker {
     next_preload: u32,
     accepted: u64,
     broken: u64,
+    /// Connections to addresses with the PROXY protocol that were closed because of their header.
+    refused_proxies: u64,
     /// Waits for windows.
     windows: Waited,
     /// Waits for passwords.
@@ -163,6 +166,7 @@ impl Worker {
             next_preload: 0,
             accepted: 0,
             broken: 0,
+            refused_proxies: 0,
             windows: Waited::default(),
             passwords: Waited::default(),
             handshakes: Waited::default(),
@@ -234,7 +238,7 @@ impl Worker {
                     if let Some(token) = idle_token {
                         self.remove(token);
                     }
-                    self.add((socket, listener.tls), address, now);
+                    self.add((socket, listener.start), address, now);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // Only now: while others still wait, one free slot does not end the shortage.
@@ -260,8 +264,12 @@ impl Worker {
         Accepted::Some
     }
 
-    fn add(&mut self, (socket, is_tls): (OwnedFd, bool), address: Option<SocketAddr>, now: Time) {
-        let tls = match (is_tls, &self.context.generation.tls) {
+    fn add(&mut self, (socket, start): (OwnedFd, ConnectionStart), address: Option<SocketAddr>, now: Time) {
+        if start.proxy && !self.is_trusted(address) {
+            self.refused_proxies += 1;
+            return;
+        }
+        let tls = match (start.tls, &self.context.generation.tls) {
             (false, _) => None,
             (true, Some(config)) => match config.session() {
                 Ok(session) => Some(Box::new(session)),
@@ -271,12 +279,19 @@ impl Worker {
             (true, None) => return,
         };
         let mut connection = Connection::new(Transport::new(socket, tls, now), address, now);
+        connection.proxied = start.proxy.then(|| Box::new(Proxied::new()));
         let armed = connection.conn.next_due(&self.context.shared.limits);
         connection.armed = armed;
         let token = self.connections.insert(connection);
         self.accepted += 1;
         self.wheel.insert(armed, token);
         self.fresh.push(token);
+    }
+
+    /// Returns whether a proxy with this address may speak the PROXY protocol.
+    fn is_trusted(&self, address: Option<SocketAddr>) -> bool {
+        let proxies = self.context.shared.sites.proxies();
+        proxies.zip(address).is_some_and(|(proxies, address)| proxies.are_trusted(address.ip()))
     }
 
     /// Gives accepted connections their first turn. Only connections still open after it are added to epoll: none, if
@@ -678,6 +693,7 @@ impl Worker {
             accepted: self.accepted,
             connections: self.open() as u64,
             broken: self.broken,
+            refused_proxies: self.refused_proxies,
             // Shared caches are reported once for all loops, when these are summed.
             caches: match &self.context.generation.caches {
                 Some(_) => self.context.shared.caches.own_figures(),
@@ -751,6 +767,10 @@ impl Worker {
             return;
         };
         connection.apps.take().into_iter().for_each(|app| self.context.apps.abandon(Some(app)));
+        if connection.proxied.as_ref().is_some_and(|proxied| proxied.is_awaited) {
+            self.refused_proxies += 1;
+            return;
+        }
         let (clock, timeout) = (&self.context.clock, self.context.shared.limits.header_timeout);
         if let Some(failure) = connection.transport.handshake_failure(|| clock.now(), timeout) {
             self.context.tls.add_failure(failure);

@@ -159,6 +159,15 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(count)
 }
 
+/// Receives into `buffer`, and leaves the bytes to be received again. `Ok(0)`: the peer has closed its side.
+///
+/// # Errors
+/// Those of [`receive`].
+pub fn peek(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
+    let (_, count) = net::recv(socket, buffer, RecvFlags::PEEK)?;
+    Ok(count)
+}
+
 /// Sends `bytes`, or as many as there is room for. `more`: further bytes follow at once, so that the kernel waits
 /// for them before it sends a partial packet.
 ///

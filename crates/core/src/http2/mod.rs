@@ -29,6 +29,7 @@ use amped_units::Time;
 use self::budget::{Budget, CONTROL, RESET};
 use self::schedule::SendState;
 use self::stream::{Common, ResponseState, Side, Stream, Wire};
+use crate::client;
 use crate::event::{Action, Event, Lane, Ticket};
 use crate::exchange::{Context, Exchange, Incoming, Progress};
 use crate::file::FileHandle;
@@ -864,7 +865,13 @@ impl Session {
             cx.actions.push(Action::Unanswered(record));
             return self.take_stream_error(cx, block.stream, ErrorCode::PROTOCOL_ERROR);
         } else {
-            match flat.request(&head_limits(&cx.shared.limits, self.secure)) {
+            let identified = flat.request(&head_limits(&cx.shared.limits, self.secure)).and_then(|mut request| {
+                if cx.shared.sites.need_clients() {
+                    client::identify(&mut request, flat.bytes(), cx.shared.peer, &cx.shared.sites)?;
+                }
+                Ok(request)
+            });
+            match identified {
                 Ok(request) => self.begin(cx, side, request, (flat.bytes(), block.began)),
                 Err(bad) => self.refuse(cx, side, bad.status, bad.why, fields),
             }

@@ -12,13 +12,16 @@
 //! because the rest of it could pass for the response to another client's request.
 
 use alloc::boxed::Box;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::mem;
+use core::net::IpAddr;
 
 use super::body::BodyReader;
 use super::reply::{self, ReplyBody};
 use super::request::{Framing, Request, Version};
 use crate::cgi::is_plain_name;
+use crate::forwarded::push_node;
 use crate::text::{list, push_decimal};
 
 /// The head of a request as it is forwarded, except for the client's address and the framing of the body, which are
@@ -33,6 +36,8 @@ pub struct Forward {
     host: Box<[u8]>,
     has_host: bool,
     secure: bool,
+    /// The client, then the proxies between it and the peer of the connection; empty if that is the client.
+    proxied: Vec<IpAddr>,
     /// Whether the client asks to continue with the WebSocket protocol.
     pub upgrade: bool,
     /// The framing of the body.
@@ -46,6 +51,8 @@ pub struct Additions<'a> {
     pub host: Option<&'a str>,
     /// The user that the server has authenticated, if any. Authorization is removed then.
     pub user: Option<&'a [u8]>,
+    /// The client, then the proxies between it and the peer of the connection; empty if that is the client.
+    pub proxied: &'a [IpAddr],
 }
 
 /// Fields that are removed from requests: those of the connection (RFC 9110, 7.6.1), those that frame the body, those
@@ -134,6 +141,7 @@ impl Forward {
             host: host.into(),
             has_host: !sent_host.is_empty(),
             secure: request.secure,
+            proxied: additions.proxied.to_vec(),
             upgrade: wants_websocket(request, fields()),
             framing: request.framing,
         }
@@ -155,22 +163,24 @@ impl Forward {
         fields.last().map_or(&[], |(_, value)| value)
     }
 
-    /// Appends the whole head. `client`: the client's address, without its port; `authority`: the Host of a request
-    /// without one; `keep`: the backend may leave the connection open.
-    pub fn write(&self, out: &mut Vec<u8>, client: Option<&str>, authority: &str, keep: bool) {
+    /// Appends the whole head. `peer`: the address of the connection's other end, without its port, which is the client
+    /// or a proxy; `authority`: the Host of a request without one; `keep`: the backend may leave the connection open.
+    pub fn write(&self, out: &mut Vec<u8>, peer: Option<&str>, authority: &str, keep: bool) {
         out.extend_from_slice(&self.head);
         if !self.has_host {
             push_field(out, b"Host", authority.as_bytes());
         }
-        if let Some(client) = client {
-            push_field(out, b"X-Forwarded-For", client.as_bytes());
+        let mut nodes: Vec<String> = self.proxied.iter().map(ToString::to_string).collect();
+        nodes.extend(peer.map(String::from));
+        if !nodes.is_empty() {
+            push_field(out, b"X-Forwarded-For", nodes.join(", ").as_bytes());
         }
         let scheme = if self.secure { b"https".as_slice() } else { b"http" };
         push_field(out, b"X-Forwarded-Proto", scheme);
         if !self.host.is_empty() {
             push_field(out, b"X-Forwarded-Host", &self.host);
         }
-        push_field(out, b"Forwarded", &self.forwarded(client, scheme));
+        push_field(out, b"Forwarded", &self.forwarded(&nodes, scheme));
         match self.framing {
             Framing::Length(length) => push_length(out, length),
             Framing::Chunked => push_field(out, b"Transfer-Encoding", b"chunked"),
@@ -187,22 +197,20 @@ impl Forward {
         out.extend_from_slice(b"\r\n");
     }
 
-    /// RFC 7239, 4 and 6: an IPv6 address is in brackets, and quoted, as is a host that is no token.
-    fn forwarded(&self, client: Option<&str>, scheme: &[u8]) -> Vec<u8> {
+    /// RFC 7239, 4: the client first, with what it requested; then the proxies that it passed.
+    fn forwarded(&self, nodes: &[String], scheme: &[u8]) -> Vec<u8> {
         let mut value = b"for=".to_vec();
-        match client {
-            Some(address) if address.contains(':') => {
-                value.extend_from_slice(&[b"\"[", address.as_bytes(), b"]\""].concat());
-            }
-            Some(address) => value.extend_from_slice(address.as_bytes()),
-            None => value.extend_from_slice(b"unknown"),
-        }
+        push_node(&mut value, nodes.first().map_or("unknown", String::as_str));
         if !self.host.is_empty() {
             // A valid host contains neither a quote nor a backslash.
             value.extend_from_slice(&[b";host=\"", &self.host[..], b"\""].concat());
         }
         value.extend_from_slice(b";proto=");
         value.extend_from_slice(scheme);
+        for node in nodes.iter().skip(1) {
+            value.extend_from_slice(b", for=");
+            push_node(&mut value, node);
+        }
         value
     }
 }
@@ -419,7 +427,7 @@ mod tests {
     use super::*;
     use crate::cgi;
     use crate::h1::request::{self, HeadLimits};
-    use alloc::string::String;
+    use alloc::format;
     use alloc::vec;
     use proptest::prelude::*;
 
@@ -446,7 +454,7 @@ mod tests {
             X-Forwarded-For: 192.0.2.1\nX-Forwarded-Proto: http\nX-Forwarded-Host: h:81\n\
             Forwarded: for=192.0.2.1;host=\"h:81\";proto=http\n\n";
         assert_eq!(written(&forward(head, Additions::default()), Some("192.0.2.1"), true), expected);
-        let of_rule = Additions { host: Some("app.internal"), user: Some(b"ann") };
+        let of_rule = Additions { host: Some("app.internal"), user: Some(b"ann"), proxied: &[] };
         let expected = "GET /a?b HTTP/1.1\nHost: app.internal\nAccept: a\nAccept: b\nX-Forwarded-User: ann\n\
             X-Forwarded-For: 2001:db8::1\nX-Forwarded-Proto: http\nX-Forwarded-Host: h:81\n\
             Forwarded: for=\"[2001:db8::1]\";host=\"h:81\";proto=http\nConnection: close\n\n";
@@ -454,6 +462,27 @@ mod tests {
         let expected =
             "GET / HTTP/1.1\nHost: 127.0.0.1:3000\nX-Forwarded-Proto: http\nForwarded: for=unknown;proto=http\n\n";
         assert_eq!(written(&forward("GET / HTTP/1.0\n\n", Additions::default()), None, true), expected);
+    }
+
+    #[test]
+    fn chain_of_proxies_begins_with_client() {
+        let check = |proxied: &[&str], peer: Option<&str>, addresses: &str, forwarded: &str| {
+            let proxied: Vec<IpAddr> = proxied.iter().map(|address| address.parse().expect("valid")).collect();
+            let additions = Additions { proxied: &proxied, ..Additions::default() };
+            let found =
+                written(&forward("GET / HTTP/1.1\nHost: h\nX-Forwarded-For: 9.9.9.9\n\n", additions), peer, true);
+            let fields = format!(
+                "X-Forwarded-For: {addresses}\nX-Forwarded-Proto: http\nX-Forwarded-Host: h\nForwarded: {forwarded}\n"
+            );
+            assert!(found.contains(&fields) && !found.contains("9.9.9.9"), "{found}");
+        };
+        check(&[], Some("10.0.0.1"), "10.0.0.1", "for=10.0.0.1;host=\"h\";proto=http");
+        check(
+            &["2001:db8::1", "10.0.0.1"],
+            Some("fd00::1"),
+            "2001:db8::1, 10.0.0.1, fd00::1",
+            "for=\"[2001:db8::1]\";host=\"h\";proto=http, for=10.0.0.1, for=\"[fd00::1]\"",
+        );
     }
 
     #[test]

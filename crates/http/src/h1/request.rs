@@ -14,6 +14,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 
+use crate::forwarded::Client;
 use crate::method::Method;
 use crate::status::Status;
 use crate::text::trim_ows;
@@ -146,8 +147,10 @@ pub struct RequestOf<T> {
     pub target: TargetOf<T>,
     /// The version of the request.
     pub version: Version,
-    /// Whether it came over an encrypted connection (TLS).
+    /// Whether the client sent it over an encrypted connection (TLS), to this server or to a proxy that it trusts.
     pub secure: bool,
+    /// The client, if the caller has determined it.
+    pub client: Option<Client>,
     /// The requested host without its port: the target's if it has one, else Host's (RFC 9112, 3.2.2); may be empty.
     pub host: T,
     /// Whether the client keeps the connection open after the response (RFC 9112, 9.3).
@@ -200,6 +203,7 @@ impl<T> RequestOf<T> {
             target: self.target.map(part),
             version: self.version,
             secure: self.secure,
+            client: self.client,
             host: part(&self.host),
             keep_alive: self.keep_alive,
             framing: self.framing,
@@ -403,6 +407,7 @@ pub(crate) fn settle<'a>(
         target,
         version,
         secure: limits.secure,
+        client: None,
         host: b"",
         keep_alive: version != Version::Http10,
         framing: Framing::None,

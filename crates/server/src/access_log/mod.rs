@@ -194,7 +194,7 @@ impl AccessLog {
     fn write_common(&mut self, record: &Record, peer: &Peer, body_bytes: u64) {
         self.note_status(record.status);
         let out = &mut self.buffer;
-        out.extend_from_slice(peer.as_bytes());
+        push_client(out, record, peer);
         out.extend_from_slice(b" - ");
         push_user(out, record.user());
         out.push(b' ');
@@ -231,8 +231,11 @@ impl AccessLog {
         out.extend_from_slice(JSON_TIME);
         out.extend_from_slice(self.stamp.as_bytes());
         out.extend_from_slice(JSON_CLIENT);
-        out.extend_from_slice(peer.as_bytes());
+        push_client(out, record, peer);
         out.push(b'"');
+        if record.proxied {
+            push_json_field(out, "proxy", peer.as_bytes());
+        }
         if let Some(user) = record.user() {
             push_json_field(out, "user", user);
         }
@@ -263,6 +266,15 @@ impl AccessLog {
             }
         }
         out.extend_from_slice(b"}\n");
+    }
+}
+
+/// Appends the address of the client, which a proxy may have named.
+fn push_client(out: &mut Vec<u8>, record: &Record, peer: &Peer) {
+    match record.client {
+        // Writing to a vector cannot fail.
+        Some(address) => _ = write!(out, "{address}"),
+        None => out.extend_from_slice(peer.as_bytes()),
     }
 }
 

@@ -109,7 +109,7 @@ impl BackendRequest {
         let (mut out, has_body) = (Vec::new(), work.has_body);
         let (codec, is_safe) = match &work.forward {
             Some(forward) => {
-                forward.write(&mut out, place.ends.client(), &backend.authority(), keeps);
+                forward.write(&mut out, place.ends.peer(), &backend.authority(), keeps);
                 (Codec::http(forward), forward.is_idempotent())
             }
             None => {

@@ -18,6 +18,7 @@ use std::time::Instant;
 use amped_core::app::{AppTrouble, AppWork};
 use amped_core::event::Ticket;
 use amped_http::cgi::decimal;
+use amped_http::proxy_header::ProxiedEnds;
 use amped_sys::file::Patience;
 use amped_sys::pipe::{self, Pipe};
 use amped_sys::{file, process, socket};
@@ -90,7 +91,9 @@ impl Place {
         let Some(upstream) = &self.upstream else { return true };
         let field = upstream.settings().hash_field.as_deref();
         let value = field.and_then(|field| Some(work.forward.as_ref()?.field(field)));
-        let key = value.filter(|value| !value.is_empty()).or(self.ends.client().map(str::as_bytes));
+        let client = work.client.map(|client| client.to_string());
+        let client = client.as_deref().or(self.ends.peer()).map(str::as_bytes);
+        let key = value.filter(|value| !value.is_empty()).or(client);
         let Some(member) = upstream.pick(self.tried, key.unwrap_or_default()) else { return false };
         (self.backend, self.member) = (Some(Arc::clone(upstream.backend(member))), member);
         true
@@ -106,10 +109,10 @@ impl Place {
     }
 }
 
-/// The two addresses of a client's connection and its TLS session, for applications. Determined once per connection.
+/// The two addresses of a connection and its TLS session, for applications. Determined once per connection.
 #[derive(Clone, Debug)]
 pub struct Ends {
-    /// The client's address and port.
+    /// The other end's address and port.
     peer: Option<(String, Vec<u8>)>,
     /// The server's address and port.
     local: Option<(String, Vec<u8>)>,
@@ -117,15 +120,19 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Reads the addresses of a socket.
-    pub fn of(socket: BorrowedFd<'_>, tls: Option<Negotiated>) -> Ends {
+    /// Reads the addresses of a socket, unless a proxy has named those of its client's connection.
+    pub fn of(socket: BorrowedFd<'_>, proxied: Option<ProxiedEnds>, tls: Option<Negotiated>) -> Ends {
         let text = |address: SocketAddr| (address.ip().to_canonical().to_string(), decimal(address.port().into()));
-        let (peer, local) = (socket::peer_address(socket), socket::local_address(socket));
-        Ends { peer: peer.ok().map(text), local: local.ok().map(text), tls }
+        let (peer, local) = match proxied {
+            Some(ends) => (Some(ends.client), Some(ends.server)),
+            None => (socket::peer_address(socket).ok(), socket::local_address(socket).ok()),
+        };
+        Ends { peer: peer.map(text), local: local.map(text), tls }
     }
 
-    /// Returns the client's address, without its port.
-    pub fn client(&self) -> Option<&str> {
+    /// Returns the address of the connection's other end, without its port: the client's, or a proxy's that names the
+    /// client of each request.
+    pub fn peer(&self) -> Option<&str> {
         self.peer.as_ref().map(|(address, _)| address.as_str())
     }
 
@@ -249,7 +256,8 @@ pub fn variables<'a>(work: &'a AppWork, place: &'a Place, end: usize, script: &'
     put("DOCUMENT_ROOT", root.as_os_str().as_bytes());
     put("SCRIPT_NAME", &work.path[..end]);
     put("SCRIPT_FILENAME", script.as_os_str().as_bytes());
-    if let Some((address, port)) = &place.ends.peer {
+    // The port of a client that a proxy has named is unknown.
+    if let (None, Some((address, port))) = (work.client, &place.ends.peer) {
         put("REMOTE_ADDR", address.as_bytes());
         put("REMOTE_PORT", port);
     }
@@ -269,6 +277,9 @@ pub fn variables<'a>(work: &'a AppWork, place: &'a Place, end: usize, script: &'
         put("SSL_CLIENT_S_DN", tls.subject.as_deref().unwrap_or_default().as_bytes());
     }
     put("UNIQUE_ID", place.id.as_bytes());
+    if let Some(client) = work.client {
+        variables.push((b"REMOTE_ADDR", client.to_string().into_bytes().into()));
+    }
     // RFC 3875, 4.1.5 and 4.1.6: both, or neither.
     if end < work.path.len() {
         let translated = [root.as_os_str().as_bytes(), &work.path[end..]].concat();

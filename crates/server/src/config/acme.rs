@@ -108,12 +108,12 @@ impl Checker<'_> {
         if self.read.is_taken(root, &["listen"]) {
             return;
         }
-        if !file.listen.iter().any(|listen| listen.tls) {
+        if !file.listen.iter().any(|listen| listen.start.tls) {
             let help = "add one to `listen`: `\"*:443 tls\"`";
             self.findings.at(key.span(), "`acme` obtains a certificate, but no listen address uses TLS", help);
         }
         let place = table.get("challenge").place().unwrap_or(key.span());
-        let is_plain = |listen: &Listen| !listen.tls;
+        let is_plain = |listen: &Listen| !listen.start.tls;
         match challenge(settings.challenge, &file.listen) {
             ChallengeKind::Http01 if !file.listen.iter().any(is_plain) => {
                 let help = "add one to `listen`: `\"*:80\"`";
@@ -195,7 +195,7 @@ fn challenge(configured: AcmeChallenge, listen: &[Listen]) -> ChallengeKind {
 /// Returns whether a CA's connection for such a challenge reaches an address of this server directly.
 fn is_heard(listen: &[Listen], challenge: ChallengeKind) -> bool {
     let (port, tls) = place(challenge);
-    listen.iter().any(|listen| listen.address.port() == port && listen.tls == tls)
+    listen.iter().any(|listen| listen.address.port() == port && listen.start.tls == tls)
 }
 
 fn place(challenge: ChallengeKind) -> (u16, bool) {

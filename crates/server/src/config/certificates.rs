@@ -97,22 +97,30 @@ impl Checker<'_> {
         if !site.redirect_to_https {
             return None;
         }
-        let ports: Vec<u16> = listen.iter().filter(|listen| listen.tls).map(|listen| listen.address.port()).collect();
-        if ports.is_empty() && !self.read.is_taken(self.read.root(), &["listen"]) {
-            let help = "add one to `listen`: `\"*:443 tls\"`";
+        let with_tls = listen.iter().filter(|listen| listen.start.tls);
+        let ports: Vec<u16> = with_tls.map(|listen| listen.address.port()).collect();
+        if ports.is_empty() && !self.may_have_https() {
+            let help = "add one to `listen`: `\"*:443 tls\"`; behind a proxy with TLS, set `trusted_proxies`";
             self.findings.at(node.get("redirect_to_https").span(), "no address has TLS to redirect requests to", help);
         }
-        // Port 0 is one that the system chooses, which is known only later.
-        let is_default = ports.iter().any(|port| matches!(port, 0 | &HTTPS_PORT));
+        // Port 0 is one that the system chooses, which is known only later. That of a proxy is the default one.
+        let is_default = ports.is_empty() || ports.iter().any(|port| matches!(port, 0 | &HTTPS_PORT));
         if is_default { Some(HTTPS_PORT) } else { ports.first().copied() }
+    }
+
+    /// Whether https requests may arrive although no address in the checked configuration has TLS: from a proxy, or
+    /// because of a key that was invalid.
+    fn may_have_https(&self) -> bool {
+        let read = self.read;
+        !read.file.trusted_proxies.is_empty() || read.is_taken(read.root(), &["listen", "trusted_proxies"])
     }
 
     /// The value of a site's Strict-Transport-Security field.
     pub(super) fn hsts(&mut self, listen: &[Listen], site: &SiteTable, node: Node<'_>) -> Option<Arc<str>> {
         let value = site.hsts.as_deref()?.trim();
         let key = node.get("hsts");
-        if !listen.iter().any(|listen| listen.tls) && !self.read.is_taken(self.read.root(), &["listen"]) {
-            let help = "add an address to `listen`: `\"*:443 tls\"`; behind a proxy with TLS, set the field in `[[site.headers]]`";
+        if !listen.iter().any(|listen| listen.start.tls) && !self.may_have_https() {
+            let help = "add an address to `listen`: `\"*:443 tls\"`; behind a proxy with TLS, set `trusted_proxies`";
             self.findings.at(key.span(), "`hsts` requires TLS, but no listen address uses it", help);
         }
         if let Err(help) = strict_transport_security(value) {
@@ -130,7 +138,7 @@ impl Checker<'_> {
 
     /// An address with TLS requires a certificate.
     pub(super) fn tls(&mut self, listen: &[Listen], has_certificate: bool, node: Node<'_>) {
-        let Some(first) = listen.iter().find(|listen| listen.tls) else { return };
+        let Some(first) = listen.iter().find(|listen| listen.start.tls) else { return };
         if self.findings.is_empty() && !has_certificate {
             let message = format!("`{first}` has TLS, and no site has a certificate");
             let help = "add `certificate = [\"FILE\"]` and `key = [\"FILE\"]` to a site, or `acme = true`";

@@ -21,7 +21,7 @@ use amped_core::auth::Guard;
 use amped_core::cors::CorsRule;
 use amped_core::glob::Glob;
 use amped_core::routes::{FixedResponse, Route, RouteAction};
-use amped_core::site::{AppRule, HttpRule, Site, Sites, Types};
+use amped_core::site::{AppRule, HttpRule, Site, Sites, TrustedProxies, Types};
 use amped_http::status::Status;
 use amped_units::Form as _;
 
@@ -31,8 +31,8 @@ use super::file::{AppTable, AuthTable, File, RouteTable, SiteTable};
 use super::forms::Realm;
 use super::read::{Node, Read};
 use super::settings::{
-    Address, AppKind, AppSettings, BACKENDS_MAX, BackendAddress, Balance, Form, Listen, LogTarget, UpstreamSettings,
-    form, number, parse_listen,
+    Address, AppKind, AppSettings, BACKENDS_MAX, BackendAddress, Balance, ConnectionStart, Form, Listen, LogTarget,
+    UpstreamSettings, form, number, parse_listen,
 };
 use super::types;
 use crate::certificate::Certificate;
@@ -80,7 +80,7 @@ pub struct AcmePlan {
 impl Settings {
     /// Returns whether an address has TLS.
     pub fn has_tls(&self) -> bool {
-        self.listen.iter().any(|listen| listen.tls)
+        self.listen.iter().any(|listen| listen.start.tls)
     }
 
     /// Returns whether the loops of a pool wait in accept(2), recv(2) and send(2) instead of epoll.
@@ -147,7 +147,8 @@ impl Checker<'_> {
         self.pool_epoll(&form, &file, &apps, root.get("optimise").get("pool_epoll"));
         (file.log.delayed, file.log.string_caches) = (file.optimise.delayed_log, file.optimise.string_caches);
         let accounts = std::mem::take(&mut self.accounts).into_iter().map(|(path, _)| path).collect();
-        let sites = Arc::new(sites);
+        let proxies = TrustedProxies { networks: file.trusted_proxies.clone(), field: file.client_address };
+        let sites = Arc::new(sites.behind((!proxies.networks.is_empty()).then_some(proxies)));
         Some(Settings { file, workers, sites, roots, accounts, apps, certificates, client_auth, ticket_secret, acme })
     }
 
@@ -158,6 +159,13 @@ impl Checker<'_> {
         }
         let mut seen = HashMap::new();
         for text in node.elements() {
+            if let Ok(Listen { start: ConnectionStart { proxy: true, .. }, .. }) = Listen::parse(text.text())
+                && self.read.file.trusted_proxies.is_empty()
+                && !self.read.is_taken(root, &["trusted_proxies"])
+            {
+                let help = "add `trusted_proxies = [\"10.0.0.0/8\"]`, the addresses of the proxies; others are refused";
+                self.findings.at(text.span(), "`proxy` without `trusted_proxies` would refuse all connections", help);
+            }
             // Port 0 requests a free port, and may be configured several times.
             if let Ok(Listen { address, .. }) = Listen::parse(text.text())
                 && address.port() != 0
@@ -206,7 +214,7 @@ impl Checker<'_> {
             return;
         }
         let cause = match &file.listen[..] {
-            [Listen { tls: true, .. }] => "TLS",
+            [Listen { start: ConnectionStart { tls: true, .. }, .. }] => "TLS",
             [_] if apps.iter().any(|apps| !apps.is_empty()) => "applications",
             [_] => return,
             _ => "several addresses",
@@ -441,6 +449,12 @@ impl Checker<'_> {
                 self.findings.at(node.span(), "this header rule sets nothing", help);
             }
         }
+        for (rule, node) in table.access.iter().zip(node.get("access").elements()) {
+            if rule.allow.is_empty() && rule.deny.is_empty() && self.read.is_complete(node) {
+                let help = "add `allow = [\"10.0.0.0/8\"]` or `deny = [\"192.0.2.1\"]`";
+                self.findings.at(node.span(), "this access rule has neither `allow` nor `deny`", help);
+            }
+        }
         let guards = table.auth.iter_mut().zip(node.get("auth").elements());
         let guards = guards.filter_map(|(table, node)| self.guard(table, node)).collect();
         let cors = table.cors.iter().zip(node.get("cors").elements());
@@ -466,6 +480,7 @@ impl Checker<'_> {
             routes,
             fallbacks: table.fallback.clone(),
             guards,
+            access: table.access.clone(),
             negotiations: table.negotiation.clone(),
             error_pages: pages.collect(),
             etag: table.etag,

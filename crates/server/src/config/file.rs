@@ -7,14 +7,17 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use amped_core::access::AccessRule;
 use amped_core::cache::Budgets;
 use amped_core::cors::CorsRule;
 use amped_core::forms::{FieldValue, FolderPath, ResponseFieldName};
 use amped_core::glob::Glob;
 use amped_core::headers::HeaderRule;
 use amped_core::limits::Limits;
+use amped_core::network::Network;
 use amped_core::routes::Fallback;
 use amped_core::site::{EtagForm, NegotiationRule, Symlinks};
+use amped_http::forwarded::ClientField;
 use amped_http::negotiate::Coding;
 use amped_units::{Bytes, Count, Form, PositiveSeconds, Seconds};
 use schemars::JsonSchema;
@@ -28,8 +31,8 @@ use super::forms::{
 };
 use super::optimise::Optimise;
 use super::settings::{
-    Architecture, Balance, CompressCoding, ControlSettings, HelperSettings, Listen, LogSettings, MetricsSettings,
-    SendSettings, SpoolSettings, StopSettings, TlsSettings,
+    Architecture, Balance, CompressCoding, ConnectionStart, ControlSettings, HelperSettings, Listen, LogSettings,
+    MetricsSettings, SendSettings, SpoolSettings, StopSettings, TlsSettings,
 };
 
 /// Configuration of amped
@@ -37,13 +40,22 @@ use super::settings::{
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct File {
     /// Addresses and ports to listen on, such as `[::1]:8080`, or `*:8080` for every address of IPv4 and IPv6; `*:443 tls` serves
-    /// https
+    /// https, and `*:443 tls proxy` expects the PROXY protocol before it
     #[schemars(length(min = 1))]
-    #[default(vec![Listen { address: ([127, 0, 0, 1], 8080).into(), tls: false }])]
+    #[default(vec![Listen { address: ([127, 0, 0, 1], 8080).into(), start: ConnectionStart::default() }])]
     pub listen: Vec<Listen>,
     /// HTTP/2 for clients that choose it: by ALPN with TLS, by prior knowledge without
     #[default(true)]
     pub http2: bool,
+    /// Addresses and networks of proxies and load balancers that name the client of a request
+    ///
+    /// From these, the client's address and scheme are those in `client_address`, and in the PROXY protocol. The client is the last
+    /// address in the field that is not listed here. Only list machines that set the field themselves: any other could forge
+    /// addresses. Fields from other machines are ignored.
+    #[schemars(extend("examples" = [["10.0.0.0/8", "::1"]]))]
+    pub trusted_proxies: Vec<Network>,
+    /// Field in which trusted proxies name the client
+    pub client_address: ClientField,
     /// Server architecture
     ///
     /// Changing it requires a restart.
@@ -177,6 +189,7 @@ pub struct SiteTable {
     pub cors: Vec<CorsRule>,
     pub route: Vec<RouteTable>,
     pub fallback: Vec<Fallback>,
+    pub access: Vec<AccessRule>,
     pub auth: Vec<AuthTable>,
     pub negotiation: Vec<NegotiationRule>,
     pub app: Vec<AppTable>,

@@ -45,10 +45,17 @@ const TLS_FEATURE: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.
 /// The feature "stapled OCSP response": the number of the extension of TLS that requests one (RFC 6066, 8).
 const STATUS_REQUEST: u16 = 5;
 
-/// Describes the certificates and backends of all sites, with a warning for each flaw, also of the ticket secret. `now`:
+/// Describes the certificates and backends of all sites, with a warning for each flaw, also of the ticket secret and of
+/// trusted proxies. `now`:
 /// since 1970.
 pub(super) fn review(settings: &Settings, now: Duration) -> String {
     let mut text = String::new();
+    for network in settings.trusted_proxies.iter().filter(|network| network.is_everything()) {
+        let _ = writeln!(
+            text,
+            "warning: trusted_proxies: {network} trusts every client to name its own address; list only your proxies"
+        );
+    }
     let default = settings.certificates.iter().find(|own| !own.is_empty());
     for (own, site) in settings.certificates.iter().zip(&settings.site) {
         for one in own {
@@ -316,7 +323,10 @@ mod tests {
         let open = listener.local_addr().unwrap();
         let addresses = vec![BackendAddress::Tcp(open), BackendAddress::Unix("/none/socket".into())];
         let mut text = String::new();
-        let listen = [Listen { address: ([0, 0, 0, 0], open.port()).into(), tls: false }];
+        let listen = [Listen {
+            address: ([0, 0, 0, 0], open.port()).into(),
+            start: crate::config::settings::ConnectionStart::default(),
+        }];
         review_backends(&mut text, "/app", &UpstreamSettings { addresses, ..UpstreamSettings::default() }, &listen);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], format!("/app: forwarded to {open}"));

@@ -585,33 +585,51 @@ impl JsonSchema for Address {
     }
 }
 
-/// An address and port of clients, written as an [`Address`], with ` tls` after it if they must use TLS.
+/// How connections begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ConnectionStart {
+    /// With TLS.
+    pub tls: bool,
+    /// With a header of the PROXY protocol, which precedes TLS.
+    pub proxy: bool,
+}
+
+/// An address and port of clients, written as an [`Address`], with ` tls` after it if they must use TLS, and ` proxy` if
+/// a proxy sends the PROXY protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Listen {
     /// The address and port.
     pub address: SocketAddr,
-    /// Whether connections use TLS.
-    pub tls: bool,
+    /// How connections begin.
+    pub start: ConnectionStart,
 }
 
 impl Listen {
-    /// Reads `ADDR:PORT` or `ADDR:PORT tls`.
+    /// Reads `ADDR:PORT`, followed by `tls`, `proxy`, or both.
     ///
     /// # Errors
     /// The remedy.
     pub fn parse(text: &str) -> Result<Listen, String> {
-        let (address, tls) = match text.trim().split_once(' ') {
-            None => (text.trim(), false),
-            Some((address, option)) if option.trim() == "tls" => (address, true),
-            Some((address, _)) => return Err(format!("only `tls` may follow the port: `{address} tls`")),
-        };
-        parse_listen(address).map(|address| Listen { address, tls })
+        let mut words = text.split_ascii_whitespace();
+        let (address, mut start) = (words.next().unwrap_or_default(), ConnectionStart::default());
+        for word in words {
+            let option = match word {
+                "tls" => &mut start.tls,
+                "proxy" => &mut start.proxy,
+                _ => return Err(format!("only `tls` and `proxy` may follow the port: `{address} tls`")),
+            };
+            if std::mem::replace(option, true) {
+                return Err(format!("write `{word}` once"));
+            }
+        }
+        parse_listen(address).map(|address| Listen { address, start })
     }
 }
 
 impl fmt::Display for Listen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.address, if self.tls { " tls" } else { "" })
+        let ConnectionStart { tls, proxy } = self.start;
+        write!(f, "{}{}{}", self.address, if tls { " tls" } else { "" }, if proxy { " proxy" } else { "" })
     }
 }
 

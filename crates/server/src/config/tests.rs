@@ -94,7 +94,9 @@ fn printed_configuration_round_trips() {
     check(load(&Serve { config: Some(repository().join("examples/amped.toml")), ..Serve::default() }).unwrap());
     // Every key with a value other than its default.
     let text = r#"
-        listen = ["*:80", "[::1]:81", "10.0.0.1:82"]
+        listen = ["*:80", "[::1]:81 proxy", "10.0.0.1:82"]
+        trusted_proxies = ["10.0.0.0/8", "::1"]
+        client_address = "forwarded"
         workers = 3
         user = "www-data"
         group = "web"
@@ -219,6 +221,10 @@ fn printed_configuration_round_trips() {
         [[site.route]]
         match = "/protected/**"
         internal = true
+        [[site.access]]
+        directory = "/inner/"
+        allow = ["10.0.0.0/8", "::1"]
+        deny = ["10.0.0.1"]
         [[site.fallback]]
         directory = "/app/"
         file = "/app/index.html"

@@ -353,7 +353,7 @@ mod tests {
         /// Submits a password for client `from`; the verdict will have this number.
         fn ask(&self, number: u32, from: u8, password: &str) -> Verification {
             let credentials = Credentials::new(b"ann", password.as_bytes()).unwrap();
-            let work = VerifyWork { generation: 0, accounts: 0, credentials };
+            let work = VerifyWork { generation: 0, accounts: 0, credentials, client: None };
             let client = Client::new(Some(Ipv4Addr::new(192, 0, 2, from).into()));
             self.verifier.ask(
                 work,
@@ -473,7 +473,7 @@ mod tests {
             let next = self.passwords.lock().unwrap().pop();
             if let Some(password) = next {
                 let credentials = Credentials::new(b"ann", password.as_bytes()).unwrap();
-                let work = VerifyWork { generation: 0, accounts: 0, credentials };
+                let work = VerifyWork { generation: 0, accounts: 0, credentials, client: None };
                 let address = (Arc::new(Arc::clone(self)) as Arc<dyn Post<_>>, token, ticket);
                 match self.verifier.ask(work, Client::new(None), address) {
                     Verification::Later(pending) => {
