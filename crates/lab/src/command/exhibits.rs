@@ -250,6 +250,11 @@ struct Measured<'a> {
 }
 
 impl Line<'_> {
+    /// Whether its claims are targets of this server, not claims of a paper.
+    fn has_targets(&self) -> bool {
+        self.name.starts_with("server-")
+    }
+
     fn of(entry: &Entry) -> Line<'_> {
         let mut makes: Vec<String> = entry.exhibit.makes().into_iter().map(|(name, _)| name).collect();
         if makes.is_empty() {
@@ -300,32 +305,47 @@ impl<'a> Measured<'a> {
     }
 }
 
-/// A line for each claim, under the exhibits whose experiment holds it. All claims but self-tests are decided together.
+/// A line for each claim, under the exhibits whose experiment holds it. All claims of the papers but self-tests are decided
+/// together, and so are the targets of the server: a target must not make the verdict on a paper less certain.
 fn table(mut lines: Vec<Line<'_>>) -> String {
-    let claims = lines.iter_mut().filter_map(|line| line.found.as_mut()).flat_map(|found| &mut found.claims);
-    report::decide(claims.filter(|claim| !claim.is_self_test));
-    let claims = || lines.iter().filter_map(|line| line.found.as_ref()).flat_map(|found| &found.claims);
-    let count = |is_counted: &dyn Fn(&Judged) -> bool| {
-        claims().filter(|claim| !claim.is_self_test && is_counted(claim)).count()
+    for of_targets in [false, true] {
+        let lines = lines.iter_mut().filter(|line| line.has_targets() == of_targets);
+        let claims = lines.filter_map(|line| line.found.as_mut()).flat_map(|found| &mut found.claims);
+        report::decide(claims.filter(|claim| !claim.is_self_test));
+    }
+    let claims = |of_targets: bool| {
+        let lines = lines.iter().filter(move |line| line.has_targets() == of_targets);
+        lines.filter_map(|line| line.found.as_ref()).flat_map(|found| &found.claims)
     };
-    let of = |status: ClaimStatus| count(&|claim| claim.status == status);
+    let count = |of_targets: bool, is_counted: &dyn Fn(&Judged) -> bool| {
+        claims(of_targets).filter(|claim| !claim.is_self_test && is_counted(claim)).count()
+    };
+    let of = |status: ClaimStatus| count(false, &|claim| claim.status == status);
+    let of_targets = |status: ClaimStatus| count(true, &|claim| claim.status == status);
     let mut text = format!(
-        "Of {} claims {} hold, {} no longer hold ({} with a stated reason), {} were not applied, {} are undecided and \
-         {} are not testable here. {} self-tests of the load generator and the workloads are not counted. Each value is \
+        "Of {} claims of the papers {} hold, {} no longer hold ({} with a stated reason), {} were not applied, {} are undecided and \
+         {} are not testable here. Of {} targets of the server {} are met and {} missed, the others are undecided. {} \
+         self-tests of the load generator and the workloads are not counted. Each value is \
          the median over the blocks of an experiment, with its interval and the coverage of each of its ends; a block \
          measures the compared arms within minutes of each other. A claim is decided if it has at least 6 blocks and \
-         the sign test, corrected for all claims of this table (Benjamini-Hochberg), is significant: at most 5 % of \
+         the sign test, corrected for all claims of the papers, or all targets (Benjamini-Hochberg), is significant: at most 5 % of \
          the verdicts are expected to be wrong. Without `--whole` an experiment has 2 or 3 blocks, too few for a \
          verdict. The version of a claim is a hash of its definition and set-up; a changed claim is measured again.\n\n\
          | experiment | claim | paper | here | bound | status | why |\n|---|---|---|---|---|---|---|\n",
-        count(&|_| true),
+        count(false, &|_| true),
         of(ClaimStatus::Holds),
         of(ClaimStatus::NoLonger),
-        count(&|claim| claim.status == ClaimStatus::NoLonger && !claim.why.is_empty()),
+        count(false, &|claim| claim.status == ClaimStatus::NoLonger && !claim.why.is_empty()),
         of(ClaimStatus::NotApplied),
         of(ClaimStatus::Undecided),
         of(ClaimStatus::NotTestable),
-        claims().filter(|claim| claim.is_self_test).count(),
+        count(true, &|_| true),
+        of_targets(ClaimStatus::Holds),
+        of_targets(ClaimStatus::NoLonger),
+        [false, true]
+            .map(|of_targets| claims(of_targets).filter(|claim| claim.is_self_test).count())
+            .iter()
+            .sum::<usize>(),
     );
     for Line { name, makes, found } in &lines {
         // Names break lines, so that the column stays narrow.
