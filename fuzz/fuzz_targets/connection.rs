@@ -55,7 +55,14 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
                         let answer = shared.caches.learn(Time::START, &work, Found::Absent, &sites);
                         events.push(Event::Disk(ticket, answer));
                     }
-                    Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd(_) | Action::Control(_) | Action::Cancel(_) | Action::Unanswered(_) | Action::Log(_) => {
+                    Action::App(..)
+                    | Action::Verify(..)
+                    | Action::Piece(..)
+                    | Action::PieceEnd(_)
+                    | Action::Control(_)
+                    | Action::Cancel(_)
+                    | Action::Unanswered(_)
+                    | Action::Log(_) => {
                         panic!("no application is configured")
                     }
                     Action::HalfClose => ended = true,
