@@ -16,7 +16,7 @@ use core::mem;
 use core::time::Duration;
 
 use amped_http::h1::body::{BodyReader, LAST_CHUNK, push_chunk};
-use amped_http::h1::request::{self, Framing, HeadLimits, Request, Version};
+use amped_http::h1::request::{self, Framing, Request, Version};
 use amped_http::h1::response::Connection;
 use amped_http::status::Status;
 use amped_units::Time;
@@ -363,7 +363,7 @@ impl Conn {
                         self.partial = false;
                         return at;
                     }
-                    match request::parse(&bytes[at..], &head_limits(&cx.shared.limits, self.wire.secure)) {
+                    match request::parse(&bytes[at..], &cx.shared.limits.head(self.wire.secure)) {
                         Ok(None) => {
                             if !mem::replace(&mut self.partial, true) {
                                 self.began = cx.now;
@@ -711,15 +711,6 @@ const LINGER_MAX: Duration = Duration::from_secs(30);
 /// more (TLS 1.2), and the client's time for its cryptography.
 const FIRST_BYTES: Duration = Duration::from_secs(1);
 const FIRST_BYTES_TLS: Duration = Duration::from_secs(4);
-
-fn head_limits(limits: &Limits, secure: bool) -> HeadLimits {
-    HeadLimits {
-        secure,
-        request_line: limits.max_request_line_bytes.as_usize(),
-        head: limits.max_header_bytes.as_usize(),
-        fields: limits.max_header_fields.min(request::FIELDS_MAX),
-    }
-}
 
 /// Guards the size of a connection: thousands of them are idle.
 const _: () = assert!(size_of::<Conn>() <= 112);

@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use amped_http::h1::request::{self, HeadLimits};
 use amped_units::{Bytes, Count, Positive, PositiveBytes, PositiveSeconds, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -118,4 +119,16 @@ pub struct Limits {
     #[serde(with = "Positive")]
     #[default(32)]
     pub max_pipelined: usize,
+}
+
+impl Limits {
+    /// The limits of a request head. `secure`: the transport is encrypted (TLS).
+    pub(crate) fn head(&self, secure: bool) -> HeadLimits {
+        HeadLimits {
+            secure,
+            request_line: self.max_request_line_bytes.as_usize(),
+            head: self.max_header_bytes.as_usize(),
+            fields: self.max_header_fields.min(request::FIELDS_MAX),
+        }
+    }
 }

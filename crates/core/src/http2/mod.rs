@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 use core::mem;
 use core::time::Duration;
 
-use amped_http::h1::request::{HeadLimits, Request};
+use amped_http::h1::request::Request;
 use amped_http::h2::fields::FieldList;
 use amped_http::h2::frame::{self, ErrorCode, FRAME_BYTES, Frame, FrameError, PREFACE, StreamId, setting};
 use amped_http::h2::head::{self, FlatHead};
@@ -212,18 +212,16 @@ impl Session {
             settings_sent: now,
             ping_sent: Time::NEVER,
         };
-        let mut bytes = Vec::new();
-        frame::settings(
-            &mut bytes,
-            &[
-                (setting::MAX_CONCURRENT_STREAMS, clamp(limits.max_concurrent_streams)),
-                (setting::INITIAL_WINDOW_SIZE, STREAM_WINDOW as u32),
-                (setting::MAX_HEADER_LIST_SIZE, clamp(list_max(limits))),
-                (setting::NO_RFC7540_PRIORITIES, 1),
-            ],
-        );
-        frame::window_update(&mut bytes, StreamId(0), (CONNECTION_WINDOW - INITIAL_WINDOW) as u32);
-        session.queue_control(actions, bytes);
+        let settings = [
+            (setting::MAX_CONCURRENT_STREAMS, clamp(limits.max_concurrent_streams)),
+            (setting::INITIAL_WINDOW_SIZE, STREAM_WINDOW as u32),
+            (setting::MAX_HEADER_LIST_SIZE, clamp(list_max(limits))),
+            (setting::NO_RFC7540_PRIORITIES, 1),
+        ];
+        session.queue_control(actions, |out| {
+            frame::settings(out, &settings);
+            frame::window_update(out, StreamId::CONNECTION, (CONNECTION_WINDOW - INITIAL_WINDOW) as u32);
+        });
         session
     }
 
@@ -259,7 +257,7 @@ impl Session {
                 }
             }
             Event::App(ticket, output) => {
-                let is_its = |exchange: &Exchange| exchange.is_at_app() && exchange.has_app_ticket(ticket);
+                let is_its = |exchange: &Exchange| exchange.has_app_ticket(ticket);
                 if let Some(at) = self.find(is_its) {
                     self.advance(cx, at, |exchange, cx, wire| exchange.take_output(cx, (ticket, output), wire));
                 }
@@ -299,16 +297,19 @@ impl Session {
         if self.unsent {
             due = due.min(self.since + limits.send_timeout);
         }
-        if self.settings_sent != Time::NEVER {
-            due = due.min(self.settings_sent + SETTINGS_TIMEOUT.max(limits.header_timeout));
-        }
-        due = due.min(self.partial_due(limits));
+        due = due.min(self.settings_due(limits)).min(self.partial_due(limits));
         if self.streams.is_empty() {
             return due.min(self.since.max(self.heard) + limits.idle_timeout);
         }
         let window = self.send_window;
         let streams = self.streams.iter().map(|stream| stream.due(window, limits)).min().unwrap_or(Time::NEVER);
         due.min(streams).min(self.ping_due())
+    }
+
+    /// When our settings must be acknowledged.
+    fn settings_due(&self, limits: &Limits) -> Time {
+        // Never, once they are.
+        self.settings_sent + SETTINGS_TIMEOUT.max(limits.header_timeout)
     }
 
     /// When a header block, a frame, or the first request must be complete.
@@ -354,8 +355,7 @@ impl Session {
     pub fn wants_output(&self, ticket: Ticket) -> bool {
         self.streams.iter().any(|stream| {
             let is_its = |exchange: &Exchange| {
-                exchange.is_at_app()
-                    && exchange.has_app_ticket(ticket)
+                exchange.has_app_ticket(ticket)
                     && (stream.side.slot.state == SendState::Empty || exchange.reads_ahead())
             };
             stream.exchange.as_deref().is_some_and(is_its)
@@ -475,13 +475,14 @@ impl Session {
         self.consumed += clamp(side.body.len());
         if !side.client_ended {
             self.note_reset(side.id);
-            let mut bytes = Vec::new();
-            frame::reset(&mut bytes, side.id, ErrorCode::NO_ERROR);
-            self.queue_control(actions, bytes);
+            self.queue_control(actions, |out| frame::reset(out, side.id, ErrorCode::NO_ERROR));
         }
     }
 
-    fn queue_control<F>(&mut self, actions: &mut Vec<Action<F>>, bytes: Vec<u8>) {
+    /// Queues the control frames that `write` appends.
+    fn queue_control<F>(&mut self, actions: &mut Vec<Action<F>>, write: impl FnOnce(&mut Vec<u8>)) {
+        let mut bytes = Vec::new();
+        write(&mut bytes);
         self.control += bytes.len();
         self.unsent = true;
         actions.push(Action::Control(bytes));
@@ -614,9 +615,7 @@ impl Session {
                 for (id, value) in settings {
                     self.take_setting(id, value)?;
                 }
-                let mut bytes = Vec::new();
-                frame::settings_ack(&mut bytes);
-                self.queue_control(cx.actions, bytes);
+                self.queue_control(cx.actions, |out| frame::settings_ack(out));
                 Ok(())
             }
             Frame::SettingsAck => {
@@ -633,9 +632,7 @@ impl Session {
             }
             Frame::Ping { ack: false, data } => {
                 self.spend(cx, CONTROL)?;
-                let mut bytes = Vec::new();
-                frame::ping(&mut bytes, true, data);
-                self.queue_control(cx.actions, bytes);
+                self.queue_control(cx.actions, |out| frame::ping(out, true, data));
                 Ok(())
             }
             // The client opens no more streams; its open ones are answered.
@@ -745,9 +742,7 @@ impl Session {
         let counts = &mut cx.shared.counts.http2;
         *(if code == ErrorCode::REFUSED_STREAM { &mut counts.refused } else { &mut counts.failed }) += 1;
         self.note_reset(stream);
-        let mut bytes = Vec::new();
-        frame::reset(&mut bytes, stream, code);
-        self.queue_control(cx.actions, bytes);
+        self.queue_control(cx.actions, |out| frame::reset(out, stream, code));
         // The client may not know our limit yet.
         let is_unaware = code == ErrorCode::REFUSED_STREAM && self.settings_sent != Time::NEVER;
         if is_unaware { Ok(()) } else { self.spend(cx, RESET) }
@@ -865,7 +860,7 @@ impl Session {
             cx.actions.push(Action::Unanswered(record));
             return self.take_stream_error(cx, block.stream, ErrorCode::PROTOCOL_ERROR);
         } else {
-            let identified = flat.request(&head_limits(&cx.shared.limits, self.secure)).and_then(|mut request| {
+            let identified = flat.request(&cx.shared.limits.head(self.secure)).and_then(|mut request| {
                 if cx.shared.sites.need_clients() {
                     client::identify(&mut request, flat.bytes(), cx.shared.peer, &cx.shared.sites)?;
                 }
@@ -1038,7 +1033,7 @@ impl Session {
             }
         }
         if !bytes.is_empty() {
-            self.queue_control(cx.actions, bytes);
+            self.queue_control(cx.actions, |out| out.append(&mut bytes));
         }
     }
 }
@@ -1119,9 +1114,7 @@ impl Session {
         self.note_reset(stream.side.id);
         self.consumed += clamp(stream.side.body.len());
         actions.push(Action::Cancel(stream.side.lane()));
-        let mut bytes = Vec::new();
-        frame::reset(&mut bytes, stream.side.id, code);
-        self.queue_control(actions, bytes);
+        self.queue_control(actions, |out| frame::reset(out, stream.side.id, code));
     }
 
     /// Ends a stream: its client does not need it any more.
@@ -1133,6 +1126,12 @@ impl Session {
             exchange.cancel(cx);
         }
         cx.actions.push(Action::Cancel(side.lane()));
+    }
+
+    fn drop_streams<F>(&mut self, cx: &mut Context<'_, F>) {
+        while !self.streams.is_empty() {
+            self.drop_stream(cx, self.streams.len() - 1);
+        }
     }
 
     fn note_reset(&mut self, stream: StreamId) {
@@ -1165,9 +1164,7 @@ impl Session {
             ErrorCode::ENHANCE_YOUR_CALM => cx.shared.counts.http2.floods += 1,
             _ => cx.shared.counts.http2.connection_errors += 1,
         }
-        while !self.streams.is_empty() {
-            self.drop_stream(cx, self.streams.len() - 1);
-        }
+        self.drop_streams(cx);
         self.say_end(cx, self.last_accepted, code, why);
         (self.block, self.pending) = (None, Vec::new());
         self.state = State::Closing;
@@ -1182,9 +1179,7 @@ impl Session {
     }
 
     fn say_end<F>(&mut self, cx: &mut Context<'_, F>, last: StreamId, code: ErrorCode, why: &str) {
-        let mut bytes = Vec::new();
-        frame::go_away(&mut bytes, last, code, why.as_bytes());
-        self.queue_control(cx.actions, bytes);
+        self.queue_control(cx.actions, |out| frame::go_away(out, last, code, why.as_bytes()));
     }
 
     /// Announces that no streams are accepted any more (RFC 9113, 6.8). Those that are on their way still are.
@@ -1193,9 +1188,7 @@ impl Session {
             return;
         }
         self.say_end(cx, StreamId(WINDOW_MAX as u32), ErrorCode::NO_ERROR, "");
-        let mut bytes = Vec::new();
-        frame::ping(&mut bytes, false, ANNOUNCEMENT);
-        self.queue_control(cx.actions, bytes);
+        self.queue_control(cx.actions, |out| frame::ping(out, false, ANNOUNCEMENT));
         self.ping_sent = cx.now;
         self.state = State::Announced(cx.now + LAST_STREAM_AFTER);
     }
@@ -1209,10 +1202,7 @@ impl Session {
     /// The client has closed its side. It may have closed only its sending side, but no client does that: it has left.
     fn take_leave<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
         self.common.ended = true;
-        while !self.streams.is_empty() {
-            self.drop_stream(cx, self.streams.len() - 1);
-        }
-        self.close(cx);
+        self.leave(cx);
     }
 
     fn all_sent<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
@@ -1249,8 +1239,7 @@ impl Session {
         if self.unsent && now >= self.since + limits.send_timeout {
             return self.leave(cx);
         }
-        if self.settings_sent != Time::NEVER && now >= self.settings_sent + SETTINGS_TIMEOUT.max(limits.header_timeout)
-        {
+        if now >= self.settings_due(&limits) {
             return self.fail(cx, Fatal(ErrorCode::SETTINGS_TIMEOUT, "the settings were not acknowledged"));
         }
         if now >= self.partial_due(&limits) {
@@ -1272,9 +1261,7 @@ impl Session {
             if self.ping_sent != Time::NEVER {
                 return self.leave(cx);
             }
-            let mut bytes = Vec::new();
-            frame::ping(&mut bytes, false, PING_DATA);
-            self.queue_control(cx.actions, bytes);
+            self.queue_control(cx.actions, |out| frame::ping(out, false, PING_DATA));
             self.ping_sent = now;
         }
     }
@@ -1302,9 +1289,7 @@ impl Session {
 
     /// Closes without a word: the client takes nothing.
     fn leave<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
-        while !self.streams.is_empty() {
-            self.drop_stream(cx, self.streams.len() - 1);
-        }
+        self.drop_streams(cx);
         self.close(cx);
     }
 
@@ -1322,13 +1307,4 @@ fn clamp(number: usize) -> u32 {
 /// The limit of a header list as RFC 9113, 10.5.1 counts it: 32 bytes more for each field.
 fn list_max(limits: &Limits) -> usize {
     limits.max_header_bytes.as_usize().saturating_add(limits.max_header_fields * 32)
-}
-
-fn head_limits(limits: &Limits, secure: bool) -> HeadLimits {
-    HeadLimits {
-        secure,
-        request_line: limits.max_request_line_bytes.as_usize(),
-        head: limits.max_header_bytes.as_usize(),
-        fields: limits.max_header_fields,
-    }
 }

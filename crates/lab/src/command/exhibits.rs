@@ -430,8 +430,7 @@ mod tests {
         ]);
         let text = table(lines(&found));
         let lines: Vec<&str> = text.lines().collect();
-        let counts =
-            "Of 2 claims of the papers 1 hold, 1 no longer hold (1 with a stated reason), 0 were not applied, 0 are undecided";
+        let counts = "Of 2 claims of the papers 1 hold, 1 no longer hold (1 with a stated reason), 0 were not applied, 0 are undecided";
         assert!(lines[0].starts_with(counts) && lines[0].contains("undecided. 1 self-tests"), "{text}");
         assert!(lines[0].contains("Of 0 targets of the server 0 are met and 0 missed"), "{text}");
         assert_eq!(lines[4], "| `a-1`<br>`a-2`<br>[file](a/experiment.toml) | | | not measured | | | |");
