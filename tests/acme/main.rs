@@ -68,7 +68,7 @@ fn http_01_obtains_certificate_in_every_architecture() {
         for host in ["a.example", "www.a.example"] {
             assert_eq!(ca.https(host, "/a").as_deref(), Ok("served"), "{name}");
         }
-        // What is no challenge is redirected.
+        // Other requests are redirected.
         let response = Client::connect(server.address).request("GET", "/.well-known/acme-challenge/x", &[]);
         assert_eq!(response.status, 308, "{name}: {}", response.text());
     }

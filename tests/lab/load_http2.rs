@@ -70,7 +70,7 @@ fn nghttpd_is_loaded_by_open_and_closed_loops() {
         // nghttpd allows 100.
         assert_eq!(outcome["streams"].as_u64(), (streams == "300").then_some(100), "{outcome}");
     }
-    // Each connection is a client that requests a page, or as many pages as it is told to.
+    // Each connection is a client that requests one page, or a given number of pages.
     for (words, each) in [(&["--streams", "6"][..], 6), (&["--streams", "3", "--requests-per-connection", "10"], 10)] {
         let outcome = load(&url, &[&["--rate", "100", "--duration", "500ms"], words].concat());
         let connections = count(&outcome, "started");
@@ -137,7 +137,7 @@ fn nginx_is_loaded_by_alpn_and_by_prior_knowledge() {
         let open = load(url, &[&["--rate", "50", "--duration", "400ms", "--streams", "10"], words].concat());
         let connections = count(&open, "started");
         check(&open, connections * 10, connections);
-        // nginx ends each connection after 50 requests: what it has not processed by then is not sent, and not failed.
+        // nginx ends each connection after 50 requests: requests that it has not processed count as not sent.
         let closed = load(url, &[&["--clients", "2", "-n", "1000", "--streams", "10"], words].concat());
         let sum = count(&closed, "ok") + count(&closed, "unsent");
         assert_eq!((sum, &closed["failures"]), (1000, &Value::Array(vec![])), "{closed}");

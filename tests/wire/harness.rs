@@ -774,7 +774,7 @@ mod translation {
         initial_window: i64,
         /// Translated responses.
         responses: Vec<u8>,
-        /// After the response of the oldest stream, the client is told that the connection has ended.
+        /// Whether the connection appears to end after the response of the oldest stream.
         has_ended: bool,
     }
 

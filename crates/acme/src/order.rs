@@ -1,6 +1,6 @@
 //! One order, from the request to the CA until the certificate is there (RFC 8555, 7.4).
 //!
-//! All challenges of an order are published at once, and every loop of the server answers them before the CA is told to
+//! All challenges of an order are published at once, and every loop of the server answers them before the CA is asked to
 //! validate the first. `manager` withdraws them at the end, however it ends.
 
 use std::time::Duration;

@@ -319,7 +319,7 @@ pub fn program() -> Result<PathBuf, String> {
     }
 }
 
-/// Creates the state directory, for its owner only, and gives it to this user. What is there already is kept.
+/// Creates the state directory, for its owner only, and makes this user its owner. An existing one is kept.
 ///
 /// # Errors
 /// A message with a remedy.

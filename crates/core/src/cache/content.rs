@@ -240,7 +240,7 @@ mod tests {
             cache.learn_encoding(&version(inode), Coding::Gzip, encoded(&version(inode)));
             assert!(cache.encodings.weight() <= SIZE);
         }
-        // It might not fit, and would be compressed in vain again and again.
+        // If it did not fit, each request would have it compressed again.
         let larger = FileVersion { size: SIZE + 1, ..version(0) };
         assert!(!cache.begin_encoding(Time::START, &larger, Coding::Gzip));
         assert!(!ContentCache::<()>::new(1 << 20, 10, 0).begin_encoding(Time::START, &version(0), Coding::Gzip));

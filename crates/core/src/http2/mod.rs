@@ -615,7 +615,7 @@ impl Session {
                 for (id, value) in settings {
                     self.take_setting(id, value)?;
                 }
-                self.queue_control(cx.actions, |out| frame::settings_ack(out));
+                self.queue_control(cx.actions, frame::settings_ack);
                 Ok(())
             }
             Frame::SettingsAck => {

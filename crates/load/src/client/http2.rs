@@ -906,7 +906,7 @@ mod tests {
             Some("Reset { stream: StreamId(1), code: ErrorCode(8) }")
         );
         assert_eq!(client.requests.last().map(|(stream, _)| *stream), Some(7));
-        // What was in flight for the stream is ignored.
+        // Frames of the stream that were in flight are ignored.
         assert_ne!(client.hear(&plan, &reply(1)), Next::Close);
         assert_eq!(client.tally.ok(), 1);
         // Nothing came since these requests: the connection is given up.
