@@ -218,15 +218,22 @@ fn meanwhile<T>(server: &Server, hot: &[&str], doing: impl FnOnce() -> T) -> (T,
     })
 }
 
-fn check_cold_downloads(user: &str, toml: &str) {
-    // More than one window of 256 KiB, each of which takes a second.
-    const LENGTH: usize = 320 << 10;
-    let _alone = alone();
+/// Size of the cold files: more than one window of 256 KiB, each of which takes a second.
+const COLD: usize = 320 << 10;
+
+/// A site with two files in memory and four cold ones, whose names are returned, on a disk that is slow for its server.
+fn hot_and_cold() -> (Site, Vec<String>, SlowDisk) {
     let site = public_site();
     site.file("hot.txt", "hot");
     site.file("hot.bin", vec![7; 300 << 10]);
-    let names = cold_files(&site, 4, LENGTH);
+    let names = cold_files(&site, 4, COLD);
     let slow = SlowDisk::new(site.path(), 256 << 10);
+    (site, names, slow)
+}
+
+fn check_cold_downloads(user: &str, toml: &str) {
+    let _alone = alone();
+    let (site, names, slow) = hot_and_cold();
     let server = server_as(user, &site, toml);
     // The server's own pages must be in memory.
     assert_eq!(server.get("/hot.txt").status, 200);
@@ -239,7 +246,7 @@ fn check_cold_downloads(user: &str, toml: &str) {
                 scope.spawn(move || {
                     let begin = Instant::now();
                     let response = client.get(&target);
-                    assert!(response.status == 200 && response.body == vec![n as u8; LENGTH], "{target}");
+                    assert!(response.status == 200 && response.body == vec![n as u8; COLD], "{target}");
                     begin.elapsed()
                 })
             };
@@ -258,13 +265,8 @@ fn check_cold_downloads(user: &str, toml: &str) {
 
 #[test]
 fn alone_cold_file_delays_no_stream_of_its_connection() {
-    const LENGTH: usize = 320 << 10;
     let _alone = alone();
-    let site = public_site();
-    site.file("hot.txt", "hot");
-    site.file("hot.bin", vec![7; 300 << 10]);
-    let names = cold_files(&site, 4, LENGTH);
-    let slow = SlowDisk::new(site.path(), 256 << 10);
+    let (site, names, slow) = hot_and_cold();
     let server = server_as("root", &site, "");
     let mut http2 = Http2::connect(&server);
     for hot in ["/hot.txt", "/hot.bin"] {
@@ -284,7 +286,7 @@ fn alone_cold_file_delays_no_stream_of_its_connection() {
     }
     let cold = begin.elapsed();
     for (n, stream) in streams.into_iter().enumerate() {
-        assert!(http2.response(stream).body == vec![n as u8; LENGTH], "file {n}");
+        assert!(http2.response(stream).body == vec![n as u8; COLD], "file {n}");
     }
     println!("cold {cold:?}, hot at most {slowest_hot:?}");
     assert!(cold > Duration::from_secs(4), "the disk was not slow: {cold:?}");

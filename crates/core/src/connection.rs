@@ -142,14 +142,6 @@ impl Conn {
         }
     }
 
-    /// Whether it has returned [`Action::Close`].
-    pub fn is_closed(&self) -> bool {
-        match self {
-            Conn::Http1(conn) => conn.is_closed(),
-            Conn::Http2(session) => session.is_closed(),
-        }
-    }
-
     /// Heap memory in bytes, in addition to the struct itself.
     pub fn heap_bytes(&self) -> usize {
         match self {

@@ -362,11 +362,6 @@ impl Session {
         })
     }
 
-    /// Whether it has returned [`Action::Close`].
-    pub fn is_closed(&self) -> bool {
-        self.state == State::Closed
-    }
-
     /// Streams that are open.
     pub fn streams(&self) -> usize {
         self.streams.len()
