@@ -34,8 +34,8 @@ use crate::event::{Action, Event, Lane, Ticket};
 use crate::exchange::{Context, Exchange, Incoming, Progress};
 use crate::file::FileHandle;
 use crate::limits::Limits;
-use crate::record::Outcome;
-use crate::reply::{self, Reply};
+use crate::record::{Outcome, Record};
+use crate::reply::{self, Response};
 use crate::shared_state::SharedState;
 
 /// Bytes of body that a client may send before the first is consumed, on a stream.
@@ -848,10 +848,7 @@ impl Session {
         if fields.is_over_limit() {
             self.refuse(cx, side, Status::HEAD_TOO_LARGE, "request header fields too long", fields);
         } else if flat.fill(fields, block.end_stream).is_err() {
-            cx.shared.counts.bad_requests += 1;
-            let mut record = cx.shared.records.take();
-            record.note_unreadable(fields.get(b":path").unwrap_or_default(), cx.now);
-            record.set(Status::BAD_REQUEST, Outcome::None);
+            let record = record_refused(cx, Status::BAD_REQUEST, fields);
             cx.actions.push(Action::Unanswered(record));
             return self.take_stream_error(cx, block.stream, ErrorCode::PROTOCOL_ERROR);
         } else {
@@ -898,19 +895,13 @@ impl Session {
         why: &str,
         fields: &FieldList,
     ) {
-        cx.shared.counts.bad_requests += 1;
-        let mut record = cx.shared.records.take();
-        record.note_unreadable(fields.get(b":path").unwrap_or_default(), cx.now);
-        record.set(status, Outcome::None);
+        let mut record = record_refused(cx, status, fields);
         let (head, body) = reply::bad_head(status, why, fields.get(b":method") == Some(b"HEAD"));
         body.note_in(&mut record);
-        record.head_bytes = 0;
-        side.slot.state = SendState::Unlimited;
-        side.response = ResponseState::Complete;
         side.skips_body = true;
         self.unsent = true;
-        let connection = amped_http::h1::response::Connection::Persists;
-        cx.actions.push(Action::Send(side.lane(), Reply { head, connection, hsts: None, body, record }));
+        let mut wire = Wire { common: &mut self.common, side: &mut side };
+        wire.send(cx, Response { head, hsts: None, body, record }, ResponseState::Complete);
         self.streams.push(Stream { exchange: None, deferred: None, side });
     }
 
@@ -1293,6 +1284,15 @@ impl Session {
         (self.block, self.pending) = (None, Vec::new());
         cx.actions.push(Action::Close);
     }
+}
+
+/// Counts a request whose head is refused. Returns its record.
+fn record_refused<F>(cx: &mut Context<'_, F>, status: Status, fields: &FieldList) -> Box<Record> {
+    cx.shared.counts.bad_requests += 1;
+    let mut record = cx.shared.records.take();
+    record.note_unreadable(fields.get(b":path").unwrap_or_default(), cx.now);
+    record.set(status, Outcome::None);
+    record
 }
 
 fn clamp(number: usize) -> u32 {

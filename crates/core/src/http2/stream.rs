@@ -137,7 +137,7 @@ pub(super) struct Wire<'a> {
 }
 
 impl Wire<'_> {
-    fn send<F>(&mut self, cx: &mut Context<'_, F>, response: Response<F>, state: ResponseState) {
+    pub(super) fn send<F>(&mut self, cx: &mut Context<'_, F>, response: Response<F>, state: ResponseState) {
         let Response { head, hsts, body, record } = response;
         self.side.response = state;
         self.side.note_queued(cx.now, self.common.virtual_time);
