@@ -625,9 +625,9 @@ impl<D: DiskAccess> Turn<'_, D> {
             self.handle(Event::Ended);
             return true;
         }
-        // An application's output may end it, or another; the list is only extended by actions, which follow.
+        // The list changes only by actions, which follow.
         let mut is_more = false;
-        for at in (0..self.connection.apps.len()).rev() {
+        for at in 0..self.connection.apps.len() {
             is_more |= self.poll_app(at);
         }
         is_more
@@ -635,11 +635,9 @@ impl<D: DiskAccess> Turn<'_, D> {
 
     fn poll_app(&mut self, at: usize) -> bool {
         let Turn { connection, context, .. } = self;
-        let mut app = Some(connection.apps.swap_remove(at));
-        let wants_output = app.as_ref().is_some_and(|app| connection.conn.wants_output(app.ticket()));
-        let result = context.apps.turn(&mut app, self.token, self.now, wants_output, &mut context.buffer);
-        app.into_iter().for_each(|app| connection.apps.push(app));
-        match result {
+        let app = &mut connection.apps[at];
+        let wants_output = connection.conn.wants_output(app.ticket());
+        match context.apps.turn(app, self.token, self.now, wants_output, &mut context.buffer) {
             TurnResult::Nothing => return false,
             TurnResult::Again => {}
             TurnResult::Output(ticket, output) => {
@@ -810,25 +808,23 @@ impl<D: DiskAccess> Turn<'_, D> {
                 conn.table_update_sent();
             }
             conn.drew(*now, lane, drawn, self.actions);
-            cold_ranges.extend(cold);
+            cold_ranges.extend(cold.and_then(|cold| outbox.note_cold(cold, *now)));
         }
         for cold in cold_ranges {
             self.fetch_for_lane(cold);
         }
     }
 
-    /// Has the next data of a lane read into memory.
-    fn fetch_for_lane(&mut self, cold: ColdRange) {
+    /// Has the next data of a lane read into memory, which its outbox has permitted.
+    fn fetch_for_lane(&mut self, (lane, content, range): ColdRange) {
         let Turn { connection, context, token, now, disk, .. } = self;
-        let Some(outbox) = &mut connection.outbox else { return };
-        let mut next = outbox.note_cold(cold, *now);
-        while let Some((lane, content, range)) = next.take() {
-            context.cold_windows += 1;
-            if !disk.warm((*token, lane), Arc::clone(&content), range.clone()) {
+        context.cold_windows += 1;
+        if !disk.warm((*token, lane), Arc::clone(&content), range.clone()) {
+            if let Some(outbox) = &mut connection.outbox {
                 outbox.note_refused((lane, content, range));
-                context.retry_queue.push_back(*token);
-                context.ask_anew = context.ask_anew.min(*now + ASK_ANEW);
             }
+            context.retry_queue.push_back(*token);
+            context.ask_anew = context.ask_anew.min(*now + ASK_ANEW);
         }
     }
 

@@ -734,13 +734,12 @@ impl AppSide {
     /// Serves a request. `wants_output`: the connection can accept output.
     pub fn turn<'a>(
         &mut self,
-        slot: &mut Option<Box<AppRequest>>,
+        request: &mut AppRequest,
         token: Token,
         now: Time,
         wants_output: bool,
         buffer: &'a mut [u8],
     ) -> TurnResult<'a> {
-        let Some(request) = slot.as_mut() else { return TurnResult::Nothing };
         let ticket = request.ticket;
         if let Some(trouble) = request.trouble() {
             return TurnResult::Output(ticket, self.give_up(request, trouble));
