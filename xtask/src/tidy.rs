@@ -387,30 +387,26 @@ fn promises(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// Each promise has the next number, is short enough to read in a line, and names a test.
+/// Each promise is short enough to read in a line, and names a test.
 fn rows(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
-    let (mut promises, mut in_table) = (0, false);
+    let mut in_table = false;
     for (number, line) in numbered(tree.text("SPECIFICATION.md").unwrap_or_default()) {
         in_table = line == PROMISES || (in_table && line.starts_with('|'));
         if in_table && line != PROMISES && !line.starts_with("|---") {
-            promises += 1;
-            complaints.extend(row(line, promises).into_iter().map(|text| format!("SPECIFICATION.md:{number}: {text}")));
+            complaints.extend(row(line).into_iter().map(|text| format!("SPECIFICATION.md:{number}: {text}")));
         }
     }
     complaints
 }
 
-/// Checks the row of promise `number`.
-fn row(line: &str, number: u32) -> Vec<String> {
+/// Checks the row of a promise.
+fn row(line: &str) -> Vec<String> {
     let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
-    let [promise_number, promise, tests] = cells[..] else {
-        return vec!["a promise has three cells: number, promise and tests".to_owned()];
+    let [promise, tests] = cells[..] else {
+        return vec!["a promise has two cells: promise and tests".to_owned()];
     };
     let mut complaints = Vec::new();
-    if promise_number != number.to_string() {
-        complaints.push(format!("promise {promise_number} must have number {number}"));
-    }
     let length = promise.chars().count();
     if length > PROMISE_CHARS_MAX {
         complaints
@@ -423,7 +419,7 @@ fn row(line: &str, number: u32) -> Vec<String> {
 }
 
 /// The header of a table of promises.
-const PROMISES: &str = "| no. | promise | tests |";
+const PROMISES: &str = "| promise | tests |";
 
 /// Maximum length of a promise, in characters.
 const PROMISE_CHARS_MAX: usize = 160;
@@ -644,16 +640,15 @@ mod tests {
     }
 
     #[test]
-    fn promises_are_numbered_short_and_tested() {
+    fn promises_are_short_and_tested() {
         let check = |text: &str, expected: &[&str]| {
-            let page = format!("{PROMISES}\n|---|---|---|\n{text}\n\n| 0 | another table |\n");
+            let page = format!("{PROMISES}\n|---|---|\n{text}\n\n| another table |\n");
             check(rows, &[("SPECIFICATION.md", page.as_str())], expected);
         };
-        check("| 1 | It serves | `wire::serves` |\n| 2 | It closes | `wire::closes` |", &[]);
-        check("| 2 | It serves | `wire::serves` |", &["must have number 1"]);
-        check("| 1 | It serves | review, `Time::NEVER` |", &["no test"]);
-        check("| 1 | It serves |", &["three cells"]);
-        check(&format!("| 1 | {} | `wire::serves` |", "x".repeat(PROMISE_CHARS_MAX + 1)), &["161 characters"]);
+        check("| It serves | `wire::serves` |\n| It closes | `wire::closes` |", &[]);
+        check("| It serves | review, `Time::NEVER` |", &["no test"]);
+        check("| It serves |", &["two cells"]);
+        check(&format!("| {} | `wire::serves` |", "x".repeat(PROMISE_CHARS_MAX + 1)), &["161 characters"]);
     }
 
     #[test]
