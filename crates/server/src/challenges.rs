@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use amped_acme_protocol::Challenge;
 use amped_core::shared_state::HttpChallenges;
-use amped_sys::shared::{Damaged, Guard, Outside, Region};
+use amped_sys::shared::{Guard, Outside, PATIENCE, Region};
 use rustls::crypto::aws_lc_rs::sign::any_supported_type;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::CertifiedKey;
@@ -40,7 +40,7 @@ impl Challenges {
     /// Replaces all challenges. Returns `false`, and has none afterwards, if they do not fit.
     pub fn publish(&self, challenges: &[Challenge]) -> bool {
         let bytes = if challenges.is_empty() { Vec::new() } else { portable::write(&challenges) };
-        let guard = self.lock();
+        let Some(guard) = self.lock() else { return false };
         let written = guard.set_word(0, 0).and_then(|()| guard.write(HEADER, &bytes));
         written.and_then(|()| guard.set_word(0, bytes.len() as u64)).is_ok()
     }
@@ -62,20 +62,19 @@ impl Challenges {
     }
 
     fn bytes(&self) -> Result<Vec<u8>, Outside> {
-        let guard = self.lock();
+        let Some(guard) = self.lock() else { return Ok(Vec::new()) };
         let length = usize::try_from(guard.word(0)?).map_err(|_| Outside)?.min(CHALLENGES_MAX);
         let mut bytes = vec![0; length];
         guard.read(HEADER, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Only the main process writes; if it has died, so will this one.
-    fn lock(&self) -> Guard<'_> {
-        self.region.lock(0).unwrap_or_else(|damaged: Damaged<'_>| {
-            damaged.mend(|guard| {
-                let _ = guard.set_word(0, 0);
-            })
-        })
+    /// Returns `None` while a stopped process has the lock. Only the main process writes; if it has died, so will this one.
+    fn lock(&self) -> Option<Guard<'_>> {
+        let clear = |guard: &Guard<'_>| {
+            let _ = guard.set_word(0, 0);
+        };
+        self.region.lock_mended(0, PATIENCE, clear)
     }
 }
 

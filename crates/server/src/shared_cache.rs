@@ -35,7 +35,7 @@ use amped_core::cache::Budgets;
 use amped_core::cache::policy::StoreCounts;
 use amped_core::event::{Found, NameWork, Opened};
 use amped_core::file::{FileVersion, Stored};
-use amped_sys::shared::{Guard, Outside, Region};
+use amped_sys::shared::{Guard, Outside, PATIENCE, Region};
 use amped_units::Time;
 
 use crate::portable::{self, Malformed};
@@ -158,10 +158,16 @@ impl SharedCache {
 
     /// Drops a name. A process that began a disk lookup before this may still store the old result.
     pub fn invalidate(&self, generation: u32, site: u16, path: &[u8]) {
-        self.entry(generation, site, path, |shard, key| match shard.seek(key)? {
+        let key = Key::new(self.seed, generation, site, path);
+        let part = self.part(&key);
+        let dropped = self.shard(part, |shard| match shard.seek(&key)? {
             Some((link, id, node)) => shard.remove(link, id, &node),
             None => Ok(()),
         });
+        if dropped.is_none() {
+            // The next process that locks the shard empties it.
+            self.region.spoil(part);
+        }
     }
 
     /// Drops everything; the counters continue.
@@ -203,15 +209,19 @@ impl SharedCache {
         act: impl FnOnce(&Shard<'_>, &Key) -> Sound<T>,
     ) -> Option<T> {
         let key = Key::new(self.seed, generation, site, path);
-        self.shard((key.hash % self.layout.shards as u64) as usize, |shard| act(shard, &key))
+        self.shard(self.part(&key), |shard| act(shard, &key))
     }
 
-    /// Runs a function on a shard under its lock. Returns `None` if the shard
-    /// is found to be corrupt, after emptying it.
+    fn part(&self, key: &Key) -> usize {
+        (key.hash % self.layout.shards as u64) as usize
+    }
+
+    /// Runs a function on a shard under its lock. Returns `None` if the shard is found to be corrupt, after emptying it,
+    /// or if a process that was stopped has its lock: the others continue without this shard.
     fn shard<T>(&self, part: usize, act: impl FnOnce(&Shard<'_>) -> Sound<T>) -> Option<T> {
         let layout = &self.layout;
         let mend = |guard: &Guard<'_>| Shard { guard, layout }.repair();
-        let guard = self.region.lock(part).unwrap_or_else(|damaged| damaged.mend(mend));
+        let guard = self.region.lock_mended(part, PATIENCE, mend)?;
         act(&Shard { guard: &guard, layout }).map_err(|Corrupt| mend(&guard)).ok()
     }
 }

@@ -7,7 +7,8 @@
 //!
 //! The locks are robust mutexes (pthread_mutexattr_setrobust(3)): the kernel releases those of a process that
 //! dies, even by SIGKILL, and the next process that takes one gets an error ([`Damaged`]). The part then stays damaged
-//! for all processes until one has repaired it.
+//! for all processes until one has repaired it. A process that is stopped (SIGSTOP, a debugger, a frozen cgroup) keeps
+//! its locks: the others wait for a limited time, and then for none until the part is released ([`NotLocked::Held`]).
 //!
 //! No references are handed out: another process may write as soon as the lock is
 //! released, so bytes are copied in and out.
@@ -18,7 +19,9 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -39,13 +42,18 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
+/// How long to wait for a lock that is held for microseconds: longer than a holder that was preempted needs, short
+/// enough to hardly be noticed when one is stopped.
+pub const PATIENCE: Duration = Duration::from_millis(20);
+
 /// Before the first part: the number of parts, and their size.
 const PREAMBLE: usize = 128;
 
-/// Before the bytes of a part: its mutex, and at `STATE` a word that is not 0 while it is damaged.
-/// Two cache lines, so that parts share none.
+/// Before the bytes of a part: its mutex, at `STATE` a word that is not 0 while it is damaged, and at `STUCK` a byte
+/// that is not 0 while nobody waits for it. Two cache lines, so that parts share none.
 const PART_HEAD: usize = 128;
 const STATE: usize = 64;
+const STUCK: usize = 72;
 
 const _: () = assert!(size_of::<libc::pthread_mutex_t>() <= STATE && align_of::<libc::pthread_mutex_t>() <= STATE);
 
@@ -112,29 +120,82 @@ impl Region {
         self.part_bytes
     }
 
-    /// Takes the lock of a part, and waits while it is held. No process may fork while one of its threads holds a lock,
-    /// because the child would hold it too.
+    /// Takes the lock of a part, and waits while it is held, for at most `patience`. If a process has waited in vain, later
+    /// calls of all processes do not wait until the lock is released. No process may fork while one of its threads
+    /// holds a lock, because the child would hold it too.
     ///
     /// # Errors
-    /// [`Damaged`] if the previous holder died, or panicked, in the middle of a change; the lock is taken nevertheless.
+    /// [`NotLocked::Damaged`] if the previous holder died, or panicked, in the middle of a change; the lock is taken
+    /// nevertheless. [`NotLocked::Held`] if it is not released in time.
     ///
     /// # Panics
     /// If this thread holds the lock already, or there is no such part.
-    pub fn lock(&self, part: usize) -> Result<Guard<'_>, Damaged<'_>> {
+    pub fn lock(&self, part: usize, patience: Duration) -> Result<Guard<'_>, NotLocked<'_>> {
         assert!(part < self.parts, "part {part} of {}", self.parts);
-        let mutex = self.mutex(part);
-        // SAFETY: `mutex` was created by `new`, in this process or another, and stays mapped as long as `self`.
-        let error = unsafe { libc::pthread_mutex_lock(mutex) };
+        let error = self.acquire(part, patience);
+        let is_held = matches!(error, libc::EBUSY | libc::ETIMEDOUT);
+        if is_held || self.stuck(part).load(Relaxed) {
+            self.stuck(part).store(is_held, Relaxed);
+        }
+        if is_held {
+            return Err(NotLocked::Held);
+        }
         assert!(error == 0 || error == libc::EOWNERDEAD, "lock {part}: {}", io::Error::from_raw_os_error(error));
         let guard = Guard { region: self, part, not_send: PhantomData };
         if error == libc::EOWNERDEAD {
             // The word first: a process that dies in between leaves a part that is known to be damaged.
-            guard.set_damaged(true);
+            self.spoil(part);
             // SAFETY: this thread holds the mutex, and it is inconsistent, as EOWNERDEAD says.
-            let error = unsafe { libc::pthread_mutex_consistent(mutex) };
+            let error = unsafe { libc::pthread_mutex_consistent(self.mutex(part)) };
             assert_eq!(error, 0, "lock {part}: {}", io::Error::from_raw_os_error(error));
         }
-        if guard.is_damaged() { Err(Damaged { guard }) } else { Ok(guard) }
+        if self.damaged(part).load(Relaxed) == 0 { Ok(guard) } else { Err(NotLocked::Damaged(Damaged { guard })) }
+    }
+
+    /// Takes the lock of a part, and repairs the part if it is damaged. Returns `None` if the lock is not released in time.
+    ///
+    /// # Panics
+    /// Those of [`lock`](Region::lock).
+    pub fn lock_mended<'a>(
+        &'a self,
+        part: usize,
+        patience: Duration,
+        repair: impl FnOnce(&Guard<'a>),
+    ) -> Option<Guard<'a>> {
+        self.lock(part, patience).map_or_else(|why| why.mend(repair), Some)
+    }
+
+    /// Marks a part as damaged, without its lock: the next holder must repair it.
+    pub fn spoil(&self, part: usize) {
+        self.damaged(part).store(1, Relaxed);
+    }
+
+    /// Takes a mutex, and returns 0 or an error number.
+    fn acquire(&self, part: usize, patience: Duration) -> libc::c_int {
+        let mutex = self.mutex(part);
+        // SAFETY: `mutex` was created by `new`, in this process or another, and stays mapped as long as `self`.
+        let error = unsafe { libc::pthread_mutex_trylock(mutex) };
+        if error != libc::EBUSY || self.stuck(part).load(Relaxed) {
+            return error;
+        }
+        // The function counts on this clock; one that is set back meanwhile prolongs the wait.
+        let until = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + patience;
+        let until = libc::timespec {
+            tv_sec: libc::time_t::try_from(until.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: libc::c_long::from(until.subsec_nanos()),
+        };
+        // SAFETY: as above; the time is alive during the call.
+        unsafe { libc::pthread_mutex_timedlock(mutex, &raw const until) }
+    }
+
+    fn damaged(&self, part: usize) -> &AtomicU64 {
+        // SAFETY: the word is inside the mapping and aligned, and all processes access it as an atomic.
+        unsafe { AtomicU64::from_ptr(self.part(part).as_ptr().add(STATE).cast()) }
+    }
+
+    fn stuck(&self, part: usize) -> &AtomicBool {
+        // SAFETY: the byte is inside the mapping, and all processes access it as an atomic; it is 0 or 1.
+        unsafe { AtomicBool::from_ptr(self.part(part).as_ptr().add(STUCK).cast()) }
     }
 
     /// Returns the address of a part.
@@ -300,31 +361,35 @@ impl Guard<'_> {
         // SAFETY: `at <= end <= part_bytes`, so this is inside the part, or its end.
         Ok(unsafe { self.region.part(self.part).add(PART_HEAD + at) }.as_ptr())
     }
-
-    fn state(&self) -> NonNull<u64> {
-        // SAFETY: STATE is inside the head of the part, and aligned like a word.
-        unsafe { self.region.part(self.part).add(STATE).cast() }
-    }
-
-    fn is_damaged(&self) -> bool {
-        // SAFETY: the word is inside the mapping, and only the holder of the lock writes it.
-        unsafe { self.state().read() != 0 }
-    }
-
-    fn set_damaged(&self, damaged: bool) {
-        // SAFETY: as for `is_damaged`.
-        unsafe { self.state().write(u64::from(damaged)) };
-    }
 }
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.set_damaged(true);
+            self.region.spoil(self.part);
         }
         // SAFETY: this thread took the mutex in `lock`, and a guard cannot be sent to another.
         let error = unsafe { libc::pthread_mutex_unlock(self.region.mutex(self.part)) };
         debug_assert_eq!(error, 0, "unlocking a mutex that is held");
+    }
+}
+
+/// Why a part cannot be used at once.
+#[derive(Debug)]
+pub enum NotLocked<'a> {
+    /// A process keeps its lock, probably because it is stopped.
+    Held,
+    /// It is locked, but its last holder died in the middle of a change.
+    Damaged(Damaged<'a>),
+}
+
+impl<'a> NotLocked<'a> {
+    /// Repairs a damaged part, as [`Damaged::mend`] does.
+    pub fn mend(self, repair: impl FnOnce(&Guard<'a>)) -> Option<Guard<'a>> {
+        match self {
+            NotLocked::Held => None,
+            NotLocked::Damaged(damaged) => Some(damaged.mend(repair)),
+        }
     }
 }
 
@@ -339,7 +404,7 @@ impl<'a> Damaged<'a> {
     /// dropped instead, the part stays damaged.
     pub fn mend(self, repair: impl FnOnce(&Guard<'a>)) -> Guard<'a> {
         repair(&self.guard);
-        self.guard.set_damaged(false);
+        self.guard.region.damaged(self.guard.part).store(0, Relaxed);
         self.guard
     }
 }
@@ -349,19 +414,22 @@ mod tests {
     use super::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
+    /// Long enough for any machine.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     #[test]
     fn written_bytes_appear_in_every_mapping() {
         let region = Region::new(3, 100).expect("memory");
         let other = Region::open(region.as_fd().try_clone_to_owned().expect("descriptor")).expect("the same memory");
         assert_eq!((other.parts(), other.part_bytes()), (3, 100));
         for part in 0..3 {
-            let guard = region.lock(part).expect("sound");
+            let guard = region.lock(part, PATIENCE).expect("sound");
             assert_eq!(guard.word(92), Ok(0), "new memory is zero");
             guard.write(0, &[part as u8 + 1; 100]).expect("inside");
             guard.set_word(3, 77).expect("inside");
         }
         for part in 0..3 {
-            let guard = other.lock(part).expect("sound");
+            let guard = other.lock(part, PATIENCE).expect("sound");
             let mut bytes = [0; 100];
             guard.read(0, &mut bytes).expect("inside");
             let mut expected = [part as u8 + 1; 100];
@@ -377,7 +445,7 @@ mod tests {
     #[test]
     fn out_of_bounds_access_is_rejected() {
         let region = Region::new(2, 100).expect("memory");
-        let guard = region.lock(0).expect("sound");
+        let guard = region.lock(0, PATIENCE).expect("sound");
         for at in [93, 100, 101, usize::MAX - 7, usize::MAX] {
             assert_eq!(guard.word(at), Err(Outside), "{at}");
             assert_eq!(guard.set_word(at, 1), Err(Outside), "{at}");
@@ -404,14 +472,14 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..10_000 {
-                        let guard = region.lock(0).expect("sound");
+                        let guard = region.lock(0, PATIENCE).expect("sound");
                         let count = guard.word(0).expect("inside");
                         guard.set_word(0, count + 1).expect("inside");
                     }
                 });
             }
         });
-        assert_eq!(region.lock(0).expect("sound").word(0), Ok(40_000));
+        assert_eq!(region.lock(0, PATIENCE).expect("sound").word(0), Ok(40_000));
     }
 
     /// To the kernel a thread that ends with a robust mutex is the same as a process that does.
@@ -420,17 +488,17 @@ mod tests {
         let region = Region::new(2, 8).expect("memory");
         let die_inside = || {
             thread::scope(|scope| {
-                scope.spawn(|| std::mem::forget(region.lock(0)));
+                scope.spawn(|| std::mem::forget(region.lock(0, PATIENCE)));
             });
         };
         die_inside();
-        drop(region.lock(0).expect_err("its holder died"));
-        drop(region.lock(0).expect_err("not repaired"));
-        drop(region.lock(1).expect("the other is sound"));
+        drop(region.lock(0, PATIENCE).expect_err("its holder died"));
+        drop(region.lock(0, PATIENCE).expect_err("not repaired"));
+        drop(region.lock(1, PATIENCE).expect("the other is sound"));
         die_inside();
-        let damaged = region.lock(0).expect_err("its holder died again");
-        damaged.mend(|guard| guard.set_word(0, 5).expect("inside"));
-        assert_eq!(region.lock(0).expect("repaired").word(0), Ok(5));
+        let damaged = region.lock(0, PATIENCE).expect_err("its holder died again");
+        drop(damaged.mend(|guard| guard.set_word(0, 5).expect("inside")));
+        assert_eq!(region.lock(0, PATIENCE).expect("repaired").word(0), Ok(5));
     }
 
     #[test]
@@ -440,7 +508,7 @@ mod tests {
         // not: it locks a mutex of its own mapping, writes a word and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let guard = region.lock(0);
+            let guard = region.lock(0, PATIENCE);
             let written = guard.as_ref().is_ok_and(|guard| guard.set_word(0, 7).is_ok());
             std::mem::forget(guard);
             // SAFETY: _exit(2) ends the process at once, without running anything else.
@@ -450,30 +518,55 @@ mod tests {
         // SAFETY: waitpid(2) writes the status to the place given.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0, "the child failed to take the lock");
-        let damaged = region.lock(0).expect_err("its holder died");
-        assert_eq!(damaged.mend(|_| ()).word(0), Ok(7));
+        let damaged = region.lock(0, PATIENCE).expect_err("its holder died");
+        assert_eq!(damaged.mend(|_| ()).map(|guard| guard.word(0)), Some(Ok(7)));
+    }
+
+    #[test]
+    fn only_first_waits_for_holder_that_stops() {
+        let region = Region::new(2, 8).expect("memory");
+        let (held, release) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let _guard = region.lock(0, PATIENCE).expect("sound");
+                held.wait();
+                release.wait();
+            });
+            held.wait();
+            assert!(matches!(region.lock(0, Duration::from_millis(1)), Err(NotLocked::Held)));
+            // It would wait for a minute.
+            let start = std::time::Instant::now();
+            assert!(matches!(region.lock(0, PATIENCE), Err(NotLocked::Held)));
+            assert!(start.elapsed() < PATIENCE / 2);
+            region.lock(1, PATIENCE).expect("the other is free");
+            region.spoil(0);
+            release.wait();
+        });
+        region.lock(0, PATIENCE).expect_err("spoiled meanwhile").mend(|_| ()).expect("locked");
+        assert!(!region.stuck(0).load(Relaxed), "the next may wait again");
+        region.lock(0, PATIENCE).expect("repaired");
     }
 
     #[test]
     fn panic_marks_locked_part_as_damaged() {
         let region = Region::new(1, 8).expect("memory");
         let panicked = catch_unwind(AssertUnwindSafe(|| {
-            let _guard = region.lock(0).expect("sound");
+            let _guard = region.lock(0, PATIENCE).expect("sound");
             panic!("in the middle of a change");
         }));
         assert!(panicked.is_err());
-        let damaged = region.lock(0).expect_err("left in the middle of a change");
+        let damaged = region.lock(0, PATIENCE).expect_err("left in the middle of a change");
         // A repair that panics repairs nothing.
         assert!(catch_unwind(AssertUnwindSafe(|| damaged.mend(|_| panic!("again")))).is_err());
-        region.lock(0).expect_err("still").mend(|_| ());
-        region.lock(0).expect("repaired");
+        drop(region.lock(0, PATIENCE).expect_err("still").mend(|_| ()));
+        region.lock(0, PATIENCE).expect("repaired");
     }
 
     #[test]
     #[should_panic(expected = "deadlock")]
     fn recursive_lock_panics() {
         let region = Region::new(1, 8).expect("memory");
-        let _first = region.lock(0);
-        let _second = region.lock(0);
+        let _first = region.lock(0, PATIENCE);
+        let _second = region.lock(0, PATIENCE);
     }
 }

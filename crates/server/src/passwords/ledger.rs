@@ -15,7 +15,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use amped_sys::shared::{Damaged, Guard, Outside, Region};
+use amped_sys::shared::{Guard, PATIENCE, Region, Outside};
 
 /// A client's address, as far as it is significant here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,6 +51,12 @@ const SET: usize = WAYS * ENTRY;
 /// Slots for waiting processes, after the table: until when each is taken.
 const PLACES: usize = SETS * SET;
 const PLACES_MAX: usize = 256;
+
+/// A slot that is in use but not recorded, because a stopped process has the lock.
+const UNCOUNTED: usize = usize::MAX;
+
+/// Longer than the other processes of a busy server need to verify one password each.
+const VERIFYING_MAX: Duration = Duration::from_secs(20);
 
 /// The slot of a process that dies is released after this.
 const LEASE: Duration = Duration::from_secs(60);
@@ -110,27 +116,14 @@ impl Ledger {
         good
     }
 
-    /// Sets the time of a key, which is 0 if the key is unknown; `None` leaves the table unchanged.
-    fn change(&self, table: usize, key: u128, to: impl FnOnce(u64) -> Option<u64>) -> bool {
-        let set = self.hash.hash_one(key) as usize % SETS * SET;
-        let guard = self.lock(table);
-        let mut entries = [(0, 0); WAYS];
-        for (way, entry) in entries.iter_mut().enumerate() {
-            *entry = read(&guard, set + way * ENTRY).unwrap_or_default();
-        }
-        let own = entries.iter().position(|(known, _)| *known == key);
-        let least = (0..WAYS).min_by_key(|way| entries[*way].1).unwrap_or(0);
-        let (way, moment) = own.map_or((least, 0), |way| (way, entries[way].1));
-        let Some(moment) = to(moment) else { return false };
-        let at = set + way * ENTRY;
-        let written = guard.write(at, &key.to_ne_bytes()).and_then(|()| guard.set_word(at + 16, moment));
-        debug_assert!(written.is_ok(), "the table has a fixed size");
-        true
+    /// Returns `true` if nothing could be changed because a stopped process has the lock.
+    fn change(&self, part: usize, key: u128, to: impl FnOnce(u64) -> Option<u64>) -> bool {
+        self.lock(part, PATIENCE).is_none_or(|guard| self.table.change(&guard, key, to))
     }
 
     /// Takes one of the first `places` slots for a waiting process. Returns `None` if all are taken.
     pub fn take_place(&self, places: usize, now_ns: u64) -> Option<usize> {
-        let guard = self.lock(TRIED);
+        let Some(guard) = self.lock(TRIED, PATIENCE) else { return Some(UNCOUNTED) };
         let place = (0..places.min(PLACES_MAX))
             .find(|place| guard.word(PLACES + 8 * place).is_ok_and(|until| until <= now_ns))?;
         let until = now_ns + u64::try_from(LEASE.as_nanos()).unwrap_or(u64::MAX);
@@ -139,18 +132,25 @@ impl Ledger {
 
     /// Releases a slot.
     pub fn give_place_back(&self, place: usize) {
-        let freed = self.lock(TRIED).set_word(PLACES + 8 * place, 0);
-        debug_assert!(freed.is_ok(), "it was taken");
+        // A slot that cannot be released now becomes free when its lease ends.
+        if place != UNCOUNTED
+            && let Some(guard) = self.lock(TRIED, PATIENCE)
+        {
+            let freed = guard.set_word(PLACES + 8 * place, 0);
+            debug_assert!(freed.is_ok(), "it was taken");
+        }
     }
 
-    /// Waits until nothing else in the server verifies a password.
-    pub fn verifying(&self) -> Guard<'_> {
-        self.lock(VERIFYING)
+    /// Waits until nothing else in the server verifies a password. Returns `None` if this takes so long that a process
+    /// must have been stopped; then verify beside it.
+    pub fn verifying(&self) -> Option<Guard<'_>> {
+        self.lock(VERIFYING, VERIFYING_MAX)
     }
 
-    /// A process that died with the lock leaves nothing to repair: every word belongs to a single entry.
-    fn lock(&self, part: usize) -> Guard<'_> {
-        self.region.lock(part).unwrap_or_else(|damaged: Damaged<'_>| damaged.mend(|_| ()))
+    /// Returns `None` while a stopped process has the lock: the others continue without counting. A process that died
+    /// with the lock leaves nothing to repair: every word belongs to a single entry.
+    fn lock(&self, part: usize, patience: Duration) -> Option<Guard<'_>> {
+        self.region.lock_mended(part, patience, |_| ())
     }
 }
 

@@ -525,8 +525,10 @@ mod tests {
         let process = set(Waiting::PoolOfProcesses(8), 0);
         let ledger = &process.verifier.shared.ledger;
         let other = ledger.take_place(2, monotonic_ns()).unwrap();
+        let stalled = ledger.verifying();
         let _asker = process.must_wait(0, 1, "a");
         assert_eq!(ledger.take_place(2, monotonic_ns()), None);
+        drop(stalled);
         process.verdicts(1);
         let start = std::time::Instant::now();
         while ledger.take_place(2, monotonic_ns()).is_none() {

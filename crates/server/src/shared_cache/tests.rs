@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -429,7 +429,7 @@ proptest! {
                 Step::Clear => cache.clear(),
             }
             if let Some((place, word)) = nonsense.next() {
-                let guard = cache.region.lock(0).expect("sound");
+                let guard = cache.region.lock_mended(0, PATIENCE, |_| ()).expect("locked");
                 guard.set_word(place.index(cache.layout.blocks_at() + 512) / 8 * 8, word).expect("inside");
             }
         }
@@ -486,9 +486,12 @@ fn inherited() -> SharedCache {
     let mut cache = SharedCache { region, layout, seed: 0 };
     // Read without a repair: the last child may have died in the first shard.
     let seed = |guard: &Guard<'_>| guard.word(SEED * 8).expect("inside");
-    cache.seed = match cache.region.lock(0) {
+    cache.seed = match cache.region.lock(0, PATIENCE) {
         Ok(guard) => seed(&guard),
-        Err(damaged) => seed(&damaged.mend(|guard| Shard { guard, layout: &cache.layout }.repair())),
+        Err(why) => {
+            let repaired = why.mend(|guard| Shard { guard, layout: &cache.layout }.repair());
+            seed(&repaired.expect("locked"))
+        }
     };
     cache
 }
@@ -507,15 +510,47 @@ fn in_time<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
     }
 }
 
+fn part_of(cache: &SharedCache, work: &NameWork) -> usize {
+    cache.part(&Key::new(cache.seed, work.generation, work.site, &work.path))
+}
+
+/// To the others, a thread that keeps the lock is the same as a process that was stopped.
+#[test]
+fn process_stopped_in_lock_does_not_stop_others() {
+    in_time(|| {
+        let cache = SharedCache::new(&settings()).expect("memory");
+        let victim = work("/victim");
+        let other =
+            (0..).map(|n| work(format!("/{n}"))).find(|other| part_of(&cache, other) != part_of(&cache, &victim));
+        let other = other.expect("there are several shards");
+        cache.learn(at(1), &victim, &file(1, b"old"));
+        let (held, release) = (Barrier::new(2), Barrier::new(2));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let _guard = cache.region.lock(part_of(&cache, &victim), PATIENCE).expect("sound");
+                held.wait();
+                release.wait();
+            });
+            held.wait();
+            assert_eq!(says(&cache, &victim), "None");
+            cache.learn(at(2), &other, &file(2, b"kept"));
+            cache.invalidate(1, 0, &victim.path);
+            release.wait();
+        });
+        assert_eq!(says(&cache, &victim), "None", "invalidated while its shard was locked");
+        assert_eq!(says(&cache, &other), expected(file(2, b"kept"), 2));
+        cache.learn(at(3), &victim, &file(3, b"again"));
+        assert_eq!(says(&cache, &victim), expected(file(3, b"again"), 3));
+        audit(&cache);
+    });
+}
+
 #[test]
 fn process_killed_in_lock_resets_only_its_shard() {
     let victim = work("/victim");
-    let part = |cache: &SharedCache, work: &NameWork| {
-        (Key::new(cache.seed, work.generation, work.site, &work.path).hash % cache.layout.shards as u64) as usize
-    };
     if env::var_os(ROLE).is_some() {
         let cache = inherited();
-        let guard = cache.region.lock(part(&cache, &victim)).expect("no holder has died yet");
+        let guard = cache.region.lock(part_of(&cache, &victim), PATIENCE).expect("no holder has died yet");
         // The worst possible state, except for the counters.
         for at in (0..SEED * 8).chain(HEAD_WORDS * 8..cache.layout.shard_bytes() - 8).step_by(8) {
             guard.set_word(at, 0xdead_beef_dead_beef).expect("inside");
@@ -530,7 +565,7 @@ fn process_killed_in_lock_resets_only_its_shard() {
         let others: Vec<_> = (0..40).map(|n| work(format!("/{n}"))).collect();
         others.iter().for_each(|other| cache.learn(at(1), other, &file(2, b"kept")));
         let here = || others.iter().filter(|other| says(&cache, other) == expected(file(2, b"kept"), 1)).count();
-        let with_victim = others.iter().filter(|other| part(&cache, other) == part(&cache, &victim)).count();
+        let with_victim = others.iter().filter(|other| part_of(&cache, other) == part_of(&cache, &victim)).count();
         assert_eq!(here(), 40);
 
         let mut process = Process::start("process_killed_in_lock_resets_only_its_shard", "dies", &cache);
