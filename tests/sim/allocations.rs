@@ -198,3 +198,11 @@ fn compressed_file_is_made_once_and_allocates_nothing() {
     }
     assert!(driver.shared.caches.compressions.is_empty());
 }
+
+#[test]
+fn search_of_regular_expression_does_not_allocate() {
+    let glob = Glob::new(r"~^/(?:a|b)+/uploads/.*\.php$");
+    let search = || [&b"/abab/uploads/x.php"[..], b"/abab/uploads/x.txt", b"/c"].map(|path| glob.matches(path));
+    assert_eq!(search(), [true, false, false]);
+    assert_eq!(allocation_counter::measure(|| _ = search()).count_total, 0);
+}

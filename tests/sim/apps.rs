@@ -27,6 +27,7 @@ const DROPPED_MAX: u64 = 20_000;
 fn apps() -> Site {
     let (body, output) = (Bytes(BODY_MAX as u64), Some(Bytes(OUTPUT_MAX as u64)));
     let rule = |pattern| AppRule {
+        when: None,
         pattern: Glob::new(pattern),
         timeout: Duration::from_secs(60),
         max_body_bytes: body,

@@ -289,6 +289,7 @@ fn reload_applies_from_next_response() {
 #[test]
 fn reload_during_request_body_resolves_target_again() {
     let rule = AppRule {
+        when: None,
         pattern: Glob::new("/app"),
         timeout: Duration::from_secs(60),
         max_body_bytes: Bytes(100),

@@ -308,11 +308,13 @@ impl Streams {
 
 fn with_app() -> Site {
     let rule = AppRule {
+        when: None,
         pattern: Glob::new("/app"),
         timeout: Duration::from_secs(60),
         max_body_bytes: Bytes(100_000),
         max_response_bytes: None,
         cache: None,
+        compress: Vec::new(),
         http: None,
     };
     Site { apps: vec![rule], ..site() }

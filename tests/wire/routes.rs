@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use super::harness::{Server, Site, let_files_settle, wait_until};
+use super::harness::{Server, Site, is_secure, let_files_settle, wait_until};
 
 fn serve(site: &Site, tables: &str) -> Server {
     let_files_settle();
@@ -46,6 +46,96 @@ fn redirects_send_location() {
     client.send("hello");
     assert_eq!(client.response("POST").field("Location"), Some("/new/a"));
     assert_eq!(client.get("/old/").status, 301);
+}
+
+#[test]
+fn redirects_and_rewrites_keep_or_drop_query() {
+    let site = Site::new();
+    let show = site.file("show.cgi", "#!/bin/sh\nprintf 'Content-Type: text/plain\\n\\n%s' \"$QUERY_STRING\"");
+    fs::set_permissions(show, fs::Permissions::from_mode(0o755)).unwrap();
+    let routes = "[[site.route]]\nmatch = '/dropped/**'\nredirect = '/new/$1'\nquery = 'drop'\n\
+                  [[site.route]]\nmatch = '/own/*'\nredirect = '/new?id=$1'\n\
+                  [[site.route]]\nmatch = '/both/*'\nredirect = '/new?id=$1'\nquery = 'keep'\n\
+                  [[site.route]]\nmatch = '/run/*'\nrewrite = '/show.cgi?id=$1'\nquery = 'drop'\n\
+                  [[site.route]]\nmatch = '/bare/*'\nrewrite = '/show.cgi'\nquery = 'drop'\n\
+                  [[site.app]]\nmatch = '*.cgi'\ncgi = true\n";
+    let server = serve(&site, routes);
+    let mut client = server.connect();
+    for (target, location) in [
+        ("/dropped/a?b=c", "/new/a"),
+        ("/own/a?b=c", "/new?id=a"),
+        ("/both/a?b=c", "/new?id=a&b=c"),
+        ("/both/a", "/new?id=a"),
+    ] {
+        assert_eq!(client.get(target).field("Location"), Some(location), "{target}");
+    }
+    assert_eq!(client.get("/run/a?b=c").text(), "id=a");
+    assert_eq!(client.get("/bare/a?b=c").text(), "");
+}
+
+#[test]
+fn rules_apply_to_requests_that_fulfil_their_conditions() {
+    let site = Site::new();
+    site.file("page.html", "a page");
+    site.file("mobile/page.html", "a small page");
+    script(&site, "a.cgi");
+    let tables = "[[site.route]]\nmatch = '**'\nwhen = { header = { User-Agent = '*bot*' } }\ndeny = true\n\
+                  [[site.route]]\nmatch = '/**'\nwhen = { hosts = ['www.*'] }\nredirect = 'https://a.example/$1'\n\
+                  [[site.route]]\nmatch = '/a.cgi'\nwhen = { query = { action = 'register' } }\ndeny = true\nstatus = 404\n\
+                  [[site.route]]\nmatch = '/page.html'\nwhen = { header = { Cookie = '*small=1*' } }\nrewrite = '/mobile/page.html'\n\
+                  [[site.route]]\nmatch = '/scheme'\nwhen = { scheme = 'https' }\nrespond = 'https'\n\
+                  [[site.route]]\nmatch = '/scheme'\nrespond = 'http'\n\
+                  [[site.headers]]\nmatch = '*.html'\nwhen = { query = { v = '*' } }\ncache_control = 'max-age=9'\n\
+                  set = { 'X-Versioned' = 'yes' }\n\
+                  [[site.limit]]\nmatch = '/page.html'\nwhen = { methods = ['POST'] }\nrequests = '1/h'\n\
+                  [[site.app]]\nmatch = '*.cgi'\nwhen = { methods = ['GET', 'POST'] }\ncgi = true\n";
+    let server = serve(&site, tables);
+    let mut client = server.connect();
+    // Each twice: the second is answered from the caches.
+    for _ in 0..2 {
+        let page = client.get("/page.html");
+        assert_eq!((page.status, page.text().as_str(), page.field("X-Versioned")), (200, "a page", None));
+        assert_eq!(page.field("Cache-Control"), None);
+        let vary: Vec<&str> = page
+            .fields
+            .iter()
+            .filter(|(name, _)| name.eq_ignore_ascii_case("Vary"))
+            .map(|(_, value)| &**value)
+            .collect();
+        assert!(vary.contains(&"Cookie, User-Agent"), "{vary:?}");
+        let page = client.get("/page.html?v=1");
+        assert_eq!((page.field("X-Versioned"), page.field("Cache-Control")), (Some("yes"), Some("max-age=9")));
+        let page = client.request("GET", "/page.html", &[("Cookie", "a=b; small=1")]);
+        assert_eq!((page.status, page.text().as_str()), (200, "a small page"));
+        assert_eq!(client.request("GET", "/page.html", &[("User-Agent", "a bot")]).status, 403);
+        let www = client.request("GET", "/page.html?q", &[("Host", "WWW.a.example")]);
+        assert_eq!((www.status, www.field("Location")), (302, Some("https://a.example/page.html?q")));
+        let scheme = if is_secure() { "https" } else { "http" };
+        assert_eq!(client.get("/scheme").text(), scheme);
+        assert_eq!(client.get("/a.cgi?action=%72egister").status, 404);
+        assert_eq!(client.get("/a.cgi?action=login").text(), "GET /a.cgi |");
+        // The source of a script is not a file for requests that its application does not get.
+        assert_eq!(client.request("HEAD", "/a.cgi", &[]).status, 403);
+    }
+    assert_eq!(client.request("POST", "/page.html", &[]).status, 405);
+    assert_eq!(client.request("POST", "/page.html", &[]).status, 429);
+    assert_eq!(client.get("/page.html").status, 200);
+}
+
+#[test]
+fn response_to_conditional_rewrite_is_not_cached() {
+    let site = Site::new();
+    script(&site, "a.cgi");
+    script(&site, "b.cgi");
+    let tables = "[[site.route]]\nmatch = '/page'\nwhen = { header = { X-B = '*' } }\nrewrite = '/b.cgi'\n\
+                  [[site.route]]\nmatch = '/page'\nrewrite = '/a.cgi'\n\
+                  [[site.app]]\nmatch = '*.cgi'\ncgi = true\ncache = '1h'\n";
+    let server = serve(&site, tables);
+    let mut client = server.connect();
+    for _ in 0..2 {
+        assert_eq!(client.get("/page").text(), "GET /a.cgi |");
+        assert_eq!(client.request("GET", "/page", &[("X-B", "1")]).text(), "GET /b.cgi |");
+    }
 }
 
 #[test]

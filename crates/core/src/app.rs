@@ -159,7 +159,7 @@ impl HandlerMatch {
     ) -> AppWork {
         let query = head.request.target.query();
         let site = sites.of(self.site);
-        let query = site.rewritten_query(head.requested, query).or_else(|| query.map(<[u8]>::to_vec));
+        let query = site.query(head.requested, head.request);
         let client = head.request.client.filter(|client| client.named.is_some());
         let named = client.and_then(|client| client.named);
         let (mut variables, mut forward) = (Variables::new(), None);
@@ -168,13 +168,13 @@ impl HandlerMatch {
                 let target = forwarded_target(head, site, query);
                 let proxied = named.map(|(field, count)| forwarded::chain(request::fields(head.bytes), field, count));
                 let proxied = &*proxied.unwrap_or_default();
-                let additions = Additions { host: rule.host.as_deref(), user, proxied };
-                let fields = || fields(head.request.target, head.bytes).filter(|(name, _)| is_told(name, for_others));
-                let mut made = Forward::new(head.request, &target, fields, additions);
+                let added = head.added(audience);
+                let additions = Additions { host: rule.host.as_deref(), user, proxied, fields: &added };
+                let mut made = Forward::new(head.request, &target, || head.fields(audience), additions);
                 made.framing = framing;
                 forward = Some(Box::new(made));
             }
-            None => variables = variables_of(head, &self.path, framing, query, user, for_others),
+            None => variables = variables_of(head, &self.path, framing, query, user, audience),
         }
         AppWork {
             generation,
@@ -194,7 +194,7 @@ impl HandlerMatch {
 /// may resolve the path differently (dots, empty segments), it is sent as this server has resolved it.
 fn forwarded_target(head: AppHead<'_>, site: &Site, query: Option<Vec<u8>>) -> Vec<u8> {
     let mut target = Vec::new();
-    match (site.routed(head.requested), head.request.target) {
+    match (site.routed(head.requested, head.request), head.request.target) {
         (Some(Routed::Rewrite(path)), _) => uri::encode_path(&path, &mut target),
         (_, Target::Origin { path, .. } | Target::Absolute { path, .. })
             if uri::is_equivalent(path, head.requested) =>
@@ -210,19 +210,14 @@ fn forwarded_target(head: AppHead<'_>, site: &Site, query: Option<Vec<u8>>) -> V
     target
 }
 
-/// Whether an application gets this field. `for_others`: the response may be cached for other clients.
-fn is_told(name: &[u8], for_others: bool) -> bool {
-    !for_others || !OF_ONE.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()))
-}
-
 /// Finds the application for this clean path: the first rule that matches the path or a prefix of it.
 ///
 /// A name that begins with a dot hides a script; after the script's name (in PATH_INFO) such a name is allowed.
 ///
 /// # Errors
-/// The status with which a route denies a name that may be the script.
-pub(crate) fn handler_of(site: &Site, path: &[u8]) -> Result<Option<HandlerMatch>, Status> {
-    let mut denials = site.has_denials();
+/// The status with which a route denies a name that may be the script; 403 for a script whose rules do not apply to the request.
+pub(crate) fn handler_of(site: &Site, path: &[u8], request: &Request<'_>) -> Result<Option<HandlerMatch>, Status> {
+    let (mut denials, mut is_script) = (site.has_denials(), false);
     for (rule, number) in site.apps.iter().zip(0..) {
         let slashes = memchr::memchr_iter(b'/', path).skip(1);
         let mut ends: Vec<usize> =
@@ -237,18 +232,30 @@ pub(crate) fn handler_of(site: &Site, path: &[u8]) -> Result<Option<HandlerMatch
         if ends.is_empty() {
             continue;
         }
+        if rule.when.as_ref().is_some_and(|when| !when.holds(request)) {
+            is_script |= rule.http.is_none();
+            continue;
+        }
         if denials {
             // Each prefix is matched against every route.
             if ends.len() > SCRIPT_ENDS_MAX {
                 return Err(Status::NOT_FOUND);
             }
-            if let Some(status) = ends.iter().find_map(|&end| site.denied(&path[..end])) {
+            if let Some(status) = ends.iter().find_map(|&end| site.denied(&path[..end], request)) {
                 return Err(status);
             }
         }
         return Ok(Some(HandlerMatch { site: site.number, rule: number, path: path.into(), ends }));
     }
-    Ok(None)
+    // Its source must not be sent as a file.
+    if is_script { Err(Status::FORBIDDEN) } else { Ok(None) }
+}
+
+/// Whether the site has an application for this clean path.
+pub fn is_handled(site: &Site, path: &[u8]) -> bool {
+    let ends = || memchr::memchr_iter(b'/', path).skip(1).chain([path.len()]);
+    let covers = |rule: &AppRule| rule.pattern.as_str() == "/" || ends().any(|end| rule.pattern.matches(&path[..end]));
+    site.apps.iter().any(covers)
 }
 
 /// Maximum prefixes that may be the script, if routes deny any; a path with more of them is rejected.
@@ -266,8 +273,10 @@ fn variables_of(
     user: Option<&[u8]>,
     for_others: bool,
 ) -> Variables {
-    let told = fields(request.target, bytes).filter(|(name, _)| is_told(name, for_others));
-    let mut variables = cgi::field_variables(told);
+    let AppHead { request, requested, .. } = head;
+    let added = head.added(audience);
+    let added = added.iter().map(|(name, value)| (name.as_bytes(), *value));
+    let mut variables = cgi::field_variables(head.fields(audience).chain(added));
     if user.is_some() {
         // 4.1.18: the server verified the credentials and does not pass them on.
         variables.retain(|(name, _)| name != b"HTTP_AUTHORIZATION");
@@ -313,7 +322,7 @@ fn variables_of(
 
 /// The fields of a head, with Host replaced by the host of the target, if that has one. RFC 9112, 3.2.2: a server must
 /// then ignore the Host field; an application that used it would see another site than the one whose rules applied.
-fn fields<'a>(target: Target<'a>, head: &'a [u8]) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+pub(crate) fn fields<'a>(target: Target<'a>, head: &'a [u8]) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
     let named = match target {
         Target::Absolute { authority, .. } | Target::Authority(authority) => Some(authority),
         Target::Origin { .. } | Target::Asterisk => None,
@@ -386,8 +395,9 @@ pub(crate) fn instead(head: &[u8], target: &[u8]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::condition::any_request;
     use crate::glob::Glob;
-    use crate::routes::{Route, RouteAction};
+    use crate::routes::{QueryRule, Route, RouteAction};
     use crate::site::HttpRule;
     use alloc::string::String;
     use alloc::vec;
@@ -397,10 +407,12 @@ mod tests {
     fn rule(pattern: &str) -> AppRule {
         AppRule {
             pattern: Glob::new(pattern),
+            when: None,
             timeout: Duration::ZERO,
             max_body_bytes: Bytes(0),
             max_response_bytes: None,
             cache: None,
+            compress: Vec::new(),
             http: None,
         }
     }
@@ -409,7 +421,8 @@ mod tests {
     fn script_rules_match_paths_and_path_info() {
         let check = |patterns: &[&str], path: &str, expected: Option<(u16, &[&str])>| {
             let apps = patterns.iter().map(|pattern| rule(pattern)).collect();
-            let handler = handler_of(&Site { apps, ..Site::default() }, path.as_bytes()).expect("no route denies it");
+            let handler = handler_of(&Site { apps, ..Site::default() }, path.as_bytes(), &any_request())
+                .expect("no route denies it");
             let found =
                 handler.map(|handler| (handler.rule, handler.ends.iter().map(|&end| &path[..end]).collect::<Vec<_>>()));
             assert_eq!(found, expected.map(|(rule, ends)| (rule, ends.to_vec())), "{patterns:?} {path}");
@@ -546,7 +559,8 @@ mod tests {
         let apps = vec![AppRule { http: Some(http), ..rule("/") }];
         let route = |pattern: &str, to: &str| Route {
             pattern: Glob::new(pattern),
-            action: RouteAction::Rewrite { to: to.into() },
+            when: None,
+            action: RouteAction::Rewrite { to: to.into(), query: QueryRule::Keep },
         };
         let routes = vec![route("/old/**", "/new/$1"), route("/q", "/r?s=t")];
         let sites = Sites::new(vec![Site { apps, routes, ..Site::default() }]).expect("one");
@@ -584,9 +598,18 @@ mod tests {
         let head = b"GET /x HTTP/1.1\r\nHost: h\r\nRange: a\r\nIf-Range: b\r\nIf-None-Match: c\r\nif-modified-since: d\r\nX: y\r\n\r\n";
         let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10, secure: false };
         let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
-        for (for_others, expected) in [(false, 6), (true, 2)] {
-            let found = variables_of(whole(&request, head), b"/x", request.framing, query(&request), None, for_others);
-            assert_eq!(found.iter().filter(|(name, _)| name.starts_with(b"HTTP_")).count(), expected);
+        let conditions = [("If-None-Match", b"ours".as_slice())];
+        for (audience, expected) in [
+            (Audience::Client, &["HOST", "RANGE", "IF_RANGE", "IF_NONE_MATCH", "IF_MODIFIED_SINCE", "X"][..]),
+            (Audience::Cache(&[]), &["HOST", "X"]),
+            (Audience::Cache(&conditions), &["HOST", "X", "IF_NONE_MATCH"]),
+        ] {
+            let found = variables_of(whole(&request, head), b"/x", request.framing, query(&request), None, audience);
+            let names = found.iter().filter_map(|(name, _)| name.strip_prefix(b"HTTP_")).map(String::from_utf8_lossy);
+            assert_eq!(names.collect::<Vec<_>>(), expected);
+            let tag = found.iter().find(|(name, _)| name == b"HTTP_IF_NONE_MATCH").map(|(_, value)| &**value);
+            let expected_tag = expected.last().filter(|name| **name == "IF_NONE_MATCH").map_or(tag, |_| Some(b"ours"));
+            assert_eq!(tag, expected_tag);
         }
     }
 }

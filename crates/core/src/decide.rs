@@ -99,13 +99,13 @@ pub(crate) fn first_step<F: FileHandle>(
         return open_step(now, request, origin, resolved, shared);
     }
     let (site, path) = (sites.of(resolved.site), &*resolved.requested);
-    if is_delegated(origin, site, path) {
+    if is_delegated(request, origin, site, path) {
         return open_step(now, request, origin, resolved, shared);
     }
     // Browsers send preflights without credentials (Fetch, 3.2.5); the
     // response comes from the rule and reveals nothing about what exists.
     if site.preflight(path, request).is_none()
-        && let Some(guard) = site.guard(path)
+        && let Some(guard) = site.guard(path, request)
     {
         let Some(credentials) = request.authorization.and_then(Credentials::parse) else {
             return Step::Fail(Status::UNAUTHORIZED, "authentication required");
@@ -136,14 +136,14 @@ fn challenge_response<F>(
 const CHALLENGE_PREFIX: &[u8] = b"/.well-known/acme-challenge/";
 
 /// Whether an application of the site names the file: it has already authorised the client.
-fn is_delegated(origin: Origin, site: &Site, path: &[u8]) -> bool {
-    origin == Origin::Site && matches!(site.routed(path), Some(Routed::Internal))
+fn is_delegated(request: &Request<'_>, origin: Origin, site: &Site, path: &[u8]) -> bool {
+    origin == Origin::Site && matches!(site.routed(path, request), Some(Routed::Internal))
 }
 
 /// Whether the client's address may access the requested path.
 fn is_admitted(request: &Request<'_>, origin: Origin, resolved: &Resolved<'_>, site: &Site) -> bool {
     let path = &*resolved.requested;
-    site.admits(path, request.client.map(|client| client.address)) || is_delegated(origin, site, path)
+    site.admits(path, request) || is_delegated(request, origin, site, path)
 }
 
 /// The port of https to which the site redirects this request; `None` if it is served.
@@ -165,7 +165,7 @@ fn https_location(request: &Request<'_>, site: &Site, port: u16) -> Option<Vec<u
 /// The user name in a request for a protected path, for the log; in a 401, the claimed one.
 pub(crate) fn claimed_name(request: &Request<'_>, resolved: &Resolved<'_>, sites: &Sites) -> Option<Credentials> {
     let credentials = request.authorization.and_then(Credentials::parse)?;
-    sites.of(resolved.site).guard(&resolved.requested).map(|_| credentials)
+    sites.of(resolved.site).guard(&resolved.requested, request).map(|_| credentials)
 }
 
 /// Whether an application gets the request body, or may get it depending on the disk lookup. Keeps the plan in `resolved`.
@@ -176,7 +176,7 @@ pub(crate) fn may_be_for_app(
     sites: &Sites,
 ) -> bool {
     sites.have_apps()
-        && required_https(request, sites.of(resolved.site)).is_none()
+        && required_https(request, resolved, sites.of(resolved.site)).is_none()
         && match resolved.plan_ahead(request, origin, sites) {
             Plan::Run(_) => true,
             Plan::Look => resolved.may_lead_to_app(sites.of(resolved.site)),
@@ -453,10 +453,16 @@ fn step_not_unpacked<F>(why: NotUnpacked) -> Step<F> {
 
 /// Checks a compressed sibling of a missing file: it is sent only if the client could request it by its
 /// own name. Rules that match both names have already passed.
-fn step_before_lone<F>(origin: Origin, site: &Site, resource: &Resource, lone: &PrecompressedOnly) -> Option<Step<F>> {
+fn step_before_lone<F>(
+    request: &Request<'_>,
+    origin: Origin,
+    site: &Site,
+    resource: &Resource,
+    lone: &PrecompressedOnly,
+) -> Option<Step<F>> {
     let nothing = || Some(Step::Fail(Status::NOT_FOUND, plan::NOT_FOUND));
     let same_rule = |one: &Routed, other: &Routed| mem::discriminant(one) == mem::discriminant(other);
-    match (site.routed(&lone.name), site.routed(&resource.name)) {
+    match (site.routed(&lone.name, request), site.routed(&resource.name, request)) {
         (None | Some(Routed::Rewrite(_)), _) => {}
         (Some(Routed::Deny(status)), _) => return Some(Step::Fail(status, plan::DENIED)),
         (Some(Routed::Internal), _) if origin == Origin::Site => {}
@@ -469,7 +475,7 @@ fn step_before_lone<F>(origin: Origin, site: &Site, resource: &Resource, lone: &
     if is_guarded_elsewhere {
         return nothing();
     }
-    match (app::handler_of(site, &lone.name), app::handler_of(site, &resource.name)) {
+    match (app::handler_of(site, &lone.name, request), app::handler_of(site, &resource.name, request)) {
         (Ok(None), Ok(None)) => None,
         (Err(status), _) | (_, Err(status)) => Some(Step::Fail(status, plan::DENIED)),
         // The source of an application, or a file that only the application may send.
@@ -487,15 +493,15 @@ fn step_before_file<F>(
     resource: &Resource,
 ) -> Option<Step<F>> {
     if let Some(lone) = &resource.lone
-        && let Some(step) = step_before_lone(origin, site, resource, lone)
+        && let Some(step) = step_before_lone(request, origin, site, resource, lone)
     {
         return Some(step);
     }
     if *path != *resource.name && !(site.apps.is_empty() && site.routes.is_empty()) {
-        if let Some(status) = site.denied(&resource.name) {
+        if let Some(status) = site.denied(&resource.name, request) {
             return Some(Step::Fail(status, plan::DENIED));
         }
-        match app::handler_of(site, &resource.name) {
+        match app::handler_of(site, &resource.name, request) {
             Ok(Some(handler)) => return Some(Step::Run(handler)),
             Ok(None) => {}
             Err(status) => return Some(Step::Fail(status, plan::DENIED)),
@@ -530,10 +536,10 @@ fn step_without_file<F: FileHandle>(
     let query = request.target.query();
     match meaning {
         LookupResult::Absent if let Some(file) = site.fallback(path) => {
-            if let Some(status) = site.denied(file.as_bytes()) {
+            if let Some(status) = site.denied(file.as_bytes(), request) {
                 return Step::Fail(status, plan::DENIED);
             }
-            match app::handler_of(site, file.as_bytes()) {
+            match app::handler_of(site, file.as_bytes(), request) {
                 Ok(Some(handler)) => return Step::Run(handler),
                 Ok(None) if !plan::is_read(request.method) => return step_without_app(request, site, path),
                 Ok(None) => {}
@@ -590,7 +596,7 @@ pub(crate) fn failure<F: FileHandle>(
 ) -> Failure<F> {
     let SharedState { sites, caches, .. } = shared;
     let site = sites.of(resolved.site);
-    let Some((_, page)) = site.error_pages.iter().find(|(known, _)| *known == status) else {
+    let Some(page) = site.error_page(status) else {
         return Failure::Reply(plain_failure(request, (status, why), resolved, shared));
     };
     let known = caches.find(now, site.number, page.as_bytes());
@@ -642,6 +648,7 @@ pub(crate) fn plain_failure<F>(
     let SharedState { sites, caches, errors, .. } = shared;
     let site = sites.of(resolved.site);
     let reply = if site.rules.is_empty()
+        && !site.has_conditions
         && site.cors.is_empty()
         && status != Status::UNAUTHORIZED
         && caches.budgets.ready_headers

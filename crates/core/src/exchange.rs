@@ -329,7 +329,7 @@ impl Exchange {
         }
     }
 
-    /// A timeout has expired.
+    /// A timeout has expired, or the time of a delayed request has come.
     pub fn overdue<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, protocol: &mut P) -> Progress {
         match &self.state {
             State::Body(_) => {
@@ -453,7 +453,7 @@ impl Exchange {
     /// The application has switched to another protocol, with this head.
     fn begin_tunnel<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, head: &[u8], protocol: &mut P) {
         if let (mut steps, State::App(app_request)) = self.parts(cx, protocol) {
-            let made = app_request.switch(steps.cx, head);
+            let made = app_request.switch(steps.cx, &steps.request, head);
             let response = steps.response_from(app_request, made);
             steps.protocol.begin_tunnel(steps.cx, response);
         }
@@ -483,7 +483,7 @@ impl Exchange {
         };
         app_request.output_left = left;
         match &mut app_request.stage {
-            Stage::Rest(_) => Progress::Open,
+            Stage::Rest(_) | Stage::Confirmed(_) => Progress::Open,
             Stage::Body(_) => {
                 app_request.pass_body(cx, bytes, protocol);
                 Progress::Open
@@ -528,7 +528,10 @@ impl Exchange {
                 );
                 let response = steps.response_from(app_request, made);
                 steps.protocol.begin_response(steps.cx, &steps.request, response, framing);
-                app_request.pass_body(steps.cx, rest, steps.protocol);
+                match stream {
+                    Some(stream) => app_request.compress(steps.cx, stream, (rest, is_last), script_head.length),
+                    None => app_request.pass_body(steps.cx, rest, steps.protocol),
+                }
                 Progress::Open
             }
             HeadVerdict::Instead => {

@@ -8,19 +8,26 @@
 //! | `{a,b}` | one of these patterns, which may be nested |
 //! | `\\` | the next byte literally: `\\{`, `\\*`, `\\\\` |
 //!
+//! | `~...`, `~*...` | what the regular expression after it matches somewhere, without regard to ASCII case after `~*` |
+//!
 //! A pattern without a slash is matched against the last segment alone, so that `*.css` means every style sheet.
+//!
+//! Regular expressions are those of the crate `regex`, whose search is linear too, without look-around and backreferences. They
+//! see the whole path, of any bytes; their groups are the captures.
 //!
 //! The loop matches paths from untrusted clients, so the work is linear in the path for any pattern: a pattern is
 //! compiled, when the configuration is read, into an automaton whose states are the bits of a few words. It runs over
 //! the path once, from its end, which also yields the captures of the stars ([`Glob::captures`]). For most paths the
 //! automaton need not run: the literal bytes at both ends are compared first.
 
-use alloc::borrow::Cow;
+use alloc::borrow::{Cow, ToOwned};
 use alloc::boxed::Box;
 use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use amped_units::parse_text;
+use regex::bytes::{Regex, RegexBuilder};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -28,9 +35,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone)]
 pub struct Glob {
     pattern: Box<str>,
-    whole_path: bool,
+    scope: Scope,
+    matcher: Matcher,
+}
+
+#[derive(Clone)]
+enum Matcher {
     /// The alternatives after expansion of braces.
-    alternatives: Box<[Automaton]>,
+    Automata(Box<[Automaton]>),
+    Regex(Regex),
 }
 
 impl Serialize for Glob {
@@ -43,9 +56,14 @@ impl<'de> Deserialize<'de> for Glob {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Glob, D::Error> {
         parse_text(deserializer, |pattern| match pattern {
             "" => Err("the pattern is empty\nwrite `**` to match all paths".into()),
-            _ => Glob::parse(pattern).map_err(|why| format!("invalid pattern `{}`\n{why}", pattern.escape_debug())),
+            _ => Glob::parse(pattern).map_err(|why| invalid(pattern, &why)),
         })
     }
+}
+
+/// The message about an invalid pattern, and in a second line why it is.
+pub(crate) fn invalid(pattern: &str, why: &str) -> String {
+    format!("invalid pattern `{}`\n{why}", pattern.escape_debug())
 }
 
 impl JsonSchema for Glob {
@@ -58,8 +76,22 @@ impl JsonSchema for Glob {
     }
 }
 
+/// What is compared with a pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// The whole path.
+    Path,
+    /// The last segment of a path.
+    Name,
+    /// Any text, in which slashes have no meaning.
+    Text,
+}
+
 /// Maximum alternatives of a pattern.
 const ALTERNATIVES_MAX: usize = 64;
+
+/// Maximum bytes of a compiled regular expression, and of the states that its search caches.
+const REGEX_BYTES_MAX: usize = 256 * 1024;
 
 /// Maximum words of a set of states: an alternative has at most 511 items between its first and last wildcard.
 const WORDS_MAX: usize = 8;
@@ -69,21 +101,42 @@ impl Glob {
     ///
     /// # Errors
     /// Why the pattern is invalid, for the operator.
-    pub fn parse(pattern: &str) -> Result<Glob, &'static str> {
+    pub fn parse(pattern: &str) -> Result<Glob, Cow<'static, str>> {
+        Glob::compile(pattern, if pattern.contains('/') { Scope::Path } else { Scope::Name })
+    }
+
+    /// Compiles a pattern of any text: `*` and `**` match any bytes, and the empty pattern the empty text.
+    ///
+    /// # Errors
+    /// As [`Glob::parse`].
+    pub fn of_text(pattern: &str) -> Result<Glob, Cow<'static, str>> {
+        Glob::compile(pattern, Scope::Text)
+    }
+
+    fn compile(pattern: &str, scope: Scope) -> Result<Glob, Cow<'static, str>> {
+        if let Some(regex) = pattern.strip_prefix('~') {
+            return Ok(Glob {
+                pattern: pattern.into(),
+                scope: Scope::Text,
+                matcher: Matcher::Regex(compile_regex(regex)?),
+            });
+        }
         let mut rest = pattern.as_bytes();
         let sequences = sequence(&mut rest, false)?;
         if !rest.is_empty() {
-            return Err("unmatched `}`; write `\\}` for a literal brace");
+            return Err("unmatched `}`; write `\\}` for a literal brace".into());
         }
-        let whole_path = pattern.contains('/');
         let compile = |mut items: Vec<Item>| {
-            if whole_path && items.first() == Some(&Item::Byte(b'/')) {
+            if scope == Scope::Path && items.first() == Some(&Item::Byte(b'/')) {
                 items.remove(0);
+            }
+            if scope == Scope::Text {
+                items.iter_mut().filter(|item| **item == Item::Star).for_each(|item| *item = Item::Double);
             }
             Automaton::new(&items)
         };
         let alternatives = sequences.into_iter().map(compile).collect::<Result<_, _>>()?;
-        Ok(Glob { pattern: pattern.into(), whole_path, alternatives })
+        Ok(Glob { pattern: pattern.into(), scope, matcher: Matcher::Automata(alternatives) })
     }
 
     /// Compiles a built-in pattern.
@@ -102,32 +155,67 @@ impl Glob {
     /// Whether `path`, which begins with a slash, matches.
     pub fn matches(&self, path: &[u8]) -> bool {
         let text = self.text(path);
-        self.alternatives.iter().any(|automaton| automaton.matches(text))
+        match &self.matcher {
+            Matcher::Automata(alternatives) => alternatives.iter().any(|automaton| automaton.matches(text)),
+            Matcher::Regex(regex) => regex.is_match(text),
+        }
     }
 
-    /// The number of stars, the same in each alternative; adjacent stars count as one.
+    /// The length of the directories with which every matching path begins, up to the last slash before the first wildcard:
+    /// at least 1.
+    pub fn fixed_directory(&self) -> usize {
+        if self.is_regex() {
+            return 1;
+        }
+        let literal = self.pattern.split(['*', '?', '{', '\\']).next().unwrap_or_default();
+        let literal = literal.strip_prefix('/').unwrap_or(literal);
+        literal.rfind('/').map_or(1, |slash| slash + 2)
+    }
+
+    /// Whether it is a regular expression.
+    pub fn is_regex(&self) -> bool {
+        matches!(self.matcher, Matcher::Regex(_))
+    }
+
+    /// Whether it may match several names, unlike a literal path.
+    pub fn has_wildcards(&self) -> bool {
+        self.is_regex() || self.pattern.contains('*')
+    }
+
+    /// The number of stars, the same in each alternative; adjacent stars count as one. Of a regular expression, its groups.
     pub fn stars(&self) -> usize {
-        self.alternatives.iter().map(Automaton::stars).min().unwrap_or(0)
+        match &self.matcher {
+            Matcher::Automata(alternatives) => alternatives.iter().map(Automaton::stars).min().unwrap_or(0),
+            Matcher::Regex(regex) => regex.captures_len() - 1,
+        }
     }
 
-    /// The text matched by each star, in order, each as short as possible; `None` if `path` does not match.
+    /// The text matched by each star, in order, each as short as possible, or by each group of a regular expression, empty
+    /// for one that took no part; `None` if `path` does not match.
     pub fn captures<'p>(&self, path: &'p [u8]) -> Option<Vec<&'p [u8]>> {
         let text = self.text(path);
-        self.alternatives.iter().find_map(|automaton| automaton.captures(text))
+        match &self.matcher {
+            Matcher::Automata(alternatives) => alternatives.iter().find_map(|automaton| automaton.captures(text)),
+            Matcher::Regex(regex) => {
+                let groups = regex.captures(text)?;
+                Some(groups.iter().skip(1).map(|group| group.map_or(&b""[..], |group| group.as_bytes())).collect())
+            }
+        }
     }
 
     /// The part of a path that is compared.
     fn text<'p>(&self, path: &'p [u8]) -> &'p [u8] {
-        match self.whole_path {
-            true => path.strip_prefix(b"/").unwrap_or(path),
-            false => &path[memchr::memrchr(b'/', path).map_or(0, |slash| slash + 1)..],
+        match self.scope {
+            Scope::Text => path,
+            Scope::Path => path.strip_prefix(b"/").unwrap_or(path),
+            Scope::Name => &path[memchr::memrchr(b'/', path).map_or(0, |slash| slash + 1)..],
         }
     }
 }
 
 impl PartialEq for Glob {
     fn eq(&self, other: &Glob) -> bool {
-        self.pattern == other.pattern
+        (&self.pattern, self.scope) == (&other.pattern, other.scope)
     }
 }
 
@@ -137,6 +225,24 @@ impl core::fmt::Debug for Glob {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Glob({:?})", self.pattern)
     }
+}
+
+/// Compiles a regular expression, which a star may precede.
+fn compile_regex(pattern: &str) -> Result<Regex, Cow<'static, str>> {
+    let (is_caseless, pattern) = pattern.strip_prefix('*').map_or((false, pattern), |pattern| (true, pattern));
+    // nginx's directives have a space there.
+    let pattern = pattern.trim_start();
+    if pattern.is_empty() {
+        return Err("write a regular expression after `~`, such as `~\\.php$`".into());
+    }
+    // Without Unicode, so that a path of any bytes can match.
+    let mut builder = RegexBuilder::new(pattern);
+    builder.unicode(false).case_insensitive(is_caseless).size_limit(REGEX_BYTES_MAX).dfa_size_limit(REGEX_BYTES_MAX);
+    builder.build().map_err(|error| match error {
+        regex::Error::CompiledTooBig(_) => "the regular expression is too large; write several rules".into(),
+        // The last of several lines, below a picture of the pattern.
+        error => format!("{error}").lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned().into(),
+    })
 }
 
 /// An item of a pattern without braces.
@@ -392,6 +498,57 @@ fn is_boundary(text: &[u8], at: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn automata(glob: &Glob) -> Box<[Automaton]> {
+        match &glob.matcher {
+            Matcher::Automata(alternatives) => alternatives.clone(),
+            Matcher::Regex(_) => panic!("{glob:?} is a regular expression"),
+        }
+    }
+
+    #[test]
+    fn regular_expressions_match_anywhere_and_capture_groups() {
+        let check = |pattern: &str, path: &[u8], expected: Option<&[&[u8]]>| {
+            let glob = Glob::new(pattern);
+            let captures = glob.captures(path);
+            assert_eq!(captures.as_deref(), expected, "{pattern} {path:?}");
+            assert_eq!(glob.matches(path), expected.is_some(), "{pattern} {path:?}");
+            assert!(captures.is_none_or(|captures| captures.len() == glob.stars()), "{pattern}");
+        };
+        check(r"~^/wp-content/uploads/.*\.php$", b"/wp-content/uploads/2024/e.php", Some(&[]));
+        check(r"~^/wp-content/uploads/.*\.php$", b"/wp-content/uploads/e.php5", None);
+        check(r"~\.php", b"/a/b.php/c", Some(&[]));
+        check(r"~\.PHP$", b"/a.php", None);
+        check(r"~* \.PHP$", b"/a.php", Some(&[]));
+        check(r"~^/(\w+)/(\d+)?(/.*)$", b"/blog//x/y", Some(&[b"blog", b"", b"/x/y"]));
+        check(r"~^/.\xff$", b"/\xfe\xff", Some(&[]));
+        check(r"~^/[^/]+/\.git", b"/a\nb/.git/config", Some(&[]));
+        check(r"\~a", b"/x/~a", Some(&[]));
+    }
+
+    #[test]
+    fn invalid_regular_expression_is_rejected_with_reason() {
+        let check = |pattern: &str, expected: &str| {
+            let why = Glob::parse(pattern).expect_err(pattern);
+            assert!(why.contains(expected), "{pattern}: {why}");
+        };
+        check("~", "write a regular expression");
+        check("~*", "write a regular expression");
+        check("~^/(a", "unclosed group");
+        check("~a{2,1}", "repetition");
+        check("~(?!a)b", "look-around");
+        check("~(a{500}){500}", "too large");
+    }
+
+    proptest! {
+        /// A search takes as long as the path, whatever the expression: this one makes a backtracking search exponential.
+        #[test]
+        fn nested_repetitions_end_soon(length in 1_usize..8000) {
+            let path = [b"/", &*alloc::vec![b'a'; length], b"!"].concat();
+            prop_assert!(!Glob::new("~^/(a+)+$").matches(&path));
+        }
+    }
+
     use alloc::format;
     use alloc::string::String;
     use proptest::prelude::*;
@@ -493,7 +650,7 @@ mod tests {
             for length in [1 << 10, 1 << 13, 1 << 16] {
                 let path = |unit: &str| format!("{}/x.php", unit.repeat(length / unit.len()));
                 for path in [path("/a"), path("/"), path("a"), path("/cgi-bin/aaaab")] {
-                    let automaton = &Glob::new(pattern).alternatives[0];
+                    let automaton = &automata(&Glob::new(pattern))[0];
                     let mut steps = 0;
                     if let Some((start, end)) = automaton.range(&path.as_bytes()[1..]) {
                         automaton.run(&path.as_bytes()[1..], start, end, |_, _| steps += 1);
@@ -510,7 +667,7 @@ mod tests {
         let pattern = format!("/*{}*/**/{}?", "ab".repeat(60), "c".repeat(130));
         let path = format!("/x{}y/1/2/{}d", "ab".repeat(60), "c".repeat(130));
         let glob = Glob::new(&pattern);
-        assert!(glob.alternatives[0].words > 3);
+        assert!(automata(&glob)[0].words > 3);
         assert_eq!(glob.captures(path.as_bytes()), Some(Vec::from([&b"x"[..], b"y", b"1/2"])));
         assert!(glob.matches(path.as_bytes()) && !glob.matches(&path.as_bytes()[..path.len() - 1]));
     }

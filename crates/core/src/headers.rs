@@ -1,23 +1,28 @@
-//! Response header fields that the operator sets by pattern: `[[site.headers]]`.
+//! Response header fields that the operator sets, appends or removes by pattern: `[[site.headers]]`.
 //!
-//! A new field is a key of [`HeaderRule`] and a line in [`add_to_file`] or [`add`], which `reply` calls for each response.
+//! `reply` calls [`add_to_file`] and [`add`] for each response whose head it makes. The heads of files are cached, so that
+//! rules cost a cached response nothing.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
+use amped_http::h1::request::Request;
 use amped_http::h1::response::Head;
+use amped_http::status::Status;
 use amped_units::Form as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
+use crate::condition::Condition;
 use crate::forms::{CacheControl, FieldName, FieldValue};
 use crate::glob::Glob;
 
 /// Response header fields by pattern
 ///
-/// All tables whose `match` matches apply, in order; a later one replaces the value of an earlier one.
+/// All tables whose `match` matches apply, in order; a later one replaces the value of an earlier one. A table first removes,
+/// then sets, then appends.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub struct HeaderRule {
@@ -28,6 +33,10 @@ pub struct HeaderRule {
     #[schemars(example = "*.css")]
     #[default(Glob::new("**"))]
     pub pattern: Glob,
+    /// Requests that the rule applies to; see "Conditions" above
+    #[serde(default)]
+    #[schemars(extend("examples" = [{ "scheme": "https" }]))]
+    pub when: Option<Box<Condition>>,
     /// Value of Cache-Control, for files but not for errors
     ///
     /// Sent with status 200, 206 and 304.
@@ -43,15 +52,28 @@ pub struct HeaderRule {
 impl HeaderRule {
     /// Returns whether the rule has no effect.
     pub fn is_empty(&self) -> bool {
-        let HeaderRule { pattern: _, cache_control, set } = self;
-        cache_control.is_none() && set.is_empty()
+        let HeaderRule { pattern: _, when: _, cache_control, set, append, remove, errors: _ } = self;
+        cache_control.is_none() && set.is_empty() && append.is_empty() && remove.is_empty()
+    }
+
+    /// Returns whether `set`, `append` and `remove` apply to a response with this status.
+    fn applies(&self, path: &[u8], request: &Request<'_>, status: Status) -> bool {
+        (self.errors || status.0 < 400) && self.matches(path, request)
+    }
+
+    fn matches(&self, path: &[u8], request: &Request<'_>) -> bool {
+        self.pattern.matches(path) && self.when.as_ref().is_none_or(|when| when.holds(request))
+    }
+
+    fn removes(&self, name: &str) -> bool {
+        self.remove.iter().any(|removed| removed.eq_ignore_ascii_case(name))
     }
 }
 
 /// Adds the fields of responses with status 200, 206 and 304 for a file: Cache-Control by the last matching rule that has
 /// one. Returns whether there is one.
-pub(crate) fn add_to_file(head: &mut Head, rules: &[HeaderRule], path: &[u8]) -> bool {
-    let mut matching = rules.iter().rev().filter(|rule| rule.pattern.matches(path));
+pub(crate) fn add_to_file(head: &mut Head, rules: &[HeaderRule], path: &[u8], request: &Request<'_>) -> bool {
+    let mut matching = rules.iter().rev().filter(|rule| rule.matches(path, request));
     let value = matching.find_map(|rule| rule.cache_control.as_deref());
     if let Some(value) = value {
         head.field("Cache-Control", value);
@@ -59,14 +81,23 @@ pub(crate) fn add_to_file(head: &mut Head, rules: &[HeaderRule], path: &[u8]) ->
     value.is_some()
 }
 
-/// Adds the fields of every response, except those that are already set. All matching rules apply in order; a later value
-/// replaces an earlier one.
-pub(crate) fn add(head: &mut Head, rules: &[HeaderRule], path: &[u8], is_set: impl Fn(&str) -> bool) {
-    let mut fields: Vec<(&str, &str)> = Vec::new();
-    for (name, value) in rules.iter().filter(|rule| rule.pattern.matches(path)).flat_map(|rule| &rule.set) {
-        match fields.iter_mut().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
-            Some(field) => field.1 = value,
-            None => fields.push((name, value)),
+/// Applies the rules to the head of any response. A field that `is_set` by an application is removed by rules, but not
+/// set by them.
+pub(crate) fn add(
+    head: &mut Head,
+    rules: &[HeaderRule],
+    path: &[u8],
+    request: &Request<'_>,
+    is_set: impl Fn(&str) -> bool,
+) {
+    let status = head.status();
+    let (mut fields, mut removed): (Fields<'_>, Vec<&str>) = (Vec::new(), Vec::new());
+    for rule in rules.iter().filter(|rule| rule.applies(path, request, status)) {
+        fields.retain(|(name, _)| !rule.removes(name));
+        removed.extend(rule.remove.iter().map(|name| &**name));
+        let is_removed = |name: &str| removed.iter().any(|removed| removed.eq_ignore_ascii_case(name));
+        for (name, value) in rule.set.iter().filter(|(name, _)| !is_set(name) || is_removed(name)) {
+            replace(&mut fields, name, value);
         }
     }
     for (name, value) in fields.into_iter().filter(|(name, _)| !is_set(name)) {

@@ -73,7 +73,7 @@ struct Busy {
 /// The connection as seen by an exchange.
 #[derive(Debug)]
 struct Wire {
-    /// When the state last changed, or output was last sent.
+    /// When the state last changed, or all output was sent; while some is unsent, since when `credit` runs down.
     since: Time,
     /// Requests parsed so far.
     requests: usize,

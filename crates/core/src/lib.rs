@@ -34,6 +34,7 @@ pub mod auth;
 pub mod cache;
 mod client;
 pub mod compress;
+pub mod condition;
 pub mod connection;
 pub mod cors;
 pub mod deadline;

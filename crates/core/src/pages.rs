@@ -130,6 +130,9 @@ pub(crate) fn page_of(
     is_kept.then_some((page, vary))
 }
 
+/// Fields that a 304 does not change: those of the body that is cached, in its coding; and the tag, by which it was found.
+const OF_BODY: [&str; 6] = ["Content-Encoding", "Content-Type", "Content-Range", "Content-Length", "ETag", "Vary"];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +147,7 @@ mod tests {
     fn wants(lines: &str) -> Option<Wanted> {
         let rule = AppRule {
             pattern: Glob::new("/"),
+            when: None,
             timeout: Duration::ZERO,
             max_body_bytes: Bytes(0),
             max_response_bytes: None,

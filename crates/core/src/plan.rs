@@ -13,7 +13,7 @@ use amped_http::uri::{self, PathError, Target};
 
 use crate::app::{self, HandlerMatch};
 use crate::cache::uri::{Translated, UriCache};
-use crate::routes::{FixedResponse, Routed};
+use crate::routes::{FixedResponse, QueryRule, Routed};
 use crate::site::{Site, Sites};
 
 use alloc::sync::Arc;
@@ -207,27 +207,27 @@ fn plan(request: &Request<'_>, origin: Origin, resolved: &mut Resolved<'_>, site
     if site.preflight(&resolved.requested, request).is_some() {
         return Plan::Options;
     }
-    match site.routed(&resolved.requested) {
+    match site.routed(&resolved.requested, request) {
         None => {}
         Some(Routed::Internal) if origin == Origin::Site => {}
         Some(Routed::Internal | Routed::Nowhere) => return refuse((Status::NOT_FOUND, NOT_FOUND)),
         Some(Routed::Deny(status)) => return refuse((status, DENIED)),
         Some(Routed::Respond(response)) => return Plan::Respond(response),
-        Some(Routed::Redirect(status, mut location)) => {
-            if let Some(query) = request.target.query().filter(|_| !location.contains(&b'?')) {
-                location.push(b'?');
+        Some(Routed::Redirect(status, mut location, rule)) => {
+            if let Some(query) = request.target.query().filter(|_| rule == QueryRule::Keep) {
+                location.push(if location.contains(&b'?') { b'&' } else { b'?' });
                 location.extend_from_slice(query);
             }
             return Plan::Redirect { status, location };
         }
         Some(Routed::Rewrite(other)) => {
-            if let Some(status) = site.denied(&other) {
+            if let Some(status) = site.denied(&other, request) {
                 return refuse((status, DENIED));
             }
             resolved.rewritten = Some(CleanPath::Shared(other.into()));
         }
     }
-    match app::handler_of(site, resolved.path()) {
+    match app::handler_of(site, resolved.path(), request) {
         Ok(Some(handler)) => return Plan::Run(handler),
         Ok(None) => {}
         Err(status) => return refuse((status, DENIED)),
@@ -307,20 +307,22 @@ mod tests {
         let pattern = Glob::new(pattern);
         AppRule {
             pattern,
+            when: None,
             timeout: Duration::ZERO,
             max_body_bytes: Bytes(0),
             max_response_bytes: None,
             cache: None,
+            compress: Vec::new(),
             http: None,
         }
     }
 
     fn redirect(to: &str) -> RouteAction {
-        RouteAction::Redirect { to: to.into(), status: Status::FOUND }
+        RouteAction::Redirect { to: to.into(), status: Status::FOUND, query: None }
     }
 
     fn rewrite(to: &str) -> RouteAction {
-        RouteAction::Rewrite { to: to.into() }
+        RouteAction::Rewrite { to: to.into(), query: QueryRule::Keep }
     }
 
     /// The plan for a request: `site path ?query`, `APP path`, a status, or OPTIONS with the path for rules.
@@ -358,8 +360,11 @@ mod tests {
     }
 
     fn site(routes: &[(&str, RouteAction)]) -> Site {
-        let route =
-            |(pattern, action): &(&str, RouteAction)| Route { pattern: Glob::new(pattern), action: action.clone() };
+        let route = |(pattern, action): &(&str, RouteAction)| Route {
+            pattern: Glob::new(pattern),
+            when: None,
+            action: action.clone(),
+        };
         Site { routes: routes.iter().map(route).collect(), ..Site::default() }
     }
 

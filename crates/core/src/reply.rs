@@ -191,7 +191,8 @@ pub fn choose<'a>(request: &Request<'_>, resource: &'a Resource) -> Chosen<'a> {
     }
 }
 
-fn accepted(request: &Request<'_>) -> Accepted {
+/// The codings that a request accepts.
+pub(crate) fn accepted(request: &Request<'_>) -> Accepted {
     request.accept_encoding.iter().fold(Accepted::NOTHING_SAID, Accepted::and)
 }
 
@@ -332,10 +333,14 @@ pub fn file<F>(
             kind,
         };
         let hint = &representation.head_hints[kind as usize];
-        ReplyHead::Ready(heads.get_or_make(hint, key, || match kind {
-            HeadKind::Whole => whole_head(site, resource, representation, cors_origin),
-            HeadKind::NotModified => not_modified_head(site, resource, representation, cors_origin),
-        }))
+        let make = || match kind {
+            HeadKind::Whole => whole_head(site, request, resource, representation, cors_origin),
+            HeadKind::NotModified => not_modified_head(site, request, resource, representation, cors_origin),
+        };
+        match site.has_conditional_head(&resource.name) {
+            true => ReplyHead::Owned(Box::new(make())),
+            false => ReplyHead::Ready(heads.get_or_make(hint, key, make)),
+        }
     };
     match verdict {
         Verdict::NotModified => (ready(HeadKind::NotModified), Body::Empty),
@@ -346,7 +351,7 @@ pub fn file<F>(
             };
             (ready(HeadKind::Whole), body)
         }
-        Verdict::Partial(ranges) => partial(site, resource, representation, ranges, content, cors_origin),
+        Verdict::Partial(ranges) => partial(site, request, resource, representation, ranges, content, cors_origin),
         Verdict::PreconditionFailed => error(site, request, &resource.name, Status::PRECONDITION_FAILED, FAILED),
         Verdict::Unsatisfiable => {
             let mut text = Vec::new();
@@ -362,20 +367,27 @@ pub fn file<F>(
 }
 
 /// 200.
-fn whole_head(site: &Site, resource: &Resource, representation: &Representation, cors_origin: CorsOrigin) -> Head {
+fn whole_head(
+    site: &Site,
+    request: &Request<'_>,
+    resource: &Resource,
+    representation: &Representation,
+    cors_origin: CorsOrigin,
+) -> Head {
     let mut head = Head::new(Status::OK);
     head.field("Content-Type", &resource.media_type).number("Content-Length", representation.version.size);
     describe(&mut head, site, resource, representation);
     validators(&mut head, representation);
     head.field("Accept-Ranges", "bytes");
-    file_fields(&mut head, site, &resource.name);
-    custom(&mut head, site, &resource.name, cors_origin);
+    file_fields(&mut head, site, request, &resource.name);
+    custom(&mut head, site, request, &resource.name, cors_origin);
     head
 }
 
 /// 304. RFC 9110, 15.4.5: with the Cache-Control, Content-Location, Date, ETag, Expires and Vary of a 200.
 fn not_modified_head(
     site: &Site,
+    request: &Request<'_>,
     resource: &Resource,
     representation: &Representation,
     cors_origin: CorsOrigin,
@@ -384,14 +396,15 @@ fn not_modified_head(
     vary(&mut head, site, &resource.name, resource.vary);
     content_location(&mut head, resource);
     validators(&mut head, representation);
-    file_fields(&mut head, site, &resource.name);
-    custom(&mut head, site, &resource.name, cors_origin);
+    file_fields(&mut head, site, request, &resource.name);
+    custom(&mut head, site, request, &resource.name, cors_origin);
     head
 }
 
 /// 206, with one part or several.
 fn partial<F>(
     site: &Site,
+    request: &Request<'_>,
     resource: &Resource,
     representation: &Representation,
     ranges: Vec<Range<u64>>,
@@ -429,8 +442,8 @@ fn partial<F>(
     };
     describe(&mut head, site, resource, representation);
     validators(&mut head, representation);
-    file_fields(&mut head, site, &resource.name);
-    custom(&mut head, site, &resource.name, cors_origin);
+    file_fields(&mut head, site, request, &resource.name);
+    custom(&mut head, site, request, &resource.name, cors_origin);
     (ReplyHead::Owned(Box::new(head)), body)
 }
 
@@ -485,9 +498,9 @@ fn file_fields(head: &mut Head, site: &Site, path: &[u8]) {
 }
 
 /// RFC 9110, 11.6.1 and RFC 7617, 2.1: adds the challenge of a 401.
-fn challenge(head: &mut Head, site: &Site, path: &[u8], status: Status) {
+fn challenge(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8], status: Status) {
     if status == Status::UNAUTHORIZED
-        && let Some(guard) = site.guard(path)
+        && let Some(guard) = site.guard(path, request)
     {
         head.field("WWW-Authenticate", alloc::format!("Basic realm=\"{}\", charset=\"UTF-8\"", guard.realm));
     }
@@ -549,7 +562,8 @@ fn add_to_script(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8
         vary(head, site, path, Vary::NOTHING);
         rule.allow(head, site.cors_origin(path, request));
     }
-    headers::add(head, &site.rules, path, is_set);
+    vary_by_conditions(head, site);
+    headers::add(head, &site.rules, path, request, is_set);
 }
 
 /// Builds the response from an application's cached page, or a
@@ -602,11 +616,20 @@ pub enum ScriptFraming {
 }
 
 /// Adds the fields that the rules of the site set on every response.
-fn custom(head: &mut Head, site: &Site, path: &[u8], cors_origin: CorsOrigin) {
+fn custom(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8], cors_origin: CorsOrigin) {
     if let Some(rule) = site.cors(path) {
         rule.allow(head, cors_origin);
     }
-    headers::add(head, &site.rules, path, |_| false);
+    vary_by_conditions(head, site);
+    headers::add(head, &site.rules, path, request, |_| false);
+}
+
+/// RFC 9110, 12.5.5: names the fields on which conditions of the site's rules depend, on every response, since a rule that does
+/// not apply matters too.
+fn vary_by_conditions(head: &mut Head, site: &Site) {
+    if !site.conditional_fields.is_empty() {
+        head.field("Vary", &*site.conditional_fields);
+    }
 }
 
 /// Builds an error with a page that gives the reason.
@@ -624,9 +647,9 @@ fn error_with<F>(
 ) -> (ReplyHead, Body<F>) {
     let (mut head, page) = generated(status, error_page(status, why));
     more(&mut head);
-    challenge(&mut head, site, path, status);
+    challenge(&mut head, site, request, path, status);
     vary(&mut head, site, path, Vary::NOTHING);
-    custom(&mut head, site, path, site.cors_origin(path, request));
+    custom(&mut head, site, request, path, site.cors_origin(path, request));
     (ReplyHead::Owned(Box::new(head)), unless_head(request, Body::Text(page)))
 }
 
@@ -679,9 +702,9 @@ pub fn error_from_page<F>(
 ) -> (ReplyHead, Body<F>) {
     let size = content.version.size;
     let mut head = error_head(status, size, &resource.media_type);
-    challenge(&mut head, site, path, status);
+    challenge(&mut head, site, request, path, status);
     vary(&mut head, site, path, Vary::NOTHING);
-    custom(&mut head, site, path, site.cors_origin(path, request));
+    custom(&mut head, site, request, path, site.cors_origin(path, request));
     let body = match request.method {
         Some(Method::Head) => Body::Empty,
         _ if size == 0 => Body::Empty,
@@ -729,7 +752,7 @@ pub fn options<F>(site: &Site, request: &Request<'_>, path: &[u8]) -> (ReplyHead
     head.field("Allow", ALLOW);
     vary(&mut head, site, path, Vary::NOTHING);
     let cors_origin = site.cors_origin(path, request);
-    custom(&mut head, site, path, cors_origin);
+    custom(&mut head, site, request, path, cors_origin);
     if let Some(rule) = site.preflight(path, request).filter(|rule| rule.allows(cors_origin)) {
         rule.preflight(&mut head);
     }
@@ -787,7 +810,8 @@ pub(crate) fn beside_file(head: &ReplyHead, fields: &[(Box<str>, Box<[u8]>)]) ->
         Status::NOT_MODIFIED => !is_of_body(name),
         _ => !(is_several && name.eq_ignore_ascii_case("Content-Type")),
     };
-    let fields: Vec<_> = fields.iter().filter(|(name, _)| goes_along(name)).collect();
+    let is_removed = |name: &str| headers::is_removed(&site.rules, path, request, status, name);
+    let fields: Vec<_> = fields.iter().filter(|(name, _)| goes_along(name) && !is_removed(name)).collect();
     for (name, _) in &fields {
         head.remove(name);
     }
@@ -842,8 +866,8 @@ pub fn listing<F>(
     }
     vary(&mut head, site, path, Vary::ACCEPT);
     head.field("Last-Modified", date::format(modified)).field("ETag", &tag);
-    file_fields(&mut head, site, path);
-    custom(&mut head, site, path, site.cors_origin(path, request));
+    file_fields(&mut head, site, request, path);
+    custom(&mut head, site, request, path, site.cors_origin(path, request));
     let has_body = is_whole && request.method != Some(Method::Head);
     (ReplyHead::Owned(Box::new(head)), if has_body { Body::Shared(page) } else { Body::Empty })
 }
@@ -877,7 +901,7 @@ pub fn variants<F>(
     }
     let (mut head, page) = generated(status, page_of(status, &alloc::format!("<p>{why}:</p>\n<ul>\n{list}</ul>")));
     vary(&mut head, site, path, variants.vary);
-    custom(&mut head, site, path, site.cors_origin(path, request));
+    custom(&mut head, site, request, path, site.cors_origin(path, request));
     (ReplyHead::Owned(Box::new(head)), unless_head(request, Body::Text(page)))
 }
 

@@ -11,12 +11,14 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use amped_http::h1::request::Request;
 use amped_http::status::Status;
 use amped_http::uri;
 use amped_units::Form as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::condition::Condition;
 use crate::forms::{FilePath, FolderPath};
 use crate::glob::Glob;
 
@@ -25,6 +27,8 @@ use crate::glob::Glob;
 pub struct Route {
     /// The paths.
     pub pattern: Glob,
+    /// The requests; `None`: all.
+    pub when: Option<Box<Condition>>,
     /// The action.
     pub action: RouteAction,
 }
@@ -38,11 +42,15 @@ pub enum RouteAction {
         to: Box<str>,
         /// The status.
         status: Status,
+        /// The fate of the client's query; `None`: it is kept unless `to` has one.
+        query: Option<QueryRule>,
     },
     /// Serves another path, invisibly to the client. `$1` as in a redirect.
     Rewrite {
         /// The other path. Its query, if any, is placed before the client's for an application.
         to: Box<str>,
+        /// The fate of the client's query.
+        query: QueryRule,
     },
     /// Rejects with this status, however the name was reached: requested,
     /// rewritten, or as the index or script of another name.
@@ -51,6 +59,17 @@ pub enum RouteAction {
     Respond(Arc<FixedResponse>),
     /// Hidden from clients (404); a rewrite, a fallback or an application may lead to it.
     Internal,
+}
+
+/// What a redirect or rewrite does with the query of the request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum QueryRule {
+    /// Append it to that of the target
+    #[default]
+    Keep,
+    /// Remove it
+    Drop,
 }
 
 /// The prepared response of a route.
@@ -67,8 +86,8 @@ pub struct FixedResponse {
 /// The result of applying a route to a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Routed {
-    /// Redirect with this reference for `Location`, without the query.
-    Redirect(Status, Vec<u8>),
+    /// Redirect with this reference for `Location`, and the query of the request if that is kept.
+    Redirect(Status, Vec<u8>, QueryRule),
     /// Continue with this clean path.
     Rewrite(Vec<u8>),
     /// The resulting path is invalid.
@@ -82,21 +101,27 @@ pub enum Routed {
 }
 
 impl Route {
-    /// Applies the route to this clean path; `None` if it does not match.
-    pub fn apply(&self, path: &[u8]) -> Option<Routed> {
-        // The cheap test, which nearly always decides.
-        if !self.pattern.matches(path) {
+    /// Whether the route applies to this request, by this clean path.
+    pub fn applies(&self, path: &[u8], request: &Request<'_>) -> bool {
+        // The cheap test first, which nearly always decides.
+        self.pattern.matches(path) && self.when.as_ref().is_none_or(|when| when.holds(request))
+    }
+
+    /// Applies the route to this clean path; `None` if it does not apply.
+    pub fn apply(&self, path: &[u8], request: &Request<'_>) -> Option<Routed> {
+        if !self.applies(path, request) {
             return None;
         }
         Some(match &self.action {
-            RouteAction::Redirect { to, status } => {
+            RouteAction::Redirect { to, status, query } => {
                 let mut made = self.fill(to, path, uri::encode_path)?;
                 // `//host` would lead to another host.
                 let slashes = made.iter().take_while(|&&byte| byte == b'/').count();
                 made.drain(..slashes.saturating_sub(1));
-                Routed::Redirect(*status, made)
+                let default = if to.contains('?') { QueryRule::Drop } else { QueryRule::Keep };
+                Routed::Redirect(*status, made, query.unwrap_or(default))
             }
-            RouteAction::Rewrite { to } => {
+            RouteAction::Rewrite { to, .. } => {
                 let to = to.split_once('?').map_or(&**to, |(to, _)| to);
                 let mut made = self.fill(to, path, |star, made| made.extend_from_slice(star))?;
                 made.dedup_by(|byte, before| *byte == b'/' && *before == b'/');
@@ -109,11 +134,11 @@ impl Route {
         })
     }
 
-    /// Builds the query for an application after a rewrite with a query of its own: that query, then the client's.
-    /// `None`: the client's query is unchanged.
+    /// Builds the query for an application: the own one of a rewrite, then the client's, if that is kept.
     pub fn query(&self, path: &[u8], sent: Option<&[u8]>) -> Option<Vec<u8>> {
-        let RouteAction::Rewrite { to } = &self.action else { return None };
-        let (_, own) = to.split_once('?')?;
+        let RouteAction::Rewrite { to, query } = &self.action else { return sent.map(<[u8]>::to_vec) };
+        let sent = sent.filter(|_| *query == QueryRule::Keep);
+        let Some((_, own)) = to.split_once('?') else { return sent.map(<[u8]>::to_vec) };
         let mut made = self.fill(own, path, uri::encode_query_value)?;
         if let Some(sent) = sent.filter(|sent| !sent.is_empty()) {
             if !made.is_empty() {
@@ -159,25 +184,28 @@ pub struct Fallback {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::condition::any_request;
     use alloc::string::String;
     use proptest::prelude::*;
 
     fn route(pattern: &str, to: &str, status: Option<u16>) -> Route {
         let (pattern, to) = (Glob::new(pattern), to.into());
         let action = match status {
-            Some(status) => RouteAction::Redirect { to, status: Status(status) },
-            None => RouteAction::Rewrite { to },
+            Some(status) => RouteAction::Redirect { to, status: Status(status), query: None },
+            None => RouteAction::Rewrite { to, query: QueryRule::Keep },
         };
-        Route { pattern, action }
+        Route { pattern, when: None, action }
     }
 
     #[test]
     fn route_captures_are_substituted() {
         let check = |pattern: &str, to: &str, status: Option<u16>, path: &str, expected: &str| {
-            let shown = match route(pattern, to, status).apply(path.as_bytes()) {
+            let shown = match route(pattern, to, status).apply(path.as_bytes(), &any_request()) {
                 None => String::from("-"),
                 Some(Routed::Nowhere) => String::from("nowhere"),
-                Some(Routed::Redirect(status, to)) => alloc::format!("{} {}", status.0, String::from_utf8_lossy(&to)),
+                Some(Routed::Redirect(status, to, _)) => {
+                    alloc::format!("{} {}", status.0, String::from_utf8_lossy(&to))
+                }
                 Some(Routed::Rewrite(to)) => String::from_utf8_lossy(&to).into_owned(),
                 Some(other) => alloc::format!("{other:?}"),
             };
@@ -202,7 +230,9 @@ mod tests {
     fn rewrite_query_precedes_client_query() {
         let check = |to: &str, path: &str, sent: Option<&str>, expected: (&str, Option<&str>)| {
             let route = route("/s/*/**", to, None);
-            let Some(Routed::Rewrite(meant)) = route.apply(path.as_bytes()) else { panic!("{to} {path}") };
+            let Some(Routed::Rewrite(meant)) = route.apply(path.as_bytes(), &any_request()) else {
+                panic!("{to} {path}")
+            };
             let query = route.query(path.as_bytes(), sent.map(str::as_bytes));
             let shown = query.map(|query| String::from_utf8(query).expect("text"));
             assert_eq!((&*String::from_utf8_lossy(&meant), shown.as_deref()), expected, "{to} {path} {sent:?}");
@@ -214,7 +244,8 @@ mod tests {
         // Matched text stays within its value.
         check("/a.php?q=$1", "/s/a&b=c+d #?%/", None, ("/a.php", Some("q=a%26b%3Dc%2Bd%20%23%3F%25")));
         check("/a.php?", "/s/x/y", Some("p=2"), ("/a.php", Some("p=2")));
-        check("/a.php", "/s/x/y", Some("p=2"), ("/a.php", None));
+        check("/a.php", "/s/x/y", Some("p=2"), ("/a.php", Some("p=2")));
+        check("/a.php", "/s/x/y", None, ("/a.php", None));
     }
 
     proptest! {
@@ -227,14 +258,14 @@ mod tests {
         ) {
             // A clean path has no dot segments.
             prop_assume!(path.split('/').all(|segment| segment != "." && segment != ".."));
-            match route(&pattern, &to, None).apply(path.as_bytes()) {
+            match route(&pattern, &to, None).apply(path.as_bytes(), &any_request()) {
                 Some(Routed::Rewrite(to)) => {
                     let mut scratch = Vec::new();
                     prop_assert_eq!(uri::clean_path(&to, &mut scratch), Ok(&*to));
                 }
                 other => prop_assert!(!matches!(other, Some(Routed::Redirect(..)))),
             }
-            if let Some(Routed::Redirect(_, to)) = route(&pattern, &to, Some(302)).apply(path.as_bytes()) {
+            if let Some(Routed::Redirect(_, to, _)) = route(&pattern, &to, Some(302)).apply(path.as_bytes(), &any_request()) {
                 prop_assert!(to.starts_with(b"/") && !to.starts_with(b"//"));
             }
         }

@@ -4,6 +4,7 @@
 //! machine: `server/disk` finds the root of a site by the site's number.
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -22,6 +23,7 @@ use smart_default::SmartDefault;
 
 use crate::access::AccessRule;
 use crate::auth::{Guard, is_within};
+use crate::condition::Condition;
 use crate::cors::{CorsOrigin, CorsRule};
 use crate::forms::Suffix;
 use crate::glob::Glob;
@@ -63,6 +65,12 @@ pub struct Site {
     /// Application rules; the first match applies.
     #[serde(skip)]
     pub apps: Vec<AppRule>,
+    /// Whether routes, header rules or applications depend on more of a request than its path. Set by [`Sites::new`].
+    #[serde(skip)]
+    pub has_conditions: bool,
+    /// The request fields on which they depend, for `Vary`. Set by [`Sites::new`].
+    #[serde(skip)]
+    pub conditional_fields: Box<str>,
     /// Header rules; all matches apply in order, and a later value replaces an earlier one.
     #[serde(skip)]
     pub rules: Vec<HeaderRule>,
@@ -120,7 +128,7 @@ pub enum Symlinks {
 impl Site {
     /// The guard of this path: of nested directories the innermost; if a route
     /// substitutes another path, the guard of that path takes precedence.
-    pub fn guard(&self, path: &[u8]) -> Option<&Guard> {
+    pub fn guard(&self, path: &[u8], request: &Request<'_>) -> Option<&Guard> {
         let of = |path: &[u8]| {
             let covering = self.guards.iter().filter(|guard| guard.covers(path));
             covering.max_by_key(|guard| guard.directory.len())
@@ -128,7 +136,7 @@ impl Site {
         if self.guards.is_empty() {
             return None;
         }
-        match self.routed(path) {
+        match self.routed(path, request) {
             Some(Routed::Rewrite(meant)) => of(&meant).or_else(|| of(path)),
             _ => of(path),
         }
@@ -136,7 +144,8 @@ impl Site {
 
     /// Whether a client with this address may access this path: of nested directories the innermost rule decides. If a
     /// route substitutes another path, the client must be admitted to both. An unknown address is not.
-    pub fn admits(&self, path: &[u8], address: Option<IpAddr>) -> bool {
+    pub fn admits(&self, path: &[u8], request: &Request<'_>) -> bool {
+        let address = request.client.map(|client| client.address);
         let is_admitted = |path: &[u8]| {
             let covering = self.access.iter().filter(|rule| is_within(path, &rule.directory));
             let rule = covering.max_by_key(|rule| rule.directory.len());
@@ -144,7 +153,7 @@ impl Site {
         };
         self.access.is_empty()
             || is_admitted(path)
-                && match self.routed(path) {
+                && match self.routed(path, request) {
                     Some(Routed::Rewrite(meant)) => is_admitted(&meant),
                     _ => true,
                 }
@@ -170,18 +179,22 @@ impl Site {
     }
 
     /// The result of the first matching route for this path.
-    pub fn routed(&self, path: &[u8]) -> Option<Routed> {
-        self.routes.iter().find_map(|route| route.apply(path))
+    pub fn routed(&self, path: &[u8], request: &Request<'_>) -> Option<Routed> {
+        self.routes.iter().find_map(|route| route.apply(path, request))
     }
 
-    /// The query for an application at this path, if a rewrite has a query of its own.
-    pub fn rewritten_query(&self, path: &[u8], sent: Option<&[u8]>) -> Option<Vec<u8>> {
-        self.routes.iter().find(|route| route.pattern.matches(path))?.query(path, sent)
+    /// The query for an application at this path: the client's, unless a rewrite changes it.
+    pub fn query(&self, path: &[u8], request: &Request<'_>) -> Option<Vec<u8>> {
+        let sent = request.target.query();
+        match self.routes.iter().find(|route| route.applies(path, request)) {
+            Some(route) => route.query(path, sent),
+            None => sent.map(<[u8]>::to_vec),
+        }
     }
 
     /// The status with which a route denies this name, if any, however it was reached.
-    pub fn denied(&self, name: &[u8]) -> Option<Status> {
-        match self.routes.iter().find(|route| route.pattern.matches(name))?.action {
+    pub fn denied(&self, name: &[u8], request: &Request<'_>) -> Option<Status> {
+        match self.routes.iter().find(|route| route.applies(name, request))?.action {
             RouteAction::Deny(status) => Some(status),
             _ => None,
         }
@@ -190,6 +203,27 @@ impl Site {
     /// Whether any route denies names.
     pub fn has_denials(&self) -> bool {
         self.routes.iter().any(|route| matches!(route.action, RouteAction::Deny(_)))
+    }
+
+    /// Whether the head of a file with this name depends on more of a request than the head cache knows.
+    pub fn has_conditional_head(&self, name: &[u8]) -> bool {
+        let is_rule = |rule: &HeaderRule| rule.when.is_some() && rule.pattern.matches(name);
+        // A rewrite may lead to a directory with a password.
+        self.has_conditions
+            && (self.rules.iter().any(is_rule)
+                || !(self.guards.is_empty() && self.authorizations.is_empty())
+                    && self.routes.iter().any(|route| route.when.is_some()))
+    }
+
+    /// Notes whether its rules have conditions.
+    fn note_conditions(&mut self) {
+        let of_routes = self.routes.iter().map(|route| &route.when);
+        let of_others = self.rules.iter().map(|rule| &rule.when).chain(self.apps.iter().map(|app| &app.when));
+        let conditions: Vec<&Condition> = of_routes.chain(of_others).filter_map(Option::as_deref).collect();
+        let names: BTreeSet<&str> =
+            conditions.iter().flat_map(|condition| condition.header.keys().map(|name| &**name)).collect();
+        let fields = names.into_iter().collect::<Vec<_>>().join(", ").into();
+        (self.has_conditions, self.conditional_fields) = (!conditions.is_empty(), fields);
     }
 
     /// The fallback file for a missing name: that of the innermost directory.
@@ -260,6 +294,8 @@ pub struct AppRule {
     /// The paths of its scripts: `/cgi-bin/**`, `*.php`, or `/app`.
     /// The rest of a path after a script is passed as PATH_INFO.
     pub pattern: Glob,
+    /// The requests; `None`: all.
+    pub when: Option<Box<Condition>>,
     /// Timeout without progress while the application must act; then 504, or a closed connection.
     pub timeout: Duration,
     /// Maximum request body; beyond it 413.
@@ -377,6 +413,7 @@ impl Sites {
     pub fn new(mut sites: Vec<Site>) -> Option<Sites> {
         for (number, site) in sites.iter_mut().enumerate() {
             site.number = u16::try_from(number).ok()?;
+            site.note_conditions();
         }
         let have_apps = sites.iter().any(|site| !site.apps.is_empty());
         let have_guards = sites.iter().any(|site| !site.guards.is_empty());

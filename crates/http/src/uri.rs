@@ -11,6 +11,7 @@
 //! and `#` are not. Not a URL library: no joining, no userinfo, no other schemes.
 
 use crate::text::byte_set;
+use alloc::borrow::Cow;
 use alloc::vec::Vec;
 use core::net::Ipv6Addr;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, percent_encode};
@@ -358,6 +359,28 @@ fn decode_segment(segment: &[u8], out: &mut Vec<u8>) -> Result<(), PathError> {
         rest = after;
     }
     Ok(())
+}
+
+/// Decodes the name or value of a parameter of a query (URL Standard, 5.1). An invalid escape stays as it is.
+pub fn decode_query(text: &[u8]) -> Cow<'_, [u8]> {
+    if memchr::memchr2(b'%', b'+', text).is_none() {
+        return Cow::Borrowed(text);
+    }
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [byte, after @ ..] = rest {
+        let (byte, after) = match (*byte, after) {
+            (b'%', [high, low, beyond @ ..]) => match (hex(*high), hex(*low)) {
+                (Ok(high), Ok(low)) => ((high << 4) | low, beyond),
+                _ => (b'%', after),
+            },
+            (b'+', _) => (b' ', after),
+            (byte, _) => (byte, after),
+        };
+        decoded.push(byte);
+        rest = after;
+    }
+    Cow::Owned(decoded)
 }
 
 fn hex(digit: u8) -> Result<u8, PathError> {

@@ -112,6 +112,8 @@ enum Order {
     Stop(u64),
     /// Like `Stop`, for a child that others replace.
     Retire(u64),
+    /// Like `Stop`, when another server takes over.
+    Drain(u64),
     /// Report the statistics, under this number.
     Report(u64),
     /// Reopen the log.

@@ -36,7 +36,8 @@ use crate::pages::{self, Wanted};
 use crate::plan::Resolved;
 use crate::record::Outcome;
 use crate::reply::{self, Body, ReplyHead, ScriptFraming};
-use crate::site::AppRule;
+use crate::routes::{Route, RouteAction};
+use crate::site::{AppRule, Site};
 
 /// A request passed to an application.
 #[derive(Debug)]
@@ -285,7 +286,7 @@ impl AppRequest {
     pub(super) fn judge_head<F>(
         &mut self,
         cx: &mut Context<'_, F>,
-        head: &[u8],
+        (request, head): (&Request<'_>, &[u8]),
         script_head: &cgi::ScriptHead<'_>,
         may_lead_on: bool,
     ) -> HeadVerdict {
@@ -348,7 +349,7 @@ impl AppRequest {
         }
         self.stage = Stage::Body(ScriptFraming::UntilClose);
         (self.is_tunnel, self.has_body, self.left, self.output_left) = (true, false, u64::MAX, u64::MAX);
-        let head = ReplyHead::Owned(Box::new(reply::switched(head)));
+        let head = ReplyHead::Owned(Box::new(reply::switched(request, head)));
         PreparedResponse { head, body: Body::Open, outcome: Outcome::App }
     }
 
@@ -398,6 +399,7 @@ impl AppRequest {
             cx.shared.caches.mark_uncacheable(cx.now, &name, time);
             cx.actions.push(Action::App(self.ticket, Input::Settled));
         }
+        cx.actions.push(Action::App(self.ticket, Input::Settled));
     }
 
     /// The application has finished; `is_whole`: its response is complete. The driver notifies the requests that wait.
@@ -502,6 +504,14 @@ impl AppRequest {
     pub(super) fn leave<F>(&self, cx: &mut Context<'_, F>, why: &'static str) {
         cx.actions.push(Action::App(self.ticket, Input::Leave(why)));
     }
+}
+
+/// Whether what an application gets for this path depends on more than the target, which is the name of a cached page.
+fn is_rewritten_on_condition(site: &Site, path: &[u8]) -> bool {
+    let is_one = |route: &Route| {
+        route.when.is_some() && matches!(route.action, RouteAction::Rewrite { .. }) && route.pattern.matches(path)
+    };
+    site.has_conditions && site.routes.iter().any(is_one)
 }
 
 /// Looks up the cached page for a request; if there is none, prepares to cache the response, if that is allowed.

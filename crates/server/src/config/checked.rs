@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use amped_acme_protocol::Start;
+use amped_core::app;
 use amped_core::auth::Guard;
 use amped_core::cors::CorsRule;
 use amped_core::glob::Glob;
@@ -440,6 +441,16 @@ impl Checker<'_> {
         }
         let routes = table.route.iter_mut().zip(node.get("route").elements());
         let routes: Vec<Route> = routes.filter_map(|(table, node)| self.route(table, node)).collect();
+        for rule in ["route", "headers", "early_hints", "limit", "app", "unlogged"]
+            .iter()
+            .flat_map(|kind| node.get(kind).elements())
+        {
+            let when = rule.get("when");
+            if when.place().is_some() && when.entries().next().is_none() {
+                let help = "write `when = { methods = [\"POST\"] }`, or remove the key";
+                self.findings.at(when.span(), "`when` has no condition", help);
+            }
+        }
         for fallback in node.get("fallback").elements() {
             self.fallback(fallback, &routes);
         }
@@ -542,16 +553,20 @@ impl Checker<'_> {
             let message = format!("`status` has no effect with `{kind}`");
             self.findings.at(place.clone(), message, "remove it");
         }
+        if let (Some(place), "deny" | "respond" | "internal") = (node.get("query").place(), kind) {
+            let help = "remove it; a redirect or rewrite keeps or drops the query";
+            self.findings.at(place, format!("`query` has no effect with `{kind}`"), help);
+        }
         let action = match (&table.redirect, &table.rewrite, &table.respond) {
             (Some(to), ..) => {
                 self.stars(to, node.get("redirect"), &table.pattern);
                 let status =
                     self.route_status(&mut table.status, status, 302, "a redirect", &[301, 302, 303, 307, 308]);
-                RouteAction::Redirect { to: to.clone(), status }
+                RouteAction::Redirect { to: to.clone(), status, query: table.query }
             }
             (_, Some(to), _) => {
                 self.stars(to, node.get("rewrite"), &table.pattern);
-                RouteAction::Rewrite { to: to.clone() }
+                RouteAction::Rewrite { to: to.clone(), query: table.query.unwrap_or_default() }
             }
             (.., Some(_)) => RouteAction::Respond(Arc::new(self.fixed_response(table, node))),
             _ if kind == "deny" => {
@@ -561,7 +576,7 @@ impl Checker<'_> {
             }
             _ => RouteAction::Internal,
         };
-        Some(Route { pattern: table.pattern.clone(), action })
+        Some(Route { pattern: table.pattern.clone(), when: table.when.clone(), action })
     }
 
     /// The status that a route names, or the default.
@@ -628,7 +643,7 @@ impl Checker<'_> {
             self.findings.against(file.span(), (directory.span(), "this directory"), message, help);
         }
         let first = routes.iter().find(|route| route.pattern.matches(file.text().as_bytes()));
-        if matches!(first, Some(Route { action: RouteAction::Deny(_), .. })) {
+        if matches!(first, Some(Route { action: RouteAction::Deny(_), when: None, .. })) {
             let help = "write `internal = true` instead of `deny = true` to hide it from clients only";
             let message = format!("a route denies the fallback file `{}`", file.text().escape_debug());
             self.findings.at(file.span(), message, help);
@@ -669,7 +684,7 @@ impl Checker<'_> {
         let mut min_spare = app.min_spare.unwrap_or(if is_http { IDLE_CONNECTIONS } else { usize::from(is_ours) });
         let most = app.max_processes.unwrap_or(usize::MAX);
         self.at_most(node, ("min_spare", &mut min_spare), ("max_processes", most));
-        let default = app.pattern.as_str().contains('*') && !is_http;
+        let default = app.pattern.has_wildcards() && !is_http;
         let files = app.files.unwrap_or(default) || kind == Some(AppKind::Cgi);
         let http = if is_http { self.http(app, node, kind.as_mut()) } else { self.without_http(node) };
         if kind != Some(AppKind::Cgi) {
@@ -682,10 +697,12 @@ impl Checker<'_> {
         }
         let rule = AppRule {
             pattern: mount(&app.pattern, files),
+            when: app.when.clone(),
             timeout: app.timeout,
             max_body_bytes: app.max_body_bytes,
             max_response_bytes: app.max_response_bytes,
-            cache: app.cache,
+            cache,
+            compress: app.compress.clone(),
             http,
         };
         let settings = AppSettings {
@@ -842,7 +859,7 @@ const IDLE_CONNECTIONS: usize = 32;
 /// Returns the paths of an application. One that is mounted at `/dav/**` (`files = false`) gets the path `/dav`: its
 /// SCRIPT_NAME, which it writes into its links, is then the same for all paths below.
 fn mount(written: &Glob, files: bool) -> Glob {
-    let folder = written.as_str().strip_suffix("/**").filter(|_| !files);
+    let folder = written.as_str().strip_suffix("/**").filter(|_| !files && !written.is_regex());
     let mount = match folder {
         Some("") => Glob::parse("/").ok(),
         Some(folder) if folder.starts_with('/') => Glob::parse(folder).ok(),

@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use amped_core::access::AccessRule;
 use amped_core::cache::Budgets;
+use amped_core::condition::Condition;
 use amped_core::cors::CorsRule;
 use amped_core::forms::{FieldValue, FolderPath, ResponseFieldName};
 use amped_core::glob::Glob;
 use amped_core::headers::HeaderRule;
 use amped_core::limits::Limits;
 use amped_core::network::Network;
-use amped_core::routes::Fallback;
+use amped_core::routes::{Fallback, QueryRule};
 use amped_core::site::{EtagForm, NegotiationRule, Symlinks};
 use amped_http::forwarded::ClientField;
 use amped_http::negotiate::Coding;
@@ -205,7 +206,11 @@ pub struct RouteTable {
     #[serde(rename = "match")]
     #[schemars(example = "/old/**")]
     pub pattern: Glob,
-    /// Redirect to this path or URL; $1 is the text matched by the first wildcard
+    /// Requests that the route applies to; see "Conditions" above
+    #[serde(default)]
+    #[schemars(extend("examples" = [{ "query": { "action": "register" } }]))]
+    pub when: Option<Box<Condition>>,
+    /// Redirect to this path or URL; $1 is the text matched by the first wildcard, or group of a regular expression
     #[schemars(example = "/new/$1")]
     #[serde(default, deserialize_with = "RedirectTarget::text")]
     pub redirect: Option<Box<str>>,
@@ -213,6 +218,9 @@ pub struct RouteTable {
     #[schemars(example = "/posts/$1.html")]
     #[serde(default, deserialize_with = "RewriteTarget::text")]
     pub rewrite: Option<Box<str>>,
+    /// Query of the request, with a redirect or rewrite; default: kept, unless a redirect has a query of its own
+    #[schemars(example = &"drop")]
+    pub query: Option<QueryRule>,
     /// Deny access: neither served as a file nor run as a script
     #[schemars(example = true)]
     pub deny: Option<bool>,
@@ -261,6 +269,12 @@ pub struct AppTable {
     #[serde(rename = "match")]
     #[schemars(example = "/cgi-bin/**")]
     pub pattern: Glob,
+    /// Requests that the application gets; see "Conditions" above
+    ///
+    /// Others get 403, so that the source of a script is never sent; with `http` they are served as if the table were absent.
+    #[serde(default)]
+    #[schemars(extend("examples" = [{ "methods": ["GET", "HEAD"] }]))]
+    pub when: Option<Box<Condition>>,
     /// Run the script, an executable file, for each request
     #[schemars(example = true)]
     pub cgi: Option<bool>,

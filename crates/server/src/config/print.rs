@@ -36,6 +36,22 @@ pub(super) fn example() -> String {
     page.0
 }
 
+/// The keys of `set` alone, without comments, as those of the table at this path, and after them its tables that are not lists.
+pub(crate) fn keys_of(path: &[&str], set: &Value) -> String {
+    let mut page = String::new();
+    let (tables, keys): (Vec<_>, Vec<_>) = schema::keys(schema::table(schema::of(path)))
+        .filter(|(key, _)| is_set(&set[*key]))
+        .partition(|(_, schema)| schema::is_table(schema));
+    for (key, _) in keys {
+        let _ = writeln!(page, "{} = {}", name(key), literal(&set[key]));
+    }
+    for (key, _) in tables {
+        let path: Vec<&str> = path.iter().copied().chain([key]).collect();
+        let _ = write!(page, "\n[{}]\n{}", path.join("."), keys_of(&path, &set[key]));
+    }
+    page
+}
+
 struct Page(String);
 
 impl Page {
@@ -55,6 +71,11 @@ impl Page {
             let (about, inner) = (schema::description(schema).0, schema::table(schema));
             if schema.get("items").is_none() {
                 self.0.push('\n');
+                // A table of a rule may have keys that it must have if it is there.
+                if path.starts_with("site.") && !is_set(&set[key]) {
+                    self.commented(inner, &format!("# [{path}]"), &about, &path);
+                    continue;
+                }
                 self.line(&format!("[{path}]"), &about);
                 self.table(inner, &set[key], &path);
                 continue;
@@ -68,11 +89,21 @@ impl Page {
             // The list of sites is printed without an example element.
             if elements.is_empty() && path.contains('.') {
                 self.0.push('\n');
-                self.line(&format!("# [[{path}]]"), &about);
-                for (key, schema) in schema::keys(inner) {
-                    self.line(&format!("# {} = {}", name(key), literal(shown(schema))), &comment(schema));
-                }
+                self.commented(inner, &format!("# [[{path}]]"), &about, &path);
             }
+        }
+    }
+
+    /// Appends a table that is not set, as a comment.
+    fn commented(&mut self, table: &Value, header: &str, about: &str, path: &str) {
+        self.line(header, about);
+        let (tables, keys): (Vec<_>, Vec<_>) = schema::keys(table).partition(|(_, schema)| schema::is_table(schema));
+        for (key, schema) in keys {
+            self.line(&format!("# {} = {}", name(key), literal(shown(schema))), &comment(schema));
+        }
+        for (key, schema) in tables {
+            let path = format!("{path}.{key}");
+            self.commented(schema::table(schema), &format!("# [{path}]"), &schema::description(schema).0, &path);
         }
     }
 
@@ -134,8 +165,14 @@ pub(super) fn reference() -> String {
         `amped check --config FILE` reports its errors, and `amped serve --print-config` prints all values in force. Flags \
         override the file. Paths are relative to the directory of the file. A time is a whole number with a unit: `500ms`, `10s`, `2m`, \
         `1h`; a size is a number of bytes or text such as `64KiB`, `10MB`, `1GiB`. A pattern matches paths: `*` within a directory, `**` \
-        across directories, `?` one character, `{a,b}` either; one without a slash matches the name of a file in any directory. SIGHUP reads \
-        the file again.\n\n\
+        across directories, `?` one character, `{a,b}` either; one without a slash matches the name of a file in any directory. After \
+        `~`, or `~*` for any case, it is a regular expression as in nginx, which matches anywhere in a path, without look-around and \
+        backreferences: `'~^/uploads/.*\\.php$'`. SIGHUP reads the file again.\n\n\
+        **Conditions.** `when` is a table of conditions that a request must fulfil, all of them, besides `match`. `methods = [\"POST\"]`: \
+        the method is one of these. `hosts = [\"www.*\"]`: the host, in lower case, matches one of these patterns. `query = { action = \
+        \"register\" }`: the decoded value of each of these parameters matches its pattern. `header = { User-Agent = \"*bot*\" }`: the same for \
+        header fields, which `Vary` then names in all responses of the site. `scheme = \"https\"`, or `\"http\"`. In these patterns `*` \
+        matches any text; an empty one matches a parameter or field that is missing or empty.\n\n\
         Editors complete and check the file with [amped.schema.json](../examples/amped.schema.json). This page is generated: \
         `amped config reference`.\n"
         .to_owned();

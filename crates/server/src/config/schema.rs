@@ -78,9 +78,10 @@ pub(super) fn table(schema: &Value) -> &Value {
     schema.get("items").unwrap_or(schema)
 }
 
-/// Returns whether a key is a table or a list of tables; otherwise it has a value.
+/// Returns whether a key is a table or a list of tables; otherwise it has a value, as an optional table has.
 pub(super) fn is_table(schema: &Value) -> bool {
-    table(schema).get("properties").is_some()
+    let table = table(schema);
+    table.get("properties").is_some() && table["type"].is_string()
 }
 
 /// Returns the description of a key: its first sentence, and the rest.

@@ -198,6 +198,8 @@ fn printed_configuration_round_trips() {
         [[site.route]]
         match = "/old/**"
         redirect = "https://b.example/$1"
+        query = "drop"
+        when = { methods = ["GET"], hosts = ["*.example.org"], query = { a = "b*", c = "" }, header = { Cookie = "*x=y*" }, scheme = "https" }
         status = 308
         [[site.route]]
         match = "/a/*/*"
