@@ -1,7 +1,7 @@
 //! Rewrites, redirects, and fallbacks for missing files.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::harness::{Server, Site, is_secure, let_files_settle, wait_until};
 
@@ -136,6 +136,107 @@ fn response_to_conditional_rewrite_is_not_cached() {
         assert_eq!(client.get("/page").text(), "GET /a.cgi |");
         assert_eq!(client.request("GET", "/page", &[("X-B", "1")]).text(), "GET /b.cgi |");
     }
+}
+
+/// What documentation says about configurations of nginx.
+#[test]
+fn slashes_and_host_names_are_normalised_by_redirects() {
+    let site = Site::new();
+    site.file("posts/index.html", "posts");
+    let tables = "hosts = ['example.org', 'www.example.org']\n\
+                  [[site.route]]\nmatch = '/**'\nwhen = { hosts = ['www.example.org'] }\n\
+                  redirect = 'https://example.org/$1'\nstatus = 301\n\
+                  [[site.route]]\nmatch = '~^/bare/(.+)/$'\nredirect = '/bare/$1'\nstatus = 301\n\
+                  [[site.route]]\nmatch = '~^/(.*/)?([^/.]+)$'\nwhen = { methods = ['GET'] }\nredirect = '/$1$2/'\nquery = 'drop'\n";
+    let server = serve(&site, tables);
+    let mut client = server.connect();
+    let mut check = |host: &str, target: &str, expected: Option<&str>| {
+        let response = client.request("GET", target, &[("Host", host)]);
+        assert_eq!(response.field("Location"), expected, "{host} {target}: {}", response.status);
+    };
+    check("www.example.org", "/a%20b/c?d", Some("https://example.org/a%20b/c?d"));
+    check("www.example.org", "/", Some("https://example.org/"));
+    check("example.org", "/bare/a/?b", Some("/bare/a?b"));
+    check("example.org", "/posts?page=2", Some("/posts/"));
+    check("example.org", "/a/posts", Some("/a/posts/"));
+    check("example.org", "/posts/", None);
+    check("example.org", "/a.css", None);
+    check("example.org", "/", None);
+}
+
+#[test]
+fn alias_serves_files_of_another_root() {
+    let (site, other) = (Site::new(), Site::new());
+    for (name, text) in [("a.txt", "root"), ("static/a.txt", "never"), ("secret", "secret"), ("x.png", "never")] {
+        site.file(name, text);
+    }
+    for (name, text) in [
+        ("a.txt", "alias"),
+        ("a.txt.gz", "packed"),
+        ("sub/index.html", "index"),
+        (".hidden", "hidden"),
+        ("private/a.txt", "private"),
+        ("list/b.txt", "b"),
+        ("x.png", "image"),
+        ("kept/a.txt", "kept"),
+    ] {
+        other.file(name, text);
+    }
+    script(&other, "tool.cgi");
+    symlink(site.path().join("secret"), other.path().join("out")).unwrap();
+    symlink("a.txt", other.path().join("in")).unwrap();
+    let users = site.path().with_extension("users");
+    fs::write(&users, format!("ann:{}\n", bcrypt::hash("pass", 4).unwrap())).unwrap();
+    let root = other.path();
+    let tables = format!(
+        "listing = true\n[[site.alias]]\nmatch = '/static/**'\nroot = {root:?}\n\
+         [[site.alias]]\nmatch = '/kept/**'\nroot = {root:?}\nkeep_prefix = true\n\
+         [[site.alias]]\nmatch = '*.png'\nroot = {root:?}\n\
+         [[site.auth]]\ndirectory = '/static/private/'\naccounts = {users:?}\n\
+         [[site.headers]]\nmatch = '/static/**'\nset = {{ 'X-From' = 'alias' }}\n\
+         [[site.route]]\nmatch = '/static/list/b.txt'\nrewrite = '/a.txt'\n\
+         [[site.app]]\nmatch = '/static/*.cgi'\ncgi = true\n"
+    );
+    for helpers in ["", "[helpers]\nkind = 'processes'\n"] {
+        let server = serve(&site, &format!("{tables}{helpers}"));
+        let mut client = server.connect();
+        let mut check = |target: &str, status: u16, text: &str| {
+            for _ in 0..2 {
+                let response = client.request("GET", target, &[]);
+                assert_eq!(response.status, status, "{target}");
+                assert!(status >= 300 || response.text().contains(text), "{target}: {}", response.text());
+                assert!(!response.text().contains("secret"), "{target}");
+                let is_alias = target.starts_with("/static/") && !target.contains("..");
+                assert_eq!(response.field("X-From"), is_alias.then_some("alias"), "{target}");
+            }
+        };
+        check("/a.txt", 200, "root");
+        check("/static/a.txt", 200, "alias");
+        check("/static/sub/", 200, "index");
+        check("/static/list/", 200, "b.txt");
+        check("/static/", 200, "a.txt");
+        check("/static/in", 200, "alias");
+        check("/x.png", 200, "image");
+        check("/kept/a.txt", 200, "kept");
+        check("/static/out", 403, "");
+        check("/static/.hidden", 404, "");
+        check("/static/private/a.txt", 401, "");
+        check("/static/../a.txt", 200, "root");
+        assert_eq!(client.get("/static/list/b.txt").text(), "root");
+        // Nothing but the alias leads into its root, and nothing out of it.
+        for target in ["/static../a.txt", "/static/..%2fsecret", "/static/%2e%2e/%2e%2e/x", "/sub/", "/static/a.txt/"] {
+            let status = client.get(target).status;
+            assert!(matches!(status, 400 | 404), "{target}: {status}");
+        }
+        for (target, location) in [("/static?a", "/static/?a"), ("/static/sub", "/static/sub/")] {
+            let response = client.get(target);
+            assert_eq!((response.status, response.field("Location")), (301, Some(location)), "{target}");
+        }
+        let packed = client.request("GET", "/static/a.txt", &[("Accept-Encoding", "gzip")]);
+        assert_eq!((packed.text().as_str(), packed.field("Content-Encoding")), ("packed", Some("gzip")));
+        assert_eq!(client.get("/static/tool.cgi").text(), "GET /static/tool.cgi |");
+    }
+    fs::remove_file(users).unwrap();
 }
 
 #[test]

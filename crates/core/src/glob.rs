@@ -549,6 +549,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn fixed_directory_ends_before_first_wildcard() {
+        let check = |pattern: &str, expected: &str| {
+            assert_eq!(Glob::new(pattern).fixed_directory(), expected.len(), "{pattern}");
+        };
+        check("/static/**", "/static/");
+        check("static/**", "/static/");
+        check("/a/b*/c", "/a/");
+        check("/a/{b,c}/d", "/a/");
+        check("/a/b?", "/a/");
+        check("/a/\\*/b", "/a/");
+        check("/favicon.ico", "/");
+        check("*.png", "/");
+        check("**", "/");
+    }
     use alloc::format;
     use alloc::string::String;
     use proptest::prelude::*;

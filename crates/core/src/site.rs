@@ -100,6 +100,8 @@ pub struct Site {
     pub etag: EtagForm,
     /// Which symbolic links are followed.
     pub symlinks: Symlinks,
+    /// Paths that have another root; the first match applies.
+    pub aliases: Vec<Alias>,
     /// Absolute names of the root as applications know it, for files that they name in X-Sendfile.
     #[serde(skip)]
     pub root_names: Vec<Box<[u8]>>,
@@ -205,6 +207,22 @@ impl Site {
         self.routes.iter().any(|route| matches!(route.action, RouteAction::Deny(_)))
     }
 
+    /// Where a clean path is: the number of the root, and the path below it. That is `None` for the directory of an alias
+    /// without its slash.
+    pub fn place<'p>(&self, path: &'p [u8]) -> (u16, Option<&'p [u8]>) {
+        let whole = path.strip_prefix(b"/").unwrap_or(path);
+        for Alias { pattern, root, keep_prefix } in &self.aliases {
+            if pattern.matches(path) {
+                let below = path.get(pattern.fixed_directory()..).unwrap_or_default();
+                return (*root, Some(if *keep_prefix { whole } else { below }));
+            }
+            if pattern.as_str().as_bytes().strip_suffix(b"/**") == Some(path) {
+                return (*root, None);
+            }
+        }
+        (self.number, Some(whole))
+    }
+
     /// Whether the head of a file with this name depends on more of a request than the head cache knows.
     pub fn has_conditional_head(&self, name: &[u8]) -> bool {
         let is_rule = |rule: &HeaderRule| rule.when.is_some() && rule.pattern.matches(name);
@@ -236,6 +254,17 @@ impl Site {
     pub fn negotiation(&self, path: &[u8]) -> Option<&NegotiationRule> {
         self.negotiations.iter().rev().find(|rule| rule.pattern.matches(path))
     }
+}
+
+/// Paths whose files are in another directory than the site's root.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Alias {
+    /// The paths.
+    pub pattern: Glob,
+    /// The number of that directory among the roots.
+    pub root: u16,
+    /// Whether the whole path is looked up below it, with the directories with which the pattern begins.
+    pub keep_prefix: bool,
 }
 
 /// Content negotiation by pattern: files that exist in several languages, charsets or types
@@ -532,6 +561,35 @@ mod tests {
         // The catch-all requires a name, and a pattern requires something in place of its star.
         check("", 0);
         check(".b.example", 3);
+    }
+
+    #[test]
+    fn alias_maps_path_to_other_root() {
+        let alias = |pattern: &str, root, keep_prefix| Alias { pattern: Glob::new(pattern), root, keep_prefix };
+        let aliases = [
+            alias("/static/**", 1, false),
+            alias("/media/*.png", 2, false),
+            alias("/kept/**", 3, true),
+            alias("/static/deep/**", 4, false),
+            alias("*.ico", 5, false),
+        ];
+        let site = Site { aliases: aliases.into(), ..Site::default() };
+        let check = |path: &str, expected: (u16, Option<&str>)| {
+            assert_eq!(site.place(path.as_bytes()), (expected.0, expected.1.map(str::as_bytes)), "{path}");
+        };
+        check("/", (0, Some("")));
+        check("/a/b", (0, Some("a/b")));
+        check("/static/a/b.css", (1, Some("a/b.css")));
+        check("/static/", (1, Some("")));
+        check("/static", (1, None));
+        // The first match applies, and only to whole names of directories.
+        check("/static/deep/a", (1, Some("deep/a")));
+        check("/statically/a", (0, Some("statically/a")));
+        check("/media/a.png", (2, Some("a.png")));
+        check("/media/a/b.png", (0, Some("media/a/b.png")));
+        check("/media", (0, Some("media")));
+        check("/kept/a", (3, Some("kept/a")));
+        check("/x/favicon.ico", (5, Some("x/favicon.ico")));
     }
 
     #[test]

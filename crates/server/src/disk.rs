@@ -48,6 +48,7 @@ use crate::unpack;
 #[derive(Debug)]
 pub struct Disk {
     sites: Arc<Sites>,
+    /// Those of the sites by number, then those of their aliases.
     roots: Vec<Root>,
     /// Users' directories that were looked up, by user name; `None`: there is no such user or directory.
     users: Mutex<HashMap<Vec<u8>, UserRoot>>,
@@ -216,12 +217,12 @@ impl Disk {
         &self.mapped
     }
 
-    /// Returns the sites of this process, and where their roots are now, for [`of_parts`](Disk::of_parts).
-    pub fn parts(&self) -> impl Iterator<Item = (&Site, &Path, Arc<OwnedFd>)> {
-        let sites = (0..).map_while(|number| self.sites.get(number));
-        sites.zip(&self.roots).map(|(site, root)| {
+    /// Returns the roots of this process, where they are now, and the sites to which they belong, for
+    /// [`of_parts`](Disk::of_parts). Those of aliases come last, without a site.
+    pub fn parts(&self) -> impl Iterator<Item = (Option<&Site>, &Path, Arc<OwnedFd>)> {
+        (0..).zip(&self.roots).map(|(number, root)| {
             let current = root.current.lock().unwrap_or_else(PoisonError::into_inner);
-            (site, &*root.path, Arc::clone(&current.folder))
+            (self.sites.get(number), &*root.path, Arc::clone(&current.folder))
         })
     }
 
@@ -231,15 +232,15 @@ impl Disk {
     }
 
     /// Creates the same disk in another process, with empty caches. Returns `None` if there is no site.
-    pub fn of_parts(rules: Rules, parts: Vec<(Site, PathBuf, OwnedFd)>) -> Option<Disk> {
-        let (sites, roots) = parts
+    pub fn of_parts(rules: Rules, parts: Vec<(Option<Site>, PathBuf, OwnedFd)>) -> Option<Disk> {
+        let (sites, roots): (Vec<Option<Site>>, _) = parts
             .into_iter()
             .map(|(site, path, folder)| {
                 let current = CurrentRoot { folder: Arc::new(folder), checked: None };
                 (site, Root { path, current: Mutex::new(current) })
             })
             .unzip();
-        Some(Disk::new(Arc::new(Sites::new(sites)?), roots, rules))
+        Some(Disk::new(Arc::new(Sites::new(sites.into_iter().flatten().collect())?), roots, rules))
     }
 
     /// Records that a helper process has read these files, so that they are in memory.
@@ -323,7 +324,7 @@ impl Disk {
     /// # Errors
     /// Why there is none.
     pub fn script(&self, site: u16, path: &[u8], ends: &[usize]) -> Result<Script, AppTrouble> {
-        let (Some(rules), Some(root)) = (self.sites.get(site), self.roots.get(usize::from(site))) else {
+        let Some(rules) = self.sites.get(site) else {
             return Err(AppTrouble::Absent);
         };
         if rules.user_dir.is_some() && path.starts_with(b"/~") {
@@ -337,7 +338,8 @@ impl Disk {
             });
             match opened {
                 Ok((Kind::Regular, name, file)) => {
-                    let path = root.path.join(OsStr::from_bytes(name.to_bytes()));
+                    let root = self.root_of(rules.place(&path[..end]).0).unwrap_or(Path::new("/"));
+                    let path = root.join(OsStr::from_bytes(name.to_bytes()));
                     return Ok(Script { end, path, file });
                 }
                 Ok((Kind::Directory, ..)) => {}
@@ -353,7 +355,7 @@ impl Disk {
         Err(AppTrouble::Absent)
     }
 
-    /// Returns the path of a site's root.
+    /// Returns the path of a root, by its number or that of its site.
     pub fn root_of(&self, site: u16) -> Option<&Path> {
         self.roots.get(usize::from(site)).map(|root| &*root.path)
     }
@@ -881,14 +883,15 @@ impl Disk {
                 root.map(|folder| Place { root: Tree { folder, links }, path: slash.map(|slash| &rest[slash + 1..]) })
             );
         }
-        let root = Tree { folder: self.root(site.number, patience)?, links: links_of(site.symlinks) };
-        Ok(Some(Place { root, path: Some(rest) }))
+        let (number, path) = site.place(path);
+        let root = Tree { folder: self.root(number, patience)?, links: links_of(site.symlinks) };
+        Ok(Some(Place { root, path }))
     }
 
     /// Returns the directory that the root's path names now. A path may come to name another directory, for instance
     /// when a link is switched from one release to the next; it is looked up as often as any other name.
-    fn root(&self, site: u16, patience: Patience) -> DiskResult<Arc<OwnedFd>> {
-        let root = &self.roots[usize::from(site)];
+    fn root(&self, number: u16, patience: Patience) -> DiskResult<Arc<OwnedFd>> {
+        let root = &self.roots[usize::from(number)];
         // The lock is never held during disk access: a helper may wait for the
         // disk, and a loop would wait for the helper.
         let lock = || root.current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -969,7 +972,8 @@ impl Tree {
 
 struct Place<'a> {
     root: Tree,
-    /// Relative to the root, without a leading slash; `None` for `/~user`, which lacks its trailing slash.
+    /// Relative to the root, without a leading slash; `None` for `/~user` and the directory of an alias, if it lacks its
+    /// trailing slash.
     path: Option<&'a [u8]>,
 }
 

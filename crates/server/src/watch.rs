@@ -145,8 +145,8 @@ impl Watcher {
             if self.folders.contains_key(&folder) {
                 continue;
             }
-            // The directory above reports its creation.
-            let Ok(opened) = self.disk.folder(folder.0, &folder.1) else { break };
+            // The directory above reports its creation. One below may exist: that of an alias.
+            let Ok(opened) = self.disk.folder(folder.0, &folder.1) else { continue };
             let Some(watch) = self.watch(&folder, |inotify| inotify.watch_folder(&opened)) else { return };
             if watch.is_some() && !std::mem::replace(&mut is_new, true) {
                 changes.insert(folder.clone(), true);

@@ -22,7 +22,7 @@ use amped_core::auth::Guard;
 use amped_core::cors::CorsRule;
 use amped_core::glob::Glob;
 use amped_core::routes::{FixedResponse, Route, RouteAction};
-use amped_core::site::{AppRule, HttpRule, Site, Sites, TrustedProxies, Types};
+use amped_core::site::{Alias, AppRule, HttpRule, Site, Sites, TrustedProxies, Types};
 use amped_http::status::Status;
 use amped_units::Form as _;
 
@@ -51,8 +51,8 @@ pub struct Settings {
     pub workers: usize,
     /// The sites; the first is the default one.
     pub sites: Arc<Sites>,
-    /// The absolute path of each site's root: `roots[site.number]`. Each was an accessible directory when the settings
-    /// were created.
+    /// The absolute path of each site's root: `roots[site.number]`; then of each alias's: `roots[alias.root]`. Each was an
+    /// accessible directory when the settings were created.
     pub roots: Vec<PathBuf>,
     /// Absolute paths of the password files: that of a guard is `accounts[guard.accounts]`.
     pub accounts: Vec<PathBuf>,
@@ -325,7 +325,7 @@ impl Checker<'_> {
         }
         let keeps_bodies = file.cache.content_bytes.0 > 0;
         let (mut roots, mut sites, mut apps, mut hosts) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
-        let mut certificates = Vec::new();
+        let (mut certificates, mut alias_roots, root_of_aliases) = (Vec::new(), Vec::new(), file.site.len());
         for (number, (site, node)) in file.site.iter_mut().zip(places).enumerate() {
             let dir = flags.dir.as_deref().filter(|_| number == 0);
             if dir.is_none() && site.root.is_none() && !self.read.is_taken(node, &["root"]) {
@@ -338,7 +338,16 @@ impl Checker<'_> {
                 self.findings.at(node.span(), "this site has no `hosts`, so it would get no requests", help);
             }
             site.listing |= flags.listing;
-            roots.push(self.root(dir, site, node.get("root")));
+            roots.push(self.root(dir, &mut site.root, node.get("root")));
+            let mut aliases = Vec::new();
+            for (table, node) in site.alias.iter_mut().zip(node.get("alias").elements()) {
+                // More than 65,535 sites and aliases are an error.
+                let root = u16::try_from(root_of_aliases + alias_roots.len()).unwrap_or(u16::MAX);
+                aliases.push(Alias { pattern: table.pattern.clone(), root, keep_prefix: table.keep_prefix });
+                let mut path = Some(std::mem::take(&mut table.root));
+                alias_roots.push(self.root(None, &mut path, node.get("root")));
+                table.root = path.unwrap_or_default();
+            }
             let own = node.get("app").elements();
             let own = site.app.iter_mut().zip(own).filter_map(|(app, node)| self.app(app, node, keeps_bodies));
             let (rules, settings) = own.unzip();
@@ -352,7 +361,7 @@ impl Checker<'_> {
             certificates.push(own.map_or_else(|| self.certificates(site, node), Checker::obtained_certificate));
             let https_port = self.https_port(&file.listen, site, node);
             let hsts = self.hsts(&file.listen, site, node);
-            sites.push(Site { root_names: root_names(roots.last()), https_port, hsts, ..made });
+            sites.push(Site { root_names: root_names(roots.last()), aliases, https_port, hsts, ..made });
             apps.push(settings);
         }
         let has_any = obtained.iter().any(Option::is_some) || certificates.iter().any(|own| !own.is_empty());
@@ -370,8 +379,9 @@ impl Checker<'_> {
                 ),
             }
         }
-        if sites.len() > usize::from(u16::MAX) {
-            self.findings.outside(format!("too many sites: {}", sites.len()), "the maximum is 65535");
+        roots.extend(alias_roots);
+        if roots.len() > usize::from(u16::MAX) {
+            self.findings.outside(format!("too many sites and aliases: {}", roots.len()), "the maximum is 65535");
         }
         for (file, span) in &self.accounts {
             if let Some(root) = roots.iter().flatten().find(|root| lies_within(file, root)) {
@@ -384,27 +394,27 @@ impl Checker<'_> {
         Some((Sites::new(sites)?, roots?, apps, certificates))
     }
 
-    fn root(&mut self, dir: Option<&Path>, site: &mut SiteTable, node: Node<'_>) -> Option<PathBuf> {
-        let path = match (dir, &site.root) {
+    fn root(&mut self, dir: Option<&Path>, root: &mut Option<PathBuf>, node: Node<'_>) -> Option<PathBuf> {
+        let path = match (dir, &*root) {
             (Some(dir), _) => std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()),
             (None, Some(root)) if root.as_os_str().is_empty() => {
-                self.findings.at(node.span(), "`root` is empty", "write \".\" for the directory of this file");
+                self.findings.at(node.span(), "`root` is empty", "write \".\" for the directory of the main file");
                 return None;
             }
             (None, Some(root)) => self.absolute(root, node),
             (None, None) => return None,
         };
         if let Err((message, help)) = folder_to_serve(&path) {
-            match (dir, &site.root) {
+            match (dir, &*root) {
                 (None, Some(root)) if root.is_relative() && !help.contains('`') => {
-                    let help = format!("{help}; relative paths start at the directory of this file");
+                    let help = format!("{help}; relative paths start at the directory of the main file");
                     self.findings.at(node.span(), message, help);
                 }
                 (None, Some(_)) => self.findings.at(node.span(), message, help),
                 _ => self.findings.outside(message, help),
             }
         }
-        site.root = Some(path.clone());
+        *root = Some(path.clone());
         Some(path)
     }
 
@@ -497,7 +507,10 @@ impl Checker<'_> {
             etag: table.etag,
             symlinks: table.symlinks,
             types,
-            root_names: Vec::new(), // The caller knows the root.
+            aliases: Vec::new(),
+            has_conditions: false, // `Sites::new` looks for them.
+            conditional_fields: "".into(),
+            root_names: Vec::new(), // The caller knows the roots.
             https_port: None,       // And the addresses,
             hsts: None,             // of which one must have TLS.
         }

@@ -189,6 +189,7 @@ pub struct SiteTable {
     pub headers: Vec<HeaderRule>,
     pub cors: Vec<CorsRule>,
     pub route: Vec<RouteTable>,
+    pub alias: Vec<AliasTable>,
     pub fallback: Vec<Fallback>,
     pub access: Vec<AccessRule>,
     pub auth: Vec<AuthTable>,
@@ -237,6 +238,28 @@ pub struct RouteTable {
     #[serde(default, deserialize_with = "ResponseFieldName::map::<FieldValue, _>")]
     #[schemars(extend("examples" = [{ "Content-Type": "text/plain" }]))]
     pub headers: BTreeMap<Box<str>, Box<str>>,
+}
+
+/// Paths whose files are in another directory than the site's root, by pattern
+///
+/// The first table whose `match` matches applies. Everything else about the site applies to them too: routes, applications, passwords,
+/// header rules, `index`, `listing`, `symlinks`, `dotfiles`. Listings of the root do not show them.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub struct AliasTable {
+    /// Paths that the table applies to
+    #[serde(rename = "match")]
+    #[schemars(example = "/static/**")]
+    pub pattern: Glob,
+    /// Directory that has their files
+    #[schemars(example = "/srv/static")]
+    pub root: PathBuf,
+    /// Look up the whole path below it
+    ///
+    /// Otherwise without the directories with which `match` begins: with `/static/**`, `/static/css/a.css` is `css/a.css`. These end at the last
+    /// slash before the first wildcard.
+    #[serde(default)]
+    pub keep_prefix: bool,
 }
 
 /// Directory that requires a password (Basic, RFC 7617)

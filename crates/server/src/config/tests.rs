@@ -223,6 +223,11 @@ fn printed_configuration_round_trips() {
         [[site.route]]
         match = "/protected/**"
         internal = true
+        errors = true
+        [[site.alias]]
+        match = "/static/**"
+        root = "/usr"
+        keep_prefix = true
         [[site.access]]
         directory = "/inner/"
         allow = ["10.0.0.0/8", "::1"]

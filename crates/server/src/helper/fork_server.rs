@@ -99,8 +99,8 @@ pub(super) enum HelperEnd {
 pub(super) enum Order<'a> {
     /// The sites of another configuration follow.
     Begin(Cow<'a, Rules>),
-    /// Some of these sites, with the paths of their roots, whose descriptors are sent along.
-    Sites(Vec<(Cow<'a, Site>, Cow<'a, OsStr>)>),
+    /// Some of these sites, with the paths of their roots, whose descriptors are sent along; then roots of their aliases.
+    Sites(Vec<(Option<Cow<'a, Site>>, Cow<'a, OsStr>)>),
     /// Perform this lookup; the answer is that of [`portable::pack`].
     Work(Cow<'a, Work>),
     /// Read this range of a file, whose descriptor is sent along, into memory; the answer is an empty frame.
@@ -238,7 +238,7 @@ fn help(mut link: Link) -> ! {
 #[derive(Default)]
 struct Sites {
     rules: Rules,
-    parts: Vec<(Site, PathBuf, OwnedFd)>,
+    parts: Vec<(Option<Site>, PathBuf, OwnedFd)>,
     /// Created from them for the first lookup.
     disk: Option<Disk>,
 }
@@ -249,8 +249,8 @@ fn handle_frame(link: &Link, sites: &mut Sites, Frame { bytes, descriptors, .. }
         Order::Begin(rules) => *sites = Sites { rules: rules.into_owned(), ..Sites::default() },
         Order::Sites(more) => {
             let parts = more.into_iter().zip(descriptors);
-            let part = |((site, path), folder): ((Cow<'_, Site>, Cow<'_, OsStr>), _)| {
-                (site.into_owned(), PathBuf::from(path.into_owned()), folder)
+            let part = |((site, path), folder): ((Option<Cow<'_, Site>>, Cow<'_, OsStr>), _)| {
+                (site.map(Cow::into_owned), PathBuf::from(path.into_owned()), folder)
             };
             sites.parts.extend(parts.map(part));
         }
@@ -295,7 +295,7 @@ mod tests {
             user_dir: Some("public".into()),
             ..Site::default()
         };
-        let sites = vec![(Cow::Borrowed(&site), Cow::Borrowed(name)), (Cow::Borrowed(&site), Cow::Borrowed(name))];
+        let sites = vec![(Some(Cow::Borrowed(&site)), Cow::Borrowed(name)), (None, Cow::Borrowed(name))];
         for order in [Order::Begin(Cow::Borrowed(&rules)), Order::Sites(sites), Order::Warm(3, 9)] {
             let bytes = portable::write(&order);
             let read = |end: usize| portable::read::<Order<'static>>(&bytes[..end]);

@@ -402,8 +402,8 @@ impl Helper {
         self.put(&Order::Begin(Cow::Borrowed(disk.rules())), Vec::new());
         let parts: Vec<_> = disk.parts().collect();
         for parts in parts.chunks(socket::DESCRIPTORS_MAX) {
-            let sites =
-                parts.iter().map(|(site, root, _)| (Cow::Borrowed(*site), Cow::Borrowed(root.as_os_str()))).collect();
+            let sites = parts.iter().map(|(site, root, _)| (site.map(Cow::Borrowed), Cow::Borrowed(root.as_os_str())));
+            let sites = sites.collect();
             let roots = parts.iter().map(|(_, _, folder)| Attachment::Descriptor(Arc::clone(folder))).collect();
             self.put(&Order::Sites(sites), roots);
         }
