@@ -295,6 +295,83 @@ fn each_error_has_position_and_hint() {
     assert!(ended.stderr.ends_with("3 problems\n"), "{}", ended.stderr);
 }
 
+/// A site that serves everything, with this host name.
+fn site_of(host: &str) -> String {
+    format!("[[site]]\nhosts = [\"{host}\"]\nroot = \".\"\n")
+}
+
+#[test]
+fn included_files_are_read_in_name_order() {
+    let folder = Site::new();
+    let main = folder.file("amped.toml", "include = [\"first.toml\", \"sites/*.toml\"]\n");
+    folder.file("first.toml", site_of("first.test"));
+    for name in ["b.toml", "a.toml", ".hidden.toml", "c.toml.bak"] {
+        folder.file(&format!("sites/{name}"), site_of(&format!("{name}.test")));
+    }
+    fs::create_dir(folder.path().join("sites/d.toml")).unwrap();
+    let ended = run(&["check", "--config", text(&main)]);
+    assert_eq!((ended.status, ended.stderr.as_str()), (0, ""));
+    let included: Vec<&str> = ended.stdout.lines().filter_map(|line| line.strip_prefix("included: ")).collect();
+    let expected = ["first.toml", "sites/a.toml", "sites/b.toml"].map(|name| folder.path().join(name));
+    assert_eq!(included, expected.each_ref().map(|path| text(path)));
+    // The printed configuration is one file with all sites, and paths relative to the directory of the main file.
+    let page = printed(&["--config", text(&main)]);
+    let hosts: Vec<&str> =
+        page.lines().filter(|line| line.starts_with("hosts = ")).map(|line| line.split('"').nth(1).unwrap()).collect();
+    assert_eq!(hosts, ["first.test", "a.toml.test", "b.toml.test"]);
+    assert_eq!(page.matches(&format!("root = {:?}", text(folder.path()))).count(), 3, "{page}");
+    let whole = folder.file("whole.toml", &page);
+    assert_eq!(printed(&["--config", text(&whole)]), page);
+    // A pattern may match nothing, even in a directory that does not exist.
+    folder.file("amped.toml", "root = \".\"\ninclude = [\"none/*.toml\", \"sites/*.none\"]\n");
+    assert_eq!(run(&["check", "--config", text(&main)]).status, 0);
+}
+
+#[test]
+fn errors_of_included_files_have_their_position() {
+    let folder = Site::new();
+    let main = folder.file("amped.toml", "root = \".\"\ninclude = [\"sites/*.toml\"]\n");
+    let first = folder.file("sites/a.toml", site_of("a.test"));
+    let second = folder.path().join("sites/b.toml");
+    let check = |main_text: &str, second_text: &str, file: &Path, expected: &[(usize, usize)], says: &[&str]| {
+        fs::write(&main, main_text).unwrap();
+        fs::write(&second, second_text).unwrap();
+        let ended = run(&["check", "--config", text(&main)]);
+        assert_eq!((ended.status, ended.stdout.as_str()), (1, ""), "{main_text}{second_text}");
+        let found: Vec<_> = places(&ended.stderr, file).iter().map(|(line, column, _)| (*line, *column)).collect();
+        // toml decides where a syntax error is.
+        assert!(found == expected || (expected.is_empty() && found.len() == 1), "{}", ended.stderr);
+        for text in says {
+            assert!(ended.stderr.contains(text), "{text:?} is missing:\n{}", ended.stderr);
+        }
+    };
+    let include = "root = \".\"\ninclude = [\"sites/*.toml\"]\n";
+    let b = site_of("b.test");
+    check(include, &format!("# é\n{b}indx = []\n"), &second, &[(5, 1)], &["`indx`", "did you mean `index`?"]);
+    check(include, &format!("{b}index = [\n"), &second, &[], &[]);
+    check(include, "[[site.app]]\ncgi = true\n", &second, &[(1, 3)], &["belongs to no site"]);
+    check(include, &format!("workers = 2\n{b}"), &second, &[(1, 1)], &["`workers` cannot be set in an included file"]);
+    check(include, &format!("include = []\n{b}"), &second, &[(1, 1)], &["`include` cannot be set"]);
+    // The other place of a conflict is in another file.
+    let earlier = format!("{}:2:", first.display());
+    check(include, &site_of("a.test"), &second, &[(2, 10)], &["a.test", &earlier]);
+    // Errors in several files are reported at once, each with its own lines.
+    let two = format!("{include}wrkers = 1\n");
+    check(&two, &site_of("").replace(".\"", "none\""), &main, &[(3, 1)], &["wrkers = 1", "none"]);
+    // What is wrong with `include` itself.
+    for (value, says) in [
+        ("\"none.toml\"", "cannot read the included file"),
+        ("\"sites\"", "name its files: add"),
+        ("\"*/a.toml\"", "is a pattern"),
+        ("\"sites/\"", "names no file"),
+        ("\"sites/{a.toml\"", "invalid pattern"),
+    ] {
+        check(&format!("root = \".\"\ninclude = [{value}]\n"), &b, &main, &[(2, 12)], &[says]);
+    }
+    std::os::unix::fs::symlink("nowhere", folder.path().join("sites/c.toml")).unwrap();
+    check(include, &b, &main, &[(2, 12)], &["cannot read the included file", "sites/c.toml"]);
+}
+
 #[test]
 fn wrong_usage_exits_with_2_and_suggests_option() {
     let check = |args: &[&str], says: &[&str]| {

@@ -253,6 +253,26 @@ fn reload_applies_new_configuration_without_dropping_connections() {
 }
 
 #[test]
+fn reload_reads_included_files_again() {
+    let place = Place::new();
+    let main = "listen = [\"127.0.0.1:0\"]\nroot = \"one\"\ninclude = [\"sites/*.toml\"]\n";
+    let server = place.start(main);
+    let of_host = |host: &str| server.connect().request("GET", "/a.txt", &[("Host", host)]).text();
+    assert_eq!(of_host("new.test"), "one");
+    place.folder.file("sites/new.toml", "[[site]]\nhosts = [\"new.test\"]\nroot = \"two\"\n");
+    place.reload(&server, main);
+    assert_eq!(of_host("new.test"), "two");
+    assert_eq!(of_host("x.test"), "one");
+    let file = place.folder.file("sites/new.toml", "[[site]]\nhosts = [\"new.test\"]\nroot = \"none\"\n");
+    let said = place.reload_wrong(&server, main);
+    assert!(said.contains(&format!("{}:3:8: ", file.display())), "{said}");
+    assert_eq!(of_host("new.test"), "two");
+    fs::remove_file(file).unwrap();
+    place.reload(&server, main);
+    assert_eq!(of_host("new.test"), "one");
+}
+
+#[test]
 fn reload_changes_addresses_and_keeps_connections_of_others() {
     for workers in crews() {
         let place = Place::new();

@@ -206,7 +206,7 @@ fn help(error: &PemError, path: &Path) -> String {
             "make it readable by the user that starts the server, and by `user` for reloads; see `namei -l {}`",
             path.display()
         ),
-        PemError::Io(_) => "correct the path; relative paths start at the directory of this file".to_owned(),
+        PemError::Io(_) => "correct the path; relative paths start at the directory of the main file".to_owned(),
         _ => "the file must be PEM".to_owned(),
     }
 }

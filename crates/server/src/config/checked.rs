@@ -67,6 +67,8 @@ pub struct Settings {
     pub ticket_secret: Option<TicketSecret>,
     /// The certificates to obtain, if a site has `acme = true`.
     pub acme: Option<AcmePlan>,
+    /// Names of the included files, in their order. Their sites are in `file`, which includes none.
+    pub included: Vec<String>,
 }
 
 /// The certificates to obtain.
@@ -114,7 +116,7 @@ pub(super) fn settle(flags: &Serve, read: Read<'_>, folder: &Path, findings: &mu
 type OfSites = (Sites, Vec<PathBuf>, Vec<Vec<AppSettings>>, Vec<Vec<Certificate>>);
 
 pub(super) struct Checker<'a> {
-    folder: &'a Path,
+    pub(super) folder: &'a Path,
     pub(super) read: &'a Read<'a>,
     pub(super) findings: &'a mut Findings,
     /// The password files named so far, and where each was named first.
@@ -123,6 +125,7 @@ pub(super) struct Checker<'a> {
 
 impl Checker<'_> {
     fn settings(&mut self, flags: &Serve, mut file: File, root: Node<'_>) -> Option<Settings> {
+        file.include.clear(); // Their sites are among the file's own by now.
         self.listen(root, root.get("listen"));
         let form = form(file.architecture);
         // A worker of a pool has one connection.
@@ -150,7 +153,19 @@ impl Checker<'_> {
         let accounts = std::mem::take(&mut self.accounts).into_iter().map(|(path, _)| path).collect();
         let proxies = TrustedProxies { networks: file.trusted_proxies.clone(), field: file.client_address };
         let sites = Arc::new(sites.behind((!proxies.networks.is_empty()).then_some(proxies)));
-        Some(Settings { file, workers, sites, roots, accounts, apps, certificates, client_auth, ticket_secret, acme })
+        Some(Settings {
+            file,
+            workers,
+            sites,
+            roots,
+            accounts,
+            apps,
+            certificates,
+            client_auth,
+            ticket_secret,
+            acme,
+            included: Vec::new(),
+        })
     }
 
     fn listen(&mut self, root: Node<'_>, node: Node<'_>) {

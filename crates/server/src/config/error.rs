@@ -51,20 +51,44 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// The text of a configuration file.
+///
+/// A span is a range of bytes in all files: those of an included file continue after the end of the one before it.
 #[derive(Debug)]
 pub struct Source {
     /// Its name, as the operator gave it.
     pub name: String,
     /// Its text.
     pub text: String,
+    /// The position in spans at which it begins; 0 for the main file.
+    pub start: usize,
 }
 
 impl Source {
-    /// Returns line and column of a byte, both from 1; columns count characters, as editors do.
-    fn line_and_column(&self, offset: usize) -> (usize, usize) {
-        let before = self.text.get(..offset).unwrap_or(&self.text);
+    /// Creates a main file.
+    pub fn new(name: String, text: String) -> Source {
+        Source { name, text, start: 0 }
+    }
+
+    /// Returns where the next file begins. The position at the end of a text belongs to that text.
+    pub(super) fn end(&self) -> usize {
+        self.start + self.text.len() + 1
+    }
+
+    fn contains(&self, position: usize) -> bool {
+        (self.start..self.end()).contains(&position)
+    }
+
+    /// Returns line and column of a position, both from 1; columns count characters, as editors do.
+    fn line_and_column(&self, position: usize) -> (usize, usize) {
+        let before = self.text.get(..position.saturating_sub(self.start)).unwrap_or(&self.text);
         let line_start = before.rfind('\n').map_or(0, |end| end + 1);
         (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+    }
+
+    /// Formats a position as `file:line:column`.
+    fn place(&self, position: usize) -> String {
+        let (line, column) = self.line_and_column(position);
+        format!("{}:{line}:{column}", self.name)
     }
 }
 
@@ -73,8 +97,9 @@ impl Source {
 pub struct Problem {
     message: String,
     help: Option<String>,
-    /// Its position, and an earlier position that it refers to; `None`: the command line is wrong.
+    /// The file with its position; `None`: the command line is wrong.
     source: Option<Arc<Source>>,
+    /// Its position, and an earlier position in the same file that it refers to.
     spans: Vec<(Range<usize>, Option<String>)>,
     usage: bool,
 }
@@ -98,12 +123,12 @@ impl Problem {
     }
 
     fn report(&self, colour: bool) -> String {
-        let Some((file, line, column)) = self.place() else {
+        let (Some((file, line, column)), Some(source)) = (self.place(), &self.source) else {
             let help = self.help.as_ref().map(|help| format!("  help: {help}\n")).unwrap_or_default();
             return format!("error: {}\n{help}\n", self.message);
         };
         let labels = self.spans.iter().enumerate().map(|(at, (span, label))| {
-            let span = span.start..span.end.max(span.start + 1);
+            let span = span.start - source.start..span.end.max(span.start + 1) - source.start;
             match at {
                 0 => LabeledSpan::new_primary_with_span(label.clone(), span),
                 _ => LabeledSpan::new_with_span(label.clone(), span),
@@ -115,13 +140,12 @@ impl Problem {
             labels: Some(labels.collect()),
             ..MietteDiagnostic::new(String::new())
         };
-        let text = self.source.as_ref().map(|source| source.text.clone()).unwrap_or_default();
         let theme = if colour { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
         let handler = GraphicalReportHandler::new_themed(theme).with_width(100);
         let mut drawn = String::new();
         // Writing to a string cannot fail, and miette fails only for spans outside the text, which toml does not
         // return; even then the line above has the message.
-        let _ = handler.render_report(&mut drawn, Report::new(drawing).with_source_code(text).as_ref());
+        let _ = handler.render_report(&mut drawn, Report::new(drawing).with_source_code(source.text.clone()).as_ref());
         let drawn = drawn.split_once('\n').map_or("", |(_, rest)| rest);
         format!("{file}:{line}:{column}: {}\n{drawn}\n", self.message)
     }
@@ -133,15 +157,25 @@ pub(super) const FLAGS: usize = usize::MAX / 2;
 /// The errors found so far.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
-    source: Option<Arc<Source>>,
+    sources: Vec<Arc<Source>>,
     flags: Vec<&'static str>,
     problems: Vec<Problem>,
 }
 
 impl Findings {
-    /// Creates an empty list for this text and the values of these flags.
-    pub(super) fn within(source: Option<Arc<Source>>, flags: Vec<&'static str>) -> Findings {
-        Findings { source, flags, problems: Vec::new() }
+    /// Creates an empty list for the values of these flags.
+    pub(super) fn of_flags(flags: Vec<&'static str>) -> Findings {
+        Findings { flags, ..Findings::default() }
+    }
+
+    /// Adds a file, in which errors may then have a position.
+    pub(super) fn add(&mut self, source: Arc<Source>) {
+        self.sources.push(source);
+    }
+
+    /// Returns the file that has this position.
+    fn source_of(&self, position: usize) -> Option<Arc<Source>> {
+        self.sources.iter().find(|source| source.contains(position)).cloned()
     }
 
     /// Returns whether there are no errors so far.
@@ -191,9 +225,17 @@ impl Findings {
         }
         spans.retain(|(span, _)| span.start < FLAGS);
         // Tools expect one message per line; some messages of toml have several lines.
-        let message = message.lines().map(str::trim).collect::<Vec<_>>().join("; ");
+        let mut message = message.lines().map(str::trim).collect::<Vec<_>>().join("; ");
         let help = (!help.is_empty()).then_some(help);
-        let source = if spans.is_empty() { None } else { self.source.clone() };
+        let source = spans.first().and_then(|(span, _)| self.source_of(span.start));
+        // One drawing shows lines of one file.
+        let is_here = |start| source.as_ref().is_none_or(|source| source.contains(start));
+        let (spans, elsewhere): (Vec<_>, Vec<_>) = spans.into_iter().partition(|(span, _)| is_here(span.start));
+        for (span, label) in elsewhere {
+            if let (Some(label), Some(other)) = (label, self.source_of(span.start)) {
+                message += &format!(" ({label}: {})", other.place(span.start));
+            }
+        }
         self.problems.push(Problem { message, help, source, spans, usage });
     }
 
@@ -215,7 +257,7 @@ impl Findings {
     }
 }
 
-/// Returns the error of a failed system call on a configuration file.
+/// Returns the error of a failed system call on the main configuration file.
 pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> Error {
     let help = match error.kind() {
         std::io::ErrorKind::NotFound => "check the path after `--config`, or omit it and give the directory to serve",

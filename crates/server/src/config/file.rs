@@ -79,6 +79,12 @@ pub struct File {
     #[schemars(example = "www-data")]
     #[serde(deserialize_with = "AccountName::text")]
     pub group: Option<Box<str>>,
+    /// Files with further `[[site]]` tables, such as `sites/*.toml`; only the name of a file may be a pattern
+    ///
+    /// Their sites follow those of this file, in the order of the list, and of the names that a pattern matches. Each file is read once; a
+    /// pattern may match none. Hidden files are ignored. Paths in them are relative to the directory of this file. A reload reads all again.
+    #[schemars(extend("examples" = [["sites/*.toml"]]))]
+    pub include: Vec<Box<str>>,
     /// Shorthand for a first site with only a root
     #[schemars(example = "/var/www")]
     pub root: Option<PathBuf>,

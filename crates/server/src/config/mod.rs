@@ -2,7 +2,8 @@
 //!
 //! 1. [`settings`], `file` and core define each key once; `schema` has descriptions, ranges and examples of them.
 //! 2. [`cli`] has the flags. Those that set a key put their value in the place of the key.
-//! 3. `read` parses the text into a `File`, checks each value, and keeps the position of each.
+//! 3. `include` reads the files that the main file includes. `read` parses all texts into a `File`, checks each value,
+//!    and keeps the position of each.
 //! 4. `checked` checks keys together and builds the [`Settings`].
 //! 5. `print` prints: the configuration in force, the example and the reference.
 //!
@@ -13,8 +14,9 @@ mod certificates;
 mod checked;
 pub mod cli;
 pub mod error;
-mod file;
+pub(crate) mod file;
 mod forms;
+mod include;
 pub mod optimise;
 mod print;
 mod read;
@@ -23,9 +25,7 @@ mod schema;
 pub mod settings;
 mod types;
 
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use checked::Settings;
@@ -56,28 +56,25 @@ pub fn load(flags: &cli::Serve) -> Result<Settings, Error> {
     let Some(path) = &flags.config else {
         return parse(flags, None, Path::new(""));
     };
-    let text = std::fs::read(path).and_then(|bytes| {
-        String::from_utf8(bytes).map_err(|error| {
-            let at = error.utf8_error().valid_up_to();
-            io::Error::new(io::ErrorKind::InvalidData, format!("it is not UTF-8 text, at byte {at}"))
-        })
-    });
-    let text = text.map_err(|reason| error::unreadable(path, &reason))?;
+    let text = include::text_of(path).map_err(|reason| error::unreadable(path, &reason))?;
     // An absolute path does not depend on the current directory.
     let absolute = std::path::absolute(path).map_err(|reason| error::unreadable(path, &reason))?;
     let folder = absolute.parent().map_or_else(PathBuf::new, Path::to_path_buf);
-    parse(flags, Some(Source { name: path.display().to_string(), text }), &folder)
+    parse(flags, Some(Source::new(path.display().to_string(), text)), &folder)
 }
 
 /// Returns the output of `amped check`: that the file is valid, a summary, and flaws of its certificates and accounts.
 pub fn check(flags: &cli::Check) -> Result<String, Error> {
     let settings = load(&cli::Serve { config: Some(flags.config.clone()), ..cli::Serve::default() })?;
     let addresses: Vec<String> = settings.listen.iter().map(|listen| listen.to_string()).collect();
-    let sites = match settings.roots.len() {
+    let sites = match settings.apps.len() {
         1 => "1 site".to_owned(),
         n => format!("{n} sites"),
     };
     let mut summary = format!("{}: ok\n{sites} on {}\n", flags.config.display(), addresses.join(", "));
+    for file in &settings.included {
+        summary += &format!("included: {file}\n");
+    }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     summary += &review::review(&settings, now);
     if let Some(plan) = &settings.acme {
@@ -118,12 +115,14 @@ fn check_accounts(path: &Path, findings: &mut Findings) -> String {
 
 /// Reads the settings from flags and a file, if any, whose paths are relative to `folder`.
 fn parse(flags: &cli::Serve, source: Option<Source>, folder: &Path) -> Result<Settings, Error> {
-    let (source, overrides) = (source.map(Arc::new), flags.overrides());
-    let names = overrides.iter().map(|key| key.flag).collect();
-    let mut findings = Findings::within(source.clone(), names);
-    let text = source.as_ref().map_or("", |source| &source.text);
-    let read = read::read(text, &overrides, &mut findings);
-    let settings = checked::settle(flags, read, folder, &mut findings);
+    let overrides = flags.overrides();
+    let mut findings = Findings::of_flags(overrides.iter().map(|key| key.flag).collect());
+    let sources = source.map_or_else(Vec::new, |main| include::sources(main, folder, &mut findings));
+    let read = read::read(&sources, &overrides, &mut findings);
+    let mut settings = checked::settle(flags, read, folder, &mut findings);
+    if let Some(settings) = &mut settings {
+        settings.included = sources.iter().skip(1).map(|source| source.name.clone()).collect();
+    }
     findings.into_result(settings)
 }
 

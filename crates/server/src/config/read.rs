@@ -8,14 +8,15 @@
 //! the rest is deserialised again ([`read`]). Each round removes something, so this terminates.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::Value;
 use toml::Spanned;
-use toml::de::{DeArray, DeTable, DeValue, ValueDeserializer};
+use toml::de::{DeArray, DeString, DeTable, DeValue, ValueDeserializer};
 
 use super::cli::Override;
-use super::error::{FLAGS, Findings};
+use super::error::{FLAGS, Findings, Source};
 use super::file::File;
 use super::schema;
 
@@ -90,10 +91,14 @@ impl Read<'_> {
     }
 }
 
-/// Reads a file and the keys that flags set, and records each invalid value.
-pub(super) fn read<'a>(text: &'a str, overrides: &'a [Override], findings: &mut Findings) -> Read<'a> {
-    let mut tree = grammar(text, findings).unwrap_or_else(|| Spanned::new(0..0, DeTable::new()));
-    report_siteless(text, tree.get_mut(), findings);
+/// Reads the main file, those that it includes, and the keys that flags set, and records each invalid value.
+pub(super) fn read<'a>(sources: &'a [Arc<Source>], overrides: &'a [Override], findings: &mut Findings) -> Read<'a> {
+    let mut files = sources.iter().map(|source| tree_of(source, findings));
+    let mut tree = files.next().flatten().unwrap_or_else(|| Spanned::new(0..0, DeTable::new()));
+    let included: Vec<_> = files.flatten().collect();
+    for file in included {
+        append(tree.get_mut(), file.into_inner(), findings);
+    }
     for (number, key) in overrides.iter().enumerate() {
         put(tree.get_mut(), key, FLAGS + number);
     }
@@ -127,6 +132,68 @@ pub(super) fn read<'a>(text: &'a str, overrides: &'a [Override], findings: &mut 
 
 /// Substitutes for missing required keys, compatible with all other keys of the table, so that the rest can be checked.
 const STAND_INS: [(&str, &str); 2] = [("match", "/*/*/*/*/*/*/*/*/**"), ("directory", "/")];
+
+/// Returns the tree of one file, with spans that begin at its own start; `None` if its syntax is wrong.
+fn tree_of<'a>(source: &'a Source, findings: &mut Findings) -> Option<Spanned<DeTable<'a>>> {
+    let mut tree = grammar(source, findings)?;
+    report_siteless(source, tree.get_mut(), findings);
+    let span = moved(tree.span(), source.start);
+    Some(Spanned::new(span, table_at(tree.into_inner(), source.start)))
+}
+
+/// Moves the spans of a table and of everything in it.
+fn table_at<'a>(table: DeTable<'a>, start: usize) -> DeTable<'a> {
+    if start == 0 {
+        return table;
+    }
+    let key_at = |key: Spanned<DeString<'a>>| Spanned::new(moved(key.span(), start), key.into_inner());
+    table.into_iter().map(|(key, value)| (key_at(key), value_at(value, start))).collect()
+}
+
+fn value_at<'a>(value: Spanned<DeValue<'a>>, start: usize) -> Spanned<DeValue<'a>> {
+    let span = moved(value.span(), start);
+    let value = match value.into_inner() {
+        DeValue::Table(table) => DeValue::Table(table_at(table, start)),
+        DeValue::Array(list) => DeValue::Array(list.into_iter().map(|value| value_at(value, start)).collect()),
+        other => other,
+    };
+    Spanned::new(span, value)
+}
+
+fn moved(span: Range<usize>, start: usize) -> Range<usize> {
+    span.start + start..span.end + start
+}
+
+/// Appends the sites of an included file to those of the main file. Other keys are errors: one that is set in a second
+/// file would override the first unnoticed.
+fn append<'a>(tree: &mut DeTable<'a>, file: DeTable<'a>, findings: &mut Findings) {
+    for (key, value) in file {
+        let (name, span) = (key.get_ref().to_string(), key.span());
+        if name != "site" {
+            let help = "write it in the main file; an included file has `[[site]]` tables only";
+            findings.at(span, format!("`{name}` cannot be set in an included file"), help);
+            continue;
+        }
+        let Some(all) = tree.get_mut("site").map(Spanned::get_mut) else {
+            tree.insert(key, value);
+            continue;
+        };
+        match (all, value.into_inner()) {
+            (DeValue::Array(all), DeValue::Array(list)) => list.into_iter().for_each(|site| all.push(site)),
+            (_, DeValue::Array(_)) => {} // The main file's own is no list, which is reported.
+            (_, _) => findings.at(span, "`site` must be a list of tables", "write `[[site]]`, with double brackets"),
+        }
+    }
+}
+
+/// Returns the elements of `include` in the main file that are text, each with its span. Errors of the file are reported
+/// when it is read.
+pub(super) fn includes(text: &str) -> Vec<(Range<usize>, String)> {
+    let Ok(tree) = DeTable::parse(text) else { return Vec::new() };
+    let list = tree.get_ref().get("include").and_then(|list| list.get_ref().as_array());
+    let texts = list.into_iter().flat_map(|list| list.iter());
+    texts.filter_map(|text| Some((text.span(), text.get_ref().as_str()?.to_owned()))).collect()
+}
 
 /// Inserts the value of a flag as the key that it sets. Its span begins at `start`; its end distinguishes elements.
 fn put<'a>(tree: &mut DeTable<'a>, key: &'a Override, start: usize) {
@@ -165,7 +232,8 @@ fn help_for(schema: &Value) -> String {
 
 /// Reports a table of a site, such as `[[site.app]]`, above the first `[[site]]`. TOML parses it as a table `site` that
 /// is not a list, which would cause an error for everything in it.
-fn report_siteless(text: &str, tree: &mut DeTable<'_>, findings: &mut Findings) {
+fn report_siteless(source: &Source, tree: &mut DeTable<'_>, findings: &mut Findings) {
+    let text = &source.text;
     let Some((key, value)) = tree.iter().find(|(key, _)| key.get_ref() == "site") else { return };
     let rest = &text[key.span().end..];
     if !matches!(value.get_ref(), DeValue::Table(_)) || !rest.trim_start().starts_with('.') {
@@ -175,7 +243,7 @@ fn report_siteless(text: &str, tree: &mut DeTable<'_>, findings: &mut Findings) 
     let name = line.split([']', '=', '#']).next().unwrap_or_default().trim();
     let message = format!("`{name}` belongs to no site: there is no `[[site]]` above it");
     findings.at(
-        key.span().start..key.span().start + name.len(),
+        moved(key.span().start..key.span().start + name.len(), source.start),
         message,
         "write `[[site]]`, with its `root`, above it",
     );
@@ -185,9 +253,10 @@ fn report_siteless(text: &str, tree: &mut DeTable<'_>, findings: &mut Findings) 
 
 /// Parses a text as TOML, or records its syntax errors. Then there is no tree: with a missing bracket it would be a
 /// guess, and errors in its keys would hide the one that matters.
-fn grammar<'a>(text: &'a str, findings: &mut Findings) -> Option<Spanned<DeTable<'a>>> {
+fn grammar<'a>(source: &'a Source, findings: &mut Findings) -> Option<Spanned<DeTable<'a>>> {
     // Enough for a file written by hand. A file of another kind, named by mistake, has an error in every line.
     const FAULTS_MAX: usize = 10;
+    let text = &source.text;
     let (tree, mut faults) = DeTable::parse_recoverable(text);
     if faults.is_empty() {
         return Some(tree);
@@ -202,16 +271,18 @@ fn grammar<'a>(text: &'a str, findings: &mut Findings) -> Option<Spanned<DeTable
         if is_double && text[..span.start].ends_with("[[") && text.get(span.clone()) == Some("site") {
             // A table of a site precedes it.
             let help = "write it above the first table that belongs to it, such as `[[site.app]]` or `[site.types]`";
-            findings.at(span.clone(), "this `[[site]]` follows a table that belongs to a site", help);
+            let place = moved(span.clone(), source.start);
+            findings.at(place, "this `[[site]]` follows a table that belongs to a site", help);
         } else {
-            findings.at(span.clone(), fault.message(), if is_double { "remove one of them" } else { "" });
+            let place = moved(span.clone(), source.start);
+            findings.at(place, fault.message(), if is_double { "remove one of them" } else { "" });
         }
         let start = rest.get(..span.start)?.rfind('\n').map_or(0, |end| end + 1);
         let end = rest.get(start..)?.find('\n').map_or(rest.len(), |length| start + length);
         let unclosed = ["unclosed array", "unclosed inline table"];
         if unclosed.iter().any(|text| fault.message().starts_with(text)) {
             // Its intended end is unknown, so nothing after it can be checked.
-            findings.forget_behind(span.start);
+            findings.forget_behind(source.start + span.start);
             break;
         }
         if rest[start..end].trim().is_empty() {
