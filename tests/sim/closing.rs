@@ -8,7 +8,6 @@ use amped_core::glob::Glob;
 use amped_core::http1::Conn;
 use amped_core::limits::Limits;
 use amped_core::site::{AppRule, Site};
-use amped_http::status::Status;
 use amped_units::{Bytes, Time};
 
 use crate::seed::{RngExt, each_seed};
@@ -204,7 +203,7 @@ fn half_closed_connection_gets_pending_responses() {
 #[test]
 fn request_refused_before_body_gets_one_response() {
     each_seed(20, |mut dice| {
-        let page = Site { error_pages: vec![(Status::METHOD_NOT_ALLOWED, "/405.html".into())], ..site() };
+        let page = Site { error_pages: vec![(405..=405, "/405.html".into())], ..site() };
         for site in [site(), page] {
             let mut world = World::with(dice.clone(), vec![site], Limits::default(), Budgets::default());
             world.files.replace(world.now, "/405.html", "no");

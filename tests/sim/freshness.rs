@@ -11,7 +11,6 @@ use amped_core::headers::HeaderRule;
 use amped_core::limits::Limits;
 use amped_core::site::Site;
 use amped_http::negotiate::Coding;
-use amped_http::status::Status;
 use amped_units::Bytes;
 
 use crate::seed::{Dice, RngExt, each_seed};
@@ -244,7 +243,7 @@ fn file_truncated_during_response_cuts_it() {
 }
 
 fn with_error_page() -> Site {
-    Site { error_pages: vec![(Status::NOT_FOUND, "/404.html".into())], ..site() }
+    Site { error_pages: vec![(404..=404, "/404.html".into())], ..site() }
 }
 
 #[test]
@@ -279,7 +278,7 @@ fn missing_error_page_is_looked_up_once() {
 #[test]
 fn error_page_for_503_is_not_read_from_disk() {
     each_seed(3, |dice| {
-        let error_pages = vec![(Status::SERVICE_UNAVAILABLE, "/busy.html".into())];
+        let error_pages = vec![(503..=503, "/busy.html".into())];
         let site = Site { error_pages, ..site() };
         let mut world = World::with(dice, vec![site], Limits::default(), Budgets::default());
         world.files.replace(world.now, "/busy.html", "a moment, please");

@@ -675,6 +675,35 @@ fn headers_on_errors_match_requested_path() {
 }
 
 #[test]
+fn header_rules_append_and_spare_errors() {
+    let site = Site::new();
+    site.file("a", "a");
+    let toml = "[[site.headers]]\nmatch = \"**\"\nappend = { Link = \"</1>\" }\nset = { X-Set = \"1\" }\n\
+                [[site.headers]]\nmatch = \"**\"\nappend = { Link = \"</2>\" }\nremove = [\"x-set\"]\nerrors = false\n";
+    let server = Server::with_site(&site, toml);
+    let mut client = server.connect();
+    let mut check = |target: &str, status: u16, links: &[&str], set: bool| {
+        // The second response comes from the cache.
+        for _ in 0..2 {
+            let response = client.get(target);
+            let fields = response.lasting_fields();
+            let found: Vec<&str> = fields
+                .iter()
+                .filter(|(name, _)| name.eq_ignore_ascii_case("link"))
+                .map(|(_, value)| value.as_str())
+                .collect();
+            assert_eq!(
+                (response.status, &found[..], response.field("X-Set").is_some()),
+                (status, links, set),
+                "{target}"
+            );
+        }
+    };
+    check("/a", 200, &["</1>", "</2>"], false);
+    check("/missing", 404, &["</1>"], true);
+}
+
+#[test]
 fn header_rule_may_replace_server() {
     let site = Site::new();
     site.file("a", "a");
@@ -726,6 +755,30 @@ fn site_has_its_own_error_pages() {
     let response = client.request("GET", "/file", &[("Expect", "x")]);
     assert!(response.status == 417 && response.text().contains("417"), "{}", response.text());
     assert_eq!(client.request("HEAD", "/missing", &[]).field("Content-Length"), Some("8"));
+}
+
+#[test]
+fn error_page_of_class_serves_statuses_without_their_own() {
+    let site = Site::new();
+    for name in ["404", "4xx", "5xx"] {
+        site.file(&format!("{name}.txt"), name);
+    }
+    let toml = "[site.errors]\n4xx = \"/4xx.txt\"\n404 = \"/404.txt\"\n5xx = \"/5xx.txt\"";
+    let server = Server::with_site(&site, toml);
+    let mut client = server.connect();
+    let mut check = |method: &str, target: &str, fields: &[(&str, &str)], status: u16, body: &str| {
+        for _ in 0..2 {
+            let response = client.request(method, target, fields);
+            assert_eq!(response.status, status, "{method} {target}");
+            assert!(response.text().contains(body), "{method} {target}: {}", response.text());
+        }
+    };
+    check("GET", "/missing", &[], 404, "404");
+    check("GET", "/", &[], 403, "4xx");
+    check("POST", "/404.txt", &[], 405, "4xx");
+    check("BREW", "/404.txt", &[], 501, "5xx");
+    // It needs details that only the built-in page has.
+    check("GET", "/404.txt", &[("Range", "bytes=9-")], 416, "416 Range Not Satisfiable");
 }
 
 #[test]

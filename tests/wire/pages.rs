@@ -319,6 +319,22 @@ fn site_headers_are_added_to_cached_pages() {
 }
 
 #[test]
+fn header_rules_remove_fields_of_applications() {
+    let site = Site::new();
+    let fields = "X-Powered-By: kettle\\nX-Kept: 1\\nX-Own: app";
+    script(&site, "api", &format!("printf 'Cache-Control: max-age=60\\n{fields}\\n\\nbody'"));
+    let headers =
+        "[[site.headers]]\nmatch = \"**\"\nremove = [\"x-powered-by\", \"x-own\"]\nset = { X-Own = \"site\" }";
+    let server = serve_scripts(&site, &format!("cache = \"1h\"\n{headers}"));
+    let mut client = server.connect();
+    for _ in 0..2 {
+        let response = client.get("/cgi-bin/api");
+        let fields = ["X-Powered-By", "X-Kept", "X-Own"].map(|name| response.field(name));
+        assert_eq!((response.status, fields), (200, [None, Some("1"), Some("site")]));
+    }
+}
+
+#[test]
 fn burst_of_requests_starts_application_once() {
     let count = if is_pool() { 24 } else { 200 };
     let site = Site::new();

@@ -76,6 +76,36 @@ impl Form for FieldName {
     }
 }
 
+/// Name of a field that a rule may append.
+#[derive(Clone, Copy, Debug)]
+pub struct AppendedFieldName;
+
+impl Form for AppendedFieldName {
+    const ANY_CASE: bool = true;
+
+    fn parse(text: &str) -> Result<Box<str>, String> {
+        match text.eq_ignore_ascii_case("Server") {
+            true => Err("`Server` cannot be appended: a response has one\nwrite it in `set`, which replaces it".into()),
+            false => field_name(text, &[]),
+        }
+    }
+}
+
+/// Name of a field that a rule may remove.
+#[derive(Clone, Copy, Debug)]
+pub struct RemovedFieldName;
+
+impl Form for RemovedFieldName {
+    const ANY_CASE: bool = true;
+
+    fn parse(text: &str) -> Result<Box<str>, String> {
+        match text.eq_ignore_ascii_case("Server") {
+            true => Err("`Server` cannot be removed\nwrite another value in `set`, such as `\"\"`".into()),
+            false => field_name(text, &[]),
+        }
+    }
+}
+
 /// Name of a field of a fixed response, which may also be Cache-Control, Content-Type or Location.
 #[derive(Clone, Copy, Debug)]
 pub struct ResponseFieldName;

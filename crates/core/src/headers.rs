@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use crate::condition::Condition;
-use crate::forms::{CacheControl, FieldName, FieldValue};
+use crate::forms::{AppendedFieldName, CacheControl, FieldName, FieldValue, RemovedFieldName};
 use crate::glob::Glob;
 
 /// Response header fields by pattern
@@ -43,10 +43,28 @@ pub struct HeaderRule {
     #[serde(default, deserialize_with = "CacheControl::text")]
     #[schemars(example = "max-age=3600")]
     pub cache_control: Option<Box<str>>,
-    /// Names and values of fields on every response, errors included
+    /// Names and values of fields to set, unless an application has set them
     #[serde(default, deserialize_with = "FieldName::map::<FieldValue, _>")]
     #[schemars(extend("examples" = [{ "X-Frame-Options": "DENY" }]))]
     pub set: BTreeMap<Box<str>, Box<str>>,
+    /// Names and values of fields to append, beside others of the same name
+    #[serde(default, deserialize_with = "AppendedFieldName::map::<FieldValue, _>")]
+    #[schemars(extend("examples" = [{ "Link": "</a.css>; rel=preload; as=style" }]))]
+    pub append: BTreeMap<Box<str>, Box<str>>,
+    /// Names of fields to remove: of applications and of tables above
+    ///
+    /// A field in both `remove` and `set` replaces that of an application.
+    #[serde(default, deserialize_with = "RemovedFieldName::list")]
+    #[schemars(extend("examples" = [["X-Powered-By"]]))]
+    pub remove: Vec<Box<str>>,
+    /// Apply to errors too, of applications as well; otherwise to statuses below 400 only
+    #[serde(default = "always")]
+    #[default(true)]
+    pub errors: bool,
+}
+
+fn always() -> bool {
+    true
 }
 
 impl HeaderRule {
@@ -99,8 +117,12 @@ pub(crate) fn add(
         for (name, value) in rule.set.iter().filter(|(name, _)| !is_set(name) || is_removed(name)) {
             replace(&mut fields, name, value);
         }
+        fields.extend(rule.append.iter().map(|(name, value)| (&**name, &**value)));
     }
-    for (name, value) in fields.into_iter().filter(|(name, _)| !is_set(name)) {
+    for name in removed {
+        head.remove(name);
+    }
+    for (name, value) in fields {
         // The only field of our own that a rule may set (`forms` rejects the others): replace ours.
         if name.eq_ignore_ascii_case("Server") {
             head.server(value);
@@ -108,4 +130,27 @@ pub(crate) fn add(
             head.field(name, value);
         }
     }
+}
+
+/// Names and values, in the order of a head.
+type Fields<'a> = Vec<(&'a str, &'a str)>;
+
+/// Sets a field: it takes the place of the first one of this name, and the others disappear.
+fn replace<'a>(fields: &mut Fields<'a>, name: &'a str, value: &'a str) {
+    let is_it = |known: &str| known.eq_ignore_ascii_case(name);
+    let Some(first) = fields.iter().position(|(known, _)| is_it(known)) else {
+        fields.push((name, value));
+        return;
+    };
+    fields[first].1 = value;
+    let mut at = 0;
+    fields.retain(|(known, _)| {
+        at += 1;
+        at - 1 == first || !is_it(known)
+    });
+}
+
+/// Returns whether rules remove a field that an application sends along with a file. `status` is that of the response.
+pub(crate) fn is_removed(rules: &[HeaderRule], path: &[u8], request: &Request<'_>, status: Status, name: &str) -> bool {
+    rules.iter().any(|rule| rule.removes(name) && rule.applies(path, request, status))
 }

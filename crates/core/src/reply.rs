@@ -931,10 +931,12 @@ fn capital(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::cache::policy::Hint;
+    use crate::condition::any_request;
     use crate::file::FileVersion;
     use crate::glob::Glob;
     use crate::headers::HeaderRule;
     use crate::resource::PrecompressedOnly;
+    use alloc::collections::BTreeMap;
     use alloc::{format, vec};
     use amped_http::h1::request::{self, HeadLimits};
 
@@ -1171,6 +1173,46 @@ mod tests {
             assert_eq!(cache_control, caches.then_some("Cache-Control: max-age=2"), "{verdict:?}");
             assert_eq!(head.contains("\r\nVary: Accept-Encoding\r\n"), caches, "{verdict:?}");
         }
+    }
+
+    #[test]
+    fn rules_remove_set_and_append_in_order() {
+        let map = |fields: &[(&str, &str)]| -> BTreeMap<Box<str>, Box<str>> {
+            fields.iter().map(|&(name, value)| (name.into(), value.into())).collect()
+        };
+        let rule = |remove: &[&str], set: &[(&str, &str)], append: &[(&str, &str)], errors| HeaderRule {
+            remove: remove.iter().map(|&name| name.into()).collect(),
+            set: map(set),
+            append: map(append),
+            errors,
+            ..HeaderRule::default()
+        };
+        let check = |rules: &[HeaderRule], status: Status, expected: &[&str]| {
+            let of_app = [("X-App", "1"), ("x-app", "2"), ("X-Kept", "3")];
+            let mut head = Head::new(status);
+            for (name, value) in of_app {
+                head.field(name, value);
+            }
+            headers::add(&mut head, rules, b"/a", &any_request(), |name| {
+                of_app.iter().any(|(app, _)| app.eq_ignore_ascii_case(name))
+            });
+            let (head, _) = shown((ReplyHead::Owned(Box::new(head)), Body::Empty));
+            let lines: Vec<&str> = head.split("\r\n").filter(|line| line.starts_with(['x', 'X'])).collect();
+            assert_eq!(lines, expected);
+        };
+        let app = ["X-App: 1", "x-app: 2", "X-Kept: 3"];
+        check(&[rule(&[], &[("X-App", "4"), ("X-A", "5")], &[], true)], Status::OK, &[&app[..], &["X-A: 5"]].concat());
+        check(&[rule(&["X-APP"], &[], &[], true)], Status::OK, &["X-Kept: 3"]);
+        check(&[rule(&["X-App"], &[("X-App", "4")], &[], true)], Status::OK, &["X-Kept: 3", "X-App: 4"]);
+        check(&[rule(&[], &[], &[("X-App", "4")], true)], Status::OK, &[&app[..], &["X-App: 4"]].concat());
+        let more = [
+            rule(&[], &[("X-A", "1"), ("X-B", "1")], &[("X-A", "2")], true),
+            rule(&["x-b"], &[("x-a", "3")], &[("X-A", "4")], true),
+        ];
+        check(&more, Status::OK, &[&app[..], &["X-A: 3", "X-A: 4"]].concat());
+        let some = [rule(&["X-Kept"], &[("X-A", "1")], &[("X-B", "1")], false), rule(&["X-App"], &[], &[], true)];
+        check(&some, Status::NOT_FOUND, &["X-Kept: 3"]);
+        check(&some, Status::NOT_MODIFIED, &["X-A: 1", "X-B: 1"]);
     }
 
     #[test]

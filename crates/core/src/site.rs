@@ -112,6 +112,9 @@ pub struct Site {
     pub hsts: Option<Arc<str>>,
 }
 
+/// Errors for which a site cannot have a page: of a head or body that could not be parsed, and of conditions and ranges.
+pub const BUILT_IN_ERRORS: [u16; 8] = [406, 408, 412, 413, 414, 416, 431, 505];
+
 /// Which symbolic links are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -221,6 +224,12 @@ impl Site {
             }
         }
         (self.number, Some(whole))
+    }
+
+    /// The error page for this status.
+    pub fn error_page(&self, status: Status) -> Option<&str> {
+        let mut pages = self.error_pages.iter().filter(|_| !BUILT_IN_ERRORS.contains(&status.0));
+        pages.find(|(statuses, _)| statuses.contains(&status.0)).map(|(_, page)| &**page)
     }
 
     /// Whether the head of a file with this name depends on more of a request than the head cache knows.

@@ -29,11 +29,11 @@ use amped_units::Form as _;
 use super::cli::Serve;
 use super::error::Findings;
 use super::file::{AppTable, AuthTable, File, RouteTable, SiteTable};
-use super::forms::Realm;
+use super::forms::{Realm, error_statuses};
 use super::read::{Node, Read};
 use super::settings::{
-    Address, AppKind, AppSettings, BACKENDS_MAX, BackendAddress, Balance, ConnectionStart, Form, Listen, LogTarget,
-    UpstreamSettings, form, number, parse_listen,
+    Address, AppKind, AppSettings, Balance, ConnectionStart, Form, Listen, LogTarget, UpstreamSettings, form,
+    parse_listen,
 };
 use super::types;
 use crate::certificate::Certificate;
@@ -494,7 +494,8 @@ impl Checker<'_> {
         let guards = table.auth.iter_mut().zip(node.get("auth").elements());
         let guards = guards.filter_map(|(table, node)| self.guard(table, node)).collect();
         let cors = table.cors.iter().zip(node.get("cors").elements());
-        let pages = table.errors.iter().filter_map(|(status, page)| Some((Status(number(status)?), page.clone())));
+        // In their order `404` precedes `4xx`.
+        let pages = table.errors.iter().filter_map(|(statuses, page)| Some((error_statuses(statuses)?, page.clone())));
         let types = Types {
             overrides: table.types.clone().into_iter().collect(),
             known: types::known,

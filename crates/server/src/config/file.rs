@@ -188,8 +188,8 @@ pub struct SiteTable {
     #[schemars(extend("examples" = [{ "log": "text/plain" }]))]
     #[serde(deserialize_with = "Ending::map::<MediaType, _>")]
     pub types: BTreeMap<Box<str>, Box<str>>,
-    /// Error pages by status, as paths of the site
-    #[schemars(extend("examples" = [{ "404": "/404.html" }]))]
+    /// Error pages by status or class (`4xx`, `5xx`), as paths of the site; a status precedes its class
+    #[schemars(extend("examples" = [{ "404": "/404.html", "5xx": "/error.html" }]))]
     #[serde(deserialize_with = "ErrorStatus::map::<PagePath, _>")]
     pub errors: BTreeMap<Box<str>, Box<str>>,
     pub headers: Vec<HeaderRule>,

@@ -1,15 +1,27 @@
 //! Forms of text in the configuration file, each with its message and remedy. Those of the rules of a site are in core.
 
 use std::net::Ipv6Addr;
+use std::ops::RangeInclusive;
 
 use amped_core::forms::{is_token, is_value};
+use amped_core::site::BUILT_IN_ERRORS;
 use amped_http::uri::host_of;
 use amped_units::{Form, forms};
 
 use super::settings::{number, parse_listen};
 
-/// Errors for which a site cannot have a page: of a head or body that could not be parsed, and of conditions and ranges.
-const BUILT_IN: &[&str] = &["406", "408", "412", "413", "414", "416", "431", "505"];
+/// Parses a status of an error, such as `404`, or a class of them: `4xx` or `5xx`.
+pub(super) fn error_statuses(text: &str) -> Option<RangeInclusive<u16>> {
+    match text {
+        "4xx" => Some(400..=499),
+        "5xx" => Some(500..=599),
+        _ => number(text).filter(|status| (400..=599).contains(status)).map(|status| status..=status),
+    }
+}
+
+fn is_built_in(text: &str) -> bool {
+    number(text).is_some_and(|status| BUILT_IN_ERRORS.contains(&status))
+}
 
 forms! {
     /// Name of a user or group.
@@ -40,13 +52,13 @@ forms! {
         "is not a file name suffix",
         "write the part after the last dot of a file name, such as `html`";
 
-    /// Status of an error for which a site may have a page.
-    ErrorStatus: |text| text.len() == 3 && number(text).is_some_and(|n| (400..=599).contains(&n)) && !BUILT_IN.contains(&text) => text,
-        if BUILT_IN.contains(&text) { "always has the built-in page" } else { "is not an error status" },
-        if BUILT_IN.contains(&text) {
+    /// Status or class of errors for which a site may have a page.
+    ErrorStatus: |text| text.len() == 3 && error_statuses(text).is_some() && !is_built_in(text) => text,
+        if is_built_in(text) { "always has the built-in page" } else { "is not an error status" },
+        if is_built_in(text) {
             "remove it: this error occurs before the site is known, or needs details that only the built-in page has"
         } else {
-            "write a status from 400 to 599, such as \"404\""
+            "write a status from 400 to 599, such as \"404\", or a class, \"4xx\" or \"5xx\""
         };
 
     /// Path of an error page.
