@@ -27,6 +27,7 @@ mod negotiation;
 mod pages;
 mod proxies;
 mod ranges;
+mod request_id;
 mod routes;
 mod stop;
 mod tls;

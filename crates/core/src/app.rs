@@ -19,6 +19,7 @@ use amped_http::status::Status;
 use amped_http::uri::{self, Target};
 
 use crate::cache::page::PageName;
+use crate::request_id::RequestId;
 use crate::routes::Routed;
 use crate::site::{AppRule, Site, Sites};
 
@@ -124,6 +125,23 @@ pub(crate) struct AppHead<'a> {
     pub(crate) bytes: &'a [u8],
     /// The clean path of the request target.
     pub(crate) requested: &'a [u8],
+    /// Its ID, in the place of one that the client has sent; `None`: the application gets that.
+    pub(crate) id: Option<&'a RequestId>,
+}
+
+impl<'a> AppHead<'a> {
+    /// The fields that the application gets.
+    fn fields(self, audience: Audience<'a>) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+        let is_id = move |name: &[u8]| self.id.is_some() && name.eq_ignore_ascii_case(request_id::FIELD.as_bytes());
+        let fields = fields(self.request.target, self.bytes);
+        fields.filter(move |(name, _)| audience.is_told(name) && !is_id(name))
+    }
+
+    /// Fields that the application gets too.
+    fn added(self, audience: Audience<'a>) -> Vec<(&'a str, &'a [u8])> {
+        let id = self.id.map(|id| (request_id::FIELD, id.text()));
+        audience.added().iter().copied().chain(id).collect()
+    }
 }
 
 /// A request that matches an application rule.

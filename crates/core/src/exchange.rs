@@ -17,6 +17,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem;
 
+use amped_http::auth::Credentials;
 use amped_http::cgi::{self, BadScript};
 use amped_http::h1::request::{self, Expectation, Framing, HeadLimits, OwnedRequest, Request};
 use amped_http::h1::response::HSTS;
@@ -35,6 +36,7 @@ use crate::pace::Pace;
 use crate::plan::{self, Origin, Resolved};
 use crate::record::Outcome;
 use crate::reply::{self, ReplyHead, Response, ScriptFraming};
+use crate::request_id::{self, RequestId, RequestIds};
 
 pub use crate::exchange::context::{Context, Progress, Protocol};
 
@@ -101,6 +103,8 @@ struct Detour {
     count: u8,
     /// The fields of an application's response that go with the file sent on its behalf.
     beside_file: Option<Box<BesideFile>>,
+    /// The ID of the request, if its site gives one.
+    request_id: Option<RequestId>,
 }
 
 /// Names and values of fields.
@@ -126,7 +130,9 @@ impl Exchange {
         protocol: &mut P,
     ) -> Option<Exchange> {
         let Incoming { request, head, began, has_more } = incoming;
-        let (mut resolved, mut detour) = (resolve(&request, cx), Detour::default());
+        let mut resolved = resolve(&request, cx);
+        let request_id = request_id_of(cx, (&request, head), &resolved);
+        let mut detour = Detour { request_id, ..Detour::default() };
         let mut steps = Steps { cx, protocol, request, head, began, resolved: &mut resolved, detour: &mut detour };
         let state = steps.begin(has_more)?;
         let (request, since) = (OwnedRequest::new(&steps.request, head), steps.cx.now);
@@ -429,8 +435,14 @@ impl Exchange {
         let (mut steps, State::App(app_request)) = self.parts(cx, protocol) else {
             return Progress::Open;
         };
-        let head = AppHead { request: &steps.request, bytes: steps.head, requested: &steps.resolved.requested };
-        match app_request.begin_page(steps.cx, head) {
+        let head = AppHead {
+            request: &steps.request,
+            bytes: steps.head,
+            requested: &steps.resolved.requested,
+            id: steps.detour.request_id.as_ref(),
+        };
+        let user = decide::claimed_name(&steps.request, steps.resolved, &steps.cx.shared.sites);
+        match app_request.begin_page(steps.cx, head, user.as_ref().map(Credentials::name)) {
             None => Progress::Open,
             Some(made) => {
                 let _ = steps.respond(made);
@@ -444,7 +456,12 @@ impl Exchange {
         self.since = cx.now;
         let ticket = protocol.next_ticket();
         if let (steps, State::App(app_request)) = self.parts(cx, protocol) {
-            let head = AppHead { request: &steps.request, bytes: steps.head, requested: &steps.resolved.requested };
+            let head = AppHead {
+                request: &steps.request,
+                bytes: steps.head,
+                requested: &steps.resolved.requested,
+                id: steps.detour.request_id.as_ref(),
+            };
             app_request.run_alone(steps.cx, head, ticket);
         }
         Progress::Open
@@ -755,7 +772,12 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         self.detour.beside_file = None;
         let ticket = self.protocol.next_ticket();
         let framing = if self.protocol.awaits_body() { self.request.framing } else { Framing::None };
-        let head = AppHead { request: &self.request, bytes: self.head, requested: &self.resolved.requested };
+        let head = AppHead {
+            request: &self.request,
+            bytes: self.head,
+            requested: &self.resolved.requested,
+            id: self.detour.request_id.as_ref(),
+        };
         match AppRequest::begin(self.cx, head, self.resolved, (handler, ticket, framing)) {
             StartResult::Started(app_request) => {
                 if framing != Framing::None && self.request.expectation == Expectation::Continue {
@@ -795,8 +817,8 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     }
 
     /// Adds the record for the access log.
-    fn response(&mut self, PreparedResponse { head, body, outcome }: PreparedResponse<F>) -> Response<F> {
-        let Steps { cx, request, resolved, .. } = self;
+    fn response(&mut self, PreparedResponse { mut head, body, outcome }: PreparedResponse<F>) -> Response<F> {
+        let Steps { cx, request, resolved, detour, .. } = self;
         let mut record = cx.shared.records.take();
         record.note(request, self.began);
         if let Some(credentials) = decide::claimed_name(request, resolved, &cx.shared.sites) {
@@ -821,6 +843,21 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         let has_own = matches!(head, ReplyHead::Owned(head) if head.field_starts_with(HSTS, b""));
         (!has_own).then(|| Arc::clone(hsts))
     }
+}
+
+/// The ID of a request, if its site gives one: that of a trusted proxy, or a new one.
+fn request_id_of<F>(
+    cx: &mut Context<'_, F>,
+    (request, head): (&Request<'_>, &[u8]),
+    resolved: &Resolved<'_>,
+) -> Option<RequestId> {
+    if cx.shared.sites.of(resolved.site).request_ids == RequestIds::Off {
+        return None;
+    }
+    let is_trusted = request.client.is_some_and(|client| client.named.is_some());
+    let sent = || request::fields(head).find(|(name, _)| name.eq_ignore_ascii_case(request_id::FIELD.as_bytes()));
+    let kept = is_trusted.then(sent).flatten().and_then(|(_, id)| RequestId::parse(id));
+    Some(kept.unwrap_or_else(|| cx.shared.ids.next_id()))
 }
 
 fn resolve<'a, F>(request: &Request<'a>, cx: &mut Context<'_, F>) -> Resolved<'a> {

@@ -56,6 +56,7 @@ pub mod pages;
 pub mod plan;
 pub mod record;
 pub mod reply;
+pub mod request_id;
 pub mod residency;
 pub mod resource;
 pub mod routes;

@@ -71,6 +71,7 @@ pub struct Record {
     user_agent: Option<Range<usize>>,
     user: Option<Range<usize>>,
     backend: Option<Range<usize>>,
+    request_id: Option<Range<usize>>,
     version: Option<Version>,
     /// Status of the response; 0 until it is known.
     pub status: u16,
@@ -124,6 +125,11 @@ impl Record {
         self.backend = Some(self.put(name.as_bytes()));
     }
 
+    /// Records the ID of the request.
+    pub fn note_request_id(&mut self, id: &[u8]) {
+        self.request_id = Some(self.put(id));
+    }
+
     /// Records a request that could not be parsed; only its first line is recorded.
     pub fn note_unreadable(&mut self, bytes: &[u8], began: Time) {
         self.clear();
@@ -172,6 +178,11 @@ impl Record {
         self.backend.clone().map(|range| &self.text[range])
     }
 
+    /// The ID of the request, if it has one.
+    pub fn request_id(&self) -> Option<&[u8]> {
+        self.request_id.clone().map(|range| &self.text[range])
+    }
+
     /// `HTTP/1.1`, `HTTP/1.0` or `HTTP/2.0`; empty for an unparsable request.
     pub fn version(&self) -> &'static str {
         self.version.map_or("", Version::name)
@@ -205,7 +216,8 @@ impl Records {
     }
 
     /// Returns a record to the pool.
-    pub fn give_back(&mut self, record: Box<Record>) {
+    pub fn give_back(&mut self, mut record: Box<Record>) {
+        record.permit = None;
         if self.spare.len() < SPARE_MAX && record.text.capacity() <= TEXT_MAX {
             self.spare.push(record);
         }

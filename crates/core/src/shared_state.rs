@@ -14,6 +14,7 @@ use crate::cache::{Budgets, Caches, SharedCaches};
 use crate::limits::Limits;
 use crate::record::Records;
 use crate::reply::{ReadyErrors, WallClock};
+use crate::request_id::IdSource;
 use crate::site::Sites;
 
 /// The answers to challenges by which a CA verifies that this server controls a name (ACME; RFC 8555, 8.3).
@@ -44,6 +45,8 @@ pub struct SharedState<F> {
     pub http2: bool,
     /// The other end of the connection that is handled, if [`Sites::need_clients`].
     pub peer: Option<IpAddr>,
+    /// Makes the IDs of requests.
+    pub ids: IdSource,
     /// Scratch space for cleaning paths.
     pub(crate) scratch: Vec<u8>,
     /// Scratch space for the decoded head of a request of HTTP/2.
@@ -134,6 +137,7 @@ impl<F> SharedState<F> {
             lap: PhaseTimes::default(),
             http2: true,
             peer: None,
+            ids: IdSource::default(),
             scratch: Vec::new(),
             fields: FieldList::new(0, 0),
             flat_head: FlatHead::new(),

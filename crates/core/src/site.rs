@@ -29,6 +29,7 @@ use crate::forms::Suffix;
 use crate::glob::Glob;
 use crate::headers::HeaderRule;
 use crate::network::Network;
+use crate::request_id::RequestIds;
 use crate::routes::{Fallback, Route, RouteAction, Routed};
 
 /// One site. The default one has any host, plain files, no extras, and no media types but the fallback.
@@ -107,6 +108,9 @@ pub struct Site {
     pub root_names: Vec<Box<[u8]>>,
     /// The port of https to which requests without TLS are redirected; `None` serves them.
     pub https_port: Option<u16>,
+    /// Who gets the IDs of requests.
+    #[serde(skip)]
+    pub request_ids: RequestIds,
     /// The value of Strict-Transport-Security on responses over TLS.
     #[serde(skip)]
     pub hsts: Option<Arc<str>>,

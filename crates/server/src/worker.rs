@@ -5,6 +5,7 @@
 //! determines when it is called and how disk work is done; it provides a [`DiskSide`].
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -15,6 +16,7 @@ use amped_core::app::Output;
 use amped_core::cache::{Caches, Change};
 use amped_core::deadline::Wheel;
 use amped_core::event::{Action, Answer, Event, Lane, PreloadResult, Ticket, Trouble, Work};
+use amped_core::request_id::IdSource;
 use amped_core::shared_state::SharedState;
 use amped_sys::epoll::{Epoll, Interest, Ready};
 use amped_sys::{file, socket};
@@ -135,6 +137,7 @@ impl Worker {
         let mut shared = SharedState::with_caches(Arc::clone(&settings.sites), settings.limits.clone(), caches, wall());
         shared.http2 = settings.http2;
         shared.challenges = generation.http_challenges();
+        shared.ids = IdSource::new([(); 2].map(|()| random()));
         let context = LoopContext {
             shared,
             log: AccessLog::new(&settings.log, log),
@@ -788,6 +791,11 @@ impl Worker {
         send_queue.iter_mut().for_each(|send_queue| send_queue.give_up(&mut log_context));
         outbox.iter_mut().for_each(|outbox| outbox.give_up(&mut log_context));
     }
+}
+
+/// Returns a random number. Processes that fork have the same state of the standard library.
+fn random() -> u64 {
+    RandomState::new().hash_one((std::process::id(), std::thread::current().id()))
 }
 
 /// The result of accepting.

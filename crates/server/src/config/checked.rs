@@ -502,14 +502,15 @@ impl Checker<'_> {
             fallback: table.default_type.clone(),
             charset: (!table.charset.is_empty()).then(|| table.charset.clone()),
         };
-        Site {
+        let site = Site {
             number: 0, // `Sites::new` numbers them.
             hosts: table.hosts.clone(),
             index: table.index.clone(),
             listing: table.listing,
+            request_ids: table.request_ids,
             dotfiles: table.dotfiles,
             precompressed: table.precompressed.clone(),
-            compress: table.compress.iter().map(|coding| coding.coding()).collect(),
+            compress: table.compress.clone(),
             user_dir: table.user_dirs.clone(),
             apps,
             rules: table.headers.clone(),

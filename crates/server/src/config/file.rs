@@ -16,6 +16,7 @@ use amped_core::glob::Glob;
 use amped_core::headers::HeaderRule;
 use amped_core::limits::Limits;
 use amped_core::network::Network;
+use amped_core::request_id::RequestIds;
 use amped_core::routes::{Fallback, QueryRule};
 use amped_core::site::{EtagForm, NegotiationRule, Symlinks};
 use amped_http::forwarded::ClientField;
@@ -149,6 +150,10 @@ pub struct SiteTable {
     /// Browsers comply until `max-age` has passed; a response with `max-age=0` ends it.
     #[schemars(example = "max-age=31536000; includeSubDomains")]
     pub hsts: Option<Box<str>>,
+    /// Recipients of an ID of each request: "off", "applications" (X-Request-Id) or "all", with responses; and the access log
+    ///
+    /// Random, or what a trusted proxy has sent in X-Request-Id. A template of the log has it as `$request_id`.
+    pub request_ids: RequestIds,
     /// Index pages of a directory, in order of preference
     #[serde(deserialize_with = "IndexName::list")]
     #[default(["index.html", "index.htm"].map(Box::from).into())]
