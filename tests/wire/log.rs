@@ -68,6 +68,91 @@ fn parse(line: &str) -> Line {
     Line { client: client.to_owned(), request, status: status.parse().unwrap(), bytes, agent }
 }
 
+#[test]
+fn template_is_filled_with_escaped_values() {
+    let (site, logs) = (Site::new(), Site::new());
+    site.file("a", "hello");
+    let log = logs.path().join("log");
+    let template = "<$remote_addr> $remote_user [$time_local] $host/$scheme \\\"$request\\\" ${status}x $body_bytes_sent $bytes_sent $request_time \
+                    \\\"$http_referer\\\" \\\"$http_user_agent\\\" $upstream_addr $upstream_cache_status";
+    let config = format!("[log]\naccess = {log:?}\nflush = '10ms'\nformat = \"{template}\"");
+    let server = Server::with_site(&site, &config);
+    let mut client = server.connect();
+    let fields = [("Host", "b.example"), ("User-Agent", "a \"b\"\tc"), ("Referer", "http://\u{e4}/")];
+    let response = client.request("GET", "/a?\"b", &fields);
+    let line = wait_for_lines(&log, 1).remove(0);
+    let (client, rest) = line.split_once("> - [").unwrap();
+    assert!(client.strip_prefix('<').unwrap().parse::<std::net::IpAddr>().is_ok(), "{line}");
+    let (stamp, rest) = rest.split_once("] ").unwrap();
+    assert_eq!(stamp.len(), "10/Oct/2000:13:55:36 -0700".len(), "{line}");
+    let scheme = if is_secure() { "https" } else { "http" };
+    let version = if is_http2() { "HTTP/2.0" } else { "HTTP/1.1" };
+    let rest = skip(rest, &format!("b.example/{scheme} \"GET /a?\\x22b {version}\" 200x 5 "));
+    let numbers: Vec<&str> = rest.splitn(3, ' ').collect();
+    assert!(numbers[0].parse::<usize>().unwrap() > response.body.len() + 100, "{line}");
+    let (seconds, thousandths) = numbers[1].split_once('.').unwrap();
+    assert!(seconds.parse::<u64>().unwrap() < 10 && thousandths.len() == 3, "{line}");
+    let rest = skip(numbers[2], "\"http://\\xC3\\xA4/\" \"a \\x22b\\x22\\x09c\" - ");
+    assert!(["probe", "helper"].contains(&rest), "{line}");
+}
+
+#[test]
+fn listed_fields_become_json_of_each_line() {
+    let (site, logs) = (Site::new(), Site::new());
+    let script = site.file("run.cgi", "#!/bin/sh\nprintf 'Content-Type: text/plain\\n\\nran'");
+    fs::set_permissions(script, fs::Permissions::from_mode(0o755)).unwrap();
+    let log = logs.path().join("log");
+    let config = format!(
+        "[[site.app]]\nmatch = '*.cgi'\ncgi = true\n[log]\naccess = {log:?}\nflush = '10ms'\n\
+         format = ['time_iso8601', 'remote_addr', 'request', 'request_uri', 'status', 'request_time', 'upstream_header_time', 'http_referer', 'ssl_protocol']"
+    );
+    let server = Server::with_site(&site, &config);
+    let mut client = server.connect();
+    client.request("GET", "/run.cgi?a=\"\\", &[("Referer", "http://\u{e4}/\u{1f980}")]);
+    client.request("GET", "/missing", &[]);
+    let lines: Vec<Value> =
+        wait_for_lines(&log, 2).iter().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let version = if is_http2() { "HTTP/2.0" } else { "HTTP/1.1" };
+    assert_eq!(lines[0]["request_uri"], "/run.cgi?a=\"\\");
+    assert_eq!(lines[0]["request"], format!("GET /run.cgi?a=\"\\ {version}"));
+    assert_eq!((&lines[0]["status"], &lines[0]["http_referer"]), (&200.into(), &"http://\u{e4}/\u{1f980}".into()));
+    assert!(lines[0]["upstream_header_time"].as_f64() <= lines[0]["request_time"].as_f64(), "{}", lines[0]);
+    assert!(lines[0]["upstream_header_time"].is_f64() && lines[1]["upstream_header_time"].is_null());
+    assert_eq!((&lines[1]["status"], &lines[1]["http_referer"]), (&404.into(), &Value::Null));
+    assert_eq!(lines[1]["ssl_protocol"].is_null(), !is_secure());
+    assert!(lines.iter().all(|line| line.as_object().unwrap().len() == 9));
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(text.lines().all(|line| line.starts_with("{\"time_iso8601\":\"20")), "{text}");
+}
+
+#[test]
+fn unlogged_requests_are_omitted() {
+    let (site, logs) = (Site::new(), Site::new());
+    site.file("health", "well");
+    site.file("a", "a");
+    let log = logs.path().join("log");
+    let tables = format!(
+        "[[site.unlogged]]\nmatch = '/health'\n[[site.unlogged]]\nmatch = '*.ico'\nerrors = true\n\
+         [[site.unlogged]]\nmatch = '**'\nwhen = {{ header = {{ User-Agent = 'probe*' }} }}\n[log]\naccess = {log:?}\nflush = '10ms'"
+    );
+    let server = Server::with_site(&site, &tables);
+    let mut client = server.connect();
+    for (method, target, agent) in [
+        ("GET", "/health", "x"),
+        ("POST", "/health", "x"),
+        ("GET", "/favicon.ico", "x"),
+        ("GET", "/a", "probe/1"),
+        ("GET", "/missing", "probe/1"),
+        ("GET", "/a", "x"),
+    ] {
+        client.request(method, target, &[("User-Agent", agent)]);
+    }
+    let logged: Vec<String> =
+        wait_for_lines(&log, 3).iter().map(|line| String::from_utf8(parse(line).request).unwrap()).collect();
+    let targets: Vec<&str> = logged.iter().map(|request| request.rsplit_once(' ').unwrap().0).collect();
+    assert_eq!(targets, ["POST /health", "GET /missing", "GET /a"]);
+}
+
 /// All lines of a file; asserts that each is complete.
 fn lines(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap();

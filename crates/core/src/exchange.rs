@@ -810,6 +810,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     /// The response of an application.
     fn response_from(&mut self, app_request: &AppRequest, made: PreparedResponse<F>) -> Response<F> {
         let mut response = self.response(made);
+        response.record.upstream_time = Some(self.cx.now.since(app_request.passed_at));
         if let Some(backend) = &app_request.backend {
             response.record.note_backend(backend);
         }
@@ -826,6 +827,9 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         }
         record.set(head.get().status(), outcome);
         record.site = resolved.site;
+        record.is_unlogged =
+            cx.shared.sites.of(resolved.site).is_unlogged(&resolved.requested, request, head.get().status());
+        record.permit = detour.permit.take();
         body.note_in(&mut record);
         let hsts = self.hsts(&head);
         Response { head, hsts, body, record }

@@ -6,6 +6,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::ops::Range;
+use core::time::Duration;
 
 use amped_http::h1::request::{Request, Version};
 use amped_http::status::Status;
@@ -90,6 +91,12 @@ pub struct Record {
     pub client: Option<IpAddr>,
     /// Whether a proxy, the peer of the connection, has named the client.
     pub proxied: bool,
+    /// Whether the client sent it over TLS, to this server or to a proxy that it trusts.
+    pub secure: bool,
+    /// The time that an application took to begin its response.
+    pub upstream_time: Option<Duration>,
+    /// Whether the access log omits it.
+    pub is_unlogged: bool,
     /// The number of the site; 0 for a request that could not be parsed.
     pub site: u16,
 }
@@ -110,6 +117,7 @@ impl Record {
         self.referer = request.referer.map(|text| self.put(text));
         self.user_agent = request.user_agent.map(|text| self.put(text));
         self.version = Some(request.version);
+        self.secure = request.secure;
         self.client = request.client.map(|client| client.address);
         self.proxied = request.client.is_some_and(|client| client.named.is_some());
         self.began = began;

@@ -9,6 +9,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::IpAddr;
+use core::ops::RangeInclusive;
 use core::time::Duration;
 
 use amped_http::forwarded::ClientField;
@@ -93,9 +94,12 @@ pub struct Site {
     /// Fallback files for missing names.
     #[serde(skip)]
     pub fallbacks: Vec<Fallback>,
-    /// Error pages by status: absolute paths within the site.
+    /// Requests that the access log omits.
     #[serde(skip)]
-    pub error_pages: Vec<(Status, Box<str>)>,
+    pub unlogged: Vec<Unlogged>,
+    /// Error pages by status or class: absolute paths within the site. The first match applies.
+    #[serde(skip)]
+    pub error_pages: Vec<(RangeInclusive<u16>, Box<str>)>,
     /// The form of entity tags.
     #[serde(skip)]
     pub etag: EtagForm,
@@ -230,6 +234,14 @@ impl Site {
         (self.number, Some(whole))
     }
 
+    /// Whether the access log omits this request, which got a response with this status.
+    pub fn is_unlogged(&self, path: &[u8], request: &Request<'_>, status: Status) -> bool {
+        let is_one = |Unlogged { pattern, when, errors }: &Unlogged| {
+            (*errors || status.0 < 400) && pattern.matches(path) && when.as_ref().is_none_or(|when| when.holds(request))
+        };
+        self.unlogged.iter().any(is_one)
+    }
+
     /// The error page for this status.
     pub fn error_page(&self, status: Status) -> Option<&str> {
         let mut pages = self.error_pages.iter().filter(|_| !BUILT_IN_ERRORS.contains(&status.0));
@@ -278,6 +290,23 @@ pub struct Alias {
     pub root: u16,
     /// Whether the whole path is looked up below it, with the directories with which the pattern begins.
     pub keep_prefix: bool,
+}
+
+/// Requests that the access log omits, by pattern
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub struct Unlogged {
+    /// Requested paths that the table applies to; `**` for the whole site
+    #[serde(rename = "match")]
+    #[schemars(example = "/health")]
+    pub pattern: Glob,
+    /// Requests that the table applies to; see "Conditions" above
+    #[serde(default)]
+    #[schemars(extend("examples" = [{ "header": { "User-Agent": "probe/*" } }]))]
+    pub when: Option<Box<Condition>>,
+    /// Omit errors too; otherwise statuses below 400 only
+    #[serde(default)]
+    pub errors: bool,
 }
 
 /// Content negotiation by pattern: files that exist in several languages, charsets or types

@@ -31,7 +31,6 @@ use crate::access_log::{AccessLog, Peer};
 use crate::app::{AppRequest, AppSide, Ends, TurnResult};
 use crate::clock::{Clock, wall};
 use crate::compress;
-use crate::config::settings::LogFormat;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::{CompressionCounts, TlsCounts};
 use crate::few::Few;
@@ -40,7 +39,6 @@ use crate::mailbox::Mailbox;
 use crate::message::Message;
 use crate::metrics::{Meter, Phase, Timing};
 use crate::open_file::OpenFile;
-use crate::passwords::ledger::Client;
 use crate::passwords::verifier::{self, PendingVerdict};
 use crate::say;
 use crate::send::frames::FrameBuffer;
@@ -301,8 +299,8 @@ impl LoopContext {
         now: Time,
     ) -> (&'a mut Sender, LogContext<'a>) {
         let log_context = LogContext {
-            // Only JSON lines contain the time taken; for these the clock is read again.
-            now: if self.log.format() == LogFormat::Json { self.clock.now() } else { now },
+            // If lines contain the time taken, the clock is read again.
+            now: if self.log.has_duration() { self.clock.now() } else { now },
             log: &mut self.log,
             peer,
             tls: transport.negotiated().cloned(),

@@ -57,6 +57,8 @@ pub(super) struct AppRequest {
     /// Whether it has left the queue and started.
     pub(super) has_started: bool,
     pub(super) stage: Stage,
+    /// When the request was passed to it.
+    pub(super) passed_at: Time,
     /// The backend that responds, if it is one of those that speak HTTP.
     pub(super) backend: Option<Arc<str>>,
     /// The connection carries another protocol: both sides are passed on as they are.
@@ -164,9 +166,10 @@ impl AppRequest {
             pace: Pace::start(cx.now, &cx.shared.limits),
             pending_bytes: 0,
             time,
-            output_left: output.map_or(u64::MAX, |most| most.0),
+            output_left: u64::MAX,
             has_started: false,
             stage: Stage::Head(Vec::new()),
+            passed_at: cx.now,
             backend: None,
             is_tunnel: false,
             handler,
@@ -275,7 +278,7 @@ impl AppRequest {
     /// The wait for another request's response has timed out: start the application for this request.
     pub(super) fn run_alone<F>(&mut self, cx: &mut Context<'_, F>, head: AppHead<'_>, ticket: Ticket) {
         self.leave(cx, "");
-        self.ticket = ticket;
+        (self.ticket, self.passed_at) = (ticket, cx.now);
         if let Some(fill) = &mut self.fill {
             (fill.shared, fill.follows, fill.began) = (None, false, cx.now);
         }

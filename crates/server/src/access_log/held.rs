@@ -13,7 +13,7 @@ use std::ops::Range;
 use amped_core::cache::hostname::{HostnameAnswer, HostnameCache};
 use amped_units::{Bytes, Time};
 
-use crate::config::settings::LogFormat;
+use crate::config::log_format::LogFormat;
 
 /// The text of a JSON line before the time, and the text between the time and the client. The position of the client is
 /// derived from them.
@@ -61,7 +61,7 @@ impl Held {
     pub(super) fn push(
         &mut self,
         lines: &[u8],
-        format: LogFormat,
+        format: &LogFormat,
         wanted: bool,
         names: &mut HostnameCache,
         now: Time,
@@ -128,7 +128,7 @@ impl Held {
 
 /// Returns the position of the client's address in a line. Nothing before it comes from the client: it is the first
 /// field of Common and Combined, and the second of JSON, after the time; neither contains a quote.
-fn address_of(line: &[u8], format: LogFormat) -> Range<usize> {
+fn address_of(line: &[u8], format: &LogFormat) -> Range<usize> {
     let up_to = |start: usize, end: u8| {
         let length = line.get(start..).and_then(|rest| rest.iter().position(|&byte| byte == end));
         start..start + length.unwrap_or(0)
@@ -139,6 +139,8 @@ fn address_of(line: &[u8], format: LogFormat) -> Range<usize> {
             let time = up_to(JSON_TIME.len(), b'"');
             up_to(time.end + JSON_CLIENT.len(), b'"')
         }
+        // The configuration accepts no host names with these.
+        LogFormat::Template(_) | LogFormat::Fields(_) => 0..0,
     }
 }
 
@@ -200,8 +202,8 @@ mod tests {
         for format in [LogFormat::Common, LogFormat::Combined, LogFormat::Json] {
             let check = |peer: Option<&str>, from: &str, to: &str| {
                 let (mut held, mut names, mut out) = (Held::default(), names(), Vec::new());
-                let line = line(format, peer);
-                assert_eq!(held.push(line.as_bytes(), format, true, &mut names, at(0), &mut out), 0);
+                let line = line(format.clone(), peer);
+                assert_eq!(held.push(line.as_bytes(), &format, true, &mut names, at(0), &mut out), 0);
                 answer(&mut names, at(0));
                 assert_eq!(held.release(at(0), &mut names, &mut out), (1, Time::NEVER));
                 assert_eq!(String::from_utf8(out).unwrap(), line.replacen(from, to, 1));
@@ -217,7 +219,7 @@ mod tests {
     fn lines_wait_only_for_preceding_line() {
         let (mut held, mut names, mut out) = (Held::default(), names(), Vec::new());
         let push = |held: &mut Held, names: &mut HostnameCache, line: &str, now| {
-            held.push(line.as_bytes(), LogFormat::Common, true, names, now, &mut Vec::new());
+            held.push(line.as_bytes(), &LogFormat::Common, true, names, now, &mut Vec::new());
         };
         push(&mut held, &mut names, "10.0.0.2 a\n10.0.0.4 b\n", at(0));
         let (slow, _) = names.next_lookup(at(0)).unwrap();
@@ -240,9 +242,9 @@ mod tests {
     #[test]
     fn lookup_is_skipped_when_names_are_disabled() {
         let (mut held, mut names, mut out) = (Held::default(), names(), Vec::new());
-        held.push(b"10.0.0.2 a\n", LogFormat::Common, true, &mut names, at(0), &mut out);
+        held.push(b"10.0.0.2 a\n", &LogFormat::Common, true, &mut names, at(0), &mut out);
         // Lookups are switched off meanwhile, while an earlier line still waits.
-        held.push(b"10.0.0.4 b\n", LogFormat::Common, false, &mut names, at(0), &mut out);
+        held.push(b"10.0.0.4 b\n", &LogFormat::Common, false, &mut names, at(0), &mut out);
         assert_eq!((names.waiting(), names.counts().misses), (1, 1));
         answer(&mut names, at(0));
         assert_eq!(held.release(at(0), &mut names, &mut out), (2, Time::NEVER));
@@ -262,7 +264,7 @@ mod tests {
                 match step {
                     0..4 => {
                         let line = format!("10.0.0.{client} {n}\n");
-                        released += held.push(line.as_bytes(), LogFormat::Common, true, &mut names, at(now), &mut out);
+                        released += held.push(line.as_bytes(), &LogFormat::Common, true, &mut names, at(now), &mut out);
                         pushed.push((client, n));
                     }
                     4 => now += seconds,

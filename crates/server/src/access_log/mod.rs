@@ -22,7 +22,8 @@ use amped_http::date::Civil;
 use amped_sys::process;
 use amped_units::Time;
 
-use crate::config::settings::{LogFormat, LogSettings};
+use crate::config::log_format::{LogField, LogFormat, LogPart};
+use crate::config::settings::LogSettings;
 use crate::counters::Negotiated;
 use held::{JSON_CLIENT, JSON_TIME};
 use writer::Batch;
@@ -82,6 +83,10 @@ pub struct AccessLog {
     stamp_second: i64,
     /// The time of day in the log's format, formatted once a second.
     stamp: String,
+    /// The same by ISO 8601, for templates and lists.
+    stamp_iso: String,
+    /// For values that are put together.
+    scratch: Vec<u8>,
 }
 
 impl AccessLog {
@@ -89,7 +94,7 @@ impl AccessLog {
     pub fn new(settings: &LogSettings, writer: Option<Arc<Writer>>) -> AccessLog {
         AccessLog {
             writer,
-            format: settings.format,
+            format: settings.format.clone(),
             buffer: Vec::new(),
             lines: 0,
             buffer_max: settings.buffer.as_usize(),
@@ -100,22 +105,24 @@ impl AccessLog {
             status: (0, Vec::new()),
             stamp_second: i64::MIN,
             stamp: String::new(),
+            stamp_iso: String::new(),
+            scratch: Vec::new(),
         }
     }
 
     /// Applies another format and other limits; the file stays open.
     pub fn renew(&mut self, settings: &LogSettings) {
         self.flush();
-        self.format = settings.format;
+        self.format = settings.format.clone();
         self.buffer_max = settings.buffer.as_usize();
         self.flush_after = settings.flush;
         (self.delayed, self.string_caches) = (settings.delayed, settings.string_caches);
         self.stamp_second = i64::MIN;
     }
 
-    /// Returns the format of the lines.
-    pub fn format(&self) -> LogFormat {
-        self.format
+    /// Returns whether lines have the time that a request took.
+    pub fn has_duration(&self) -> bool {
+        self.format.has_duration()
     }
 
     /// Returns the writer.
@@ -137,22 +144,49 @@ impl AccessLog {
         wall: &WallClock,
         now: Time,
     ) {
-        let Some(writer) = &self.writer else {
+        let Some(writer) = self.writer.as_ref().filter(|_| !record.is_unlogged) else {
             return;
         };
         let begin = self.buffer.len();
         let writer = (!self.delayed).then(|| Arc::clone(writer));
         if self.stamp_second != wall.seconds || !self.string_caches {
             self.stamp_second = wall.seconds;
-            self.stamp = stamp(wall.seconds, self.format);
+            self.stamp = stamp(wall.seconds, self.format == LogFormat::Json);
+            if !self.format.is_named() {
+                self.stamp_iso = stamp(wall.seconds, true);
+            }
         }
         if self.lines == 0 {
             self.oldest = now;
         }
         self.lines += 1;
-        match self.format {
+        match &self.format {
             LogFormat::Common | LogFormat::Combined => self.write_common(record, peer, body_bytes),
             LogFormat::Json => self.write_json(record, (peer, tls), body_bytes, now),
+            LogFormat::Template(template) => {
+                let stamps = [&self.stamp, &self.stamp_iso].map(String::as_bytes);
+                let line = Line { record, peer, tls, stamps, body_bytes, now };
+                let (template, out) = (Arc::clone(template), &mut self.buffer);
+                for part in &template.parts {
+                    match part {
+                        LogPart::Literal(text) => out.extend_from_slice(text.as_bytes()),
+                        LogPart::Field(field) => line.value(*field, &mut self.scratch).push_text(out),
+                    }
+                }
+                out.push(b'\n');
+            }
+            LogFormat::Fields(fields) => {
+                let stamps = [&self.stamp, &self.stamp_iso].map(String::as_bytes);
+                let line = Line { record, peer, tls, stamps, body_bytes, now };
+                let out = &mut self.buffer;
+                for (number, field) in fields.iter().enumerate() {
+                    out.extend_from_slice(if number == 0 { b"{\"" } else { b",\"" });
+                    out.extend_from_slice(field.name().as_bytes());
+                    out.extend_from_slice(b"\":");
+                    line.value(*field, &mut self.scratch).push_json(out);
+                }
+                out.extend_from_slice(b"}\n");
+            }
         }
         if let Some(writer) = writer
             && writer.write_at_once(&self.buffer[begin..])
@@ -184,7 +218,7 @@ impl AccessLog {
         }
         if let Some(writer) = &self.writer {
             let (text, lines) = (std::mem::take(&mut self.buffer), std::mem::take(&mut self.lines));
-            let batch = Batch { text, lines, format: self.format };
+            let batch = Batch { text, lines, format: self.format.clone() };
             self.buffer = writer.put(batch);
         }
         self.oldest = Time::NEVER;
@@ -278,16 +312,107 @@ fn push_client(out: &mut Vec<u8>, record: &Record, peer: &Peer) {
     }
 }
 
+/// What a line is about.
+struct Line<'a> {
+    record: &'a Record,
+    peer: &'a Peer,
+    tls: Option<&'a Negotiated>,
+    /// The time in the forms of Common and of ISO 8601.
+    stamps: [&'a [u8]; 2],
+    body_bytes: u64,
+    now: Time,
+}
+
+impl Line<'_> {
+    /// The value of a field. `scratch` is for one that is put together.
+    fn value<'v>(&'v self, field: LogField, scratch: &'v mut Vec<u8>) -> Value<'v> {
+        let Line { record, peer, tls, stamps: [local, iso], body_bytes, now } = *self;
+        scratch.clear();
+        let text = |text: Option<&'v [u8]>| text.filter(|text| !text.is_empty()).map_or(Value::Missing, Value::Text);
+        match field {
+            LogField::RemoteAddr => {
+                push_client(scratch, record, peer);
+                Value::Text(scratch)
+            }
+            LogField::PeerAddr => Value::Text(peer.as_bytes()),
+            LogField::RemoteUser => record.user().filter(|user| !user.is_empty()).map_or(Value::Missing, Value::User),
+            // Without its brackets.
+            LogField::TimeLocal => Value::Text(local.get(1..local.len() - 1).unwrap_or_default()),
+            LogField::TimeIso => Value::Text(iso),
+            LogField::Host => text(Some(record.host())),
+            LogField::Scheme => Value::Text(if record.secure { b"https" } else { b"http" }),
+            LogField::Request => {
+                let parts = [record.method(), record.target(), record.version().as_bytes()];
+                for part in parts.into_iter().filter(|part| !part.is_empty()) {
+                    if !scratch.is_empty() {
+                        scratch.push(b' ');
+                    }
+                    scratch.extend_from_slice(part);
+                }
+                text(Some(scratch))
+            }
+            LogField::RequestId => text(record.request_id()),
+            LogField::Method => text(Some(record.method())),
+            LogField::Target => text(Some(record.target())),
+            LogField::Protocol => text(Some(record.version().as_bytes())),
+            LogField::Status => Value::Number(record.status.into()),
+            LogField::BodyBytes => Value::Number(body_bytes),
+            LogField::Bytes => Value::Number(body_bytes + record.head_bytes as u64),
+            LogField::RequestTime => Value::Seconds(now.since(record.began)),
+            LogField::Referer => text(record.referer()),
+            LogField::UserAgent => text(record.user_agent()),
+            LogField::TlsVersion => text(tls.map(|tls| tls.version.as_str().as_bytes())),
+            LogField::TlsCipher => text(tls.map(|tls| tls.suite.as_bytes())),
+            LogField::TlsSubject => text(tls.and_then(|tls| tls.subject.as_deref()).map(str::as_bytes)),
+            LogField::Upstream => text(record.backend()),
+            LogField::UpstreamTime => record.upstream_time.map_or(Value::Missing, Value::Seconds),
+            LogField::Cache => Value::Text(record.outcome.as_str().as_bytes()),
+        }
+    }
+}
+
+/// The value of a field.
+enum Value<'a> {
+    Text(&'a [u8]),
+    /// Text in which a space would end the field.
+    User(&'a [u8]),
+    Number(u64),
+    /// Written as nginx does, with milliseconds.
+    Seconds(Duration),
+    Missing,
+}
+
+impl Value<'_> {
+    fn push_text(&self, out: &mut Vec<u8>) {
+        match self {
+            Value::Text(text) => push_escaped(out, text),
+            Value::User(name) => push_user(out, Some(name)),
+            Value::Missing => out.push(b'-'),
+            Value::Number(_) | Value::Seconds(_) => self.push_json(out),
+        }
+    }
+
+    fn push_json(&self, out: &mut Vec<u8>) {
+        match self {
+            Value::Text(text) | Value::User(text) => json::push_string(out, text),
+            Value::Number(number) => amped_http::text::push_decimal(out, *number),
+            // Writing to a vector cannot fail.
+            Value::Seconds(time) => _ = write!(out, "{}.{:03}", time.as_secs(), time.subsec_millis()),
+            Value::Missing => out.extend_from_slice(b"null"),
+        }
+    }
+}
+
 /// `[10/Oct/2000:13:55:36 -0700]`, or RFC 3339 for JSON.
-fn stamp(seconds: i64, format: LogFormat) -> String {
+fn stamp(seconds: i64, is_iso: bool) -> String {
     let offset = process::local_offset(seconds);
     let at = Civil::from_unix(seconds + i64::from(offset));
     let (sign, minutes) = (if offset < 0 { '-' } else { '+' }, offset.unsigned_abs() / 60);
     let (zone_hours, zone_minutes) = (minutes / 60, minutes % 60);
     let mut text = String::new();
     // Writing to a String cannot fail.
-    let _ = match format {
-        LogFormat::Common | LogFormat::Combined => write!(
+    let _ = match is_iso {
+        false => write!(
             text,
             "[{:02}/{}/{:04}:{:02}:{:02}:{:02} {sign}{zone_hours:02}{zone_minutes:02}]",
             at.day,
@@ -297,7 +422,7 @@ fn stamp(seconds: i64, format: LogFormat) -> String {
             at.minute,
             at.second
         ),
-        LogFormat::Json => write!(text, "{at}{sign}{zone_hours:02}:{zone_minutes:02}"),
+        true => write!(text, "{at}{sign}{zone_hours:02}:{zone_minutes:02}"),
     };
     text
 }

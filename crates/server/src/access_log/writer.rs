@@ -21,7 +21,8 @@ use amped_units::Time;
 use super::held::{Held, SPARE_MAX};
 use super::resolver::{Resolvers, Waiter};
 use crate::clock::Clock;
-use crate::config::settings::{LogFormat, LogSettings, LogTarget};
+use crate::config::log_format::LogFormat;
+use crate::config::settings::{LogSettings, LogTarget};
 use crate::counters::LogCounts;
 use crate::say;
 
@@ -294,7 +295,7 @@ impl Writer {
                 } else {
                     let wanted = resolvers.wanted;
                     let names = &mut resolvers.names;
-                    let lines = held.push(&batch.text, batch.format, wanted, names, self.now(), &mut out);
+                    let lines = held.push(&batch.text, &batch.format, wanted, names, self.now(), &mut out);
                     drop(resolvers);
                     due = self.release(&mut held, lines, end, &mut out);
                 }

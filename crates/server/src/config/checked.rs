@@ -240,6 +240,12 @@ impl Checker<'_> {
     }
 
     fn log(&mut self, file: &mut File, node: Node<'_>) {
+        if file.log.hostnames && !file.log.format.is_named() {
+            let help = "remove one of them, or write `format = \"json\"`: only in named formats the place of the address is known";
+            let place = node.get("hostnames").span();
+            let message = "`hostnames` cannot be combined with a template or list";
+            self.findings.against(place, (node.get("format").span(), "this format"), message, help);
+        }
         let LogTarget::File(path) = &mut file.log.access else { return };
         *path = self.absolute(path, node.get("access"));
         if let Err((message, help)) = log_file(path) {
@@ -520,6 +526,7 @@ impl Checker<'_> {
             guards,
             access: table.access.clone(),
             negotiations: table.negotiation.clone(),
+            unlogged: table.unlogged.clone(),
             error_pages: pages.collect(),
             etag: table.etag,
             symlinks: table.symlinks,

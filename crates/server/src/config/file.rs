@@ -18,7 +18,7 @@ use amped_core::limits::Limits;
 use amped_core::network::Network;
 use amped_core::request_id::RequestIds;
 use amped_core::routes::{Fallback, QueryRule};
-use amped_core::site::{EtagForm, NegotiationRule, Symlinks};
+use amped_core::site::{EtagForm, NegotiationRule, Symlinks, Unlogged};
 use amped_http::forwarded::ClientField;
 use amped_http::negotiate::Coding;
 use amped_units::{Bytes, Count, Form, PositiveSeconds, Seconds};
@@ -202,6 +202,7 @@ pub struct SiteTable {
     pub route: Vec<RouteTable>,
     pub alias: Vec<AliasTable>,
     pub fallback: Vec<Fallback>,
+    pub unlogged: Vec<Unlogged>,
     pub access: Vec<AccessRule>,
     pub auth: Vec<AuthTable>,
     pub negotiation: Vec<NegotiationRule>,

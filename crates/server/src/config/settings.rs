@@ -18,6 +18,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smart_default::SmartDefault;
 
+use super::log_format::LogFormat;
 /// Server architecture: what waits for the network, and what for the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -200,6 +201,13 @@ pub struct LogSettings {
     /// File, "-" for standard output, or "off"
     pub access: LogTarget,
     /// Line format
+    ///
+    /// Instead of a name it may be a template or a list of fields. A template is text with nginx's variables, such as `'$remote_addr [$time_local] "$request" $status $request_time'`; in it, quotes, backslashes
+    /// and bytes that are not printable ASCII in values become `\xHH`, and a value that is missing is `-`. A list has their names, without `$`; each line is a JSON
+    /// object with these fields. Names: `remote_addr`, `realip_remote_addr` (the proxy), `remote_user`, `time_local`,
+    /// `time_iso8601`, `host`, `scheme`, `request`, `request_method`, `request_uri`, `server_protocol`, `status`, `body_bytes_sent`, `bytes_sent`, `request_time`
+    /// (seconds), `http_referer`, `http_user_agent`, `ssl_protocol`, `ssl_cipher`, `ssl_client_s_dn`, `upstream_addr`, `upstream_header_time` (seconds), and
+    /// `upstream_cache_status` (`cache` of `json`).
     pub format: LogFormat,
     /// Size of the line buffer
     #[serde(with = "PositiveBytes")]
@@ -254,19 +262,6 @@ impl LogSettings {
             absent_time: self.hostname_negative_ttl,
         }
     }
-}
-
-/// Line format of the access log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// Common Log Format
-    Common,
-    /// Common, with Referer and User-Agent
-    #[default]
-    Combined,
-    /// One JSON object per line
-    Json,
 }
 
 /// Bodies of incomplete requests to applications, and of responses to slow clients
