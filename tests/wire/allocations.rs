@@ -25,6 +25,7 @@ use amped::event_loop::Start;
 use amped::listen;
 use amped::mailbox::Mailbox;
 use amped::message::Message;
+use amped::request_limits::RequestLimits;
 use amped_units::Time;
 
 /// Counts the allocations of a loop that answers `count` calls of `ask` after a first one.
@@ -38,7 +39,8 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     // Work that depends on time, such as revalidating a file, does not belong to the request.
     let text = format!(
         "listen = ['127.0.0.1:0']\ncache.revalidate = '1h'\nsend.sendfile_min_age = '0s'\nlog.access = {:?}\n\
-         [[site]]\nroot = {:?}\ncompress = ['zstd']\n",
+         [[site]]\nroot = {:?}\ncompress = ['zstd']\n\
+         [[site.limit]]\nmatch = '/small.txt'\nrequests = '1000000/s'\nburst = 1_000_000\nconcurrent = 1000\nrate = '1GB/s'\n",
         path("log"),
         path("site")
     );
@@ -63,6 +65,7 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
         settings,
         disk: Arc::new(disk),
         verifier: None,
+        limiter: Some(Arc::new(RequestLimits::new(Arc::clone(&counts)).unwrap())),
         connections_max: 10,
         caches: None,
         shared: None,

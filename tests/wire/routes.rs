@@ -138,6 +138,31 @@ fn response_to_conditional_rewrite_is_not_cached() {
     }
 }
 
+#[test]
+fn regular_expressions_match_and_capture() {
+    let site = Site::new();
+    site.file("posts/2024/cats.html", "meow");
+    site.file("uploads/e.PHP", "<?php");
+    site.file("uploads/a.txt", "text");
+    script(&site, "run.cgi");
+    let tables = "[[site.route]]\nmatch = '~* ^/uploads/.*\\.php$'\ndeny = true\n\
+                  [[site.route]]\nmatch = '~^/(\\d{4})/([a-z]+)$'\nrewrite = '/posts/$1/$2.html'\n\
+                  [[site.route]]\nmatch = '~^/(.+)/$'\nredirect = '/$1'\nstatus = 301\n\
+                  [[site.app]]\nmatch = '~^/run\\.cgi$'\ncgi = true\n\
+                  [[site.limit]]\nmatch = '~^/limited'\nrequests = '1/h'\n\
+                  [[site.headers]]\nmatch = '~\\.(txt|html)$'\nset = { 'X-Text' = 'yes' }\n";
+    let server = serve(&site, tables);
+    let mut client = server.connect();
+    assert_eq!(client.get("/uploads/e.PHP").status, 403);
+    let text = client.get("/uploads/a.txt");
+    assert_eq!((text.status, text.field("X-Text")), (200, Some("yes")));
+    assert_eq!(client.get("/2024/cats").text(), "meow");
+    assert_eq!(client.get("/2024/Cats").status, 404);
+    assert_eq!(client.get("/a/b/?c").field("Location"), Some("/a/b?c"));
+    assert_eq!(client.get("/run.cgi/a").text(), "GET /run.cgi /a|");
+    assert_eq!([client.get("/limited/a").status, client.get("/limited/b").status], [404, 429]);
+}
+
 /// What documentation says about configurations of nginx.
 #[test]
 fn slashes_and_host_names_are_normalised_by_redirects() {
@@ -492,11 +517,19 @@ fn every_method_reaches_front_controller() {
 #[test]
 fn example_front_controllers_receive_paths_without_file() {
     let site = Site::new();
-    for name in
-        ["index.php", "wp-config.php", "wp-content/uploads/2024/e.php", "other.php", "remote.php", "lib/base.php"]
-    {
+    for name in [
+        "index.php",
+        "wp-config.php",
+        "wp-content/uploads/2024/e.php",
+        "wp-login.php",
+        "other.php",
+        "remote.php",
+        "lib/base.php",
+    ] {
         script(&site, name);
     }
+    site.file("wp-content/uploads/e.phtml", "<?php");
+    site.file("wp-content/uploads/a.jpg", "a picture");
     site.file("style.css", "a style");
     site.file("data/owner.txt", "a secret");
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/front-controllers.toml");
@@ -526,6 +559,13 @@ fn example_front_controllers_receive_paths_without_file() {
     check("blog.example.org", "POST", "/other.php", 200, "POST /other.php |");
     check("blog.example.org", "GET", "/wp-config.php", 403, "");
     check("blog.example.org", "GET", "/wp-content/uploads/2024/e.php/x", 403, "");
+    check("blog.example.org", "GET", "/wp-content/uploads/e.phtml", 403, "");
+    check("blog.example.org", "GET", "/wp-content/uploads/a.jpg", 200, "a picture");
+    for _ in 0..5 {
+        check("blog.example.org", "POST", "/wp-login.php", 200, "POST /wp-login.php |");
+    }
+    check("blog.example.org", "POST", "/wp-login.php", 429, "");
+    check("blog.example.org", "GET", "/wp-login.php", 200, "GET /wp-login.php |");
     check("shop.example.org", "POST", "/other.php", 404, "");
     check("shop.example.org", "GET", "/other.php/x", 200, "GET /index.php |");
     check(
@@ -540,4 +580,17 @@ fn example_front_controllers_receive_paths_without_file() {
     check("cloud.example.org", "GET", "/.well-known/webfinger", 200, "GET /index.php /.well-known/webfinger|");
     check("cloud.example.org", "GET", "/data/owner.txt", 404, "");
     check("cloud.example.org", "GET", "/lib/base.php", 404, "");
+    check("cloud.example.org", "GET", "/data", 404, "");
+    check("cloud.example.org", "GET", "/database", 200, "GET /index.php |");
+    check("cloud.example.org", "GET", "/occ", 404, "");
+    let cloud = [("Host", "cloud.example.org"), ("User-Agent", "DavClnt/1")];
+    assert_eq!(client.request("PROPFIND", "/", &cloud).field("Location"), Some("/remote.php/webdav/"));
+    for (target, expected) in [
+        ("/style.css", "public, max-age=15778463"),
+        ("/style.css?v=", "public, max-age=15778463"),
+        ("/style.css?v=7-0", "public, max-age=15778463, immutable"),
+        ("/style.css", "public, max-age=15778463"),
+    ] {
+        assert_eq!(client.request("GET", target, &cloud[..1]).field("Cache-Control"), Some(expected), "{target}");
+    }
 }

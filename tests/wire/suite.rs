@@ -28,6 +28,7 @@ mod pages;
 mod proxies;
 mod ranges;
 mod request_id;
+mod request_limits;
 mod routes;
 mod stop;
 mod tls;

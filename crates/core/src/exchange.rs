@@ -16,6 +16,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem;
+use core::time::Duration;
 
 use amped_http::auth::Credentials;
 use amped_http::cgi::{self, BadScript};
@@ -30,6 +31,7 @@ use crate::cache::path::CachedEntry;
 use crate::decide::{self, DiskRequest, Failure, PreparedResponse, Step};
 use crate::event::{Action, Answer, Delay, Ticket};
 use crate::exchange::app_request::{AppRequest, HeadVerdict, Stage, StartResult};
+use crate::exchange::authorization::Authorization;
 use crate::file::FileHandle;
 use crate::limits::Limits;
 use crate::pace::Pace;
@@ -37,6 +39,7 @@ use crate::plan::{self, Origin, Resolved};
 use crate::record::Outcome;
 use crate::reply::{self, ReplyHead, Response, ScriptFraming};
 use crate::request_id::{self, RequestId, RequestIds};
+use crate::request_limit::Admission;
 
 pub use crate::exchange::context::{Context, Progress, Protocol};
 
@@ -56,6 +59,8 @@ pub struct Exchange {
 /// The event that the exchange waits for.
 #[derive(Debug)]
 enum State {
+    /// The time at which the limit of its client's requests permits it.
+    Delayed(Time),
     /// The end of its body, which is discarded.
     Body(Unread),
     /// The disk, or the password verifier.
@@ -103,6 +108,8 @@ struct Detour {
     count: u8,
     /// The fields of an application's response that go with the file sent on its behalf.
     beside_file: Option<Box<BesideFile>>,
+    /// When a client that exceeds a limit may try again, seconds.
+    retry_after_s: Option<u64>,
     /// The ID of the request, if its site gives one.
     request_id: Option<RequestId>,
 }
@@ -134,9 +141,21 @@ impl Exchange {
         let request_id = request_id_of(cx, (&request, head), &resolved);
         let mut detour = Detour { request_id, ..Detour::default() };
         let mut steps = Steps { cx, protocol, request, head, began, resolved: &mut resolved, detour: &mut detour };
-        let state = steps.begin(has_more)?;
+        let state = match steps.admission() {
+            Admission::Now => steps.begin(has_more),
+            Admission::After(delay) => Some(State::Delayed(steps.cx.now + delay)),
+            Admission::Refused(wait) => steps.refuse_over_limit(wait),
+        }?;
         let (request, since) = (OwnedRequest::new(&steps.request, head), steps.cx.now);
         Some(Exchange { request, began, resolved: resolved.keep(), detour, since, state })
+    }
+
+    /// The timeout of its application.
+    pub fn app_timeout(&self) -> Duration {
+        match &self.state {
+            State::App(app_request) => app_request.time,
+            State::Body(_) | State::Disk(_) | State::Delayed(_) | State::Authorization(_) => Duration::ZERO,
+        }
     }
 
     /// Cancels it: the client has closed the connection or the stream.
@@ -151,6 +170,7 @@ impl Exchange {
     pub fn due(&self, since: Time, limits: &Limits) -> Time {
         let since = self.since.max(since);
         match &self.state {
+            State::Delayed(until) => *until,
             State::Body(unread) => unread.pace.due(),
             State::Disk(_) => since + limits.disk_timeout,
             State::App(app_request) if app_request.waits_for_client() => app_request.pace.due(),
@@ -162,8 +182,15 @@ impl Exchange {
     pub fn body_due(&self) -> Time {
         match &self.state {
             State::App(app_request) if app_request.waits_for_client() => app_request.pace.due(),
-            State::App(_) | State::Body(_) | State::Disk(_) => Time::NEVER,
+            State::App(_) | State::Authorization(_) | State::Body(_) | State::Disk(_) | State::Delayed(_) => {
+                Time::NEVER
+            }
         }
+    }
+
+    /// Whether it waits for the limit of its client's requests, and nothing was done for it yet.
+    pub fn is_delayed(&self) -> bool {
+        matches!(self.state, State::Delayed(_))
     }
 
     /// Whether it is discarding its body.
@@ -175,7 +202,7 @@ impl Exchange {
     pub fn wants_body(&self) -> bool {
         match &self.state {
             State::Body(_) => true,
-            State::Disk(_) => false,
+            State::Disk(_) | State::Delayed(_) | State::Authorization(_) => false,
             State::App(app_request) => app_request.wants_body(),
         }
     }
@@ -249,7 +276,7 @@ impl Exchange {
                 Ok(()) => Progress::Open,
                 Err((status, why)) => self.give_up_on_app(cx, status, why, protocol),
             },
-            State::Disk(_) => Progress::Open,
+            State::Disk(_) | State::Delayed(_) | State::Authorization(_) => Progress::Open,
         }
     }
 
@@ -263,7 +290,10 @@ impl Exchange {
         protocol.skip_body();
         match self.state {
             State::App(_) => self.give_up_on_app(cx, status, why, protocol),
-            State::Body(_) | State::Disk(_) => self.step(cx, protocol, |steps| steps.refuse_body(status, why)),
+            State::Body(_) | State::Disk(_) | State::Delayed(_) | State::Authorization(_) => {
+                self.cancel(cx);
+                self.step(cx, protocol, |steps| steps.refuse_body(status, why))
+            }
         }
     }
 
@@ -338,6 +368,7 @@ impl Exchange {
     /// A timeout has expired, or the time of a delayed request has come.
     pub fn overdue<F: FileHandle, P: Protocol<F>>(&mut self, cx: &mut Context<'_, F>, protocol: &mut P) -> Progress {
         match &self.state {
+            State::Delayed(_) => self.step(cx, protocol, |steps| steps.begin(false)),
             State::Body(_) => {
                 protocol.skip_body();
                 let why = "timed out reading the request body";
@@ -652,6 +683,35 @@ struct Steps<'e, 'c, 'r, F, P> {
 }
 
 impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
+    /// Whether the request is within the limits of its client, from which it is taken.
+    fn admission(&mut self) -> Admission {
+        let shared = &mut *self.cx.shared;
+        let (true, Some(limiter)) = (shared.sites.have_limits(), &shared.limiter) else { return Admission::Now };
+        let limit = shared.sites.of(self.resolved.site).limit(&self.resolved.requested, &self.request);
+        let Some(limit) = limit else { return Admission::Now };
+        let client = self.request.client.map(|client| client.address);
+        self.detour.bandwidth = limit.bandwidth();
+        if let Some(max) = limit.concurrent {
+            self.detour.permit = limiter.begin(limit, max, client);
+        }
+        let admission = match (limit.concurrent, &self.detour.permit) {
+            // When another one ends is unknown.
+            (Some(_), None) => Admission::Refused(Duration::from_secs(1)),
+            _ => limiter.take(limit, client),
+        };
+        shared.counts.delayed += u64::from(matches!(admission, Admission::After(_)));
+        shared.counts.limited += u64::from(matches!(admission, Admission::Refused(_)));
+        admission
+    }
+
+    /// Refuses a request whose client would be within its limit after this time.
+    fn refuse_over_limit(&mut self, wait: Duration) -> Option<State> {
+        self.detour.permit = None;
+        self.detour.retry_after_s = Some(wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
+        let why = "too many requests from your address; try again later";
+        self.take(Step::Fail(Status::TOO_MANY_REQUESTS, why))
+    }
+
     /// The head is complete. `has_more`: bytes after it have arrived.
     fn begin(&mut self, has_more: bool) -> Option<State> {
         // Leave the body unread until the application is certain: a password may have to be verified first, and only
@@ -800,7 +860,13 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         if let Some(fields) = self.detour.beside_file.take()
             && matches!(head.get().status(), Status::OK | Status::PARTIAL_CONTENT | Status::NOT_MODIFIED)
         {
-            head = reply::beside_file(&head, &fields);
+            let site = self.cx.shared.sites.of(self.resolved.site);
+            head = reply::beside_file(site, &self.request, &self.resolved.requested, &head, &fields);
+        }
+        if let Some(seconds) = self.detour.retry_after_s
+            && head.get().status() == Status::TOO_MANY_REQUESTS
+        {
+            head = reply::retry_after(&head, seconds);
         }
         let response = self.response(PreparedResponse { head, body, outcome });
         self.protocol.respond(self.cx, &self.request, response);
@@ -822,6 +888,12 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         let Steps { cx, request, resolved, detour, .. } = self;
         let mut record = cx.shared.records.take();
         record.note(request, self.began);
+        if let Some(id) = &detour.request_id {
+            record.note_request_id(id.text());
+            if cx.shared.sites.of(resolved.site).request_ids == RequestIds::All {
+                head = reply::with_field(&head, request_id::FIELD, id.text());
+            }
+        }
         if let Some(credentials) = decide::claimed_name(request, resolved, &cx.shared.sites) {
             record.note_user(credentials.name());
         }

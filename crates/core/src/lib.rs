@@ -57,6 +57,7 @@ pub mod plan;
 pub mod record;
 pub mod reply;
 pub mod request_id;
+pub mod request_limit;
 pub mod residency;
 pub mod resource;
 pub mod routes;

@@ -798,8 +798,28 @@ pub(crate) fn to_https<F>(request: &Request<'_>, location: Option<&[u8]>) -> (Re
     (ReplyHead::Owned(Box::new(head)), unless_head(request, Body::Text(page)))
 }
 
-/// Adds the fields of an application's response to the head of a file sent on its behalf.
-pub(crate) fn beside_file(head: &ReplyHead, fields: &[(Box<str>, Box<[u8]>)]) -> ReplyHead {
+/// Replaces the time after which a refused client may try again, seconds (RFC 9110, 10.2.3).
+pub(crate) fn retry_after(head: &ReplyHead, seconds: u64) -> ReplyHead {
+    let mut head = head.get().clone();
+    head.remove("Retry-After").number("Retry-After", seconds);
+    ReplyHead::Owned(Box::new(head))
+}
+
+/// Sets a field, in the place of one that an application has set.
+pub(crate) fn with_field(head: &ReplyHead, name: &str, value: &[u8]) -> ReplyHead {
+    let mut head = head.get().clone();
+    head.remove(name).field(name, value);
+    ReplyHead::Owned(Box::new(head))
+}
+
+/// Adds the fields of an application's response to the head of a file sent on its behalf, except those that rules remove.
+pub(crate) fn beside_file(
+    site: &Site,
+    request: &Request<'_>,
+    path: &[u8],
+    head: &ReplyHead,
+    fields: &[(Box<str>, Box<[u8]>)],
+) -> ReplyHead {
     let mut head = head.get().clone();
     let status = head.status();
     let is_of_body =

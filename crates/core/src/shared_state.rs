@@ -71,6 +71,10 @@ pub struct Counts {
     pub disk_questions: u64,
     /// Requests rejected with 503 because the disk queue was full or the disk timed out.
     pub shed: u64,
+    /// Requests refused with 429 because their client exceeded a limit of requests.
+    pub limited: u64,
+    /// Requests that waited until such a limit permitted them.
+    pub delayed: u64,
     /// Lookups of generated pages (listings and responses of applications) that found one.
     pub page_hits: u64,
     /// Lookups of generated pages that found none.
@@ -130,6 +134,7 @@ impl<F> SharedState<F> {
             sites,
             limits,
             challenges: None,
+            limiter: None,
             caches,
             wall,
             records: Records::default(),

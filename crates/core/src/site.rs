@@ -31,6 +31,7 @@ use crate::glob::Glob;
 use crate::headers::HeaderRule;
 use crate::network::Network;
 use crate::request_id::RequestIds;
+use crate::request_limit::RequestLimit;
 use crate::routes::{Fallback, Route, RouteAction, Routed};
 
 /// One site. The default one has any host, plain files, no extras, and no media types but the fallback.
@@ -85,6 +86,9 @@ pub struct Site {
     /// Directories that only some addresses may access.
     #[serde(skip)]
     pub access: Vec<AccessRule>,
+    /// Limits of requests by client address; the first match applies.
+    #[serde(skip)]
+    pub limits: Vec<RequestLimit>,
     /// CORS rules; the last match applies.
     #[serde(skip)]
     pub cors: Vec<CorsRule>,
@@ -170,6 +174,18 @@ impl Site {
                     Some(Routed::Rewrite(meant)) => is_admitted(&meant),
                     _ => true,
                 }
+    }
+
+    /// The limit of requests for this path, or for the one that a route substitutes for it.
+    pub fn limit(&self, path: &[u8], request: &Request<'_>) -> Option<&RequestLimit> {
+        let of = |path: &[u8]| self.limits.iter().find(|limit| limit.covers(path, request));
+        if self.limits.is_empty() {
+            return None;
+        }
+        of(path).or_else(|| match self.routed(path, request) {
+            Some(Routed::Rewrite(meant)) => of(&meant),
+            _ => None,
+        })
     }
 
     /// The CORS rule for this path.
@@ -475,6 +491,8 @@ pub struct Sites {
     have_guards: bool,
     /// Whether any of them has directories that only some addresses may access.
     have_access_rules: bool,
+    /// Whether any of them limits requests.
+    have_limits: bool,
     /// The proxies that name clients; `None`: the client is the peer of its connection.
     proxies: Option<TrustedProxies>,
 }
@@ -486,6 +504,9 @@ impl Sites {
             site.number = u16::try_from(number).ok()?;
             site.note_conditions();
         }
+        // More than 65,536 would share buckets.
+        let limits = sites.iter_mut().flat_map(|site| &mut site.limits);
+        limits.zip(0_usize..).for_each(|(limit, number)| limit.number = number as u16);
         let have_apps = sites.iter().any(|site| !site.apps.is_empty());
         let have_guards = sites.iter().any(|site| !site.guards.is_empty());
         let have_access_rules = sites.iter().any(|site| !site.access.is_empty());
@@ -505,12 +526,22 @@ impl Sites {
 
     /// Whether the client of a request must be known before it is answered.
     pub fn need_clients(&self) -> bool {
-        self.have_access_rules || self.proxies.is_some()
+        self.have_access_rules || self.have_limits || self.proxies.is_some()
     }
 
     /// Whether any of them has directories that only some addresses may access.
     pub fn have_access_rules(&self) -> bool {
         self.have_access_rules
+    }
+
+    /// Whether any of them limits requests.
+    pub fn have_limits(&self) -> bool {
+        self.have_limits
+    }
+
+    /// The limits of requests of all sites, in the order of their numbers.
+    pub fn limits(&self) -> impl Iterator<Item = &RequestLimit> {
+        self.sites.iter().flat_map(|site| &site.limits)
     }
 
     /// Whether any of them has password-protected directories.

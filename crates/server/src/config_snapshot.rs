@@ -18,6 +18,7 @@ use crate::disk::Disk;
 use crate::notes::Notes;
 use crate::open_file::OpenFile;
 use crate::passwords::verifier::Verifier;
+use crate::request_limits::RequestLimits;
 use crate::shared_cache::SharedCache;
 use crate::tls_config::TlsConfig;
 
@@ -30,6 +31,8 @@ pub struct ConfigSnapshot {
     pub disk: Arc<Disk>,
     /// Verifies passwords, if a site requires any.
     pub verifier: Option<Verifier>,
+    /// The buckets of clients, if a site limits requests.
+    pub limiter: Option<Arc<RequestLimits>>,
     /// Maximum connections of one loop.
     pub connections_max: usize,
     /// The caches, if threads share them.

@@ -503,6 +503,8 @@ figures! {
     counts.stale_hits: Counter Things "request_stale_hits" "" "Requests answered from an expired entry.",
     counts.disk_questions: Counter Things "disk_questions" "" "Lookups passed to the disk side.",
     counts.shed: Counter Things "requests_shed" "" "Requests refused with 503 because the disk queue was full.",
+    counts.limited: Counter Things "requests_limited" "" "Requests refused with 429 because their client exceeded a limit.",
+    counts.delayed: Counter Things "requests_delayed" "" "Requests that waited until a limit of their client permitted them.",
     counts.page_collapsed: Counter Things "pages_shared" "" "Requests that waited for a page generated for another request.",
     counts.http2.connections: Counter Things "http2_connections" "" "Connections that began with HTTP/2.",
     counts.http2.streams: Counter Things "http2_streams" "" "Streams of HTTP/2 that clients have opened.",

@@ -5,10 +5,11 @@
 //!
 //! Files import downwards only, so that each can be read without its users. From the ground up:
 //!
-//! 1. `say`, `clock`, `token`, `slots`, `few`, `mailbox`, `counters`: used everywhere; they
-//!    import nothing of the server but each other.
-//! 2. `config::settings`: the checked values that all others read.
-//! 3. `open_file`, `notes`, `residency`, `metrics`, `access_log`, `passwords`:
+//! 1. `say`, `clock`, `token`, `slots`, `few`, `mailbox`, `counters`, `client_times`, `client_counts`: used everywhere;
+//!    they import nothing of the server but each other.
+//! 2. `config::settings`: the checked values that all others read; `backend_tls`, which is one of them, with the files of TLS
+//!    below it.
+//! 3. `open_file`, `notes`, `residency`, `metrics`, `access_log`, `passwords`, `request_limits`:
 //!    parts of a loop that do not know each other.
 //! 4. `disk`, and what passes its results to other processes and threads: `portable`, `shared_cache`, `locked`.
 //! 5. `app`: applications, whose scripts it finds through `disk`.
@@ -32,6 +33,7 @@ pub mod arch;
 pub mod certificate;
 pub mod challenges;
 pub mod client_auth;
+pub mod client_times;
 pub mod clock;
 pub mod compress;
 pub mod config;
@@ -59,6 +61,7 @@ pub mod passwords;
 pub mod portable;
 pub mod preload;
 pub mod processes;
+pub mod request_limits;
 pub mod reread;
 pub mod residency;
 pub mod say;

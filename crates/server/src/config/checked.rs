@@ -232,6 +232,9 @@ impl Checker<'_> {
         let cause = match &file.listen[..] {
             [Listen { start: ConnectionStart { tls: true, .. }, .. }] => "TLS",
             [_] if apps.iter().any(|apps| !apps.is_empty()) => "applications",
+            [_] if file.site.iter().flat_map(|site| &site.limit).any(|limit| !limit.max_delay.is_zero()) => {
+                "delayed requests (`max_delay`)"
+            }
             [_] => return,
             _ => "several addresses",
         };
@@ -499,6 +502,7 @@ impl Checker<'_> {
         }
         let guards = table.auth.iter_mut().zip(node.get("auth").elements());
         let guards = guards.filter_map(|(table, node)| self.guard(table, node)).collect();
+        table.limit.iter().zip(node.get("limit").elements()).for_each(|(limit, node)| self.request_limit(limit, node));
         let cors = table.cors.iter().zip(node.get("cors").elements());
         // In their order `404` precedes `4xx`.
         let pages = table.errors.iter().filter_map(|(statuses, page)| Some((error_statuses(statuses)?, page.clone())));
@@ -525,6 +529,7 @@ impl Checker<'_> {
             fallbacks: table.fallback.clone(),
             guards,
             access: table.access.clone(),
+            limits: table.limit.clone(),
             negotiations: table.negotiation.clone(),
             unlogged: table.unlogged.clone(),
             error_pages: pages.collect(),

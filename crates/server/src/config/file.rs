@@ -17,6 +17,7 @@ use amped_core::headers::HeaderRule;
 use amped_core::limits::Limits;
 use amped_core::network::Network;
 use amped_core::request_id::RequestIds;
+use amped_core::request_limit::RequestLimit;
 use amped_core::routes::{Fallback, QueryRule};
 use amped_core::site::{EtagForm, NegotiationRule, Symlinks, Unlogged};
 use amped_http::forwarded::ClientField;
@@ -204,6 +205,7 @@ pub struct SiteTable {
     pub fallback: Vec<Fallback>,
     pub unlogged: Vec<Unlogged>,
     pub access: Vec<AccessRule>,
+    pub limit: Vec<RequestLimit>,
     pub auth: Vec<AuthTable>,
     pub negotiation: Vec<NegotiationRule>,
     pub app: Vec<AppTable>,

@@ -8,7 +8,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use amped_core::cache::hostname::HostnameLimits;
-use amped_http::status::Status;
 use amped_units::Bytes;
 
 use super::cli::Serve;
@@ -233,6 +232,14 @@ fn printed_configuration_round_trips() {
         directory = "/inner/"
         allow = ["10.0.0.0/8", "::1"]
         deny = ["10.0.0.1"]
+        [[site.limit]]
+        match = "/login/**"
+        requests = "30/m"
+        burst = 5
+        max_delay = "1500ms"
+        [[site.limit]]
+        match = "*.php"
+        requests = "10/s"
         [[site.fallback]]
         directory = "/app/"
         file = "/app/index.html"
@@ -296,7 +303,7 @@ fn printed_configuration_round_trips() {
     assert_eq!(site.user_dir.as_deref(), Some("public_html"));
     assert_eq!(site.types.overrides, [("md".into(), "text/html".into())]);
     assert_eq!(site.types.charset, None);
-    assert_eq!(site.error_pages[0], (Status(404), "/not found.html".into()));
+    assert_eq!(site.error_pages[0], (404..=404, "/not found.html".into()));
     assert_eq!(site.rules[1].set.get("Server").map(|value| &**value), Some("amped"));
 }
 

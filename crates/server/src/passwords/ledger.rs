@@ -1,36 +1,21 @@
 //! Password state shared by all workers of a server, threads or processes.
 //!
 //! - How many passwords an address may try. Each has a budget of attempts that refills within a minute; a successful
-//!   attempt is refunded. An IPv6 client has at least 2^64 addresses of its own, so its /64 counts as one.
+//!   attempt is refunded.
 //! - Which names and passwords were verified recently, as a hash that reveals neither.
 //! - A lock, under which one password at a time is verified in the whole server, and slots for waiting processes.
 //!
-//! Both tables have a fixed size, in sets of a few entries: a new entry replaces the least important one of its set. An
-//! attacker with thousands of addresses evades the budgets this way, and meets the limit of the queue (`verifier`).
+//! Both tables have a fixed size ([`client_times`](crate::client_times)). An attacker with thousands of addresses evades
+//! the budgets this way, and meets the limit of the queue (`verifier`).
 //!
 //! The memory is shared with processes that are forked later (`sys/shared`).
 
-use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::IpAddr;
 use std::time::Duration;
 
-use amped_sys::shared::{Guard, PATIENCE, Region, Outside};
+use amped_sys::shared::{Guard, PATIENCE, Region};
 
-/// A client's address, as far as it is significant here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Client(u128);
-
-impl Client {
-    /// Returns the client at this address; all unknown addresses count as one.
-    pub fn new(address: Option<IpAddr>) -> Client {
-        Client(match address.map(|address| address.to_canonical()) {
-            Some(IpAddr::V4(address)) => address.to_ipv6_mapped().to_bits(),
-            Some(IpAddr::V6(address)) => address.to_bits() >> 64 << 64,
-            None => 0,
-        })
-    }
-}
+use crate::client_times::{Client, TimeTable};
 
 /// The attempts that an address has, and that refill within a minute; `None`: unlimited.
 pub type Budget = Option<std::num::NonZeroU32>;
@@ -39,17 +24,13 @@ pub type Budget = Option<std::num::NonZeroU32>;
 #[derive(Debug)]
 pub struct Ledger {
     region: Region,
-    hash: RandomState,
+    table: TimeTable,
 }
 
 const SETS: usize = 1024;
-const WAYS: usize = 4;
-/// A key (16 bytes) and a time (8 bytes); an entry with a later time is more important.
-const ENTRY: usize = 24;
-const SET: usize = WAYS * ENTRY;
 
 /// Slots for waiting processes, after the table: until when each is taken.
-const PLACES: usize = SETS * SET;
+const PLACES: usize = TimeTable::bytes(SETS);
 const PLACES_MAX: usize = 256;
 
 /// A slot that is in use but not recorded, because a stopped process has the lock.
@@ -80,14 +61,14 @@ impl Ledger {
     /// There is no memory, or no descriptor.
     pub fn new() -> io::Result<Ledger> {
         let region = Region::new(3, PLACES + 8 * PLACES_MAX)?;
-        Ok(Ledger { region, hash: RandomState::new() })
+        Ok(Ledger { region, table: TimeTable::new(SETS) })
     }
 
     /// Takes an attempt at `now_ns` from a client's budget. Returns `false` if none is left.
     pub fn take(&self, client: Client, budget: Budget, now_ns: u64) -> bool {
         let Some(budget) = budget else { return true };
         let step = MINUTE_NS / u64::from(budget.get());
-        self.change(TRIED, client.0, |full_at| {
+        self.change(TRIED, client.key(), |full_at| {
             let full_at = full_at.max(now_ns) + step;
             (full_at - now_ns <= step * u64::from(budget.get())).then_some(full_at)
         })
@@ -97,7 +78,7 @@ impl Ledger {
     pub fn give_back(&self, client: Client, budget: Budget) {
         if let Some(budget) = budget {
             let step = MINUTE_NS / u64::from(budget.get());
-            self.change(TRIED, client.0, |full_at| Some(full_at.saturating_sub(step)));
+            self.change(TRIED, client.key(), |full_at| Some(full_at.saturating_sub(step)));
         }
     }
 
@@ -154,14 +135,10 @@ impl Ledger {
     }
 }
 
-fn read(guard: &Guard<'_>, at: usize) -> Result<(u128, u64), Outside> {
-    let mut key = [0; 16];
-    guard.read(at, &mut key)?;
-    Ok((u128::from_ne_bytes(key), guard.word(at + 16)?))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     fn client(text: &str) -> Client {
@@ -170,14 +147,6 @@ mod tests {
 
     fn budget(attempts: u32) -> Budget {
         std::num::NonZeroU32::new(attempts)
-    }
-
-    #[test]
-    fn ipv6_clients_of_one_network_share_budget() {
-        assert_eq!(client("2001:db8::1"), client("2001:db8::ffff:1:2:3"));
-        assert_ne!(client("2001:db8::1"), client("2001:db8:0:1::1"));
-        assert_eq!(client("::ffff:192.0.2.1"), client("192.0.2.1"));
-        assert_ne!(client("192.0.2.1"), client("192.0.2.2"));
     }
 
     #[test]
@@ -202,7 +171,7 @@ mod tests {
         let ledger = Ledger::new().unwrap();
         let worst = client("192.0.2.1");
         while ledger.take(worst, budget(20), 0) {}
-        for n in 0..2_u32 * (SETS * WAYS) as u32 {
+        for n in 0..2_u32 * (SETS * 4) as u32 {
             ledger.take(Client::new(Some(IpAddr::from(n.to_be_bytes()))), budget(20), 0);
         }
         assert!(!ledger.take(worst, budget(20), 0));
@@ -223,7 +192,7 @@ mod tests {
             ledger.remember(pair, 1 + pair as u64);
         }
         assert_eq!((99_990..100_000).filter(|pair| known(*pair, 100_000)).count(), 10);
-        assert!((0..100_000).filter(|pair| known(*pair, 100_000)).count() <= SETS * WAYS);
+        assert!((0..100_000).filter(|pair| known(*pair, 100_000)).count() <= SETS * 4);
     }
 
     #[test]

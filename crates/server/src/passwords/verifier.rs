@@ -22,7 +22,8 @@ use amped_core::event::{Ticket, VerifyWork};
 use amped_sys::clock::monotonic_ns;
 
 use super::accounts::AccountFiles;
-use super::ledger::{Budget, Client, Ledger};
+use super::ledger::{Budget, Ledger};
+use crate::client_times::Client;
 use crate::mailbox::Post;
 use crate::say;
 use crate::token::Token;
