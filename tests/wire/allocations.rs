@@ -16,6 +16,7 @@ use std::time::Duration;
 use amped::access_log::{Sink, Writer};
 use amped::app::Apps;
 use amped::arch;
+use amped::client_counts::ClientCounts;
 use amped::clock::Clock;
 use amped::config::settings::Architecture;
 use amped::config::{self, cli};
@@ -60,12 +61,14 @@ fn allocations(architecture: Architecture, count: usize, ask: &(dyn Fn(&mut Clie
     let sink = Sink::open(&settings.log.access, None).unwrap().unwrap();
     let (log, writing) = Writer::start(sink, &settings.log, clock).unwrap();
     let mailbox = Arc::new(Mailbox::new().unwrap());
-    let listeners = listen::listeners_of(&[address], 0).unwrap();
+    let listeners = listen::listeners_of(&[address], 0, 1).unwrap();
+    let counts = Arc::new(ClientCounts::new(false).unwrap());
     let generation = Arc::new(ConfigSnapshot {
         settings,
         disk: Arc::new(disk),
         verifier: None,
         limiter: Some(Arc::new(RequestLimits::new(Arc::clone(&counts)).unwrap())),
+        client_counts: Some(counts),
         connections_max: 10,
         caches: None,
         shared: None,

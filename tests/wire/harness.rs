@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -414,14 +414,13 @@ pub struct Client {
 
 impl Client {
     pub fn connect(address: SocketAddr) -> Client {
-        let stream = TcpStream::connect(address).unwrap();
+        Client::over(TcpStream::connect(address).unwrap(), address)
+    }
+
+    fn over(stream: TcpStream, address: SocketAddr) -> Client {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Client::with(stream, address)
-    }
-
-    fn with(stream: TcpStream, address: SocketAddr) -> Client {
         let translation = is_http2().then(Box::default);
         Client { stream, tls: identity::session(address), buffer: Vec::new(), translation }
     }
@@ -430,6 +429,15 @@ impl Client {
     pub fn untranslated(mut self) -> Client {
         self.translation = None;
         self
+    }
+
+    /// Connects from this address of the loopback network.
+    pub fn connect_from(address: SocketAddr, from: Ipv4Addr) -> Client {
+        use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+        let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        net::bind(&socket, &SocketAddr::from((from, 0))).unwrap();
+        net::connect(&socket, &address).unwrap();
+        Client::over(TcpStream::from(socket), address)
     }
 
     /// Connects with a small receive buffer: the kernel takes in about twice this size until the client reads, so the
@@ -441,11 +449,7 @@ impl Client {
         // Before connect(2), which negotiates the window scale.
         sockopt::set_socket_recv_buffer_size(&socket, receive_buffer).unwrap();
         net::connect(&socket, &address).unwrap();
-        let stream = TcpStream::from(socket);
-        stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Client::with(stream, address)
+        Client::over(TcpStream::from(socket), address)
     }
 
     /// Opens a second handle on the same connection, for concurrent use.

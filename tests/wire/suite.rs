@@ -7,8 +7,10 @@ mod harness;
 
 mod apps;
 mod auth;
+mod bandwidth;
 mod bodies;
 mod caches;
+mod client_limits;
 mod compression;
 mod conditions;
 mod connections;

@@ -35,8 +35,9 @@ use crate::exchange::authorization::Authorization;
 use crate::file::FileHandle;
 use crate::limits::Limits;
 use crate::pace::Pace;
+use crate::pacer::Bandwidth;
 use crate::plan::{self, Origin, Resolved};
-use crate::record::Outcome;
+use crate::record::{Outcome, RequestPermit};
 use crate::reply::{self, ReplyHead, Response, ScriptFraming};
 use crate::request_id::{self, RequestId, RequestIds};
 use crate::request_limit::Admission;
@@ -110,6 +111,10 @@ struct Detour {
     beside_file: Option<Box<BesideFile>>,
     /// When a client that exceeds a limit may try again, seconds.
     retry_after_s: Option<u64>,
+    /// The request counts as one of its client's; until there is a response, which takes this over.
+    permit: Option<RequestPermit>,
+    /// The bandwidth of its response, if it is limited.
+    bandwidth: Option<Bandwidth>,
     /// The ID of the request, if its site gives one.
     request_id: Option<RequestId>,
 }
@@ -902,6 +907,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         record.is_unlogged =
             cx.shared.sites.of(resolved.site).is_unlogged(&resolved.requested, request, head.get().status());
         record.permit = detour.permit.take();
+        record.bandwidth = detour.bandwidth;
         body.note_in(&mut record);
         let hsts = self.hsts(&head);
         Response { head, hsts, body, record }

@@ -570,7 +570,9 @@ impl Wire {
         let Response { head, hsts, body, record } = response;
         self.batched += 1;
         self.batched_bytes += body.len();
-        self.heavy |= body.is_heavy();
+        // Pipelined requests do not overtake their client's limit: only one of a connection is under way. They do not
+        // share the bandwidth of a response either.
+        self.heavy |= body.is_heavy() || record.permit.is_some() || record.bandwidth.is_some();
         self.note_given(cx);
         cx.actions.push(Action::Send(LANE, Reply { head, connection, hsts, body, record }));
     }

@@ -8,7 +8,7 @@
 //!
 //! Modules import downwards only, so that each can be read without its users. From the bottom up:
 //!
-//! 1. `limits`, `forms`, `glob`, `json`, `network`, `vary`, `auth`, `record`, `deadline`,
+//! 1. `limits`, `forms`, `glob`, `json`, `network`, `vary`, `auth`, `pacer`, `record`, `request_id`, `deadline`,
 //!    `cache::policy`, `cache::backend`: they import nothing from this crate.
 //! 2. `access`, `routes`, `cors`, `headers`, `pace`; then `site`, which holds all rules of a site; `client`.
 //! 3. `file`, `traits`, `resource`, `compress`, `variants`, `listing`: the results
@@ -52,6 +52,7 @@ pub mod limits;
 pub mod listing;
 pub mod network;
 mod pace;
+pub mod pacer;
 pub mod pages;
 pub mod plan;
 pub mod record;

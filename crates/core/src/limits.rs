@@ -21,6 +21,13 @@ pub struct Limits {
     #[serde(with = "Positive")]
     #[schemars(example = 10_000)]
     pub max_connections: Option<usize>,
+    /// Maximum connections per client address; further ones are closed at once; 0: no limit
+    ///
+    /// Of IPv6, a /64 counts as one address. With the PROXY protocol the address is that of the client; connections of other
+    /// `trusted_proxies` are not limited. Without a limit by default, because thousands of people may share an address
+    /// (carrier-grade NAT), and each browser opens several connections.
+    #[schemars(example = 100)]
+    pub max_connections_per_client: u32,
     /// Maximum request line; a longer one gets 414
     ///
     /// Includes the line end. RFC 9112, 3 recommends at least 8000 bytes.

@@ -3,7 +3,9 @@
 //! Records are pooled (see [`Records`]), so that logging a request that is served from the caches allocates nothing.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::fmt;
 use core::net::IpAddr;
 use core::ops::Range;
 use core::time::Duration;
@@ -11,6 +13,8 @@ use core::time::Duration;
 use amped_http::h1::request::{Request, Version};
 use amped_http::status::Status;
 use amped_units::Time;
+
+use crate::pacer::Bandwidth;
 
 /// The work that a response required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -60,6 +64,33 @@ impl Outcome {
     }
 }
 
+/// Ends a request that counts as one of its client's.
+pub trait EndRequest: fmt::Debug + Send + Sync {
+    /// A request has ended that was counted under this key, in this place.
+    fn end(&self, key: u128, place: usize);
+}
+
+/// A request that counts as one of its client's until this is dropped. Not boxed, so that counting allocates nothing.
+#[derive(Debug)]
+pub struct RequestPermit {
+    counts: Arc<dyn EndRequest>,
+    key: u128,
+    place: usize,
+}
+
+impl RequestPermit {
+    /// A request that was counted under this key, in this place.
+    pub fn new(counts: Arc<dyn EndRequest>, key: u128, place: usize) -> RequestPermit {
+        RequestPermit { counts, key, place }
+    }
+}
+
+impl Drop for RequestPermit {
+    fn drop(&mut self) {
+        self.counts.end(self.key, self.place);
+    }
+}
+
 /// One request and its response.
 #[derive(Debug, Default)]
 pub struct Record {
@@ -99,6 +130,10 @@ pub struct Record {
     pub is_unlogged: bool,
     /// The number of the site; 0 for a request that could not be parsed.
     pub site: u16,
+    /// The request counts as one of its client's until the response is sent.
+    pub permit: Option<RequestPermit>,
+    /// The bandwidth of the response, if it is limited.
+    pub bandwidth: Option<Bandwidth>,
 }
 
 impl Record {

@@ -4,6 +4,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::fmt;
 use core::net::IpAddr;
 
 use amped_http::h2::fields::FieldList;
@@ -12,15 +13,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::{Budgets, Caches, SharedCaches};
 use crate::limits::Limits;
-use crate::record::Records;
+use crate::record::{Records, RequestPermit};
 use crate::reply::{ReadyErrors, WallClock};
 use crate::request_id::IdSource;
+use crate::request_limit::{Admission, RequestLimit};
 use crate::site::Sites;
 
 /// The answers to challenges by which a CA verifies that this server controls a name (ACME; RFC 8555, 8.3).
 pub trait HttpChallenges: Send + Sync {
     /// Returns the body for this token; `None` if it is unknown.
     fn key_authorization(&self, token: &[u8]) -> Option<Vec<u8>>;
+}
+
+/// The buckets of clients from which limits of requests take, for all loops of a server together, and their requests
+/// under way.
+pub trait RequestLimiter: fmt::Debug + Send + Sync {
+    /// Takes a request of a client from its bucket of this limit; clients without an address share one.
+    fn take(&self, limit: &RequestLimit, client: Option<IpAddr>) -> Admission;
+
+    /// Counts another request of a client under this limit; `None` if as many as this are under way.
+    fn begin(&self, limit: &RequestLimit, max: usize, client: Option<IpAddr>) -> Option<RequestPermit>;
 }
 
 /// The shared state of one loop.
@@ -31,6 +43,8 @@ pub struct SharedState<F> {
     pub limits: Limits,
     /// The answers to challenges of a CA, if the server obtains certificates.
     pub challenges: Option<Arc<dyn HttpChallenges>>,
+    /// The buckets of clients, if a site limits requests.
+    pub limiter: Option<Arc<dyn RequestLimiter>>,
     /// The caches.
     pub caches: Caches<F>,
     /// The time of day, updated by the driver once a second.

@@ -6,11 +6,12 @@
 use std::sync::Arc;
 
 use amped_core::cache::SharedCaches;
-use amped_core::shared_state::HttpChallenges;
+use amped_core::shared_state::{HttpChallenges, RequestLimiter};
 
 use crate::access_log::Writer;
 use crate::app::{AppContext, Apps};
 use crate::challenges::Challenges;
+use crate::client_counts::ClientCounts;
 use crate::config::Settings;
 use crate::config::settings::form;
 use crate::counters::Snapshot;
@@ -33,6 +34,8 @@ pub struct ConfigSnapshot {
     pub verifier: Option<Verifier>,
     /// The buckets of clients, if a site limits requests.
     pub limiter: Option<Arc<RequestLimits>>,
+    /// What each client has open, if that is limited.
+    pub client_counts: Option<Arc<ClientCounts>>,
     /// Maximum connections of one loop.
     pub connections_max: usize,
     /// The caches, if threads share them.
@@ -61,6 +64,11 @@ impl ConfigSnapshot {
     /// Returns the answers to ACME challenges as a loop needs them.
     pub fn http_challenges(&self) -> Option<Arc<dyn HttpChallenges>> {
         self.challenges.clone().map(|challenges| challenges as _)
+    }
+
+    /// Returns the buckets of clients as a loop needs them.
+    pub fn request_limiter(&self) -> Option<Arc<dyn RequestLimiter>> {
+        self.limiter.clone().map(|limiter| limiter as _)
     }
 
     /// Returns the parts that applications need.

@@ -29,6 +29,8 @@ pub struct Snapshot {
     pub broken: u64,
     /// Connections closed because of their header of the PROXY protocol: untrusted peer, none in time, or an invalid one.
     pub refused_proxies: u64,
+    /// Connections closed at once because their client had too many.
+    pub limited_connections: u64,
     /// Cache statistics.
     pub caches: Figures,
     /// Helper statistics.
@@ -516,6 +518,7 @@ figures! {
     accepted: Counter Things "connections_accepted" "" "Connections accepted.",
     broken: Counter Things "connections_broken" "" "Connections closed in the middle of a response.",
     refused_proxies: Counter Things "proxy_protocol_refused" "" "Connections closed because of their PROXY protocol header.",
+    limited_connections: Counter Things "connections_limited" "" "Connections closed at once because their client had too many.",
     connections: Gauge Things "connections" "" "Open connections.",
     connection_bytes: Gauge Bytes "connection" "" "Memory used by connections, up to a second old.",
     loops.turns: Counter Things "loop_turns" "" "Event loop iterations.",

@@ -33,6 +33,7 @@ pub mod arch;
 pub mod certificate;
 pub mod challenges;
 pub mod client_auth;
+pub mod client_counts;
 pub mod client_times;
 pub mod clock;
 pub mod compress;

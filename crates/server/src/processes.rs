@@ -288,6 +288,9 @@ impl Workers for Pool {
                 self.ended += &last.after_the_end();
             }
             self.give_back(child.slot.take().as_ref());
+            if let Some(counts) = &self.parts.generation.client_counts {
+                counts.forget_process(pid);
+            }
             if child.stopping {
                 continue;
             }

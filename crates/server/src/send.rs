@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use amped_core::file::{Content, FileVersion, Stored};
+use amped_core::pacer::Pacer;
 use amped_core::record::{Outcome, Record, Records};
 use amped_core::reply::{self, Body, Reply, WallClock};
 use amped_http::date;
@@ -96,6 +97,10 @@ pub struct SendQueue {
     looked_at: Option<Time>,
     /// The record of the response whose body an application has not finished yet.
     open: Option<Box<Record>>,
+    /// The credit of its last response, if that has a bandwidth; none follows before it is sent.
+    pacer: Option<Pacer>,
+    /// It waits until that permits more.
+    is_paced: bool,
 }
 
 #[derive(Debug)]
@@ -122,6 +127,8 @@ pub enum Progress {
     Full,
     /// This range is not in memory.
     Cold(Arc<Content<OpenFile>>, Range<u64>),
+    /// The bandwidth of the response permits no more for now ([`SendQueue::paced`]).
+    Paced,
     /// There is more, but other connections are served first.
     Yield,
     /// The connection must be closed: the client has left, or the file has changed.
@@ -397,6 +404,12 @@ impl SendQueue {
         let start = self.text.len();
         head.get().write(&mut self.text, &style.date(wall), connection, hsts.as_deref(), style.alignment());
         record.head_bytes = self.text.len() - start;
+        if let Some(bandwidth) = record.bandwidth {
+            // Its head is free, so that it is not sent without knowing that the body can be read.
+            let mut pacer = Pacer::new(bandwidth, now);
+            pacer.permit(self.chunks.iter().map(Chunk::bytes).sum::<u64>() + record.head_bytes as u64);
+            self.pacer = Some(pacer);
+        }
         let is_open = matches!(body, Body::Open);
         self.put_body(start, body);
         match is_open {
@@ -525,6 +538,11 @@ impl SendQueue {
             if self.chunks.is_empty() {
                 return Progress::Done;
             }
+            let most = self.pacer.map_or(u64::MAX, |pacer| pacer.allowance(sender.now));
+            self.is_paced = most == 0;
+            if self.is_paced {
+                return Progress::Paced;
+            }
             if encrypted >= ENCRYPTED_A_TURN {
                 return Progress::Yield;
             }
@@ -532,14 +550,16 @@ impl SendQueue {
                 Probes::All { .. } if windows > 0 => Probes::All { fetched: 0 },
                 probes => probes,
             };
-            match self.send_front(transport, sender, WINDOWS_A_TURN - windows, probes) {
+            match self.send_front(transport, sender, (WINDOWS_A_TURN - windows, most), probes) {
                 Ok(SendOutcome::Sent(count)) => {
                     encrypted += if transport.is_tls() { count } else { 0 };
+                    self.note_paced(count, sender.now);
                     self.advance(count, log_context);
                 }
                 Ok(SendOutcome::SentWindows(number, count)) => {
                     windows += number;
                     self.looked_at = None;
+                    self.note_paced(count, sender.now);
                     self.advance(count, log_context);
                 }
                 Ok(SendOutcome::Cold(content, range)) => return Progress::Cold(content, range),
@@ -553,26 +573,41 @@ impl SendQueue {
         }
     }
 
-    /// Sends the front of the queue, in one call: data in memory, at most this many windows of a file, or both.
+    /// Until when the bandwidth of its response permits nothing more, if it does not.
+    pub fn paced(&self) -> Option<Time> {
+        self.pacer.filter(|_| self.is_paced).map(|pacer| pacer.due())
+    }
+
+    fn note_paced(&mut self, count: u64, now: Time) {
+        if let Some(pacer) = &mut self.pacer {
+            pacer.note(count, now);
+        }
+    }
+
+    /// Sends the front of the queue, in one call: data in memory, at most this many windows of a file, or both; and at most
+    /// this many bytes.
     fn send_front(
         &self,
         transport: &mut Transport,
         sender: &mut Sender,
-        windows_max: u64,
+        (windows_max, most): (u64, u64),
         probes: Probes,
     ) -> io::Result<SendOutcome> {
         // The common case, which need not initialise a kibibyte of empty pieces.
         if self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Text(_) | Chunk::Interim(_) | Chunk::End(_))) {
-            return Ok(SendOutcome::Sent(transport.send(
-                &[IoSlice::new(&self.text[self.text_at..])],
-                false,
-                &mut sender.tls,
-            )? as u64));
+            let text = &self.text[self.text_at..];
+            let text = &text[..at_most(text.len(), most)];
+            return Ok(SendOutcome::Sent(transport.send(&[IoSlice::new(text)], false, &mut sender.tls)? as u64));
         }
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
-        let (count, next) = self.gather(&mut pieces);
+        let (count, next) = self.gather(&mut pieces, most);
         let before = &pieces[..count];
-        if let Some((content, range)) = next {
+        if let Some((content, range, end)) = &next {
+            // What is not in memory is fetched as a whole, whatever may be sent of it.
+            let cold = |range: Range<u64>| {
+                let window_end = (range.start / WINDOW + 1) * WINDOW;
+                Ok(SendOutcome::Cold(Arc::clone(content), range.start..window_end.min(*end)))
+            };
             if windows_max > 0 {
                 let must_look = self.looked_at != Some(sender.now);
                 let windows = (range.clone(), windows_max, must_look);
@@ -580,10 +615,10 @@ impl SendQueue {
                 match send_windows(transport, before, content, windows, sender, probes)? {
                     Window::Sent(number, count) => return Ok(SendOutcome::SentWindows(number, count)),
                     Window::Unread if is_undecided => return Ok(SendOutcome::Unread),
-                    Window::Cold(range) if is_undecided => return Ok(SendOutcome::Cold(Arc::clone(content), range)),
+                    Window::Cold(range) if is_undecided => return cold(range),
                     // The data before it must still be sent.
                     Window::Cold(_) | Window::Changed | Window::Unread if !before.is_empty() => {}
-                    Window::Cold(range) => return Ok(SendOutcome::Cold(Arc::clone(content), range)),
+                    Window::Cold(range) => return cold(range),
                     Window::Changed | Window::Unread => return Ok(SendOutcome::Changed),
                     Window::AfterTheHead => {}
                 }
@@ -634,9 +669,17 @@ impl SendQueue {
         self.text.splice(self.text_at..self.text_at + old, text);
     }
 
-    /// Collects data in memory at the front into `pieces`. Returns their number, and the range of a file after them.
-    fn gather<'a>(&'a self, pieces: &mut [IoSlice<'a>; PIECES_MAX]) -> (usize, Option<FileRange<'a>>) {
+    /// Collects data in memory at the front into `pieces`. Returns their number, and the range of a file after them; `most`
+    /// bytes in all.
+    fn gather<'a>(&'a self, pieces: &mut [IoSlice<'a>; PIECES_MAX], most: u64) -> (usize, Option<FileRange<'a>>) {
         let mut count = 0;
+        let mut left = most;
+        let mut put = |count: usize, bytes: &'a [u8]| {
+            let bytes = &bytes[..at_most(bytes.len(), left)];
+            left -= bytes.len() as u64;
+            pieces[count] = IoSlice::new(bytes);
+            count + usize::from(!bytes.is_empty())
+        };
         let mut text_at = self.text_at;
         let mut text_from = text_at;
         let mut next = None;
@@ -659,21 +702,21 @@ impl SendQueue {
                 Chunk::Shared(text, range) => &text[range.clone()],
             };
             if text_from < text_at {
-                pieces[count] = IoSlice::new(&self.text[text_from..text_at]);
+                count = put(count, &self.text[text_from..text_at]);
                 text_from = text_at;
-                count += 1;
             }
-            pieces[count] = IoSlice::new(bytes);
-            count += 1;
+            count = put(count, bytes);
             if count + 2 > PIECES_MAX {
                 break;
             }
         }
         if text_from < text_at {
-            pieces[count] = IoSlice::new(&self.text[text_from..text_at]);
-            count += 1;
+            count = put(count, &self.text[text_from..text_at]);
         }
-        (count, next)
+        let within = |(content, range): (_, &Range<u64>)| {
+            (content, range.start..range.end.min(range.start.saturating_add(left)), range.end)
+        };
+        (count, next.filter(|_| left > 0).map(within))
     }
 
     /// Removes `count` bytes from the front.
@@ -727,6 +770,9 @@ impl SendQueue {
             if let Some(Chunk::End(record)) = self.chunks.pop_front() {
                 let sent = std::mem::take(&mut self.reply_sent);
                 let body_bytes = sent.saturating_sub(record.head_bytes as u64);
+                if record.bandwidth.is_some() {
+                    self.pacer = None;
+                }
                 log_context.log_response(record, body_bytes, true);
             }
         }
@@ -738,6 +784,7 @@ impl SendQueue {
 
     /// Logs responses that will not be completed: the first with the bytes that were sent.
     pub fn give_up(&mut self, log_context: &mut LogContext<'_>) {
+        self.pacer = None;
         self.put_end();
         for chunk in self.chunks.drain(..) {
             if let Chunk::End(record) = chunk {
@@ -749,7 +796,12 @@ impl SendQueue {
     }
 }
 
-type FileRange<'a> = (&'a Arc<Content<OpenFile>>, &'a Range<u64>);
+/// A file, the range of it to send next, and the end of what is sent in all.
+type FileRange<'a> = (&'a Arc<Content<OpenFile>>, Range<u64>, u64);
+
+fn at_most(length: usize, most: u64) -> usize {
+    usize::try_from(most).map_or(length, |most| length.min(most))
+}
 
 /// The result of sending the front of the queue.
 enum SendOutcome {

@@ -33,6 +33,7 @@ use crate::admin::{AdminEndpoint, Workers};
 use crate::app::Apps;
 use crate::arch;
 use crate::challenges::Challenges;
+use crate::client_counts::ClientCounts;
 use crate::clock::Clock;
 use crate::config::settings::{HelperKind, Listen, LogTarget, MetricsSettings, form};
 use crate::config::{self, Settings, cli};
@@ -53,6 +54,7 @@ use crate::passwords::accounts::AccountFiles;
 use crate::passwords::ledger::Ledger;
 use crate::passwords::verifier::{Verifier, Waiting};
 use crate::processes::{Parts, Pool};
+use crate::request_limits::RequestLimits;
 use crate::reread::Reread;
 use crate::residency::Residency;
 use crate::say;
@@ -752,6 +754,9 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
     let apps = Apps::new(&settings.apps, &settings.spool, form.processes, old.map(|old| &old.apps));
     let apps = apps.map_err(|error| format!("cannot start the applications: {error}"))?;
     let verifier = verifier(&settings, old).map_err(|error| format!("cannot create the password verifier: {error}"))?;
+    let cannot_limit = |error| format!("cannot create the limits of clients: {error}");
+    let client_counts = client_counts(&settings, old).map_err(cannot_limit)?;
+    let limiter = limiter(&settings, old, client_counts.as_ref()).map_err(cannot_limit)?;
     if settings.has_tls() {
         // Private keys are in it from now on.
         process::keep_memory_private().map_err(|error| format!("cannot protect private keys: {error}"))?;
@@ -765,7 +770,19 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
     };
     let tls = TlsConfig::new(&settings, challenges.as_ref(), old.and_then(|old| old.tls.as_ref()))?;
     let disk = Arc::new(disk);
-    Ok(ConfigSnapshot { settings, disk, verifier, connections_max, caches, shared, apps, tls, challenges })
+    Ok(ConfigSnapshot {
+        settings,
+        disk,
+        verifier,
+        limiter,
+        client_counts,
+        connections_max,
+        caches,
+        shared,
+        apps,
+        tls,
+        challenges,
+    })
 }
 
 /// Creates the password verifier, if a site needs one. Attempts under the previous configuration still count.
@@ -785,6 +802,31 @@ fn verifier(settings: &Settings, old: Option<&ConfigSnapshot>) -> io::Result<Opt
     };
     let accounts = AccountFiles::new(settings.accounts.clone(), settings.cache.revalidate, ledger)?;
     Ok(Some(Verifier::new(accounts, NonZeroU32::new(settings.limits.max_password_attempts), waiting)))
+}
+
+/// Creates the buckets of clients, if a site limits requests. They outlive a configuration with the same limits.
+fn limiter(
+    settings: &Settings,
+    old: Option<&ConfigSnapshot>,
+    counts: Option<&Arc<ClientCounts>>,
+) -> io::Result<Option<Arc<RequestLimits>>> {
+    let Some(counts) = counts.filter(|_| settings.sites.have_limits()) else { return Ok(None) };
+    let same = old.filter(|old| old.settings.sites.limits().eq(settings.sites.limits()));
+    match same.and_then(|old| old.limiter.clone()) {
+        None => RequestLimits::new(Arc::clone(counts)).map(|limits| Some(Arc::new(limits))),
+        known => Ok(known),
+    }
+}
+
+/// Creates the counts of what clients have open, if that is limited. They outlive a configuration.
+fn client_counts(settings: &Settings, old: Option<&ConfigSnapshot>) -> io::Result<Option<Arc<ClientCounts>>> {
+    if settings.limits.max_connections_per_client == 0 && !settings.sites.have_limits() {
+        return Ok(None);
+    }
+    match old.and_then(|old| old.client_counts.clone()) {
+        None => ClientCounts::new(form(settings.architecture).processes).map(|counts| Some(Arc::new(counts))),
+        known => Ok(known),
+    }
 }
 
 /// Returns whether mincore(2) is unreliable for files here, as far as the directory's owner shows.

@@ -29,6 +29,8 @@ use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
 use crate::app::{AppRequest, AppSide, Ends, TurnResult};
+use crate::client_counts::{CONNECTIONS, Permit};
+use crate::client_times::Client;
 use crate::clock::{Clock, wall};
 use crate::compress;
 use crate::config_snapshot::ConfigSnapshot;
@@ -116,11 +118,18 @@ pub struct Connection {
     pub(crate) ends: Option<Arc<Ends>>,
     /// What the PROXY protocol says about it; `None`: it does not begin with that.
     pub(crate) proxied: Option<Box<Proxied>>,
+    /// It counts as one of its client's, if these are limited.
+    pub(crate) permit: Option<Box<Permit>>,
     /// The verdicts on passwords that it waits for, and since when.
     pub(crate) pending_verdicts: Few<(Ticket, Time, Arc<PendingVerdict>)>,
 }
 
 impl Connection {
+    /// Until when the bandwidth of its response permits nothing more, if it does not.
+    pub(crate) fn paced(&self) -> Option<Time> {
+        self.send_queue.as_ref()?.paced()
+    }
+
     /// Creates the state of an accepted connection.
     pub(crate) fn new(transport: Transport, address: Option<SocketAddr>, now: Time) -> Connection {
         Connection {
@@ -142,6 +151,7 @@ impl Connection {
             apps: Few::new(),
             ends: None,
             proxied: None,
+            permit: None,
             pending_verdicts: Few::new(),
         }
     }
@@ -165,6 +175,14 @@ impl Connection {
     pub(crate) fn waits_for_client(&self) -> bool {
         let waits_for_app = matches!(self.conn, Conn::Http2(_)) && !self.apps.is_empty();
         !waits_for_app && self.pending_verdicts.is_empty() && (self.has_output() || self.conn.wants_bytes())
+    }
+
+    /// Returns its addresses, as an application gets them.
+    fn ends(&mut self) -> Arc<Ends> {
+        let Connection { transport, ends, proxied, .. } = self;
+        let proxied = proxied.as_ref().and_then(|proxied| proxied.ends);
+        let of = || Arc::new(Ends::of(transport.as_fd(), proxied, transport.negotiated().cloned()));
+        Arc::clone(ends.get_or_insert_with(of))
     }
 
     /// Takes out the application request with this ticket.
@@ -263,6 +281,7 @@ pub struct LoopContext {
     pub(crate) retry_queue: VecDeque<Token>,
     pub(crate) ask_anew: Time,
     pub(crate) cold_windows: u64,
+    pub(crate) limited_connections: u64,
 }
 
 impl LoopContext {
@@ -277,6 +296,38 @@ impl LoopContext {
             }
         }
         now
+    }
+
+    /// Counts another connection of a client; one of a trusted proxy, which serves many clients, does not count.
+    ///
+    /// # Errors
+    /// [`Dead`]: the client has too many, and this one must be closed.
+    pub(crate) fn admit(&mut self, client: Option<SocketAddr>) -> Result<Option<Box<Permit>>, Dead> {
+        let max = self.shared.limits.max_connections_per_client;
+        let (Some(counts), Some(client)) = (self.generation.client_counts.as_ref().filter(|_| max > 0), client) else {
+            return Ok(None);
+        };
+        if self.is_trusted(Some(client)) {
+            return Ok(None);
+        }
+        if let Some(permit) = counts.permit(Client::new(Some(client.ip())).key_under(CONNECTIONS), max) {
+            return Ok(Some(Box::new(permit)));
+        }
+        self.limited_connections += 1;
+        if counts.may_log(clock::monotonic_ns()) {
+            say!(
+                "{} has {max} connections, as many as limits.max_connections_per_client allows; further ones are closed, \
+                 and counted in connections_limited",
+                client.ip()
+            );
+        }
+        Err(Dead)
+    }
+
+    /// Returns whether this is the address of a trusted proxy.
+    pub(crate) fn is_trusted(&self, address: Option<SocketAddr>) -> bool {
+        let proxies = self.shared.sites.proxies();
+        proxies.zip(address).is_some_and(|(proxies, address)| proxies.are_trusted(address.ip()))
     }
 }
 
@@ -421,7 +472,10 @@ impl<D: DiskAccess> Turn<'_, D> {
             && proxied.is_awaited
         {
             match proxied.receive(&connection.transport, &mut context.buffer) {
-                Ok(ends) => connection.note_proxied(ends, &mut context.shared),
+                Ok(ends) => {
+                    connection.permit = context.admit(ends.map(|ends| ends.client))?;
+                    connection.note_proxied(ends, &mut context.shared);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     connection.readable = false;
                     return Ok(());
@@ -554,15 +608,10 @@ impl<D: DiskAccess> Turn<'_, D> {
     fn pass_to_app(&mut self, ticket: Ticket, input: Input) {
         let Turn { connection, context, .. } = self;
         let mut app = connection.take_app(ticket);
-        let Connection { transport, ends, apps, proxied, .. } = &mut **connection;
-        let ends = || {
-            let proxied = proxied.as_ref().and_then(|proxied| proxied.ends);
-            let of = || Arc::new(Ends::of(transport.as_fd(), proxied, transport.negotiated().cloned()));
-            Arc::clone(ends.get_or_insert_with(of))
-        };
         let config = context.generation.app_context();
+        let ends = || connection.ends();
         let output = context.apps.take(&mut app, (self.token, self.now), (ticket, input), ends, &config);
-        app.into_iter().for_each(|app| apps.push(app));
+        app.into_iter().for_each(|app| connection.apps.push(app));
         if let Some(output) = output {
             self.handle(Event::App(ticket, output));
         }
@@ -657,7 +706,8 @@ impl<D: DiskAccess> Turn<'_, D> {
         if is_empty && !has_unsent {
             return Ok(Sent::Nothing);
         }
-        if !connection.writable || connection.cold != Time::NEVER {
+        let is_paced = connection.paced().is_some_and(|until| *now < until);
+        if !connection.writable || connection.cold != Time::NEVER || is_paced {
             return Ok(Sent::Waits);
         }
         let Some(send_queue) = &mut connection.send_queue else {
@@ -700,6 +750,7 @@ impl<D: DiskAccess> Turn<'_, D> {
                 self.fetch(content, range);
                 Ok(Sent::Waits)
             }
+            Progress::Paced => Ok(Sent::Waits),
             Progress::Yield => Ok(Sent::Yields),
             Progress::Broken => Err(Dead),
         }

@@ -26,6 +26,7 @@ use crate::access_log::{AccessLog, Writer};
 use crate::app::cgi::Started;
 use crate::app::single_flight::Settled;
 use crate::app::{AppSide, spool};
+use crate::client_counts::Permit;
 use crate::clock::{Clock, wall};
 use crate::compress::CompressDone;
 use crate::config::settings::ConnectionStart;
@@ -137,6 +138,7 @@ impl Worker {
         let mut shared = SharedState::with_caches(Arc::clone(&settings.sites), settings.limits.clone(), caches, wall());
         shared.http2 = settings.http2;
         shared.challenges = generation.http_challenges();
+        shared.limiter = generation.request_limiter();
         shared.ids = IdSource::new([(); 2].map(|()| random()));
         let context = LoopContext {
             shared,
@@ -156,6 +158,7 @@ impl Worker {
             retry_queue: VecDeque::new(),
             ask_anew: Time::NEVER,
             cold_windows: 0,
+            limited_connections: 0,
         };
         Worker {
             connections: Slots::default(),
@@ -237,11 +240,14 @@ impl Worker {
                 if self.context.blocks { socket::accept_blocking(listener) } else { socket::accept(listener) };
             match accepted {
                 Ok((socket, address)) => {
+                    // With the PROXY protocol, its header names the client.
+                    let admitted = if listener.start.proxy { Ok(None) } else { self.context.admit(address) };
+                    let Ok(permit) = admitted else { continue };
                     // Only now: if no connection waits, none has to be closed.
                     if let Some(token) = idle_token {
                         self.remove(token);
                     }
-                    self.add((socket, listener.start), address, now);
+                    self.add((socket, listener.start), address, permit, now);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // Only now: while others still wait, one free slot does not end the shortage.
@@ -267,8 +273,14 @@ impl Worker {
         Accepted::Some
     }
 
-    fn add(&mut self, (socket, start): (OwnedFd, ConnectionStart), address: Option<SocketAddr>, now: Time) {
-        if start.proxy && !self.is_trusted(address) {
+    fn add(
+        &mut self,
+        (socket, start): (OwnedFd, ConnectionStart),
+        address: Option<SocketAddr>,
+        permit: Option<Box<Permit>>,
+        now: Time,
+    ) {
+        if start.proxy && !self.context.is_trusted(address) {
             self.refused_proxies += 1;
             return;
         }
@@ -282,6 +294,7 @@ impl Worker {
             (true, None) => return,
         };
         let mut connection = Connection::new(Transport::new(socket, tls, now), address, now);
+        connection.permit = permit;
         connection.proxied = start.proxy.then(|| Box::new(Proxied::new()));
         let armed = connection.conn.next_due(&self.context.shared.limits);
         connection.armed = armed;
@@ -289,12 +302,6 @@ impl Worker {
         self.accepted += 1;
         self.wheel.insert(armed, token);
         self.fresh.push(token);
-    }
-
-    /// Returns whether a proxy with this address may speak the PROXY protocol.
-    fn is_trusted(&self, address: Option<SocketAddr>) -> bool {
-        let proxies = self.context.shared.sites.proxies();
-        proxies.zip(address).is_some_and(|(proxies, address)| proxies.are_trusted(address.ip()))
     }
 
     /// Gives accepted connections their first turn. Only connections still open after it are added to epoll: none, if
@@ -644,6 +651,7 @@ impl Worker {
         self.context.shared.renew(sites, limits, budgets, generation.caches.as_ref());
         self.context.shared.http2 = settings.http2;
         self.context.shared.challenges = generation.http_challenges();
+        self.context.shared.limiter = generation.request_limiter();
         self.context.log.renew(&settings.log);
         self.context.sender.renew(&generation);
         self.context.generation = generation;
@@ -697,6 +705,7 @@ impl Worker {
             connections: self.open() as u64,
             broken: self.broken,
             refused_proxies: self.refused_proxies,
+            limited_connections: self.context.limited_connections,
             // Shared caches are reported once for all loops, when these are summed.
             caches: match &self.context.generation.caches {
                 Some(_) => self.context.shared.caches.own_figures(),

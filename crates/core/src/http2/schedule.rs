@@ -1,8 +1,8 @@
 //! Which stream sends next (RFC 9218, 10).
 //!
 //! The most urgent streams come first. Among equally urgent ones, incremental streams share by bytes, and the others
-//! are sent one after another, oldest first; if there are both, they alternate. A stream without a window, or whose next
-//! bytes are not in memory, is passed over, so it delays no other.
+//! are sent one after another, oldest first; if there are both, they alternate. A stream without a window, whose next
+//! bytes are not in memory, or which has used up its bandwidth, is passed over, so it delays no other.
 
 use amped_http::h2::frame::FRAME_BYTES;
 use amped_http::priority::Priority;
@@ -18,6 +18,8 @@ pub(super) struct Slot {
     pub(super) state: SendState,
     /// Bytes of body sent, by which incremental streams share; of one that joined later, counted from what they had then.
     pub(super) sent: u64,
+    /// Bytes of body that its bandwidth permits now.
+    pub(super) allowance: u64,
 }
 
 /// What a stream has to send.
@@ -160,6 +162,18 @@ mod tests {
         let mut slots = [slot(3, false), slot(3, false), slot(3, true)];
         let left = vec![FRAME_BYTES, FRAME_BYTES, 2 * FRAME_BYTES];
         assert_eq!(order(&mut slots, left, 1 << 20), [0, 2, 1, 2]);
+    }
+
+    #[test]
+    fn stream_sends_what_its_bandwidth_permits_and_delays_no_other() {
+        let mut slots = [slot(0, false), slot(3, false)];
+        slots[0].allowance = 1000;
+        assert_eq!(next(&slots, 1 << 20, false), Some((0, 1000)));
+        slots[0].allowance = 0;
+        assert_eq!(next(&slots, 1 << 20, false), Some((1, FRAMES * FRAME_BYTES)));
+        // Its head and its end are not limited.
+        slots[0].state = SendState::Unlimited;
+        assert_eq!(next(&slots, 1 << 20, false), Some((0, 0)));
     }
 
     #[test]

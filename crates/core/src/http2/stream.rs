@@ -13,6 +13,7 @@ use amped_units::Time;
 use crate::event::{Action, Lane, Ticket, Work};
 use crate::exchange::{Context, Exchange, Protocol};
 use crate::http2::schedule::{SendState, Slot};
+use crate::pacer::Pacer;
 use crate::reply::{Reply, Response, ScriptFraming};
 
 /// An open stream.
@@ -57,6 +58,8 @@ pub(super) struct Side {
     pub(super) is_sent: bool,
     /// Since when its window or that of the connection is used up, if it is.
     pub(super) blocked_since: Time,
+    /// The credit of its response, if that has a bandwidth.
+    pub(super) pacer: Option<Pacer>,
 }
 
 /// The state of a response.
@@ -88,6 +91,21 @@ impl Side {
             response: ResponseState::Awaited,
             is_sent: false,
             blocked_since: now,
+            pacer: None,
+        }
+    }
+
+    /// When its bandwidth permits more of a body that it could send otherwise.
+    pub(super) fn paced_due(&self) -> Time {
+        let is_paced = self.slot.allowance == 0 && self.slot.state == SendState::Body;
+        self.pacer.filter(|_| is_paced).map_or(Time::NEVER, |pacer| pacer.due())
+    }
+
+    /// So many bytes of its body were sent; or none, and time has passed.
+    pub(super) fn pace(&mut self, bytes: u64, now: Time) {
+        if let Some(pacer) = &mut self.pacer {
+            pacer.note(bytes, now);
+            self.slot.allowance = pacer.allowance(now);
         }
     }
 
@@ -128,6 +146,8 @@ pub(super) struct Common {
     pub(super) virtual_time: u64,
     /// Whether the next header block must begin with the size of the dynamic table.
     pub(super) owes_table_update: bool,
+    /// Whether any stream so far had a bandwidth.
+    pub(super) paces: bool,
 }
 
 /// How an exchange reaches its stream.
@@ -140,7 +160,12 @@ impl Wire<'_> {
     pub(super) fn send<F>(&mut self, cx: &mut Context<'_, F>, response: Response<F>, state: ResponseState) {
         let Response { head, hsts, body, record } = response;
         self.side.response = state;
-        self.side.note_queued(cx.now, self.common.virtual_time);
+        if let Some(bandwidth) = record.bandwidth {
+            self.side.pacer = Some(Pacer::new(bandwidth, cx.now));
+            self.side.pace(0, cx.now);
+            self.common.paces = true;
+        }
+        self.side.note_queued(cx.now, self.common.virtual_time, &cx.shared.limits);
         let reply = Reply { head, connection: Connection::Persists, hsts, body, record };
         cx.actions.push(Action::Send(self.side.lane(), reply));
     }

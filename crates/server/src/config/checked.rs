@@ -235,6 +235,9 @@ impl Checker<'_> {
             [_] if file.site.iter().flat_map(|site| &site.limit).any(|limit| !limit.max_delay.is_zero()) => {
                 "delayed requests (`max_delay`)"
             }
+            [_] if file.site.iter().flat_map(|site| &site.limit).any(|limit| limit.rate.is_some()) => {
+                "limits of bandwidth (`rate`)"
+            }
             [_] => return,
             _ => "several addresses",
         };
