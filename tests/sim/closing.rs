@@ -294,6 +294,7 @@ fn reload_during_request_body_resolves_target_again() {
         max_body_bytes: Bytes(100),
         max_response_bytes: None,
         cache: None,
+        compress: Vec::new(),
         http: None,
     };
     let named = |host: &str, apps: &[AppRule]| Site { hosts: vec![host.into()], apps: apps.into(), ..site() };

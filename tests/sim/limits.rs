@@ -11,6 +11,8 @@ use crate::world::{Link, World, site};
 
 const GET: &str = "GET /a.html HTTP/1.1\r\nHost: a\r\n\r\n";
 
+const GET_BIG: &str = "GET /big.bin HTTP/1.1\r\nHost: a\r\n\r\n";
+
 fn world(dice: Dice, limits: Limits) -> World {
     let mut world = World::with(dice, vec![site()], limits, Budgets::default());
     world.files.replace(world.now, "/a.html", "hello");
@@ -106,12 +108,50 @@ fn stalled_receiver_times_out() {
 fn slow_but_steady_receiver_is_not_closed() {
     each_seed(2, |dice| {
         let mut world = world(dice, Limits::default());
-        let link = Link { write_max: 5000, pause_max: Duration::from_secs(59), ..Link::WHOLE };
+        // 500 B/s are 30 kB a minute.
+        let link = Link { write_max: 60_000, pause_max: Duration::from_secs(29), ..Link::WHOLE };
         let n = world.connect(link, format!("GET /big.bin HTTP/1.1\r\nHost: a\r\n\r\n{GET}"));
-        world.settle();
-        let session = &world.sessions[n];
-        assert_eq!(session.statuses(), [200; 2]);
-        assert!(world.now > Time::START + Duration::from_secs(3600), "{:?}", world.now);
+        world.pass_until_closed();
+        assert_eq!(world.sessions[n].statuses(), [200; 2]);
+        assert!(seconds(Time::START, &world, n) > 300.0, "{:?}", world.now);
+    });
+}
+
+#[test]
+fn receiver_that_trickles_is_given_up() {
+    each_seed(5, |dice| {
+        let mut world = world(dice.clone(), Limits::default());
+        let link = Link { write_max: 100, pause_max: Duration::from_secs(2), ..Link::WHOLE };
+        let n = world.connect(link, GET_BIG);
+        world.pass_until_closed();
+        let time = seconds(Time::START, &world, n);
+        assert!((60.0..180.0).contains(&time), "{time} s");
+        assert!(world.sessions[n].received.len() < 1_000_000);
+        let any_rate = Limits { min_send_rate: Bytes(0), ..Limits::default() };
+        let mut patient = self::world(dice, any_rate);
+        let n = patient.connect(link, GET_BIG);
+        patient.pass(Duration::from_secs(3600));
+        assert!(patient.sessions[n].closed.is_none());
+    });
+}
+
+#[test]
+fn connection_is_not_idle_while_its_client_receives_from_socket_buffer() {
+    each_seed(2, |dice| {
+        let closes_after = |rate: u64| {
+            let mut world = world(dice.clone(), Limits::default());
+            let n = world.connect(Link::WHOLE, GET_BIG);
+            world.sessions[n].rate = Some(rate);
+            world.pass_until_closed();
+            let length = world.sessions[n].received.len() as f64;
+            (seconds(Time::START, &world, n), length)
+        };
+        // 50 kbit/s: until the client has all of it, and the idle timeout has passed.
+        let (time, length) = closes_after(6250);
+        assert!(time >= length / 6250.0 && time <= length / 6250.0 + 121.0, "{time} s for {length} bytes");
+        assert!(length / 6250.0 > 60.0, "{length} bytes are too few");
+        let (time, _) = closes_after(1);
+        assert!((60.0..=181.0).contains(&time), "{time} s");
     });
 }
 

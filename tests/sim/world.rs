@@ -127,6 +127,9 @@ pub(crate) struct Session {
     ended: bool,
     /// Whether the client has stopped reading.
     pub(crate) stalled: bool,
+    /// Bytes per second that the client acknowledges of what a large socket buffer has taken; `None`: all at once.
+    pub(crate) rate: Option<u64>,
+    acknowledged: usize,
     send_queue: VecDeque<Piece>,
     /// The application that handles its request.
     pub(crate) app: Option<Application>,
@@ -208,6 +211,8 @@ impl World {
             half_closes: false,
             ended: false,
             stalled: false,
+            rate: None,
+            acknowledged: 0,
             send_queue: VecDeque::new(),
             app: None,
             follows: None,
@@ -346,6 +351,7 @@ impl World {
             Next::Read(n) => self.read(n),
             Next::Write(n) => self.write(n),
             Next::Deadline(n) => {
+                self.acknowledge(n);
                 self.handle(n, Event::Deadline);
                 let session = &self.sessions[n];
                 let due = session.conn.next_due(&self.shared.limits);
@@ -362,6 +368,18 @@ impl World {
         let World { sessions, shared, .. } = self;
         for session in sessions.iter_mut() {
             session.check(&shared.limits);
+        }
+    }
+
+    /// What a driver does before a deadline: it asks how much the client has received.
+    fn acknowledge(&mut self, n: usize) {
+        let session = &mut self.sessions[n];
+        let by_now = session.rate.map_or(usize::MAX, |rate| (self.now.as_millis() * rate / 1000) as usize);
+        let acknowledged = session.received.len().min(by_now);
+        let bytes = acknowledged - std::mem::replace(&mut session.acknowledged, acknowledged);
+        let is_waiting = !session.send_queue.is_empty() || acknowledged < session.received.len();
+        if bytes > 0 && is_waiting && session.conn.next_due(&self.shared.limits) <= self.now {
+            self.handle(n, Event::Received { bytes: bytes as u64 });
         }
     }
 

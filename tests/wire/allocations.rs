@@ -182,9 +182,9 @@ fn check(requests: u64, ask: &(dyn Fn(&mut Client) + Sync)) {
         let few = allocations(architecture, 500, ask);
         let many = allocations(architecture, 500 + TIMES, ask);
         println!("{architecture:?}: {few} allocations at first, {many} with {} requests more", requests * TIMES as u64);
-        // Work that happens once a second, or once per full log buffer, is a few allocations. One allocation per
-        // request would be as many as there are requests.
-        assert!(many.saturating_sub(few) < requests * TIMES as u64 / 100, "{architecture:?}: {few}, then {many}");
+        // Work that happens once a second, or once per full log buffer, is a few allocations, more of them on a busy
+        // machine, which needs longer. One allocation per request would be as many as there are requests.
+        assert!(many.saturating_sub(few) < requests * TIMES as u64 / 10, "{architecture:?}: {few}, then {many}");
     }
 }
 
@@ -259,6 +259,8 @@ fn streams_of_http2_allocate_nothing() {
         let mut bytes = Vec::new();
         if is_first {
             bytes.extend_from_slice(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+            // The acknowledgement of the server's settings, for which it waits ten seconds.
+            bytes.extend_from_slice(b"\0\0\0\x04\x01\0\0\0\0");
             // The windows suffice for all bodies.
             bytes.extend_from_slice(b"\0\0\x04\x08\0\0\0\0\0\x7f\0\0\0");
         }

@@ -359,6 +359,42 @@ fn slow_reader_outlives_send_timeout_and_streams_wait_for_their_turn() {
 }
 
 #[test]
+fn trickling_reader_of_streams_is_disconnected() {
+    let site = Site::new();
+    site.file("large", pattern(40_000_000));
+    let server = Server::configured(&site, "[limits]\nsend_timeout = \"1s\"\nmin_send_rate = \"1MB\"\n");
+    let client = Client::connect_narrow(server.address, 4096).untranslated();
+    let mut http2 = Http2::begin(client, &[window(1 << 30)]);
+    http2.send(|out| frame::window_update(out, StreamId::CONNECTION, 1 << 30));
+    http2.updates_windows = false;
+    let stream = http2.request("GET", "/large", &[]);
+    wait_until("the server to give the client up", || {
+        read_slowly(&mut http2, stream, 100_000, Duration::from_millis(400));
+        server.report("connections_slow") == 1
+    });
+    assert_eq!(server.report("connections"), 0);
+}
+
+#[test]
+fn stream_whose_window_opens_too_slowly_is_reset() {
+    let site = Site::new();
+    site.file("large", pattern(10_000_000));
+    let server = Server::configured(&site, "[limits]\nsend_timeout = \"1s\"\nmin_send_rate = \"1MB\"\n");
+    let mut http2 = Http2::connect_with(&server, &[window(0)]);
+    http2.updates_windows = false;
+    let stream = http2.request("GET", "/large", &[]);
+    wait_until("the stream to be reset", || {
+        http2.send(|out| frame::window_update(out, stream, 2000));
+        thread::sleep(Duration::from_millis(50));
+        http2.client.fill_at_most(10_000);
+        while http2.take_buffered_frame() {}
+        http2.is_reset(stream)
+    });
+    http2.send(|out| frame::settings(out, &[window(1_000_000)]));
+    assert_eq!(http2.get("/none").status, 404);
+}
+
+#[test]
 fn stream_without_window_times_out_alone() {
     let site = Site::new();
     site.file("large", pattern(200_000));

@@ -269,6 +269,66 @@ fn stalled_download_is_closed_visibly_incomplete() {
 }
 
 #[test]
+fn trickling_reader_is_reset_and_counted() {
+    // HTTP/2 has a test of its own.
+    if is_http2() {
+        return;
+    }
+    let site = Site::new();
+    huge(&site, "huge.bin", 64);
+    let server = Server::configured(&site, "[limits]\nsend_timeout = \"1s\"\nmin_send_rate = \"1MB\"");
+    let mut client = Client::connect_narrow(server.address, 4096);
+    client.send_request("GET", "/huge.bin", &[]);
+    // At most 100 kB/s, so that each second something is acknowledged.
+    wait_until("the server to give the client up", || {
+        for _ in 0..40 {
+            client.fill_at_most(1024);
+            thread::sleep(Duration::from_millis(10));
+        }
+        server.report("connections_slow") == 1
+    });
+    assert_eq!((server.report("connections"), server.report("connections_broken")), (0, 1));
+}
+
+#[test]
+fn connection_is_not_idle_while_its_client_receives_from_socket_buffer() {
+    if is_secure() || is_http2() {
+        return;
+    }
+    let site = Site::new();
+    // The socket's buffer takes all of it at once.
+    site.file("big.bin", vec![7; 1 << 20]);
+    let limits = "[limits]\nsend_timeout = \"1s\"\nidle_timeout = \"1s\"\nmin_send_rate = \"1kB\"";
+    let server = Server::configured(&site, limits);
+    let mut client = Client::connect_narrow(server.address, 4096);
+    client.send_request("GET", "/big.bin", &[]);
+    let mut received = Vec::new();
+    let mut piece = vec![0; 10 << 10];
+    // 4 s at least.
+    while find(&received, b"\r\n\r\n").is_none_or(|head| received.len() < head + 4 + (1 << 20)) {
+        let count = client.stream().read(&mut piece).unwrap();
+        assert!(count > 0, "closed after {} bytes", received.len());
+        received.extend_from_slice(&piece[..count]);
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(client.get("/big.bin").status, 200);
+    assert_eq!(server.report("connections_slow"), 0);
+
+    // One that receives nothing is given up, though nothing is left to be sent.
+    let mut client = Client::connect_narrow(server.address, 4096);
+    client.send_request("GET", "/big.bin", &[]);
+    wait_until("the server to give the client up", || server.report("connections_slow") == 1);
+    let end = loop {
+        match client.stream().read(&mut piece) {
+            Ok(0) => break None,
+            Ok(_) => {}
+            Err(error) => break Some(error.kind()),
+        }
+    };
+    assert_eq!(end, Some(ErrorKind::ConnectionReset));
+}
+
+#[test]
 fn last_allowed_request_is_answered_with_close() {
     let site = small_site();
     let server = Server::configured(&site, "[limits]\nmax_requests = 3");

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -717,11 +717,11 @@ fn expired_crl_refuses_clients_and_ends_their_sessions() {
 }
 
 /// The metrics of a server with `metrics.listen`.
-fn metrics(server: &Server) -> String {
+pub fn metrics(server: &Server) -> String {
     server.wait_for("/metrics");
     let said = server.said();
     let url = said.lines().find_map(|line| line.split_once("http://")?.1.split_once("/metrics")).expect("its address");
-    Client::connect(url.0.parse().unwrap()).get("/metrics").text()
+    Client::connect(url.0.parse().unwrap()).untranslated().get("/metrics").text()
 }
 
 #[test]
@@ -929,6 +929,35 @@ fn slow_reader_gets_large_file_over_tls() {
     assert_eq!(trust.connect(&server).get("/b").text(), "b");
     assert!(slow.response("GET").body == pattern(size));
     assert!(slow.get("/a").body == pattern(size));
+}
+
+#[test]
+fn trickling_reader_over_tls_is_reset_and_steady_one_is_not() {
+    let (site, trust) = place();
+    site.file("root/large", pattern(20_000_000));
+    let server = serve(&site, "[limits]\nsend_timeout = \"1s\"\nmin_send_rate = \"500kB\"", "");
+    let begin = || {
+        let session = trust.session("localhost", aws_lc_rs::default_provider(), &version::TLS13);
+        let mut client = Client::connect_narrow(server.address, 16 * 1024).secure(session);
+        client.send_request("GET", "/large", &[]);
+        client
+    };
+    // 2 MB/s for a busy machine, and for twice the timeout.
+    let (mut steady, from) = (begin(), Instant::now());
+    while from.elapsed() < Duration::from_secs(2) {
+        steady.fill_at_most(20_000);
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(server.report("connections_slow"), 0);
+    drop(steady);
+    let mut slow = begin();
+    wait_until("the server to give the client up", || {
+        for _ in 0..40 {
+            slow.fill_at_most(1024);
+            thread::sleep(Duration::from_millis(10));
+        }
+        server.report("connections_slow") == 1
+    });
 }
 
 #[test]

@@ -93,6 +93,14 @@ impl Conn {
         }
     }
 
+    /// Whether its client has received too little of what was sent, also of what the transport has taken.
+    pub fn is_slow(&self, now: Time) -> bool {
+        match self {
+            Conn::Http1(conn) => conn.is_slow(now),
+            Conn::Http2(session) => session.is_slow(now),
+        }
+    }
+
     /// Whether to read from the client now.
     pub fn wants_bytes(&self) -> bool {
         match self {

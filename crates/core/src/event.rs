@@ -46,8 +46,14 @@ pub enum Event<'a, F> {
         /// Whether all of it has been sent.
         all: bool,
     },
-    /// The client has received some of the output that was sent before, though the socket takes no more yet.
-    Received,
+    /// The client has received some of the output that was sent before, as far as its system has acknowledged it. Only before a
+    /// [`Deadline`](Event::Deadline).
+    Received {
+        /// Bytes since the last such event, `u64::MAX` if the server has nothing more to wait for.
+        bytes: u64,
+    },
+    /// The server had to wait, for its disk: its client's time begins again.
+    Resumed,
     /// The deadline of [`next_due`](crate::http1::Conn::next_due) has passed.
     Deadline,
     /// The server is stopping: finish requests in progress, accept no new ones.

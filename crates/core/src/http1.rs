@@ -26,6 +26,7 @@ use crate::event::{Action, Event, Lane, Ticket};
 use crate::exchange::{Context, Exchange, Incoming, Progress, Protocol};
 use crate::file::{Content, FileHandle};
 use crate::limits::Limits;
+use crate::pace::SendCredit;
 use crate::record::Outcome;
 use crate::reply::{self, Reply, Response, ScriptFraming};
 use crate::shared_state::SharedState;
@@ -75,6 +76,8 @@ struct Busy {
 struct Wire {
     /// When the state last changed, or all output was sent; while some is unsent, since when `credit` runs down.
     since: Time,
+    /// The time left to the client to receive.
+    credit: SendCredit,
     /// Requests parsed so far.
     requests: usize,
     last_ticket: u32,
@@ -134,6 +137,7 @@ impl Conn {
             began: now,
             wire: Wire {
                 since: now,
+                credit: SendCredit::default(),
                 requests: 0,
                 last_ticket: 0,
                 batched: 0,
@@ -176,13 +180,14 @@ impl Conn {
             Event::App(ticket, output) => {
                 self.advance(cx, |exchange, cx, wire| exchange.take_output(cx, (ticket, output), wire));
             }
-            Event::Sent { all } => {
+            Event::Sent { all: true } => {
                 self.wire.since = now;
-                if all {
-                    self.all_sent(cx);
-                }
+                self.all_sent(cx);
             }
-            Event::Received => self.wire.since = now,
+            // What the socket took, the client need not have received.
+            Event::Sent { all: false } => {}
+            Event::Received { bytes } => self.take_received(cx, bytes),
+            Event::Resumed => self.wire.since = now,
             Event::Deadline => self.take_deadline(cx),
             Event::Finish => {
                 self.wire.finishing = true;
@@ -238,7 +243,7 @@ impl Conn {
     pub fn next_due(&self, limits: &Limits) -> Time {
         let since = self.wire.since;
         if self.wire.unsent {
-            let due = since + limits.send_timeout;
+            let due = since + self.wire.credit.left();
             return match &self.state {
                 State::Busy(busy) => due.min(busy.exchange.body_due()),
                 _ => due,
@@ -255,6 +260,12 @@ impl Conn {
             State::Lingering => (since + limits.linger_timeout).min(self.began + LINGER_MAX),
             State::Closing { .. } | State::Closed => Time::NEVER,
         }
+    }
+
+    /// Whether its client has received too little, of what was sent too.
+    pub fn is_slow(&self, now: Time) -> bool {
+        let receives = self.wire.unsent || matches!(self.state, State::Reading) && self.wire.requests > 0;
+        receives && now >= self.wire.since + self.wire.credit.left()
     }
 
     /// Whether to read from the client now. While pipelined requests
@@ -551,6 +562,17 @@ impl Conn {
         }
     }
 
+    /// The client has received so much. If all was sent before, but is still on its way, the connection is not idle yet.
+    fn take_received<F>(&mut self, cx: &Context<'_, F>, bytes: u64) {
+        let wire = &mut self.wire;
+        if wire.unsent || (matches!(self.state, State::Reading) && !self.partial && wire.requests > 0) {
+            wire.credit = wire.credit.after(cx.now.since(wire.since), bytes, &cx.shared.limits);
+            if wire.unsent || !wire.credit.left().is_zero() {
+                wire.since = cx.now;
+            }
+        }
+    }
+
     fn half_close<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
         self.state = State::Lingering;
         (self.began, self.wire.since) = (cx.now, cx.now);
@@ -582,9 +604,11 @@ impl Wire {
         if self.secure { FIRST_BYTES_TLS } else { FIRST_BYTES }
     }
 
+    /// Output is queued. If some is unsent already, the client's time runs.
     fn note_given<F>(&mut self, cx: &Context<'_, F>) {
-        self.unsent = true;
-        self.since = cx.now;
+        if !mem::replace(&mut self.unsent, true) {
+            (self.since, self.credit) = (cx.now, SendCredit::full(&cx.shared.limits));
+        }
     }
 
     /// Returns what follows the next response, and its Connection field.

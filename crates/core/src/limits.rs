@@ -81,12 +81,18 @@ pub struct Limits {
     #[serde(with = "PositiveSeconds")]
     #[default(Duration::from_secs(60))]
     pub idle_timeout: Duration,
-    /// Time after which a client that reads nothing is disconnected
+    /// Time after which a client that receives nothing is disconnected
     ///
-    /// Each byte that it reads resets it, so a slow download of any size completes.
+    /// What it receives resets it only at `min_send_rate`.
     #[serde(with = "PositiveSeconds")]
     #[default(Duration::from_secs(60))]
     pub send_timeout: Duration,
+    /// Minimum bytes per second that a client receives of what is sent, averaged over `send_timeout`; 0: any rate
+    ///
+    /// What counts is what its system has acknowledged, while something is on its way. There is no limit on the whole time, so that
+    /// even at 4 kbit/s a download of any size completes. The same as `min_body_rate`: slow phones have ten times as much.
+    #[default(Bytes(500))]
+    pub min_send_rate: Bytes,
     /// Maximum time to wait for the disk; then the request fails with 503
     ///
     /// A download in progress is cut off. A working disk answers within seconds, even one that has to spin up.

@@ -27,6 +27,8 @@ pub struct Snapshot {
     pub connection_bytes: u64,
     /// Connections closed in the middle of a response: the file changed, or the client left or stopped reading.
     pub broken: u64,
+    /// Connections reset because the client received too slowly, or nothing.
+    pub slow: u64,
     /// Connections closed because of their header of the PROXY protocol: untrusted peer, none in time, or an invalid one.
     pub refused_proxies: u64,
     /// Connections closed at once because their client had too many.
@@ -517,6 +519,7 @@ figures! {
     counts.http2.floods: Counter Things "http2_connection_errors" "reason=\"flood\"" "Connections of HTTP/2 closed for an error of the client.",
     accepted: Counter Things "connections_accepted" "" "Connections accepted.",
     broken: Counter Things "connections_broken" "" "Connections closed in the middle of a response.",
+    slow: Counter Things "connections_slow" "" "Connections reset because the client received too slowly, or nothing.",
     refused_proxies: Counter Things "proxy_protocol_refused" "" "Connections closed because of their PROXY protocol header.",
     limited_connections: Counter Things "connections_limited" "" "Connections closed at once because their client had too many.",
     connections: Gauge Things "connections" "" "Open connections.",

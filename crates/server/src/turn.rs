@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use amped_core::http2::Drawn;
 use amped_core::shared_state::SharedState;
 use amped_http::proxy_header::{self, HEADER_MAX, ProxiedEnds};
 use amped_sys::clock;
+use amped_sys::socket::Acknowledged;
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
@@ -96,8 +98,12 @@ pub struct Connection {
     pub(crate) outbox: Option<Box<Outbox>>,
     /// The earliest time at which the timer wheel will report this connection.
     pub(crate) armed: Time,
-    /// Bytes sent but not acknowledged when the socket was last found full.
-    pub(crate) unacknowledged: u64,
+    /// One more than the bytes that its client had acknowledged when that was last asked,
+    pub(crate) acknowledged: Option<NonZeroU64>,
+    /// and whether that was since the output that is being sent began.
+    pub(crate) is_measured: bool,
+    /// Its client has not received all that was sent, and too little in the time that it had.
+    pub(crate) lags: bool,
     /// There may be data to read.
     pub(crate) readable: bool,
     /// The client has closed its side: read until the end is seen.
@@ -106,8 +112,10 @@ pub struct Connection {
     pub(crate) writable: bool,
     /// Since when a helper has been fetching the next data to send; [`Time::NEVER`]: none is.
     pub(crate) cold: Time,
-    /// How often they have been fetched without any of them being sent since, and their offset in the file.
-    pub(crate) fetched: (u8, u64),
+    /// How often they have been fetched without any of them being sent since,
+    pub(crate) fetched: u8,
+    /// and their offset in the file.
+    pub(crate) fetched_at: u64,
     /// It is in the queue of unfinished connections.
     pub(crate) queued: bool,
     /// The times of its request, if it is sampled.
@@ -139,13 +147,16 @@ impl Connection {
             send_queue: None,
             outbox: None,
             armed: Time::NEVER,
-            unacknowledged: 0,
+            acknowledged: None,
+            is_measured: false,
+            lags: false,
             // Often the request has already arrived.
             readable: true,
             ending: false,
             writable: true,
             cold: Time::NEVER,
-            fetched: (0, 0),
+            fetched: 0,
+            fetched_at: 0,
             queued: false,
             timing: None,
             apps: Few::new(),
@@ -175,6 +186,36 @@ impl Connection {
     pub(crate) fn waits_for_client(&self) -> bool {
         let waits_for_app = matches!(self.conn, Conn::Http2(_)) && !self.apps.is_empty();
         !waits_for_app && self.pending_verdicts.is_empty() && (self.has_output() || self.conn.wants_bytes())
+    }
+
+    /// The socket is full: its client's progress counts from here, if that is the first time for this output.
+    fn note_full(&mut self) {
+        self.writable = false;
+        if !self.is_measured {
+            let bytes = self.transport.acknowledged().bytes;
+            (self.acknowledged, self.is_measured) = (Some(NonZeroU64::MIN.saturating_add(bytes)), true);
+        }
+    }
+
+    /// A timeout has passed: returns the bytes that its client has received since this was last asked, if the timeout is for
+    /// the client to receive what was sent.
+    pub(crate) fn note_received(&mut self) -> Option<u64> {
+        let Acknowledged { bytes, is_all } = self.transport.acknowledged();
+        let before = self.acknowledged.replace(NonZeroU64::MIN.saturating_add(bytes));
+        self.is_measured = true;
+        self.lags = !is_all;
+        let received = match before {
+            // The server is slower than its client.
+            _ if is_all && self.has_output() => u64::MAX,
+            // It waits for nothing that was sent.
+            _ if is_all && self.conn.streams() == 0 => 0,
+            Some(before) => bytes.saturating_sub(before.get() - 1),
+            // Of what was acknowledged, part may be older.
+            None if is_all => 0,
+            None => u64::MAX,
+        };
+        let is_paced = received > 0 && self.paced().is_some();
+        (received > 0).then_some(if is_paced { u64::MAX } else { received })
     }
 
     /// Returns its addresses, as an application gets them.
@@ -725,25 +766,25 @@ impl<D: DiskAccess> Turn<'_, D> {
             context.log_context((&connection.transport, &connection.peer, &mut connection.timing), *now);
         // A window that has just been fetched is sent without another probe: it may have been evicted in the meantime,
         // and some file systems cannot report that, but it must make progress eventually.
-        let probes = if D::PROBES { Probes::All { fetched: connection.fetched.0 } } else { Probes::None };
+        let probes = if D::PROBES { Probes::All { fetched: connection.fetched } } else { Probes::None };
         let progress = send_queue.pump(&mut connection.transport, sender, probes, &mut log_context);
         match &progress {
-            Progress::Cold(_, range) if range.start == connection.fetched.1 => {}
-            Progress::Cold(_, range) => connection.fetched = (0, range.start),
-            _ => connection.fetched.0 = 0,
+            Progress::Cold(_, range) if range.start == connection.fetched_at => {}
+            Progress::Cold(_, range) => (connection.fetched, connection.fetched_at) = (0, range.start),
+            _ => connection.fetched = 0,
         }
         let all = matches!(progress, Progress::Done);
         connection.conn.handle(*now, Event::Sent { all }, &mut context.shared, self.actions);
         match progress {
             Progress::Done => {
+                connection.is_measured = false;
                 if let Some(send_queue) = connection.send_queue.take_if(|send_queue| !send_queue.is_open()) {
                     context.sender.give_back(send_queue);
                 }
                 Ok(Sent::All)
             }
             Progress::Full => {
-                connection.writable = false;
-                connection.unacknowledged = connection.transport.unacknowledged();
+                connection.note_full();
                 Ok(Sent::Waits)
             }
             Progress::Cold(content, range) => {
@@ -768,12 +809,12 @@ impl<D: DiskAccess> Turn<'_, D> {
             match self.send_gathered()? {
                 Gathered::Sent => {}
                 Gathered::All => {
+                    self.connection.is_measured = false;
                     self.handle(Event::Sent { all: true });
                     return Ok(Sent::All);
                 }
                 Gathered::Full => {
-                    self.connection.writable = false;
-                    self.connection.unacknowledged = self.connection.transport.unacknowledged();
+                    self.connection.note_full();
                     self.handle(Event::Sent { all: false });
                     return Ok(Sent::Waits);
                 }

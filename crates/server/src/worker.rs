@@ -101,6 +101,7 @@ pub struct Worker {
     next_preload: u32,
     accepted: u64,
     broken: u64,
+    slow: u64,
     /// Connections to addresses with the PROXY protocol that were closed because of their header.
     refused_proxies: u64,
     /// Waits for windows.
@@ -172,6 +173,7 @@ impl Worker {
             next_preload: 0,
             accepted: 0,
             broken: 0,
+            slow: 0,
             refused_proxies: 0,
             windows: Waited::default(),
             passwords: Waited::default(),
@@ -526,10 +528,9 @@ impl Worker {
             return self.turn(token, None, now, disk);
         }
         let waited = now.since(std::mem::replace(&mut connection.cold, Time::NEVER));
-        connection.fetched.0 = connection.fetched.0.saturating_add(1);
+        connection.fetched = connection.fetched.saturating_add(1);
         self.windows.add(waited);
-        // The server caused the wait, so the client's timeout starts again.
-        self.turn(token, Some(Event::Sent { all: false }), now, disk);
+        self.turn(token, Some(Event::Resumed), now, disk);
     }
 
     /// The next data of a connection cannot be read, and its head was sent, so the connection is reset, or the stream.
@@ -561,7 +562,7 @@ impl Worker {
                 continue;
             }
             let since = std::mem::replace(&mut connection.cold, Time::NEVER);
-            self.turn(token, Some(Event::Sent { all: false }), now, disk);
+            self.turn(token, Some(Event::Resumed), now, disk);
             if let Some(connection) = self.connections.get(token)
                 && connection.cold != Time::NEVER
             {
@@ -608,20 +609,18 @@ impl Worker {
             }
             return self.arm(token);
         }
-        let mut event = Event::Deadline;
-        let has_streams = connection.conn.streams() > 0;
-        if (connection.has_output() || has_streams) && connection.conn.next_due(limits) <= now {
-            // The socket has been full all the time, but the client may be receiving.
-            let left = connection.transport.unacknowledged();
-            let has_received = left < connection.unacknowledged;
-            if has_received || has_streams {
-                connection.unacknowledged = left;
-            }
-            if has_received {
-                event = Event::Received;
-            }
+        if connection.conn.next_due(limits) <= now
+            && let Some(bytes) = connection.note_received()
+        {
+            self.turn(token, Some(Event::Received { bytes }), now, disk);
         }
-        self.turn(token, Some(event), now, disk);
+        if let Some(connection) = self.connections.get(token) {
+            connection.lags &= connection.conn.is_slow(now);
+        }
+        self.turn(token, Some(Event::Deadline), now, disk);
+        if let Some(connection) = self.connections.get(token) {
+            connection.lags = false;
+        }
     }
 
     /// The server is about to stop: closes connections without a request in
@@ -704,6 +703,7 @@ impl Worker {
             accepted: self.accepted,
             connections: self.open() as u64,
             broken: self.broken,
+            slow: self.slow,
             refused_proxies: self.refused_proxies,
             limited_connections: self.context.limited_connections,
             // Shared caches are reported once for all loops, when these are summed.
@@ -763,7 +763,7 @@ impl Worker {
         let limits = &self.context.shared.limits;
         if let Some(connection) = self.connections.get(token) {
             let due = match connection.cold {
-                Time::NEVER => connection.conn.next_due(limits),
+                Time::NEVER => connection.conn.next_due(limits).min(connection.paced().unwrap_or(Time::NEVER)),
                 since => since + limits.disk_timeout,
             };
             if due < connection.armed {
@@ -786,6 +786,11 @@ impl Worker {
         let (clock, timeout) = (&self.context.clock, self.context.shared.limits.header_timeout);
         if let Some(failure) = connection.transport.handshake_failure(|| clock.now(), timeout) {
             self.context.tls.add_failure(failure);
+        }
+        if connection.lags {
+            // Otherwise the system would keep for it what is left in the socket's buffer.
+            self.slow += 1;
+            connection.transport.reset_on_close();
         }
         let is_incomplete = connection.outbox.as_ref().is_some_and(|outbox| outbox.has_responses());
         if connection.send_queue.is_none() && !is_incomplete {

@@ -223,14 +223,38 @@ pub fn reset_on_close(socket: impl AsFd) {
     let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
-/// Returns the number of bytes that the peer has not acknowledged yet (`SIOCOUTQ`,
-/// tcp(7)): it falls while the peer receives.
-pub fn unacknowledged(socket: impl AsFd) -> u64 {
-    let mut count: libc::c_int = 0;
-    // SAFETY: TIOCOUTQ, the same number as SIOCOUTQ, writes one int to its argument, which points to `count`, alive and
-    // writable for the call; the descriptor is open as it is borrowed. JUSTIFICATION: rustix has no such ioctl.
-    let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut count) };
-    if result == 0 { u64::try_from(count).unwrap_or(0) } else { 0 }
+/// What the peer of a TCP connection has received of what was sent, as far as its system has acknowledged it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Acknowledged {
+    /// Bytes since the connection began.
+    pub bytes: u64,
+    /// Whether that is all.
+    pub is_all: bool,
+}
+
+/// Returns what the peer has acknowledged (`TCP_INFO`, tcp(7)). Of a socket that is not TCP that is all.
+pub fn acknowledged(socket: impl AsFd) -> Acknowledged {
+    // SAFETY: `tcp_info` consists of integers only, for which all bytes zero is a value.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: getsockopt(2) writes at most `length` bytes to `info`, which is that large, and the number to `length`; both are
+    // alive and writable for the call, and the descriptor is open as it is borrowed. JUSTIFICATION: rustix has no TCP_INFO.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    match result {
+        0 => Acknowledged {
+            bytes: info.tcpi_bytes_acked,
+            is_all: info.tcpi_unacked == 0 && info.tcpi_notsent_bytes == 0,
+        },
+        _ => Acknowledged { bytes: 0, is_all: true },
+    }
 }
 
 /// Creates two connected sockets (unix(7)) for a stream of bytes and descriptors. Each detects the close of the other.

@@ -34,6 +34,7 @@ use crate::event::{Action, Event, Lane, Ticket};
 use crate::exchange::{Context, Exchange, Incoming, Progress};
 use crate::file::FileHandle;
 use crate::limits::Limits;
+use crate::pace::SendCredit;
 use crate::record::{Outcome, Record};
 use crate::reply::{self, Response};
 use crate::shared_state::SharedState;
@@ -110,6 +111,8 @@ pub struct Session {
     /// Bytes of bodies that the client accepts, and the initial window of a stream.
     send_window: i64,
     initial_window: i64,
+    /// Bytes of bodies that were sent.
+    drawn: u64,
     /// Bytes of bodies that the client may send, and consumed ones that it has not been told of.
     receive_window: i64,
     consumed: u32,
@@ -124,6 +127,9 @@ pub struct Session {
     requests: usize,
     /// When output was last sent, or the last stream ended.
     since: Time,
+    /// The time left to the client to receive, and since when it runs down; [`Time::NEVER`]: nothing is unsent.
+    credit: SendCredit,
+    credit_since: Time,
     /// When the client was last heard of.
     heard: Time,
     /// When the first byte of the frame in `pending` arrived, or the connection began.
@@ -197,6 +203,7 @@ impl Session {
             last_accepted: StreamId(0),
             resets: VecDeque::new(),
             send_window: INITIAL_WINDOW,
+            drawn: 0,
             initial_window: INITIAL_WINDOW,
             receive_window: CONNECTION_WINDOW,
             consumed: 0,
@@ -207,6 +214,8 @@ impl Session {
             was_full: false,
             requests: 0,
             since: now,
+            credit: SendCredit::full(limits),
+            credit_since: Time::NEVER,
             heard: now,
             partial_since: now,
             settings_sent: now,
@@ -234,6 +243,9 @@ impl Session {
         actions: &mut Vec<Action<F>>,
     ) {
         let cx = &mut Context { now, shared, actions };
+        if self.common.paces {
+            self.permit_paced(now);
+        }
         match event {
             Event::Bytes(bytes) => self.take_bytes(cx, bytes),
             // The first bytes have decided that there is TLS.
@@ -273,10 +285,8 @@ impl Session {
                     self.all_sent(cx);
                 }
             }
-            Event::Received => {
-                self.since = now;
-                self.note_heard(now);
-            }
+            Event::Received { bytes } => self.take_received(cx, bytes),
+            Event::Resumed => {}
             Event::Deadline => self.take_deadline(cx),
             // No request was sent, or one is on its way.
             Event::Finish if self.requests == 0 && self.is_idle() => self.close(cx),
@@ -290,20 +300,63 @@ impl Session {
         let mut due = match self.state {
             State::Closed => return Time::NEVER,
             State::Lingering(until) => return until,
-            State::Closing => return self.since + limits.send_timeout,
+            State::Closing => return self.credit_due(),
             State::Announced(until) => until,
             State::Preface | State::FirstSettings | State::Open | State::Finishing => Time::NEVER,
         };
-        if self.unsent {
-            due = due.min(self.since + limits.send_timeout);
-        }
+        due = due.min(self.credit_due());
         due = due.min(self.settings_due(limits)).min(self.partial_due(limits));
         if self.streams.is_empty() {
             return due.min(self.since.max(self.heard) + limits.idle_timeout);
         }
-        let window = self.send_window;
+        let window = (self.send_window, self.drawn);
         let streams = self.streams.iter().map(|stream| stream.due(window, limits)).min().unwrap_or(Time::NEVER);
-        due.min(streams).min(self.ping_due())
+        let paced = if self.common.paces { self.paced_due() } else { Time::NEVER };
+        due.min(streams).min(self.ping_due()).min(paced)
+    }
+
+    /// When a client that has received nothing more is given up.
+    fn credit_due(&self) -> Time {
+        if self.credit_since == Time::NEVER { Time::NEVER } else { self.credit_since + self.credit.left() }
+    }
+
+    /// Whether it has received too little, of what was sent too.
+    pub fn is_slow(&self, now: Time) -> bool {
+        let from = if self.credit_since == Time::NEVER { self.since } else { self.credit_since };
+        now >= from + self.credit.left()
+    }
+
+    /// The client has received so much. If all was sent before, but is still on its way, the connection is not idle yet.
+    fn take_received<F>(&mut self, cx: &Context<'_, F>, bytes: u64) {
+        self.note_heard(cx.now);
+        // A client cannot receive more than bandwidths permit.
+        let bytes = if self.common.paces { u64::MAX } else { bytes };
+        let from = if self.credit_since == Time::NEVER { self.since } else { self.credit_since };
+        self.credit = self.credit.after(cx.now.since(from), bytes, &cx.shared.limits);
+        if self.credit_since != Time::NEVER {
+            self.credit_since = cx.now;
+        } else if !self.credit.left().is_zero() {
+            self.since = cx.now;
+            if let State::Lingering(until) = &mut self.state {
+                *until = cx.now + LINGER;
+            }
+        }
+    }
+
+    /// When the bandwidth of a stream permits more.
+    fn paced_due(&self) -> Time {
+        self.streams.iter().map(|stream| stream.side.paced_due()).min().unwrap_or(Time::NEVER)
+    }
+
+    /// Streams whose bandwidth permits more send again.
+    fn permit_paced(&mut self, now: Time) {
+        for Stream { side, .. } in &mut self.streams {
+            if now >= side.paced_due() {
+                side.pace(0, now);
+                side.slot.join(self.common.virtual_time);
+                self.unsent = true;
+            }
+        }
     }
 
     /// When our settings must be acknowledged.
@@ -410,6 +463,9 @@ impl Session {
         }
         side.slot.window -= count as i64;
         side.slot.sent += count as u64;
+        side.uncredited += count as u64;
+        self.drawn += count as u64;
+        side.pace(count as u64, now);
         let was_open = self.send_window > 0;
         self.send_window -= count as i64;
         if was_open && self.send_window <= 0 {
@@ -666,6 +722,7 @@ impl Session {
                 // RFC 9113, 6.9.2: open streams change by the difference, and may become negative.
                 let difference = window - mem::replace(&mut self.initial_window, window);
                 for stream in &mut self.streams {
+                    stream.side.note_window((self.send_window, self.drawn), cx.now, &cx.shared.limits);
                     stream.side.slot.join_if_opened(difference, self.common.virtual_time);
                     if stream.side.slot.window > WINDOW_MAX {
                         return Err(Fatal(ErrorCode::FLOW_CONTROL_ERROR, "a window is over 2147483647"));
@@ -688,6 +745,9 @@ impl Session {
             if increment == 0 {
                 return Err(Fatal(ErrorCode::PROTOCOL_ERROR, "WINDOW_UPDATE of 0"));
             }
+            for stream in &mut self.streams {
+                stream.side.note_window((self.send_window, self.drawn), cx.now, &cx.shared.limits);
+            }
             self.send_window += i64::from(increment);
             if self.send_window > WINDOW_MAX {
                 return Err(Fatal(ErrorCode::FLOW_CONTROL_ERROR, "the connection's window is over 2147483647"));
@@ -703,7 +763,9 @@ impl Session {
         if increment == 0 {
             return self.take_stream_error(cx, stream, ErrorCode::PROTOCOL_ERROR);
         }
-        let slot = &mut self.streams[at].side.slot;
+        let side = &mut self.streams[at].side;
+        side.note_window((self.send_window, self.drawn), cx.now, &cx.shared.limits);
+        let slot = &mut side.slot;
         slot.join_if_opened(i64::from(increment), self.common.virtual_time);
         if slot.window > WINDOW_MAX {
             return self.take_stream_error(cx, stream, ErrorCode::FLOW_CONTROL_ERROR);
@@ -1209,6 +1271,11 @@ impl Session {
         if !matches!(self.state, State::Closing | State::Lingering(_) | State::Closed) {
             self.update_windows(cx);
         }
+        match (self.unsent, self.credit_since == Time::NEVER) {
+            (true, true) => (self.credit, self.credit_since) = (SendCredit::full(&cx.shared.limits), cx.now),
+            (false, _) => self.credit_since = Time::NEVER,
+            (true, false) => {}
+        }
     }
 
     fn take_deadline<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
@@ -1222,7 +1289,7 @@ impl Session {
             State::Announced(until) if now >= until => self.end_streams(cx),
             _ => {}
         }
-        if self.unsent && now >= self.since + limits.send_timeout {
+        if now >= self.credit_due() {
             return self.leave(cx);
         }
         if now >= self.settings_due(&limits) {
@@ -1254,7 +1321,7 @@ impl Session {
 
     /// Ends the streams that are overdue.
     fn end_overdue<F: FileHandle>(&mut self, cx: &mut Context<'_, F>, limits: &Limits) {
-        let window = self.send_window;
+        let window = (self.send_window, self.drawn);
         let is_overdue = |stream: &&Stream| cx.now >= stream.due(window, limits);
         let overdue: Vec<StreamId> = self.streams.iter().filter(is_overdue).map(|stream| stream.side.id).collect();
         for id in overdue {

@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 use core::mem;
+use core::time::Duration;
 
 use amped_http::h1::request::{Framing, Request, Version};
 use amped_http::h1::response::Connection;
@@ -13,6 +14,8 @@ use amped_units::Time;
 use crate::event::{Action, Lane, Ticket, Work};
 use crate::exchange::{Context, Exchange, Protocol};
 use crate::http2::schedule::{SendState, Slot};
+use crate::limits::Limits;
+use crate::pace::SendCredit;
 use crate::pacer::Pacer;
 use crate::reply::{Reply, Response, ScriptFraming};
 
@@ -58,6 +61,11 @@ pub(super) struct Side {
     pub(super) is_sent: bool,
     /// Since when its window or that of the connection is used up, if it is.
     pub(super) blocked_since: Time,
+    /// The time left to the client to open them, and what was sent since it was last computed: of this stream,
+    pub(super) credit: SendCredit,
+    pub(super) uncredited: u64,
+    /// and what was sent of all streams until then.
+    pub(super) credited_total: u64,
     /// The credit of its response, if that has a bandwidth.
     pub(super) pacer: Option<Pacer>,
 }
@@ -91,7 +99,26 @@ impl Side {
             response: ResponseState::Awaited,
             is_sent: false,
             blocked_since: now,
+            credit: SendCredit::default(),
+            uncredited: 0,
+            credited_total: 0,
             pacer: None,
+        }
+    }
+
+    /// The credit with what was sent since it was last computed. `total`: the bytes sent of all streams, which count if this one
+    /// waits for the connection's window: others may have their turn first.
+    pub(super) fn credit(&self, total: u64, limits: &Limits) -> SendCredit {
+        let bytes = if self.slot.window <= 0 { self.uncredited } else { total - self.credited_total };
+        self.credit.after(Duration::ZERO, bytes, limits)
+    }
+
+    /// The client opens its window, or that of the connection, which is `connection` before. If it could not send, the client's
+    /// time has run.
+    pub(super) fn note_window(&mut self, (connection, total): (i64, u64), now: Time, limits: &Limits) {
+        if self.slot.state == SendState::Body && self.slot.window.min(connection) <= 0 {
+            self.credit = self.credit(total, limits).after(now.since(self.blocked_since), 0, limits);
+            (self.blocked_since, self.uncredited, self.credited_total) = (now, 0, total);
         }
     }
 
@@ -126,12 +153,13 @@ impl Side {
     }
 
     /// Something was queued to be sent.
-    fn note_queued(&mut self, now: Time, virtual_time: u64) {
+    fn note_queued(&mut self, now: Time, virtual_time: u64, limits: &Limits) {
         self.since = now;
         if self.slot.state == SendState::Empty {
             self.slot.state = SendState::Unlimited;
             self.slot.join(virtual_time);
-            self.blocked_since = now;
+            // What was sent before adds nothing to a full credit.
+            (self.blocked_since, self.credit, self.uncredited) = (now, SendCredit::full(limits), 0);
         }
     }
 }
