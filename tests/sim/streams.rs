@@ -221,19 +221,41 @@ impl World {
         let stream = self.streams.get_mut(&id).expect("open");
         let most = stream.send_window.min(self.send_window).clamp(0, FRAME_BYTES as i64) as usize;
         let count = stream.upload.len().min(most);
-        if count == 0 && !stream.upload.is_empty() {
+        if stream.upload.is_empty() {
+            return self.end_body(id);
+        }
+        if count == 0 {
             return;
         }
-        let count = if count > 0 { self.dice.random_range(1..=count) } else { 0 };
+        let count = self.dice.random_range(1..=count);
+        // The end may follow in a frame of its own.
+        let ends = self.dice.random_bool(0.5);
+        self.send_part(id, count, ends);
+    }
+
+    /// Sends this much of a request body. `ends`: with its end, if that is all of it.
+    fn send_part(&mut self, id: u32, count: usize, ends: bool) {
+        let stream = self.streams.get_mut(&id).expect("open");
         let part: Vec<u8> = stream.upload.drain(..count).collect();
         stream.send_window -= count as i64;
         self.send_window -= count as i64;
-        stream.has_sent_all = stream.upload.is_empty();
+        stream.has_sent_all = ends && stream.upload.is_empty();
         let is_last = stream.has_sent_all;
         self.put(|out| {
             out.extend(frame::data_head(count, StreamId(id), is_last));
             out.extend(part);
         });
+    }
+
+    /// Ends a request body of which all bytes were sent, without data: by an empty frame, or by trailers.
+    fn end_body(&mut self, id: u32) {
+        self.streams.get_mut(&id).expect("open").has_sent_all = true;
+        let mut block = Vec::new();
+        hpack::write_field(&mut block, b"x-checksum", b"0");
+        match self.dice.random_bool(0.5) {
+            true => self.put(|out| out.extend(frame::data_head(0, StreamId(id), true))),
+            false => self.put(|out| frame::headers(out, StreamId(id), &block, true, FRAME_BYTES)),
+        }
     }
 
     fn handle(&mut self, event: Event<'_, FakeFile>) {
@@ -553,6 +575,40 @@ fn bytes_of(store: &Stored<FakeFile>, range: std::ops::Range<u64>) -> Vec<u8> {
         Stored::Memory(bytes) => bytes[range.start as usize..range.end as usize].to_vec(),
         Stored::File(file) => file.read(range).expect("files do not shrink in this test"),
     }
+}
+
+/// The application has as much of the body as it may be ahead of, and so takes nothing more, when the end arrives.
+#[test]
+fn end_of_body_without_data_reaches_application_that_took_all_data() {
+    each_seed(10, |dice| {
+        let mut world = World::new(dice, 65_535);
+        let body = vec![b'x'; 70_000];
+        let stream = Stream { echo: Some(body.clone()), upload: body.into(), has_sent_all: false, ..world.stream() };
+        world.open(&usual(b"POST", b"/app"), stream);
+        let deliver = |world: &mut World| {
+            while !world.upload.is_empty() {
+                world.read()
+            }
+        };
+        for count in [16_000; 4].into_iter().chain([6000]) {
+            world.send_part(1, count, false);
+            deliver(&mut world);
+        }
+        world.end_body(1);
+        deliver(&mut world);
+        assert!(
+            world.apps.values().all(|app| app.given.len() == 70_000 && !app.has_all),
+            "it has the data, not the end"
+        );
+        for _ in 0..1000 {
+            world.take_due();
+            world.draw();
+            world.update_windows();
+            world.read();
+        }
+        assert!(world.is_done(), "the application waits for the end of its request: {:?}", world.conn);
+        world.check();
+    });
 }
 
 #[test]

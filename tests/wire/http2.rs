@@ -8,6 +8,7 @@ use amped_http::h2::frame::{self, ErrorCode, FRAME_BYTES, StreamId};
 
 use super::frames::*;
 use super::harness::*;
+use super::http_backends::Backend;
 
 fn get(http2: &mut Http2, path: &str, fields: &[(&str, &str)]) -> Response {
     let stream = http2.request("GET", path, fields);
@@ -128,6 +129,80 @@ fn urgent_responses_overtake_others() {
         let second = http2.received(streams[1]);
         assert!((least..least + 600_000).contains(&second), "{priority}: {second}");
         assert_eq!(http2.response(streams[1]).body, pattern(2_000_000));
+    }
+}
+
+/// RFC 9218, 7.1: a priority may arrive before its stream, for which it precedes the field.
+#[test]
+fn priority_that_arrives_before_its_stream_is_applied() {
+    let site = Site::new();
+    site.file("large", pattern(2_000_000));
+    site.file("small", pattern(20_000));
+    let server = Server::serve(&site);
+    let mut http2 = Http2::connect_with(&server, &[window(0)]);
+    assert_eq!(http2.request("HEAD", "/small", &[]), StreamId(1));
+    assert_eq!(http2.response(StreamId(1)).status, 200);
+    http2.updates_windows = false;
+    http2.send(|out| {
+        frame::window_update(out, StreamId::CONNECTION, 1 << 30);
+        frame::priority_update(out, StreamId(5), b"u=7");
+        frame::priority_update(out, StreamId(5), b"u=0");
+        frame::priority_update(out, StreamId(7), b"u=1");
+    });
+    let streams = [("/large", "u=3"), ("/small", "u=6"), ("/small", "u=6"), ("/small", "u=2")]
+        .map(|(path, priority)| http2.request("GET", path, &[("priority", priority)]));
+    assert_eq!(streams.map(|stream| stream.0), [3, 5, 7, 9]);
+    http2.read_until(|http2| streams.iter().all(|stream| http2.status(*stream).is_some()));
+    http2.send(|out| frame::settings(out, &[window(4_000_000)]));
+    http2.read_until(|http2| http2.completed.len() == 5);
+    assert_eq!(http2.completed, [1, 5, 7, 9, 3]);
+}
+
+#[test]
+fn priorities_of_more_streams_than_allowed_are_an_error() {
+    let site = Site::new();
+    site.file("x", "x");
+    let server = Server::configured(&site, "[limits]\nmax_concurrent_streams = 4");
+    let mut http2 = Http2::connect_with(&server, &[window(0)]);
+    let first = http2.request("GET", "/x", &[]);
+    http2.read_until(|http2| http2.status(first).is_some());
+    // With the open one as many as allowed; again and again the same ones, and others once those are opened.
+    for _ in 0..2 {
+        http2.send(|out| (1..4).for_each(|n| frame::priority_update(out, StreamId(n * 2 + 1), b"u=1")));
+    }
+    http2.send(|out| frame::settings(out, &[window(100)]));
+    assert_eq!(http2.get("/x").text(), "x");
+    assert_eq!(http2.get("/x").text(), "x");
+    http2.send(|out| (3..7).for_each(|n| frame::priority_update(out, StreamId(n * 2 + 1), b"u=1")));
+    assert_eq!(http2.get("/x").text(), "x");
+    http2.send(|out| (20..24).for_each(|n| frame::priority_update(out, StreamId(n * 2 + 1), b"u=1")));
+    http2.read_to_end();
+    assert_eq!(http2.goodbyes.last().map(|(_, code)| *code), Some(ErrorCode::PROTOCOL_ERROR));
+}
+
+/// An urgent response waits for what the socket may take ahead and for the client's buffer, at most 0.3 MB as measured;
+/// without a limit, for 2.8 MB.
+#[test]
+fn urgent_response_overtakes_download_within_what_socket_has_to_send() {
+    let site = Site::new();
+    site.file("large", pattern(20_000_000));
+    site.file("small", pattern(1000));
+    let server = Server::serve(&site);
+    for receive_buffer in [16 * 1024, 64 * 1024] {
+        let client = Client::connect_narrow(server.address, receive_buffer).untranslated();
+        let mut http2 = Http2::begin(client, &[window(1 << 30)]);
+        http2.updates_windows = false;
+        http2.send(|out| frame::window_update(out, StreamId::CONNECTION, 1 << 30));
+        assert_eq!(http2.get("/small").status, 200);
+        let large = http2.request("GET", "/large", &[("priority", "u=7")]);
+        http2.read_until(|http2| http2.received(large) > 8_000_000);
+        // The server fills the socket while the client reads nothing.
+        thread::sleep(Duration::from_millis(300));
+        let before = http2.received(large) + http2.client.buffered().len();
+        let small = http2.request("GET", "/small", &[("priority", "u=0")]);
+        http2.response(small);
+        let overtaken = http2.received(large) - before;
+        assert!(overtaken < 700_000, "{overtaken} bytes of the download were sent before");
     }
 }
 
@@ -515,4 +590,64 @@ fn stalled_downloads_leave_descriptors_for_others() {
     drop(stalled);
     let mut http2 = Http2::connect(&server);
     wait_until("the files to be closed", || http2.get("/598").status == 200);
+}
+
+/// A hundred and more responses that their client does not read, whatever it is that stops them: its windows, or its socket.
+#[test]
+fn stalled_responses_of_applications_hold_little_memory_and_delay_no_other() {
+    const BYTES: usize = 1_000_000;
+    const STREAMS: usize = 127;
+    let body = pattern(BYTES);
+    let served = body.clone();
+    let backend = Backend::start(move |_, peer| {
+        while peer.request().is_some() {
+            peer.send([format!("HTTP/1.1 200 OK\r\nContent-Length: {BYTES}\r\n\r\n").as_bytes(), &served].concat());
+        }
+    });
+    for (keys, initial_window) in
+        [("", 65_535), ("", 4_000_000), ("buffer_response = false", 65_535), ("buffer_response = false", 4_000_000)]
+    {
+        let server = Server::with_site(
+            &Site::new(),
+            &format!(
+                "[[site.app]]\nmatch = \"/**\"\nmax_processes = 256\nhttp = [\"{}\"]\n{keys}\n\
+                 [limits]\nmax_concurrent_streams = 128",
+                backend.address
+            ),
+        );
+        let mut http2 = Http2::connect_with(&server, &[window(initial_window)]);
+        http2.updates_windows = false;
+        http2.send(|out| frame::window_update(out, StreamId::CONNECTION, 1 << 30));
+        let streams: Vec<_> = (0..STREAMS).map(|n| http2.request("GET", &format!("/{n}"), &[])).collect();
+        if initial_window == 65_535 {
+            // All of them have used up their windows.
+            http2.read_until(|http2| streams.iter().all(|stream| http2.received(*stream) == 65_535));
+        }
+        let held = most_held(&server);
+        println!("{keys:?}, windows of {initial_window}: {held} bytes");
+        assert!(held < 5 << 19, "{keys:?}, windows of {initial_window}: {held} bytes");
+        if initial_window == 65_535 {
+            // One that is read is whole, although the others hold their part.
+            let stream = http2.request("GET", "/read", &[]);
+            http2.send(|out| frame::window_update(out, stream, BYTES as u32));
+            assert!(http2.response(stream).body == body);
+            streams.iter().for_each(|stream| http2.send(|out| frame::window_update(out, *stream, BYTES as u32)));
+        }
+        for stream in streams {
+            assert!(http2.response(stream).body == body, "stream {} with {keys:?}", stream.0);
+        }
+    }
+}
+
+/// The memory of a server's connections, once it does not change any more.
+fn most_held(server: &Server) -> u64 {
+    let (mut held, mut alike) = (0, 0);
+    wait_until("the memory of connections not to change", || {
+        let before = held;
+        held = server.report("connection_bytes");
+        alike = if held == before { alike + 1 } else { 0 };
+        thread::sleep(Duration::from_millis(50));
+        alike == 5
+    });
+    held
 }

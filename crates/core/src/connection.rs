@@ -142,6 +142,14 @@ impl Conn {
         }
     }
 
+    /// Bytes of output of the application request with this ticket that its client permits now: those of its stream's window.
+    pub fn output_window(&self, ticket: Ticket) -> usize {
+        match self {
+            Conn::Http1(_) => usize::MAX,
+            Conn::Http2(session) => session.output_window(ticket),
+        }
+    }
+
     /// Whether it passes bytes on in both directions, after an upgrade.
     pub fn is_tunnel(&self) -> bool {
         match self {

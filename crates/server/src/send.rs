@@ -513,6 +513,11 @@ impl SendQueue {
         size_of::<SendQueue>() + self.text.capacity() + self.chunks.capacity() * size_of::<Chunk>()
     }
 
+    /// Returns the memory of its text, bytes.
+    pub fn text_bytes(&self) -> usize {
+        self.text.capacity()
+    }
+
     /// Sends until something prevents it. Complete responses are logged.
     ///
     /// `probes`: which windows stop it if they are not in memory; for others it waits for the disk.

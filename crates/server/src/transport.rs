@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use amped_sys::file;
 use amped_sys::mapping::Mapping;
-use amped_sys::socket;
+use amped_sys::socket::{self, Acknowledged};
 use amped_units::Time;
 
 pub use self::tls::Received;
@@ -237,9 +237,15 @@ impl Transport {
         if let Session::Tls(tls) = &self.session { tls.heap_bytes() } else { 0 }
     }
 
-    /// Returns the number of bytes sent but not yet acknowledged by the client.
-    pub fn unacknowledged(&self) -> u64 {
-        socket::unacknowledged(&self.socket)
+    /// Returns what the client has acknowledged of what was sent.
+    pub fn acknowledged(&self) -> Acknowledged {
+        socket::acknowledged(&self.socket)
+    }
+
+    /// Limits the bytes that the socket takes ahead of those that it has sent.
+    pub fn limit_unsent(&self, bytes: u32) {
+        // Without it, what is sent next only overtakes less.
+        let _ = socket::limit_unsent(&self.socket, bytes);
     }
 
     /// Makes closing reset the connection, so that the client sees that its response is incomplete.

@@ -16,7 +16,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use amped_core::app::Input;
+use amped_core::app::{Input, Output};
 use amped_core::auth::Verdict;
 use amped_core::compress::Compressed;
 use amped_core::connection::Conn;
@@ -30,7 +30,7 @@ use amped_sys::socket::Acknowledged;
 use amped_units::Time;
 
 use crate::access_log::{AccessLog, Peer};
-use crate::app::{AppRequest, AppSide, Ends, TurnResult};
+use crate::app::{APP_MEMORY_MIN, AppRequest, AppSide, Ends, Room, TurnResult};
 use crate::client_counts::{CONNECTIONS, Permit};
 use crate::client_times::Client;
 use crate::clock::{Clock, wall};
@@ -174,6 +174,15 @@ impl Connection {
         shared.peer = self.peer.address();
     }
 
+    /// Returns what it has to send in HTTP/2. From the first call on, that is its protocol.
+    fn outbox(&mut self) -> &mut Outbox {
+        let Connection { outbox, transport, .. } = self;
+        outbox.get_or_insert_with(|| {
+            transport.limit_unsent(UNSENT_MAX);
+            Box::default()
+        })
+    }
+
     /// Returns whether there is something to send.
     pub(crate) fn has_output(&self) -> bool {
         self.transport.has_unsent()
@@ -230,6 +239,14 @@ impl Connection {
     pub(crate) fn take_app(&mut self, ticket: Ticket) -> Option<Box<AppRequest>> {
         let at = self.apps.iter().position(|app| app.ticket() == ticket)?;
         Some(self.apps.swap_remove(at))
+    }
+
+    /// Returns what is left of its memory for output of applications, bytes. What each request may hold in any case does
+    /// not count, so that streams whose client reads nothing leave the rest to the others.
+    fn app_memory_left(&self) -> usize {
+        let lanes = self.outbox.as_ref().map_or(0, |outbox| outbox.texts_beyond(2 * APP_MEMORY_MIN));
+        let apps: usize = self.apps.iter().map(|app| app.held_bytes().saturating_sub(2 * APP_MEMORY_MIN)).sum();
+        APP_MEMORY.saturating_sub(lanes + apps)
     }
 
     /// Returns whether there may be data that it takes.
@@ -602,13 +619,13 @@ impl<D: DiskAccess> Turn<'_, D> {
                     send_queue.put(reply, self.now, &self.context.shared.wall, style);
                 }
                 Action::Send(lane, reply) => {
-                    let outbox = self.connection.outbox.get_or_insert_default();
+                    let outbox = self.connection.outbox();
                     outbox.put(lane, reply, &mut self.context.sender, &self.context.shared.wall);
                 }
-                Action::Interim(bytes) => self.send_queue(HTTP1).put_interim(bytes),
+                Action::Interim(bytes) => self.send_queue(HTTP1).put_interim(&bytes),
                 Action::Piece(lane, bytes, framed) => self.send_queue(lane).put_piece(&bytes, framed),
                 Action::PieceEnd(lane) => self.send_queue(lane).put_end(),
-                Action::Control(bytes) => self.connection.outbox.get_or_insert_default().put_control(&bytes),
+                Action::Control(bytes) => self.connection.outbox().put_control(&bytes),
                 Action::Cancel(lane) => self.cancel(lane),
                 Action::Unanswered(record) => {
                     let Turn { connection, context, now, .. } = self;
@@ -633,7 +650,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         let Turn { connection, context, .. } = self;
         match lane {
             HTTP1 => connection.send_queue.get_or_insert_with(|| context.sender.send_queue()),
-            _ => connection.outbox.get_or_insert_default().queue(lane, &mut context.sender),
+            _ => connection.outbox().queue(lane, &mut context.sender),
         }
     }
 
@@ -715,20 +732,32 @@ impl<D: DiskAccess> Turn<'_, D> {
         }
         // The list changes only by actions, which follow.
         let mut is_more = false;
+        let mut left = self.connection.app_memory_left();
         for at in 0..self.connection.apps.len() {
-            is_more |= self.poll_app(at);
+            is_more |= self.poll_app(at, &mut left);
         }
         is_more
     }
 
-    fn poll_app(&mut self, at: usize) -> bool {
+    /// `left`: what is left of the connection's memory for output of applications.
+    fn poll_app(&mut self, at: usize, left: &mut usize) -> bool {
         let Turn { connection, context, .. } = self;
         let app = &mut connection.apps[at];
         let wants_output = connection.conn.wants_output(app.ticket());
-        match context.apps.turn(app, self.token, self.now, wants_output, &mut context.buffer) {
+        let room = match connection.conn {
+            Conn::Http1(_) => Room::alone(wants_output),
+            Conn::Http2(_) => Room::of_stream(wants_output, connection.conn.output_window(app.ticket()), *left),
+        };
+        let before = app.held_bytes();
+        let result = context.apps.turn(app, self.token, self.now, room, &mut context.buffer);
+        *left = left.saturating_sub(app.held_bytes().saturating_sub(before));
+        match result {
             TurnResult::Nothing => return false,
             TurnResult::Again => {}
             TurnResult::Output(ticket, output) => {
+                if let Output::Bytes(bytes) | Output::Last(bytes) = &output {
+                    *left = left.saturating_sub(bytes.len());
+                }
                 connection.conn.handle(self.now, Event::App(ticket, output), &mut context.shared, self.actions);
             }
         }
@@ -872,7 +901,7 @@ impl<D: DiskAccess> Turn<'_, D> {
             Err(_) => return sent.map(|_| Gathered::Sent),
         };
         self.context.meter.sent(taken as u64);
-        self.connection.outbox.get_or_insert_default().note_sent(gathered.frames(), taken);
+        self.connection.outbox().note_sent(gathered.frames(), taken);
         if taken == gathered.len() {
             self.connection.conn.control_sent();
         }
@@ -934,7 +963,7 @@ impl<D: DiskAccess> Turn<'_, D> {
         for action in actions {
             match action {
                 Action::Cancel(lane) => self.cancel(lane),
-                Action::Control(bytes) => self.connection.outbox.get_or_insert_default().put_control(&bytes),
+                Action::Control(bytes) => self.connection.outbox().put_control(&bytes),
                 _ => {}
             }
         }
@@ -1017,8 +1046,15 @@ pub(crate) const BUFFER: usize = 64 * 1024;
 // There is room for new data besides a partial record of a TLS session.
 const _: () = assert!(BUFFER >= 2 * PARTIAL_MAX);
 
+/// Memory for output of applications that the streams of a connection share, beyond what each may hold in any case.
+const APP_MEMORY: usize = 512 * 1024;
+
 /// Maximum batches of one turn.
 const BATCHES_A_TURN: usize = 4;
+
+/// Bytes of frames that a socket has not sent with which it is full: they precede every response that is more urgent. Two
+/// calls' worth, so that it does not run dry before the loop's next turn.
+const UNSENT_MAX: u32 = 2 * GATHERED as u32;
 
 /// Maximum calls in which frames are sent for one connection in a turn: as many bytes as windows of files in HTTP/1.
 const GATHERS_A_TURN: usize = 16;

@@ -217,6 +217,28 @@ pub fn raise_receive_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
+/// Limits the bytes that the kernel takes ahead of those that it has sent (`TCP_NOTSENT_LOWAT`; `tcp_notsent_lowat` in the
+/// kernel's `networking/ip-sysctl.rst`): beyond them the socket is full, though its buffer has room for data that are
+/// sent and not acknowledged. It has room again when half of them are sent.
+///
+/// # Errors
+/// None for a TCP socket.
+pub fn limit_unsent(socket: impl AsFd, bytes: u32) -> io::Result<()> {
+    let length = size_of::<u32>() as libc::socklen_t;
+    // SAFETY: setsockopt reads `length` bytes from its fourth argument, which points to `bytes`, alive for the call and of
+    // that size; the descriptor is open as it is borrowed. JUSTIFICATION: neither rustix nor nix has this option.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_NOTSENT_LOWAT,
+            (&raw const bytes).cast(),
+            length,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Makes closing reset the connection: unsent data are dropped, and the peer can detect the incomplete response.
 pub fn reset_on_close(socket: impl AsFd) {
     // The only possible error is a descriptor that is not a socket.

@@ -108,6 +108,8 @@ pub struct Session {
     last_accepted: StreamId,
     /// Streams that were reset lately by this side.
     resets: VecDeque<StreamId>,
+    /// Priorities of streams that the client has not opened yet; with the open ones at most as many as it may have.
+    priorities: Vec<(StreamId, Priority)>,
     /// Bytes of bodies that the client accepts, and the initial window of a stream.
     send_window: i64,
     initial_window: i64,
@@ -202,6 +204,7 @@ impl Session {
             last_stream: StreamId(0),
             last_accepted: StreamId(0),
             resets: VecDeque::new(),
+            priorities: Vec::new(),
             send_window: INITIAL_WINDOW,
             drawn: 0,
             initial_window: INITIAL_WINDOW,
@@ -415,6 +418,13 @@ impl Session {
         })
     }
 
+    /// Bytes of output of the application request with this ticket that its client and its bandwidth permit now. A head and
+    /// an end need none.
+    pub fn output_window(&self, ticket: Ticket) -> usize {
+        let Some(at) = self.find(|exchange| exchange.has_app_ticket(ticket)) else { return 0 };
+        self.streams[at].side.slot.room(self.send_window, usize::MAX / FRAME_BYTES)
+    }
+
     /// Streams that are open.
     pub fn streams(&self) -> usize {
         self.streams.len()
@@ -435,6 +445,7 @@ impl Session {
             + self.streams.iter().map(stream).sum::<usize>()
             + self.lookups.capacity() * size_of::<Ticket>()
             + self.resets.capacity() * size_of::<StreamId>()
+            + self.priorities.capacity() * size_of::<(StreamId, Priority)>()
     }
 }
 
@@ -664,7 +675,7 @@ impl Session {
             Frame::Settings(settings) => {
                 self.spend(cx, CONTROL)?;
                 for (id, value) in settings {
-                    self.take_setting(id, value)?;
+                    self.take_setting(cx, id, value)?;
                 }
                 self.queue_control(cx.actions, frame::settings_ack);
                 Ok(())
@@ -694,16 +705,47 @@ impl Session {
                 if stream.0.is_multiple_of(2) {
                     return Err(Fatal(ErrorCode::PROTOCOL_ERROR, "priority of a stream that a client cannot open"));
                 }
-                if let Some(at) = self.position(stream) {
-                    self.streams[at].side.slot.priority = Priority::parse(value);
-                }
-                Ok(())
+                self.take_priority(stream, Priority::parse(value), &cx.shared.limits)
             }
             Frame::Unknown { .. } => self.spend(cx, CONTROL),
         }
     }
 
-    fn take_setting(&mut self, id: u16, value: u32) -> Result<(), Fatal> {
+    /// The client has changed the priority of a stream, which it may open later (RFC 9218, 7.1).
+    fn take_priority(&mut self, stream: StreamId, priority: Priority, limits: &Limits) -> Result<(), Fatal> {
+        if let Some(at) = self.position(stream) {
+            self.streams[at].side.slot.priority = priority;
+        }
+        if stream <= self.last_stream {
+            return Ok(());
+        }
+        if let Some((_, known)) = self.priorities.iter_mut().find(|(known, _)| *known == stream) {
+            *known = priority;
+            return Ok(());
+        }
+        let active = self.streams.iter().filter(|stream| !stream.side.is_sent).count();
+        if active + self.priorities.len() < limits.max_concurrent_streams {
+            self.priorities.push((stream, priority));
+            return Ok(());
+        }
+        // The client may not know our limit yet.
+        match self.settings_sent == Time::NEVER {
+            true => Err(Fatal(ErrorCode::PROTOCOL_ERROR, "priorities of more streams than may be open")),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes the priority that the client has given a stream before it was opened. It can open none before it any more.
+    fn early_priority(&mut self, stream: StreamId) -> Option<Priority> {
+        let found = self.priorities.iter().find(|(known, _)| *known == stream).map(|(_, priority)| *priority);
+        self.priorities.retain(|(known, _)| *known > stream);
+        if self.priorities.is_empty() {
+            self.priorities = Vec::new();
+        }
+        found
+    }
+
+    fn take_setting<F>(&mut self, cx: &Context<'_, F>, id: u16, value: u32) -> Result<(), Fatal> {
         match id {
             setting::ENABLE_PUSH if value > 1 => Err(Fatal(ErrorCode::PROTOCOL_ERROR, "ENABLE_PUSH must be 0 or 1")),
             setting::MAX_FRAME_SIZE if !(FRAME_BYTES as u32..1 << 24).contains(&value) => {
@@ -901,7 +943,8 @@ impl Session {
         fields: &FieldList,
         flat: &mut FlatHead,
     ) -> Result<(), Fatal> {
-        let priority = fields.get(b"priority").map_or_else(Priority::default, Priority::parse);
+        let said = fields.get(b"priority").map_or_else(Priority::default, Priority::parse);
+        let priority = self.early_priority(block.stream).unwrap_or(said);
         let mut side = Side::new(block.stream, priority, (self.initial_window, STREAM_WINDOW), cx.now);
         side.client_ended = block.end_stream;
         self.requests += 1;

@@ -38,7 +38,7 @@ pub(super) enum SendState {
 impl Slot {
     /// The slot of a new stream.
     pub(super) fn new(priority: Priority, window: i64) -> Slot {
-        Slot { priority, window, state: SendState::Empty, sent: 0 }
+        Slot { priority, window, state: SendState::Empty, sent: 0, allowance: u64::MAX }
     }
 
     /// It has something to send again: it shares with the others from now on, and not for the time before.
@@ -58,14 +58,14 @@ impl Slot {
         match self.state {
             SendState::Empty | SendState::Cold => false,
             SendState::Unlimited => true,
-            SendState::Body => self.window > 0 && connection_window > 0,
+            SendState::Body => self.window > 0 && connection_window > 0 && self.allowance > 0,
         }
     }
 
     /// The most bytes of body in its next frames.
-    fn room(&self, connection_window: i64, frames: usize) -> usize {
-        let window = self.window.min(connection_window).max(0);
-        usize::try_from(window).unwrap_or(usize::MAX).min(frames * FRAME_BYTES)
+    pub(super) fn room(&self, connection_window: i64, frames: usize) -> usize {
+        let window = self.window.min(connection_window).max(0) as u64;
+        usize::try_from(window.min(self.allowance)).unwrap_or(usize::MAX).min(frames * FRAME_BYTES)
     }
 }
 

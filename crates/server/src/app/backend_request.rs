@@ -232,20 +232,22 @@ impl BackendRequest {
         }
     }
 
-    /// Reads the application's output. The bytes of the response are moved to the front of the buffer.
-    pub(super) fn read(&mut self, buffer: &mut [u8], stderr_lines: &mut StderrLines) -> ReadResult {
+    /// Reads the application's output, at most this many bytes. Those of the response are moved to the front of the
+    /// buffer. The head of a response that switches protocols is not limited: it is not passed on in parts.
+    pub(super) fn read(&mut self, (buffer, most): (&mut [u8], usize), stderr_lines: &mut StderrLines) -> ReadResult {
+        let most = most.min(buffer.len());
         loop {
             if let Some(name) = self.responds.take() {
                 return ReadResult::Backend(name);
             }
-            if let Some(result) = self.next_ready(buffer) {
+            if let Some(result) = self.next_ready(buffer, most) {
                 return result;
             }
             if let Some(is_whole) = self.end {
                 stderr_lines.log_line();
                 return if is_whole { ReadResult::Ended } else { ReadResult::Failed(self.trouble) };
             }
-            let count = match socket::receive(&self.socket, buffer) {
+            let count = match self.connection.receive(&mut buffer[..most]) {
                 Ok(0) => {
                     self.end = Some(self.codec.is_whole_at_close());
                     continue;
@@ -293,10 +295,10 @@ impl BackendRequest {
     }
 
     /// Returns bytes that had no room in the buffer before, if there are any.
-    fn next_ready(&mut self, buffer: &mut [u8]) -> Option<ReadResult> {
+    fn next_ready(&mut self, buffer: &mut [u8], most: usize) -> Option<ReadResult> {
         let rest = &self.ready[self.ready_at..];
         let switching = std::mem::take(&mut self.switching);
-        let count = if switching > 0 { switching } else { rest.len() }.min(buffer.len());
+        let count = if switching > 0 { switching.min(buffer.len()) } else { rest.len().min(most) };
         if count == 0 {
             return None;
         }

@@ -51,8 +51,8 @@ use self::cgi::{AppStart, Job, Place, Running, Started};
 use self::manager::ProcessManager;
 use self::output::{ReadResult, StderrLines};
 use self::process::Process;
-pub use self::request::AppRequest;
 use self::request::Stage;
+pub use self::request::{APP_MEMORY_MIN, AppRequest, Room};
 use self::scripts::{Found, Scripts};
 use self::semaphore::{Permit, Semaphore};
 use self::single_flight::{Filling, Settled, SingleFlight};
@@ -737,7 +737,7 @@ impl AppSide {
         request: &mut AppRequest,
         token: Token,
         now: Time,
-        wants_output: bool,
+        room: Room,
         buffer: &'a mut [u8],
     ) -> TurnResult<'a> {
         let ticket = request.ticket;
@@ -752,7 +752,7 @@ impl AppSide {
             return TurnResult::Output(ticket, output);
         }
         let wake = |when| self.timers.push(Reverse((when, token.to_number())));
-        let result = request.turn(now, (token, wants_output), &mut self.spooler, buffer, wake);
+        let result = request.turn(now, (token, room), &mut self.spooler, buffer, wake);
         let output = match result {
             ReadResult::Nothing => return TurnResult::Nothing,
             ReadResult::Again => return TurnResult::Again,

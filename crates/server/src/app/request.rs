@@ -28,6 +28,40 @@ use super::single_flight::{Filling, Following};
 use super::spool::{Done, MEMORY, Side, Spool, Spooler, Trouble};
 use crate::token::Token;
 
+/// What a connection has room for.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Bytes of output that it accepts now; 0: none.
+    pub output: usize,
+    /// Bytes of output that are held in memory until it accepts them.
+    pub ahead: usize,
+    /// Bytes of stored output that are read back; 0: none.
+    pub back: usize,
+}
+
+/// Bytes of output that are read at once, whatever other streams of the connection hold.
+pub const APP_MEMORY_MIN: usize = 4 * 1024;
+
+impl Room {
+    /// Room for a request that shares its connection with no other. `wants_output`: it accepts output.
+    pub fn alone(wants_output: bool) -> Room {
+        Room { output: if wants_output { usize::MAX } else { 0 }, ahead: MEMORY, back: MEMORY }
+    }
+
+    /// Room for the request of a stream, whose client permits this many bytes. `left`: the memory that other streams leave.
+    /// What its client does not permit is stored, so that a stream that is not read leaves the memory to others.
+    pub fn of_stream(wants_output: bool, window: usize, left: usize) -> Room {
+        let output = if wants_output { window.min(left).max(APP_MEMORY_MIN) } else { 0 };
+        let ahead = if window > 0 { left.clamp(APP_MEMORY_MIN, MEMORY) } else { APP_MEMORY_MIN };
+        let back = match wants_output {
+            true => output.min(MEMORY),
+            false if left >= MEMORY => window.min(MEMORY),
+            false => 0,
+        };
+        Room { output, ahead, back }
+    }
+}
+
 /// The state of a request at an application.
 pub struct AppRequest {
     pub(super) ticket: Ticket,
@@ -216,7 +250,7 @@ impl AppRequest {
     pub(super) fn turn(
         &mut self,
         now: Time,
-        (token, wants_output): (Token, bool),
+        (token, room): (Token, Room),
         spooler: &mut Spooler,
         buffer: &mut [u8],
         wake: impl FnMut(Time),
@@ -230,7 +264,7 @@ impl AppRequest {
         {
             self.stderr_lines.read_from(&mut running.stderr, buffer);
         }
-        spooler.serve(&mut self.output, (token, self.ticket), true);
+        spooler.serve(&mut self.output, (token, self.ticket), room.back > 0);
         match self.output.take_trouble() {
             // From now on it waits for the client.
             Some(Trouble::Full(error)) => self.stderr_lines.note(&format!("cannot store the response: {error}")),
@@ -243,7 +277,7 @@ impl AppRequest {
         }
         if wants_output {
             let bytes = self.output.front();
-            let count = bytes.len().min(buffer.len());
+            let count = bytes.len().min(buffer.len()).min(room.output);
             if count > 0 {
                 buffer[..count].copy_from_slice(&bytes[..count]);
                 self.output.consume(count);
@@ -256,8 +290,8 @@ impl AppRequest {
         if !may_read {
             return ReadResult::Nothing;
         }
-        match self.read_output(now, buffer, wake) {
-            ReadResult::Backend(name) => ReadResult::Backend(name),
+        let most = if is_passed_on { room.output } else { room.ahead };
+        match self.read_output(now, (buffer, most), wake) {
             ReadResult::Switched(count) => {
                 // From now on each side waits for the other, and what the client sends is passed on.
                 (self.reads_ahead, self.input_ended) = (false, false);
@@ -276,8 +310,8 @@ impl AppRequest {
         }
     }
 
-    /// Reads the application's output.
-    fn read_output(&mut self, now: Time, buffer: &mut [u8], mut wake: impl FnMut(Time)) -> ReadResult {
+    /// Reads the application's output, at most this many bytes.
+    fn read_output(&mut self, now: Time, (buffer, most): (&mut [u8], usize), mut wake: impl FnMut(Time)) -> ReadResult {
         let (running, ended) = match &mut self.stage {
             Stage::Runs { running, ended } => (running, ended),
             Stage::Talks(request_) => {
@@ -285,7 +319,7 @@ impl AppRequest {
                 if !self.is_ready && !request_.has_ended() {
                     return ReadResult::Nothing;
                 }
-                let result = request_.read(buffer, &mut self.stderr_lines);
+                let result = request_.read((buffer, most), &mut self.stderr_lines);
                 self.is_ready = !matches!(result, ReadResult::Nothing);
                 return result;
             }
@@ -301,7 +335,8 @@ impl AppRequest {
             }
         };
         if let Some(stdout) = &running.stdout {
-            match pipe::read(stdout, buffer) {
+            let most = most.min(buffer.len());
+            match pipe::read(stdout, &mut buffer[..most]) {
                 Ok(0) => running.stdout = None,
                 Ok(count) => return ReadResult::Bytes(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return ReadResult::Nothing,
@@ -332,3 +367,25 @@ impl AppRequest {
 
 /// Maximum pieces of a body written in one turn, so that other connections get theirs.
 const ROUNDS: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stream_has_room_for_its_window_and_what_others_leave() {
+        let check = |(wants, window, left): (bool, usize, usize), expected: (usize, usize, usize)| {
+            let Room { output, ahead, back } = Room::of_stream(wants, window, left);
+            assert_eq!((output, ahead, back), expected, "{wants}, {window}, {left}");
+        };
+        check((true, 1 << 20, 1 << 19), (1 << 19, MEMORY, MEMORY));
+        check((true, 10_000, 1 << 19), (10_000, MEMORY, 10_000));
+        check((false, 10_000, 1 << 19), (0, MEMORY, 10_000));
+        // Without a window or memory, something is read in any case: a head or an end may be in it.
+        check((true, 0, 1 << 19), (APP_MEMORY_MIN, APP_MEMORY_MIN, APP_MEMORY_MIN));
+        check((true, 1 << 20, 0), (APP_MEMORY_MIN, APP_MEMORY_MIN, APP_MEMORY_MIN));
+        // What waits for its client is not read back.
+        check((false, 0, 1 << 19), (0, APP_MEMORY_MIN, 0));
+        check((false, 1 << 20, 0), (0, APP_MEMORY_MIN, 0));
+    }
+}

@@ -91,6 +91,9 @@ pub struct Spool {
     side: Side,
     /// `None`: everything stays in memory.
     quota: Option<Arc<Quota>>,
+    /// Bytes that are held in memory before they are written, and that are read at once.
+    tail_max: usize,
+    front_max: usize,
     /// Valid from `front_at` on.
     front: Vec<u8>,
     front_at: usize,
@@ -131,6 +134,8 @@ impl Spool {
         Spool {
             side,
             quota,
+            tail_max: MEMORY,
+            front_max: MEMORY,
             front: Vec::new(),
             front_at: 0,
             file: None,
@@ -143,6 +148,11 @@ impl Spool {
             is_full: false,
             total: 0,
         }
+    }
+
+    /// Sets how much is held in memory from now on: bytes before they are written, and bytes that are read at once.
+    pub fn set_memory(&mut self, tail_max: usize, front_max: usize) {
+        (self.tail_max, self.front_max) = (tail_max.min(MEMORY), front_max.min(MEMORY));
     }
 
     /// Appends bytes.
@@ -158,7 +168,7 @@ impl Spool {
 
     /// Returns whether more may be put in.
     pub fn has_room(&self) -> bool {
-        self.tail.len() < MEMORY && self.busy != Some(Busy::Writes)
+        self.tail.len() < self.tail_max && self.busy != Some(Busy::Writes)
     }
 
     /// Returns whether it is empty.
@@ -207,13 +217,13 @@ impl Spool {
             && let Some(file) = &self.file
         {
             self.busy = Some(Busy::Reads);
-            let count = usize::try_from(self.written - self.read).unwrap_or(usize::MAX).min(MEMORY);
+            let count = usize::try_from(self.written - self.read).unwrap_or(usize::MAX).min(self.front_max);
             let mut buffer = std::mem::take(&mut self.front);
             self.front_at = 0;
             buffer.resize(count, 0);
             return Some(Operation::Read { file: Arc::clone(file), at: self.read, buffer });
         }
-        let quota = self.quota.as_ref().filter(|_| self.tail.len() >= MEMORY && !self.is_full)?;
+        let quota = self.quota.as_ref().filter(|_| self.tail.len() >= self.tail_max && !self.is_full)?;
         let extent = self.extent.max(self.written + self.tail.len() as u64);
         let most = match self.side {
             Side::Request => u64::MAX,

@@ -3,7 +3,7 @@
 //! Each stream with a response has a lane with a send queue of its own. The session (`core/http2`) chooses the lane that
 //! sends next; [`SendQueue::draw`] turns the front of its queue into frames. Frames of many lanes are gathered in a buffer
 //! of the loop and sent in one call. What the socket does not take is kept, and nothing more is drawn until it has been
-//! sent, so that an urgent response overtakes a long one within what the socket holds.
+//! sent. The socket takes little ahead of what it has sent (`turn`), so that an urgent response soon overtakes a long one.
 //!
 //! Bytes of files are read without waiting straight into their frame: the read is the residency test. If it would wait,
 //! the lane is cold: a helper reads ahead for it, and the other lanes go on.
@@ -36,6 +36,9 @@ const FETCHES_AT_ONCE: usize = 8;
 
 /// Maximum frames that are read from a file in one call.
 const FRAMES_A_READ: usize = 4;
+
+/// The memory for text that a queue keeps for the next lane.
+const SPARE_TEXT_MAX: usize = 8 * 1024;
 
 /// The error text of a response without a permit for its file.
 const BUSY: &str = "too many files are being sent; try again later";
@@ -273,6 +276,11 @@ impl Outbox {
         self.lanes.drain(..).for_each(|mut queued| queued.queue.give_up(log_context));
     }
 
+    /// Returns the memory of texts beyond this much of each lane, bytes.
+    pub fn texts_beyond(&self, free: usize) -> usize {
+        self.lanes.iter().map(|queued| queued.queue.text_bytes().saturating_sub(free)).sum()
+    }
+
     /// Returns the memory that it uses, bytes.
     pub fn heap_bytes(&self) -> usize {
         let lanes: usize = self.lanes.iter().map(|queued| queued.queue.heap_bytes()).sum();
@@ -379,8 +387,8 @@ impl SendQueue {
             Some(FileRead::Cold(content, range)) => (Drawn::Cold(count), Some((content, range))),
             _ if is_end => (Drawn::End(count), None),
             _ if self.chunks.is_empty() => {
-                self.text.clear();
-                self.text_at = 0;
+                // A stream that waits for its application holds no memory.
+                (self.text, self.text_at) = (Vec::new(), 0);
                 (Drawn::Waits(count), None)
             }
             _ => (Drawn::More(count), None),
@@ -503,6 +511,10 @@ impl SendQueue {
             Chunk::End(record) => Some(record),
             _ => None,
         });
+        if self.text.capacity() > SPARE_TEXT_MAX {
+            // One of another lane, which may wait with it.
+            self.text = Vec::new();
+        }
         self.text.clear();
         self.text_at = 0;
         record.map(|record| Finished { record, body_bytes })
