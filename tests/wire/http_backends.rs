@@ -10,6 +10,10 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use amped_http::h2::frame::{ErrorCode, FRAME_BYTES, StreamId};
+use base64::engine::general_purpose::STANDARD;
+use sha1::Sha1;
+
 use super::harness::*;
 
 /// A server behind the one under test.
@@ -544,11 +548,12 @@ fn whole_body_reaches_another_backend_if_one_is_unreachable() {
     let (site, backend) = (Site::new(), Backend::echo());
     let refused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (full, _clients) = full_listener();
+    // It covers handshakes of TLS too, which take longer on a busy machine.
+    let connect_timeout = if is_https() { "1s" } else { "200ms" };
     for keys in ["", "buffer_request = false"] {
         let toml = format!(
-            "[[site.app]]\nmatch = \"/**\"\nhttp = [\"{refused}\", \"{}\", \"{full}\"]\nmax_failures = 1000\n\
-             connect_timeout = \"200ms\"\n{keys}",
-            backend.address
+            "[[site.app]]\nmatch = \"/**\"\n{}\nmax_failures = 1000\nconnect_timeout = {connect_timeout:?}\n{keys}",
+            http(&site, &[refused, backend.address, full])
         );
         let server = Server::with_site(&site, &toml);
         let mut client = server.connect();
@@ -585,7 +590,7 @@ fn tunnel_backend() -> Backend {
         if !arrived.fields.iter().any(|(name, value)| name == "Upgrade" && value == "websocket") {
             return peer.send("HTTP/1.1 426 Upgrade Required\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
         }
-        peer.send("HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-A: b\r\n\r\nwelcome ");
+        peer.send(format!("{}X-A: b\r\n\r\nwelcome ", switching(&arrived)));
         let mut buffer = vec![0; 10_000];
         while let Ok(count @ 1..) = peer.reader.read(&mut buffer) {
             if peer.stream.write_all(&buffer[..count]).is_err() {
@@ -594,6 +599,112 @@ fn tunnel_backend() -> Backend {
         }
         peer.send("goodbye");
     })
+}
+
+/// The beginning of the response that switches to WebSocket; the key is that of the server under test, for HTTP/2.
+fn switching(arrived: &Arrived) -> String {
+    let key = arrived.fields.iter().find(|(name, _)| name == "Sec-WebSocket-Key");
+    let accept = key.map_or_else(String::new, |(_, key)| {
+        let digest = Sha1::new_with_prefix(key).chain_update("258EAFA5-E914-47DA-95CA-C5AB0DC85B11").finalize();
+        format!("Sec-WebSocket-Accept: {}\r\n", STANDARD.encode(digest))
+    });
+    format!("HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{accept}")
+}
+
+const WEBSOCKET: (&str, &str) = (":protocol", "websocket");
+
+/// Opens a stream whose request asks for a tunnel (RFC 8441).
+fn connect(http2: &mut Http2, path: &str, protocol: (&str, &str)) -> StreamId {
+    let stream = http2.open();
+    let block = http2.head("CONNECT", path, &[protocol]);
+    http2.send(|out| frame::headers(out, stream, &block, false, FRAME_BYTES));
+    stream
+}
+
+#[test]
+fn stream_of_http2_is_a_tunnel() {
+    let (site, backend) = (Site::new(), tunnel_backend());
+    let server = serve(&site, &[&backend], "timeout = \"1s\"");
+    let mut http2 = Http2::connect(&server);
+    let stream = connect(&mut http2, "/chat", WEBSOCKET);
+    // It need not wait for the response.
+    http2.data(stream, b"early ", false);
+    http2.read_until(|http2| http2.received(stream) == "welcome early ".len());
+    // Longer than the timeout of a response; others are answered meanwhile.
+    thread::sleep(Duration::from_millis(1500));
+    assert_eq!(http2.get("/other").status, 426);
+    let data = pattern(3_000_000);
+    for piece in data.chunks(10_000) {
+        http2.data(stream, piece, false);
+    }
+    http2.data(stream, b"", true);
+    let response = http2.response(stream);
+    assert_eq!((response.status, response.field("x-a")), (200, Some("b")));
+    for field in ["connection", "upgrade", "sec-websocket-accept", "content-length"] {
+        assert_eq!(response.field(field), None, "{response:?}");
+    }
+    let expected = [b"welcome early ", &data[..], b"goodbye"].concat();
+    assert!(response.body == expected, "{} of {} bytes", response.body.len(), expected.len());
+    assert_eq!(server.report("tunnels"), 1);
+}
+
+#[test]
+fn reset_stream_ends_its_tunnel_only() {
+    let site = Site::new();
+    let ended = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&ended);
+    let backend = Backend::start(move |_, peer| {
+        if let Some(arrived) = peer.head() {
+            peer.send(format!("{}\r\n", switching(&arrived)));
+            let _ = peer.reader.read_to_end(&mut Vec::new());
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let server = serve(&site, &[&backend], "tunnel_timeout = \"3s\"");
+    let mut http2 = Http2::connect(&server);
+    let streams: Vec<StreamId> = (0..3).map(|_| connect(&mut http2, "/", WEBSOCKET)).collect();
+    http2.read_until(|http2| streams.iter().all(|stream| http2.status(*stream) == Some(200)));
+    http2.send(|out| frame::reset(out, streams[0], ErrorCode::CANCEL));
+    wait_until("the backend to see the end", || ended.load(Ordering::Relaxed) == 1);
+    // Those in which nothing is sent end too, later.
+    for stream in &streams[1..] {
+        let _ = http2.try_response(*stream);
+    }
+    wait_until("all backends to see the end", || ended.load(Ordering::Relaxed) == 3);
+}
+
+#[test]
+fn extended_connect_without_websocket_is_refused() {
+    let site = Site::new();
+    let backend = Backend::start(|_, peer| {
+        let Some(arrived) = peer.head() else { return };
+        assert!(arrived.line.starts_with("GET "), "{arrived:?}");
+        peer.send(match arrived.line.split(' ').nth(1) {
+            Some("/200") => "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_owned(),
+            Some("/403") => "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n".to_owned(),
+            _ => {
+                let other =
+                    Arrived { fields: vec![("Sec-WebSocket-Key".into(), "other".into())], ..Arrived::default() };
+                format!("{}\r\n", switching(&other))
+            }
+        });
+    });
+    let server = serve(&site, &[&backend], "");
+    let mut http2 = Http2::connect(&server);
+    let mut status = |path: &str, protocol: &str| {
+        let stream = connect(&mut http2, path, (":protocol", protocol));
+        http2.response(stream).status
+    };
+    assert_eq!([status("/200", "websocket"), status("/403", "websocket")], [502, 403]);
+    assert_eq!([status("/wrong-key", "websocket"), status("/403", "connect-udp")], [502, 501]);
+    // A file is no tunnel.
+    let site = Site::new();
+    site.file("a.txt", "a");
+    let server = Server::serve(&site);
+    let mut http2 = Http2::connect(&server);
+    let stream = connect(&mut http2, "/a.txt", WEBSOCKET);
+    assert_eq!(http2.response(stream).status, 501);
+    assert_eq!(http2.get("/a.txt").text(), "a");
 }
 
 const UPGRADE: [(&str, &str); 2] = [("Connection", "Upgrade"), ("Upgrade", "websocket")];
@@ -606,9 +717,9 @@ fn upgraded_connection_is_a_tunnel() {
     let toml = format!(
         "listen = [\"127.0.0.1:0\"]\nlog = {{ access = {log:?}, flush = \"10ms\", format = \"json\" }}\n\
          [[site]]\nroot = {:?}\n\
-         [[site.app]]\nmatch = \"/**\"\nhttp = \"{}\"\n{keys}\n",
+         [[site.app]]\nmatch = \"/**\"\n{}\n{keys}\n",
         site.path(),
-        backend.address
+        http(&site, &[backend.address])
     );
     let config = site.path().with_extension("toml");
     std::fs::write(&config, toml).unwrap();
@@ -636,8 +747,10 @@ fn upgraded_connection_is_a_tunnel() {
     assert!(received == expected, "{} of {} bytes", received.len(), expected.len());
     let lines = || std::fs::read_to_string(&log).unwrap_or_default();
     wait_until("a line in the log", || lines().ends_with('\n'));
-    let fields =
-        [format!("\"status\":101,\"body_bytes\":{},", expected.len()), format!("\"backend\":\"{}\"", backend.address)];
+    let fields = [
+        format!("\"status\":101,\"body_bytes\":{},", expected.len()),
+        format!("\"backend\":\"{}\"", shown(backend.address)),
+    ];
     assert!(fields.iter().all(|field| lines().contains(field)), "{}", lines());
     assert_eq!(server.report("tunnels"), 1);
     std::fs::remove_file(&log).unwrap();
@@ -694,9 +807,9 @@ fn reload_changes_backends_of_new_requests_only() {
     let config = site.path().with_extension("toml");
     let write = |backend: &Backend| {
         let toml = format!(
-            "listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {:?}\n[[site.app]]\nmatch = \"/**\"\nhttp = \"{}\"\n",
+            "listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {:?}\n[[site.app]]\nmatch = \"/**\"\n{}\n",
             site.path(),
-            backend.address
+            http(&site, &[backend.address])
         );
         std::fs::write(&config, toml).unwrap();
     };
@@ -795,8 +908,8 @@ fn redirects_of_backends_lead_to_files_only_within_site() {
         }
     });
     let toml = format!(
-        "[[site.route]]\nmatch = \"/files/**\"\ninternal = true\n[[site.app]]\nmatch = \"/app\"\nhttp = \"{}\"",
-        backend.address
+        "[[site.route]]\nmatch = \"/files/**\"\ninternal = true\n[[site.app]]\nmatch = \"/app\"\n{}",
+        http(&site, &[backend.address])
     );
     let server = Server::with_site(&site, &toml);
     let mut client = server.connect();

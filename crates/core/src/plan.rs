@@ -183,8 +183,24 @@ pub(crate) fn refuse_method(method: Option<Method>) -> (Status, &'static str) {
     }
 }
 
-/// Decides how to serve a request: first routes, then applications, then files. `origin`: the source of the request.
+/// Decides how to serve a request. `origin`: the source of the request.
 fn plan(request: &Request<'_>, origin: Origin, resolved: &mut Resolved<'_>, sites: &Sites) -> Plan {
+    let plan = plan_by_rules(request, origin, resolved, sites);
+    let may_succeed = match &plan {
+        Plan::Look | Plan::Options => true,
+        Plan::Respond(response) => response.status.0 < 300,
+        // Whether it can is decided when the request is passed on.
+        Plan::Run(_) | Plan::Redirect { .. } | Plan::Refuse { .. } => false,
+    };
+    if may_succeed && request.is_extended_connect() {
+        // RFC 9110, 9.3.6: with a 2xx status, its client would take what follows for a tunnel.
+        return Plan::Refuse { status: Status::NOT_IMPLEMENTED, why: NO_TUNNEL };
+    }
+    plan
+}
+
+/// First routes, then applications, then files.
+fn plan_by_rules(request: &Request<'_>, origin: Origin, resolved: &mut Resolved<'_>, sites: &Sites) -> Plan {
     let refuse = |(status, why)| Plan::Refuse { status, why };
     let site = sites.of(resolved.site);
     resolved.rewritten = None;
@@ -196,7 +212,9 @@ fn plan(request: &Request<'_>, origin: Origin, resolved: &mut Resolved<'_>, site
         };
     }
     // RFC 9110, 9.3.6 and 9.3.8: these two methods concern connections.
-    if let Some(Method::Connect | Method::Trace) = request.method {
+    if let Some(Method::Connect | Method::Trace) = request.method
+        && !request.is_extended_connect()
+    {
         return refuse(refuse_method(request.method));
     }
     match resolved.form {
@@ -235,6 +253,7 @@ fn plan(request: &Request<'_>, origin: Origin, resolved: &mut Resolved<'_>, site
     if !is_read(request.method) && !resolved.may_lead_to_app(site) {
         return match request.method {
             Some(Method::Options) => Plan::Options,
+            Some(Method::Connect) => refuse((Status::NOT_IMPLEMENTED, NO_TUNNEL)),
             method => refuse(refuse_method(method)),
         };
     }
@@ -284,6 +303,9 @@ pub fn name_of<'a>(site: &Site, path: &'a [u8], scratch: &'a mut Vec<u8>) -> Res
     }
     Ok(path)
 }
+
+/// The reason given for an extended CONNECT to what is not a server behind this one, or for another protocol.
+pub(crate) const NO_TUNNEL: &str = "only WebSocket connections to an `http` application can be opened here";
 
 /// The reason given for a name that a route denies.
 pub(crate) const DENIED: &str = "access denied";

@@ -537,9 +537,11 @@ pub fn script(
     head
 }
 
-/// The head of a response that switches to the protocol of WebSocket (RFC 6455, 4.2.2), with the fields of `head`.
-pub fn switched(head: &[u8]) -> Head {
-    let mut switched = Head::new(Status::SWITCHING_PROTOCOLS);
+/// The head of a response that switches to the protocol of WebSocket (RFC 6455, 4.2.2), with the fields of `head`. In
+/// HTTP/2 it opens a tunnel on the stream of the request, and has no fields of a connection (RFC 8441, 5).
+pub fn switched(request: &Request<'_>, head: &[u8]) -> Head {
+    let is_stream = request.is_extended_connect();
+    let mut switched = Head::new(if is_stream { Status::OK } else { Status::SWITCHING_PROTOCOLS });
     for (name, value) in request::fields(head) {
         // The server's own are there.
         if let Ok(name) = core::str::from_utf8(name)

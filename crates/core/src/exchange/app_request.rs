@@ -141,6 +141,9 @@ impl AppRequest {
         }
         // A response that switches protocols is for one client.
         let is_upgrade = rule.http.is_some() && gateway::wants_websocket(request, request::fields(head.bytes));
+        if request.is_extended_connect() && !is_upgrade {
+            return StartResult::Rejected(Status::NOT_IMPLEMENTED, plan::NO_TUNNEL);
+        }
         let fill = match cache
             .filter(|_| !is_upgrade)
             .map(|time| look_for_page(cx, (request, head.bytes), &handler, framing, time))
@@ -293,6 +296,10 @@ impl AppRequest {
         script_head: &cgi::ScriptHead<'_>,
         may_lead_on: bool,
     ) -> HeadVerdict {
+        if request.is_extended_connect() && !is_failure(script_head) {
+            // RFC 9110, 9.3.6: its client would take the response for the start of the tunnel.
+            return HeadVerdict::Bad("the application did not switch to the WebSocket protocol");
+        }
         let (instead, why) = match (script_head.send, script_head.answer()) {
             (Some(send), _) => {
                 let site = cx.shared.sites.of(self.handler.site);
@@ -517,8 +524,13 @@ fn is_rewritten_on_condition(site: &Site, path: &[u8]) -> bool {
     site.has_conditions && site.routes.iter().any(is_one)
 }
 
+/// Whether a response is a redirect of the client, or an error.
+fn is_failure(script_head: &cgi::ScriptHead<'_>) -> bool {
+    script_head.send.is_none() && matches!(script_head.answer(), Answer::Reply(status) if status.0 >= 300)
+}
+
 /// Looks up the cached page for a request; if there is none, prepares to cache the response, if that is allowed.
-/// `time`: the lifetime if the response gives none.
+/// `timeout`: that of the application.
 fn look_for_page<F: FileHandle>(
     cx: &mut Context<'_, F>,
     (request, head): (&Request<'_>, &[u8]),

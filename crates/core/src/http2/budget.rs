@@ -56,6 +56,11 @@ impl Budget {
         self.left = self.left.saturating_add(RESPONSE * 10).min(self.most);
     }
 
+    /// A message of a tunnel was sent.
+    pub(super) fn note_message(&mut self) {
+        self.left = self.left.saturating_add(2 * CONTROL * 10).min(self.most);
+    }
+
     /// Data were sent.
     pub(super) fn note_data(&mut self) {
         self.left = self.left.saturating_add(CONTROL * 10).min(self.most);

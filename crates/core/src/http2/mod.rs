@@ -228,6 +228,7 @@ impl Session {
             (setting::MAX_CONCURRENT_STREAMS, clamp(limits.max_concurrent_streams)),
             (setting::INITIAL_WINDOW_SIZE, STREAM_WINDOW as u32),
             (setting::MAX_HEADER_LIST_SIZE, clamp(list_max(limits))),
+            (setting::ENABLE_CONNECT_PROTOCOL, 1),
             (setting::NO_RFC7540_PRIORITIES, 1),
         ];
         session.queue_control(actions, |out| {
@@ -294,6 +295,8 @@ impl Session {
             // No request was sent, or one is on its way.
             Event::Finish if self.requests == 0 && self.is_idle() => self.close(cx),
             Event::Finish | Event::Retire => self.announce_end(cx),
+            // `settle` does it, also later for connections without a request so far.
+            Event::Drain => {}
         }
         self.settle(cx);
     }
@@ -484,7 +487,10 @@ impl Session {
         } else if self.streams[at].side.slot.window <= 0 {
             self.streams[at].side.blocked_since = now;
         }
-        if count >= WORTHWHILE {
+        if self.streams[at].side.is_tunnel {
+            // Messages are small, and its client may update two windows for each.
+            self.budget.note_message();
+        } else if count >= WORTHWHILE {
             self.budget.note_data();
         }
         self.alternate = !self.alternate;
@@ -981,7 +987,11 @@ impl Session {
         request: Request<'_>,
         (head, began): (&[u8], Time),
     ) {
-        side.expects(request.framing);
+        if request.is_extended_connect() {
+            side.expects_tunnel();
+        } else {
+            side.expects(request.framing);
+        }
         let mut wire = Wire { common: &mut self.common, side: &mut side };
         let from = cx.actions.len();
         let exchange = Exchange::begin(cx, Incoming { request, head, began, has_more: false }, &mut wire);
@@ -1073,7 +1083,8 @@ impl Session {
         if side.client_ended {
             return self.take_stream_error(cx, stream, ErrorCode::STREAM_CLOSED);
         }
-        if !is_valid || side.length_left.is_some_and(|left| left > 0) {
+        // RFC 9113, 8.5: a tunnel has none.
+        if !is_valid || side.is_tunnel || side.length_left.is_some_and(|left| left > 0) {
             return self.take_stream_error(cx, stream, ErrorCode::PROTOCOL_ERROR);
         }
         side.client_ended = true;
@@ -1153,7 +1164,7 @@ impl Session {
         self.conclude(cx, at);
         if let Some(at) = self.position(id)
             && progress == Progress::Open
-            && !self.streams[at].side.body.is_empty()
+            && self.streams[at].side.has_input()
         {
             self.feed(cx, at);
         }
@@ -1168,7 +1179,9 @@ impl Session {
             ResponseState::Complete => {}
             ResponseState::Awaited | ResponseState::Open if !is_over => {}
             ResponseState::Awaited | ResponseState::Open | ResponseState::Aborted => {
-                self.reset(cx.now, at, ErrorCode::INTERNAL_ERROR, cx.actions);
+                // RFC 8441, 5: the code of a connection that was reset.
+                let code = if side.is_tunnel { ErrorCode::CANCEL } else { ErrorCode::INTERNAL_ERROR };
+                self.reset(cx.now, at, code, cx.actions);
             }
         }
     }

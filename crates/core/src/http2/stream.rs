@@ -68,6 +68,8 @@ pub(super) struct Side {
     pub(super) credited_total: u64,
     /// The credit of its response, if that has a bandwidth.
     pub(super) pacer: Option<Pacer>,
+    /// Whether it is a tunnel, or its request asks for one (RFC 8441).
+    pub(super) is_tunnel: bool,
 }
 
 /// The state of a response.
@@ -102,6 +104,7 @@ impl Side {
             credit: SendCredit::default(),
             uncredited: 0,
             credited_total: 0,
+            is_tunnel: false,
             pacer: None,
         }
     }
@@ -134,6 +137,16 @@ impl Side {
             pacer.note(bytes, now);
             self.slot.allowance = pacer.allowance(now);
         }
+    }
+
+    /// The request asks for a tunnel: what the client sends is kept until there is one.
+    pub(super) fn expects_tunnel(&mut self) {
+        self.is_tunnel = true;
+    }
+
+    /// Whether something is left to be passed to the exchange: part of the body, or its end.
+    pub(super) fn has_input(&self) -> bool {
+        !self.body.is_empty() || self.body_left && self.client_ended
     }
 
     /// The request has a body of this framing.

@@ -40,8 +40,21 @@ pub struct Forward {
     proxied: Vec<IpAddr>,
     /// Whether the client asks to continue with the WebSocket protocol.
     pub upgrade: bool,
+    /// Whether it does so without a key of its own, as in HTTP/2 (RFC 8441, 5): then the gateway makes the handshake.
+    pub needs_handshake: bool,
+    /// The handshake, if the gateway makes it.
+    pub handshake: Option<Handshake>,
     /// The framing of the body.
     pub framing: Framing,
+}
+
+/// The gateway's part of the handshake of a WebSocket connection (RFC 6455, 4.1).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Handshake {
+    /// Sec-WebSocket-Key.
+    pub key: Box<str>,
+    /// The Sec-WebSocket-Accept that answers it.
+    pub accept: Box<str>,
 }
 
 /// What the rule adds to a request.
@@ -53,6 +66,8 @@ pub struct Additions<'a> {
     pub user: Option<&'a [u8]>,
     /// The client, then the proxies between it and the peer of the connection; empty if that is the client.
     pub proxied: &'a [IpAddr],
+    /// Further fields.
+    pub fields: &'a [(&'a str, &'a [u8])],
 }
 
 /// Fields that are removed from requests: those of the connection (RFC 9110, 7.6.1), those that frame the body, those
@@ -88,7 +103,7 @@ fn is_removed(name: &[u8]) -> bool {
     begins || !is_plain_name(name) || REMOVED.iter().any(|removed| is(name, removed))
 }
 
-/// Whether a request asks to continue with the WebSocket protocol (RFC 9110, 7.8; RFC 6455, 4.1).
+/// Whether a request asks to continue with the WebSocket protocol (RFC 9110, 7.8; RFC 6455, 4.1; RFC 8441, 5).
 ///
 /// No other protocol is forwarded: with `h2c`, for instance, a client could then send requests to which none of the
 /// server's rules apply.
@@ -102,11 +117,19 @@ pub fn wants_websocket<'a>(request: &Request<'_>, fields: impl Iterator<Item = (
             protocols.1 |= is(value, WEBSOCKET);
         }
     }
-    // 7.8: Upgrade is ignored in HTTP/1.0.
-    is_named && protocols == (1, true) && request.version == Version::Http11 && request.framing == Framing::None
+    let may_ask = match request.version {
+        // 7.8: Upgrade is ignored in HTTP/1.0.
+        Version::Http10 => false,
+        Version::Http11 => true,
+        Version::Http2 => request.is_extended_connect(),
+    };
+    is_named && protocols == (1, true) && may_ask && request.framing == Framing::None
 }
 
 const WEBSOCKET: &str = "websocket";
+const KEY: &str = "Sec-WebSocket-Key";
+const ACCEPT: &str = "Sec-WebSocket-Accept";
+
 
 impl Forward {
     /// Builds the head of a request for this target, with these fields of it.
@@ -120,29 +143,37 @@ impl Forward {
             fields().filter(|(name, _)| is(name, "connection")).flat_map(|(_, value)| list(value)).collect();
         let host = fields().find(|(name, _)| is(name, "host")).map_or(&b""[..], |(_, value)| value);
         let sent_host = additions.host.map_or(host, str::as_bytes);
+        let needs_handshake = request.is_extended_connect();
+        let method = if needs_handshake { &b"GET"[..] } else { request.method_text };
         let mut head = Vec::with_capacity(512);
-        head.extend_from_slice(&[request.method_text, b" ", target, b" HTTP/1.1\r\n"].concat());
+        head.extend_from_slice(&[method, b" ", target, b" HTTP/1.1\r\n"].concat());
         if !sent_host.is_empty() {
             push_field(&mut head, b"Host", sent_host);
         }
         for (name, value) in fields() {
-            let is_kept = !is_removed(name) && !named.iter().any(|option| option.eq_ignore_ascii_case(name));
             // The server has verified the credentials and does not pass them on (as RFC 3875, 4.1.18 for scripts).
-            if is_kept && !(additions.user.is_some() && is(name, "authorization")) {
+            let is_removed = is_removed(name)
+                || named.iter().any(|option| option.eq_ignore_ascii_case(name))
+                || needs_handshake && is(name, KEY)
+                || additions.user.is_some() && is(name, "authorization");
+            if !is_removed {
                 push_field(&mut head, name, value);
             }
         }
         if let Some(user) = additions.user {
             push_field(&mut head, b"X-Forwarded-User", user);
         }
+        additions.fields.iter().for_each(|(name, value)| push_field(&mut head, name.as_bytes(), value));
         Forward {
             head,
-            method: request.method_text.into(),
+            method: method.into(),
             host: host.into(),
             has_host: !sent_host.is_empty(),
             secure: request.secure,
             proxied: additions.proxied.to_vec(),
             upgrade: wants_websocket(request, fields()),
+            needs_handshake,
+            handshake: None,
             framing: request.framing,
         }
     }
@@ -191,6 +222,7 @@ impl Forward {
         if self.upgrade {
             push_field(out, b"Connection", b"Upgrade");
             push_field(out, b"Upgrade", WEBSOCKET.as_bytes());
+            self.handshake.iter().for_each(|handshake| push_field(out, KEY.as_bytes(), handshake.key.as_bytes()));
         } else if !keep {
             push_field(out, b"Connection", b"close");
         }
@@ -234,6 +266,8 @@ pub struct ReplyReader {
     state: State,
     to_head: bool,
     upgrade: bool,
+    /// The Sec-WebSocket-Accept that a switch of protocols must have, if the gateway has sent the key.
+    accept: Option<Box<str>>,
     keep_alive: bool,
 }
 
@@ -362,6 +396,14 @@ impl ReplyReader {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         let said = match head.status {
             101 if self.upgrade && switches(&fields) => {
+                if let Some(accept) = &self.accept {
+                    let mut found = fields.iter().filter(|(name, _)| is_name(name, ACCEPT));
+                    if found.next().map(|(_, value)| *value) != Some(accept.as_bytes()) || found.next().is_some() {
+                        return Err(BadResponse("the handshake of the WebSocket connection has failed"));
+                    }
+                    // It answers the gateway, not the client.
+                    fields.retain(|(name, _)| !is_name(name, ACCEPT));
+                }
                 self.state = State::Switched;
                 Said::Switched(script_head(&[line, b"\n"].concat(), &fields, None))
             }

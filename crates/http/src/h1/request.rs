@@ -189,6 +189,8 @@ pub struct RequestOf<T> {
     pub referer: Option<T>,
     /// RFC 9110, 10.1.5.
     pub user_agent: Option<T>,
+    /// The bytes of its head, for [`fields`].
+    pub head: T,
 }
 
 /// A request borrowed from the bytes it was parsed from.
@@ -223,7 +225,15 @@ impl<T> RequestOf<T> {
             authorization: self.authorization.as_ref().map(part),
             referer: self.referer.as_ref().map(part),
             user_agent: self.user_agent.as_ref().map(part),
+            head: part(&self.head),
         }
+    }
+}
+
+impl Request<'_> {
+    /// Whether it asks for a tunnel to what its path names (RFC 8441, 4), so that any 2xx status would open one.
+    pub fn is_extended_connect(&self) -> bool {
+        self.method == Some(Method::Connect) && matches!(self.target, Target::Origin { .. })
     }
 }
 
@@ -318,7 +328,7 @@ pub fn parse<'a>(bytes: &'a [u8], limits: &HeadLimits) -> Result<Option<(Request
     };
     let version = if minor == 0 { Version::Http10 } else { Version::Http11 };
     let request = settle(method_text.as_bytes(), target_text.as_bytes(), version, pairs(parsed.headers), limits)?;
-    Ok(Some((request, end)))
+    Ok(Some((Request { head, ..request }, end)))
 }
 
 /// Whether the request line ends with a version of HTTP/1 later than 1.1.
@@ -362,7 +372,8 @@ fn parse_as_1_1<'a>(head: &'a [u8], version: Version, limits: &HeadLimits) -> Re
     let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
     match httparse::parse_headers(&head[line_end..], &mut headers) {
         Ok(httparse::Status::Complete((length, fields))) if line_end + length == head.len() => {
-            settle(&head[..method_length], target_text, version, pairs(fields), limits)
+            let request = settle(&head[..method_length], target_text, version, pairs(fields), limits)?;
+            Ok(Request { head, ..request })
         }
         Ok(_) => Err(bad("not exactly one request head")),
         Err(error) => Err(explain(error, head)),
@@ -393,7 +404,9 @@ pub(crate) fn settle<'a>(
         let why = "https URL on a connection without TLS";
         return Err(BadHead { status: Status::MISDIRECTED_REQUEST, why });
     }
-    let target = Target::parse(target_text, method == Some(Method::Connect))
+    // RFC 8441, 4: in HTTP/2, the target of CONNECT may be a path, which no authority begins with.
+    let is_extended = version == Version::Http2 && target_text.starts_with(b"/");
+    let target = Target::parse(target_text, method == Some(Method::Connect) && !is_extended)
         .ok_or(bad("the request target must be a path or an http URL"))?;
     // RFC 9112, 3.2.4: the asterisk form is valid for OPTIONS only.
     if matches!(target, Target::Asterisk) && method != Some(Method::Options) {
@@ -427,6 +440,7 @@ pub(crate) fn settle<'a>(
         authorization: None,
         referer: None,
         user_agent: None,
+        head: b"",
     };
     let mut seen = Seen::default();
     for (name, value) in fields {
@@ -794,7 +808,10 @@ mod tests {
     fn later_minor_version_is_treated_as_1_1() {
         let text = |version| format!("HEAD /x?y HTTP/{version}\r\nHost: a\r\nContent-Length: 5\r\nRange: z\r\n\r\n");
         let (known, later) = (text("1.1"), text("1.9"));
-        let [known, later] = [&known, &later].map(|text| parse(text.as_bytes(), &LIMITS).ok().flatten().expect("good"));
+        let [known, later] = [&known, &later].map(|text| {
+            let (request, length) = parse(text.as_bytes(), &LIMITS).ok().flatten().expect("good");
+            (Request { head: b"", ..request }, length)
+        });
         assert_eq!(format!("{known:?}"), format!("{later:?}"));
     }
 

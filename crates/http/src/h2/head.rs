@@ -36,6 +36,7 @@ pub struct FlatHead {
     target_length: usize,
     end_stream: bool,
     content_length: bool,
+    is_extended_connect: bool,
 }
 
 /// Where a field is in the flat form.
@@ -53,6 +54,8 @@ struct Pseudo<'a> {
     scheme: Option<&'a [u8]>,
     authority: Option<&'a [u8]>,
     path: Option<&'a [u8]>,
+    /// RFC 8441, 4.
+    protocol: Option<&'a [u8]>,
 }
 
 impl FlatHead {
@@ -69,7 +72,7 @@ impl FlatHead {
     pub fn fill(&mut self, fields: &FieldList, end_stream: bool) -> Result<(), Malformed> {
         self.bytes.clear();
         self.fields.clear();
-        (self.end_stream, self.content_length) = (end_stream, false);
+        (self.end_stream, self.content_length, self.is_extended_connect) = (end_stream, false, false);
         let filled = self.write(fields);
         if filled.is_err() {
             self.bytes.clear();
@@ -84,6 +87,12 @@ impl FlatHead {
         self.write_request_line(&pseudo)?;
         if let Some(authority) = pseudo.authority {
             self.push_field(b"host", authority);
+        }
+        if let Some(protocol) = pseudo.protocol {
+            // As HTTP/1.1 asks for another protocol (RFC 9110, 7.8). A client cannot send these fields itself.
+            self.is_extended_connect = true;
+            self.push_field(b"connection", b"upgrade");
+            self.push_field(b"upgrade", protocol);
         }
         let mut has_cookie = false;
         let mut next = first;
@@ -151,6 +160,9 @@ impl FlatHead {
         if self.content_length || value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
             return Err(malformed("content-length is not one number"));
         }
+        if self.is_extended_connect {
+            return Err(malformed("content-length of a tunnel"));
+        }
         self.content_length = true;
         // RFC 9113, 8.1.1: it must equal the bytes of all DATA frames, of which there are none.
         match self.end_stream && value.iter().any(|&digit| digit != b'0') {
@@ -160,7 +172,7 @@ impl FlatHead {
     }
 
     /// The request. Its framing is `None` without content, `Length` with a content-length above 0,
-    /// and `Chunked` with content of unknown length.
+    /// and `Chunked` with content of unknown length. An extended CONNECT has none: DATA frames belong to its tunnel.
     ///
     /// # Errors
     /// [`BadHead`] if the request is well-formed for HTTP/2, but refused with a status, as in HTTP/1.
@@ -179,9 +191,10 @@ impl FlatHead {
             (name, &value[b": ".len()..])
         });
         let mut request = request::settle(method, target, Version::Http2, fields, limits)?;
-        if !self.end_stream && !self.content_length {
+        if !self.end_stream && !self.content_length && !self.is_extended_connect {
             request.framing = Framing::Chunked;
         }
+        request.head = &self.bytes;
         Ok(request)
     }
 
@@ -209,6 +222,7 @@ impl<'a> Pseudo<'a> {
                 b":scheme" => &mut pseudo.scheme,
                 b":authority" => &mut pseudo.authority,
                 b":path" => &mut pseudo.path,
+                b":protocol" => &mut pseudo.protocol,
                 [b':', ..] => return Err(malformed("unknown pseudo-field")),
                 _ => return Ok((pseudo, Some((name, value)))),
             };
@@ -219,8 +233,8 @@ impl<'a> Pseudo<'a> {
         Ok((pseudo, None))
     }
 
-    /// Checks that the pseudo-fields are complete (RFC 9113, 8.3.1, 8.5), and returns the method and the target of a
-    /// request line.
+    /// Checks that the pseudo-fields are complete (RFC 9113, 8.3.1, 8.5; RFC 8441, 4), and returns the method and the
+    /// target of a request line.
     fn check(&self) -> Result<(&'a [u8], &'a [u8]), Malformed> {
         let method = self.method.filter(|method| !method.is_empty()).ok_or(malformed("no :method"))?;
         if !method.iter().all(|&byte| IS_TOKEN[usize::from(byte)]) {
@@ -229,7 +243,13 @@ impl<'a> Pseudo<'a> {
         if let Some(authority) = self.authority {
             check_value(authority)?;
         }
-        if method == b"CONNECT" {
+        if let Some(protocol) = self.protocol {
+            // RFC 8441, 4: with it, CONNECT has the other pseudo-fields too.
+            let is_token = !protocol.is_empty() && protocol.iter().all(|&byte| IS_TOKEN[usize::from(byte)]);
+            if method != b"CONNECT" || self.authority.is_none() || !is_token {
+                return Err(malformed(":protocol without CONNECT or :authority, or not a token"));
+            }
+        } else if method == b"CONNECT" {
             return match (self.scheme, self.path, self.authority) {
                 (None, None, Some(authority)) if is_target(authority) => Ok((method, authority)),
                 _ => Err(malformed("CONNECT must have :authority and neither :scheme nor :path")),
@@ -241,6 +261,7 @@ impl<'a> Pseudo<'a> {
         let path = self.path.ok_or(malformed("no :path"))?;
         // RFC 9113, 8.3.1: the asterisk is for OPTIONS, which the request checks.
         match path {
+            b"*" if self.protocol.is_some() => Err(malformed("invalid :path")),
             [b'/', ..] | b"*" if is_target(path) => Ok((method, path)),
             _ => Err(malformed("invalid :path")),
         }
@@ -329,6 +350,10 @@ mod tests {
         list(&[&GET[..], fields].concat())
     }
 
+    fn connect(fields: &[(&str, &str)]) -> FieldList {
+        list(&[&[(":method", "CONNECT"), (":scheme", "https")][..], fields].concat())
+    }
+
     fn flat(list: &FieldList) -> Result<String, &'static str> {
         let mut head = FlatHead::new();
         head.fill(list, true).map_err(|malformed| malformed.why)?;
@@ -348,6 +373,9 @@ mod tests {
         let with_host = [(":method", "OPTIONS"), (":scheme", "http"), (":path", "*"), ("x", ""), ("host", "b")];
         check(&with_host, "OPTIONS * HTTP/2.0|x: |host: b||");
         check(&[(":method", "CONNECT"), (":authority", "a:1")], "CONNECT a:1 HTTP/2.0|host: a:1||");
+        let extended = [(":protocol", "websocket"), (":path", "/x?y"), (":authority", "a"), ("origin", "b")];
+        let flat_form = "CONNECT /x?y HTTP/2.0|host: a|connection: upgrade|upgrade: websocket|origin: b||";
+        assert_eq!(flat(&connect(&extended)).as_deref(), Ok(flat_form));
         let both = [&GET[..], &[("host", "A:443"), ("te", "Trailers")]].concat();
         check(&both, "GET /x?y HTTP/2.0|host: a|te: Trailers||");
         let cookies = [&GET[..], &[("cookie", "a=1"), ("b", "c"), ("cookie", "d=2"), ("cookie", "e=3")]].concat();
@@ -371,7 +399,7 @@ mod tests {
             check(&list(&[&[(name, "a")][..], &GET[..]].concat()), "pseudo-field sent twice");
             check(&get_with(&[("a", "b"), (name, "/")]), "pseudo-field after another field");
         }
-        for name in [":status", ":protocol", ":", ":Method"] {
+        for name in [":status", ":", ":Method"] {
             check(&list(&[&[(name, "200")][..], &GET[..]].concat()), "unknown pseudo-field");
         }
         let with = |name: &str, value: &str| {
@@ -419,6 +447,19 @@ mod tests {
         }
         check(&get_with(&[("content-length", "0"), ("content-length", "0")]), "content-length is not one number");
         check(&get_with(&[("content-length", "1")]), "content-length without content");
+        let bad_protocol = ":protocol without CONNECT or :authority, or not a token";
+        check(&list(&[&[(":protocol", "websocket")][..], &GET[..]].concat()), bad_protocol);
+        for protocol in ["", "a b", "a\r\nb: c", "websocket, h2c"] {
+            check(&connect(&[(":protocol", protocol), (":authority", "a"), (":path", "/")]), bad_protocol);
+        }
+        let websocket = (":protocol", "websocket");
+        check(&connect(&[websocket, (":path", "/")]), bad_protocol);
+        check(&connect(&[websocket, (":authority", "a")]), "no :path");
+        check(&connect(&[websocket, (":authority", "a"), (":path", "*")]), "invalid :path");
+        check(&connect(&[websocket, websocket, (":authority", "a"), (":path", "/")]), "pseudo-field sent twice");
+        let with_length = [websocket, (":authority", "a"), (":path", "/"), ("content-length", "0")];
+        check(&connect(&with_length), "content-length of a tunnel");
+        check(&list(&[(":method", "CONNECT"), websocket, (":authority", "a"), (":path", "/")]), "no :scheme");
     }
 
     #[test]
@@ -442,6 +483,10 @@ mod tests {
         check(&[("content-length", "007")], false, Framing::Length(7));
         check(&[("content-length", "0")], false, Framing::None);
         check(&[("content-length", "00")], true, Framing::None);
+        let mut head = FlatHead::new();
+        head.fill(&connect(&[(":protocol", "x"), (":path", "/a"), (":authority", "a")]), false).expect("valid");
+        let request = head.request(&LIMITS).expect("good");
+        assert!(request.framing == Framing::None && request.is_extended_connect());
     }
 
     #[test]
@@ -481,8 +526,10 @@ mod tests {
         let request = head.request(&LIMITS).expect("good");
         let own = request::parse_own(head.bytes(), &LIMITS).expect("good");
         assert_eq!(alloc::format!("{request:?}"), alloc::format!("{own:?}"));
+        assert!(!request.is_extended_connect());
         let as_1_1 = String::from_utf8_lossy(head.bytes()).replace("HTTP/2.0", "HTTP/1.1");
         let (known, _) = request::parse(as_1_1.as_bytes(), &LIMITS).expect("good").expect("whole");
+        let (request, known) = (Request { head: b"", ..request }, Request { head: b"", ..known });
         assert_eq!(alloc::format!("{request:?}").replace("Http2", "Http11"), alloc::format!("{known:?}"));
     }
 

@@ -71,6 +71,15 @@ impl ReadyBlock {
     }
 }
 
+/// Appends fields, except those of a connection.
+fn write_fields<'a>(out: &mut Vec<u8>, fields: impl Iterator<Item = (&'a [u8], &'a [u8])>) {
+    for (name, value) in fields {
+        if !CONNECTION_FIELDS.iter().any(|known| known.eq_ignore_ascii_case(name)) {
+            hpack::write_field(out, name, value);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,9 +17,14 @@ use std::sync::Arc;
 
 use amped_core::app::{AppTrouble, AppWork};
 use amped_http::fastcgi::{self, RecordReader};
+use amped_http::h1::gateway::Handshake;
 use amped_sys::epoll::Interest;
 use amped_sys::socket;
 use amped_units::Time;
+use aws_lc_rs::rand;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use sha1::{Digest, Sha1};
 
 use super::backend::{At, Backend};
 use super::cgi::{self, Place};
@@ -109,6 +114,9 @@ impl BackendRequest {
         let (mut out, has_body) = (Vec::new(), work.has_body);
         let (codec, is_safe) = match &work.forward {
             Some(forward) => {
+                if forward.needs_handshake {
+                    forward.handshake = Some(websocket_handshake());
+                }
                 forward.write(&mut out, place.ends.peer(), &backend.authority(), keeps);
                 (Codec::http(forward), forward.is_idempotent())
             }
@@ -394,6 +402,20 @@ fn is_safe(work: &AppWork) -> bool {
     variables.any(|(name, value)| name == b"REQUEST_METHOD" && matches!(&value[..], b"GET" | b"HEAD" | b"OPTIONS"))
 }
 
+/// Makes the handshake of a WebSocket connection whose client has none (RFC 6455, 4.1 and 4.2.2).
+fn websocket_handshake() -> Handshake {
+    let mut nonce = [0; 16];
+    // It protects from caches that take the connection for HTTP; without randomness, the rest of the handshake does.
+    let _ = rand::fill(&mut nonce);
+    handshake_of(&STANDARD.encode(nonce))
+}
+
+fn handshake_of(key: &str) -> Handshake {
+    const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+    let digest = Sha1::new_with_prefix(key).chain_update(GUID).finalize();
+    Handshake { key: key.into(), accept: STANDARD.encode(digest).into() }
+}
+
 /// A request whose application is being ended: it holds the permit until the connection has ended.
 #[derive(Debug)]
 pub struct Abandoned {
@@ -430,3 +452,14 @@ impl Abandoned {
 
 /// Reads of abandoned output per turn.
 const ABANDONED_READS: usize = 64;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handshake_is_that_of_rfc_6455() {
+        let handshake = handshake_of("dGhlIHNhbXBsZSBub25jZQ==");
+        assert_eq!(&*handshake.accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        assert!(websocket_handshake() != websocket_handshake());
+    }
+}
