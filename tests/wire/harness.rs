@@ -100,8 +100,9 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // The configuration beside it, if a test wrote one.
+        // The configuration beside it and the CA certificates of its backends, if a test wrote them.
         let _ = fs::remove_file(self.path().with_extension("toml"));
+        let _ = fs::remove_file(self.path().with_extension("ca.pem"));
     }
 }
 

@@ -1,5 +1,7 @@
 //! Requests that are forwarded to servers by HTTP: what reaches a backend, what its response becomes, and what happens
 //! when it misbehaves. The backends are threads of the test that play a script.
+//!
+//! The suite has this module twice: as `https_backends` the connections to the backends use TLS.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,37 +12,60 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use amped_http::h2::frame::{ErrorCode, FRAME_BYTES, StreamId};
+use amped_http::h2::frame::{self, ErrorCode, FRAME_BYTES, StreamId};
+use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use sha1::Sha1;
+use sha1::{Digest, Sha1};
 
+use super::frames::*;
 use super::harness::*;
+use super::tls_backend;
+
+/// Whether backends use TLS.
+fn is_https() -> bool {
+    module_path!().ends_with("::https_backends")
+}
+
+/// The keys for these backends.
+fn http(site: &Site, addresses: &[SocketAddr]) -> String {
+    if !is_https() {
+        let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+        return format!("http = {addresses:?}");
+    }
+    let urls: Vec<String> = addresses.iter().map(|address| format!("https://{address}/")).collect();
+    format!("http = {urls:?}\ntls_ca = {:?}", tls_backend::authorities(site))
+}
+
+/// The name of a backend in messages.
+fn shown(address: SocketAddr) -> String {
+    if is_https() { format!("https://{address}") } else { address.to_string() }
+}
 
 /// A server behind the one under test.
-struct Backend {
-    address: SocketAddr,
+pub(super) struct Backend {
+    pub(super) address: SocketAddr,
     /// All connections so far.
     streams: Arc<Mutex<Vec<TcpStream>>>,
     is_over: Arc<AtomicBool>,
 }
 
 /// A connection to it.
-struct Peer {
+pub(super) struct Peer {
     reader: BufReader<TcpStream>,
     stream: TcpStream,
 }
 
 /// A request as it arrived.
 #[derive(Debug, Default)]
-struct Arrived {
-    line: String,
-    fields: Vec<(String, String)>,
+pub(super) struct Arrived {
+    pub(super) line: String,
+    pub(super) fields: Vec<(String, String)>,
     body: Vec<u8>,
 }
 
 impl Backend {
     /// Serves each connection in a thread by this function, which gets its number, from 1.
-    fn start(serve: impl Fn(usize, &mut Peer) + Send + Sync + 'static) -> Backend {
+    pub(super) fn start(serve: impl Fn(usize, &mut Peer) + Send + Sync + 'static) -> Backend {
         Backend::at(TcpListener::bind("127.0.0.1:0").unwrap(), serve)
     }
 
@@ -54,6 +79,7 @@ impl Backend {
                     return;
                 }
                 let (stream, serve) = (stream.unwrap(), Arc::clone(&serve));
+                let stream = if is_https() { tls_backend::terminate(stream) } else { stream };
                 stream.set_read_timeout(Some(PATIENCE)).unwrap();
                 let mut all = all.lock().unwrap();
                 all.push(stream.try_clone().unwrap());
@@ -70,7 +96,7 @@ impl Backend {
     }
 
     /// Responds to each request with its own head, and the body.
-    fn echo() -> Backend {
+    pub(super) fn echo() -> Backend {
         Backend::start(|_, peer| {
             while let Some(arrived) = peer.request() {
                 let fields: String = arrived.fields.iter().map(|(name, value)| format!("{name}: {value}\n")).collect();
@@ -96,7 +122,7 @@ impl Backend {
         })
     }
 
-    fn connections(&self) -> usize {
+    pub(super) fn connections(&self) -> usize {
         self.streams.lock().unwrap().len()
     }
 }
@@ -111,7 +137,7 @@ impl Drop for Backend {
 
 impl Peer {
     /// Reads the next request; `None` at the end of the connection.
-    fn request(&mut self) -> Option<Arrived> {
+    pub(super) fn request(&mut self) -> Option<Arrived> {
         let mut arrived = self.head()?;
         let field = |name: &str| arrived.fields.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
         if let Some((_, length)) = field("Content-Length") {
@@ -147,7 +173,17 @@ impl Peer {
         (count > 0).then(|| line.trim_end_matches("\r\n").to_owned())
     }
 
-    fn send(&mut self, bytes: impl AsRef<[u8]>) {
+    /// Sends, unless the server has given up.
+    pub(super) fn try_send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
+    /// Ends the connection.
+    pub(super) fn close(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    pub(super) fn send(&mut self, bytes: impl AsRef<[u8]>) {
         // The server may have given up.
         let _ = self.stream.write_all(bytes.as_ref());
     }
@@ -155,8 +191,8 @@ impl Peer {
 
 /// Serves a site that forwards everything to these backends.
 fn serve(site: &Site, backends: &[&Backend], keys: &str) -> Server {
-    let addresses: Vec<String> = backends.iter().map(|backend| backend.address.to_string()).collect();
-    Server::with_site(site, &format!("[[site.app]]\nmatch = \"/**\"\nhttp = {addresses:?}\n{keys}"))
+    let addresses: Vec<SocketAddr> = backends.iter().map(|backend| backend.address).collect();
+    Server::with_site(site, &format!("[[site.app]]\nmatch = \"/**\"\n{}\n{keys}", http(site, &addresses)))
 }
 
 const SCHEME: &str = "X-Forwarded-Proto: ";
@@ -445,10 +481,10 @@ fn slow_and_unreachable_backends_cause_504_and_502() {
     assert_eq!(server.get("/head").status, 504);
     assert!(server.connect().try_get("/body").is_none());
     let refused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let server = Server::with_site(&site, &format!("[[site.app]]\nmatch = \"/**\"\nhttp = \"{refused}\""));
+    let server = Server::with_site(&site, &format!("[[site.app]]\nmatch = \"/**\"\n{}", http(&site, &[refused])));
     let response = server.get("/");
     assert_eq!(response.status, 502);
-    let report = format!("cannot reach the application at {refused}");
+    let report = format!("cannot reach the application at {}", shown(refused));
     server.wait_for(&report);
     let began = Instant::now();
     (0..50).for_each(|_| assert_eq!(server.get("/").status, 502));
@@ -457,7 +493,7 @@ fn slow_and_unreachable_backends_cause_504_and_502() {
     assert!(has_processes() || reports <= 2 + began.elapsed().as_secs(), "{reports}");
     // A listener whose queue is full drops the packets of further clients.
     let (full, _clients) = full_listener();
-    let toml = format!("[[site.app]]\nmatch = \"/**\"\nhttp = \"{full}\"\nconnect_timeout = \"500ms\"");
+    let toml = format!("[[site.app]]\nmatch = \"/**\"\n{}\nconnect_timeout = \"500ms\"", http(&site, &[full]));
     let server = Server::with_site(&site, &toml);
     let response = server.get("/");
     assert_eq!((response.status, response.text().contains("Timed out connecting")), (504, true), "{}", response.text());
@@ -510,11 +546,10 @@ fn requests_are_shared_by_backends_in_service() {
     // Each process counts for itself.
     let toml = format!(
         "{}listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {:?}\n[[site.app]]\nmatch = \"/**\"\n\
-         http = [\"{}\", \"http://{}/\", \"{third_address}\"]\nmax_failures = 2\nfailure_timeout = \"1s\"\n",
+         {}\nmax_failures = 2\nfailure_timeout = \"1s\"\n",
         one_set_of_caches(),
         site.path(),
-        first.address,
-        second.address
+        http(&site, &[first.address, second.address, third_address]).replacen("[\"127", "[\"http://127", 1)
     );
     let config = site.path().with_extension("toml");
     std::fs::write(&config, toml).unwrap();
@@ -535,12 +570,75 @@ fn requests_are_shared_by_backends_in_service() {
     wait_until("the backend to end", || TcpStream::connect(third_address).is_err());
     wait_until("the backend to be out of service", || {
         counts();
-        server.said().contains(&format!("the backend {third_address} is out of service"))
+        server.said().contains(&format!("the backend {} is out of service", shown(third_address)))
     });
     let _third = Backend::named_at(TcpListener::bind(third_address).unwrap(), "third");
     wait_until("the backend to get requests again", || counts().2 > 0);
-    server.wait_for(&format!("the backend {third_address} is in service again"));
+    server.wait_for(&format!("the backend {} is in service again", shown(third_address)));
     assert_eq!(counts(), (10, 10, 10));
+}
+
+/// Responds with its name, and to `/health` with a status that the test sets. Counts both.
+fn checked_backend(name: &'static str, status: Arc<AtomicUsize>) -> (Backend, [Arc<AtomicUsize>; 2]) {
+    let counts: [Arc<AtomicUsize>; 2] = Default::default();
+    let [checks, requests] = counts.clone();
+    let backend = Backend::start(move |_, peer| {
+        while let Some(arrived) = peer.request() {
+            if arrived.line == "GET /health?x HTTP/1.1" {
+                checks.fetch_add(1, Ordering::Relaxed);
+                assert!(arrived.fields.contains(&("Host".to_owned(), "app.internal".to_owned())), "{arrived:?}");
+                let status = status.load(Ordering::Relaxed);
+                peer.send(format!("HTTP/1.1 103 Early\r\n\r\nHTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n"));
+            } else {
+                requests.fetch_add(1, Ordering::Relaxed);
+                peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{name}", name.len()));
+            }
+        }
+    });
+    (backend, counts)
+}
+
+#[test]
+fn unhealthy_backend_gets_no_requests_until_it_recovers() {
+    let site = Site::new();
+    let status = Arc::new(AtomicUsize::new(204));
+    let (first, [checks, _]) = checked_backend("first", Arc::new(AtomicUsize::new(302)));
+    let (second, [_, requests]) = checked_backend("second", Arc::clone(&status));
+    let health =
+        "{ path = \"/health?x\", host = \"app.internal\", interval = \"500ms\", timeout = \"500ms\", unhealthy = 3 }";
+    let toml = format!(
+        "listen = [\"127.0.0.1:0\"]\nmetrics.listen = \"127.0.0.1:0\"\n[[site]]\nroot = {:?}\n[[site.app]]\n\
+         match = \"/**\"\n{}\nhealth = {health}\n",
+        site.path(),
+        http(&site, &[first.address, second.address])
+    );
+    let config = site.path().with_extension("toml");
+    std::fs::write(&config, toml).unwrap();
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let second = shown(second.address);
+    let gauge = |value: u8| format!("amped_backend_healthy{{backend=\"{second}\"}} {value}\n");
+    let names = || {
+        let mut client = server.connect();
+        (0..20).filter(|_| client.get("/").text() == "second").count()
+    };
+    assert!(names() > 5, "it is healthy until checks fail");
+    status.store(500, Ordering::Relaxed);
+    server.wait_for(&format!("the backend {second} is unhealthy and gets no requests: status 500"));
+    let before = requests.load(Ordering::Relaxed);
+    assert_eq!(names(), 0);
+    assert!(super::tls::metrics(&server).contains(&gauge(0)));
+    // One checker, whatever the number of processes.
+    let (began, count) = (Instant::now(), checks.load(Ordering::Relaxed));
+    thread::sleep(Duration::from_secs(1));
+    let (made, most) = (checks.load(Ordering::Relaxed) - count, began.elapsed().as_millis() as usize / 500 + 2);
+    assert!((1..=most).contains(&made), "{made} of at most {most}");
+    assert_eq!(requests.load(Ordering::Relaxed), before, "not even to try it");
+    status.store(200, Ordering::Relaxed);
+    server.wait_for(&format!("the backend {second} is healthy again"));
+    assert!(names() > 5);
+    assert!(super::tls::metrics(&server).contains(&gauge(1)));
+    let said = server.said();
+    assert_eq!((said.matches("is unhealthy").count(), said.matches("is healthy again").count()), (1, 1), "{said}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod harness;
 
 mod apps;
 mod auth;
+mod backend_tls;
 mod bandwidth;
 mod bodies;
 mod caches;
@@ -20,6 +21,8 @@ mod files;
 mod frames;
 mod http2;
 mod http_backends;
+#[path = "http_backends.rs"]
+mod https_backends;
 mod limits;
 mod log;
 mod messages;
@@ -34,4 +37,5 @@ mod request_limits;
 mod routes;
 mod stop;
 mod tls;
+mod tls_backend;
 mod torture;

@@ -133,6 +133,11 @@ fn trimmed(value: &str) -> &str {
 const ONE_LINE: &str = "a value is one line of text, without control characters except the tab";
 
 forms! {
+    /// Target of a request.
+    HealthPath: |text| text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#') => text,
+        "is not the path of a request",
+        "write a path such as `/health`, percent-encoded";
+
     /// Value of a field.
     FieldValue: |text| is_value(trimmed(text)) => trimmed(text), "contains a control character", ONE_LINE;
 

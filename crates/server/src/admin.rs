@@ -123,7 +123,14 @@ impl AdminEndpoint {
             let tls = workers.generation().tls.as_ref();
             let expiries = || tls.map(TlsConfig::expiries).unwrap_or_default();
             let acme = || self.acme.as_ref().map(Acme::figures);
-            exporter.turn(|| metrics::text(&segment.sum(), &expiries(), acme().as_ref()));
+            // A backend of several rules has one line.
+            let backends = || {
+                let mut checked = workers.generation().apps.checked_backends();
+                checked.sort();
+                checked.dedup_by(|one, other| one.0 == other.0);
+                checked
+            };
+            exporter.turn(|| metrics::text(&segment.sum(), &expiries(), &backends(), acme().as_ref()));
         }
     }
 }

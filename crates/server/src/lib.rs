@@ -30,6 +30,7 @@ pub mod acme_command;
 pub mod admin;
 pub mod app;
 pub mod arch;
+pub mod backend_tls;
 pub mod certificate;
 pub mod challenges;
 pub mod client_auth;

@@ -12,6 +12,7 @@ use amped_core::site::Sites;
 use amped_units::Time;
 
 use crate::app::cgi::Started;
+use crate::app::connection::Step;
 use crate::app::single_flight::Settled;
 use crate::app::spool;
 use crate::compress::CompressDone;
@@ -36,6 +37,8 @@ pub enum Message {
     Compressed(Box<CompressDone>),
     /// A process was started for a request, or could not be.
     Started(Box<Started>),
+    /// A step of a TLS handshake with a backend is done.
+    BackendStep(Box<Step>),
     /// A spool task was completed.
     Spooled(Box<spool::Done>),
     /// A page that a request waits for is cached now, or will not be.
@@ -77,6 +80,12 @@ impl From<CompressDone> for Message {
 impl From<Box<Started>> for Message {
     fn from(started: Box<Started>) -> Message {
         Message::Started(started)
+    }
+}
+
+impl From<Box<Step>> for Message {
+    fn from(step: Box<Step>) -> Message {
+        Message::BackendStep(step)
     }
 }
 

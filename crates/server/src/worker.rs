@@ -129,6 +129,7 @@ impl Worker {
         clock: Clock,
         slot: Option<StatsSlot>,
     ) -> Worker {
+        generation.apps.start_checks();
         let settings = &generation.settings;
         let budgets = settings.cache.clone();
         let caches = match &generation.caches {
@@ -645,6 +646,7 @@ impl Worker {
 
     /// Applies another configuration; connections stay.
     pub fn renew(&mut self, generation: Arc<ConfigSnapshot>) {
+        generation.apps.start_checks();
         let settings = &generation.settings;
         let (sites, limits, budgets) = (Arc::clone(&settings.sites), settings.limits.clone(), settings.cache.clone());
         self.context.shared.renew(sites, limits, budgets, generation.caches.as_ref());

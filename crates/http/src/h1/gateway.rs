@@ -130,6 +130,12 @@ const WEBSOCKET: &str = "websocket";
 const KEY: &str = "Sec-WebSocket-Key";
 const ACCEPT: &str = "Sec-WebSocket-Accept";
 
+/// Returns a request by which a backend shows whether it works.
+pub fn health_request(target: &str, host: &str) -> Vec<u8> {
+    let head =
+        alloc::format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: amped\r\nConnection: close\r\n\r\n");
+    head.into_bytes()
+}
 
 impl Forward {
     /// Builds the head of a request for this target, with these fields of it.

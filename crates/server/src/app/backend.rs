@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 use amped_core::app::AppTrouble;
 use amped_sys::{file, local, socket};
 
+use super::connection::BackendConnection;
 use super::manager::Application;
 use super::semaphore::{Permit, Semaphore};
+use crate::backend_tls::BackendTls;
 use crate::say;
 
 /// An application and the idle connections to it. Rules that name the same address share it.
@@ -33,6 +35,8 @@ pub struct Backend {
     reserve: usize,
     /// It speaks HTTP.
     is_http: bool,
+    /// How TLS sessions with it begin, if it uses TLS.
+    pub(super) tls: Option<BackendTls>,
     idle: Mutex<Vec<Idle>>,
     /// When its socket was last used successfully, in milliseconds since `start`; 0: never.
     connected_ms: AtomicU64,
@@ -54,7 +58,7 @@ pub enum At {
 
 #[derive(Debug)]
 struct Idle {
-    socket: OwnedFd,
+    connection: BackendConnection,
     /// Its permit, if permits represent processes.
     permit: Option<Permit>,
     since: Instant,
@@ -91,13 +95,20 @@ impl Backend {
     pub fn new(at: At, idle_max: usize, reserve: usize, is_http: bool) -> Backend {
         let (connected_ms, reported_ms) = (AtomicU64::new(0), AtomicU64::new(0));
         let (idle, start) = (Mutex::default(), Instant::now());
-        Backend { at, idle_max, reserve, is_http, idle, connected_ms, reported_ms, start }
+        Backend { at, idle_max, reserve, is_http, tls: None, idle, connected_ms, reported_ms, start }
+    }
+
+    /// Returns the same backend with TLS.
+    #[must_use]
+    pub fn with_tls(self, tls: BackendTls) -> Backend {
+        Backend { tls: Some(tls), ..self }
     }
 
     /// Returns its address, for messages.
     pub fn name(&self) -> String {
         match &self.at {
             At::Unix(name) => format!("unix:{}", name.display()),
+            At::Tcp(address) if self.tls.is_some() => format!("https://{address}"),
             At::Tcp(address) => address.to_string(),
             At::Kept(_) => String::new(),
         }
@@ -113,7 +124,7 @@ impl Backend {
     }
 
     /// Returns a used connection that is still open, with its permit: that of a process, or one of this semaphore.
-    pub fn take_idle(&self, semaphore: &Arc<Semaphore>) -> Option<(OwnedFd, Permit)> {
+    pub fn take_idle(&self, semaphore: &Arc<Semaphore>) -> Option<(BackendConnection, Permit)> {
         if self.idle_max == 0 {
             return None;
         }
@@ -123,28 +134,28 @@ impl Backend {
             own = Some(semaphore.enter()?);
         }
         loop {
-            let Idle { socket, permit, .. } = self.idle().pop()?;
+            let Idle { mut connection, permit, .. } = self.idle().pop()?;
             if permit.is_some() {
                 semaphore.idle.fetch_sub(1, Ordering::Relaxed);
             }
-            if is_silent(&socket) {
-                return permit.or(own).map(|permit| (socket, permit));
+            if connection.is_silent() {
+                return permit.or(own).map(|permit| (connection, permit));
             }
         }
     }
 
     /// Returns a used connection that is still open, for a request that has a permit.
-    pub(super) fn take_idle_with_permit(&self) -> Option<OwnedFd> {
+    pub(super) fn take_idle_with_permit(&self) -> Option<BackendConnection> {
         loop {
-            let Idle { socket, .. } = self.idle().pop()?;
-            if is_silent(&socket) {
-                return Some(socket);
+            let Idle { mut connection, .. } = self.idle().pop()?;
+            if connection.is_silent() {
+                return Some(connection);
             }
         }
     }
 
     /// Keeps a connection for the next request, if the limit allows and no request waits for its permit.
-    pub(super) fn keep(&self, socket: OwnedFd, permit: Permit) {
+    pub(super) fn keep(&self, connection: BackendConnection, permit: Permit) {
         let mut idle = self.idle();
         if idle.len() >= self.idle_max {
             return;
@@ -157,7 +168,7 @@ impl Backend {
             At::Unix(_) | At::Tcp(_) if !self.is_http && permit.semaphore().is_wanted() => return,
             At::Unix(_) | At::Tcp(_) => None,
         };
-        idle.push(Idle { socket, permit, since: Instant::now() });
+        idle.push(Idle { connection, permit, since: Instant::now() });
     }
 
     /// Closes connections that have been idle for too long. Returns whether any are left that need sweeping.
@@ -201,11 +212,11 @@ impl Backend {
         let _ = std::fs::symlink_metadata(name);
     }
 
-    /// Opens a new connection.
-    pub(super) fn connect(&self, permit: &Permit) -> Result<OwnedFd, StartError> {
+    /// Opens a new connection, without TLS so far.
+    pub(super) fn connect(&self, permit: &Permit) -> Result<BackendConnection, StartError> {
         let connected = match &self.at {
             At::Unix(name) => local::connect_now(name).map_err(|error| (name.display().to_string(), error)),
-            At::Tcp(address) => connect(*address).map_err(|error| (address.to_string(), error)),
+            At::Tcp(address) => connect(*address).map_err(|error| (self.name(), error)),
             At::Kept(application) => {
                 let name = application.name(permit.number());
                 application.note_use(permit.number());
@@ -215,7 +226,7 @@ impl Backend {
         if connected.is_ok() && !matches!(self.at, At::Tcp(_)) {
             self.connected_ms.store(self.now_ms(), Ordering::Relaxed);
         }
-        connected.map_err(|(at, error)| {
+        connected.map(BackendConnection::new).map_err(|(at, error)| {
             if error.kind() == io::ErrorKind::WouldBlock || file::is_exhaustion(&error) {
                 return StartError::Waits;
             }
@@ -237,11 +248,6 @@ impl Backend {
     fn now_ms(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX).max(1)
     }
-}
-
-/// An idle connection must be silent. Data on it means its end, or is not for this server.
-fn is_silent(socket: &OwnedFd) -> bool {
-    matches!(socket::receive(socket, &mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
 fn connect(address: SocketAddr) -> io::Result<OwnedFd> {

@@ -11,15 +11,12 @@
 //! Nothing here blocks: the step that may, the lookup of a script, has been done before (`scripts`, `threads`).
 
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use amped_core::app::{AppTrouble, AppWork};
 use amped_http::fastcgi::{self, RecordReader};
 use amped_http::h1::gateway::Handshake;
 use amped_sys::epoll::Interest;
-use amped_sys::socket;
 use amped_units::Time;
 use aws_lc_rs::rand;
 use base64::Engine;
@@ -29,6 +26,7 @@ use sha1::{Digest, Sha1};
 use super::backend::{At, Backend};
 use super::cgi::{self, Place};
 use super::codec::{Codec, Head};
+use super::connection::BackendConnection;
 use super::output::{ReadResult, StderrLines};
 use super::scripts::Found;
 use super::semaphore::Permit;
@@ -43,7 +41,7 @@ pub type AppCall = (Box<AppWork>, Place);
 pub struct BackendRequest {
     backend: Arc<Backend>,
     /// The connection.
-    pub socket: OwnedFd,
+    pub connection: BackendConnection,
     permit: Permit,
     codec: Codec,
     /// Bytes to be written, from `out_at` on.
@@ -70,8 +68,8 @@ pub struct BackendRequest {
     closes: bool,
     /// The connection can no longer be written.
     is_broken: bool,
-    /// The connection is not established yet.
-    connecting: Option<Connecting>,
+    /// When establishing the connection has taken too long; `None`: it is established.
+    connecting: Option<Time>,
     /// Counts it at its backend, and the backend's failures.
     in_use: Option<InUse>,
     /// Its response has brought the backend back into service.
@@ -82,18 +80,10 @@ pub struct BackendRequest {
     switching: usize,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Connecting {
-    /// For messages.
-    address: SocketAddr,
-    /// When it has taken too long.
-    due: Time,
-}
-
 /// A connection for a request.
 pub struct Link {
-    /// The socket.
-    pub socket: OwnedFd,
+    /// The connection.
+    pub connection: BackendConnection,
     /// It was used before.
     pub is_used: bool,
     /// When establishing it has taken too long.
@@ -104,15 +94,15 @@ impl BackendRequest {
     /// Sends a request over a connection. Returns with it the events to wait for.
     pub fn begin(
         backend: &Arc<Backend>,
-        (work, place): AppCall,
+        (mut work, place): AppCall,
         permit: Permit,
         link: Link,
         (end, script): Found,
     ) -> (Box<BackendRequest>, Interest) {
-        let Link { socket, is_used, due } = link;
+        let Link { connection, is_used, due } = link;
         let keeps = backend.idle_max > 0;
         let (mut out, has_body) = (Vec::new(), work.has_body);
-        let (codec, is_safe) = match &work.forward {
+        let (codec, is_safe) = match &mut work.forward {
             Some(forward) => {
                 if forward.needs_handshake {
                     forward.handshake = Some(websocket_handshake());
@@ -135,7 +125,7 @@ impl BackendRequest {
         let in_use = place.upstream.as_ref().map(|upstream| InUse::new(upstream, place.member));
         let mut request_ = Box::new(BackendRequest {
             backend: Arc::clone(backend),
-            socket,
+            connection,
             permit,
             codec,
             out,
@@ -152,7 +142,7 @@ impl BackendRequest {
             closes: false,
             is_broken: false,
             connecting: match backend.at {
-                At::Tcp(address) if !is_used => Some(Connecting { address, due }),
+                At::Tcp(_) if !is_used => Some(due),
                 At::Tcp(_) | At::Unix(_) | At::Kept(_) => None,
             },
             in_use,
@@ -167,7 +157,7 @@ impl BackendRequest {
 
     /// Returns when establishing the connection has taken too long; [`Time::NEVER`]: it is established.
     pub fn connect_due(&self) -> Time {
-        self.connecting.map_or(Time::NEVER, |connecting| connecting.due)
+        self.connecting.unwrap_or(Time::NEVER)
     }
 
     /// Queues part of the body.
@@ -189,7 +179,7 @@ impl BackendRequest {
 
     /// Returns whether everything queued so far was written.
     pub fn has_flushed(&self) -> bool {
-        self.out_at == self.out.len() || self.is_broken
+        (self.out_at == self.out.len() && !self.connection.has_unsent()) || self.is_broken
     }
 
     /// Returns whether no part of the request was sent, or can be.
@@ -199,8 +189,12 @@ impl BackendRequest {
 
     /// Writes as much as the socket accepts. Returns whether that was everything.
     pub fn flush(&mut self) -> bool {
-        while self.out_at < self.out.len() && !self.is_broken {
-            match socket::send(&self.socket, &self.out[self.out_at..], false) {
+        while !self.has_flushed() {
+            let sent = match &self.out[self.out_at..] {
+                [] => self.connection.flush().map(|()| 0),
+                bytes => self.connection.send(bytes),
+            };
+            match sent {
                 Ok(count) => {
                     (self.out_at, self.connecting) = (self.out_at + count, None);
                     self.is_sent |= count > 0;
@@ -215,21 +209,23 @@ impl BackendRequest {
             }
         }
         if std::mem::take(&mut self.closes) && !self.is_broken {
-            // A connection that has failed is noticed by reading from it.
-            let _ = socket::half_close(&self.socket);
+            self.connection.half_close();
         }
         true
     }
 
-    /// Reports a failed connect, if the connection was not established yet.
+    /// Reports a failed connect, if the connection was not established yet, or an error of TLS.
     fn note_unreached(&mut self, error: &io::Error) {
-        if let Some(Connecting { address, .. }) = self.connecting.take() {
+        if self.connecting.take().is_some() {
             self.trouble = match error.kind() {
                 io::ErrorKind::TimedOut => AppTrouble::TimedOut,
                 _ => AppTrouble::Unreachable,
             };
-            self.backend.report(&address.to_string(), error);
+        } else if error.kind() != io::ErrorKind::InvalidData {
+            return;
         }
+        // With TLS 1.3 a server refuses this one only after its first request.
+        self.backend.report(&self.backend.name(), error);
     }
 
     /// Gives up connecting, if that has taken too long.
@@ -352,7 +348,7 @@ impl BackendRequest {
     pub fn may_be_kept(&self) -> bool {
         // An application that speaks FastCGI ignores the rest of a request that it has responded to.
         let has_written = self.body_end_queued || matches!(self.codec, Codec::FastCgi(_));
-        let is_reusable = has_written && self.out_at == self.out.len() && !self.is_broken;
+        let is_reusable = has_written && self.has_flushed() && !self.is_broken;
         self.backend.idle_max > 0 && self.end == Some(true) && is_reusable && self.codec.keeps_connection()
     }
 
@@ -360,7 +356,7 @@ impl BackendRequest {
     /// the backend if that needs sweeping then.
     pub fn finish(self) -> Option<Arc<Backend>> {
         self.may_be_kept().then(|| {
-            self.backend.keep(self.socket, self.permit);
+            self.backend.keep(self.connection, self.permit);
             self.backend
         })
     }
@@ -389,7 +385,7 @@ impl BackendRequest {
         let is_kept = matches!(self.backend.at, At::Kept(_)) && self.end.is_none();
         is_kept.then(|| Abandoned {
             backend: self.backend,
-            socket: self.socket,
+            connection: self.connection,
             permit: self.permit,
             manager_notified: false,
         })
@@ -421,7 +417,7 @@ fn handshake_of(key: &str) -> Handshake {
 pub struct Abandoned {
     backend: Arc<Backend>,
     /// The connection.
-    pub socket: OwnedFd,
+    pub connection: BackendConnection,
     permit: Permit,
     /// The process manager was notified.
     manager_notified: bool,
@@ -439,7 +435,7 @@ impl Abandoned {
         let mut buffer = [0; 4096];
         // An application with much output is ended in the middle of it; the rest is read when epoll reports its end.
         for _ in 0..ABANDONED_READS {
-            match socket::receive(&self.socket, &mut buffer) {
+            match self.connection.receive(&mut buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Ok(0) | Err(_) => return true,
@@ -452,6 +448,7 @@ impl Abandoned {
 
 /// Reads of abandoned output per turn.
 const ABANDONED_READS: usize = 64;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -24,6 +24,7 @@ use amped_sys::pipe::{self, Pipe};
 use amped_sys::{file, process, socket};
 
 use super::backend::Backend;
+use super::connection::BackendConnection;
 use super::process::Process;
 use super::scripts::Found;
 use super::semaphore::Permit;
@@ -53,7 +54,7 @@ pub struct Job {
     /// The permit that it holds.
     pub permit: Permit,
     /// An open connection that the permit was used with before.
-    pub kept: Option<OwnedFd>,
+    pub kept: Option<BackendConnection>,
     /// When the job was created.
     pub created: Instant,
 }

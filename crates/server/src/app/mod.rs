@@ -6,8 +6,8 @@
 //! passes only a bounded part of a body ahead, and nothing is read here for which the client has no room.
 //!
 //! `cgi` starts a process per request (`process`); `backend_request` sends a request to a persistent application over a
-//! connection to it (`backend`, `codec`), of several that speak HTTP to one in service (`upstream`), and `manager`
-//! starts such applications. `scripts` caches which names are scripts; steps that may block are done in a thread if the
+//! connection to it (`backend`, `connection`, `codec`), of several that speak HTTP to one in service (`upstream`), and `manager`
+//! starts such applications; `launch` describes a program to start. `checker` checks whether servers respond (`health`). `scripts` caches which names are scripts; steps that may block are done in a thread if the
 //! loop must not block (`threads`). `request` moves the bytes, `spool` stores those for which one side is too slow, and
 //! `output` is what an application writes. The `semaphore` limits concurrent requests; further ones wait here, in their
 //! order. Requests for a page that is being generated for another request wait for it (`single_flights`).
@@ -15,7 +15,10 @@
 pub mod backend;
 pub mod backend_request;
 pub mod cgi;
+mod checker;
 mod codec;
+pub mod connection;
+mod health;
 pub mod manager;
 mod output;
 pub mod process;
@@ -30,7 +33,6 @@ pub mod upstream;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -48,6 +50,8 @@ use self::backend::{At, Backend, StartError};
 use self::backend_request::{Abandoned, AppCall, BackendRequest, Link};
 pub use self::cgi::Ends;
 use self::cgi::{AppStart, Job, Place, Running, Started};
+use self::connection::{BackendConnection, Verification};
+use self::health::Health;
 use self::manager::ProcessManager;
 use self::output::{ReadResult, StderrLines};
 use self::process::Process;
@@ -59,10 +63,12 @@ use self::single_flight::{Filling, Settled, SingleFlight};
 use self::spool::{Quota, Side, Spool, Spooler};
 use self::threads::{Task, Threads};
 use self::upstream::Upstream;
+use crate::backend_tls;
 use crate::config::settings::{AppKind, AppSettings, BackendAddress, SpoolSettings, UpstreamSettings};
 use crate::counters::HttpCounts;
 use crate::disk::Disk;
 use crate::mailbox::Post;
+use crate::say;
 use crate::token::Token;
 
 /// The applications of a configuration, in the order of its sites and their rules.
@@ -132,14 +138,21 @@ impl Apps {
             AppKind::Cgi => None,
             AppKind::Http(http) => {
                 let backend = |address: &BackendAddress| {
-                    let at = match address {
-                        BackendAddress::Unix(name) => At::Unix(name.clone()),
-                        BackendAddress::Tcp(address) => At::Tcp(*address),
-                    };
-                    Arc::new(Backend::new(at, settings.min_spare, 0, true))
+                    let new = |at| Backend::new(at, settings.min_spare, 0, true);
+                    Arc::new(match address {
+                        BackendAddress::Unix(name) => new(At::Unix(name.clone())),
+                        BackendAddress::Tcp(address) => new(At::Tcp(*address)),
+                        BackendAddress::Tls(address, tls) => new(At::Tcp(*address)).with_tls(tls.clone()),
+                    })
                 };
                 let backends = http.addresses.iter().map(backend);
-                upstream = Some(Arc::new(Upstream::new(backends, UpstreamSettings::clone(http))));
+                let unverified =
+                    |address: &&BackendAddress| matches!(address, BackendAddress::Tls(_, tls) if !tls.verifies);
+                if let Some(BackendAddress::Tls(address, _)) = http.addresses.iter().find(unverified) {
+                    say!("{}", backend_tls::unverified(&format!("https://{address}")));
+                }
+                let health = http.health.clone().map(Health::new).transpose()?;
+                upstream = Some(Arc::new(Upstream::new(backends, UpstreamSettings::clone(http)).with_health(health)));
                 None
             }
             AppKind::Unix(name) => Some(At::Unix(name.clone())),
@@ -171,6 +184,27 @@ impl Apps {
             at.map(|at| Arc::new(Backend::new(at, if processes { 0 } else { most }, reserve, false)))
         });
         Ok(App { settings: settings.clone(), semaphore, env, backend, upstream })
+    }
+
+    /// Starts to check the backends of all rules that say so. Called where loops run, which is after the last fork.
+    pub fn start_checks(&self) {
+        self.upstreams().for_each(checker::start);
+    }
+
+    /// Returns the names of backends that are checked, and whether they are healthy.
+    pub fn checked_backends(&self) -> Vec<(String, bool)> {
+        let mut checked = Vec::new();
+        for upstream in self.upstreams() {
+            let Some(health) = upstream.health() else { continue };
+            let down = health.down();
+            let backends = upstream.backends().zip(0..);
+            checked.extend(backends.map(|((_, name), member)| (name.to_owned(), down & 1 << member == 0)));
+        }
+        checked
+    }
+
+    fn upstreams(&self) -> impl Iterator<Item = &Arc<Upstream>> {
+        self.sites.iter().flatten().filter_map(|app| app.upstream.as_ref())
     }
 
     /// Ends the process manager and everything that it has started; only when the server exits.
@@ -282,7 +316,7 @@ impl Task for Box<Job> {
 }
 
 /// Returns a permit for a request, with the connection it was used with before, if there is one.
-fn enter(semaphore: &Arc<Semaphore>, work: &AppWork, place: &mut Place) -> Option<(Permit, Option<OwnedFd>)> {
+fn enter(semaphore: &Arc<Semaphore>, work: &AppWork, place: &mut Place) -> Option<(Permit, Option<BackendConnection>)> {
     if place.upstream.is_some() {
         let permit = semaphore.enter()?;
         place.choose(work);
@@ -504,7 +538,7 @@ impl AppSide {
         request: &mut AppRequest,
         (token, now): (Token, Time),
         (work, place): AppCall,
-        (permit, kept): (Permit, Option<OwnedFd>),
+        (permit, kept): (Permit, Option<BackendConnection>),
     ) -> Option<Output<'static>> {
         request.stage = Stage::Starting;
         if let Some(backend) = &place.backend
@@ -573,19 +607,19 @@ impl AppSide {
         request: &mut AppRequest,
         (token, now): (Token, Time),
         (work, mut place): AppCall,
-        (permit, kept): (Permit, Option<OwnedFd>),
+        (permit, kept): (Permit, Option<BackendConnection>),
         found: Found,
     ) -> Option<Output<'static>> {
         let Some(backend) = place.backend.clone() else {
             return Some(Output::Failed(AppTrouble::Failed));
         };
         let (is_used, start_reported) = (kept.is_some(), place.start_reported);
-        let connected = kept.map_or_else(|| backend.connect(&permit), Ok);
+        let connected = kept.map_or_else(|| self.connect(&backend, &permit, (token, request.ticket)), Ok);
         let (link, patience) = match connected {
-            Ok(socket) => {
+            Ok(connection) => {
                 let patience = place.upstream.as_ref().map(|upstream| upstream.settings().connect_timeout);
                 let due = patience.map_or(Time::NEVER, |patience| now + patience);
-                (Link { socket, is_used, due }, patience)
+                (Link { connection, is_used, due }, patience)
             }
             Err(StartError::Failed(trouble)) => {
                 if place.try_another(&work, &mut self.http) {
@@ -606,7 +640,7 @@ impl AppSide {
             *(if is_used { &mut self.http.reuses } else { &mut self.http.connects }) += 1;
         }
         let (request_, interest) = BackendRequest::begin(&backend, (work, place), permit, link, found);
-        if self.epoll.add(&request_.socket, token.to_app_number(), interest).is_err() {
+        if self.epoll.add(&request_.connection, token.to_app_number(), interest).is_err() {
             return Some(Output::Failed(AppTrouble::Busy));
         }
         let due = request_.connect_due();
@@ -617,6 +651,25 @@ impl AppSide {
         // Nothing has arrived yet; epoll will report it.
         request.is_ready = false;
         (!start_reported).then_some(Output::Started)
+    }
+
+    /// Opens a new connection, and begins its TLS session.
+    fn connect(
+        &mut self,
+        backend: &Backend,
+        permit: &Permit,
+        (token, ticket): (Token, Ticket),
+    ) -> Result<BackendConnection, StartError> {
+        let mut connection = backend.connect(permit)?;
+        if let Some(tls) = &backend.tls {
+            let queue = self.verifier.as_mut().and_then(Threads::one);
+            let verification = queue.map(|queue| Verification { queue, token, ticket });
+            connection.begin_tls(tls, verification).map_err(|error| {
+                backend.report(&backend.name(), &error);
+                StartError::Failed(AppTrouble::Unreachable)
+            })?;
+        }
+        Ok(connection)
     }
 
     fn register(&self, running: &Running, number: u64) -> io::Result<()> {
@@ -642,7 +695,7 @@ impl AppSide {
                     && !abandoned.is_over()
                 {
                     // If its end cannot be watched, it is polled as often as the others.
-                    let _ = self.epoll.change(&abandoned.socket, AppSide::TOKEN, Interest::Connection);
+                    let _ = self.epoll.change(&abandoned.connection, AppSide::TOKEN, Interest::Connection);
                     self.abandoned.push(abandoned);
                 }
                 self.look_again = Time::START;
@@ -731,7 +784,7 @@ impl AppSide {
         due
     }
 
-    /// Serves a request. `wants_output`: the connection can accept output.
+    /// Serves a request, whose connection has this room.
     pub fn turn<'a>(
         &mut self,
         request: &mut AppRequest,
@@ -816,7 +869,7 @@ impl AppSide {
     fn finish(&mut self, mut request_: Box<BackendRequest>, now: Time) {
         request_.count(false, &mut self.http);
         if request_.may_be_kept() {
-            let _ = self.epoll.remove(&request_.socket);
+            let _ = self.epoll.remove(&request_.connection);
         }
         let known = |backend: &Arc<Backend>| {
             self.backends.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(backend)))

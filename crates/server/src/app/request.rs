@@ -22,6 +22,7 @@ use amped_units::Time;
 
 use super::backend_request::BackendRequest;
 use super::cgi::{Place, Running};
+use super::connection::Step;
 use super::output::{ReadResult, StderrLines};
 use super::semaphore::{Semaphore, Waits};
 use super::single_flight::{Filling, Following};
@@ -150,6 +151,14 @@ impl AppRequest {
     /// Marks that an event may concern it.
     pub fn is_ready(&mut self) {
         self.is_ready = true;
+    }
+
+    /// Handles a step of the TLS handshake with its backend. Returns `false` if that connection was given up.
+    pub fn note_step(&mut self, step: Step) -> bool {
+        let Stage::Talks(request_) = &mut self.stage else { return false };
+        let is_own = request_.connection.take_back(step);
+        self.is_ready |= is_own;
+        is_own
     }
 
     /// Handles the result of a spool task for one of its bodies.

@@ -50,6 +50,14 @@ impl<T: Task> Threads<T> {
         self.tasks.send(task).map_err(|unsent| unsent.0)
     }
 
+    /// Returns another handle to the threads, of which there is at least one then; `None`: none can be started.
+    pub(super) fn one(&mut self) -> Option<Sender<T>> {
+        if self.threads == 0 && self.add().is_ok() {
+            self.threads = 1;
+        }
+        (self.threads > 0).then(|| self.sender())
+    }
+
     /// Returns another handle to the existing threads.
     pub(super) fn sender(&self) -> Sender<T> {
         self.tasks.clone()

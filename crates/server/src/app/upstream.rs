@@ -4,7 +4,8 @@
 //! decides. If all are out of service they get requests all the same, since an attempt costs little and an error is
 //! certain otherwise. A rule with a single backend therefore never takes it out of service.
 //!
-//! In MP each process counts for itself, because processes share no memory for this.
+//! In MP each process counts failures for itself. A backend that active checks have found unhealthy (`health`) gets no
+//! requests, and none that tries it, as long as another one is in service.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -13,6 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::backend::Backend;
+use super::health::Health;
 use crate::config::settings::{Balance, UpstreamSettings};
 use crate::say;
 
@@ -24,6 +26,8 @@ pub struct Upstream {
     /// Requests assigned so far.
     next: AtomicUsize,
     start: Instant,
+    /// The results of active checks, if there are any.
+    health: Option<Health>,
 }
 
 #[derive(Debug)]
@@ -50,7 +54,23 @@ impl Upstream {
         };
         // Processes that begin at the same time begin with different backends.
         let next = AtomicUsize::new(std::process::id() as usize);
-        Upstream { members: backends.map(member).collect(), settings, next, start: Instant::now() }
+        Upstream { members: backends.map(member).collect(), settings, next, start: Instant::now(), health: None }
+    }
+
+    /// Returns the same upstream with active checks.
+    #[must_use]
+    pub(super) fn with_health(self, health: Option<Health>) -> Upstream {
+        Upstream { health, ..self }
+    }
+
+    /// Returns the state of active checks.
+    pub(super) fn health(&self) -> Option<&Health> {
+        self.health.as_ref()
+    }
+
+    /// Returns all backends, with their names.
+    pub(super) fn backends(&self) -> impl Iterator<Item = (&Backend, &str)> {
+        self.members.iter().map(|member| (&*member.backend, &*member.name))
     }
 
     /// Returns how requests are forwarded.
@@ -67,10 +87,12 @@ impl Upstream {
     pub fn pick(&self, tried: u64, key: &[u8]) -> Option<usize> {
         let now_ms = self.now_ms();
         let untried = || (0..self.members.len()).filter(move |member| tried & (1 << member) == 0);
-        if let Some(trial) = untried().find(|&member| self.takes_trial(member, now_ms)) {
+        let down = self.health.as_ref().map_or(0, Health::down);
+        let is_healthy = |member: &usize| down & 1 << member == 0;
+        if let Some(trial) = untried().filter(is_healthy).find(|&member| self.takes_trial(member, now_ms)) {
             return Some(trial);
         }
-        let is_up = |member: &usize| self.members[*member].retry_ms.load(Ordering::Relaxed) == 0;
+        let is_up = |member: &usize| is_healthy(member) && self.members[*member].retry_ms.load(Ordering::Relaxed) == 0;
         let up: Vec<usize> = untried().filter(is_up).collect();
         let candidates = if up.is_empty() { untried().collect() } else { up };
         if candidates.is_empty() {
@@ -219,6 +241,30 @@ mod tests {
         upstream.note_success(0);
         assert!(!upstream.note_failure(0));
         assert_eq!(counts(&upstream, 12), [4, 4, 4]);
+    }
+
+    #[test]
+    fn unhealthy_backends_get_no_requests_unless_all_are() {
+        let check = toml::from_str("path = '/'\nhealthy = 2\nunhealthy = 3").unwrap();
+        let upstream = upstream(3, Balance::RoundRobin, LONG).with_health(Some(Health::new(check).unwrap()));
+        let note = |member, is_healthy| upstream.health().unwrap().note(member, is_healthy).unwrap();
+        // Results in succession count.
+        assert_eq!(
+            [false, false, true, false, false, false, false].map(|result| note(1, result)).map(u8::from),
+            [0, 0, 0, 0, 0, 1, 0]
+        );
+        assert_eq!(counts(&upstream, 12), [6, 0, 6]);
+        // It is not tried either when the timeout of its failures is over.
+        (0..2).for_each(|_| _ = upstream.note_failure(1));
+        upstream.members[1].retry_ms.store(1, Ordering::Relaxed);
+        assert_eq!(counts(&upstream, 12), [6, 0, 6]);
+        upstream.note_success(1);
+        for member in [0, 2] {
+            (0..3).for_each(|_| _ = note(member, false));
+        }
+        assert_eq!(counts(&upstream, 12), [4, 4, 4]);
+        assert_eq!([true, false, true, true].map(|result| note(1, result)), [false, false, false, true]);
+        assert_eq!(counts(&upstream, 12), [0, 12, 0]);
     }
 
     #[test]

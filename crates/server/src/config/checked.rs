@@ -10,7 +10,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::ToSocketAddrs;
 use std::ops::{Deref, DerefMut, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -786,8 +785,25 @@ impl Checker<'_> {
         let hash_field = app.hash_field.clone();
         if let Some(AppKind::Http(settings)) = kind {
             let addresses = std::mem::take(&mut settings.addresses);
-            **settings =
-                UpstreamSettings { addresses, balance, hash_field, connect_timeout, max_failures, failure_timeout };
+            let health = app.health.clone();
+            if let Some(check) = health.as_ref().filter(|check| check.timeout > check.interval) {
+                let message =
+                    format!("`timeout` ({:?}) is longer than `interval` ({:?})", check.timeout, check.interval);
+                self.findings.at(node.get("health").span(), message, "lower `timeout`, or raise `interval`");
+            }
+            if let Some(place) = node.get("health").place().filter(|_| addresses.len() == 1) {
+                let help = "remove it: a single server gets all requests, whatever its state";
+                self.findings.at(place, "`health` has no effect for a single server", help);
+            }
+            **settings = UpstreamSettings {
+                addresses,
+                balance,
+                hash_field,
+                connect_timeout,
+                max_failures,
+                failure_timeout,
+                health,
+            };
         }
         Some(HttpRule {
             host: app.host.clone(),
@@ -805,36 +821,6 @@ impl Checker<'_> {
             }
         }
         None
-    }
-
-    /// Returns the addresses of the servers that `http` names.
-    fn backends(&mut self, urls: &mut [Box<str>], node: Node<'_>) -> Option<AppKind> {
-        let list: Vec<Node<'_>> = node.elements().collect();
-        let nodes = if list.is_empty() { vec![node] } else { list };
-        let mut addresses = Vec::new();
-        for (url, node) in urls.iter_mut().zip(nodes) {
-            if let Some(name) = url.strip_prefix("unix:") {
-                let path = self.folder.join(name);
-                *url = format!("unix:{}", path.display()).into();
-                addresses.push(BackendAddress::Unix(path));
-                continue;
-            }
-            match url.to_socket_addrs() {
-                Ok(found) => addresses.extend(found.map(BackendAddress::Tcp)),
-                Err(error) => {
-                    let message = format!("cannot resolve `{url}`: {error}");
-                    let help = "correct the name, add it to /etc/hosts, or write an IP address";
-                    self.findings.absent(node.span(), message, help);
-                    return None;
-                }
-            }
-        }
-        if !(1..=BACKENDS_MAX).contains(&addresses.len()) {
-            let message = format!("`http` has {} addresses", addresses.len());
-            self.findings.at(node.span(), message, format!("write 1 to {BACKENDS_MAX} addresses"));
-            return None;
-        }
-        Some(AppKind::Http(Box::new(UpstreamSettings { addresses, ..UpstreamSettings::default() })))
     }
 
     /// Returns the kind of an application, which one of four keys defines.
@@ -876,8 +862,8 @@ impl Checker<'_> {
             }
             return Some(AppKind::Command(words.clone()));
         }
-        if let Some(urls) = &mut app.http {
-            return self.backends(urls, node.get("http"));
+        if app.http.is_some() {
+            return self.backends(app, node);
         }
         if app.cgi == Some(false) {
             self.findings.at(place, "`cgi = false` has no effect", "write `cgi = true`, or remove the table");
@@ -887,7 +873,8 @@ impl Checker<'_> {
 }
 
 /// The keys that only rules with `http` use.
-const HTTP_KEYS: [&str; 8] = [
+const HTTP_KEYS: [&str; 14] = [
+    "health",
     "host",
     "balance",
     "hash_field",
@@ -896,6 +883,11 @@ const HTTP_KEYS: [&str; 8] = [
     "connect_timeout",
     "idle_timeout",
     "tunnel_timeout",
+    "tls_ca",
+    "tls_name",
+    "tls_certificate",
+    "tls_key",
+    "tls_verify",
 ];
 
 /// Idle connections kept to each server that speaks HTTP, by default: the requests of a burst that begin within seconds.

@@ -29,8 +29,8 @@ use smart_default::SmartDefault;
 
 use super::forms::{
     AccountName, BackendUrl, Charset, Ending, ErrorStatus, FastCgiAddress, HomeDirectory, HostField, HostName,
-    IndexName, MediaType, PagePath, Realm, RedirectTarget, RequestFieldName, RewriteTarget, VariableName,
-    VariableValue,
+    IndexName, MediaType, PagePath, Realm, RedirectTarget, RequestFieldName, RewriteTarget, ServerNameText,
+    VariableName, VariableValue,
 };
 use super::optimise::Optimise;
 use super::settings::{
@@ -326,7 +326,8 @@ pub struct AppTable {
     pub command: Option<Vec<String>>,
     /// Address of a server to which requests are forwarded by HTTP/1.1, or a list of several that serve the same
     ///
-    /// `HOST:PORT` or `unix:PATH`. A name is resolved when the configuration is read, and all its addresses are used.
+    /// `HOST:PORT`, `https://HOST:PORT` for TLS, or `unix:PATH`. A name is resolved when the configuration is read, and all its
+    /// addresses are used.
     #[schemars(example = "127.0.0.1:3000", extend("type" = ["string", "array", "null"]))]
     #[serde(default, deserialize_with = "BackendUrl::one_or_list")]
     pub http: Option<Vec<Box<str>>>,
@@ -349,6 +350,9 @@ pub struct AppTable {
     #[schemars(example = "10s")]
     #[serde(default, with = "PositiveSeconds")]
     pub failure_timeout: Option<Duration>,
+    /// Requests by which each of several `http` servers shows whether it works; default: none
+    #[schemars(extend("examples" = [{ "path": "/health" }]))]
+    pub health: Option<HealthCheck>,
     /// Maximum time to connect to an `http` server; then another one, or 504; default 5s
     #[schemars(example = "5s")]
     #[serde(default, with = "PositiveSeconds")]
@@ -361,6 +365,26 @@ pub struct AppTable {
     #[schemars(example = "1h")]
     #[serde(default, with = "PositiveSeconds")]
     pub tunnel_timeout: Option<Duration>,
+    /// Certificates of the CAs that `https` servers are verified against, or of the servers themselves; default: the system's CAs
+    ///
+    /// A file in PEM. Read when the configuration is read.
+    #[schemars(example = "/etc/ssl/internal-ca.pem")]
+    pub tls_ca: Option<PathBuf>,
+    /// Name that certificates of `https` servers must have; default: the host in the address
+    #[schemars(example = "app.internal")]
+    #[serde(default, deserialize_with = "ServerNameText::text")]
+    pub tls_name: Option<Box<str>>,
+    /// Certificate that `https` servers get, with its chain: a file in PEM
+    #[schemars(example = "/etc/amped/client.pem")]
+    pub tls_certificate: Option<PathBuf>,
+    /// Its private key
+    #[schemars(example = "/etc/amped/client.key")]
+    pub tls_key: Option<PathBuf>,
+    /// Verify the certificates of `https` servers; default true
+    ///
+    /// Without it, an attacker who can redirect the connection can read and change what is forwarded.
+    #[schemars(example = true)]
+    pub tls_verify: Option<bool>,
     /// Whether scripts are files of the site, so that other paths get 404; default: for patterns with a star
     ///
     /// With `false`, everything below `/dav` or `/dav/**` gets `/dav` as SCRIPT_NAME. Always `false` for `http`.

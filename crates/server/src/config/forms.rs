@@ -7,6 +7,7 @@ use amped_core::forms::{is_token, is_value};
 use amped_core::site::BUILT_IN_ERRORS;
 use amped_http::uri::host_of;
 use amped_units::{Form, forms};
+use rustls::pki_types::ServerName;
 
 use super::settings::{number, parse_listen};
 
@@ -99,12 +100,13 @@ forms! {
 
     /// Socket or address of a server that speaks HTTP, kept without `http://`.
     BackendUrl: |text| is_backend(bare_url(text)) => bare_url(text),
-        if text.trim().starts_with("https://") { "requires TLS to the backend, which is not supported" } else { "is neither a socket nor a host and port" },
-        if text.trim().starts_with("https://") {
-            "write the address and port of a server without TLS, on this machine or in a trusted network"
-        } else {
-            "write a host and port without a path, such as `127.0.0.1:3000` or `localhost:3000`, or `unix:/run/app.sock`"
-        };
+        "is neither a socket nor a host and port",
+        "write a host and port without a path, such as `127.0.0.1:3000`, `localhost:3000` or `https://app.internal:8443`, or `unix:/run/app.sock`";
+
+    /// Name in the certificate of a server.
+    ServerNameText: |text| ServerName::try_from(text).is_ok() => text,
+        "is not the name of a server",
+        "write a host name such as `app.internal`, or an IP address";
 
     /// Value of Host.
     HostField: |text| host_of(text.as_bytes()).is_some_and(|host| !host.name.is_empty()) => text,
@@ -116,14 +118,16 @@ forms! {
 }
 
 fn bare_url(text: &str) -> &str {
-    let bare = text.trim().strip_prefix("http://");
-    bare.map_or(text.trim(), |bare| bare.strip_suffix('/').unwrap_or(bare))
+    let text = text.trim();
+    let url = text.strip_prefix("http://").or_else(|| text.starts_with("https://").then_some(text));
+    url.map_or(text, |url| url.strip_suffix('/').unwrap_or(url))
 }
 
 fn is_backend(text: &str) -> bool {
     if let Some(path) = text.strip_prefix("unix:") {
         return !path.is_empty();
     }
+    let text = text.strip_prefix("https://").unwrap_or(text);
     let Some((host, port)) = text.rsplit_once(':') else { return false };
     let is_name = !host.starts_with('*') && !host.is_empty() && host_name(&host.to_ascii_lowercase()).is_ok();
     is_name && number(port).is_some_and(|port| port > 0)

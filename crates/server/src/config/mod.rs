@@ -10,6 +10,7 @@
 //! Roots are checked here but opened by the server: they may disappear in between.
 
 mod acme;
+mod backends;
 mod certificates;
 mod checked;
 pub mod cli;

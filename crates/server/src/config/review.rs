@@ -6,7 +6,8 @@
 //! and clients that ignore the date; and a backend may be started later.
 
 use std::fmt::Write as _;
-use std::net::{IpAddr, TcpStream};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
 
 use super::checked::Settings;
 use super::settings::{AppKind, BackendAddress, Listen, UpstreamSettings};
+use crate::backend_tls::{BackendTls, explain, unverified};
 use crate::certificate::Staple;
 use crate::client_auth::ClientAuth;
 use crate::crl::{self, UnusableCrls};
@@ -99,6 +101,7 @@ fn review_backends(text: &mut String, pattern: &str, upstream: &UpstreamSettings
             BackendAddress::Tcp(address) => {
                 (address.to_string(), TcpStream::connect_timeout(address, REACH_TIMEOUT).map(drop))
             }
+            BackendAddress::Tls(address, tls) => (format!("https://{address}"), begin_session(address, tls)),
         };
         let _ = match result {
             Ok(()) => writeln!(text, "{pattern}: forwarded to {shown}"),
@@ -106,9 +109,18 @@ fn review_backends(text: &mut String, pattern: &str, upstream: &UpstreamSettings
                 writeln!(text, "warning: {pattern}: cannot connect to {shown}: {error}; start the server there")
             }
         };
-        let BackendAddress::Tcp(address) = address else { continue };
+        let address = match address {
+            BackendAddress::Unix(_) => continue,
+            BackendAddress::Tcp(address) => address,
+            BackendAddress::Tls(address, tls) => {
+                if !tls.verifies {
+                    let _ = writeln!(text, "warning: {pattern}: {}", unverified(&shown));
+                }
+                address
+            }
+        };
         let ip = address.ip().to_canonical();
-        if !is_near(ip) {
+        if !is_near(ip) && !shown.starts_with("https://") {
             let _ = writeln!(text, "warning: {pattern}: requests to {shown} are not encrypted; use a private network");
         }
         let is_own = |listen: &Listen| {
@@ -120,6 +132,20 @@ fn review_backends(text: &mut String, pattern: &str, upstream: &UpstreamSettings
                 writeln!(text, "warning: {pattern}: {shown} is this server: a request may be forwarded without end");
         }
     }
+}
+
+/// Connects to a backend, and completes a TLS handshake.
+fn begin_session(address: &SocketAddr, tls: &BackendTls) -> io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(address, REACH_TIMEOUT)?;
+    stream.set_read_timeout(Some(REACH_TIMEOUT))?;
+    let mut session = tls.session().map_err(io::Error::other)?;
+    while session.is_handshaking() {
+        session.complete_io(&mut stream).map_err(|error| {
+            let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+            tls.map(|error| io::Error::other(explain(error))).unwrap_or(error)
+        })?;
+    }
+    Ok(())
 }
 
 /// Maximum time to connect to a backend.
@@ -283,6 +309,7 @@ fn covers(names: &[String], host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend_tls::TlsKeys;
     use rcgen::{CertificateParams, CustomExtension, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
     use rustls::pki_types::PrivateKeyDer;
 
@@ -332,6 +359,15 @@ mod tests {
         assert_eq!(lines[0], format!("/app: forwarded to {open}"));
         assert!(lines[1].starts_with(&format!("warning: /app: {open} is this server")), "{text}");
         assert!(lines[2].starts_with("warning: /app: cannot connect to unix:/none/socket: "), "{text}");
+        // It ends the connection, which is not how a handshake begins.
+        std::thread::spawn(move || listener.incoming().for_each(drop));
+        let keys = TlsKeys { ca: None, own: None, verify: false };
+        let addresses = vec![BackendAddress::Tls(open, BackendTls::read(keys).unwrap())];
+        let mut text = String::new();
+        review_backends(&mut text, "/app", &UpstreamSettings { addresses, ..UpstreamSettings::default() }, &[]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].starts_with(&format!("warning: /app: cannot connect to https://{open}: ")), "{text}");
+        assert!(lines[1].contains("is not verified"), "{text}");
         for (address, expected) in [
             ("127.0.0.1", true),
             ("10.1.2.3", true),

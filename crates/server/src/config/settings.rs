@@ -12,13 +12,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use amped_core::cache::hostname::HostnameLimits;
+use amped_core::forms::{FieldValue, HealthPath};
+use amped_units::{Bytes, Count, Form as _, Positive, PositiveBytes, PositiveSeconds, Seconds, parse_text};
 use amped_http::negotiate::Coding;
-use amped_units::{Bytes, Positive, PositiveBytes, PositiveSeconds, Seconds, parse_text};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smart_default::SmartDefault;
 
 use super::log_format::LogFormat;
+use crate::backend_tls::BackendTls;
+
 /// Server architecture: what waits for the network, and what for the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -96,6 +99,54 @@ pub struct UpstreamSettings {
     /// How long it gets none.
     #[default(Duration::from_secs(10))]
     pub failure_timeout: Duration,
+    /// How they are checked without requests of clients.
+    pub health: Option<HealthCheck>,
+}
+
+/// Active checks of `http` servers
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub struct HealthCheck {
+    /// Path, perhaps with a query, that each server must serve
+    #[schemars(example = "/health")]
+    #[serde(deserialize_with = "HealthPath::text")]
+    pub path: Box<str>,
+    /// Host of the requests; default: the server's address
+    #[schemars(example = "app.internal")]
+    #[serde(default, deserialize_with = "FieldValue::text")]
+    pub host: Option<Box<str>>,
+    /// Time between two checks of a server
+    #[serde(default = "five_seconds", with = "PositiveSeconds")]
+    pub interval: Duration,
+    /// Maximum time of a check, at most `interval`
+    #[serde(default = "two_seconds", with = "PositiveSeconds")]
+    pub timeout: Duration,
+    /// Successful checks in succession after which a server gets requests again
+    #[serde(default = "two", with = "Count::<1, 1000>")]
+    pub healthy: usize,
+    /// Failed checks in succession after which it gets none
+    #[serde(default = "three", with = "Count::<1, 1000>")]
+    pub unhealthy: usize,
+    /// Status that the response must have; default: 200 to 399
+    #[schemars(example = 200)]
+    #[serde(default, with = "Count::<200, 599>")]
+    pub status: Option<usize>,
+}
+
+fn five_seconds() -> Duration {
+    Duration::from_secs(5)
+}
+
+fn two_seconds() -> Duration {
+    Duration::from_secs(2)
+}
+
+fn two() -> usize {
+    2
+}
+
+fn three() -> usize {
+    3
 }
 
 /// Maximum backends of a rule: a set of them is a word.
@@ -108,6 +159,8 @@ pub enum BackendAddress {
     Unix(PathBuf),
     /// An address and port.
     Tcp(SocketAddr),
+    /// The same, with TLS.
+    Tls(SocketAddr, BackendTls),
 }
 
 /// Which of several backends gets a request.

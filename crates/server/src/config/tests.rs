@@ -223,6 +223,9 @@ fn printed_configuration_round_trips() {
         [[site.route]]
         match = "/protected/**"
         internal = true
+        [[site.unlogged]]
+        match = "/health"
+        when = { header = { User-Agent = "probe*" } }
         errors = true
         [[site.alias]]
         match = "/static/**"
@@ -327,6 +330,23 @@ fn backends_are_configured_with_defaults() {
     let AppKind::Http(upstream) = &settings.apps[0][0].kind else { panic!() };
     assert_eq!(upstream.addresses[0], BackendAddress::Unix("/srv/none/a.sock".into()));
     assert_eq!((upstream.addresses.len(), upstream.hash_field.as_deref()), (3, Some("X-User")));
+}
+
+#[test]
+fn each_backend_has_tls_or_not() {
+    let text = "[[site]]\nroot = '/'\n[[site.app]]\nmatch = '/**'\nhttp = ['https://127.0.0.1:1/', '127.0.0.1:2']\n";
+    let read = |keys: &str| read(&[text, keys].concat()).unwrap_or_else(|error| panic!("{error}"));
+    let addresses = |keys: &str| {
+        let AppKind::Http(upstream) = &read(keys).apps[0][0].kind else { panic!() };
+        upstream.addresses.clone()
+    };
+    let found = addresses("");
+    let [BackendAddress::Tls(address, tls), BackendAddress::Tcp(plain)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((address.port(), plain.port(), tls.verifies), (1, 2, true));
+    // A reload keeps a backend only if all of this is unchanged.
+    assert_eq!(found, addresses("tls_verify = true"));
+    assert_ne!(found, addresses("tls_name = 'a.example'"));
+    assert_ne!(found, addresses("tls_verify = false"));
 }
 
 #[test]

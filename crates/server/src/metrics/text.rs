@@ -44,8 +44,9 @@ pub struct AcmeFigures {
     pub next_orders: Vec<Expiry>,
 }
 
-/// Formats all metrics. `acme`: if the server obtains certificates.
-pub fn text(sum: &Sum, tls: &TlsExpiries, acme: Option<&AcmeFigures>) -> String {
+/// Formats all metrics. `backends`: those that are checked, and whether they are healthy. `acme`: if the server obtains
+/// certificates.
+pub fn text(sum: &Sum, tls: &TlsExpiries, backends: &[(String, bool)], acme: Option<&AcmeFigures>) -> String {
     let mut page = Page::new("amped");
     page.family("build", exporter::Kind::Info, exporter::Unit::Things, "Build information.");
     page.sample(&format!("version=\"{}\"", env!("CARGO_PKG_VERSION")), 1);
@@ -79,6 +80,12 @@ pub fn text(sum: &Sum, tls: &TlsExpiries, acme: Option<&AcmeFigures>) -> String 
         }
     }
     let (counter, things) = (exporter::Kind::Counter, exporter::Unit::Things);
+    if !backends.is_empty() {
+        page.family("backend_healthy", exporter::Kind::Gauge, things, "Result of active checks of each HTTP backend.");
+    }
+    for (name, is_healthy) in backends {
+        page.sample(&Page::labels(&[("backend", name)]), u8::from(*is_healthy));
+    }
     if let Some(acme) = acme {
         page.family("acme_orders", counter, things, "Certificate orders started.");
         page.sample("", acme.orders);
@@ -185,7 +192,12 @@ mod tests {
             failures: vec![("validation", 1)],
             next_orders: vec![Expiry { labels: "file=\"a\"".to_owned(), at: Duration::from_secs(9) }],
         };
-        let page = text(&sum, &TlsExpiries { certificates, ocsp_responses, crls: Vec::new() }, Some(&acme));
+        let page = text(
+            &sum,
+            &TlsExpiries { certificates, ocsp_responses, crls: Vec::new() },
+            &[("127.0.0.1:1".to_owned(), false)],
+            Some(&acme),
+        );
         let labels = "phase=\"parsing\",size=\"<10K\",kind=\"static\"";
         for line in [
             "# TYPE amped_requests counter",
@@ -196,6 +208,7 @@ mod tests {
             "amped_tls_certificate_end_seconds{site=\"2\",file=\"a\\\"b.pem\"} 1800000000",
             "# TYPE amped_tls_ocsp_response_end_seconds gauge",
             "amped_tls_ocsp_response_end_seconds{site=\"2\",file=\"b.ocsp\"} 1700000000",
+            "amped_backend_healthy{backend=\"127.0.0.1:1\"} 0",
             "amped_acme_orders_total 4",
             "amped_acme_failures_total{reason=\"validation\"} 1",
             "amped_acme_next_order_seconds{file=\"a\"} 9",
