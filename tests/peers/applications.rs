@@ -46,6 +46,44 @@ fn slow_clients_hold_no_php_process() {
 }
 
 #[test]
+fn curl_decompresses_responses_of_php() {
+    need_root("starts php-fpm, whose children are root's");
+    let (site, beside) = (Site::new(), tempfile::tempdir().unwrap());
+    let socket = beside.path().join("php.sock");
+    site.file(
+        "text.php",
+        "<?php $n = (int) $_GET['n']; mt_srand($n); for ($i = 0; $i < $n; $i++) { echo mt_rand(), \"\\n\"; if ($i % 999 == 0) flush(); }",
+    );
+    let _php = Php::like_debian(beside.path(), &socket);
+    for coding in ["br", "zstd", "gzip"] {
+        let app = format!(
+            "[[site.app]]\nmatch = \"*.php\"\nfastcgi = \"unix:{}\"\ncompress = ['{coding}']",
+            socket.display()
+        );
+        let server = Server::with_site(&site, &app);
+        for count in [0, 1, 1000, 200_000] {
+            let url = format!("http://{}/text.php?n={count}", server.address);
+            let got = |args: &[&str]| {
+                let mut curl = peer("curl");
+                curl.args([
+                    "--disable",
+                    "--silent",
+                    "--show-error",
+                    "--noproxy",
+                    "*",
+                    "-w",
+                    "%header{content-encoding}",
+                ]);
+                said(curl.args(args).arg(&url))
+            };
+            let plain = got(&[]);
+            assert_eq!(plain.lines().count(), count);
+            assert!(got(&["--compressed"]) == plain + coding, "{coding} {count}");
+        }
+    }
+}
+
+#[test]
 fn curl_streams_standard_input_to_php() {
     need_root("starts php-fpm, whose children are root's");
     let (site, beside) = (Site::new(), tempfile::tempdir().unwrap());

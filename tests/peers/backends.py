@@ -1,12 +1,13 @@
 """Servers and a client that are not ours, for tests of forwarding.
 
-    backends.py aiohttp PORT    an application: /echo, /stream, /chat (WebSocket)
+    backends.py aiohttp PORT    an application: /echo, /stream, /text/SEED, /chat (WebSocket)
     backends.py websockets PORT a WebSocket server that echoes messages, with compression
     backends.py client URL      sends messages to either and checks that they come back
 """
 
 import asyncio
 import sys
+from random import Random
 
 
 async def serve_aiohttp(port):
@@ -26,6 +27,19 @@ async def serve_aiohttp(port):
         await response.write_eof()
         return response
 
+    async def text(request):
+        # In pieces of random sizes; the client knows the seed.
+        random, response = Random(int(request.match_info["seed"])), web.StreamResponse()
+        response.content_type = "text/plain"
+        await response.prepare(request)
+        for _ in range(random.randrange(60)):
+            number = random.randrange(1000)
+            await response.write(f"{number}\n".encode() * random.choice([1, 100, 10_000]))
+            if random.randrange(4) == 0:
+                await asyncio.sleep(0.001)
+        await response.write_eof()
+        return response
+
     async def chat(request):
         socket = web.WebSocketResponse(max_msg_size=0)
         await socket.prepare(request)
@@ -38,6 +52,7 @@ async def serve_aiohttp(port):
 
     app = web.Application(client_max_size=1 << 30)
     app.add_routes([web.route("*", "/echo", echo), web.get("/stream", stream), web.get("/chat", chat)])
+    app.add_routes([web.get("/text/{seed}", text)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

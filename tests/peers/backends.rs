@@ -104,6 +104,31 @@ fn aiohttp_application_gets_bodies_and_streams_responses() {
 }
 
 #[test]
+fn curl_decompresses_responses_of_aiohttp() {
+    let site = Site::new();
+    let (_running, address) = Running::script(&site, "aiohttp");
+    for coding in ["br", "zstd", "gzip"] {
+        let server = serve(&site, address, &format!("compress = ['{coding}']"));
+        let written = |seed: usize, args: &[&str]| {
+            let output = site.path().join("hidden/output");
+            let args = [args, &["-o", output.to_str().unwrap(), "-w", "%header{content-encoding}"]].concat();
+            let found = curl(&server, &format!("/text/{seed}"), &args);
+            (found, fs::read(output).unwrap())
+        };
+        for seed in 1..12 {
+            let (_, plain) = written(seed, &[]);
+            for version in ["--http1.1", "--http2-prior-knowledge"] {
+                let (found, decoded) = written(seed, &["--compressed", version]);
+                assert!(found == coding && decoded == plain, "{coding} {seed} {version}: {found}");
+            }
+            let (found, old) = written(seed, &["--compressed", "--http1.0"]);
+            assert!(found.is_empty() && old == plain);
+        }
+        assert_eq!(server.report("app_compressions compressed"), 22);
+    }
+}
+
+#[test]
 fn websocket_messages_pass_in_both_directions() {
     let site = Site::new();
     let (_running, address) = Running::script(&site, "websockets");

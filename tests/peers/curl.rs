@@ -84,7 +84,7 @@ fn curl_decompresses_files_compressed_on_the_fly() {
     let site = Site::new();
     let text = "all work and no play\n".repeat(5000);
     site.file("page.html", &text);
-    for coding in ["zstd", "gzip"] {
+    for coding in ["br", "zstd", "gzip"] {
         let server = Server::with_site(&site, &format!("compress = ['{coding}']"));
         let page = url(&server, "/page.html");
         let fields = "%{header_json}";

@@ -230,7 +230,9 @@ impl Streams {
                     }
                     Input::End => carried.due.push(Due::App(ticket)),
                     Input::Leave(_) => carried.has_left = true,
-                    Input::Join(_) | Input::Settled | Input::Unbuffered => panic!("this test caches no pages"),
+                    Input::Join(_) | Input::Settled | Input::Unbuffered | Input::Compress(_) => {
+                        panic!("this test caches and compresses no pages")
+                    }
                 },
                 Action::Log(_) => {}
                 other => panic!("an exchange must not act on connections: {other:?}"),

@@ -308,7 +308,7 @@ impl World {
             }
             Input::Leave(_) => drop(self.apps.remove(&ticket.0)),
             Input::Unbuffered => {}
-            Input::Join(_) | Input::Settled => panic!("this test caches no pages"),
+            Input::Join(_) | Input::Settled | Input::Compress(_) => panic!("this test caches no pages"),
         }
     }
 

@@ -545,6 +545,7 @@ impl World {
             Input::Join(name) => return Some(self.join(n, ticket, name)),
             Input::Leave(_) | Input::Settled => self.settle_page(n, ticket),
             Input::Start(_) | Input::Body(_) | Input::End | Input::Unbuffered => false,
+            Input::Compress(_) => unreachable!("no rule compresses responses"),
         };
         let World { sessions, plays, begun, dice, .. } = self;
         let session = &mut sessions[n];
@@ -572,7 +573,7 @@ impl World {
         };
         assert_eq!(app.ticket, ticket);
         match input {
-            Input::Start(_) | Input::Join(_) => unreachable!("handled above"),
+            Input::Start(_) | Input::Join(_) | Input::Compress(_) => unreachable!("handled above"),
             Input::Body(bytes) => {
                 assert!(!app.input_ended && !bytes.is_empty());
                 app.input.extend_from_slice(&bytes);

@@ -5,6 +5,7 @@
 
 mod harness;
 
+mod app_compression;
 mod apps;
 mod auth;
 mod backend_tls;

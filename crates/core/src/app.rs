@@ -19,6 +19,7 @@ use amped_http::status::Status;
 use amped_http::uri::{self, Target};
 
 use crate::cache::page::PageName;
+use crate::compress::StreamWork;
 use crate::request_id::RequestId;
 use crate::routes::Routed;
 use crate::site::{AppRule, Site, Sites};
@@ -66,6 +67,8 @@ pub enum Input {
     Settled,
     /// Read the response no faster than the client accepts it.
     Unbuffered,
+    /// Compress the rest of the response: what follows as its output is the compressed body, in pieces, then [`Output::Ended`].
+    Compress(Box<StreamWork>),
 }
 
 /// Output and state changes of an application.

@@ -4,11 +4,12 @@
 //! file as it is, nobody waits, and the driver has a thread of low priority compress the content that was sent to it
 //! ([`CompressWork`]). The result ([`Encoded`]) is cached by the state of the file and the coding (`cache/content`).
 //!
-//! Only files are compressed, never responses of applications: the length of a compressed page that contains both a secret
-//! and something that an attacker chooses reveals the secret (BREACH, 2013).
+//! Responses of applications are compressed only if their rule asks for it, while they arrive ([`StreamWork`]): the length of a
+//! compressed page that contains both a secret and something that an attacker chooses reveals the secret (BREACH, 2013).
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use amped_http::negotiate::Coding;
 
@@ -62,6 +63,26 @@ impl<F> Encoded<F> {
         let content = Content { version: representation.version, store: Stored::Memory(bytes) };
         Encoded { representation, content: Arc::new(content) }
     }
+}
+
+/// Maximum responses of applications that a loop compresses at a time; each takes up to 2 MiB. Further ones are sent as they are.
+pub const STREAMS_MAX: usize = 64;
+
+/// The body of a response to compress while it arrives.
+#[derive(Debug)]
+pub struct StreamWork {
+    /// The coding.
+    pub coding: Coding,
+    /// The first bytes of the body, which have arrived with the head.
+    pub first: Vec<u8>,
+    /// These are all.
+    pub is_last: bool,
+    /// The length of the body, if the application has given it.
+    pub length: Option<u64>,
+    /// Maximum length of the body.
+    pub max_bytes: u64,
+    /// One of [`STREAMS_MAX`], until dropped.
+    pub slot: Arc<()>,
 }
 
 #[cfg(test)]

@@ -456,6 +456,8 @@ impl Exchange {
             Output::Room => app_request.note_room(cx.now),
             Output::Bytes(bytes) => return self.take_output_bytes(cx, bytes, false, protocol),
             Output::Last(bytes) => match self.take_output_bytes(cx, bytes, true, protocol) {
+                // It ends when it is compressed.
+                Progress::Open if matches!(&self.state, State::App(app_request) if app_request.is_compressed) => {}
                 Progress::Open => return self.end_app(cx, None, protocol),
                 Progress::Over => return Progress::Over,
             },

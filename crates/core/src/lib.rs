@@ -15,7 +15,8 @@
 //!    of the disk side, and what response heads say about them.
 //! 4. `cache::uri`, `cache::path`, `cache::head`, `cache::content`, `cache::page`: one cache each.
 //! 5. `app`, `reply`: requests to applications, and responses.
-//! 6. `plan`, `pages`, `event`: the meaning of a request, cached pages of applications, and events and actions.
+//! 6. `plan`, `pages`, `app_coding`, `event`: the meaning of a request, cached and compressed responses of applications, and events
+//!    and actions.
 //! 7. `cache`: all caches of a loop; `shared_state`: the state shared by the connections of a loop.
 //! 8. `decide`: how a request is answered.
 //! 9. `exchange`: one request until its response is complete; `http1`: a
@@ -30,6 +31,7 @@ extern crate std;
 
 pub mod access;
 pub mod app;
+mod app_coding;
 pub mod auth;
 pub mod cache;
 mod client;

@@ -18,6 +18,7 @@ use amped_http::caching;
 use amped_http::cgi::ScriptHead;
 use amped_http::h1::request::{self, Framing, Request};
 use amped_http::method::Method;
+use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 use amped_units::Time;
 
@@ -67,8 +68,15 @@ pub(crate) fn wanted(
 }
 
 /// The cache key of a request: scheme, host with port, and target, as sent, since the application sees both. `None` without a
-/// Host: the application would then see the local address, which this crate does not know.
-pub(crate) fn name_of(generation: u32, handler: &HandlerMatch, request: &Request<'_>, head: &[u8]) -> Option<PageName> {
+/// Host: the application would then see the local address, which this crate does not know. `coding`: that in which this client
+/// gets a response that can be compressed.
+pub(crate) fn name_of(
+    generation: u32,
+    handler: &HandlerMatch,
+    coding: Coding,
+    request: &Request<'_>,
+    head: &[u8],
+) -> Option<PageName> {
     let (_, host) = request::fields(head).find(|(name, _)| name.eq_ignore_ascii_case(b"host"))?;
     // Neither part contains a line end.
     let scheme: &[u8] = if request.secure { b"https\n" } else { b"http\n" };

@@ -12,6 +12,7 @@ use amped_http::h2::head::FlatHead;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{Budgets, Caches, SharedCaches};
+use crate::compress::STREAMS_MAX;
 use crate::limits::Limits;
 use crate::record::{Records, RequestPermit};
 use crate::reply::{ReadyErrors, WallClock};
@@ -66,6 +67,8 @@ pub struct SharedState<F> {
     /// Scratch space for the decoded head of a request of HTTP/2.
     pub(crate) fields: FieldList,
     pub(crate) flat_head: FlatHead,
+    /// One reference more than responses of applications that are being compressed.
+    pub(crate) streams: Arc<()>,
     /// Prepared error responses.
     pub(crate) errors: ReadyErrors,
 }
@@ -95,6 +98,8 @@ pub struct Counts {
     pub page_misses: u64,
     /// Requests that waited for a page already being generated for another request.
     pub page_collapsed: u64,
+    /// Responses of applications that were sent uncompressed, because as many as possible were being compressed.
+    pub streams_refused: u64,
     /// What is particular to HTTP/2.
     pub http2: Http2Counts,
 }
@@ -162,6 +167,13 @@ impl<F> SharedState<F> {
             flat_head: FlatHead::new(),
             errors: ReadyErrors::default(),
         }
+    }
+
+    /// Takes a place among the responses of applications that are being compressed, if there is one.
+    pub(crate) fn take_stream(&mut self) -> Option<Arc<()>> {
+        let is_free = Arc::strong_count(&self.streams) <= STREAMS_MAX;
+        self.counts.streams_refused += u64::from(!is_free);
+        is_free.then(|| Arc::clone(&self.streams))
     }
 
     /// Switches to another configuration. If the budgets change, the counters of the caches restart from zero; shared

@@ -71,6 +71,13 @@ pub fn read<'a>(fields: impl Iterator<Item = (&'a str, &'a [u8])>, now_seconds: 
     said
 }
 
+/// Whether this value of Cache-Control forbids to change the coding of a response (`no-transform`: RFC 9111, 5.2.2.6).
+pub fn forbids_transformation(value: &[u8]) -> bool {
+    let mut forbids = false;
+    each_directive(value, |directive, _| forbids |= directive.eq_ignore_ascii_case(b"no-transform"));
+    forbids
+}
+
 /// RFC 9111, 4.2.1: of conflicting or invalid directives the shortest lifetime counts.
 fn note(known: &mut Option<u64>, argument: &[u8]) {
     let seconds = seconds(argument).unwrap_or(0);

@@ -332,6 +332,31 @@ pub struct CompressionCounts {
     pub out_bytes: u64,
     /// The time that compression took, of all files, nanoseconds.
     pub ns: u64,
+    /// Responses of applications.
+    pub responses: ResponseCompressionCounts,
+}
+
+/// Compression of responses of applications.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResponseCompressionCounts {
+    /// Responses that were compressed to their end.
+    pub compressed: u64,
+    /// Bytes compressed.
+    pub in_bytes: u64,
+    /// Their size afterwards, bytes.
+    pub out_bytes: u64,
+    /// The time that it took, of all threads, nanoseconds.
+    pub ns: u64,
+}
+
+impl ResponseCompressionCounts {
+    /// Counts a piece of a response that was compressed.
+    pub fn add(&mut self, in_bytes: usize, (out_bytes, is_end): (usize, bool), time: Duration) {
+        self.compressed += u64::from(is_end);
+        self.in_bytes += in_bytes as u64;
+        self.out_bytes += out_bytes as u64;
+        self.ns += u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    }
 }
 
 impl CompressionCounts {
@@ -552,6 +577,11 @@ figures! {
     compression.in_bytes: Counter Bytes "compression_input" "" "Size of compressed files before compression.",
     compression.out_bytes: Counter Bytes "compression_output" "" "Size of compressed files.",
     compression.ns: Counter Nanoseconds "compression_time" "" "Time spent compressing files, in a thread of its own.",
+    compression.responses.compressed: Counter Things "app_compressions" "result=\"compressed\"" "Responses of applications to compress.",
+    counts.streams_refused: Counter Things "app_compressions" "result=\"busy\"" "Responses of applications to compress.",
+    compression.responses.in_bytes: Counter Bytes "app_compression_input" "" "Bytes of applications' responses before compression.",
+    compression.responses.out_bytes: Counter Bytes "app_compression_output" "" "Bytes of applications' responses after compression.",
+    compression.responses.ns: Counter Nanoseconds "app_compression_time" "" "Time spent compressing responses of applications, in threads of their own.",
     probes.names: Counter Things "probe_misses" "of=\"name\"" "Probes that would have had to wait.",
     cold_windows: Counter Things "probe_misses" "of=\"window\"" "Probes that would have had to wait.",
     probes.changes: Counter Things "probe_misses" "of=\"change\"" "Probes that would have had to wait.",

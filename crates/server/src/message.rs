@@ -12,6 +12,7 @@ use amped_core::site::Sites;
 use amped_units::Time;
 
 use crate::app::cgi::Started;
+use crate::app::compressor::Encoded;
 use crate::app::connection::Step;
 use crate::app::single_flight::Settled;
 use crate::app::spool;
@@ -41,6 +42,8 @@ pub enum Message {
     BackendStep(Box<Step>),
     /// A spool task was completed.
     Spooled(Box<spool::Done>),
+    /// A piece of an application's response was compressed.
+    Encoded(Box<Encoded>),
     /// A page that a request waits for is cached now, or will not be.
     PageSettled(Settled),
     /// Apply another configuration.
@@ -92,6 +95,12 @@ impl From<Box<Step>> for Message {
 impl From<Box<spool::Done>> for Message {
     fn from(done: Box<spool::Done>) -> Message {
         Message::Spooled(done)
+    }
+}
+
+impl From<Box<Encoded>> for Message {
+    fn from(done: Box<Encoded>) -> Message {
+        Message::Encoded(done)
     }
 }
 

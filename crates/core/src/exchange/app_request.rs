@@ -22,12 +22,15 @@ use amped_http::cgi::{self, Answer};
 use amped_http::h1::gateway;
 use amped_http::h1::request::{self, Expectation, Framing, Request};
 use amped_http::method::Method;
+use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 use amped_units::{Bytes, Time};
 
 use super::context::{Context, Protocol};
 use crate::app::{self, AppHead, AppTrouble, HandlerMatch, Input};
+use crate::app_coding;
 use crate::cache::page::{AppPage, Lookup, PageName, UNCACHEABLE_TIME};
+use crate::compress::StreamWork;
 use crate::decide::{self, PreparedResponse};
 use crate::event::{Action, Ticket};
 use crate::file::FileHandle;
@@ -63,6 +66,8 @@ pub(super) struct AppRequest {
     pub(super) backend: Option<Arc<str>>,
     /// The connection carries another protocol: both sides are passed on as they are.
     pub(super) is_tunnel: bool,
+    /// The body is compressed by the driver.
+    pub(super) is_compressed: bool,
     /// The cache fill, if the response may be cached.
     fill: Option<Box<Fill>>,
 }
@@ -85,6 +90,13 @@ struct Fill {
     body: Vec<u8>,
 }
 
+/// A response that is sent in this coding, and its place among those that may be compressed at a time.
+#[derive(Debug)]
+pub(super) struct Stream {
+    coding: Coding,
+    slot: Arc<()>,
+}
+
 /// The progress of an application's response.
 #[derive(Debug)]
 pub(super) enum Stage {
@@ -94,6 +106,8 @@ pub(super) enum Stage {
     Body(ScriptFraming),
     /// The rest of the output is discarded. Then the request with this head replaces the current one.
     Rest(Vec<u8>),
+    /// The rest of the output is discarded. Then this page, which the application has confirmed, is the response.
+    Confirmed(Arc<AppPage>),
 }
 
 /// The result of passing a request to an application.
@@ -175,6 +189,7 @@ impl AppRequest {
             passed_at: cx.now,
             backend: None,
             is_tunnel: false,
+            is_compressed: false,
             handler,
             fill,
         }))
@@ -322,7 +337,7 @@ impl AppRequest {
         }
     }
 
-    /// Builds the response that begins with this head, and the framing of its body. `length`: the length of the body if
+    /// Builds the response that begins with this head, the framing of its body, and whether to compress that. `length`: the length of the body if
     /// it is complete: then head and body are sent together. `open_ended`: the framing of a body of unknown length.
     pub(super) fn reply<F: FileHandle>(
         &mut self,
@@ -330,8 +345,24 @@ impl AppRequest {
         (request, sent_head): (&Request<'_>, &[u8]),
         script_head: &cgi::ScriptHead<'_>,
         (status, length, open_ended): (Status, Option<usize>, ScriptFraming),
-    ) -> (PreparedResponse<F>, ScriptFraming) {
-        let framing = match (request.method, status, script_head.length) {
+    ) -> (PreparedResponse<F>, ScriptFraming, Option<Stream>) {
+        let coding = self.coding_of(cx, request, (status, script_head));
+        let tag = coding.map(|_| app_coding::weak_tag(script_head)).unwrap_or_default();
+        let stream = coding
+            .filter(|&coding| coding != Coding::Identity && status != Status::NOT_MODIFIED)
+            .and_then(|coding| Some(Stream { coding, slot: cx.shared.take_stream()? }));
+        let changed = match (&stream, coding) {
+            (_, None) => None,
+            (Some(stream), _) => Some(app_coding::encoded(script_head, stream.coding, &tag)),
+            // The client's copy has the weak tag.
+            (None, Some(coding)) if coding != Coding::Identity && status == Status::NOT_MODIFIED => {
+                Some(app_coding::varying(script_head, Some(&tag)))
+            }
+            (None, Some(_)) => Some(app_coding::varying(script_head, None)),
+        };
+        let sent = changed.as_ref().unwrap_or(script_head);
+        let length = length.filter(|_| stream.is_none());
+        let framing = match (request.method, status, sent.length) {
             // RFC 9112, 6.3: none of these has a body.
             (Some(Method::Head), ..) | (_, Status::NO_CONTENT | Status::NOT_MODIFIED, _) => ScriptFraming::None,
             (_, _, Some(length)) => ScriptFraming::Length(length),
@@ -341,19 +372,53 @@ impl AppRequest {
         if let Some(http) = self.handler.rule(&cx.shared.sites).and_then(|rule| rule.http.as_ref()) {
             self.time = http.idle_timeout;
         }
-        self.judge_page(cx, (request, sent_head), script_head, status);
+        self.judge_page(cx, (request, sent_head), (script_head, sent), status);
         if script_head.unbuffered {
             cx.actions.push(Action::App(self.ticket, Input::Unbuffered));
         }
         let site = cx.shared.sites.of(self.handler.site);
-        let head = reply::script(site, request, self.handler.path(), status, script_head, framing);
+        let head = reply::script(site, request, self.handler.path(), status, sent, framing);
         let head = ReplyHead::Owned(Box::new(head));
         let body = if framing == ScriptFraming::None { Body::Empty } else { Body::Open };
-        (PreparedResponse { head, body, outcome: Outcome::App }, framing)
+        let stream = stream.filter(|_| framing != ScriptFraming::None);
+        (PreparedResponse { head, body, outcome: Outcome::App }, framing, stream)
     }
 
-    /// Builds the response with this head, after which both sides are passed on as they are.
-    pub(super) fn switch<F: FileHandle>(&mut self, cx: &Context<'_, F>, head: &[u8]) -> PreparedResponse<F> {
+    /// The coding in which the client gets this response; `None` if no client gets it in any other than the application's.
+    fn coding_of<F>(
+        &self,
+        cx: &Context<'_, F>,
+        request: &Request<'_>,
+        (status, script_head): (Status, &cgi::ScriptHead<'_>),
+    ) -> Option<Coding> {
+        let rule = self.handler.rule(&cx.shared.sites).filter(|rule| !rule.compress.is_empty())?;
+        // Nothing in a 304 says whether the client's copy was compressed.
+        let may_be = status == Status::NOT_MODIFIED || app_coding::is_compressible_response(status, script_head);
+        may_be.then(|| app_coding::coding(rule, request))
+    }
+
+    /// Has the body compressed, which begins with `rest`. `is_last`: that is all of it. `length`: that of the whole body, if it is
+    /// known. The driver enforces both lengths from now on, since only it sees the body.
+    pub(super) fn compress<F>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        Stream { coding, slot }: Stream,
+        (rest, is_last): (&[u8], bool),
+        length: Option<u64>,
+    ) {
+        self.is_compressed = true;
+        let max_bytes = mem::replace(&mut self.output_left, u64::MAX).saturating_add(rest.len() as u64);
+        let work = StreamWork { coding, first: rest.to_vec(), is_last, length, max_bytes, slot };
+        cx.actions.push(Action::App(self.ticket, Input::Compress(Box::new(work))));
+    }
+
+    /// Builds the response to `request` with this head, after which both sides are passed on as they are.
+    pub(super) fn switch<F: FileHandle>(
+        &mut self,
+        cx: &Context<'_, F>,
+        request: &Request<'_>,
+        head: &[u8],
+    ) -> PreparedResponse<F> {
         if let Some(http) = self.handler.rule(&cx.shared.sites).and_then(|rule| rule.http.as_ref()) {
             self.time = http.tunnel_timeout;
         }

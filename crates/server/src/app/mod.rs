@@ -9,7 +9,7 @@
 //! connection to it (`backend`, `connection`, `codec`), of several that speak HTTP to one in service (`upstream`), and `manager`
 //! starts such applications; `launch` describes a program to start. `checker` checks whether servers respond (`health`). `scripts` caches which names are scripts; steps that may block are done in a thread if the
 //! loop must not block (`threads`). `request` moves the bytes, `spool` stores those for which one side is too slow, and
-//! `output` is what an application writes. The `semaphore` limits concurrent requests; further ones wait here, in their
+//! `output` is what an application writes, and `compressor` compresses it if the rule asks for that. The `semaphore` limits concurrent requests; further ones wait here, in their
 //! order. Requests for a page that is being generated for another request wait for it (`single_flights`).
 
 pub mod backend;
@@ -17,6 +17,7 @@ pub mod backend_request;
 pub mod cgi;
 mod checker;
 mod codec;
+pub mod compressor;
 pub mod connection;
 mod health;
 pub mod manager;
@@ -50,7 +51,8 @@ use self::backend::{At, Backend, StartError};
 use self::backend_request::{Abandoned, AppCall, BackendRequest, Link};
 pub use self::cgi::Ends;
 use self::cgi::{AppStart, Job, Place, Running, Started};
-use self::connection::{BackendConnection, Verification};
+use self::compressor::{Compressor, Encoded, Results};
+use self::connection::{BackendConnection, Step, Verification};
 use self::health::Health;
 use self::manager::ProcessManager;
 use self::output::{ReadResult, StderrLines};
@@ -242,6 +244,8 @@ pub struct AppSide {
     epoll: Arc<Epoll>,
     /// Starts requests, for a loop that must not block.
     starter: Option<Threads<Box<Job>>>,
+    /// Does what takes time of TLS handshakes with backends, likewise.
+    verifier: Option<Threads<Box<Step>>>,
     /// Stores bodies.
     spooler: Spooler,
     /// Requests that wait for a permit, by their number; may include requests whose client has left.
@@ -264,6 +268,8 @@ pub struct AppSide {
     name: String,
     scripts: Scripts,
     mailbox: Arc<dyn Post<Settled>>,
+    /// Results of compressing responses.
+    encoded: Results,
     /// Pages being generated for this loop's own cache.
     single_flights: Arc<SingleFlight>,
     /// Requests that were forwarded.
@@ -335,11 +341,12 @@ impl AppSide {
     /// otherwise threads do, and report to this mailbox.
     pub fn new<M>(epoll: Arc<Epoll>, mailbox: &Arc<M>, waits: bool) -> AppSide
     where
-        M: Post<Box<Started>> + Post<Box<spool::Done>> + Post<Settled> + 'static,
+        M: Post<Box<Started>> + Post<Box<Step>> + Post<Box<spool::Done>> + Post<Settled> + Post<Box<Encoded>> + 'static,
     {
         AppSide {
             epoll,
             starter: (!waits).then(|| Threads::new("starter", Arc::<M>::clone(mailbox))),
+            verifier: (!waits).then(|| Threads::new("backend-tls", Arc::<M>::clone(mailbox))),
             spooler: Spooler::new(Arc::<M>::clone(mailbox), waits),
             queue: BTreeMap::new(),
             look_again: Time::NEVER,
@@ -353,6 +360,7 @@ impl AppSide {
             name: format!("{:x}-{:x}", std::process::id(), Arc::as_ptr(mailbox).addr() >> 4 & 0xffff),
             scripts: Scripts::default(),
             mailbox: Arc::<M>::clone(mailbox),
+            encoded: Arc::<M>::clone(mailbox),
             single_flights: Arc::default(),
             http: HttpCounts::default(),
         }
@@ -423,6 +431,19 @@ impl AppSide {
                 let request = request.as_mut().filter(|request| request.ticket == ticket)?;
                 request.reads_ahead = false;
                 None
+            }
+            Input::Compress(work) => {
+                let request = request.as_mut().filter(|request| request.ticket == ticket)?;
+                if work.is_last {
+                    // It stays until it is compressed.
+                    request.stage = Stage::Drains(None);
+                }
+                let (compressor, result) = Compressor::new((token, ticket), *work, &self.encoded);
+                request.compressor = Some(Box::new(compressor));
+                result.err().map(|why| {
+                    request.stderr_lines.note(why);
+                    self.give_up(request, AppTrouble::Failed)
+                })
             }
             Input::Leave(why) => {
                 if let Some(mut request) = request.take_if(|request| request.ticket == ticket) {

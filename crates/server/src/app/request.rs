@@ -22,6 +22,7 @@ use amped_units::Time;
 
 use super::backend_request::BackendRequest;
 use super::cgi::{Place, Running};
+use super::compressor::{Compressor, Encoded};
 use super::connection::Step;
 use super::output::{ReadResult, StderrLines};
 use super::semaphore::{Semaphore, Waits};
@@ -81,6 +82,8 @@ pub struct AppRequest {
     pub(super) reads_ahead: bool,
     /// There may be something to read.
     pub(super) is_ready: bool,
+    /// The response is compressed on its way from the spool to the client.
+    pub(super) compressor: Option<Box<Compressor>>,
     pub(super) stderr_lines: StderrLines,
     /// How long the application may continue after its client has left.
     pub(super) time: Duration,
@@ -127,6 +130,7 @@ impl AppRequest {
             output: Spool::new(Side::Response, None),
             reads_ahead: false,
             is_ready: true,
+            compressor: None,
             stderr_lines: StderrLines::new("", b""),
             time: Duration::ZERO,
             filling: None,
@@ -169,9 +173,24 @@ impl AppRequest {
         }
     }
 
+    /// Handles a piece of the response that was compressed.
+    pub fn note_encoded(&mut self, done: Encoded) {
+        if let Some(compressor) = &mut self.compressor {
+            compressor.note_done(done);
+        }
+    }
+
     /// Returns the memory that it uses, bytes.
     pub fn heap_bytes(&self) -> usize {
-        size_of::<AppRequest>() + self.input.heap_bytes() + self.output.heap_bytes()
+        size_of::<AppRequest>()
+            + self.input.heap_bytes()
+            + self.output.heap_bytes()
+            + self.compressor.as_ref().map_or(0, |compressor| compressor.heap_bytes())
+    }
+
+    /// Returns the memory of its bodies, bytes.
+    pub fn held_bytes(&self) -> usize {
+        self.heap_bytes() - size_of::<AppRequest>()
     }
 
     /// Adds a part of the body; an empty part ends it.
@@ -264,6 +283,57 @@ impl AppRequest {
         buffer: &mut [u8],
         wake: impl FnMut(Time),
     ) -> ReadResult {
+        self.output.set_memory(room.ahead, room.back);
+        let Some(compressor) = &mut self.compressor else {
+            return self.turn_plain(now, (token, room), spooler, buffer, wake);
+        };
+        let wants_output = room.output > 0;
+        let most = room.output.min(buffer.len());
+        if let count @ 1.. = compressor.take(&mut buffer[..most]) {
+            return ReadResult::Bytes(count);
+        }
+        if compressor.has_failed() {
+            return ReadResult::Failed(AppTrouble::Failed);
+        }
+        let (wants_input, is_over) = (compressor.wants_input(), wants_output && compressor.is_over());
+        let room = Room { output: if wants_input || is_over { room.ahead } else { 0 }, ..room };
+        let result = self.turn_plain(now, (token, room), spooler, buffer, wake);
+        self.compress(result, wants_input, buffer)
+    }
+
+    /// Passes what a turn has read to the compressor. `wants_input`: it can take more.
+    fn compress(&mut self, result: ReadResult, wants_input: bool, buffer: &[u8]) -> ReadResult {
+        let is_drained = matches!(self.stage, Stage::Drains(None));
+        let Some(compressor) = self.compressor.as_mut().filter(|_| wants_input) else { return result };
+        let taken = match result {
+            // An end that came with them is reported again.
+            ReadResult::Bytes(count) | ReadResult::Last(count) => compressor.put(&buffer[..count]),
+            ReadResult::Ended if is_drained => compressor.finish(Vec::new()),
+            ReadResult::Nothing => {
+                compressor.flush();
+                return ReadResult::Nothing;
+            }
+            other => return other,
+        };
+        match taken {
+            Ok(()) => ReadResult::Again,
+            Err(why) => {
+                self.stderr_lines.note(why);
+                ReadResult::Failed(AppTrouble::Failed)
+            }
+        }
+    }
+
+    /// A turn without compression, or what comes before it.
+    fn turn_plain(
+        &mut self,
+        now: Time,
+        (token, room): (Token, Room),
+        spooler: &mut Spooler,
+        buffer: &mut [u8],
+        wake: impl FnMut(Time),
+    ) -> ReadResult {
+        let wants_output = room.output > 0;
         let is_fed = self.feed(token, spooler);
         if self.has_room() {
             return ReadResult::Room;

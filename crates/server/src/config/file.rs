@@ -168,12 +168,12 @@ pub struct SiteTable {
     /// A sibling older than its original is ignored.
     #[default(Coding::SIBLINGS.into())]
     pub precompressed: Vec<Coding>,
-    /// Codings in which text files without such a sibling are compressed on the fly, such as ["zstd", "gzip"]
+    /// Codings in which text files without such a sibling are compressed on the fly, such as ["br", "zstd", "gzip"]
     ///
-    /// Types `text/*`, JSON, JavaScript, XML, SVG and WebAssembly, from 1 KiB to 4 MiB. The first client gets the file itself; a
-    /// thread of low priority compresses it for later ones. Responses of applications are never compressed.
-    #[schemars(extend("examples" = [["zstd", "gzip"]]))]
-    pub compress: Vec<CompressCoding>,
+    /// Types `text/*`, JSON, JavaScript, XML, SVG and WebAssembly, from 1 KiB to 4 MiB, with Brotli's level 5, Zstandard's 12 or gzip's 6. The first client gets the file itself; a
+    /// thread of low priority compresses it for later ones. Responses of applications have a key of their own.
+    #[schemars(extend("examples" = [["br", "zstd", "gzip"]]))]
+    pub compress: Vec<Coding>,
     /// Directory in a user's home that /~user/ serves
     #[schemars(example = &"public_html")]
     #[serde(deserialize_with = "HomeDirectory::text")]
@@ -419,6 +419,13 @@ pub struct AppTable {
     #[serde(default, with = "Seconds")]
     #[schemars(example = "10s")]
     pub cache: Option<Duration>,
+    /// Codings in which text responses are compressed, such as ["zstd", "gzip"]; only if no page has a secret beside text of its request
+    ///
+    /// Types as for `compress` of a site, from 1 KiB if the length is known, unless the application has chosen a coding or says
+    /// `Cache-Control: no-transform`. With Zstandard's level 3, gzip's 4 or Brotli's 4.
+    #[serde(default)]
+    #[schemars(extend("examples" = [["zstd", "gzip"]]))]
+    pub compress: Vec<Coding>,
     /// Maximum concurrent requests across the whole server; default 20, for `fastcgi` and `http` no limit
     #[serde(default, with = "Count::<1, 4096>")]
     #[schemars(example = 20)]

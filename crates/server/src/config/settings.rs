@@ -14,7 +14,6 @@ use std::time::Duration;
 use amped_core::cache::hostname::HostnameLimits;
 use amped_core::forms::{FieldValue, HealthPath};
 use amped_units::{Bytes, Count, Form as _, Positive, PositiveBytes, PositiveSeconds, Seconds, parse_text};
-use amped_http::negotiate::Coding;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smart_default::SmartDefault;
@@ -487,26 +486,6 @@ impl ContentMode {
     /// Returns whether small bodies are cached in memory.
     pub fn keeps_bodies(self) -> bool {
         matches!(self, ContentMode::Mixed | ContentMode::Copy)
-    }
-}
-
-/// A coding in which files are compressed on the fly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum CompressCoding {
-    /// Level 6
-    Gzip,
-    /// Level 12
-    Zstd,
-}
-
-impl CompressCoding {
-    /// Returns it as a content coding.
-    pub fn coding(self) -> Coding {
-        match self {
-            CompressCoding::Gzip => Coding::Gzip,
-            CompressCoding::Zstd => Coding::Zstd,
-        }
     }
 }
 
