@@ -1,13 +1,21 @@
 //! HTTP/2 with clients that are not ours: curl, nghttp and h2load, with and without TLS.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::process::Command;
+use std::thread;
 
 use super::harness::{Server, Site, pattern};
 use super::{peer, said};
 
 /// A site with a certificate for `localhost`, served with and without TLS.
 fn served() -> (Site, Server) {
+    served_with("")
+}
+
+/// The same, with these keys of the site.
+fn served_with(keys: &str) -> (Site, Server) {
     let site = Site::new();
     let path = |name: &str| site.path().join(name).to_str().unwrap().to_owned();
     let mut openssl = peer("openssl");
@@ -16,8 +24,10 @@ fn served() -> (Site, Server) {
     said(openssl.args(["-keyout", &path("key"), "-out", &path("certificate")]));
     site.file("root/small.txt", "small\n");
     site.file("root/large.bin", pattern(3_000_000));
-    let text = "listen = [\"127.0.0.1:0\", \"127.0.0.1:0 tls\"]\n\
-         [[site]]\nroot = \"root\"\ncertificate = [\"certificate\"]\nkey = [\"key\"]\n";
+    let text = format!(
+        "listen = [\"127.0.0.1:0\", \"127.0.0.1:0 tls\"]\n\
+         [[site]]\nroot = \"root\"\ncertificate = [\"certificate\"]\nkey = [\"key\"]\n{keys}"
+    );
     let server = Server::start(&["--config", site.file("amped.toml", text).to_str().unwrap()]);
     (site, server)
 }
@@ -75,5 +85,57 @@ fn h2load_gets_every_response_over_http2() {
             assert_eq!(line("requests:"), expected);
             assert_eq!(line("status codes:"), format!("status codes: {count} 2xx, 0 3xx, 0 4xx, 0 5xx"));
         }
+    }
+}
+
+/// curl and nghttp get responses before the final one, over both versions.
+#[test]
+fn curl_and_nghttp_take_early_hints() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let backend = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = BufReader::new(stream.unwrap());
+            let mut line = String::new();
+            while stream.read_line(&mut line).is_ok_and(|count| count > 2) {
+                line.clear();
+            }
+            let hints = "HTTP/1.1 103 Early Hints\r\nLink: </b.css>; rel=preload; as=style\r\n\r\n";
+            let _ = stream.get_mut().write_all(hints.repeat(2).as_bytes());
+            let _ =
+                stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\npage");
+        }
+    });
+    let (site, server) = served_with(&format!(
+        "[[site.app]]\nmatch = \"/app\"\nhttp = [\"{backend}\"]\n\
+         [[site.early_hints]]\nmatch = \"/app\"\nlinks = [\"</a.css>; rel=preload; as=style\"]\n"
+    ));
+    let navigates = "sec-fetch-mode: navigate";
+    let count = |text: &str, what: &str| text.matches(what).count();
+    for (url, http2) in urls(&server).iter().zip(["--http2-prior-knowledge", "--http2"]) {
+        let get = |option: &str| {
+            let args = [option, "--no-alpn", "--include", "--header", navigates];
+            // `curl --http1.0` offers `http/1.0` alone otherwise.
+            let args = if option == "--http1.0" { &args[..] } else { &[option, "--include", "--header", navigates] };
+            said(curl(&site).args(args).arg(format!("{url}/app"))).to_ascii_lowercase()
+        };
+        let text = get(http2);
+        assert_eq!(
+            (count(&text, "http/2 103"), count(&text, "http/2 200"), count(&text, "link: </a.css>")),
+            (3, 1, 1),
+            "{text}"
+        );
+        assert!(text.ends_with("\r\n\r\npage"), "{text}");
+        let text = get("--http1.1");
+        assert_eq!(
+            (count(&text, "http/1.1 103"), count(&text, "http/1.1 200"), count(&text, "/a.css")),
+            (2, 1, 0),
+            "{text}"
+        );
+        let text = get("--http1.0");
+        assert_eq!((count(&text, " 103"), count(&text, " 200 ok")), (0, 1), "{text}");
+        let args = ["--verbose", "--no-verify-peer", "--header", navigates];
+        let text = said(peer("nghttp").args(args).arg(format!("{url}/app")));
+        assert_eq!((count(&text, ":status: 103"), count(&text, ":status: 200")), (3, 1), "{text}");
     }
 }

@@ -16,6 +16,8 @@ use amped_core::shared_state::SharedState;
 use amped_core::site::{AppRule, Site, Sites};
 use amped_http::h1::request::{self, Framing, HeadLimits, Request, Version};
 use amped_http::h1::response::Connection;
+use amped_http::interim::Interim;
+use amped_http::status::Status;
 use amped_units::{Bytes, Time};
 
 use crate::client;
@@ -86,7 +88,8 @@ impl Protocol<FakeFile> for Stream {
         self.forgone |= self.body_left;
     }
 
-    fn proceed(&mut self, _cx: &mut Context<'_, FakeFile>) {
+    fn interim(&mut self, _cx: &mut Context<'_, FakeFile>, interim: &Interim) {
+        assert_eq!(interim.status(), Status::CONTINUE);
         assert!(!std::mem::replace(&mut self.proceeded, true), "a second 100 (Continue)");
     }
 

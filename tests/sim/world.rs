@@ -605,7 +605,7 @@ impl World {
         match output {
             Output::Last(_) | Output::Ended | Output::Failed(_) => session.ended_app = ticket,
             Output::Started | Output::Backend(_) => session.app = Some(app),
-            Output::Room | Output::Bytes(_) | Output::Switched(_) => session.app = Some(app),
+            Output::Room | Output::Interim(_) | Output::Bytes(_) | Output::Switched(_) => session.app = Some(app),
             Output::First | Output::Follows | Output::Again => unreachable!("applications have no such output"),
         }
         let has_ended = self.sessions[n].app.is_none();

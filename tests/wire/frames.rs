@@ -193,6 +193,11 @@ impl Http2 {
         is_whole && self.take_frame()
     }
 
+    /// The last head of a stream, of which there must be one.
+    pub fn last_head(&self, stream: StreamId) -> &Response {
+        self.streams[&stream.0].heads.last().unwrap()
+    }
+
     /// The interim responses of a stream so far.
     pub fn interim(&self, stream: StreamId) -> Vec<u16> {
         self.streams[&stream.0].heads.iter().map(|head| head.status).filter(|status| *status < 200).collect()

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::disk::{SlowDisk, alone, cold_files, evict};
+use super::frames::Http2;
 use super::harness::{
     Client, Server, Site, children_of, configuration, let_files_settle, need_root, parent_of, pattern, run, wait_until,
 };
@@ -66,6 +67,32 @@ fn give_work_to_a_stopped_one(server: &Server, client: &mut Client) -> u32 {
     wait_until("a disk lookup", || server.report("disk_questions") > questions);
     assert_eq!(server.report("helper_queue"), 0, "no helper has taken the task");
     helper
+}
+
+/// The page waits for the only helper, which is stopped; its links do not.
+#[test]
+fn links_of_site_precede_file_that_helper_reads() {
+    let site = Site::on_disk();
+    site.file("index.html", "index");
+    evict(&site.file("page.html", "page"));
+    let_files_settle();
+    fs::set_permissions(site.path(), Permissions::from_mode(0o755)).unwrap();
+    let toml = "[[site.early_hints]]\nmatch = \"*.html\"\nlinks = [\"</a.css>; rel=preload; as=style\"]\n\
+        [helpers]\nkind = \"processes\"\nmax = 1\nmin_spare = 1";
+    let server = Server::with_site(&site, toml);
+    assert_eq!(server.get("/index.html").text(), "index");
+    let [helper] = helpers_of(&server)[..] else { panic!("one helper") };
+    signal("STOP", helper);
+    let mut http2 = Http2::connect(&server);
+    let stream = http2.request("GET", "/page.html", &[("sec-fetch-mode", "navigate")]);
+    http2.read_until(|http2| http2.interim(stream) == [103]);
+    assert_eq!(http2.last_head(stream).field("link"), Some("</a.css>; rel=preload; as=style"));
+    signal("CONT", helper);
+    let response = http2.response(stream);
+    assert_eq!((response.status, response.text().as_str()), (200, "page"));
+    // It is in memory now, and its response is ready at once.
+    let stream = http2.request("GET", "/page.html", &[("sec-fetch-mode", "navigate")]);
+    assert_eq!((http2.response(stream).text().as_str(), http2.interim(stream).len()), ("page", 0));
 }
 
 #[test]

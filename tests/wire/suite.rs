@@ -17,6 +17,7 @@ mod compression;
 mod conditions;
 mod connections;
 mod cors;
+mod early_hints;
 mod fastcgi;
 mod files;
 mod frames;

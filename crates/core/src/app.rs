@@ -15,6 +15,7 @@ use amped_http::cgi::{self, SendFile, Variables};
 use amped_http::forwarded;
 use amped_http::h1::gateway::{Additions, Forward};
 use amped_http::h1::request::{self, Framing, Request};
+use amped_http::interim::Interim;
 use amped_http::status::Status;
 use amped_http::uri::{self, Target};
 
@@ -80,6 +81,8 @@ pub enum Output<'a> {
     Backend(Arc<str>),
     /// The application has read all of the body that it was sent.
     Room,
+    /// A response that precedes the final one.
+    Interim(Interim),
     /// Part of the response.
     Bytes(&'a [u8]),
     /// The last part of the response.

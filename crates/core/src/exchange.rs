@@ -20,8 +20,9 @@ use core::time::Duration;
 
 use amped_http::auth::Credentials;
 use amped_http::cgi::{self, BadScript};
-use amped_http::h1::request::{self, Expectation, Framing, HeadLimits, OwnedRequest, Request};
+use amped_http::h1::request::{self, Expectation, Framing, HeadLimits, OwnedRequest, Request, Version};
 use amped_http::h1::response::HSTS;
+use amped_http::interim::Interim;
 use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_units::Time;
@@ -29,6 +30,7 @@ use amped_units::Time;
 use crate::app::{self, AppHead, AppTrouble, HandlerMatch, Output};
 use crate::cache::path::CachedEntry;
 use crate::decide::{self, DiskRequest, Failure, PreparedResponse, Step};
+use crate::early_hints;
 use crate::event::{Action, Answer, Delay, Ticket};
 use crate::exchange::app_request::{AppRequest, HeadVerdict, Stage, StartResult};
 use crate::exchange::authorization::Authorization;
@@ -89,6 +91,8 @@ struct Waiting {
     stale: Option<CachedEntry>,
     /// Whether a helper is doing the work.
     late: bool,
+    /// Whether the request has passed all checks, so that its client may get links meanwhile.
+    may_hint: bool,
 }
 
 /// The pending disk request.
@@ -115,6 +119,8 @@ struct Detour {
     permit: Option<RequestPermit>,
     /// The bandwidth of its response, if it is limited.
     bandwidth: Option<Bandwidth>,
+    /// The client got the site's links for it.
+    has_hints: bool,
     /// The ID of the request, if its site gives one.
     request_id: Option<RequestId>,
 }
@@ -347,6 +353,7 @@ impl Exchange {
             return Progress::Open;
         };
         waiting.late = true;
+        let may_hint = mem::take(&mut waiting.may_hint);
         match delay {
             Delay::Disk => {}
             Delay::Change => waiting.stale = None,
@@ -355,6 +362,9 @@ impl Exchange {
         // Its age was computed when the lookup was requested, which may be some time ago.
         let (max_stale, since) = (cx.shared.caches.budgets.max_stale, cx.now.since(waiting.requested_at));
         let Some(known) = waiting.stale.take().filter(|known| holds && known.age + since < max_stale) else {
+            if may_hint && holds {
+                self.parts(cx, protocol).0.hint();
+            }
             return Progress::Open;
         };
         let (mut steps, _) = self.parts(cx, protocol);
@@ -454,6 +464,7 @@ impl Exchange {
             // The request that this one waited for has filled the cache, or failed.
             Output::Again => return self.step(cx, protocol, |steps| steps.answer()),
             Output::Room => app_request.note_room(cx.now),
+            Output::Interim(interim) => self.pass_interim(cx, &interim, protocol),
             Output::Bytes(bytes) => return self.take_output_bytes(cx, bytes, false, protocol),
             Output::Last(bytes) => match self.take_output_bytes(cx, bytes, true, protocol) {
                 // It ends when it is compressed.
@@ -466,6 +477,22 @@ impl Exchange {
             Output::Failed(trouble) => return self.end_app(cx, Some(trouble), protocol),
         }
         Progress::Open
+    }
+
+    /// The application has sent a response that precedes the final one.
+    fn pass_interim<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        interim: &Interim,
+        protocol: &mut P,
+    ) {
+        let (steps, State::App(app_request)) = self.parts(cx, protocol) else { return };
+        // RFC 9110, 15.2: clients of HTTP/1.0 know none.
+        if steps.request.version != Version::Http10
+            && let Some(interim) = app_request.interim(steps.cx, &steps.request, interim)
+        {
+            steps.protocol.interim(steps.cx, &interim);
+        }
     }
 
     /// This request generates the page.
@@ -770,7 +797,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
                 self.protocol.skip_body();
                 return self.answer();
             }
-            self.protocol.proceed(self.cx);
+            self.protocol.interim(self.cx, &Interim::proceed());
         }
         self.unread(None)
     }
@@ -818,9 +845,25 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
 
     fn ask(&mut self, DiskRequest { work, stale }: DiskRequest, purpose: Purpose) -> Option<State> {
         self.cx.shared.counts.disk_questions += 1;
-        let (ticket, state) = self.wait(stale, purpose);
+        let (ticket, mut state) = self.wait(stale, purpose);
+        if let Some(State::Disk(waiting)) = &mut state {
+            waiting.may_hint = matches!(purpose, Purpose::Target);
+        }
         self.cx.actions.push(Action::Disk(ticket, work));
         state
+    }
+
+    /// Sends the site's links for a request that waits, once.
+    fn hint(&mut self) {
+        let Steps { cx, request, resolved, detour, .. } = self;
+        if detour.has_hints {
+            return;
+        }
+        let rules = &cx.shared.sites.of(resolved.site).early_hints;
+        if let Some(hints) = early_hints::hints(rules, &resolved.requested, request) {
+            detour.has_hints = true;
+            self.protocol.interim(self.cx, &hints);
+        }
     }
 
     /// The state of waiting for a result, and its ticket.
@@ -848,8 +891,9 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         match AppRequest::begin(self.cx, head, self.resolved, (handler, ticket, framing)) {
             StartResult::Started(app_request) => {
                 if framing != Framing::None && self.request.expectation == Expectation::Continue {
-                    self.protocol.proceed(self.cx);
+                    self.protocol.interim(self.cx, &Interim::proceed());
                 }
+                self.hint();
                 Some(State::App(app_request))
             }
             StartResult::Cached(made) => self.respond(made),

@@ -141,6 +141,11 @@ forms! {
     /// Value of a field.
     FieldValue: |text| is_value(trimmed(text)) => trimmed(text), "contains a control character", ONE_LINE;
 
+    /// Value of Link (RFC 8288, 3).
+    LinkValue: |text| trimmed(text).starts_with('<') && text.contains('>') && is_value(trimmed(text)) => trimmed(text),
+        "is not a value of Link",
+        "write a target and its relation, such as `</style.css>; rel=preload; as=style`";
+
     /// Value of Cache-Control.
     CacheControl: |text| !text.trim().is_empty() && is_value(trimmed(text)) => trimmed(text),
         "is not a valid Cache-Control value",

@@ -18,6 +18,7 @@ use core::time::Duration;
 use amped_http::h1::body::{BodyReader, LAST_CHUNK, push_chunk};
 use amped_http::h1::request::{self, Framing, Request, Version};
 use amped_http::h1::response::Connection;
+use amped_http::interim::Interim;
 use amped_http::status::Status;
 use amped_units::Time;
 
@@ -644,9 +645,9 @@ impl<F> Protocol<F> for Wire {
         self.last |= self.body_left;
     }
 
-    fn proceed(&mut self, cx: &mut Context<'_, F>) {
+    fn interim(&mut self, cx: &mut Context<'_, F>, interim: &Interim) {
         self.note_given(cx);
-        cx.actions.push(Action::Interim(b"HTTP/1.1 100 Continue\r\n\r\n"));
+        cx.actions.push(Action::Interim(interim.head().to_vec()));
     }
 
     fn open_ended(&self, version: Version) -> ScriptFraming {
@@ -699,7 +700,7 @@ impl<F> Protocol<F> for Wire {
                 (piece, framed)
             }
         };
-        self.unsent = true;
+        self.note_given(cx);
         cx.actions.push(Action::Piece(LANE, piece, framed));
     }
 

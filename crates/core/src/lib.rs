@@ -41,6 +41,7 @@ pub mod connection;
 pub mod cors;
 pub mod deadline;
 mod decide;
+pub mod early_hints;
 pub mod event;
 pub mod exchange;
 pub mod file;

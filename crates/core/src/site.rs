@@ -26,6 +26,7 @@ use crate::access::AccessRule;
 use crate::auth::{Guard, is_within};
 use crate::condition::Condition;
 use crate::cors::{CorsOrigin, CorsRule};
+use crate::early_hints::EarlyHints;
 use crate::forms::Suffix;
 use crate::glob::Glob;
 use crate::headers::HeaderRule;
@@ -77,6 +78,9 @@ pub struct Site {
     /// Header rules; all matches apply in order, and a later value replaces an earlier one.
     #[serde(skip)]
     pub rules: Vec<HeaderRule>,
+    /// Links that clients get before a response is known; all matches apply.
+    #[serde(skip)]
+    pub early_hints: Vec<EarlyHints>,
     /// Negotiation rules; the last match applies.
     #[serde(skip)]
     pub negotiations: Vec<NegotiationRule>,

@@ -19,6 +19,7 @@ pub mod fastcgi;
 pub mod forwarded;
 pub mod h1;
 pub mod h2;
+pub mod interim;
 pub mod method;
 pub mod negotiate;
 pub mod priority;

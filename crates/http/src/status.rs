@@ -18,8 +18,12 @@ macro_rules! statuses {
 }
 
 statuses! {
+    /// RFC 9110, 15.2.1.
+    CONTINUE = 100 "Continue";
     /// RFC 9110, 15.2.2.
     SWITCHING_PROTOCOLS = 101 "Switching Protocols";
+    /// RFC 8297, 2.
+    EARLY_HINTS = 103 "Early Hints";
     /// RFC 9110, 15.3.1.
     OK = 200 "OK";
     /// RFC 9110, 15.3.2.

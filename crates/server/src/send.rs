@@ -118,6 +118,18 @@ enum Chunk {
     End(Box<Record>),
 }
 
+impl Chunk {
+    /// Returns how many bytes it has.
+    fn bytes(&self) -> u64 {
+        match self {
+            Chunk::Text(length) | Chunk::Interim(length) | Chunk::Head(length) => *length as u64,
+            Chunk::Memory(_, range) | Chunk::Shared(_, range) => range.len() as u64,
+            Chunk::File(_, range) => range.end - range.start,
+            Chunk::End(_) => 0,
+        }
+    }
+}
+
 /// The result of sending.
 #[derive(Debug)]
 pub enum Progress {

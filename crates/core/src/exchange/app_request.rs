@@ -21,6 +21,7 @@ use amped_http::auth::Credentials;
 use amped_http::cgi::{self, Answer};
 use amped_http::h1::gateway;
 use amped_http::h1::request::{self, Expectation, Framing, Request};
+use amped_http::interim::Interim;
 use amped_http::method::Method;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
@@ -34,6 +35,7 @@ use crate::compress::StreamWork;
 use crate::decide::{self, PreparedResponse};
 use crate::event::{Action, Ticket};
 use crate::file::FileHandle;
+use crate::headers;
 use crate::pace::Pace;
 use crate::pages::{self, Wanted};
 use crate::plan::Resolved;
@@ -303,7 +305,18 @@ impl AppRequest {
         self.start(cx, head, false);
     }
 
-    /// Interprets the head of the response. `may_lead_on`: a local redirect is still allowed.
+    /// An interim response as it is passed on: without the fields that rules remove. `None` after the final one.
+    pub(super) fn interim<F>(&self, cx: &Context<'_, F>, request: &Request<'_>, interim: &Interim) -> Option<Interim> {
+        let rules = &cx.shared.sites.of(self.handler.site).rules;
+        let is_removed = |name: &[u8]| {
+            let name = core::str::from_utf8(name).unwrap_or_default();
+            headers::is_removed(rules, self.handler.path(), request, interim.status(), name)
+        };
+        let kept = interim.fields().filter(|(name, _)| !is_removed(name));
+        matches!(&self.stage, Stage::Head(known) if known.is_empty()).then(|| Interim::new(interim.status(), kept))
+    }
+
+    /// Interprets the head of the response to `request`. `may_lead_on`: a local redirect is still allowed.
     pub(super) fn judge_head<F>(
         &mut self,
         cx: &mut Context<'_, F>,

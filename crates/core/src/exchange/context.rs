@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use amped_http::h1::request::{Request, Version};
+use amped_http::interim::Interim;
 use amped_units::Time;
 
 use crate::event::{Action, Ticket};
@@ -36,8 +37,8 @@ pub trait Protocol<F> {
     /// Stops reading the request body.
     fn skip_body(&mut self);
 
-    /// Sends 100 (Continue) to a client that waits for it before it sends the body (RFC 9110, 10.1.1).
-    fn proceed(&mut self, cx: &mut Context<'_, F>);
+    /// Sends a response that precedes the final one, to a client of HTTP/1.1 or later (RFC 9110, 15.2).
+    fn interim(&mut self, cx: &mut Context<'_, F>, interim: &Interim);
 
     /// The framing of a body of unknown length for a client of this version.
     fn open_ended(&self, version: Version) -> ScriptFraming;

@@ -284,8 +284,9 @@ impl Session {
                 if mem::replace(&mut self.was_full, !all) {
                     self.note_heard(now);
                 }
+                self.unsent = !all;
                 if all {
-                    (self.control, self.unsent) = (0, false);
+                    (self.control, self.common.interim_bytes) = (0, 0);
                     self.all_sent(cx);
                 }
             }
@@ -507,7 +508,7 @@ impl Session {
 
     /// All control frames so far were passed to the transport.
     pub fn control_sent(&mut self) {
-        self.control = 0;
+        (self.control, self.common.interim_bytes) = (0, 0);
     }
 
     /// The sender has written the size of the dynamic table.
@@ -559,7 +560,7 @@ impl Session {
 
 impl Stream {
     /// When it times out. A stream that waits only for its turn does not; its connection has a timeout of its own.
-    fn due(&self, connection_window: i64, limits: &Limits) -> Time {
+    fn due(&self, (connection_window, total): (i64, u64), limits: &Limits) -> Time {
         let since = self.side.since;
         let exchange = match &self.exchange {
             Some(_) if self.deferred.is_some() => since + limits.disk_timeout,
@@ -570,7 +571,7 @@ impl Stream {
         let sending = match self.side.slot.state {
             SendState::Empty | SendState::Unlimited => Time::NEVER,
             SendState::Body if self.side.slot.window.min(connection_window) <= 0 => {
-                self.side.blocked_since + limits.send_timeout
+                self.side.blocked_since + self.side.credit(total, limits).left()
             }
             SendState::Body => Time::NEVER,
             SendState::Cold => since + limits.disk_timeout,

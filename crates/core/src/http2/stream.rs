@@ -8,7 +8,9 @@ use amped_http::h1::request::{Framing, Request, Version};
 use amped_http::h1::response::Connection;
 use amped_http::h2::frame::{self, StreamId};
 use amped_http::h2::hpack;
+use amped_http::interim::Interim;
 use amped_http::priority::Priority;
+use amped_http::status::Status;
 use amped_units::Time;
 
 use crate::event::{Action, Lane, Ticket, Work};
@@ -189,7 +191,12 @@ pub(super) struct Common {
     pub(super) owes_table_update: bool,
     /// Whether any stream so far had a bandwidth.
     pub(super) paces: bool,
+    /// Bytes of interim responses since all of them were sent.
+    pub(super) interim_bytes: usize,
 }
+
+/// Maximum bytes of unsent interim responses of a connection; further ones are dropped.
+const INTERIM_BYTES_MAX: usize = 64 * 1024;
 
 /// How an exchange reaches its stream.
 pub(super) struct Wire<'a> {
@@ -230,13 +237,18 @@ impl<F> Protocol<F> for Wire<'_> {
         self.side.skips_body |= self.side.body_left;
     }
 
-    fn proceed(&mut self, cx: &mut Context<'_, F>) {
+    fn interim(&mut self, cx: &mut Context<'_, F>, interim: &Interim) {
+        // A client that reads nothing does not need them, except the one that it waits for.
+        self.common.interim_bytes += interim.head().len();
+        if self.common.interim_bytes > INTERIM_BYTES_MAX && interim.status() != Status::CONTINUE {
+            return;
+        }
         // RFC 9113, 8.1: an interim response is a head of its own. It precedes all data, as control frames do.
         let (mut block, mut bytes) = (Vec::new(), Vec::new());
         if mem::take(&mut self.common.owes_table_update) {
             block.push(hpack::NO_TABLE);
         }
-        hpack::write_status(&mut block, 100);
+        interim.write_block(&mut block);
         frame::headers(&mut bytes, self.side.id, &block, false, frame::FRAME_BYTES);
         cx.actions.push(Action::Control(bytes));
     }
@@ -264,21 +276,21 @@ impl<F> Protocol<F> for Wire<'_> {
         self.send(cx, response, state);
     }
 
-    fn begin_tunnel(&mut self, _: &mut Context<'_, F>, _: Response<F>) {
-        // A request of HTTP/2 cannot ask for one (RFC 9113, 8.6), so a backend that answers with one has no response.
-        self.side.response = ResponseState::Aborted;
+    fn begin_tunnel(&mut self, cx: &mut Context<'_, F>, response: Response<F>) {
+        self.side.body_left = true;
+        self.send(cx, response, ResponseState::Open);
     }
 
     fn piece(&mut self, cx: &mut Context<'_, F>, bytes: &[u8]) {
         if self.side.response == ResponseState::Open && !bytes.is_empty() {
-            self.side.note_queued(cx.now, self.common.virtual_time);
+            self.side.note_queued(cx.now, self.common.virtual_time, &cx.shared.limits);
             cx.actions.push(Action::Piece(self.side.lane(), bytes.to_vec(), 0));
         }
     }
 
     fn finish(&mut self, cx: &mut Context<'_, F>) {
         if mem::replace(&mut self.side.response, ResponseState::Complete) == ResponseState::Open {
-            self.side.note_queued(cx.now, self.common.virtual_time);
+            self.side.note_queued(cx.now, self.common.virtual_time, &cx.shared.limits);
             cx.actions.push(Action::PieceEnd(self.side.lane()));
         }
     }

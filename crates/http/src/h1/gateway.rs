@@ -22,6 +22,8 @@ use super::reply::{self, ReplyBody};
 use super::request::{Framing, Request, Version};
 use crate::cgi::is_plain_name;
 use crate::forwarded::push_node;
+use crate::interim::Interim;
+use crate::status::Status;
 use crate::text::{list, push_decimal};
 
 /// The head of a request as it is forwarded, except for the client's address and the framing of the body, which are
@@ -275,7 +277,15 @@ pub struct ReplyReader {
     /// The Sec-WebSocket-Accept that a switch of protocols must have, if the gateway has sent the key.
     accept: Option<Box<str>>,
     keep_alive: bool,
+    /// Interim responses that are still passed on, and their bytes.
+    interim_left: usize,
+    interim_bytes_left: usize,
 }
+
+/// Maximum interim responses of a request that are passed on, and their bytes. Further ones are dropped: a client may do
+/// without them, and each extends the time that the backend has for its response.
+const INTERIM_MAX: usize = 8;
+const INTERIM_BYTES_MAX: usize = 16 * 1024;
 
 #[derive(Clone, Debug)]
 enum State {
@@ -307,6 +317,8 @@ pub enum Said<'a> {
     Head(Vec<u8>),
     /// The backend has switched to the protocol that the client asked for: its head without Connection and Upgrade.
     Switched(Vec<u8>),
+    /// A response that precedes the final one, other than 100, which is for the gateway.
+    Interim(Interim),
     /// Part of the body, or of the other protocol; the end of the consumed bytes.
     Data(&'a [u8]),
 }
@@ -319,7 +331,16 @@ impl ReplyReader {
     /// A reader of the response to this request.
     pub fn new(request: &Forward) -> ReplyReader {
         let state = State::Head(Vec::new());
-        ReplyReader { state, to_head: request.is_head(), upgrade: request.upgrade, keep_alive: false }
+        let accept = request.handshake.as_ref().map(|handshake| handshake.accept.clone());
+        ReplyReader {
+            state,
+            to_head: request.is_head(),
+            upgrade: request.upgrade,
+            accept,
+            keep_alive: false,
+            interim_left: INTERIM_MAX,
+            interim_bytes_left: INTERIM_BYTES_MAX,
+        }
     }
 
     /// Whether the final head has arrived.
@@ -414,10 +435,13 @@ impl ReplyReader {
                 Said::Switched(script_head(&[line, b"\n"].concat(), &fields, None))
             }
             101 => return Err(BadResponse("the response switches to a protocol that was not requested")),
-            // RFC 9110, 15.2: 100 is for this server, which sends the body in any case; others are dropped.
+            // RFC 9110, 15.2: 100 is for this server, which sends the body in any case; others are for the client.
             100..200 => {
                 self.state = State::Head(Vec::new());
-                Said::Nothing
+                match head.status {
+                    100 => Said::Nothing,
+                    status => self.interim(Status(status), &fields).map_or(Said::Nothing, Said::Interim),
+                }
             }
             200..600 => {
                 self.keep_alive = head.keep_alive;
@@ -435,6 +459,21 @@ impl ReplyReader {
     }
 }
 
+impl ReplyReader {
+    /// An interim response with these fields; `None` if there were too many.
+    fn interim(&mut self, status: Status, fields: &[(&str, &[u8])]) -> Option<Interim> {
+        let named = named_fields(fields);
+        // The final response has the server's own of these two.
+        let is_removed =
+            |name: &str| is_connection_field(name, &named) || is_name(name, "date") || is_name(name, "server");
+        let kept = fields.iter().filter(|(name, _)| !is_removed(name));
+        let interim = Interim::new(status, kept.map(|(name, value)| (name.as_bytes(), *value)));
+        self.interim_left = self.interim_left.checked_sub(1)?;
+        self.interim_bytes_left = self.interim_bytes_left.checked_sub(interim.head().len())?;
+        Some(interim)
+    }
+}
+
 fn is_name(name: &str, known: &str) -> bool {
     name.eq_ignore_ascii_case(known)
 }
@@ -449,17 +488,25 @@ fn switches(fields: &[(&str, &[u8])]) -> bool {
 const REMOVED_FROM_RESPONSE: &[&str] =
     &["connection", "keep-alive", "proxy-connection", "status", "te", "trailer", "transfer-encoding", "upgrade"];
 
+/// The fields that Connection names.
+fn named_fields<'a>(fields: &[(&str, &'a [u8])]) -> Vec<&'a [u8]> {
+    let connection = fields.iter().filter(|(name, _)| is_name(name, "connection"));
+    connection.flat_map(|(_, value)| list(value)).collect()
+}
+
+fn is_connection_field(name: &str, named: &[&[u8]]) -> bool {
+    REMOVED_FROM_RESPONSE.iter().any(|removed| is_name(name, removed)) || named.iter().any(|named| is(named, name))
+}
+
 /// Writes a head that begins with this line.
 fn script_head(line: &[u8], fields: &[(&str, &[u8])], length: Option<&[u8]>) -> Vec<u8> {
     let mut head = line.to_vec();
     let mut push = |name: &str, value: &[u8]| {
         head.extend_from_slice(&[name.as_bytes(), b":", value, b"\n"].concat());
     };
-    let connection = fields.iter().filter(|(name, _)| is_name(name, "connection"));
-    let named: Vec<&[u8]> = connection.flat_map(|(_, value)| list(value)).collect();
+    let named = named_fields(fields);
     for (name, value) in fields {
-        let is_removed = REMOVED_FROM_RESPONSE.iter().any(|removed| is_name(name, removed));
-        if !is_removed && !named.iter().any(|named| is(named, name)) {
+        if !is_connection_field(name, &named) {
             push(name, value);
         }
     }
@@ -502,8 +549,13 @@ mod tests {
             X-Forwarded-For: 192.0.2.1\nX-Forwarded-Proto: http\nX-Forwarded-Host: h:81\n\
             Forwarded: for=192.0.2.1;host=\"h:81\";proto=http\n\n";
         assert_eq!(written(&forward(head, Additions::default()), Some("192.0.2.1"), true), expected);
-        let of_rule = Additions { host: Some("app.internal"), user: Some(b"ann"), proxied: &[] };
-        let expected = "GET /a?b HTTP/1.1\nHost: app.internal\nAccept: a\nAccept: b\nX-Forwarded-User: ann\n\
+        let of_rule = Additions {
+            host: Some("app.internal"),
+            user: Some(b"ann"),
+            proxied: &[],
+            fields: &[("If-None-Match", b"x")],
+        };
+        let expected = "GET /a?b HTTP/1.1\nHost: app.internal\nAccept: a\nAccept: b\nX-Forwarded-User: ann\nIf-None-Match: x\n\
             X-Forwarded-For: 2001:db8::1\nX-Forwarded-Proto: http\nX-Forwarded-Host: h:81\n\
             Forwarded: for=\"[2001:db8::1]\";host=\"h:81\";proto=http\nConnection: close\n\n";
         assert_eq!(written(&forward(head, of_rule), Some("2001:db8::1"), false), expected);
@@ -578,6 +630,7 @@ mod tests {
             match found.said {
                 Said::Nothing => {}
                 Said::Head(text) | Said::Switched(text) => head = String::from_utf8(text).expect("ASCII"),
+                Said::Interim(_) => {}
                 Said::Data(bytes) => data.extend_from_slice(bytes),
             }
         }
@@ -634,11 +687,37 @@ mod tests {
     }
 
     #[test]
+    fn interim_responses_are_passed_on_without_fields_of_connection_up_to_a_limit() {
+        let passed = |text: &str| {
+            let (text, mut passed, mut at) = (text.replace('\n', "\r\n"), Vec::new(), 0);
+            let mut reader = ReplyReader::new(&forward(GET, Additions::default()));
+            while at < text.len() {
+                let piece = reader.next(&text.as_bytes()[at..]).expect("good");
+                at += piece.used;
+                if let Said::Interim(interim) = piece.said {
+                    passed.push(String::from_utf8(interim.head().to_vec()).expect("ASCII").replace("\r\n", "|"));
+                }
+            }
+            assert!(reader.is_done());
+            passed
+        };
+        const FINAL: &str = "HTTP/1.1 204 None\n\n";
+        let hints = "HTTP/1.1 103 Hints\nLink: <a>\nServer: x\nConnection: x-a\nX-A: b\nContent-Length: 0\nX-B: c\n\n";
+        let others = "HTTP/1.1 100 Continue\n\nHTTP/1.1 102 Processing\n\n";
+        let expected = ["HTTP/1.1 102 |", "HTTP/1.1 103 Early Hints|Link: <a>|X-B: c||"]
+            .map(|head| head.replace("102 |", "102 ||"));
+        assert_eq!(passed(&[others, hints, FINAL].concat()), expected);
+        assert_eq!(passed(&[&*hints.repeat(100), FINAL].concat()).len(), INTERIM_MAX);
+        let long = alloc::format!("HTTP/1.1 103 H\nLink: {}\n\n", "x".repeat(7000));
+        assert_eq!(passed(&[&*long.repeat(3), FINAL].concat()).len(), 2);
+    }
+
+    #[test]
     fn heads_are_those_of_scripts() {
         let text = "HTTP/1.1 404 Not There\r\nContent-Type: a/b\r\nSet-Cookie: c\r\nContent-Length: 5\r\n\r\n";
         let (head, ..) = read(&forward(GET, Additions::default()), text.as_bytes(), 9).expect("good");
         let (head, length) = cgi::parse(head.as_bytes()).expect("good").expect("whole");
-        assert_eq!((head.answer(), head.reason), (cgi::Answer::Reply(crate::status::Status(404)), &b"Not There"[..]));
+        assert_eq!((head.answer(), head.reason), (cgi::Answer::Reply(Status(404)), &b"Not There"[..]));
         assert_eq!((head.length, head.fields.len()), (Some(5), 2));
         assert!(length < text.len());
     }

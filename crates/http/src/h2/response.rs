@@ -39,11 +39,7 @@ impl ReadyBlock {
                 Some(bytes.len() - date::LEN)
             }
         };
-        for (name, value) in fields {
-            if !CONNECTION_FIELDS.iter().any(|known| known.eq_ignore_ascii_case(name)) {
-                hpack::write_field(&mut bytes, name, value);
-            }
-        }
+        write_fields(&mut bytes, fields);
         ReadyBlock { bytes: bytes.into(), date_at }
     }
 
@@ -69,6 +65,12 @@ impl ReadyBlock {
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
+}
+
+/// Appends the header block of an interim response. Fields of a connection are left out.
+pub(crate) fn write_interim<'a>(out: &mut Vec<u8>, status: Status, fields: impl Iterator<Item = (&'a [u8], &'a [u8])>) {
+    hpack::write_status(out, status.0);
+    write_fields(out, fields);
 }
 
 /// Appends fields, except those of a connection.

@@ -10,12 +10,14 @@
 //!
 //! Nothing here blocks: the step that may, the lookup of a script, has been done before (`scripts`, `threads`).
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
 use amped_core::app::{AppTrouble, AppWork};
 use amped_http::fastcgi::{self, RecordReader};
 use amped_http::h1::gateway::Handshake;
+use amped_http::interim::Interim;
 use amped_sys::epoll::Interest;
 use amped_units::Time;
 use aws_lc_rs::rand;
@@ -74,6 +76,8 @@ pub struct BackendRequest {
     in_use: Option<InUse>,
     /// Its response has brought the backend back into service.
     has_revived: bool,
+    /// Responses before the final one that were not reported yet.
+    interim: VecDeque<Interim>,
     /// The name of the backend, if it has begun to respond and this was not reported yet.
     responds: Option<Arc<str>>,
     /// Bytes of `ready` that are the head of a response that switches to another protocol.
@@ -147,6 +151,7 @@ impl BackendRequest {
             },
             in_use,
             has_revived: false,
+            interim: VecDeque::new(),
             responds: None,
             switching: 0,
         });
@@ -241,6 +246,9 @@ impl BackendRequest {
     pub(super) fn read(&mut self, (buffer, most): (&mut [u8], usize), stderr_lines: &mut StderrLines) -> ReadResult {
         let most = most.min(buffer.len());
         loop {
+            if let Some(interim) = self.interim.pop_front() {
+                return ReadResult::Interim(interim);
+            }
             if let Some(name) = self.responds.take() {
                 return ReadResult::Backend(name);
             }
@@ -270,6 +278,7 @@ impl BackendRequest {
             let is_ours = matches!(self.backend.at, At::Kept(_));
             let taken = self.codec.take(&mut buffer[..count], is_ours, stderr_lines);
             self.is_broken |= taken.is_spoiled;
+            self.interim = taken.interim;
             match taken.end {
                 Some(Ok(())) => self.end = Some(true),
                 Some(Err(trouble)) => (self.end, self.trouble) = (Some(false), trouble),
@@ -290,6 +299,7 @@ impl BackendRequest {
                 }
                 Some(Head::Response(head)) => (self.ready, self.ready_at) = ([&head, kept].concat(), 0),
                 // Others have their turn, however much arrives that is no response.
+                None if !self.interim.is_empty() => {}
                 None if kept.is_empty() && self.end.is_none() => return ReadResult::Again,
                 None if kept.is_empty() => {}
                 None if self.end == Some(true) => return ReadResult::Last(kept.len()),

@@ -3,11 +3,14 @@
 //! `backend_request` owns the connection and moves the bytes; a [`Codec`] frames the body of the request and finds the
 //! response in what arrives. Both give the response the form of a script's (RFC 3875, 6).
 
+use std::collections::VecDeque;
+
 use amped_core::app::AppTrouble;
 use amped_http::fastcgi::{self, RecordReader, Said};
 use amped_http::h1::body::{LAST_CHUNK, push_chunk};
 use amped_http::h1::gateway::{self, Forward, ReplyReader};
 use amped_http::h1::request::Framing;
+use amped_http::interim::Interim;
 
 use super::manager::CANNOT_START;
 use super::output::StderrLines;
@@ -34,6 +37,8 @@ pub(super) struct HttpCodec {
 pub(super) struct Taken {
     /// Bytes of the response, at the front of the buffer.
     pub(super) kept: usize,
+    /// Responses before the final one, which precede it.
+    pub(super) interim: VecDeque<Interim>,
     /// The head of the response, which precedes them.
     pub(super) head: Option<Head>,
     /// The response has ended: complete, or with this error.
@@ -129,6 +134,7 @@ impl HttpCodec {
             at += piece.used;
             match piece.said {
                 gateway::Said::Nothing => {}
+                gateway::Said::Interim(interim) => taken.interim.push_back(interim),
                 gateway::Said::Head(head) => taken.head = Some(Head::Response(head)),
                 gateway::Said::Switched(head) => taken.head = Some(Head::Switched(head)),
                 gateway::Said::Data(data) => {

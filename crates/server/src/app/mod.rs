@@ -833,6 +833,7 @@ impl AppSide {
             ReadResult::Room => Output::Room,
             ReadResult::Bytes(count) => Output::Bytes(&buffer[..count]),
             ReadResult::Backend(name) => Output::Backend(name),
+            ReadResult::Interim(interim) => Output::Interim(interim),
             ReadResult::Switched(count) => {
                 self.http.tunnels += 1;
                 Output::Switched(&buffer[..count])

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use amped_core::app::AppTrouble;
+use amped_http::interim::Interim;
 use amped_sys::pipe;
 use amped_sys::process::Ending;
 
@@ -24,6 +25,8 @@ pub(super) enum ReadResult {
     Bytes(usize),
     /// So many bytes of the response, and its end.
     Last(usize),
+    /// A response that precedes the final one.
+    Interim(Interim),
     /// The name of the backend that has begun to respond.
     Backend(Arc<str>),
     /// So many bytes, which are the head of a response with which the connection switches to another protocol.

@@ -496,6 +496,12 @@ impl Checker<'_> {
                 self.findings.at(node.span(), "this header rule sets nothing", help);
             }
         }
+        for (rule, node) in table.early_hints.iter().zip(node.get("early_hints").elements()) {
+            if rule.links.is_empty() && self.read.is_complete(node) {
+                let help = "add `links = [\"</style.css>; rel=preload; as=style\"]`";
+                self.findings.at(node.span(), "this table has no link", help);
+            }
+        }
         for (rule, node) in table.access.iter().zip(node.get("access").elements()) {
             if rule.allow.is_empty() && rule.deny.is_empty() && self.read.is_complete(node) {
                 let help = "add `allow = [\"10.0.0.0/8\"]` or `deny = [\"192.0.2.1\"]`";
@@ -526,6 +532,7 @@ impl Checker<'_> {
             user_dir: table.user_dirs.clone(),
             apps,
             rules: table.headers.clone(),
+            early_hints: table.early_hints.clone(),
             cors: cors.map(|(rule, node)| self.cors(rule, node)).collect(),
             routes,
             fallbacks: table.fallback.clone(),

@@ -11,6 +11,7 @@ use amped_core::access::AccessRule;
 use amped_core::cache::Budgets;
 use amped_core::condition::Condition;
 use amped_core::cors::CorsRule;
+use amped_core::early_hints::EarlyHints;
 use amped_core::forms::{FieldValue, FolderPath, ResponseFieldName};
 use amped_core::glob::Glob;
 use amped_core::headers::HeaderRule;
@@ -199,6 +200,7 @@ pub struct SiteTable {
     #[serde(deserialize_with = "ErrorStatus::map::<PagePath, _>")]
     pub errors: BTreeMap<Box<str>, Box<str>>,
     pub headers: Vec<HeaderRule>,
+    pub early_hints: Vec<EarlyHints>,
     pub cors: Vec<CorsRule>,
     pub route: Vec<RouteTable>,
     pub alias: Vec<AliasTable>,
