@@ -121,7 +121,12 @@ impl Driver {
                 | Action::Close => {
                     panic!("unexpected action")
                 }
-                Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd(_) | Action::Log(_) => {
+                Action::App(..)
+                | Action::Revalidate(_)
+                | Action::Verify(..)
+                | Action::Piece(..)
+                | Action::PieceEnd(_)
+                | Action::Log(_) => {
                     panic!("unexpected action")
                 }
             }

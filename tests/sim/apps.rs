@@ -9,7 +9,7 @@ use amped_core::cache::Budgets;
 use amped_core::event::{Answer, Event};
 use amped_core::glob::Glob;
 use amped_core::limits::Limits;
-use amped_core::site::{AppRule, HttpRule, Site};
+use amped_core::site::{AppRule, CacheRule, HttpRule, Site};
 use amped_units::{Bytes, Time};
 
 use crate::application::{End, Play};
@@ -33,9 +33,13 @@ fn apps() -> Site {
         max_body_bytes: body,
         max_response_bytes: output,
         cache: None,
+        compress: Vec::new(),
         http: None,
     };
-    let kept = AppRule { cache: Some(Duration::from_secs(10)), ..rule("/kept") };
+    let kept = AppRule {
+        cache: Some(CacheRule { lifetime: Duration::from_secs(10), ..CacheRule::default() }),
+        ..rule("/kept")
+    };
     let [idle_timeout, tunnel_timeout] = [60, 300].map(Duration::from_secs);
     let http = Some(HttpRule { host: None, idle_timeout, tunnel_timeout });
     let tunnel = AppRule { http, ..rule("/tunnel") };

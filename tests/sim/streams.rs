@@ -284,7 +284,9 @@ impl World {
                 Action::Close => self.is_closed = true,
                 Action::Unanswered(record) => panic!("unexpected: {record:?}"),
                 Action::HalfClose | Action::Log(_) => {}
-                other @ (Action::Verify(..) | Action::Interim(_)) => panic!("unexpected: {other:?}"),
+                other @ (Action::Verify(..) | Action::Revalidate(_) | Action::Interim(_)) => {
+                    panic!("unexpected: {other:?}")
+                }
             }
         }
     }

@@ -499,7 +499,7 @@ impl World {
                 }
                 Action::Interim(bytes) => {
                     assert!(session.open.is_none(), "an interim response within another one");
-                    session.put(self.now, Piece::Bytes(bytes.to_vec(), 0));
+                    session.put(self.now, Piece::Bytes(bytes, 0));
                 }
                 Action::Piece(_, bytes, framed) => {
                     assert!(session.open.is_some() && framed <= bytes.len() && !bytes.is_empty());
@@ -527,6 +527,7 @@ impl World {
                         conn.handle(self.now, Event::App(ticket, output), &mut self.shared, &mut actions);
                     }
                 }
+                Action::Revalidate(work) => panic!("no page is sent stale: {work:?}"),
                 Action::Disk(ticket, work) => {
                     assert_eq!(at, actions.len(), "actions after a disk request");
                     self.ask_disk(n, ticket, work);

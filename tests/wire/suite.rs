@@ -36,6 +36,7 @@ mod proxies;
 mod ranges;
 mod request_id;
 mod request_limits;
+mod revalidation;
 mod routes;
 mod stop;
 mod tls;

@@ -14,14 +14,14 @@ use core::net::IpAddr;
 use amped_http::cgi::{self, SendFile, Variables};
 use amped_http::forwarded;
 use amped_http::h1::gateway::{Additions, Forward};
-use amped_http::h1::request::{self, Framing, Request};
+use amped_http::h1::request::{self, Framing, OwnedRequest, Request};
 use amped_http::interim::Interim;
 use amped_http::status::Status;
 use amped_http::uri::{self, Target};
 
-use crate::cache::page::PageName;
+use crate::cache::page::{PageName, StalePage};
 use crate::compress::StreamWork;
-use crate::request_id::RequestId;
+use crate::request_id::{self, RequestId};
 use crate::routes::Routed;
 use crate::site::{AppRule, Site, Sites};
 
@@ -123,6 +123,46 @@ pub enum AppTrouble {
     NoRoom,
 }
 
+/// A request whose response replaces a stale page, while its client has got that. No client waits for it.
+#[derive(Debug)]
+pub struct RevalidateWork {
+    pub(crate) request: OwnedRequest,
+    pub(crate) handler: HandlerMatch,
+    pub(crate) stale: StalePage,
+    /// Whether an application has authorised the request.
+    pub(crate) is_authorized: bool,
+    /// Its place among those of the loop.
+    pub(crate) slot: Arc<()>,
+}
+
+/// Who gets a response.
+#[derive(Clone, Copy)]
+pub(crate) enum Audience<'a> {
+    /// The client.
+    Client,
+    /// Other clients too: it may be cached, so it must be complete, whatever this client has cached. The application may say
+    /// instead that a cached page is still the response, by these conditions.
+    Cache(&'a [(&'a str, &'a [u8])]),
+    /// The server, which asks whether the client may have what it requests; these fields say what that is.
+    Server(&'a [(&'a str, &'a [u8])]),
+}
+
+impl<'a> Audience<'a> {
+    /// Whether the application gets this field of the request.
+    fn is_told(self, name: &[u8]) -> bool {
+        let of_one = || OF_ONE.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()));
+        !matches!(self, Audience::Cache(_)) || !of_one()
+    }
+
+    /// Fields that the application gets too.
+    fn added(self) -> &'a [(&'a str, &'a [u8])] {
+        match self {
+            Audience::Client => &[],
+            Audience::Cache(fields) | Audience::Server(fields) => fields,
+        }
+    }
+}
+
 /// A request head, as passed to an application.
 #[derive(Clone, Copy)]
 pub(crate) struct AppHead<'a> {
@@ -170,8 +210,7 @@ impl HandlerMatch {
         sites.get(self.site)?.apps.get(usize::from(self.rule))
     }
 
-    /// Builds the request to the application. `user`: the authenticated user, if any. `for_others`: the response may be
-    /// cached for other clients, so it must be complete, whatever this client has cached.
+    /// Builds the request to the application. `user`: the authenticated user, if any.
     pub(crate) fn work(
         &self,
         sites: &Sites,
@@ -179,9 +218,8 @@ impl HandlerMatch {
         head: AppHead<'_>,
         framing: Framing,
         user: Option<&[u8]>,
-        for_others: bool,
+        audience: Audience<'_>,
     ) -> AppWork {
-        let query = head.request.target.query();
         let site = sites.of(self.site);
         let query = site.query(head.requested, head.request);
         let client = head.request.client.filter(|client| client.named.is_some());
@@ -290,12 +328,12 @@ const SCRIPT_ENDS_MAX: usize = 64;
 /// which a route, a fallback or an index may have substituted for the requested one. `passed_query`: that of a rewrite,
 /// or the client's.
 fn variables_of(
-    AppHead { request, bytes, requested }: AppHead<'_>,
+    head: AppHead<'_>,
     served: &[u8],
     framing: Framing,
     passed_query: Option<Vec<u8>>,
     user: Option<&[u8]>,
-    for_others: bool,
+    audience: Audience<'_>,
 ) -> Variables {
     let AppHead { request, requested, .. } = head;
     let added = head.added(audience);
@@ -514,7 +552,7 @@ mod tests {
     }
 
     fn whole<'a>(request: &'a Request<'a>, bytes: &'a [u8]) -> AppHead<'a> {
-        AppHead { request, bytes, requested: b"/x" }
+        AppHead { request, bytes, requested: b"/x", id: None }
     }
 
     #[test]
@@ -542,18 +580,26 @@ mod tests {
                 "SERVER_NAME=h",
                 "CONTENT_LENGTH=7",
             ];
-            let found = variables_of(whole(&request, head), b"/x", request.framing, query(&request), user, false);
+            let found =
+                variables_of(whole(&request, head), b"/x", request.framing, query(&request), user, Audience::Client);
             let mut found: Vec<String> = found.iter().map(text).collect();
             found.retain(|text| !own.contains(&text.as_str()));
             assert_eq!(found, expected, "{user:?}");
         };
         let own = b"GET /x HTTP/2.0\r\nhost: h\r\ncookie: a=b; c=d\r\n\r\n";
         let of_h2 = request::parse_own(own, &limits).expect("good");
-        let found = variables_of(whole(&of_h2, own), b"/x", of_h2.framing, query(&of_h2), None, false);
+        let found = variables_of(whole(&of_h2, own), b"/x", of_h2.framing, query(&of_h2), None, Audience::Client);
         for expected in ["SERVER_PROTOCOL=HTTP/2.0", "HTTP_HOST=h", "SERVER_NAME=h", "HTTP_COOKIE=a=b; c=d"] {
             assert!(found.iter().map(text).any(|found| found == expected), "{expected}: {found:?}");
         }
-        let found = variables_of(whole(&request, head), b"/index.php", request.framing, query(&request), None, false);
+        let found = variables_of(
+            whole(&request, head),
+            b"/index.php",
+            request.framing,
+            query(&request),
+            None,
+            Audience::Client,
+        );
         assert!(found.iter().any(|(name, value)| (&name[..], &value[..]) == (b"REDIRECT_URL", b"/x")), "{found:?}");
         // The application gets the verified user without the password; without verification it gets the field itself.
         check(None, &["HTTP_AUTHORIZATION=Basic YTpi"]);
@@ -566,7 +612,8 @@ mod tests {
         let head = b"GET http://one.example:81/x?y HTTP/1.1\r\nHost: two.example\r\nA: b\r\n\r\n";
         let limits = request::HeadLimits { request_line: 1000, head: 1000, fields: 10, secure: false };
         let (request, _) = request::parse(head, &limits).expect("good").expect("whole");
-        let found = variables_of(whole(&request, head), b"/x", request.framing, query(&request), None, false);
+        let found =
+            variables_of(whole(&request, head), b"/x", request.framing, query(&request), None, Audience::Client);
         let values = |wanted: &str| -> Vec<&[u8]> {
             found.iter().filter(|(name, _)| name == wanted.as_bytes()).map(|(_, value)| &**value).collect()
         };
@@ -598,9 +645,9 @@ mod tests {
             };
             let mut scratch = Vec::new();
             let (requested, _) = uri::clean_path_with_slashes(path, &mut scratch).expect("good");
-            let handler = handler_of(sites.of(0), requested).expect("allowed").expect("claimed");
-            let head = AppHead { request: &request, bytes: head, requested };
-            let work = handler.work(&sites, 0, head, Framing::None, None, false);
+            let handler = handler_of(sites.of(0), requested, &request).expect("allowed").expect("claimed");
+            let head = AppHead { request: &request, bytes: head, requested, id: None };
+            let work = handler.work(&sites, 0, head, Framing::None, None, Audience::Client);
             assert!(work.variables.is_empty());
             let mut written = Vec::new();
             work.forward.expect("forwarded").write(&mut written, None, "", true);

@@ -18,7 +18,7 @@ use amped_http::negotiate::Coding;
 use amped_http::status::Status;
 use serde::{Deserialize, Serialize};
 
-use crate::app::{Input, Output};
+use crate::app::{Input, Output, RevalidateWork};
 use crate::auth::Verdict;
 use crate::cache::page::PageName;
 use crate::cache::path::LookupResult;
@@ -73,6 +73,8 @@ pub enum Action<F> {
     Verify(Ticket, VerifyWork),
     /// Pass this to the application request with this ticket.
     App(Ticket, Input),
+    /// Revalidate a page of an application. Nobody waits for the result, and the connection need not outlive it.
+    Revalidate(Box<RevalidateWork>),
     /// Send this response after all earlier ones of its lane.
     Send(Lane, Reply<F>),
     /// More of the body of the lane's last response, which was
@@ -89,7 +91,7 @@ pub enum Action<F> {
     /// Write this line to the error log.
     Log(String),
     /// Send these bytes, which belong to no response.
-    Interim(&'static [u8]),
+    Interim(Vec<u8>),
     /// Shut down the sending side, and continue to read.
     HalfClose,
     /// Close the connection, and drop unsent data.

@@ -27,7 +27,8 @@ use amped_http::method::Method;
 use amped_http::status::Status;
 use amped_units::Time;
 
-use crate::app::{self, AppHead, AppTrouble, HandlerMatch, Output};
+use crate::app::{self, AppHead, AppTrouble, HandlerMatch, Output, RevalidateWork};
+use crate::cache::page::AppPage;
 use crate::cache::path::CachedEntry;
 use crate::decide::{self, DiskRequest, Failure, PreparedResponse, Step};
 use crate::early_hints;
@@ -159,6 +160,23 @@ impl Exchange {
         }?;
         let (request, since) = (OwnedRequest::new(&steps.request, head), steps.cx.now);
         Some(Exchange { request, began, resolved: resolved.keep(), detour, since, state })
+    }
+
+    /// Starts to revalidate a page, without a client. `None`: the configuration does not cache it any more.
+    pub fn revalidate<F>(cx: &mut Context<'_, F>, work: RevalidateWork, ticket: Ticket) -> Option<Exchange> {
+        let (app_request, request) = AppRequest::revalidate(cx, work, ticket)?;
+        let (began, since) = (cx.now, cx.now);
+        let resolved = resolve(&request.request(), cx).keep();
+        // Its client's is that of another request.
+        let is_given = cx.shared.sites.of(resolved.site).request_ids != RequestIds::Off;
+        let request_id = is_given.then(|| cx.shared.ids.next_id());
+        let detour = Detour { request_id, ..Detour::default() };
+        Some(Exchange { request, began, resolved, detour, since, state: State::App(app_request) })
+    }
+
+    /// Whether it revalidates a page, and that is decided: the rest of the response is not needed.
+    pub fn is_settled_revalidation(&self) -> bool {
+        matches!(&self.state, State::App(app_request) if app_request.is_settled_revalidation())
     }
 
     /// The timeout of its application.
@@ -598,11 +616,21 @@ impl Exchange {
         let (mut steps, State::App(app_request)) = self.parts(cx, protocol) else {
             return Progress::Open;
         };
-        match app_request.judge_head(steps.cx, steps.head, script_head, steps.detour.count < DETOURS_MAX) {
+        let may_lead_on = steps.detour.count < DETOURS_MAX;
+        match app_request.judge_head(steps.cx, (&steps.request, steps.head), script_head, may_lead_on) {
+            HeadVerdict::Reply(status) if app_request.take_confirmation(steps.cx, script_head, status) => {
+                Progress::Open
+            }
             HeadVerdict::Reply(status) => {
+                if status.0 >= 500
+                    && let Some(page) = app_request.take_stale(steps.cx, status)
+                {
+                    app_request.leave(steps.cx, "");
+                    return self.respond_with(cx, (&page, Outcome::Stale), protocol);
+                }
                 let length = is_last.then_some(rest.len());
                 let open_ended = steps.protocol.open_ended(steps.request.version);
-                let (made, framing) = app_request.reply(
+                let (made, framing, stream) = app_request.reply(
                     steps.cx,
                     (&steps.request, steps.head),
                     script_head,
@@ -641,8 +669,13 @@ impl Exchange {
         match (app_request.end(cx, self.request.head(), trouble), trouble) {
             (Stage::Head(_), trouble) => {
                 let (status, why) = app_request.failure(cx, trouble);
+                if let Some(page) = app_request.take_stale(cx, status) {
+                    return self.respond_with(cx, (&page, Outcome::Stale), protocol);
+                }
+                app_request.fail_page(cx);
                 self.step(cx, protocol, |steps| steps.take(Step::Fail(status, why)))
             }
+            (Stage::Confirmed(page), _) => self.respond_with(cx, (&page, Outcome::App), protocol),
             (Stage::Rest(instead), _) => self.take_instead(cx, &instead, protocol),
             (Stage::Body(ScriptFraming::Length(1..)), _) => {
                 // The client must be able to detect the truncation.
@@ -681,6 +714,24 @@ impl Exchange {
         self.step(cx, protocol, |steps| steps.answer())
     }
 
+    /// Responds with a cached page in place of what the application has sent, which has ended or was given up.
+    fn respond_with<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        (page, outcome): (&AppPage, Outcome),
+        protocol: &mut P,
+    ) -> Progress {
+        protocol.skip_body();
+        if let (mut steps, State::App(app_request)) = self.parts(cx, protocol)
+            && !app_request.is_revalidation
+        {
+            let made = app_request.reply_with(steps.cx, &steps.request, (page, outcome));
+            let response = steps.response_from(app_request, made);
+            steps.protocol.respond(steps.cx, &steps.request, response);
+        }
+        Progress::Over
+    }
+
     /// The response is missing or incomplete; stop the application.
     fn give_up_on_app<F: FileHandle, P: Protocol<F>>(
         &mut self,
@@ -692,12 +743,20 @@ impl Exchange {
         let State::App(app_request) = &mut self.state else {
             return Progress::Open;
         };
+        let stale = match &app_request.stage {
+            Stage::Head(_) => app_request.take_stale(cx, status).map(|page| (page, Outcome::Stale)),
+            Stage::Confirmed(page) => Some((Arc::clone(page), Outcome::App)),
+            Stage::Body(_) | Stage::Rest(_) => None,
+        };
         app_request.give_up(cx, status, why);
+        if let Some((page, outcome)) = stale {
+            return self.respond_with(cx, (&page, outcome), protocol);
+        }
         protocol.skip_body();
         match app_request.stage {
             Stage::Body(ScriptFraming::None) => protocol.finish(cx),
             Stage::Body(_) => protocol.abort(),
-            Stage::Head(_) | Stage::Rest(_) => {
+            Stage::Head(_) | Stage::Rest(_) | Stage::Confirmed(_) => {
                 return self.step(cx, protocol, |steps| steps.take(Step::Fail(status, why)));
             }
         }

@@ -21,7 +21,7 @@
 //! 8. `decide`: how a request is answered.
 //! 9. `exchange`: one request until its response is complete; `http1`: a
 //!    connection, which processes exchanges one after another; `http2`: one which processes them side by side.
-//! 10. `connection`: either of them.
+//! 10. `connection`: either of them; `revalidation`: an exchange without a client.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -64,6 +64,7 @@ pub mod request_id;
 pub mod request_limit;
 pub mod residency;
 pub mod resource;
+pub mod revalidation;
 pub mod routes;
 pub mod shared_state;
 pub mod site;

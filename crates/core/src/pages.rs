@@ -4,6 +4,9 @@
 //! has found the application of a request; `exchange/app_request` uses this module to find a cached page for it, and to
 //! decide which parts of a response may be cached. The pages are in the cache of contents (`cache/page`).
 //!
+//! A page that is not fresh any more is revalidated by its ETag and Last-Modified. Meanwhile, and if that fails, it is still sent,
+//! for a time that the application or the rule permits (RFC 5861).
+//!
 //! It stores less than RFC 9111 allows in one case: if the application gives no lifetime and the rule's own applies,
 //! requests with cookies bypass the cache. And it ignores cache directives of requests (5.2.1: "advisory"), because a
 //! client could otherwise force the application to run.
@@ -25,6 +28,7 @@ use amped_units::Time;
 use crate::app::HandlerMatch;
 use crate::cache::page::{AppPage, PageName};
 use crate::reply::WallClock;
+use crate::site::CacheRule;
 
 /// The cached page that a request may use, and its restrictions.
 #[derive(Clone, Debug)]
@@ -54,8 +58,8 @@ impl Wanted {
 pub(crate) fn wanted(
     generation: u32,
     handler: &HandlerMatch,
-    request: &Request<'_>,
-    head: &[u8],
+    coding: Coding,
+    (request, head): (&Request<'_>, &[u8]),
     framing: Framing,
 ) -> Option<Wanted> {
     let is_safe = matches!(request.method, Some(Method::Get | Method::Head)) && framing == Framing::None;
@@ -104,16 +108,17 @@ const KEPT_IF_SAID: [Status; 3] = [Status::FOUND, Status::SEE_OTHER, Status::TEM
 pub(crate) const VARY_MAX: usize = 8;
 
 /// The page that this response head begins, still without its body, and the request fields on which it depends; `None`
-/// if it is not cacheable. `time`: the lifetime if the application gives none.
+/// if it is not cacheable. `sent`: the head that clients get.
 pub(crate) fn page_of(
-    script_head: &ScriptHead<'_>,
+    (script_head, sent): (&ScriptHead<'_>, &ScriptHead<'_>),
     status: Status,
     wanted: &Wanted,
-    time: Duration,
+    rule: CacheRule,
     (now, wall): (Time, &WallClock),
 ) -> Option<(AppPage, Vec<String>)> {
     let fields = || script_head.fields.iter().copied();
-    let caching::Said { forbids, for_all, lifetime, age, vary } = caching::read(fields(), wall.seconds);
+    let said = caching::read(fields(), wall.seconds);
+    let caching::Said { forbids, for_all, lifetime, stale_while_revalidate, stale_if_error, age, vary } = said;
     let is_kept = KEPT.contains(&status) || (lifetime.is_some() && KEPT_IF_SAID.contains(&status));
     // A cookie is meant for one client. RFC 9111, 7.3 leaves it
     // to the application to say so; not every application does.
@@ -122,20 +127,49 @@ pub(crate) fn page_of(
     let with_cookies = for_all || lifetime.is_some() || vary.iter().any(|field| field == "cookie");
     let page = AppPage {
         status,
-        fields: fields()
+        fields: sent
+            .fields
+            .iter()
             .filter(|(name, _)| !name.eq_ignore_ascii_case("age"))
-            .map(|(name, value)| (Box::from(name), Box::from(value)))
+            .map(|&(name, value)| (Box::from(name), Box::from(value)))
             .collect(),
         body: Arc::default(),
         date: wall.date,
         came: now,
         age: Duration::from_secs(age),
-        lifetime: lifetime.map_or(time, Duration::from_secs),
+        lifetime: lifetime.map_or(rule.lifetime, Duration::from_secs),
+        stale_while_revalidate: stale_while_revalidate.map_or(rule.stale_while_revalidate, Duration::from_secs),
+        stale_if_error: stale_if_error.map_or(rule.stale_if_error, Duration::from_secs),
         for_all,
         with_cookies,
     };
     let is_kept = is_kept && !forbids && !sets_cookies && page.is_fresh(now) && wanted.may_have(&page);
     is_kept.then_some((page, vary))
+}
+
+/// The page after the application has confirmed it, with the fields of this 304 (RFC 9111, 3.2 and 4.3.4), and whether it is
+/// still cacheable.
+pub(crate) fn renewed(
+    page: &AppPage,
+    script_head: &ScriptHead<'_>,
+    wanted: &Wanted,
+    rule: CacheRule,
+    times: (Time, &WallClock),
+) -> (AppPage, bool) {
+    let is_of_body = |name: &str| OF_BODY.iter().any(|known| name.eq_ignore_ascii_case(known));
+    let said = || script_head.fields.iter().copied().filter(|(name, _)| !is_of_body(name));
+    let kept = page.fields.iter().map(|(name, value)| (&**name, &**value));
+    let kept = kept.filter(|(name, _)| !said().any(|(said, _)| name.eq_ignore_ascii_case(said)));
+    let fields: Vec<_> = kept.chain(said()).collect();
+    let merged = ScriptHead { fields, ..ScriptHead::default() };
+    match page_of((&merged, &merged), page.status, wanted, rule, times) {
+        Some((renewed, _)) => (AppPage { body: Arc::clone(&page.body), ..renewed }, true),
+        // The response to this request.
+        None => {
+            let fields = merged.fields.iter().map(|&(name, value)| (Box::from(name), Box::from(value))).collect();
+            (AppPage { fields, came: times.0, age: Duration::ZERO, date: times.1.date, ..page.clone() }, false)
+        }
+    }
 }
 
 /// Fields that a 304 does not change: those of the body that is cached, in its coding; and the tag, by which it was found.
@@ -159,7 +193,8 @@ mod tests {
             timeout: Duration::ZERO,
             max_body_bytes: Bytes(0),
             max_response_bytes: None,
-            cache: Some(Duration::ZERO),
+            cache: Some(CacheRule::default()),
+            compress: Vec::new(),
             http: None,
         };
         let site = Site { apps: Vec::from([rule]), ..Site::default() };
@@ -193,6 +228,76 @@ mod tests {
     }
 
     #[test]
+    fn not_modified_renews_fields_but_not_those_of_body() {
+        let wanted = wants("GET /a HTTP/1.1\nHost: h").expect("some");
+        let rule = CacheRule { lifetime: Duration::from_secs(10), ..CacheRule::default() };
+        let wall = WallClock::at(784_111_777);
+        let text = b"ETag: W/\"x\"\nContent-Type: a/b\nCache-Control: max-age=5\nX: 1\nX: 2\nY: z\nVary: Accept\n\n";
+        let (head, _) = cgi::parse(text).expect("good").expect("whole");
+        let (page, _) = page_of((&head, &head), Status::OK, &wanted, rule, (Time::START, &wall)).expect("cacheable");
+        let page = AppPage { body: Arc::new(b"body".to_vec()), ..page };
+        let check = |said: &str, expected: Option<u64>, fields: &str| {
+            let text = ["Status: 304\n", said, "\n\n"].concat();
+            let (head, _) = cgi::parse(text.as_bytes()).expect("good").expect("whole");
+            let now = Time::START + Duration::from_secs(100);
+            let (renewed, is_kept) = renewed(&page, &head, &wanted, rule, (now, &wall));
+            let lines = renewed
+                .fields
+                .iter()
+                .map(|(name, value)| alloc::format!("{name}: {}|", core::str::from_utf8(value).expect("text")));
+            assert_eq!(lines.collect::<String>(), fields, "{said}");
+            assert_eq!(
+                (is_kept.then_some(renewed.lifetime.as_secs()), renewed.age(now)),
+                (expected, Duration::ZERO),
+                "{said}"
+            );
+            assert_eq!((renewed.status, &**renewed.body), (Status::OK, b"body".as_slice()));
+        };
+        let of_body = "ETag: W/\"x\"|Content-Type: a/b|";
+        let all = [of_body, "Cache-Control: max-age=5|X: 1|X: 2|Y: z|Vary: Accept|"].concat();
+        check("Date: y", Some(5), &all);
+        check("ETag: \"x\"\nContent-Type: c/d\nContent-Encoding: gzip\nVary: B", Some(5), &all);
+        let rest = "Y: z|Vary: Accept|";
+        let changed = [of_body, rest, "X: 3|Cache-Control: max-age=7|"].concat();
+        check("X: 3\nCache-Control: max-age=7", Some(7), &changed);
+        let forbidden = [of_body, "X: 1|X: 2|", rest, "Cache-Control: no-store|"].concat();
+        check("Cache-Control: no-store", None, &forbidden);
+        check("Set-Cookie: a=b", None, &[&*all, "Set-Cookie: a=b|"].concat());
+    }
+
+    #[test]
+    fn stale_use_follows_response_then_rule() {
+        let wanted = wants("GET /a HTTP/1.1\nHost: h").expect("some");
+        let [lifetime, stale_while_revalidate, stale_if_error] = [10, 20, 30].map(Duration::from_secs);
+        let rule = CacheRule { lifetime, stale_while_revalidate, stale_if_error };
+        // The ages in seconds until which a page is fresh, sent before revalidation, and in place of an error.
+        let check = |fields: &str, expected: [u64; 3]| {
+            let text = [fields, "\n\n"].concat();
+            let (head, _) = cgi::parse(text.as_bytes()).expect("good").expect("whole");
+            let wall = WallClock::at(784_111_777);
+            let (page, _) =
+                page_of((&head, &head), Status::OK, &wanted, rule, (Time::START, &wall)).expect("cacheable");
+            let until = |holds: &dyn Fn(Time) -> bool| {
+                (0..).find(|&age| !holds(Time::START + Duration::from_secs(age))).expect("it ends")
+            };
+            let found = [
+                until(&|now| page.is_fresh(now)),
+                until(&|now| page.may_be_sent_before_revalidation(now)),
+                until(&|now| page.may_replace_error(now)),
+            ];
+            assert_eq!(found, expected, "{fields}");
+        };
+        check("X: y", [10, 30, 40]);
+        check("Cache-Control: max-age=5", [5, 25, 35]);
+        check("Cache-Control: max-age=5, stale-while-revalidate=1, stale-if-error=2", [5, 6, 7]);
+        check("Cache-Control: stale-while-revalidate=0", [10, 10, 40]);
+        check("Cache-Control: must-revalidate", [10, 10, 10]);
+        check("Cache-Control: proxy-revalidate, stale-if-error=60", [10, 10, 10]);
+        check("Cache-Control: s-maxage=5", [5, 5, 5]);
+        check("Cache-Control: s-maxage=5, stale-while-revalidate=3", [5, 8, 5]);
+    }
+
+    #[test]
     fn cacheable_responses_have_lifetime_and_vary() {
         const NONE: Option<(u64, &[&str])> = None;
         // For a response with this head to a request with these fields: lifetime in seconds, and `Vary`.
@@ -202,7 +307,8 @@ mod tests {
             let (script_head, _) = cgi::parse(text.as_bytes()).expect("good").expect("whole");
             let cgi::Answer::Reply(status) = script_head.answer() else { panic!("{head}") };
             let times = (Time::from_millis(5), &WallClock::at(784_111_777));
-            let kept = page_of(&script_head, status, &wanted, Duration::from_secs(10), times);
+            let rule = CacheRule { lifetime: Duration::from_secs(10), ..CacheRule::default() };
+            let kept = page_of((&script_head, &script_head), status, &wanted, rule, times);
             let kept = kept.map(|(page, vary)| (page.lifetime.as_secs(), vary));
             let expected = expected.map(|(seconds, vary)| (seconds, vary.iter().map(|&name| name.into()).collect()));
             assert_eq!(kept, expected, "{fields:?} {head}");

@@ -69,9 +69,14 @@ pub struct SharedState<F> {
     pub(crate) flat_head: FlatHead,
     /// One reference more than responses of applications that are being compressed.
     pub(crate) streams: Arc<()>,
+    /// One reference more than pages that are being revalidated in the background.
+    pub(crate) revalidations: Arc<()>,
     /// Prepared error responses.
     pub(crate) errors: ReadyErrors,
 }
+
+/// Maximum pages that a loop revalidates in the background at a time. Beyond that a page stays stale until a later request.
+const REVALIDATIONS_MAX: usize = 16;
 
 /// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +103,14 @@ pub struct Counts {
     pub page_misses: u64,
     /// Requests that waited for a page already being generated for another request.
     pub page_collapsed: u64,
+    /// Requests answered with a page that was not fresh, before it was revalidated.
+    pub pages_stale_before_revalidation: u64,
+    /// Requests answered with a page that was not fresh, in place of an error of the application.
+    pub pages_stale_for_error: u64,
+    /// Revalidations of pages in the background.
+    pub page_revalidations: u64,
+    /// Pages that applications have confirmed (304).
+    pub pages_confirmed: u64,
     /// Responses of applications that were sent uncompressed, because as many as possible were being compressed.
     pub streams_refused: u64,
     /// What is particular to HTTP/2.
@@ -165,6 +178,8 @@ impl<F> SharedState<F> {
             scratch: Vec::new(),
             fields: FieldList::new(0, 0),
             flat_head: FlatHead::new(),
+            streams: Arc::default(),
+            revalidations: Arc::default(),
             errors: ReadyErrors::default(),
         }
     }
@@ -174,6 +189,11 @@ impl<F> SharedState<F> {
         let is_free = Arc::strong_count(&self.streams) <= STREAMS_MAX;
         self.counts.streams_refused += u64::from(!is_free);
         is_free.then(|| Arc::clone(&self.streams))
+    }
+
+    /// Takes a place among the pages that are being revalidated in the background, if there is one.
+    pub(crate) fn take_revalidation(&mut self) -> Option<Arc<()>> {
+        (Arc::strong_count(&self.revalidations) <= REVALIDATIONS_MAX).then(|| Arc::clone(&self.revalidations))
     }
 
     /// Switches to another configuration. If the budgets change, the counters of the caches restart from zero; shared

@@ -393,10 +393,23 @@ pub struct AppRule {
     pub max_body_bytes: Bytes,
     /// Maximum response, including its head; a longer one is cut off. `None`: no limit.
     pub max_response_bytes: Option<Bytes>,
-    /// Cache its responses where allowed ([`crate::pages`]); the lifetime if a response gives none.
-    pub cache: Option<Duration>,
+    /// Cache its responses where allowed ([`crate::pages`]).
+    pub cache: Option<CacheRule>,
+    /// Codings in which its responses are compressed.
+    pub compress: Vec<Coding>,
     /// It is a server behind this one that speaks HTTP; `None`: it speaks CGI or FastCGI.
     pub http: Option<HttpRule>,
+}
+
+/// How responses are cached, as far as they do not say it themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheRule {
+    /// The lifetime.
+    pub lifetime: Duration,
+    /// For how long after it they are used while they are revalidated (RFC 5861, 3).
+    pub stale_while_revalidate: Duration,
+    /// For how long after it they are used in place of an error (RFC 5861, 4).
+    pub stale_if_error: Duration,
 }
 
 /// How requests are forwarded by HTTP.

@@ -21,6 +21,11 @@ pub struct Said {
     pub for_all: bool,
     /// Freshness lifetime in seconds (RFC 9111, 4.2.1: `s-maxage`, else `max-age`, else Expires); `None` if not given.
     pub lifetime: Option<u64>,
+    /// Seconds after its lifetime during which the response may be used while it is revalidated (RFC 5861, 3); `None` if
+    /// nothing is said about that.
+    pub stale_while_revalidate: Option<u64>,
+    /// Seconds after its lifetime during which the response may be used in place of an error (RFC 5861, 4); likewise.
+    pub stale_if_error: Option<u64>,
     /// Age in seconds on arrival (RFC 9111, 5.1).
     pub age: u64,
     /// The request fields that the response depends on, in lower case, sorted (RFC 9110, 12.5.5); `None` for `*`.
@@ -34,6 +39,7 @@ const FOREVER: u64 = 1 << 31;
 pub fn read<'a>(fields: impl Iterator<Item = (&'a str, &'a [u8])>, now_seconds: i64) -> Said {
     let mut said = Said { vary: Some(Vec::new()), ..Said::default() };
     let (mut s_maxage, mut max_age, mut expires) = (None, None, None);
+    let (mut while_revalidate, mut if_error, mut forbids_stale) = (None, None, false);
     for (name, value) in fields {
         let is = |known: &str| name.eq_ignore_ascii_case(known);
         if is("cache-control") {
@@ -41,10 +47,15 @@ pub fn read<'a>(fields: impl Iterator<Item = (&'a str, &'a [u8])>, now_seconds: 
                 let is = |known: &str| directive.eq_ignore_ascii_case(known.as_bytes());
                 said.forbids |= is("no-store") || is("private") || is("no-cache");
                 said.for_all |= is("public") || is("must-revalidate") || is("s-maxage");
+                forbids_stale |= is("must-revalidate") || is("proxy-revalidate");
                 if is("s-maxage") {
                     note(&mut s_maxage, argument);
                 } else if is("max-age") {
                     note(&mut max_age, argument);
+                } else if is("stale-while-revalidate") {
+                    note(&mut while_revalidate, argument);
+                } else if is("stale-if-error") {
+                    note(&mut if_error, argument);
                 }
             });
         } else if is("expires") {
@@ -68,6 +79,10 @@ pub fn read<'a>(fields: impl Iterator<Item = (&'a str, &'a [u8])>, now_seconds: 
         }
     }
     said.lifetime = s_maxage.or(max_age).or(expires);
+    // RFC 9111, 5.2.2.2 and 5.2.2.8 forbid every use of a stale response. So does s-maxage (5.2.2.10), unless the
+    // response itself makes an exception, which applications do that know RFC 5861.
+    let at_most = |said: Option<u64>| if forbids_stale { Some(0) } else { said.or(s_maxage.map(|_| 0)) };
+    (said.stale_while_revalidate, said.stale_if_error) = (at_most(while_revalidate), at_most(if_error));
     said
 }
 
@@ -157,6 +172,23 @@ mod tests {
         check("must-revalidate", false, true);
         check("proxy-revalidate, no-transform, immutable", false, false);
         check("x=\"no-store\"", false, false);
+    }
+
+    #[test]
+    fn stale_use_follows_response_fields() {
+        let check = |value: &str, while_revalidate: Option<u64>, if_error: Option<u64>| {
+            let said = said(&["Cache-Control: ", value].concat());
+            assert_eq!((said.stale_while_revalidate, said.stale_if_error), (while_revalidate, if_error), "{value}");
+        };
+        check("max-age=60", None, None);
+        check("max-age=60, stale-while-revalidate=5", Some(5), None);
+        check("max-age=60, Stale-If-Error=\"7\", stale-while-revalidate=5", Some(5), Some(7));
+        check("stale-if-error=9, stale-if-error=8", None, Some(8));
+        check("stale-while-revalidate, stale-if-error=x", Some(0), Some(0));
+        check("must-revalidate, stale-while-revalidate=5, stale-if-error=5", Some(0), Some(0));
+        check("proxy-revalidate, stale-while-revalidate=5", Some(0), Some(0));
+        check("s-maxage=60", Some(0), Some(0));
+        check("s-maxage=60, stale-while-revalidate=5", Some(5), Some(0));
     }
 
     #[test]

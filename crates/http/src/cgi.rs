@@ -80,7 +80,7 @@ pub fn decimal(number: u64) -> Vec<u8> {
 }
 
 /// The head of a script's response.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScriptHead<'a> {
     /// The value of its `Status` field.
     pub status: Option<Status>,

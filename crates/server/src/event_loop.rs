@@ -158,7 +158,9 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                 Message::Handshake(handshake) => worker.hello_answered(handshake, now, &mut disk),
                 Message::Compressed(done) => worker.compressed(*done),
                 Message::Started(started) => worker.app_started(*started, now, &mut disk),
+                Message::BackendStep(step) => worker.backend_step(*step, now, &mut disk),
                 Message::Spooled(done) => worker.app_spooled(*done, now, &mut disk),
+                Message::Encoded(done) => worker.app_encoded(*done, now, &mut disk),
                 Message::PageSettled(settled) => worker.page_settled(settled, now, &mut disk),
                 Message::Renew(generation) => {
                     disk.renew(&generation);

@@ -16,8 +16,8 @@
 //! 6. `challenges`; `transport`; `reread`, `elements`, `ocsp`, `certificate`, `crl`, `client_auth`, `tickets`, `tls_config`: TLS
 //!    sessions; `config_snapshot`: the current configuration, with everything opened for it.
 //! 7. `send`; `compress`, `handshakes`, `helper`, the helpers and their tasks; `message`, the messages
-//!    to a loop, also from helpers and `watch`.
-//! 8. `turn`: one connection's turn; `worker`: the connections of a loop.
+//!    to a loop, also from helpers, `watch` and `heartbeat`.
+//! 8. `turn`: one connection's turn; `background`: one revalidation's; `worker`: the connections of a loop.
 //! 9. `event_loop`: the loop.
 //! 10. `arch`: the four architectures.
 //! 11. `config`, which builds the settings from flags and file; `acme`, `control`, `admin`, `processes`, `serve`; `preload`,
@@ -31,6 +31,7 @@ pub mod admin;
 pub mod app;
 pub mod arch;
 pub mod backend_tls;
+pub mod background;
 pub mod certificate;
 pub mod challenges;
 pub mod client_auth;

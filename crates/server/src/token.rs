@@ -28,8 +28,19 @@ impl Token {
         Token { index, generation: u32::MAX }
     }
 
+    /// Returns the token of a revalidation in this slot of their table.
+    pub(crate) fn of_revalidation(self) -> Token {
+        Token { index: self.index | REVALIDATION_BIT, ..self }
+    }
+
+    /// Returns the slot of the revalidation with this token; `None` if it is that of a connection.
+    pub(crate) fn revalidation(self) -> Option<Token> {
+        let is_one = self.index & REVALIDATION_BIT != 0;
+        is_one.then_some(Token { index: self.index & !REVALIDATION_BIT, ..self })
+    }
+
     /// Converts it to a number for epoll, for the descriptors of the connection's application. Slot numbers never need
-    /// the highest bit.
+    /// the highest two bits.
     pub fn to_app_number(self) -> u64 {
         self.to_number() | APP_BIT
     }
@@ -37,6 +48,9 @@ impl Token {
     /// The first number that is free for other purposes than connections.
     pub const FIRST_OTHER: u64 = (u32::MAX as u64) << 32;
 }
+
+/// Distinguishes the tokens of connections and of revalidations, which have no connection.
+const REVALIDATION_BIT: u32 = 1 << 30;
 
 /// Distinguishes the numbers of a connection and of its application.
 pub(crate) const APP_BIT: u64 = 1 << 31;

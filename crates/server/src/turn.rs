@@ -16,7 +16,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use amped_core::app::{Input, Output};
+use amped_core::app::{Input, Output, RevalidateWork};
 use amped_core::auth::Verdict;
 use amped_core::compress::Compressed;
 use amped_core::connection::Conn;
@@ -340,6 +340,8 @@ pub struct LoopContext {
     pub(crate) ask_anew: Time,
     pub(crate) cold_windows: u64,
     pub(crate) limited_connections: u64,
+    /// Pages to revalidate, and the addresses of their clients' connections, for the worker to take.
+    pub(crate) revalidations: Vec<(Box<RevalidateWork>, Arc<Ends>)>,
 }
 
 impl LoopContext {
@@ -634,6 +636,10 @@ impl<D: DiskAccess> Turn<'_, D> {
                     log_context.log_response(record, 0, false);
                 }
                 Action::App(ticket, input) => self.pass_to_app(ticket, input),
+                Action::Revalidate(work) => {
+                    let ends = self.connection.ends();
+                    self.context.revalidations.push((work, ends));
+                }
                 Action::Verify(ticket, work) => self.verify(ticket, work),
                 Action::Disk(ticket, work) => self.ask_disk(ticket, &work),
                 Action::Log(line) => say!("{line}"),

@@ -17,6 +17,7 @@ use amped_core::cache::{Caches, Change};
 use amped_core::deadline::Wheel;
 use amped_core::event::{Action, Answer, Event, Lane, PreloadResult, Ticket, Trouble, Work};
 use amped_core::request_id::IdSource;
+use amped_core::revalidation::Revalidation;
 use amped_core::shared_state::SharedState;
 use amped_sys::epoll::{Epoll, Interest, Ready};
 use amped_sys::{file, socket};
@@ -24,8 +25,11 @@ use amped_units::Time;
 
 use crate::access_log::{AccessLog, Writer};
 use crate::app::cgi::Started;
+use crate::app::compressor::Encoded;
+use crate::app::connection::Step;
 use crate::app::single_flight::Settled;
-use crate::app::{AppSide, spool};
+use crate::app::{AppRequest, AppSide, spool};
+use crate::background::{Background, Remains};
 use crate::client_counts::Permit;
 use crate::clock::{Clock, wall};
 use crate::compress::CompressDone;
@@ -87,6 +91,8 @@ pub trait DiskSide: DiskAccess {
 /// The state of one loop.
 pub struct Worker {
     connections: Slots<Connection>,
+    /// Pages that are being revalidated.
+    revalidations: Slots<Background>,
     /// State shared by turns.
     pub context: LoopContext,
     wheel: Wheel<Token>,
@@ -161,9 +167,11 @@ impl Worker {
             ask_anew: Time::NEVER,
             cold_windows: 0,
             limited_connections: 0,
+            revalidations: Vec::new(),
         };
         Worker {
             connections: Slots::default(),
+            revalidations: Slots::default(),
             context,
             wheel: Wheel::default(),
             expired: Vec::new(),
@@ -348,6 +356,12 @@ impl Worker {
     /// Handles an event on a connection's socket.
     pub fn ready(&mut self, ready: Ready, now: Time, disk: &mut impl DiskSide) {
         let token = Token::from_number(ready.token & !APP_BIT);
+        if let Some(slot) = token.revalidation() {
+            if let Some(Background { app: Some(app), .. }) = self.revalidations.get(slot) {
+                app.is_ready();
+            }
+            return self.revalidation_turn(token, None, now);
+        }
         let Some(connection) = self.connections.get(token) else {
             return;
         };
@@ -376,8 +390,8 @@ impl Worker {
             };
             if let Some(connection) = self.connections.get(token) {
                 connection.queued = false;
-                self.turn(token, None, now, disk);
             }
+            self.any_turn(token, None, now, disk);
         }
     }
 
@@ -433,7 +447,10 @@ impl Worker {
     /// Handles a process that was started for a request, or could not be.
     pub fn app_started(&mut self, started: Started, now: Time, disk: &mut impl DiskSide) {
         let (token, ticket) = (started.token, started.ticket);
-        let app = self.connections.get(token).and_then(|connection| connection.take_app(ticket));
+        let app = match token.revalidation() {
+            Some(slot) => self.revalidations.get(slot).and_then(|background| background.app.take()),
+            None => self.connections.get(token).and_then(|connection| connection.take_app(ticket)),
+        };
         let Some(mut app) = app else {
             // The connection has closed.
             if let Ok(begun) = started.result {
@@ -442,24 +459,58 @@ impl Worker {
             return;
         };
         let output = self.context.apps.take_started(&mut app, started, now);
-        if !matches!(output, Some(Output::Failed(_)))
-            && let Some(connection) = self.connections.get(token)
-        {
-            connection.apps.push(app);
+        if !matches!(output, Some(Output::Failed(_))) {
+            if let Some(connection) = self.connections.get(token) {
+                connection.apps.push(app);
+            } else if let Some(background) = token.revalidation().and_then(|slot| self.revalidations.get(slot)) {
+                background.app = Some(app);
+            }
         }
         if let Some(output) = output {
-            self.turn(token, Some(Event::App(ticket, output)), now, disk);
+            self.any_turn(token, Some((ticket, output)), now, disk);
+        }
+    }
+
+    /// Returns the application request with this ticket.
+    fn app(&mut self, token: Token, ticket: Ticket) -> Option<&mut AppRequest> {
+        let app = match token.revalidation() {
+            Some(slot) => self.revalidations.get(slot)?.app.as_mut()?,
+            None => self.connections.get(token)?.apps.iter_mut().find(|app| app.ticket() == ticket)?,
+        };
+        Some(app)
+    }
+
+    /// Gives a turn to the owner of an application request, unless it is queued and will have one.
+    fn app_turn(&mut self, token: Token, now: Time, disk: &mut impl DiskSide) {
+        if self.connections.get(token).is_none_or(|connection| !connection.queued) {
+            self.any_turn(token, None, now, disk);
+        }
+    }
+
+    /// Handles a step of a TLS handshake with a backend.
+    pub fn backend_step(&mut self, step: Step, now: Time, disk: &mut impl DiskSide) {
+        let (token, ticket) = step.owner();
+        if self.app(token, ticket).is_some_and(|app| app.note_step(step)) {
+            self.app_turn(token, now, disk);
         }
     }
 
     /// Handles a spool task that was completed for an application's request.
     pub fn app_spooled(&mut self, done: spool::Done, now: Time, disk: &mut impl DiskSide) {
         let (token, ticket) = (done.owner.token, done.owner.ticket);
-        let Some(connection) = self.connections.get(token) else { return };
-        let Some(app) = connection.apps.iter_mut().find(|app| app.ticket() == ticket) else { return };
-        app.note_done(done);
-        if !connection.queued {
-            self.turn(token, None, now, disk);
+        if let Some(app) = self.app(token, ticket) {
+            app.note_done(done);
+            self.app_turn(token, now, disk);
+        }
+    }
+
+    /// Handles a piece of an application's response that was compressed.
+    pub fn app_encoded(&mut self, done: Encoded, now: Time, disk: &mut impl DiskSide) {
+        self.context.compression.responses.add(done.in_bytes, done.size(), done.time);
+        let (token, ticket) = done.owner;
+        if let Some(app) = self.app(token, ticket) {
+            app.note_encoded(done);
+            self.app_turn(token, now, disk);
         }
     }
 
@@ -478,7 +529,7 @@ impl Worker {
     pub fn take_apps_due(&mut self, now: Time, disk: &mut impl DiskSide) {
         if now >= self.context.apps.next_due() {
             for token in self.context.apps.take_due(now) {
-                self.turn(token, None, now, disk);
+                self.any_turn(token, None, now, disk);
             }
         }
     }
@@ -596,6 +647,12 @@ impl Worker {
     }
 
     fn take_deadline(&mut self, token: Token, now: Time, disk: &mut impl DiskSide) {
+        if let Some(slot) = token.revalidation() {
+            if let Some(mut background) = self.revalidations.remove(slot) {
+                background.give_up((token, now), &mut self.context, &mut self.actions);
+            }
+            return;
+        }
         let limits = &self.context.shared.limits;
         let Some(connection) = self.connections.get(token) else {
             return;
@@ -646,6 +703,8 @@ impl Worker {
 
     /// Applies another configuration; connections stay.
     pub fn renew(&mut self, generation: Arc<ConfigSnapshot>) {
+        // Their pages are not used any more.
+        self.abandon_revalidations();
         generation.apps.start_checks();
         let settings = &generation.settings;
         let (sites, limits, budgets) = (Arc::clone(&settings.sites), settings.limits.clone(), settings.cache.clone());
@@ -663,6 +722,7 @@ impl Worker {
         for token in self.connections.tokens() {
             self.remove(token);
         }
+        self.abandon_revalidations();
         self.context.log.flush();
     }
 
@@ -750,7 +810,7 @@ impl Worker {
             self.context.compress();
         }
         match rest {
-            Err(Dead) => return self.remove(token),
+            Err(Dead) => self.remove(token),
             Ok(Rest::ComesAgain) if !connection.queued => {
                 connection.queued = true;
                 self.again.push_back(token);
@@ -758,6 +818,51 @@ impl Worker {
             Ok(Rest::ComesAgain | Rest::Nothing) => {}
         }
         self.arm(token);
+        if !self.context.revalidations.is_empty() {
+            self.begin_revalidations(now);
+        }
+    }
+
+    /// Gives a turn to a connection or a revalidation, with this output of its application.
+    fn any_turn(&mut self, token: Token, output: Option<(Ticket, Output<'_>)>, now: Time, disk: &mut impl DiskSide) {
+        match token.revalidation() {
+            Some(_) => self.revalidation_turn(token, output, now),
+            None => self.turn(token, output.map(|(ticket, output)| Event::App(ticket, output)), now, disk),
+        }
+    }
+
+    /// Starts the revalidations that a turn has asked for.
+    fn begin_revalidations(&mut self, now: Time) {
+        for (work, ends) in std::mem::take(&mut self.context.revalidations) {
+            debug_assert!(self.actions.is_empty(), "actions of another connection");
+            let begun = Revalidation::begin(now, *work, &mut self.context.shared, &mut self.actions);
+            if let Some(revalidation) = begun {
+                let due = revalidation.due();
+                let token = self.revalidations.insert(Background::new(revalidation, ends)).of_revalidation();
+                self.wheel.insert(due, token);
+                self.revalidation_turn(token, None, now);
+            }
+        }
+    }
+
+    /// Gives a revalidation a turn.
+    fn revalidation_turn(&mut self, token: Token, output: Option<(Ticket, Output<'_>)>, now: Time) {
+        let slot = token.revalidation();
+        let Some((slot, background)) = slot.and_then(|slot| Some((slot, self.revalidations.get(slot)?))) else {
+            return;
+        };
+        match background.turn((token, now), output, &mut self.context, &mut self.actions) {
+            Remains::Waits => {}
+            Remains::More => self.again.push_back(token),
+            Remains::Nothing => drop(self.revalidations.remove(slot)),
+        }
+    }
+
+    fn abandon_revalidations(&mut self) {
+        for token in self.revalidations.tokens() {
+            let app = self.revalidations.remove(token).and_then(|background| background.app);
+            self.context.apps.abandon(app);
+        }
     }
 
     /// Ensures that the timer wheel reports a connection when something is due on it, or earlier.

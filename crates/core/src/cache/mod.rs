@@ -37,7 +37,7 @@ use crate::variants::{self, NegotiationCache, Variants};
 use backend::{CacheBackend, Shards, Shared};
 use content::{ContentCache, Encoding};
 use head::HeadCache;
-use page::{AppPage, Lookup, PART_MAX, Page, PageName};
+use page::{AppPage, Hold, Lookup, PART_MAX, Page, PageName, StalePage};
 use path::{CachedEntry, LookupResult, PathCache};
 use policy::StoreCounts;
 use uri::UriCache;
@@ -429,7 +429,8 @@ impl<F> Caches<F> {
     /// Looks up the cached page of this name for a request with this head.
     pub fn app_page(&mut self, now: Time, name: &PageName, head: &[u8]) -> Lookup {
         let lookup = |page, name: PageName| match page {
-            Some(Page::App(page)) if page.is_fresh(now) => Lookup::Cached(page),
+            Some(Page::App(page, _)) if page.is_fresh(now) => Lookup::Cached(page),
+            Some(Page::App(page, hold)) => Lookup::Stale(StalePage { page, name, hold }),
             Some(Page::Uncacheable { until, .. }) if now < until => Lookup::Uncacheable,
             _ => Lookup::Missing(name),
         };
@@ -457,7 +458,7 @@ impl<F> Caches<F> {
             return;
         }
         if vary.is_empty() {
-            return self.keep(name.clone(), Page::App(Arc::new(page)));
+            return self.keep(name.clone(), Page::new_app(page));
         }
         // Responses may vary by different fields: any field on which one of them depends matters for the name.
         let (known, mut since) = match known {
@@ -476,7 +477,40 @@ impl<F> Caches<F> {
             self.keep(name.clone(), Page::Varies(Arc::new(vary.clone()), since));
         }
         if let Some(variant) = name.of_variant(&vary, since, head) {
-            self.keep(variant, Page::App(Arc::new(page)));
+            self.keep(variant, Page::new_app(page));
+        }
+    }
+
+    /// Claims the revalidation of a page until then; `false` if another request has done so.
+    pub fn claim_revalidation(&mut self, now: Time, stale: &StalePage, until: Time) -> bool {
+        self.change_hold(stale, Hold { until, after_error: false }, |known| now >= known.until)
+    }
+
+    /// Has nobody revalidate a page until then, because the application has failed.
+    pub fn hold_after_error(&mut self, stale: &StalePage, until: Time) {
+        self.change_hold(stale, Hold { until, after_error: true }, |_| true);
+    }
+
+    /// Changes the hold of a page, if that is still cached and `may_change` its hold so far.
+    fn change_hold(&mut self, stale: &StalePage, hold: Hold, may_change: impl FnOnce(Hold) -> bool) -> bool {
+        let StalePage { page, name, .. } = stale;
+        // Loops that share the cache do not pass between the two.
+        self.contents.at(name.clone(), |contents| match contents.page(name) {
+            Some(Page::App(known, before)) if Arc::ptr_eq(&known, page) && may_change(before) => {
+                contents.keep_page(name.clone(), Page::App(known, hold));
+                true
+            }
+            _ => false,
+        })
+    }
+
+    /// Replaces a page by one with the same body, which the application has confirmed in response to a request that
+    /// began at that time. `name`: the name of both before any `Vary`.
+    pub fn renew_app_page(&mut self, began: Time, name: &PageName, stale: &StalePage, page: Arc<AppPage>) {
+        let is_of_this = matches!(name, PageName::App { generation, .. } if *generation == self.generation);
+        let is_invalid = matches!(self.page(name), Some(Page::Uncacheable { since, .. }) if since > began);
+        if is_of_this && !is_invalid {
+            self.keep(stale.name.clone(), Page::App(page, Hold::NONE));
         }
     }
 
@@ -803,6 +837,52 @@ mod tests {
     }
 
     #[test]
+    fn one_request_revalidates_page_until_its_hold_ends() {
+        let name = PageName::App { generation: 0, site: 0, rule: 0, key: b"h\n/x"[..].into() };
+        let at = Time::from_millis;
+        let page = |ms: u64| AppPage {
+            status: amped_http::status::Status::OK,
+            fields: Vec::new(),
+            body: Arc::default(),
+            date: *b"Sun, 06 Nov 1994 08:49:37 GMT",
+            came: at(ms),
+            age: Duration::ZERO,
+            lifetime: Duration::from_secs(1),
+            stale_while_revalidate: Duration::from_secs(1),
+            stale_if_error: Duration::from_secs(10),
+            for_all: false,
+            with_cookies: false,
+        };
+        let mut caches = Caches::<()>::new(Budgets::default());
+        let stale = |caches: &mut Caches<()>, ms: u64| match caches.app_page(at(ms), &name, b"") {
+            Lookup::Stale(stale) => Some(stale),
+            Lookup::Cached(_) | Lookup::Missing(_) | Lookup::Uncacheable => None,
+        };
+        caches.keep_app_page((at(0), at(0)), &name, (b"", Vec::new()), page(0));
+        assert!(stale(&mut caches, 999).is_none());
+        let found = stale(&mut caches, 1000).expect("stale");
+        assert!(caches.claim_revalidation(at(1000), &found, at(1500)));
+        assert!(!caches.claim_revalidation(at(1499), &found, at(9999)), "another request has claimed it");
+        assert!(caches.claim_revalidation(at(1500), &found, at(1600)), "that one has not finished in time");
+        // Sent by its own time, or as long as the application has just failed.
+        let may_be_sent = |caches: &mut Caches<()>, ms: u64| stale(caches, ms).expect("stale").may_be_sent(at(ms));
+        assert_eq!([1999, 2000].map(|ms| may_be_sent(&mut caches, ms)), [true, false]);
+        caches.hold_after_error(&found, at(3000));
+        assert_eq!([2999, 3000].map(|ms| may_be_sent(&mut caches, ms)), [true, false]);
+        // Another page is not held for that.
+        caches.keep_app_page((at(3000), at(3000)), &name, (b"", Vec::new()), page(3000));
+        caches.hold_after_error(&found, at(9999));
+        let found = stale(&mut caches, 5500).expect("stale");
+        assert!(caches.claim_revalidation(at(5500), &found, at(6000)));
+        // A change since its request began invalidates what confirms the page.
+        caches.mark_uncacheable(at(5600), &name, Duration::ZERO);
+        caches.renew_app_page(at(5500), &name, &found, Arc::new(page(5700)));
+        assert!(matches!(caches.app_page(at(5700), &name, b""), Lookup::Missing(_)));
+        caches.renew_app_page(at(5650), &name, &found, Arc::new(page(5700)));
+        assert!(matches!(caches.app_page(at(5700), &name, b""), Lookup::Cached(_)));
+    }
+
+    #[test]
     fn application_pages_have_distinct_keys() {
         let name = PageName::App { generation: 0, site: 0, rule: 0, key: b"h\n/x"[..].into() };
         let at = Time::from_millis;
@@ -814,6 +894,8 @@ mod tests {
             came: at(ms),
             age: Duration::ZERO,
             lifetime: Duration::from_secs(10),
+            stale_while_revalidate: Duration::ZERO,
+            stale_if_error: Duration::ZERO,
             for_all: false,
             with_cookies: false,
         };
@@ -826,7 +908,7 @@ mod tests {
         let look = |caches: &mut Caches<()>, ms: u64, fields: &str| match caches.app_page(at(ms), &name, &head(fields))
         {
             Lookup::Cached(page) => String::from_utf8(page.body.to_vec()).expect("text"),
-            Lookup::Missing(_) => "missing".into(),
+            Lookup::Missing(_) | Lookup::Stale(_) => "missing".into(),
             Lookup::Uncacheable => "unkept".into(),
         };
         let check = |caches: &mut Caches<()>, ms: u64, expected: &[(&str, &str)]| {

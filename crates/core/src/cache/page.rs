@@ -97,8 +97,8 @@ pub enum Page {
         /// The edition of its name at that time.
         edition: u32,
     },
-    /// A response of an application.
-    App(Arc<AppPage>),
+    /// A response of an application, and whether requests wait before they revalidate it.
+    App(Arc<AppPage>, Hold),
     /// The response depends on these request fields, in lower case, sorted, known since this time.
     Varies(Arc<Vec<String>>, Time),
     /// Nothing is cached under this name during this period, and no request waits for it.
@@ -127,6 +127,10 @@ pub struct AppPage {
     pub age: Duration,
     /// Maximum age.
     pub lifetime: Duration,
+    /// For how long after its lifetime it is sent while it is revalidated (RFC 5861, 3).
+    pub stale_while_revalidate: Duration,
+    /// For how long after its lifetime it is sent in place of an error (RFC 5861, 4).
+    pub stale_if_error: Duration,
     /// Whether it may be sent to requests with credentials.
     pub for_all: bool,
     /// Whether it may be sent to requests with cookies.
@@ -143,6 +147,64 @@ impl AppPage {
     pub fn is_fresh(&self, now: Time) -> bool {
         self.age(now) < self.lifetime
     }
+
+    /// Whether it may be sent while it is revalidated (RFC 5861, 3).
+    pub fn may_be_sent_before_revalidation(&self, now: Time) -> bool {
+        self.age(now) < self.lifetime + self.stale_while_revalidate
+    }
+
+    /// Whether it may be sent in place of an error (RFC 5861, 4).
+    pub fn may_replace_error(&self, now: Time) -> bool {
+        self.age(now) < self.lifetime + self.stale_if_error
+    }
+
+    /// The fields by which the application can tell whether it is still the response (RFC 9111, 4.3.1).
+    pub fn conditions(&self) -> Vec<(&'static str, &[u8])> {
+        // RFC 9110, 13.2.1: conditions apply only if the response without them would be a success.
+        let fields = self.fields.iter().filter(|_| self.status == Status::OK);
+        fields
+            .filter_map(|(name, value)| {
+                let (_, condition) = CONDITIONS.iter().find(|(validator, _)| name.eq_ignore_ascii_case(validator))?;
+                Some((*condition, &**value))
+            })
+            .collect()
+    }
+}
+
+/// Validators of a response, and the conditions that compare them.
+const CONDITIONS: [(&str, &str); 2] = [("ETag", "If-None-Match"), ("Last-Modified", "If-Modified-Since")];
+
+/// Until when requests do not revalidate a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// The end of the period.
+    pub until: Time,
+    /// Whether it began with an error of the application, rather than with a request that revalidates the page.
+    pub after_error: bool,
+}
+
+impl Hold {
+    /// None.
+    pub const NONE: Hold = Hold { until: Time::START, after_error: false };
+}
+
+/// A page that is not fresh.
+#[derive(Clone, Debug)]
+pub struct StalePage {
+    /// The page.
+    pub page: Arc<AppPage>,
+    /// The name under which it is stored.
+    pub name: PageName,
+    /// Until when it is not revalidated.
+    pub hold: Hold,
+}
+
+impl StalePage {
+    /// Whether it is the response to a request now: while it is revalidated, or shortly after that failed.
+    pub fn may_be_sent(&self, now: Time) -> bool {
+        let is_held_after_error = self.hold.after_error && now < self.hold.until;
+        self.page.may_be_sent_before_revalidation(now) || is_held_after_error && self.page.may_replace_error(now)
+    }
 }
 
 /// The result of a cache lookup for an application's response.
@@ -150,6 +212,8 @@ impl AppPage {
 pub enum Lookup {
     /// A fresh page.
     Cached(Arc<AppPage>),
+    /// A page that is not fresh; the response will be stored under its name.
+    Stale(StalePage),
     /// Not cached; the response will be stored under this name.
     Missing(PageName),
     /// Known not to be cacheable.
@@ -157,11 +221,16 @@ pub enum Lookup {
 }
 
 impl Page {
+    /// A response of an application.
+    pub(super) fn new_app(page: AppPage) -> Page {
+        Page::App(Arc::new(page), Hold::NONE)
+    }
+
     /// Its weight under this name, without the overhead of every entry.
     pub(super) fn weight(&self, name: &PageName) -> u64 {
         let bytes = match self {
             Page::Listing { listing, .. } => listing.page.len(),
-            Page::App(page) => {
+            Page::App(page, _) => {
                 let fields = page.fields.iter().map(|(name, value)| name.len() + value.len() + size_of::<[usize; 4]>());
                 fields.sum::<usize>() + page.body.len() + size_of::<AppPage>()
             }

@@ -20,7 +20,7 @@ use core::time::Duration;
 use amped_http::auth::Credentials;
 use amped_http::cgi::{self, Answer};
 use amped_http::h1::gateway;
-use amped_http::h1::request::{self, Expectation, Framing, Request};
+use amped_http::h1::request::{self, Expectation, Framing, OwnedRequest, Request};
 use amped_http::interim::Interim;
 use amped_http::method::Method;
 use amped_http::negotiate::Coding;
@@ -28,9 +28,10 @@ use amped_http::status::Status;
 use amped_units::{Bytes, Time};
 
 use super::context::{Context, Protocol};
-use crate::app::{self, AppHead, AppTrouble, HandlerMatch, Input};
+use crate::app::{self, AppHead, AppTrouble, Audience, HandlerMatch, Input, RevalidateWork};
 use crate::app_coding;
-use crate::cache::page::{AppPage, Lookup, PageName, UNCACHEABLE_TIME};
+use crate::cache::Caches;
+use crate::cache::page::{AppPage, Lookup, PageName, StalePage, UNCACHEABLE_TIME};
 use crate::compress::StreamWork;
 use crate::decide::{self, PreparedResponse};
 use crate::event::{Action, Ticket};
@@ -38,11 +39,11 @@ use crate::file::FileHandle;
 use crate::headers;
 use crate::pace::Pace;
 use crate::pages::{self, Wanted};
-use crate::plan::Resolved;
+use crate::plan::{self, Resolved};
 use crate::record::Outcome;
 use crate::reply::{self, Body, ReplyHead, ScriptFraming};
 use crate::routes::{Route, RouteAction};
-use crate::site::{AppRule, Site};
+use crate::site::{AppRule, CacheRule, Site};
 
 /// A request passed to an application.
 #[derive(Debug)]
@@ -72,6 +73,8 @@ pub(super) struct AppRequest {
     pub(super) is_compressed: bool,
     /// The cache fill, if the response may be cached.
     fill: Option<Box<Fill>>,
+    /// There is no client: the response only replaces a stale page.
+    pub(super) is_revalidation: bool,
 }
 
 /// A response that may be cached, as received so far.
@@ -83,8 +86,11 @@ struct Fill {
     /// Another request is generating the page.
     follows: bool,
     began: Time,
-    /// The lifetime if the response gives none.
-    time: Duration,
+    rule: CacheRule,
+    /// The page that the response replaces, if one is cached.
+    stale: Option<StalePage>,
+    /// The application can confirm that page by a 304.
+    is_conditional: bool,
     /// Maximum bytes, first of the whole page, then of its body.
     max: usize,
     /// Its head, and the request fields on which it depends, once known.
@@ -174,14 +180,37 @@ impl AppRequest {
                 let user = decide::claimed_name(request, resolved, &cx.shared.sites);
                 let user = user.as_ref().map(Credentials::name);
                 let generation = cx.shared.caches.generation();
-                Input::Start(Box::new(handler.work(&cx.shared.sites, generation, head, framing, user, false)))
+                Input::Start(Box::new(handler.work(
+                    &cx.shared.sites,
+                    generation,
+                    head,
+                    framing,
+                    user,
+                    Audience::Client,
+                )))
             }
         };
         cx.actions.push(Action::App(ticket, input));
+        let output_left = output.map_or(u64::MAX, |most| most.0);
         StartResult::Started(Box::new(AppRequest {
-            ticket,
             has_body: framing == Framing::None,
             left: body.0,
+            output_left,
+            ..AppRequest::new(cx, ticket, handler, (time, fill))
+        }))
+    }
+
+    /// A request without a body, with this timeout.
+    fn new<F>(
+        cx: &Context<'_, F>,
+        ticket: Ticket,
+        handler: HandlerMatch,
+        (time, fill): (Duration, Option<Box<Fill>>),
+    ) -> AppRequest {
+        AppRequest {
+            ticket,
+            has_body: true,
+            left: 0,
             pace: Pace::start(cx.now, &cx.shared.limits),
             pending_bytes: 0,
             time,
@@ -194,7 +223,40 @@ impl AppRequest {
             is_compressed: false,
             handler,
             fill,
-        }))
+            is_revalidation: false,
+        }
+    }
+
+    /// Revalidates a stale page without a client; `None` if the configuration does not cache it any more.
+    pub(super) fn revalidate<F>(
+        cx: &mut Context<'_, F>,
+        work: RevalidateWork,
+        ticket: Ticket,
+    ) -> Option<(Box<AppRequest>, OwnedRequest)> {
+        let RevalidateWork { request: owned, handler, stale, is_authorized, .. } = work;
+        let request = owned.request();
+        let rule = handler.rule(&cx.shared.sites)?;
+        let (cache, time, coding) = (rule.cache?, rule.timeout, app_coding::coding(rule, &request));
+        let generation = cx.shared.caches.generation();
+        let wanted =
+            pages::wanted((generation, is_authorized), &handler, coding, (&request, owned.head()), Framing::None)?;
+        let name = stale.name.clone();
+        let mut fill = Fill::new(cx.now, wanted, (cache, page_bytes_max(&cx.shared.caches)));
+        (fill.shared, fill.stale) = (Some(name.clone()), Some(stale));
+        cx.shared.counts.page_revalidations += 1;
+        cx.actions.push(Action::App(ticket, Input::Join(name)));
+        let fill = Some(Box::new(fill));
+        let app_request = AppRequest {
+            is_revalidation: true,
+            output_left: OUTPUT_MAX,
+            ..AppRequest::new(cx, ticket, handler, (time, fill))
+        };
+        Some((Box::new(app_request), owned))
+    }
+
+    /// Whether it revalidates a page, and that is decided: the rest of the response is not needed.
+    pub(super) fn is_settled_revalidation(&self) -> bool {
+        self.is_revalidation && self.fill.is_none() && !matches!(self.stage, Stage::Confirmed(_))
     }
 
     /// Whether the client must act next: its body is incomplete, and the application has read all that has arrived.
@@ -206,7 +268,7 @@ impl AppRequest {
     pub(super) fn heap_bytes(&self) -> usize {
         let stage = match &self.stage {
             Stage::Head(bytes) | Stage::Rest(bytes) => bytes.capacity(),
-            Stage::Body(_) => 0,
+            Stage::Body(_) | Stage::Confirmed(_) => 0,
         };
         let fill = self.fill.as_ref().map_or(0, |fill| size_of::<Fill>() + fill.body.capacity());
         size_of::<AppRequest>() + stage + fill
@@ -265,33 +327,43 @@ impl AppRequest {
 
     /// Another request is generating the page.
     pub(super) fn note_followed<F>(&mut self, cx: &mut Context<'_, F>) {
+        if self.is_revalidation {
+            // It is revalidated thereby.
+            self.fill = None;
+            return self.leave(cx, "");
+        }
         cx.shared.counts.page_collapsed += 1;
         self.fill.iter_mut().for_each(|fill| fill.follows = true);
     }
 
-    /// Starts the application for a request without a body.
-    fn start<F>(&self, cx: &mut Context<'_, F>, head: AppHead<'_>, for_others: bool) {
+    /// Starts the application for a request without a body. `user`: the authenticated user, if any.
+    fn start<F>(&self, cx: &mut Context<'_, F>, head: AppHead<'_>, user: Option<&[u8]>, audience: Audience<'_>) {
         let generation = cx.shared.caches.generation();
-        let work = self.handler.work(&cx.shared.sites, generation, head, Framing::None, None, for_others);
+        let work = self.handler.work(&cx.shared.sites, generation, head, Framing::None, user, audience);
         cx.actions.push(Action::App(self.ticket, Input::Start(Box::new(work))));
     }
 
-    /// This request generates the page. Returns the response if the page has been cached meanwhile.
+    /// This request generates the page. Returns the response if the page has been cached meanwhile. `user`: the
+    /// authenticated user, if any.
     pub(super) fn begin_page<F: FileHandle>(
-        &self,
+        &mut self,
         cx: &mut Context<'_, F>,
         head: AppHead<'_>,
+        user: Option<&[u8]>,
     ) -> Option<PreparedResponse<F>> {
-        let fill = self.fill.as_ref()?;
+        let mut fill = self.fill.take()?;
         // Another thread may have cached it since our lookup.
         if let Lookup::Cached(page) = cx.shared.caches.app_page(cx.now, &fill.wanted.name, head.bytes)
             && fill.wanted.may_have(&page)
         {
-            let made = kept(cx, head.request, &self.handler, &page);
             self.leave(cx, "");
-            return Some(made);
+            return (!self.is_revalidation).then(|| kept(cx, head.request, &self.handler, &page, Outcome::Page));
         }
-        self.start(cx, head, true);
+        let stale = fill.stale.as_ref().map(|stale| Arc::clone(&stale.page));
+        let conditions = stale.as_ref().map(|page| page.conditions()).unwrap_or_default();
+        fill.is_conditional = !conditions.is_empty();
+        self.fill = Some(fill);
+        self.start(cx, head, user, Audience::Cache(&conditions));
         None
     }
 
@@ -302,7 +374,7 @@ impl AppRequest {
         if let Some(fill) = &mut self.fill {
             (fill.shared, fill.follows, fill.began) = (None, false, cx.now);
         }
-        self.start(cx, head, false);
+        self.start(cx, head, None, Audience::Client);
     }
 
     /// An interim response as it is passed on: without the fields that rules remove. `None` after the final one.
@@ -343,7 +415,7 @@ impl AppRequest {
         match instead.filter(|_| may_lead_on) {
             Some(instead) => {
                 self.stage = Stage::Rest(instead);
-                self.give_up_page(cx, UNCACHEABLE_TIME);
+                self.give_up_page(cx, Unkept::Uncacheable);
                 HeadVerdict::Instead
             }
             None => HeadVerdict::Bad(why),
@@ -469,41 +541,110 @@ impl AppRequest {
         let Some(fill) = &mut self.fill else {
             return;
         };
-        fill.page = pages::page_of(script_head, status, &fill.wanted, fill.time, (cx.now, &cx.shared.wall));
+        fill.page = pages::page_of((script_head, sent), status, &fill.wanted, fill.rule, (cx.now, &cx.shared.wall));
         // The head takes part of the space.
         let head_bytes = script_head.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
         let room = fill.max.checked_sub(head_bytes);
         fill.max = room.unwrap_or(0);
         if fill.page.is_none() || room.is_none() || script_head.length.is_some_and(|length| length > fill.max as u64) {
-            self.give_up_page(cx, UNCACHEABLE_TIME);
+            self.give_up_page(cx, Unkept::Uncacheable);
         }
     }
 
-    /// Gives up caching this response, and others of its name for `time`; requests that wait for it stop waiting.
-    fn give_up_page<F>(&mut self, cx: &mut Context<'_, F>, time: Duration) {
-        if let Some(fill) = self.fill.take()
-            && let Some(name) = fill.shared
-        {
-            cx.shared.caches.mark_uncacheable(cx.now, &name, time);
-            cx.actions.push(Action::App(self.ticket, Input::Settled));
+    /// Gives up caching this response, and for a while others of its name; requests that wait for it stop waiting.
+    fn give_up_page<F>(&mut self, cx: &mut Context<'_, F>, why: Unkept) {
+        let Some(Fill { wanted, shared: Some(name), stale, .. }) = self.fill.take().map(|fill| *fill) else {
+            return;
+        };
+        let (time, keeps_stale) = match why {
+            Unkept::Failed => (FAILED_TIME, self.is_revalidation),
+            // The response may be particular to the client whose request it was.
+            Unkept::Uncacheable => (UNCACHEABLE_TIME, self.is_revalidation && !wanted.is_shareable()),
+        };
+        let is_error = matches!(why, Unkept::Failed);
+        let caches = &mut cx.shared.caches;
+        match stale {
+            Some(stale) if keeps_stale || is_error && stale.page.may_replace_error(cx.now) => {
+                caches.hold_after_error(&stale, cx.now + time);
+            }
+            _ => caches.mark_uncacheable(cx.now, &name, time),
         }
         cx.actions.push(Action::App(self.ticket, Input::Settled));
     }
 
     /// The application has finished; `is_whole`: its response is complete. The driver notifies the requests that wait.
     fn settle_page<F>(&mut self, cx: &mut Context<'_, F>, head: &[u8], is_whole: bool) {
-        let Some(Fill { wanted, shared, began, page, mut body, .. }) = self.fill.take().map(|fill| *fill) else {
-            return;
-        };
-        let caches = &mut cx.shared.caches;
-        match page.filter(|_| is_whole) {
-            Some((page, vary)) => {
-                body.shrink_to_fit();
-                let page = AppPage { body: Arc::new(body), ..page };
-                caches.keep_app_page((began, cx.now), &wanted.name, (head, vary), page);
-            }
-            None => shared.iter().for_each(|name| caches.mark_uncacheable(cx.now, name, FAILED_TIME)),
+        if !is_whole || self.fill.as_ref().is_some_and(|fill| fill.page.is_none()) {
+            return self.give_up_page(cx, Unkept::Failed);
         }
+        if let Some(Fill { wanted, began, page: Some((page, vary)), mut body, .. }) = self.fill.take().map(|fill| *fill)
+        {
+            body.shrink_to_fit();
+            let page = AppPage { body: Arc::new(body), ..page };
+            cx.shared.caches.keep_app_page((began, cx.now), &wanted.name, (head, vary), page);
+        }
+    }
+
+    /// Handles a 304 by which the application confirms the stale page. Returns whether it is one.
+    pub(super) fn take_confirmation<F>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        script_head: &cgi::ScriptHead<'_>,
+        status: Status,
+    ) -> bool {
+        let Some(fill) = self.fill.as_ref().filter(|fill| fill.is_conditional && status == Status::NOT_MODIFIED) else {
+            return false;
+        };
+        let Some(stale) = &fill.stale else { return false };
+        let times = (cx.now, &cx.shared.wall);
+        let (page, is_kept) = pages::renewed(&stale.page, script_head, &fill.wanted, fill.rule, times);
+        let page = Arc::new(page);
+        if is_kept {
+            cx.shared.counts.pages_confirmed += 1;
+            cx.shared.caches.renew_app_page(fill.began, &fill.wanted.name, stale, Arc::clone(&page));
+            self.fill = None;
+            cx.actions.push(Action::App(self.ticket, Input::Settled));
+        } else {
+            self.give_up_page(cx, Unkept::Uncacheable);
+        }
+        self.stage = Stage::Confirmed(page);
+        true
+    }
+
+    /// Gives up an application that has failed with this status; the cached page that may replace the error, if there is
+    /// one.
+    pub(super) fn take_stale<F>(&mut self, cx: &mut Context<'_, F>, status: Status) -> Option<Arc<AppPage>> {
+        let fill = self.fill.as_ref()?;
+        let stale = fill.stale.as_ref().filter(|stale| {
+            self.is_revalidation || STALE_IF.contains(&status) && stale.page.may_replace_error(cx.now)
+        })?;
+        let page = Arc::clone(&stale.page);
+        if fill.shared.is_none() {
+            // The error may be particular to this client.
+            self.fill = None;
+        }
+        self.give_up_page(cx, Unkept::Failed);
+        if !self.is_revalidation {
+            cx.shared.counts.pages_stale_for_error += 1;
+        }
+        Some(page)
+    }
+
+    /// The application has failed before the head of a response, and no stale page replaces that.
+    pub(super) fn fail_page<F>(&mut self, cx: &mut Context<'_, F>) {
+        self.give_up_page(cx, Unkept::Failed);
+    }
+
+    /// The response with a page that is not fresh, or was just confirmed.
+    pub(super) fn reply_with<F: FileHandle>(
+        &self,
+        cx: &Context<'_, F>,
+        request: &Request<'_>,
+        (page, outcome): (&AppPage, Outcome),
+    ) -> PreparedResponse<F> {
+        let site = cx.shared.sites.of(self.handler.site);
+        let (head, body) = reply::kept(site, request, self.handler.path(), page, (cx.now, cx.shared.wall.seconds));
+        PreparedResponse { head, body, outcome }
     }
 
     /// Forwards part of the response body, and stores it if the response may be cached.
@@ -531,18 +672,22 @@ impl AppRequest {
         });
         protocol.piece(cx, data);
         if !fits {
-            self.give_up_page(cx, UNCACHEABLE_TIME);
+            self.give_up_page(cx, Unkept::Uncacheable);
         }
     }
 
     /// The application has finished, successfully or not. Returns the progress of its response.
     pub(super) fn end<F>(&mut self, cx: &mut Context<'_, F>, head: &[u8], trouble: Option<AppTrouble>) -> Stage {
         let stage = mem::replace(&mut self.stage, Stage::Head(Vec::new()));
-        let is_whole = match &stage {
-            Stage::Body(framing) => trouble.is_none() && !matches!(framing, ScriptFraming::Length(1..)),
-            Stage::Head(_) | Stage::Rest(_) => false,
-        };
-        self.settle_page(cx, head, is_whole);
+        match &stage {
+            Stage::Body(framing) => {
+                let is_whole = trouble.is_none() && !matches!(framing, ScriptFraming::Length(1..));
+                self.settle_page(cx, head, is_whole);
+            }
+            Stage::Rest(_) => self.give_up_page(cx, Unkept::Failed),
+            // The exchange looks for a stale page first.
+            Stage::Head(_) | Stage::Confirmed(_) => {}
+        }
         stage
     }
 
@@ -565,7 +710,7 @@ impl AppRequest {
                 cx.shared.counts.shed += 1;
                 (Status::SERVICE_UNAVAILABLE, "no space left to store the request body")
             }
-            Some(AppTrouble::Absent) => (Status::NOT_FOUND, crate::plan::NOT_FOUND),
+            Some(AppTrouble::Absent) => (Status::NOT_FOUND, plan::NOT_FOUND),
             Some(AppTrouble::Forbidden) => (Status::FORBIDDEN, "permission denied to run this script"),
         }
     }
@@ -583,7 +728,7 @@ impl AppRequest {
 
     /// The response is missing or incomplete; stop the application.
     pub(super) fn give_up<F>(&mut self, cx: &mut Context<'_, F>, status: Status, why: &'static str) {
-        self.give_up_page(cx, FAILED_TIME);
+        self.give_up_page(cx, Unkept::Failed);
         let is_its_own = matches!(status, Status::BAD_GATEWAY | Status::GATEWAY_TIMEOUT);
         self.leave(cx, if is_its_own { why } else { "" });
     }
@@ -613,27 +758,85 @@ fn look_for_page<F: FileHandle>(
     cx: &mut Context<'_, F>,
     (request, head): (&Request<'_>, &[u8]),
     handler: &HandlerMatch,
-    framing: Framing,
-    time: Duration,
+    (framing, is_authorized): (Framing, bool),
+    (cache, timeout): (CacheRule, Duration),
 ) -> Result<PreparedResponse<F>, Option<Box<Fill>>> {
     let caches = &mut cx.shared.caches;
-    let max = usize::try_from(caches.page_max()).unwrap_or(usize::MAX).min(BODY_MAX);
+    let max = page_bytes_max(caches);
     if max == 0 {
         return Err(None);
     }
-    let wanted = pages::wanted(caches.generation(), handler, request, head, framing).ok_or(None)?;
-    let shared = match caches.app_page(cx.now, &wanted.name, head) {
-        Lookup::Cached(page) if wanted.may_have(&page) => return Ok(kept(cx, request, handler, &page)),
-        Lookup::Missing(name) if wanted.is_shareable() => Some(name),
-        Lookup::Cached(_) | Lookup::Missing(_) | Lookup::Uncacheable => None,
+    let rule = handler.rule(&cx.shared.sites);
+    let coding = rule.map_or(Coding::Identity, |rule| app_coding::coding(rule, request));
+    let generation = (caches.generation(), is_authorized);
+    let wanted = pages::wanted(generation, handler, coding, (request, head), framing).ok_or(None)?;
+    let (shared, stale) = match caches.app_page(cx.now, &wanted.name, head) {
+        Lookup::Cached(page) if wanted.may_have(&page) => return Ok(kept(cx, request, handler, &page, Outcome::Page)),
+        Lookup::Stale(stale) if wanted.may_have(&stale.page) && stale.may_be_sent(cx.now) => {
+            return Ok(kept_stale(cx, (request, head, is_authorized), handler, stale, timeout));
+        }
+        Lookup::Stale(stale) => {
+            let stale = Some(stale).filter(|stale| wanted.may_have(&stale.page));
+            (stale.as_ref().map(|stale| stale.name.clone()), stale)
+        }
+        Lookup::Missing(name) => (Some(name), None),
+        Lookup::Cached(_) | Lookup::Uncacheable => (None, None),
     };
     cx.shared.counts.page_misses += 1;
     // The response to HEAD is not a page.
     if request.method != Some(Method::Get) {
         return Err(None);
     }
-    let (follows, began, page, body) = (false, cx.now, None, Vec::new());
-    Err(Some(Box::new(Fill { wanted, shared, follows, began, time, max, page, body })))
+    let shared = shared.filter(|_| wanted.is_shareable());
+    Err(Some(Box::new(Fill { shared, stale, ..Fill::new(cx.now, wanted, (cache, max)) })))
+}
+
+impl Fill {
+    /// A fill that no other request waits for. `max`: the most bytes of a page.
+    fn new(began: Time, wanted: Wanted, (rule, max): (CacheRule, usize)) -> Fill {
+        let (shared, stale, page, body) = (None, None, None, Vec::new());
+        Fill { wanted, shared, follows: false, began, rule, stale, is_conditional: false, max, page, body }
+    }
+}
+
+/// Why a response is not cached.
+#[derive(Clone, Copy)]
+enum Unkept {
+    /// It is not complete, or there is none.
+    Failed,
+    /// It may not be cached, or is too large.
+    Uncacheable,
+}
+
+/// Maximum bytes of a page; 0: none is cached.
+fn page_bytes_max<F>(caches: &Caches<F>) -> usize {
+    usize::try_from(caches.page_max()).unwrap_or(usize::MAX).min(BODY_MAX)
+}
+
+/// The response from a page that is not fresh. One request has it revalidated.
+fn kept_stale<F: FileHandle>(
+    cx: &mut Context<'_, F>,
+    (request, head, is_authorized): (&Request<'_>, &[u8], bool),
+    handler: &HandlerMatch,
+    stale: StalePage,
+    timeout: Duration,
+) -> PreparedResponse<F> {
+    let page = Arc::clone(&stale.page);
+    if !page.may_be_sent_before_revalidation(cx.now) {
+        cx.shared.counts.pages_stale_for_error += 1;
+        return kept(cx, request, handler, &page, Outcome::Stale);
+    }
+    cx.shared.counts.pages_stale_before_revalidation += 1;
+    // The response to HEAD is not a page.
+    if request.method == Some(Method::Get)
+        && cx.now >= stale.hold.until
+        && let Some(slot) = cx.shared.take_revalidation()
+        && cx.shared.caches.claim_revalidation(cx.now, &stale, cx.now + timeout)
+    {
+        let (request, handler) = (OwnedRequest::new(request, head), handler.clone());
+        cx.actions.push(Action::Revalidate(Box::new(RevalidateWork { request, handler, stale, is_authorized, slot })));
+    }
+    kept(cx, request, handler, &page, Outcome::Stale)
 }
 
 /// The response from a cached page.
@@ -642,13 +845,14 @@ fn kept<F: FileHandle>(
     request: &Request<'_>,
     handler: &HandlerMatch,
     page: &AppPage,
+    outcome: Outcome,
 ) -> PreparedResponse<F> {
     cx.shared.counts.page_hits += 1;
     cx.shared.counts.hits += 1;
     let site = cx.shared.sites.of(handler.site);
     let times = (cx.now, cx.shared.wall.seconds);
     let (head, body) = reply::kept(site, request, handler.path(), page, times);
-    PreparedResponse { head, body, outcome: Outcome::Page }
+    PreparedResponse { head, body, outcome }
 }
 
 /// Maximum bytes of a body ahead of the application; a faster client has to wait for it.
@@ -656,6 +860,13 @@ const PENDING_BYTES_MAX: usize = 64 * 1024;
 
 /// Maximum bytes of a response that is cached, and so held in memory while it arrives.
 const BODY_MAX: usize = 1 << 20;
+
+/// Maximum output of an application in a revalidation: head and body of the largest page.
+const OUTPUT_MAX: u64 = 2 * BODY_MAX as u64;
+
+/// Errors in whose place a stale page is sent (RFC 5861, 4).
+const STALE_IF: [Status; 4] =
+    [Status::INTERNAL_SERVER_ERROR, Status::BAD_GATEWAY, Status::SERVICE_UNAVAILABLE, Status::GATEWAY_TIMEOUT];
 
 /// After a response that was not cached, requests for its name do not wait for each other for this long. Otherwise each
 /// would wait for the one before it, and the last for all.

@@ -21,7 +21,7 @@ use amped_core::auth::Guard;
 use amped_core::cors::CorsRule;
 use amped_core::glob::Glob;
 use amped_core::routes::{FixedResponse, Route, RouteAction};
-use amped_core::site::{Alias, AppRule, HttpRule, Site, Sites, TrustedProxies, Types};
+use amped_core::site::{Alias, AppRule, CacheRule, HttpRule, Site, Sites, TrustedProxies, Types};
 use amped_http::status::Status;
 use amped_units::Form as _;
 
@@ -746,6 +746,21 @@ impl Checker<'_> {
             let message = "`cache` requires the content cache, but `content_bytes` is 0";
             self.findings.at(node.get("cache").span(), message, help);
         }
+        for key in ["stale_while_revalidate", "stale_if_error"] {
+            if let Some(place) = node.get(key).place().filter(|_| app.cache.is_none()) {
+                let message = format!("`{key}` has no effect without `cache`");
+                self.findings.at(
+                    place,
+                    message,
+                    "add `cache = \"0s\"` to cache what responses permit, or remove the key",
+                );
+            }
+        }
+        let cache = app.cache.map(|lifetime| CacheRule {
+            lifetime,
+            stale_while_revalidate: app.stale_while_revalidate.unwrap_or_default(),
+            stale_if_error: app.stale_if_error.unwrap_or_default(),
+        });
         let rule = AppRule {
             pattern: mount(&app.pattern, files),
             when: app.when.clone(),

@@ -421,6 +421,19 @@ pub struct AppTable {
     #[serde(default, with = "Seconds")]
     #[schemars(example = "10s")]
     pub cache: Option<Duration>,
+    /// Use a cached response this much longer, while it is renewed in the background, if it says nothing about that
+    ///
+    /// As `stale-while-revalidate` of its Cache-Control (RFC 5861), which takes precedence.
+    #[serde(default, with = "Seconds")]
+    #[schemars(example = "30s")]
+    pub stale_while_revalidate: Option<Duration>,
+    /// Use a cached response this much longer in place of 500, 502, 503 or 504, if it says nothing about that
+    ///
+    /// As `stale-if-error` of its Cache-Control (RFC 5861), which takes precedence. Also if the application cannot be reached,
+    /// or its timeout expires. For a second after an error, all requests get the response at once.
+    #[serde(default, with = "Seconds")]
+    #[schemars(example = "1h")]
+    pub stale_if_error: Option<Duration>,
     /// Codings in which text responses are compressed, such as ["zstd", "gzip"]; only if no page has a secret beside text of its request
     ///
     /// Types as for `compress` of a site, from 1 KiB if the length is known, unless the application has chosen a coding or says
