@@ -8,6 +8,7 @@ mod harness;
 mod app_compression;
 mod apps;
 mod auth;
+mod authorize;
 mod backend_tls;
 mod bandwidth;
 mod bodies;

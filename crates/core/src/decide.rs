@@ -61,6 +61,8 @@ pub(crate) enum Step<F> {
     Ask(DiskRequest),
     /// Have the password verified.
     Verify(VerifyWork),
+    /// Ask an application whether the client may have what it requests.
+    Authorize,
     /// The name does not exist: look up the fallback file.
     AskForFallback(DiskRequest),
     Fail(Status, &'static str),
@@ -90,13 +92,13 @@ pub(crate) fn first_step<F: FileHandle>(
     if sites.have_access_rules() && !is_admitted(request, origin, resolved, site) {
         return Step::Fail(Status::FORBIDDEN, plan::DENIED);
     }
-    if let Some(port) = required_https(request, site) {
+    if let Some(port) = required_https(request, resolved, site) {
         // Before a password is requested, which must not be sent unencrypted.
         let location = https_location(request, site, port);
         return Step::Reply(PreparedResponse::new(reply::to_https(request, location.as_deref()), Outcome::None));
     }
     if !sites.have_guards() {
-        return open_step(now, request, origin, resolved, shared);
+        return admitted_step(now, request, origin, resolved, shared);
     }
     let (site, path) = (sites.of(resolved.site), &*resolved.requested);
     if is_delegated(request, origin, site, path) {
@@ -113,6 +115,25 @@ pub(crate) fn first_step<F: FileHandle>(
         let (generation, accounts) = (caches.generation(), guard.accounts);
         let client = request.client.map(|client| client.address);
         return Step::Verify(VerifyWork { generation, accounts, credentials, client });
+    }
+    admitted_step(now, request, origin, resolved, shared)
+}
+
+/// Decides the next step for a request that addresses and passwords admit.
+fn admitted_step<F: FileHandle>(
+    now: Time,
+    request: &Request<'_>,
+    origin: Origin,
+    resolved: &mut Resolved<'_>,
+    shared: &mut SharedState<F>,
+) -> Step<F> {
+    if shared.sites.have_authorizations() && !resolved.is_authorized {
+        let (site, path) = (shared.sites.of(resolved.site), &*resolved.requested);
+        // Preflights as for passwords.
+        let is_exempt = || is_delegated(request, origin, site, path) || site.preflight(path, request).is_some();
+        if site.authorization(path, request).is_some() && !is_exempt() {
+            return Step::Authorize;
+        }
     }
     open_step(now, request, origin, resolved, shared)
 }
@@ -360,7 +381,7 @@ fn step_after_verdict<F: FileHandle>(
     shared: &mut SharedState<F>,
 ) -> Step<F> {
     match verdict {
-        Verdict::Good => open_step(now, request, origin, resolved, shared),
+        Verdict::Good => admitted_step(now, request, origin, resolved, shared),
         Verdict::Wrong => Step::Fail(Status::UNAUTHORIZED, "wrong user name or password"),
         Verdict::Limited => {
             let why = "too many wrong passwords from your address; try again in a minute";
@@ -469,10 +490,13 @@ fn step_before_lone<F>(
         (Some(one), Some(other)) if same_rule(&one, &other) => {}
         (Some(_), _) => return nothing(),
     }
-    let is_guarded_elsewhere = site
-        .guard(&lone.name)
-        .is_some_and(|guard| site.guard(&resource.name).is_none_or(|passed| passed.directory != guard.directory));
-    if is_guarded_elsewhere {
+    let is_guarded_elsewhere = site.guard(&lone.name, request).is_some_and(|guard| {
+        site.guard(&resource.name, request).is_none_or(|passed| passed.directory != guard.directory)
+    });
+    let is_authorized_elsewhere = site.authorization(&lone.name, request).is_some_and(|rule| {
+        site.authorization(&resource.name, request).is_none_or(|passed| passed.directory != rule.directory)
+    });
+    if is_guarded_elsewhere || is_authorized_elsewhere {
         return nothing();
     }
     match (app::handler_of(site, &lone.name, request), app::handler_of(site, &resource.name, request)) {

@@ -10,6 +10,7 @@
 //! A [`Protocol`] carries requests and responses, and may have any number of exchanges side by side.
 
 mod app_request;
+mod authorization;
 mod context;
 
 use alloc::boxed::Box;
@@ -34,7 +35,7 @@ use crate::decide::{self, DiskRequest, Failure, PreparedResponse, Step};
 use crate::early_hints;
 use crate::event::{Action, Answer, Delay, Ticket};
 use crate::exchange::app_request::{AppRequest, HeadVerdict, Stage, StartResult};
-use crate::exchange::authorization::Authorization;
+use crate::exchange::authorization::{Authorization, Denial, Ruling};
 use crate::file::FileHandle;
 use crate::limits::Limits;
 use crate::pace::Pace;
@@ -69,6 +70,8 @@ enum State {
     Body(Unread),
     /// The disk, or the password verifier.
     Disk(Waiting),
+    /// An application that decides whether the client may have what it requests.
+    Authorization(Box<Authorization>),
     /// An application, which may already be responding.
     App(Box<AppRequest>),
 }
@@ -107,13 +110,15 @@ enum Purpose {
     ErrorPage(Status, &'static str),
 }
 
-/// Redirections of the request by applications.
+/// What the response depends on besides the request and its target: redirections by applications, and limits.
 #[derive(Debug, Default)]
 struct Detour {
     /// Number of local redirects.
     count: u8,
     /// The fields of an application's response that go with the file sent on its behalf.
     beside_file: Option<Box<BesideFile>>,
+    /// The response, if an application has denied access.
+    denial: Option<Box<Denial>>,
     /// When a client that exceeds a limit may try again, seconds.
     retry_after_s: Option<u64>,
     /// The request counts as one of its client's; until there is a response, which takes this over.
@@ -190,8 +195,10 @@ impl Exchange {
     /// Cancels it: the client has closed the connection or the stream.
     pub fn cancel<F>(&self, cx: &mut Context<'_, F>) {
         // The result of the disk work will be discarded.
-        if let State::App(app_request) = &self.state {
-            app_request.leave(cx, "");
+        match &self.state {
+            State::App(app_request) => app_request.leave(cx, ""),
+            State::Authorization(authorization) => authorization.leave(cx, ""),
+            State::Body(_) | State::Disk(_) | State::Delayed(_) => {}
         }
     }
 
@@ -204,6 +211,7 @@ impl Exchange {
             State::Disk(_) => since + limits.disk_timeout,
             State::App(app_request) if app_request.waits_for_client() => app_request.pace.due(),
             State::App(app_request) => since + app_request.time,
+            State::Authorization(authorization) => since + authorization.time,
         }
     }
 
@@ -238,12 +246,16 @@ impl Exchange {
 
     /// Whether it was passed to an application.
     pub fn is_at_app(&self) -> bool {
-        matches!(self.state, State::App(_))
+        matches!(self.state, State::App(_) | State::Authorization(_))
     }
 
     /// Whether it is the application request with this ticket.
     pub fn has_app_ticket(&self, ticket: Ticket) -> bool {
-        matches!(&self.state, State::App(app_request) if app_request.ticket == ticket)
+        match &self.state {
+            State::App(app_request) => app_request.ticket == ticket,
+            State::Authorization(authorization) => authorization.ticket == ticket,
+            State::Body(_) | State::Disk(_) | State::Delayed(_) => false,
+        }
     }
 
     /// Whether the application's output is read before the client has received the earlier output.
@@ -266,7 +278,8 @@ impl Exchange {
     pub fn heap_bytes(&self) -> usize {
         let state = match &self.state {
             State::App(app_request) => app_request.heap_bytes(),
-            State::Body(_) | State::Disk(_) => 0,
+            State::Authorization(authorization) => authorization.heap_bytes(),
+            State::Body(_) | State::Disk(_) | State::Delayed(_) => 0,
         };
         self.request.head().len() + state
     }
@@ -413,6 +426,7 @@ impl Exchange {
                 let why = "timed out reading from disk; try again later";
                 self.step(cx, protocol, |steps| steps.fail_plainly(Status::SERVICE_UNAVAILABLE, why))
             }
+            State::Authorization(_) => self.fail_authorization(cx, "timed out waiting for the authorization", protocol),
             State::App(app_request) if app_request.follows() => self.run_alone(cx, protocol),
             State::App(app_request) if app_request.is_tunnel => {
                 app_request.leave(cx, "");
@@ -467,12 +481,14 @@ impl Exchange {
         (ticket, output): (Ticket, Output<'_>),
         protocol: &mut P,
     ) -> Progress {
-        let State::App(app_request) = &mut self.state else {
-            return Progress::Open;
+        let app_request = match &mut self.state {
+            State::App(app_request) if app_request.ticket == ticket => app_request,
+            State::Authorization(authorization) if authorization.ticket == ticket => {
+                self.since = cx.now;
+                return self.take_authorization(cx, output, protocol);
+            }
+            _ => return Progress::Open,
         };
-        if app_request.ticket != ticket {
-            return Progress::Open;
-        }
         self.since = cx.now;
         match output {
             Output::Started => app_request.has_started = true,
@@ -511,6 +527,58 @@ impl Exchange {
         {
             steps.protocol.interim(steps.cx, &interim);
         }
+    }
+
+    /// The application that authorises the request has produced output, or its state has changed.
+    fn take_authorization<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        output: Output<'_>,
+        protocol: &mut P,
+    ) -> Progress {
+        let Exchange { state: State::Authorization(authorization), request, resolved, .. } = self else {
+            return Progress::Open;
+        };
+        let holds = resolved.generation == cx.shared.caches.generation();
+        let ruling = match output {
+            // It was asked under another configuration.
+            Output::Bytes(_) | Output::Last(_) if !holds => {
+                authorization.leave(cx, "");
+                return self.step(cx, protocol, |steps| steps.begin(false));
+            }
+            Output::Bytes(bytes) => authorization.take_output(cx, bytes, request, resolved),
+            Output::Last(bytes) => authorization.take_output(cx, bytes, request, resolved).or(FAILED),
+            Output::Ended | Output::Failed(_) | Output::Switched(_) => FAILED,
+            _ => None,
+        };
+        match ruling {
+            None => Progress::Open,
+            Some(Ruling::Failed(why)) => self.fail_authorization(cx, why, protocol),
+            Some(Ruling::Denied(denial)) => {
+                authorization.leave(cx, "");
+                self.detour.denial = Some(Box::new(denial));
+                self.step(cx, protocol, |steps| steps.begin(false))
+            }
+            Some(Ruling::Admitted(admitted)) => {
+                authorization.leave(cx, "");
+                self.request = *admitted;
+                self.resolved.is_authorized = true;
+                self.step(cx, protocol, |steps| steps.begin(false))
+            }
+        }
+    }
+
+    /// Nobody knows whether the client may have what it requests.
+    fn fail_authorization<F: FileHandle, P: Protocol<F>>(
+        &mut self,
+        cx: &mut Context<'_, F>,
+        why: &'static str,
+        protocol: &mut P,
+    ) -> Progress {
+        if let State::Authorization(authorization) = &self.state {
+            authorization.leave(cx, why);
+        }
+        self.step(cx, protocol, |steps| steps.take(Step::Fail(Status::INTERNAL_SERVER_ERROR, why)))
     }
 
     /// This request generates the page.
@@ -811,12 +879,17 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
         // a disk lookup shows whether a directory's index is a script.
         let origin = self.origin();
         let is_for_files = self.protocol.awaits_body()
-            && !decide::may_be_for_app(&self.request, origin, self.resolved, &self.cx.shared.sites);
+            && (self.detour.denial.is_some()
+                || !decide::may_be_for_app(&self.request, origin, self.resolved, &self.cx.shared.sites));
         if is_for_files { self.discard_body(has_more) } else { self.answer() }
     }
 
     /// Responds to the request, or starts a lookup.
     fn answer(&mut self) -> Option<State> {
+        if let Some(denial) = self.detour.denial.take() {
+            let made = denial.reply(self.cx, &self.request, self.resolved);
+            return self.respond(made);
+        }
         let step = decide::first_step(self.cx.now, &self.request, self.origin(), self.resolved, self.cx.shared);
         self.take(step)
     }
@@ -832,6 +905,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
                 self.cx.actions.push(Action::Verify(ticket, work));
                 state
             }
+            Step::Authorize => self.authorize(),
             Step::AskForFallback(question) => self.ask(question, Purpose::Fallback),
             Step::Run(handler) => self.run(handler),
             Step::Fail(status, why) if self.protocol.awaits_body() => self.fail_before_body(status, why),
@@ -928,7 +1002,22 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
     /// The state of waiting for a result, and its ticket.
     fn wait(&mut self, stale: Option<CachedEntry>, purpose: Purpose) -> (Ticket, Option<State>) {
         let (ticket, requested_at) = (self.protocol.next_ticket(), self.cx.now);
-        (ticket, Some(State::Disk(Waiting { ticket, requested_at, purpose, stale, late: false })))
+        (ticket, Some(State::Disk(Waiting { ticket, requested_at, purpose, stale, late: false, may_hint: false })))
+    }
+
+    /// Asks an application whether the client may have what it requests.
+    fn authorize(&mut self) -> Option<State> {
+        if self.protocol.has_left() {
+            return None;
+        }
+        let Steps { cx, request, head, resolved, detour, protocol, .. } = self;
+        let user = decide::claimed_name(request, resolved, &cx.shared.sites);
+        let user = user.as_ref().map(Credentials::name);
+        let id = detour.request_id.as_ref();
+        match Authorization::begin(cx, (request, head, id), resolved, user, *protocol) {
+            Some(authorization) => Some(State::Authorization(Box::new(authorization))),
+            None => self.take(Step::Fail(Status::INTERNAL_SERVER_ERROR, "no application authorises requests")),
+        }
     }
 
     /// Passes the request to an application.
@@ -1052,6 +1141,9 @@ fn resolve<'a, F>(request: &Request<'a>, cx: &mut Context<'_, F>) -> Resolved<'a
     let generation = shared.caches.generation();
     plan::resolve(request, &shared.sites, generation, &mut shared.caches.uris, &mut shared.scratch)
 }
+
+/// An authorization without a complete response.
+const FAILED: Option<Ruling> = Some(Ruling::Failed("the authorization failed"));
 
 /// Maximum local redirects of one request.
 const DETOURS_MAX: u8 = 10;

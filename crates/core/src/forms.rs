@@ -118,6 +118,70 @@ impl Form for ResponseFieldName {
     }
 }
 
+/// Name of a field that an authorization adds to a request.
+#[derive(Clone, Copy, Debug)]
+pub struct AuthorizedFieldName;
+
+impl Form for AuthorizedFieldName {
+    const ANY_CASE: bool = true;
+
+    fn parse(text: &str) -> Result<Box<str>, String> {
+        let is_plain = is_token(text) && !text.contains('_');
+        let begins = text.get(..12).is_some_and(|start| start.eq_ignore_ascii_case("X-Forwarded-"));
+        let is_own = begins || OF_REQUESTS.iter().any(|known| text.eq_ignore_ascii_case(known));
+        match (is_plain, is_own) {
+            (false, _) => {
+                let remedy = "write a name without underscores, such as `Remote-User`";
+                Err(format!("`{}` is not the name of a request header\n{remedy}", text.escape_debug()))
+            }
+            (true, true) => Err(format!(
+                "the header `{text}` of a request is set by the server\nuse a name such as `Remote-User` or `X-Auth-User`"
+            )),
+            (true, false) => Ok(text.into()),
+        }
+    }
+}
+
+/// Fields of a request that the server sets or acts upon; and all of `X-Forwarded-`.
+const OF_REQUESTS: &[&str] = &[
+    "Connection",
+    "Content-Encoding",
+    "Content-Length",
+    "Content-Type",
+    "Expect",
+    "Forwarded",
+    "Host",
+    "HTTP2-Settings",
+    "If-Match",
+    "If-Modified-Since",
+    "If-None-Match",
+    "If-Range",
+    "If-Unmodified-Since",
+    "Keep-Alive",
+    "Origin",
+    "Proxy",
+    "Proxy-Authorization",
+    "Proxy-Connection",
+    "Range",
+    "TE",
+    "Trailer",
+    "Transfer-Encoding",
+    "Upgrade",
+    "X-Real-IP",
+];
+
+/// Name of a field of a denied authorization that the client gets, which may also be Location, Retry-After or WWW-Authenticate.
+#[derive(Clone, Copy, Debug)]
+pub struct DeniedFieldName;
+
+impl Form for DeniedFieldName {
+    const ANY_CASE: bool = true;
+
+    fn parse(text: &str) -> Result<Box<str>, String> {
+        field_name(text, &["Location", "Retry-After", "WWW-Authenticate"])
+    }
+}
+
 /// Returns whether this is a decoded path of a directory or file. An escape would be compared literally, and so would
 /// leave a protected directory open.
 fn is_path(path: &str, is_directory: bool) -> bool {

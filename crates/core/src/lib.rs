@@ -10,7 +10,8 @@
 //!
 //! 1. `limits`, `forms`, `glob`, `json`, `network`, `vary`, `auth`, `pacer`, `record`, `request_id`, `deadline`,
 //!    `cache::policy`, `cache::backend`: they import nothing from this crate.
-//! 2. `access`, `routes`, `cors`, `headers`, `pace`; then `site`, which holds all rules of a site; `client`.
+//! 2. `condition`; `access`, `authorize`, `request_limit`, `routes`, `cors`, `headers`, `early_hints`, `pace`; then `site`, which holds all rules of a
+//!    site; `client`.
 //! 3. `file`, `traits`, `resource`, `compress`, `variants`, `listing`: the results
 //!    of the disk side, and what response heads say about them.
 //! 4. `cache::uri`, `cache::path`, `cache::head`, `cache::content`, `cache::page`: one cache each.
@@ -33,6 +34,7 @@ pub mod access;
 pub mod app;
 mod app_coding;
 pub mod auth;
+pub mod authorize;
 pub mod cache;
 mod client;
 pub mod compress;

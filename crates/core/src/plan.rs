@@ -64,6 +64,8 @@ pub(crate) struct Resolved<'a> {
     form: PathForm,
     /// The plan, if it was needed [before](Resolved::plan_ahead) it can be carried out.
     planned: Option<Plan>,
+    /// Whether an application has authorised the request.
+    pub(crate) is_authorized: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,9 +83,10 @@ enum PathForm {
 impl<'a> Resolved<'a> {
     /// Copies the paths, for a request that has to wait.
     pub(crate) fn keep(self) -> Resolved<'static> {
-        let Resolved { generation, site, requested, rewritten, form, planned } = self;
+        let Resolved { generation, site, requested, rewritten, form, planned, is_authorized } = self;
         let keep = |path: CleanPath<'a>| CleanPath::Shared(path.share());
-        Resolved { generation, site, requested: keep(requested), rewritten: rewritten.map(keep), form, planned }
+        let (requested, rewritten) = (keep(requested), rewritten.map(keep));
+        Resolved { generation, site, requested, rewritten, form, planned, is_authorized }
     }
 
     /// Plans the request and keeps the plan for [`plan`](Resolved::plan).
@@ -119,8 +122,10 @@ pub(crate) fn resolve<'a>(
     uris: &mut UriCache,
     scratch: &mut Vec<u8>,
 ) -> Resolved<'a> {
-    let resolved =
-        |site, requested, form| Resolved { generation, site, requested, rewritten: None, form, planned: None };
+    let resolved = |site, requested, form| {
+        let (rewritten, planned, is_authorized) = (None, None, false);
+        Resolved { generation, site, requested, rewritten, form, planned, is_authorized }
+    };
     let site = |sites: &Sites| sites.for_host(request.host).number;
     let (Target::Origin { path: sent, .. } | Target::Absolute { path: sent, .. }) = request.target else {
         return resolved(site(sites), CleanPath::Borrowed(b"/"), PathForm::Missing);

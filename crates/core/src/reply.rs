@@ -491,8 +491,8 @@ fn validators(head: &mut Head, representation: &Representation) {
 
 /// Adds the fields that rules set on files. A protected resource is private unless a rule says otherwise: RFC 9111, 3.5
 /// forbids shared caches to store it, but not every cache complies.
-fn file_fields(head: &mut Head, site: &Site, path: &[u8]) {
-    if !headers::add_to_file(head, &site.rules, path) && site.guard(path).is_some() {
+fn file_fields(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8]) {
+    if !headers::add_to_file(head, &site.rules, path, request) && site.is_protected(path, request) {
         head.field("Cache-Control", "private");
     }
 }
@@ -556,7 +556,7 @@ pub fn switched(request: &Request<'_>, head: &[u8]) -> Head {
 
 /// Adds the site's fields to an application's response, except those that it has set.
 fn add_to_script(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8], is_set: impl Fn(&str) -> bool) {
-    if !is_set("Cache-Control") && site.guard(path).is_some() {
+    if !is_set("Cache-Control") && site.is_protected(path, request) {
         head.field("Cache-Control", "private");
     }
     // If the application controls cross-origin access itself, its headers are kept.
@@ -637,6 +637,23 @@ fn vary_by_conditions(head: &mut Head, site: &Site) {
 /// Builds an error with a page that gives the reason.
 pub fn error<F>(site: &Site, request: &Request<'_>, path: &[u8], status: Status, why: &str) -> (ReplyHead, Body<F>) {
     error_with(site, request, path, status, why, |_| {})
+}
+
+/// Builds the response to a request that an application has not authorised, with its status and these fields.
+pub(crate) fn denial<'d, F>(
+    site: &Site,
+    request: &Request<'_>,
+    path: &[u8],
+    status: Status,
+    fields: impl Iterator<Item = (&'d str, &'d [u8])>,
+) -> (ReplyHead, Body<F>) {
+    let (mut head, page) = generated(status, error_page(status, "not authorised"));
+    fields.for_each(|(name, value)| _ = head.field(name, value));
+    // RFC 9111, 4.2.2: some redirects would be cached for as long as a cache likes.
+    head.field("Cache-Control", "no-store");
+    vary(&mut head, site, path, Vary::NOTHING);
+    custom(&mut head, site, request, path, site.cors_origin(path, request));
+    (ReplyHead::Owned(Box::new(head)), unless_head(request, Body::Text(page)))
 }
 
 fn error_with<F>(

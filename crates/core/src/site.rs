@@ -24,6 +24,7 @@ use smart_default::SmartDefault;
 
 use crate::access::AccessRule;
 use crate::auth::{Guard, is_within};
+use crate::authorize::AuthorizeRule;
 use crate::condition::Condition;
 use crate::cors::{CorsOrigin, CorsRule};
 use crate::early_hints::EarlyHints;
@@ -90,6 +91,9 @@ pub struct Site {
     /// Directories that only some addresses may access.
     #[serde(skip)]
     pub access: Vec<AccessRule>,
+    /// Directories whose requests an application authorises.
+    #[serde(skip)]
+    pub authorizations: Vec<AuthorizeRule>,
     /// Limits of requests by client address; the first match applies.
     #[serde(skip)]
     pub limits: Vec<RequestLimit>,
@@ -161,6 +165,27 @@ impl Site {
             Some(Routed::Rewrite(meant)) => of(&meant).or_else(|| of(path)),
             _ => of(path),
         }
+    }
+
+    /// The rule by which an application authorises requests for this path, found as [`guard`](Site::guard) is; the innermost one
+    /// may ask none.
+    pub fn authorization(&self, path: &[u8], request: &Request<'_>) -> Option<&AuthorizeRule> {
+        let of = |path: &[u8]| {
+            let covering = self.authorizations.iter().filter(|rule| is_within(path, &rule.directory));
+            covering.max_by_key(|rule| rule.directory.len()).filter(|rule| rule.request.is_some())
+        };
+        if self.authorizations.is_empty() {
+            return None;
+        }
+        match self.routed(path, request) {
+            Some(Routed::Rewrite(meant)) => of(&meant).or_else(|| of(path)),
+            _ => of(path),
+        }
+    }
+
+    /// Whether only some clients get what is at this path.
+    pub fn is_protected(&self, path: &[u8], request: &Request<'_>) -> bool {
+        self.guard(path, request).is_some() || self.authorization(path, request).is_some()
     }
 
     /// Whether a client with this address may access this path: of nested directories the innermost rule decides. If a
@@ -508,6 +533,8 @@ pub struct Sites {
     have_guards: bool,
     /// Whether any of them has directories that only some addresses may access.
     have_access_rules: bool,
+    /// Whether any of them has directories whose requests an application authorises.
+    have_authorizations: bool,
     /// Whether any of them limits requests.
     have_limits: bool,
     /// The proxies that name clients; `None`: the client is the peer of its connection.
@@ -527,7 +554,17 @@ impl Sites {
         let have_apps = sites.iter().any(|site| !site.apps.is_empty());
         let have_guards = sites.iter().any(|site| !site.guards.is_empty());
         let have_access_rules = sites.iter().any(|site| !site.access.is_empty());
-        (!sites.is_empty()).then_some(Sites { sites, have_apps, have_guards, have_access_rules, proxies: None })
+        let have_authorizations = sites.iter().any(|site| !site.authorizations.is_empty());
+        let have_limits = sites.iter().any(|site| !site.limits.is_empty());
+        (!sites.is_empty()).then_some(Sites {
+            sites,
+            have_apps,
+            have_guards,
+            have_access_rules,
+            have_authorizations,
+            have_limits,
+            proxies: None,
+        })
     }
 
     /// Trusts these proxies.
@@ -549,6 +586,11 @@ impl Sites {
     /// Whether any of them has directories that only some addresses may access.
     pub fn have_access_rules(&self) -> bool {
         self.have_access_rules
+    }
+
+    /// Whether any of them has directories whose requests an application authorises.
+    pub fn have_authorizations(&self) -> bool {
+        self.have_authorizations
     }
 
     /// Whether any of them limits requests.

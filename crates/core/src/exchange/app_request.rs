@@ -168,8 +168,10 @@ impl AppRequest {
         }
         let fill = match cache
             .filter(|_| !is_upgrade)
-            .map(|time| look_for_page(cx, (request, head.bytes), &handler, framing, time))
-        {
+            .filter(|_| !is_rewritten_on_condition(cx.shared.sites.of(handler.site), head.requested))
+            .map(|cache| {
+                look_for_page(cx, (request, head.bytes), &handler, (framing, resolved.is_authorized), (cache, time))
+            }) {
             Some(Ok(made)) => return StartResult::Cached(made),
             Some(Err(fill)) => fill,
             None => None,

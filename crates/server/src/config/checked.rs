@@ -18,11 +18,14 @@ use std::time::Duration;
 use amped_acme_protocol::Start;
 use amped_core::app;
 use amped_core::auth::Guard;
+use amped_core::authorize::AuthorizeRule;
 use amped_core::cors::CorsRule;
 use amped_core::glob::Glob;
+use amped_core::request_limit::RequestLimit;
 use amped_core::routes::{FixedResponse, Route, RouteAction};
 use amped_core::site::{Alias, AppRule, CacheRule, HttpRule, Site, Sites, TrustedProxies, Types};
 use amped_http::status::Status;
+use amped_http::uri::clean_path;
 use amped_units::Form as _;
 
 use super::cli::Serve;
@@ -538,6 +541,7 @@ impl Checker<'_> {
             fallbacks: table.fallback.clone(),
             guards,
             access: table.access.clone(),
+            authorizations: table.authorize.clone(),
             limits: table.limit.clone(),
             negotiations: table.negotiation.clone(),
             unlogged: table.unlogged.clone(),
@@ -551,6 +555,31 @@ impl Checker<'_> {
             root_names: Vec::new(), // The caller knows the roots.
             https_port: None,       // And the addresses,
             hsts: None,             // of which one must have TLS.
+        };
+        for (rule, node) in site.authorizations.iter().zip(node.get("authorize").elements()) {
+            self.authorization(rule, node, &site);
+        }
+        site
+    }
+
+    /// Checks that an application is asked, if one should be.
+    fn authorization(&mut self, rule: &AuthorizeRule, node: Node<'_>, site: &Site) {
+        let Some(request) = &rule.request else { return };
+        let mut scratch = Vec::new();
+        let path = request.split('?').next().unwrap_or(request);
+        let is_handled = clean_path(path.as_bytes(), &mut scratch).is_ok_and(|path| app::is_handled(site, path));
+        if !is_handled {
+            let help = format!("add `[[site.app]]` with `match = \"{path}\"` and `http` or `fastcgi`");
+            let message = format!("no application has the path `{}`", path.escape_debug());
+            self.findings.at(node.get("request").span(), message, help);
+        }
+    }
+
+    fn request_limit(&mut self, limit: &RequestLimit, node: Node<'_>) {
+        let is_taken = self.read.is_taken(node, &["requests", "concurrent", "rate"]);
+        if limit.requests.is_none() && limit.concurrent.is_none() && limit.rate.is_none() && !is_taken {
+            let help = "add `requests = \"10/s\"`, `concurrent = 10` or `rate = \"1MB/s\"`";
+            self.findings.at(node.span(), "this table limits nothing", help);
         }
     }
 

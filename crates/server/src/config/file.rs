@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use amped_core::access::AccessRule;
+use amped_core::authorize::AuthorizeRule;
 use amped_core::cache::Budgets;
 use amped_core::condition::Condition;
 use amped_core::cors::CorsRule;
@@ -209,6 +210,7 @@ pub struct SiteTable {
     pub access: Vec<AccessRule>,
     pub limit: Vec<RequestLimit>,
     pub auth: Vec<AuthTable>,
+    pub authorize: Vec<AuthorizeRule>,
     pub negotiation: Vec<NegotiationRule>,
     pub app: Vec<AppTable>,
 }

@@ -1,0 +1,188 @@
+//! Requests that an application authorises first (`[[site.authorize]]`): what it is asked, what its response means, and that
+//! nothing of the directory is served without it.
+
+use std::sync::{Arc, Mutex};
+
+use super::frames::*;
+use super::harness::*;
+use super::http_backends::{Arrived, Backend};
+
+/// An application that admits clients by their cookie, and the requests it got.
+fn authorizer() -> (Backend, Arc<Mutex<Vec<Arrived>>>) {
+    let all: Arc<Mutex<Vec<Arrived>>> = Arc::default();
+    let asked = Arc::clone(&all);
+    let backend = Backend::start(move |_, peer| {
+        while let Some(arrived) = peer.request() {
+            let response = match value(&arrived, "Cookie") {
+                Some("ann") => "200 OK\r\nRemote-User: ann\r\nX-Secret: s\r\n",
+                Some("bob") => "204 No Content\r\n",
+                Some("stranger") => "403 No\r\nX-Secret: s\r\n",
+                Some("moved") => {
+                    "302 Found\r\nLocation: https://login.example/?rd=x\r\nSet-Cookie: a=b\r\nSet-Cookie: c=d\r\n"
+                }
+                Some("odd") => "404 Odd\r\nRemote-User: ann\r\n",
+                Some("broken") => "503 Broken\r\n",
+                Some("gone") => return,
+                _ => "401 Who\r\nWWW-Authenticate: Bearer\r\nX-Secret: s\r\n",
+            };
+            asked.lock().unwrap().push(arrived);
+            let length = if response.starts_with("204") { "" } else { "Content-Length: 0\r\n" };
+            peer.send(format!("HTTP/1.1 {response}{length}\r\n"));
+        }
+    });
+    (backend, all)
+}
+
+fn value<'a>(arrived: &'a Arrived, wanted: &str) -> Option<&'a str> {
+    arrived.fields.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value.as_str())
+}
+
+/// Serves files and an application that returns its requests, behind this authorizer.
+fn serve(site: &Site, authorizer: &Backend, app: &Backend) -> Server {
+    site.file("a.txt", "static");
+    site.file("public/a.txt", "public");
+    site.file("list/b.txt", "b");
+    let toml = format!(
+        "listing = true\n\
+         [[site.authorize]]\ndirectory = \"/\"\nrequest = \"/auth?q\"\ncopy_to_request = [\"Remote-User\"]\n\
+         [[site.authorize]]\ndirectory = \"/public/\"\n\
+         [[site.route]]\nmatch = \"/auth\"\ninternal = true\n\
+         [[site.route]]\nmatch = \"/public/rewritten\"\nrewrite = \"/a.txt\"\n\
+         [[site.app]]\nmatch = \"/auth\"\nhttp = [\"{}\"]\n\
+         [[site.app]]\nmatch = \"/app/**\"\nhttp = [\"{}\"]\ncache = \"1h\"\n",
+        authorizer.address, app.address
+    );
+    Server::with_site(site, &toml)
+}
+
+const PATHS: [&str; 4] = ["/a.txt", "/list/", "/app/x", "/public/rewritten"];
+
+#[test]
+fn authorized_requests_are_served_and_others_denied() {
+    let (site, (authorizer, _), app) = (Site::new(), authorizer(), Backend::echo());
+    let server = serve(&site, &authorizer, &app);
+    let mut client = server.connect();
+    for _ in 0..2 {
+        for path in PATHS {
+            for cookie in ["ann", "bob"] {
+                assert_eq!(client.request("GET", path, &[("Cookie", cookie)]).status, 200, "{path} {cookie}");
+            }
+            for method in ["GET", "HEAD", "POST", "DELETE", "OPTIONS"] {
+                let denied = client.request(method, path, &[("Content-Length", "0")]);
+                let fields = ["WWW-Authenticate", "X-Secret"].map(|name| denied.field(name));
+                assert_eq!((denied.status, fields), (401, [Some("Bearer"), None]), "{method} {path}");
+                assert!(!String::from_utf8_lossy(&denied.body).contains("static"));
+            }
+            let denied = client.request("GET", path, &[("Cookie", "stranger")]);
+            assert_eq!((denied.status, denied.field("X-Secret")), (403, None));
+            let moved = client.request("GET", path, &[("Cookie", "moved")]);
+            assert_eq!((moved.status, moved.field("Location")), (302, Some("https://login.example/?rd=x")));
+            let cookies = moved.fields.iter().filter(|(name, _)| name == "Set-Cookie").map(|(_, value)| value.as_str());
+            assert_eq!(cookies.collect::<Vec<_>>(), ["a=b", "c=d"]);
+            assert_eq!(moved.field("Cache-Control"), Some("no-store"));
+            for cookie in ["odd", "broken", "gone"] {
+                assert_eq!(client.request("GET", path, &[("Cookie", cookie)]).status, 500, "{path} {cookie}");
+            }
+        }
+    }
+    assert_eq!(client.get("/public/a.txt").text(), "public", "the innermost table asks nobody");
+    assert_eq!(client.request("GET", "/auth", &[("Cookie", "ann")]).status, 404, "the authorizer is internal");
+    let private = client.request("GET", "/a.txt", &[("Cookie", "ann")]);
+    assert_eq!(private.field("Cache-Control"), Some("private"));
+}
+
+#[test]
+fn authorizer_that_cannot_be_reached_denies_everything() {
+    let (site, app) = (Site::new(), Backend::echo());
+    let (authorizer, _) = authorizer();
+    let server = serve(&site, &authorizer, &app);
+    let address = authorizer.address;
+    drop(authorizer);
+    wait_until("the authorizer to end", || std::net::TcpStream::connect(address).is_err());
+    let mut client = server.connect();
+    for path in PATHS {
+        assert_eq!(client.request("GET", path, &[("Cookie", "ann")]).status, 500, "{path}");
+    }
+}
+
+#[test]
+fn authorizer_gets_request_without_body_and_application_gets_user() {
+    let (site, (authorizer, asked), app) = (Site::new(), authorizer(), Backend::echo());
+    let server = serve(&site, &authorizer, &app);
+    let mut client = server.connect();
+    let fields = [
+        ("Cookie", "ann"),
+        ("remote-user", "root"),
+        ("X-Original-URI", "/public/a.txt"),
+        ("X-Forwarded-Uri", "/public/a.txt"),
+        ("Connection", "Remote-User"),
+        ("If-None-Match", "\"x\""),
+        ("Content-Length", "5"),
+    ];
+    client.send_request("POST", "/app/x%20y?z", &fields);
+    client.send("hello");
+    let response = client.response("POST");
+    let text = response.text();
+    assert_eq!(response.status, 200, "{text}");
+    assert!(text.starts_with("POST /app/x%20y?z HTTP/1.1\n") && text.ends_with("\n\nhello"), "{text}");
+    let users: Vec<&str> = text.lines().filter(|line| line.to_ascii_lowercase().starts_with("remote-user:")).collect();
+    assert_eq!(users, ["Remote-User: ann"], "{text}");
+    let asked = asked.lock().unwrap();
+    let [question] = &asked[..] else { panic!("{asked:?}") };
+    assert_eq!(question.line, "GET /auth?q HTTP/1.1");
+    for (name, expected) in [
+        ("Cookie", Some("ann")),
+        ("X-Original-Method", Some("POST")),
+        ("X-Original-URI", Some("/app/x%20y?z")),
+        ("X-Forwarded-Method", Some("POST")),
+        ("X-Forwarded-Uri", Some("/app/x%20y?z")),
+        ("Content-Length", None),
+        ("If-None-Match", None),
+    ] {
+        assert_eq!(value(question, name), expected, "{name}: {question:?}");
+    }
+    assert!(value(question, "X-Original-URL").is_some_and(|url| url.ends_with("/app/x%20y?z")), "{question:?}");
+    assert!(value(question, "X-Forwarded-For").is_some(), "{question:?}");
+}
+
+#[test]
+fn denied_request_leaves_connection_usable() {
+    let (site, (authorizer, _), app) = (Site::new(), authorizer(), Backend::echo());
+    let server = serve(&site, &authorizer, &app);
+    let mut client = server.connect();
+    for path in ["/app/x", "/a.txt"] {
+        client.send_request("POST", path, &[("Content-Length", "100000")]);
+        client.send(pattern(100_000));
+        assert_eq!(client.response("POST").status, 401);
+        assert_eq!(client.request("GET", "/a.txt", &[("Cookie", "ann")]).text(), "static");
+    }
+}
+
+#[test]
+fn pages_for_one_user_are_not_sent_to_another() {
+    let (site, (authorizer, _)) = (Site::new(), authorizer());
+    let app = Backend::start(|_, peer| {
+        while let Some(arrived) = peer.request() {
+            let user = value(&arrived, "Remote-User").unwrap_or("nobody");
+            let head = format!("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: {}", user.len());
+            peer.send(format!("{head}\r\n\r\n{user}"));
+        }
+    });
+    let server = serve(&site, &authorizer, &app);
+    let mut client = server.connect();
+    for (cookie, user) in [("ann", "ann"), ("bob", "nobody"), ("ann", "ann")] {
+        assert_eq!(client.request("GET", "/app/x", &[("Cookie", cookie)]).text(), user);
+    }
+}
+
+#[test]
+fn streams_of_http2_are_authorized_each() {
+    let (site, (authorizer, _), app) = (Site::new(), authorizer(), Backend::echo());
+    let server = serve(&site, &authorizer, &app);
+    let mut http2 = Http2::connect(&server);
+    for path in PATHS {
+        let streams = ["ann", "none", "moved", "ann"].map(|cookie| http2.request("GET", path, &[("cookie", cookie)]));
+        let statuses = streams.map(|stream| http2.response(stream).status);
+        assert_eq!(statuses, [200, 401, 302, 200], "{path}");
+    }
+}
