@@ -132,7 +132,7 @@ fn certificate_is_renewed_in_time_and_replaced_in_all_processes() {
         for _ in 0..16 {
             assert_eq!(ca.https("a.example", "/a").as_deref(), Ok("served"), "{name}");
         }
-        assert_eq!(count(&server, "cannot"), 0, "{}", server.said());
+        assert_eq!(count(&server, "acme: cannot"), 0, "{}", server.said());
     }
 }
 

@@ -24,12 +24,6 @@ fn serve(site: &Site, keys: &str) -> Server {
     Server::with_site(site, &format!("[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\n{keys}"))
 }
 
-/// Processes of this server's scripts; in MP they are children of its workers.
-fn scripts_of(server: &Server) -> Vec<u32> {
-    let parents = if has_processes() { children_of(server.pid()) } else { vec![server.pid()] };
-    parents.into_iter().flat_map(children_of).collect()
-}
-
 /// Counts the server's open file descriptors after all its loops have started.
 pub(super) fn descriptors(server: &Server) -> usize {
     wait_until("a report from all loops", || {
@@ -49,6 +43,15 @@ fn script_inherits_umask_of_server() {
     script(&site, "mask", "printf 'Content-Type: text/plain\\n\\n'; umask");
     let own = Command::new("sh").args(["-c", "umask"]).output().unwrap().stdout;
     assert_eq!(serve(&site, "").get("/cgi-bin/mask").body, own);
+}
+
+#[test]
+fn script_inherits_core_limit_of_server() {
+    allow_core_dumps();
+    let site = Site::new();
+    script(&site, "limit", "printf 'Content-Type: text/plain\\n\\n'; ulimit -c");
+    let own = Command::new("sh").args(["-c", "ulimit -c"]).output().unwrap().stdout;
+    assert_eq!(serve(&site, "").get("/cgi-bin/limit").body, own);
 }
 
 #[test]
@@ -294,7 +297,7 @@ fn failing_script_returns_error() {
     );
     let path = script(&site, "no-program", "");
     fs::write(&path, "#!/there/is/none\n").unwrap();
-    let server = serve(&site, "timeout = \"1s\"\nmax_response_bytes = \"1MB\"");
+    let server = serve(&site, "timeout = \"3s\"\nmax_response_bytes = \"1MB\"");
     for (name, status) in [
         ("dies", 502),
         ("killed", 502),
@@ -333,7 +336,7 @@ fn failing_script_returns_error() {
     ] {
         server.wait_for(&format!("/cgi-bin/{name}: {why}\n"));
     }
-    wait_until("all scripts to exit", || scripts_of(&server).is_empty());
+    wait_until("all scripts to exit", || server.programs().is_empty());
 }
 
 #[test]
@@ -425,8 +428,8 @@ fn scripts_killed_under_load_do_not_affect_others() {
         }
         for _ in 0..10 {
             let so_far = answers.load(Ordering::Relaxed);
-            wait_until("a running script", || !scripts_of(&server).is_empty());
-            for pid in scripts_of(&server) {
+            wait_until("a running script", || !server.programs().is_empty());
+            for pid in server.programs() {
                 // It may have exited since then; the kernel does not reuse its number so soon.
                 let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
             }
@@ -434,7 +437,7 @@ fn scripts_killed_under_load_do_not_affect_others() {
         }
     });
     assert_eq!(server.get("/cgi-bin/works").text(), "hello you");
-    wait_until("all scripts to exit", || scripts_of(&server).is_empty());
+    wait_until("all scripts to exit", || server.programs().is_empty());
     wait_until("all descriptors to be closed", || server.descriptors().len() <= before);
 }
 
@@ -464,7 +467,7 @@ fn max_processes_bounds_running_scripts() {
             .max()
     });
     assert!(most <= Some(processes), "{most:?} concurrent scripts");
-    wait_until("all scripts to exit", || scripts_of(&server).is_empty());
+    wait_until("all scripts to exit", || server.programs().is_empty());
 }
 
 #[test]
@@ -476,7 +479,7 @@ fn full_script_queue_returns_503() {
     let server = serve(&site, "max_processes = 1\nmax_queue = 0");
     let mut first = server.connect();
     first.send_request("GET", "/cgi-bin/waits", &[]);
-    wait_until("the script to start", || !scripts_of(&server).is_empty());
+    wait_until("the script to start", || !server.programs().is_empty());
     let response = server.get("/cgi-bin/waits");
     assert_eq!((response.status, response.field("Retry-After")), (503, Some("1")));
     fs::write(go, "").unwrap();
@@ -497,7 +500,7 @@ fn slow_client_does_not_delay_other_scripts() {
     script(&site, "deaf", "sleep 1000");
     let server = serve(&site, "timeout = \"1h\"\nbuffer_request = false\n[spool]\nmax_bytes = \"16MiB\"");
     let targets = ["/cgi-bin/computes", "/cgi-bin/floods", "/cgi-bin/reads", "/cgi-bin/deaf"];
-    slow_ones(&server, targets, || scripts_of(&server).len() >= 4, || scripts_of(&server).is_empty());
+    slow_ones(&server, targets, || server.programs().len() >= 4, || server.programs().is_empty());
     assert_eq!(server.get("/a.txt").text(), "static");
 }
 

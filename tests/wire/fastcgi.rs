@@ -29,19 +29,13 @@ fn report_of(response: &Response) -> [usize; 3] {
     numbers.try_into().unwrap()
 }
 
-/// Processes of this server's applications; in MP they are children of its workers.
-fn applications_of(server: &Server) -> Vec<u32> {
-    let parents = if has_processes() { children_of(server.pid()) } else { vec![server.pid()] };
-    parents.into_iter().flat_map(children_of).collect()
-}
-
 #[test]
 fn application_is_started_and_kept_running() {
     // In MP the applications belong to the workers, so it runs the long test too.
     let count = if matches!(architecture(), Some("amped" | "mp")) { 2000 } else { 300 };
     let site = Site::new();
     let server = serve(&site, "");
-    assert!(applications_of(&server).is_empty(), "it is started on demand");
+    assert!(server.programs().is_empty(), "it is started on demand");
     let mut client = server.connect();
     let first = client.get("/app/more/of%20it?x");
     assert!(first.text().ends_with(" /app /more/of it"), "{}", first.text());
@@ -53,7 +47,7 @@ fn application_is_started_and_kept_running() {
         // If workers are processes, an idle connection would keep the other workers from the application.
         assert_eq!(connections, if has_processes() { n } else { 1 });
     }
-    assert_eq!(applications_of(&server), [pid as u32]);
+    assert_eq!(server.programs(), [pid as u32]);
     assert_eq!(server.descriptors().len(), descriptors);
     // Bodies in both directions.
     for size in [0, 1, 70_000, 3_000_000] {
@@ -148,7 +142,7 @@ fn crashed_applications_are_restarted() {
     drop(leaver);
     wait_until("the application of the disconnected client to exit", || parent_of(left).is_none());
     again();
-    assert!(applications_of(&server).len() <= 2);
+    assert!(server.programs().len() <= 2);
 }
 
 #[test]
@@ -172,7 +166,7 @@ fn applications_killed_under_load_are_restarted() {
             wait_until("status 200", || {
                 server.connect().try_get("/app").is_some_and(|response| response.status == 200)
             });
-            for pid in applications_of(&server) {
+            for pid in server.programs() {
                 let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
             }
         }
@@ -181,7 +175,7 @@ fn applications_killed_under_load_are_restarted() {
     });
     assert!(!statuses.is_empty() && statuses.iter().all(|status| [200, 502, 503].contains(status)), "{statuses:?}");
     wait_until("the application to respond again", || server.get("/app").status == 200);
-    assert!(applications_of(&server).len() <= 3);
+    assert!(server.programs().len() <= 3);
     // Two descriptors per process: one that signals its exit, and a connection.
     wait_until("all other descriptors to be closed", || server.descriptors().len() <= before + 3 * 2);
 }
@@ -195,7 +189,7 @@ fn slow_client_does_not_delay_others() {
     let targets = ["/app?sleep", "/app?flood", "/app?body", "/app?deaf"];
     // Each process serves one request at a time. When the client disconnects, the process is busy with an aborted
     // request, and the server stops it.
-    let running = || applications_of(&server).len();
+    let running = || server.programs().len();
     super::apps::slow_ones(&server, targets, || running() == 4, || running() == 0);
     assert_eq!(report_of(&server.get("/app")).len(), 3);
 }
@@ -319,7 +313,7 @@ fn crashed_worker_does_not_affect_application() {
     let beside = tempfile::tempdir().unwrap();
     let server = serve_from_file(&site, beside.path(), "max_processes = 1");
     let [pid, ..] = report_of(&server.get("/app"));
-    let applications = applications_of(&server);
+    let applications = server.programs();
     let manager = parent_of(pid as u32).unwrap().1;
     for worker in server.children().into_iter().filter(|&child| child != manager) {
         let _ = Command::new("kill").args(["-9", &worker.to_string()]).status();
@@ -327,7 +321,7 @@ fn crashed_worker_does_not_affect_application() {
     wait_until("a response through another worker", || {
         server.connect().try_get("/app").is_some_and(|response| report_of(&response)[0] == pid)
     });
-    assert_eq!(applications_of(&server), applications);
+    assert_eq!(server.programs(), applications);
     // After SIGKILL of the server no process stays either.
     let _ = Command::new("kill").args(["-9", &server.pid().to_string()]).status();
     wait_until("its processes to exit", || [pid as u32, manager].iter().all(|&pid| parent_of(pid).is_none()));

@@ -220,6 +220,16 @@ impl Server {
         [&[self.pid()], &*self.children()].concat()
     }
 
+    /// Programs that the server or one of its processes has started: children that execute another file.
+    pub fn programs(&self) -> Vec<u32> {
+        let file = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).ok();
+        let own = file(self.pid());
+        let (processes, programs): (Vec<u32>, _) =
+            children_of(self.pid()).into_iter().partition(|pid| file(*pid) == own);
+        let of_processes = processes.into_iter().flat_map(children_of).filter(|pid| file(*pid) != own);
+        of_processes.chain::<Vec<u32>>(programs).collect()
+    }
+
     /// CPU time of all its processes (proc_pid_stat(5), fields 14 and 15).
     pub fn cpu_time(&self) -> Duration {
         let of = |pid: u32| {
@@ -366,6 +376,14 @@ pub fn need_root(what_for: &str) {
         rustix::process::geteuid().is_root(),
         "this test {what_for}, which requires root: run it as root, or as root in a container (`unshare -r` is not enough)"
     );
+}
+
+/// Allows core dumps of this process, and of servers that it starts.
+pub fn allow_core_dumps() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Core).maximum;
+    assert!(maximum.is_none_or(|maximum| maximum > 0), "this test needs a hard limit on core dumps (`ulimit -Hc`)");
+    setrlimit(Resource::Core, Rlimit { current: maximum, maximum }).unwrap();
 }
 
 /// Polls a condition until it holds.

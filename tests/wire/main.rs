@@ -40,6 +40,7 @@ mod requests;
 
 mod architectures;
 mod config;
+mod contain;
 mod descriptors;
 mod disk;
 mod equivalence;

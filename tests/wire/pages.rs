@@ -194,12 +194,6 @@ fn serve_many(site: &Site, keys: &str) -> Server {
     Server::with_site(site, &format!("[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\n{keys}"))
 }
 
-/// Processes of this server's scripts.
-fn scripts_of(server: &Server) -> Vec<u32> {
-    let parents = if has_processes() { children_of(server.pid()) } else { vec![server.pid()] };
-    parents.into_iter().flat_map(children_of).collect()
-}
-
 const OK: &str = "printf 'Content-Type: text/plain\\n";
 
 #[test]
@@ -378,7 +372,7 @@ fn uncacheable_pages_are_requested_concurrently() {
         }
     });
     assert_eq!(runs(&site, "not-kept"), count);
-    wait_until("all scripts to exit", || scripts_of(&server).is_empty());
+    wait_until("all scripts to exit", || server.programs().is_empty());
 }
 
 #[test]
@@ -425,7 +419,7 @@ fn leaving_stalled_or_crashed_leader_does_not_fail_followers() {
     if !has_processes() {
         let waiting = count as u64 - 1;
         wait_until("the other requests to wait", || server.report("pages_shared") == waiting);
-        assert_eq!(scripts_of(&server).len(), 1);
+        assert_eq!(server.programs().len(), 1);
         // The client whose request generates the page disconnects, and another request takes over.
         let first = running();
         drop(clients.remove(0));
@@ -442,7 +436,7 @@ fn leaving_stalled_or_crashed_leader_does_not_fail_followers() {
     assert_eq!(statuses.iter().filter(|status| **status == 502).count(), bad, "{statuses:?}");
     assert_eq!(statuses.iter().filter(|status| **status == 200).count(), clients.len() - bad, "{statuses:?}");
     drop(clients);
-    wait_until("all scripts to exit", || scripts_of(&server).is_empty());
+    wait_until("all scripts to exit", || server.programs().is_empty());
     wait_until("all descriptors to be closed", || server.descriptors().len() <= before);
 
     // The client whose request generates the page reads nothing of it: the page is completed nevertheless.
@@ -476,7 +470,7 @@ fn follower_requests_page_itself_after_timeout() {
     // One run may have filled the cache before the other requests stopped waiting.
     assert!((2..=5).contains(&runs(&site, "drips")));
     drop(first);
-    wait_until("all scripts to exit", || scripts_of(&server).is_empty());
+    wait_until("all scripts to exit", || server.programs().is_empty());
 }
 
 #[test]

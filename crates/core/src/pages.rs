@@ -85,7 +85,8 @@ pub(crate) fn name_of(
     let (_, host) = request::fields(head).find(|(name, _)| name.eq_ignore_ascii_case(b"host"))?;
     // Neither part contains a line end.
     let scheme: &[u8] = if request.secure { b"https\n" } else { b"http\n" };
-    let key = [scheme, &host.to_ascii_lowercase(), b"\n", request.target_text].concat();
+    let coding = if coding == Coding::Identity { "" } else { coding.token() };
+    let key = [coding.as_bytes(), scheme, &host.to_ascii_lowercase(), b"\n", request.target_text].concat();
     Some(PageName::App { generation, site: handler.site, rule: handler.rule, key: key.into() })
 }
 
@@ -202,8 +203,8 @@ mod tests {
         let head = lines.replace('\n', "\r\n") + "\r\n\r\n";
         let limits = HeadLimits { request_line: 1000, head: 1000, fields: 10, secure: false };
         let (request, _) = request::parse(head.as_bytes(), &limits).expect("good").expect("whole");
-        let handler = app::handler_of(&site, b"/a").expect("allowed").expect("claimed");
-        wanted(0, &handler, &request, head.as_bytes(), request.framing)
+        let handler = app::handler_of(&site, b"/a", &request).expect("allowed").expect("claimed");
+        wanted((0, false), &handler, Coding::Identity, (&request, head.as_bytes()), request.framing)
     }
 
     #[test]

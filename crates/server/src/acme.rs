@@ -8,19 +8,21 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use amped_acme_protocol::{Decoder, Order, Reason, Report, Start, Status, encode};
 use amped_exporter::Page;
+use amped_sys::local;
 use amped_sys::poll::Awaited;
-use amped_sys::{local, process};
 
+use crate::app::launch::{Launch, Life, Stream};
+use crate::app::manager::{ProcessManager, start_program};
+use crate::app::process;
 use crate::challenges::Challenges;
 use crate::metrics::{AcmeFigures, Expiry};
 use crate::say;
@@ -43,13 +45,15 @@ const VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 pub struct Acme {
     start: Start,
     program: PathBuf,
+    /// Starts the process, if this one may not.
+    launcher: Option<Arc<ProcessManager>>,
     challenges: Arc<Challenges>,
     process: Option<Process>,
     /// When to start it, if there is none; `None`: no certificates are to be obtained any more.
     due: Option<Instant>,
     delay: Duration,
     /// Processes that have ended, or are about to, and must be reaped.
-    ended: Vec<Child>,
+    ended: Vec<process::Process>,
     status: Vec<Status>,
     /// Orders, certificates obtained, and failures so far.
     orders: u64,
@@ -63,7 +67,7 @@ pub struct Acme {
 /// A running process.
 #[derive(Debug)]
 struct Process {
-    child: Child,
+    process: process::Process,
     socket: UnixStream,
     decoder: Decoder,
     /// Bytes that the socket did not take.
@@ -76,11 +80,16 @@ impl Acme {
     ///
     /// # Errors
     /// A message with a remedy: the program is missing.
-    pub fn new(start: Start, challenges: Arc<Challenges>) -> Result<Acme, String> {
+    pub fn new(
+        start: Start,
+        challenges: Arc<Challenges>,
+        launcher: Option<Arc<ProcessManager>>,
+    ) -> Result<Acme, String> {
         let program = program()?;
         Ok(Acme {
             start,
             program,
+            launcher,
             challenges,
             process: None,
             due: Some(Instant::now()),
@@ -125,8 +134,7 @@ impl Acme {
 
     /// Does what is due, without blocking. Returns whether there are new files of certificates.
     pub fn turn(&mut self) -> bool {
-        // Another part of the server may have reaped it.
-        self.ended.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        self.ended.retain_mut(|process| !process.has_ended());
         if self.process.is_none() && self.due.is_some_and(|due| due <= Instant::now()) {
             self.start_process();
         }
@@ -144,7 +152,7 @@ impl Acme {
     }
 
     fn start_process(&mut self) {
-        match Process::start(&self.program, &self.start) {
+        match Process::start(&self.program, &self.start, self.launcher.as_deref()) {
             Ok(process) => self.process = Some(process),
             Err(error) => {
                 let retry = self.retry();
@@ -219,7 +227,7 @@ impl Acme {
     /// The process has died, or cannot be understood.
     fn lose(&mut self, error: &io::Error) {
         let Some(process) = &mut self.process else { return };
-        let pid = process.child.id();
+        let pid = process.process.id();
         if process.started.elapsed() >= LIFE_MIN {
             self.delay = RESTART_MIN;
         }
@@ -229,7 +237,7 @@ impl Acme {
 
     /// Ends the process, by the end of its socket.
     fn end(&mut self, why: &str) {
-        self.ended.extend(self.process.take().map(|process| process.child));
+        self.ended.extend(self.process.take().map(|process| process.process));
         self.challenges.publish(&[]);
         self.results.extend(self.commands.drain(..).map(|number| (number, Err(why.to_owned()))));
     }
@@ -276,17 +284,15 @@ impl Acme {
 }
 
 impl Process {
-    fn start(program: &Path, start: &Start) -> io::Result<Process> {
+    fn start(program: &Path, start: &Start, launcher: Option<&ProcessManager>) -> io::Result<Process> {
         let (socket, theirs) = UnixStream::pair()?;
         socket.set_nonblocking(true)?;
-        let mut command = Command::new(program);
-        command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).current_dir("/").env_clear();
-        command.envs(VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
-        process::end_with_this_thread(&mut command);
-        process::keep_descriptors_from(&mut command);
-        let child = command.spawn()?;
+        let mut launch = Launch::new(program, Life::Server);
+        (launch.streams[0], launch.folder) = (Stream::Given, Some("/".into()));
+        launch.variables.extend(VARIABLES.iter().filter_map(|name| Some(((*name).into(), std::env::var_os(name)?))));
+        let process = start_program(launcher, &launch, vec![theirs.into()], &mut None)?;
         let unsent = encode(&Order::Start(start.clone()));
-        Ok(Process { child, socket, decoder: Decoder::default(), unsent, started: Instant::now() })
+        Ok(Process { process, socket, decoder: Decoder::default(), unsent, started: Instant::now() })
     }
 
     fn flush(&mut self) -> io::Result<()> {

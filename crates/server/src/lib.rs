@@ -41,6 +41,7 @@ pub mod clock;
 pub mod compress;
 pub mod config;
 pub mod config_snapshot;
+pub mod confine;
 pub mod control;
 pub mod counters;
 pub mod crl;

@@ -18,9 +18,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use amped_core::event::{Found, Opened};
 use amped_core::file::{FileVersion, Stored};
 use amped_sys::file::Patience;
+use amped_sys::process::Ending;
 use amped_sys::socket;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 /// The bytes were not written here, or were damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +88,19 @@ pub fn receive<T: DeserializeOwned>(
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         count => read(&bytes[..count]).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why)),
     }
+}
+
+/// The error number of a process that is out of descriptors, and so has lost those of a message (`EMFILE`, errno(3)).
+pub const NO_DESCRIPTORS: i32 = 24;
+
+/// How a process has ended, in a message.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Ending")]
+pub enum PortableEnding {
+    /// See [`Ending::Status`].
+    Status(i32),
+    /// See [`Ending::Signal`].
+    Signal(i32),
 }
 
 /// Deserialises an answer from its outline; `fetch` reads the content of a file of this version from its place, or of

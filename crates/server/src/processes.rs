@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use amped_core::event::PreloadResult;
 use amped_sys::file::Patience;
 use amped_sys::poll;
-use amped_sys::process::{self, Fork};
+use amped_sys::process::{self, Fork, OomScore};
 use amped_sys::signal::{Signal, Signals};
 use amped_sys::socket;
 use amped_units::Time;
@@ -54,6 +54,8 @@ pub struct Parts {
     pub signals: Signals,
     /// Slots for the children's statistics, if these are published.
     pub slots: Option<StatsSlots>,
+    /// The parent's, from before it was confined.
+    pub oom_score: Option<OomScore>,
 }
 
 /// The children.
@@ -154,7 +156,9 @@ impl Pool {
         let slot = self.parts.slots.as_mut().map(StatsSlots::take);
         // Otherwise both processes would write buffered output.
         io::stdout().flush()?;
-        let forked = process::fork().inspect_err(|_| self.give_back(slot.as_ref()))?;
+        // When memory runs out, killing a child costs one client; killing the parent costs all.
+        let forked = OomScore::fork(self.parts.oom_score.as_ref(), CHILD_OOM_SCORE);
+        let forked = forked.inspect_err(|_| self.give_back(slot.as_ref()))?;
         match forked {
             Fork::Parent(pid) => {
                 self.children.push(Child {
@@ -195,8 +199,6 @@ impl Pool {
     fn run(&mut self, line: OwnedFd, slot: Option<StatsSlot>) -> ! {
         let Parts { generation, addresses, log, clock, signals, .. } = &mut self.parts;
         signals.leave_to_parent();
-        // When memory runs out, killing a child costs one client; killing the parent costs all.
-        process::offer_to_memory_killer(CHILD_OOM_SCORE);
         // The parent has already reported a failure to lock memory.
         let _ = process::lock_program();
         let mailbox = Mailbox::new().unwrap_or_else(|error| die(&format!("cannot create a mailbox: {error}")));

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use amped_core::event::PreloadResult;
 use amped_exporter::Exporter;
-use amped_sys::process::{self, User};
+use amped_sys::process::{self, OomScore, User};
 use amped_sys::signal::{Signal, Signals};
 use amped_sys::socket;
 use amped_units::{Bytes, Time};
@@ -31,13 +31,15 @@ use crate::access_log::{Sink, Writer, end_log};
 use crate::acme::{self, Acme};
 use crate::admin::{AdminEndpoint, Workers};
 use crate::app::Apps;
+use crate::app::manager::ProcessManager;
 use crate::arch;
 use crate::challenges::Challenges;
 use crate::client_counts::ClientCounts;
 use crate::clock::Clock;
-use crate::config::settings::{HelperKind, Listen, LogTarget, MetricsSettings, form};
+use crate::config::settings::{ContainSettings, HelperKind, Listen, LogTarget, MetricsSettings, form};
 use crate::config::{self, Settings, cli};
 use crate::config_snapshot::ConfigSnapshot;
+use crate::confine::{Confinement, look_up_user};
 use crate::control::{Control, Orders};
 use crate::counters::Snapshot;
 use crate::descriptors::{self, Needs, Share};
@@ -81,6 +83,8 @@ struct Server {
     tls_due: Instant,
     /// Where the loops publish their counters, if they are published.
     segment: Option<Arc<StatsSegment>>,
+    /// The files that it may open, if that is limited; `None`: any.
+    confinement: Option<Confinement>,
 }
 
 /// Workers that are threads of this process.
@@ -159,7 +163,12 @@ impl Server {
     fn start(flags: &cli::Serve, mut settings: Settings, signals: Signals) -> Result<Server, String> {
         // While there is one thread, as both apply to a thread and those that it starts. Ports and users are not
         // affected: they need privileges that this process has, not ones that a program it starts could gain.
-        process::gain_no_privileges().map_err(|error| format!("cannot drop privileges: {error}"))?;
+        if settings.contain.no_new_privs {
+            process::gain_no_privileges().map_err(|error| format!("cannot drop privileges: {error}"))?;
+        }
+        if !settings.contain.core_dumps {
+            process::forbid_core_dumps();
+        }
         process::keep_files_private();
         let descriptors = process::raise_descriptor_limit();
         // While there is one thread; a loop that opens one file too many would wait.
@@ -179,10 +188,18 @@ impl Server {
             lock_program();
         }
         let owner = owner(&settings)?;
+        let contain = settings.contain.clone();
+        let is_confined = contain.landlock || script_users(&settings).next().is_some();
+        let mut confinement = is_confined.then(|| Confinement::new(&settings, flags.config.as_deref(), &program));
+        confinement.as_mut().map_or(Ok(()), Confinement::look_up_users)?;
         // First, since these processes must not inherit what is opened below.
         let fork_server = match settings.helpers.kind {
             HelperKind::Processes if form(settings.architecture).helpers => {
-                let fork_server = fork_server::start(settings.workers, signals, || become_owner(owner.as_ref()));
+                let fork_server = fork_server::start(settings.workers, signals, || {
+                    inherited.close();
+                    drop_privileges(owner.as_ref(), &contain)?;
+                    confinement.as_ref().map_or(Ok(true), Confinement::enforce).map(drop)
+                });
                 Some(fork_server.map_err(|error| format!("cannot start the fork server: {error}"))?)
             }
             HelperKind::Processes | HelperKind::Threads => None,
@@ -200,9 +217,12 @@ impl Server {
         let exporter = settings.metrics.listen.map(|requested| exporter(requested.0, addresses.iter())).transpose()?;
         let segment = new_segment(&settings)?.map(Arc::new);
         create_acme_state(&settings, whose)?;
-        become_owner(owner.as_ref())?;
+        let launcher =
+            confinement.as_ref().map(|limits| start_launcher(limits, owner.as_ref(), &contain)).transpose()?;
+        drop_privileges(owner.as_ref(), &contain)?;
         if owner.is_none() && process::is_root() {
-            say!("serving as root, which may read every file; set a user with --user NAME");
+            let files = if contain.drop_capabilities { "the files of root" } else { "every file" };
+            say!("serving as root, which may read {files}; set a user with --user NAME");
         }
         if has_children {
             // The children lock it, because locks are not inherited. This tests, with the privileges that they will
@@ -212,13 +232,15 @@ impl Server {
             process::unlock_program();
         }
 
+        let oom_score = OomScore::open();
+        let launcher = confine(&mut confinement, launcher)?;
         // Threads and processes start only after all privileges are dropped.
         let (generation, clock) = (Arc::new(open(settings, None)?), Clock::start());
         let admin = AdminEndpoint::new(control, exporter, acme(&generation)?, &signals).map_err(cannot_receive)?;
         let admin = Some(admin).filter(|admin| !admin.is_empty());
         let workers: Box<dyn Workers> = if form(generation.settings.architecture).processes {
             let slots = segment.clone().map(StatsSlots::of);
-            let parts = Parts { generation, addresses, log: sink, clock, signals, slots };
+            let parts = Parts { generation, addresses, log: sink, clock, signals, slots, oom_score };
             Box::new(Pool::start(parts, admin).map_err(|error| format!("cannot start a process: {error}"))?)
         } else {
             let settings = &generation.settings.log;
@@ -292,6 +314,9 @@ impl Server {
         text += "\n";
         if let Some(AdminEndpoint { exporter: Some(exporter), .. }) = self.workers.admin() {
             text += &format!("amped: metrics on http://{}/metrics\n", exporter.address());
+        }
+        if self.confinement.as_ref().is_some_and(|limits| limits.limits_files) {
+            text += "amped: Landlock limits this server to its own files\n";
         }
         // To standard error: standard output may be used for the log.
         say::plain(&text);
@@ -367,7 +392,7 @@ impl Server {
 
     /// Creates everything that a new configuration needs.
     fn prepare(&self) -> Result<(Arc<ConfigSnapshot>, Vec<Address>), String> {
-        let mut settings = config::load(&self.flags).map_err(|error| error.to_string())?;
+        let mut settings = config::load(&self.flags).map_err(|error| self.explain(error.to_string()))?;
         let old = self.settings();
         let mut fixed = Vec::new();
         for (name, changed) in [
@@ -381,6 +406,7 @@ impl Server {
             ("send.mapped_bytes", settings.send.mapped_bytes != old.send.mapped_bytes),
             ("control.socket", settings.control != old.control),
             ("optimise.pool_epoll", settings.optimise.pool_epoll != old.optimise.pool_epoll),
+            ("[contain]", settings.contain != old.contain),
             ("metrics.file", settings.metrics.file != old.metrics.file),
             ("metrics.listen", settings.metrics.listen != old.metrics.listen),
         ] {
@@ -393,6 +419,12 @@ impl Server {
         }
         settings.workers = old.workers;
         let line = |message: String| format!("amped: {message}\n");
+        if let Some(confinement) = &self.confinement {
+            let new = Confinement::new(&settings, self.flags.config.as_deref(), &self.program);
+            confinement.admits(&new).map_err(line)?;
+        } else if let Some(user) = script_users(&settings).next() {
+            return Err(line(format!("scripts cannot run as {user} from a reload on: restart the server")));
+        }
         let mut addresses = Vec::new();
         // Each old one is used once: port 0 may be configured several times.
         let mut old: Vec<&Address> = self.workers.addresses().iter().collect();
@@ -405,8 +437,21 @@ impl Server {
             addresses.push(Address { start, ..address });
         }
         create_acme_state(&settings, None).map_err(line)?;
-        let generation = Arc::new(open(settings, Some(self.workers.generation())).map_err(line)?);
+        let current = self.workers.generation();
+        let opened = open(settings, current.apps.launcher().cloned(), Some(current));
+        let generation = Arc::new(opened.map_err(line).map_err(|message| self.explain(message))?);
         Ok((generation, addresses))
+    }
+
+    /// Adds to an error of a reload that the server may not open every file, if that may be its cause.
+    fn explain(&self, mut message: String) -> String {
+        if self.confinement.as_ref().is_some_and(|limits| limits.limits_files)
+            && message.to_lowercase().contains("permission denied")
+        {
+            message += "amped: Landlock limits this server to the files that its configuration named at the start (`contain.landlock`); to \
+                        use others, restart it, or `amped upgrade`\n";
+        }
+        message
     }
 
     /// Returns the statistics of all workers, except those that do not answer within a second.
@@ -520,6 +565,11 @@ impl Workers for Threads {
         {
             die(&format!("the fork server {ending}"));
         }
+        if let Some(launcher) = self.generation.apps.launcher()
+            && let Some(ending) = launcher.has_ended()
+        {
+            die(&format!("the process manager {ending}"));
+        }
     }
 
     fn renew(&mut self, generation: Arc<ConfigSnapshot>, addresses: Vec<Address>) -> Result<(), String> {
@@ -599,7 +649,7 @@ fn create_acme_state(settings: &Settings, owner: Option<(u32, u32)>) -> Result<(
 /// Creates the supervisor of the ACME process, if certificates are to be obtained.
 fn acme(generation: &ConfigSnapshot) -> Result<Option<Acme>, String> {
     let (Some(acme), Some(challenges)) = (&generation.settings.acme, &generation.challenges) else { return Ok(None) };
-    Acme::new(acme.start.clone(), Arc::clone(challenges)).map(Some)
+    Acme::new(acme.start.clone(), Arc::clone(challenges), generation.apps.launcher().cloned()).map(Some)
 }
 
 fn cannot_receive(error: io::Error) -> String {
@@ -671,8 +721,59 @@ fn share(settings: &Settings) -> Result<Share, String> {
     })
 }
 
-/// Opens everything that a configuration names.
-fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSnapshot, String> {
+/// Returns the users of scripts.
+fn script_users(settings: &Settings) -> impl Iterator<Item = &str> {
+    settings.apps.iter().flatten().filter_map(|app| app.user.as_deref())
+}
+
+/// Starts the process that starts programs in place of this one. It is not limited itself, and keeps the privilege to change to the
+/// users of scripts if there are any. Must be called while there is one thread.
+fn start_launcher(
+    limits: &Confinement,
+    owner: Option<&(std::ffi::CString, User, u32)>,
+    contain: &ContainSettings,
+) -> Result<ProcessManager, String> {
+    let give_up_rights = || match limits.programs.users.is_empty() {
+        true => drop_privileges(owner, contain),
+        false => {
+            let owner = owner.map(|(name, user, gid)| (name.as_c_str(), user.uid, *gid));
+            process::keep_changing_users(owner).map_err(|error| format!("cannot drop privileges: {error}"))
+        }
+    };
+    let launcher = ProcessManager::start_launcher(limits.programs.clone(), give_up_rights);
+    launcher.map_err(|error| format!("cannot start the process manager: {error}"))
+}
+
+/// Limits this process to these files, if they are limited and the kernel can do that. Returns the launcher, if it is needed. Must be
+/// called while there is one thread.
+fn confine(
+    confinement: &mut Option<Confinement>,
+    launcher: Option<ProcessManager>,
+) -> Result<Option<Arc<ProcessManager>>, String> {
+    let (Some(limits), Some(launcher)) = (&mut *confinement, launcher) else { return Ok(None) };
+    limits.look_again();
+    if limits.enforce()? {
+        return Ok(Some(Arc::new(launcher)));
+    }
+    say!(
+        "Landlock is not in force, as this kernel does not support it: it needs Linux 5.13 with CONFIG_SECURITY_LANDLOCK, and \
+         `landlock` in `lsm=` of its command line"
+    );
+    limits.limits_files = false;
+    if !limits.programs.users.is_empty() {
+        return Ok(Some(Arc::new(launcher)));
+    }
+    launcher.stop();
+    *confinement = None;
+    Ok(None)
+}
+
+/// Opens everything that a configuration names. `launcher` starts programs, if this process may not.
+fn open(
+    mut settings: Settings,
+    launcher: Option<Arc<ProcessManager>>,
+    old: Option<&ConfigSnapshot>,
+) -> Result<ConfigSnapshot, String> {
     let form = form(settings.architecture);
     // The budgets that the processes would have together without it, and files up to the same size.
     let shared = settings.cache.clone();
@@ -751,13 +852,13 @@ fn open(mut settings: Settings, old: Option<&ConfigSnapshot>) -> Result<ConfigSn
     let shared = is_shared.then(|| SharedCache::new(&shared)).transpose();
     let shared = shared.map_err(|error| format!("cannot create the shared cache: {error}"))?.map(Arc::new);
     let connections_max = if form.pool { 1 } else { connections.div_ceil(workers) };
-    let apps = Apps::new(&settings.apps, &settings.spool, form.processes, old.map(|old| &old.apps));
+    let apps = Apps::new(&settings.apps, &settings.spool, form.processes, launcher, old.map(|old| &old.apps));
     let apps = apps.map_err(|error| format!("cannot start the applications: {error}"))?;
     let verifier = verifier(&settings, old).map_err(|error| format!("cannot create the password verifier: {error}"))?;
     let cannot_limit = |error| format!("cannot create the limits of clients: {error}");
     let client_counts = client_counts(&settings, old).map_err(cannot_limit)?;
     let limiter = limiter(&settings, old, client_counts.as_ref()).map_err(cannot_limit)?;
-    if settings.has_tls() {
+    if settings.has_tls() && !settings.contain.core_dumps {
         // Private keys are in it from now on.
         process::keep_memory_private().map_err(|error| format!("cannot protect private keys: {error}"))?;
     }
@@ -857,12 +958,12 @@ fn owner(settings: &Settings) -> Result<Option<(std::ffi::CString, User, u32)>, 
     let Some(name) = &settings.user else {
         return Ok(None);
     };
-    let c_name = |name: &str| process::c_string(name).ok_or_else(|| format!("{name:?} is not a valid name"));
-    let user = process::user(&c_name(name)?).map_err(|error| format!("cannot look up user {name}: {error}"))?;
-    let user = user.ok_or_else(|| format!("user {name} does not exist (`getent passwd` lists all users)"))?;
+    let (c_name, user) = look_up_user(name, "")?;
     let gid = match &settings.group {
         None => user.gid,
-        Some(group) => process::group(&c_name(group)?)
+        Some(group) => process::c_string(&**group)
+            .map(|group| process::group(&group))
+            .ok_or_else(|| format!("{group:?} is not a valid name"))?
             .map_err(|error| format!("cannot look up group {group}: {error}"))?
             .ok_or_else(|| format!("group {group} does not exist (`getent group` lists all groups)"))?,
     };
@@ -873,16 +974,19 @@ fn owner(settings: &Settings) -> Result<Option<(std::ffi::CString, User, u32)>, 
             false => Err(format!("only root can change to user {name}: start as root, or omit the user")),
         };
     }
-    Ok(Some((c_name(name)?, user, gid)))
+    Ok(Some((c_name, user, gid)))
 }
 
-/// Drops root, if another user is configured.
-fn become_owner(owner: Option<&(std::ffi::CString, User, u32)>) -> Result<(), String> {
-    let Some((name, user, gid)) = owner else {
-        return Ok(());
-    };
-    process::become_user(name, user.uid, *gid)
-        .map_err(|error| format!("cannot change to user {}: {error}", name.to_string_lossy()))
+/// Changes to the user to serve as, if one is configured, and drops all capabilities.
+fn drop_privileges(owner: Option<&(std::ffi::CString, User, u32)>, contain: &ContainSettings) -> Result<(), String> {
+    if let Some((name, user, gid)) = owner {
+        process::become_user(name, user.uid, *gid)
+            .map_err(|error| format!("cannot change to user {}: {error}", name.to_string_lossy()))?;
+    }
+    if contain.drop_capabilities {
+        process::drop_capabilities().map_err(|error| format!("cannot drop capabilities: {error}"))?;
+    }
+    Ok(())
 }
 
 fn cannot_log(target: &LogTarget, error: &io::Error) -> String {

@@ -9,6 +9,7 @@ pub mod epoll;
 pub mod eventfd;
 pub mod file;
 pub mod inotify;
+pub mod landlock;
 pub mod links;
 pub mod local;
 pub mod mapping;

@@ -2,13 +2,16 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::signal::KNOWN;
 
 /// A user account (passwd(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,9 +65,71 @@ pub fn become_user(name: &CStr, uid: u32, gid: u32) -> io::Result<()> {
     Ok(setresuid(uid, uid, uid)?)
 }
 
-/// Closes all inherited descriptors except the standard three: otherwise a listener or a secret of the program
-/// that started this one would stay open as long as the server, and in everything that it starts (close_range(2)).
-/// Must be called before anything was opened.
+/// What a process has as another user: user, group, and all groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    uid: u32,
+    gid: u32,
+    groups: Vec<libc::gid_t>,
+}
+
+impl Identity {
+    /// Looks up that of a user. May wait for a disk or a directory service.
+    ///
+    /// # Errors
+    /// Those of getgrouplist(3).
+    pub fn of(name: &CStr, user: &User) -> io::Result<Identity> {
+        let groups = nix::unistd::getgrouplist(name, nix::unistd::Gid::from_raw(user.gid))?;
+        Ok(Identity { uid: user.uid, gid: user.gid, groups: groups.into_iter().map(|gid| gid.as_raw()).collect() })
+    }
+}
+
+/// Switches to another user permanently, if there is one, and keeps only what starting programs as further users takes: the
+/// capabilities to change users and groups, and to signal their processes. Programs do not inherit them. Must be called while there is one
+/// thread.
+///
+/// # Errors
+/// Those of [`become_user`] and capset(2).
+pub fn keep_changing_users(owner: Option<(&CStr, u32, u32)>) -> io::Result<()> {
+    use rustix::thread::{CapabilitySet, CapabilitySets, clear_ambient_capability_set, set_capabilities};
+    rustix::thread::set_keep_capabilities(true)?;
+    if let Some((name, uid, gid)) = owner {
+        become_user(name, uid, gid)?;
+    }
+    let kept = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::KILL;
+    clear_ambient_capability_set()?;
+    set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() })?;
+    Ok(rustix::thread::set_keep_capabilities(false)?)
+}
+
+/// Makes `command` run as another user. Must be called before [`end_with_this_thread`], as the kernel forgets the death signal
+/// when the user changes.
+pub fn run_as(command: &mut std::process::Command, identity: &Identity) {
+    use std::os::unix::process::CommandExt;
+    let Identity { uid, gid, groups } = identity.clone();
+    let change = move || {
+        // SAFETY: setgroups(2) reads the numbers of a vector that this closure owns, with its length; setresgid(2) and
+        // setresuid(2) take plain numbers. All are system calls, which may be made between fork(2) and execve(2).
+        // JUSTIFICATION: std does not support groups, and rustix has no setgroups(2) for a child.
+        let results = unsafe {
+            [
+                libc::setgroups(groups.len(), groups.as_ptr()),
+                libc::setresgid(gid, gid, gid),
+                libc::setresuid(uid, uid, uid),
+            ]
+        };
+        if results == [0; 3] { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    // SAFETY: `change` makes three system calls. JUSTIFICATION: as for `end_with_this_thread`.
+    unsafe { command.pre_exec(change) };
+}
+
+/// The number of the first descriptor after the standard three; with it begin those that are handed over (`SD_LISTEN_FDS_START`).
+const FIRST_INHERITED: u16 = 3;
+
+/// Closes all inherited descriptors except the standard three and the `kept` ones after them: otherwise a listener or a
+/// secret of the program that started this one would stay open as long as the server, and in everything that it starts
+/// (close_range(2)). Must be called before anything was opened.
 ///
 /// # Errors
 /// Those of close_range(2): before Linux 5.9, or if a sandbox forbids it.
@@ -88,6 +153,29 @@ pub fn gain_no_privileges() -> io::Result<()> {
     // Up to the last one that the kernel supports (EINVAL). Without CAP_SETPCAP none can be dropped (EPERM).
     (0..64).all(drop);
     Ok(())
+}
+
+/// Drops all capabilities of this thread: those that it has, those that it may have, and those that programs inherit. Threads and
+/// processes that it starts later have none either. Must be called while there is one thread.
+///
+/// # Errors
+/// Those of capset(2); none, since any thread may drop what it has.
+pub fn drop_capabilities() -> io::Result<()> {
+    use rustix::thread::{CapabilitySet, CapabilitySets, clear_ambient_capability_set, set_capabilities};
+    let none = CapabilitySet::empty();
+    clear_ambient_capability_set()?;
+    Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
+}
+
+/// The limit on core dumps with which this process was started, if it was changed.
+static CORE_BEFORE: OnceLock<Rlimit> = OnceLock::new();
+
+/// Prevents core dumps of this process (`RLIMIT_CORE`). Programs started with [`end_with_this_thread`] get the original
+/// limit back.
+pub fn forbid_core_dumps() {
+    let before = *CORE_BEFORE.get_or_init(|| getrlimit(Resource::Core));
+    // Lowering the soft limit is always permitted; the hard one stays, so that programs can get theirs back.
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), ..before });
 }
 
 /// The umask with which this process was started, plus one; 0: it was not changed.
@@ -121,14 +209,37 @@ pub fn keep_memory_private() -> io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
 }
 
-/// Makes the out-of-memory killer prefer this process to others that use as much memory: `more` thousandths of all
-/// memory are added to its use (proc_pid_oom_score_adj(5)). Any process may raise its own value.
-pub fn offer_to_memory_killer(more: i32) {
-    const FILE: &str = "/proc/self/oom_score_adj";
-    // If /proc is not mounted the kernel decides by size alone.
-    let now = std::fs::read_to_string(FILE).ok().and_then(|text| text.trim().parse::<i32>().ok());
-    if let Some(now) = now {
-        let _ = std::fs::write(FILE, (now + more).min(1000).to_string());
+/// How much the out-of-memory killer prefers this process, open for writing (proc_pid_oom_score_adj(5)): once the process is
+/// confined, or its memory is private, it could not be opened any more.
+#[derive(Debug)]
+pub struct OomScore {
+    file: std::fs::File,
+    own: i32,
+}
+
+impl OomScore {
+    /// Opens that of this process; `None` if /proc is not mounted: then the kernel decides by size alone.
+    pub fn open() -> Option<OomScore> {
+        const FILE: &str = "/proc/self/oom_score_adj";
+        let own = std::fs::read_to_string(FILE).ok()?.trim().parse().ok()?;
+        Some(OomScore { file: std::fs::File::options().write(true).open(FILE).ok()?, own })
+    }
+
+    /// Forks a process that the killer prefers to others that use as much memory: `more` thousandths of all memory are
+    /// added to its use. It inherits that from this process, which has it for a moment: any process may raise its own value,
+    /// and lower it again.
+    ///
+    /// # Errors
+    /// Those of [`fork`].
+    pub fn fork(score: Option<&OomScore>, more: i32) -> io::Result<Fork> {
+        use std::os::unix::fs::FileExt;
+        let set = |value: i32| score.map(|score| score.file.write_at(value.to_string().as_bytes(), 0));
+        let _ = score.map(|score| set((score.own + more).min(1000)));
+        let forked = fork();
+        if !matches!(forked, Ok(Fork::Child)) {
+            let _ = score.map(|score| set(score.own));
+        }
+        forked
     }
 }
 
@@ -145,11 +256,17 @@ pub fn give_to(file: impl AsFd, uid: u32, gid: u32) -> io::Result<()> {
 /// ignore them, and end with this thread: they get SIGKILL when it ends, for whatever reason. Programs
 /// that they start themselves are not affected.
 pub fn end_with_this_thread(command: &mut std::process::Command) {
-    end_with(command, std::process::id());
+    restore(command, Some(std::process::id()));
 }
 
-/// Like [`end_with_this_thread`], for a thread of this process.
-fn end_with(command: &mut std::process::Command, parent: u32) {
+/// Makes programs that `command` starts handle signals as usual, though this process may block or ignore them.
+pub fn handle_signals(command: &mut std::process::Command) {
+    restore(command, None);
+}
+
+/// Undoes in the child what this process has changed for itself: signals, umask, limit on core dumps. `ends_with`: its parent,
+/// with whose thread the child ends.
+fn restore(command: &mut std::process::Command, ends_with: Option<u32>) {
     use std::os::unix::process::CommandExt;
     let prepare = move || {
         // SAFETY: an empty set is a valid argument, initialised by sigemptyset(3); signal(2) gets numbers of signals
@@ -157,19 +274,24 @@ fn end_with(command: &mut std::process::Command, parent: u32) {
         // between fork(2) and execve(2) (signal-safety(7)), and nothing here allocates. JUSTIFICATION: std passes on
         // the signal mask and ignored signals of its caller, and does not support a death signal.
         unsafe {
-            for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGCHLD] {
+            for number in KNOWN.map(|(number, _)| number as libc::c_int) {
                 libc::signal(number, libc::SIG_DFL);
             }
             if let Some(mask) = MASK_BEFORE.load(Relaxed).checked_sub(1) {
                 libc::umask(mask);
             }
+            if let Some(before) = CORE_BEFORE.get() {
+                let _ = setrlimit(Resource::Core, *before);
+            }
             let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
             libc::sigemptyset(none.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
-            // A parent that was killed between fork(2) and prctl(2) sends no signal any more.
-            if libc::getppid().unsigned_abs() != parent {
-                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            if let Some(parent) = ends_with {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
+                // A parent that was killed between fork(2) and prctl(2) sends no signal any more.
+                if libc::getppid().unsigned_abs() != parent {
+                    return Err(io::Error::from_raw_os_error(libc::ESRCH));
+                }
             }
         }
         Ok(())
@@ -198,7 +320,6 @@ pub fn keep_descriptors_from(command: &mut std::process::Command) {
 /// argument is the command's name, and these are all its variables. Must be called after all other preparations of a
 /// command. Not for a file that begins with `#!`: its interpreter would get `/dev/fd/N` as the name of the script.
 pub fn execute_file(command: &mut std::process::Command, file: OwnedFd, variables: Vec<CString>) {
-    use std::os::fd::AsRawFd;
     use std::os::unix::process::CommandExt;
     let name = CString::new(command.get_program().as_bytes()).unwrap_or_default();
     // As addresses, since a closure that other threads may own cannot hold pointers.
@@ -285,7 +406,6 @@ pub fn fork() -> io::Result<Fork> {
 /// # Errors
 /// Those of [`fork`].
 pub fn split_off(kept: OwnedFd, life: impl FnOnce(OwnedFd)) -> io::Result<u32> {
-    use std::os::fd::AsRawFd;
     if let Fork::Parent(child) = fork()? {
         return Ok(child);
     }
@@ -310,6 +430,11 @@ pub enum Ending {
     Status(i32),
     /// It was killed by this signal.
     Signal(i32),
+}
+
+impl Ending {
+    /// It was killed, nothing else is known.
+    pub const KILLED: Ending = Ending::Signal(libc::SIGKILL);
 }
 
 impl std::fmt::Display for Ending {
@@ -577,7 +702,7 @@ mod tests {
         end_with_this_thread(&mut command);
         assert!(command.status().expect("started").success());
         let mut orphan = std::process::Command::new("/bin/true");
-        end_with(&mut orphan, 1);
+        restore(&mut orphan, Some(1));
         assert!(orphan.status().is_err(), "the program would outlive the server");
     }
 
@@ -594,6 +719,27 @@ mod tests {
         command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
         execute_file(&mut command, file.into(), variables);
         assert!(command.status().expect("started").success(), "the shell succeeds without input, `false` does not");
+    }
+
+    #[test]
+    fn descriptors_are_handed_over_from_3_on_with_own_process_id() {
+        use std::io::{Read, Write};
+        let (mut one, its_one) = std::os::unix::net::UnixStream::pair().expect("made");
+        let (mut two, its_two) = std::os::unix::net::UnixStream::pair().expect("made");
+        let mut command = std::process::Command::new("/bin/bash");
+        command.args(["-c", "test $((10#$LISTEN_PID)) = $$ && echo $A $LISTEN_FDS >&4; /bin/cat <&3 >&4"]);
+        hand_over(&mut command, &[its_one.as_fd(), its_two.as_fd()], vec![c"A=b".to_owned()]).expect("prepared");
+        let mut child = command.spawn().expect("started");
+        drop((command, its_one, its_two));
+        one.write_all(b"end").expect("written");
+        drop(one);
+        let mut said = String::new();
+        two.read_to_string(&mut said).expect("read");
+        assert_eq!(said, "b 2\nend");
+        assert!(child.wait().expect("waited").success());
+        let mut missing = std::process::Command::new("/nonexistent");
+        hand_over(&mut missing, &[two.as_fd()], Vec::new()).expect("prepared");
+        assert_eq!(missing.spawn().expect_err("missing").kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

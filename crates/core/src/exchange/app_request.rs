@@ -527,7 +527,7 @@ impl AppRequest {
         &mut self,
         cx: &mut Context<'_, F>,
         (request, head): (&Request<'_>, &[u8]),
-        script_head: &cgi::ScriptHead<'_>,
+        (script_head, sent): (&cgi::ScriptHead<'_>, &cgi::ScriptHead<'_>),
         status: Status,
     ) {
         let caches = &mut cx.shared.caches;
@@ -535,10 +535,13 @@ impl AppRequest {
         let is_safe = matches!(request.method, Some(Method::Get | Method::Head | Method::Options));
         if !is_safe
             && status.0 < 400
-            && self.handler.rule(&cx.shared.sites).is_some_and(|rule| rule.cache.is_some())
-            && let Some(name) = pages::name_of(caches.generation(), &self.handler, request, head)
+            && let Some(rule) = self.handler.rule(&cx.shared.sites).filter(|rule| rule.cache.is_some())
         {
-            caches.mark_uncacheable(cx.now, &name, Duration::ZERO);
+            for &coding in [Coding::Identity].iter().chain(&rule.compress) {
+                if let Some(name) = pages::name_of(caches.generation(), &self.handler, coding, request, head) {
+                    caches.mark_uncacheable(cx.now, &name, Duration::ZERO);
+                }
+            }
         }
         let Some(fill) = &mut self.fill else {
             return;

@@ -9,9 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,10 +19,12 @@ use amped_http::cgi::decimal;
 use amped_http::proxy_header::ProxiedEnds;
 use amped_sys::file::Patience;
 use amped_sys::pipe::{self, Pipe};
-use amped_sys::{file, process, socket};
+use amped_sys::{file, socket};
 
 use super::backend::Backend;
 use super::connection::BackendConnection;
+use super::launch::{Launch, Life, PATH, ProgramFile, Stream, variable};
+use super::manager::{ProcessManager, start_program};
 use super::process::Process;
 use super::scripts::Found;
 use super::semaphore::Permit;
@@ -36,9 +36,6 @@ use crate::token::Token;
 
 /// The name and value of a meta-variable.
 pub type Variable<'a> = (&'a [u8], Cow<'a, [u8]>);
-
-/// The search path of scripts, which the standard leaves to the server (RFC 3875, 7.2).
-const PATH: &[u8] = b"/usr/local/bin:/usr/bin:/bin";
 
 /// A request that needs the disk before it can start.
 #[derive(Debug)]
@@ -68,10 +65,14 @@ pub struct Place {
     pub id: String,
     /// Its sequence number in the loop: the lowest is served first.
     pub number: u64,
+    /// The user that its script runs as; `None`: the server's.
+    pub user: Option<Box<str>>,
     /// Variables that the rule adds.
     pub env: Arc<[(Box<str>, Box<str>)]>,
     /// Where scripts are looked up.
     pub disk: Arc<Disk>,
+    /// The process that starts them, if this one may not.
+    pub launcher: Option<Arc<ProcessManager>>,
     /// The persistent application; `None`: each request has its own process.
     pub backend: Option<Arc<Backend>>,
     /// The backends of a forwarded request, of which `backend` is one.
@@ -195,7 +196,7 @@ impl Job {
             };
             let path = script.path.clone();
             let variables = variables(&work, &place, script.end, &path);
-            match start(script, &variables, work.has_body, &mut permit) {
+            match start(script, &variables, work.has_body, &place, &mut permit) {
                 // The script was replaced at this moment.
                 Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle && tries < TRIES => tries += 1,
                 result => break result.map_err(|error| trouble_of(&error, &place.id, &path)),
@@ -253,7 +254,7 @@ pub fn variables<'a>(work: &'a AppWork, place: &'a Place, end: usize, script: &'
     variables.extend(of_head);
     // No variable derived from the head has one of these names, except SERVER_NAME.
     let mut put = |name: &'static str, value: &'a [u8]| variables.push((name.as_bytes(), Cow::from(value)));
-    put("PATH", PATH);
+    put("PATH", PATH.as_bytes());
     put("DOCUMENT_ROOT", root.as_os_str().as_bytes());
     put("SCRIPT_NAME", &work.path[..end]);
     put("SCRIPT_FILENAME", script.as_os_str().as_bytes());
@@ -303,31 +304,30 @@ fn start(
     script: Script,
     variables: &[Variable<'_>],
     has_body: bool,
+    place: &Place,
     permit: &mut Option<Permit>,
 ) -> io::Result<Running> {
     let stdin = if has_body { Some(pipe::to_program()?) } else { None };
     let (stdout, stderr) = (pipe::from_program()?, pipe::from_program()?);
     let Script { path: script, file, .. } = script;
-    let mut command = Command::new(&script);
-    command.env_clear();
-    command.envs(variables.iter().map(|(name, value)| (OsStr::from_bytes(name), OsStr::from_bytes(value))));
+    let mut launch = Launch::new(&script, Life::Request);
+    launch.user = place.user.clone();
+    launch.variables = variables.iter().map(|(name, value)| variable(name, value)).collect();
     // RFC 3875, 7.2: the script's own directory.
-    command.current_dir(script.parent().unwrap_or(Path::new("/"))).process_group(0);
-    let (stdin, theirs) = stdin.map_or((None, Stdio::null()), |Pipe { ours, theirs }| (Some(ours), theirs.into()));
-    command.stdin(theirs).stdout(stdout.theirs).stderr(stderr.theirs);
-    process::end_with_this_thread(&mut command);
-    process::keep_descriptors_from(&mut command);
+    launch.folder = Some(script.parent().unwrap_or(Path::new("/")).into());
+    launch.streams = [if has_body { Stream::Given } else { Stream::Null }, Stream::Given, Stream::Given];
+    let (stdin, its_stdin) = stdin.map_or((None, None), |Pipe { ours, theirs }| (Some(ours), Some(theirs)));
+    let mut descriptors: Vec<OwnedFd> = its_stdin.into_iter().chain([stdout.theirs, stderr.theirs]).collect();
     let mut beginning = [0; 2];
     let is_interpreted = file::read_at(&file, &mut beginning, 0, Patience::Wait)? == 2 && beginning == *b"#!";
-    if is_interpreted {
+    launch.file = if is_interpreted {
         let state = file::status(&file)?;
-        process::expect_file(&mut command, state.device, state.inode);
+        ProgramFile::Expected { device: state.device, inode: state.inode }
     } else {
-        let text = |(name, value): &Variable<'_>| process::c_string([name, &b"="[..], value].concat());
-        process::execute_file(&mut command, file, variables.iter().filter_map(text).collect());
-    }
-    let pid = command.spawn()?.id();
-    let process = Process::new(pid, permit.take())?;
+        descriptors.push(file);
+        ProgramFile::Given
+    };
+    let process = start_program(place.launcher.as_deref(), &launch, descriptors, permit)?;
     Ok(Running { process, stdin, stdout: Some(stdout.ours), stderr: Some(stderr.ours) })
 }
 

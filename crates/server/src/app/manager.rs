@@ -15,18 +15,20 @@
 //! A loop that holds a permit reports its use, and requests the end of its process, on a channel of the application.
 //! The last loop to drop its end of the channel closes it, in whatever process, so the end of the channel is the end of
 //! the application's rule: a reload that leaves the rule unchanged keeps the channel and the processes.
+//!
+//! The manager of a server that is confined (`confine`) is a process in every architecture, forked before that, and starts all
+//! other programs too ([`ProcessManager::launch`]): the confined processes may not, and the programs would be confined as well. Each has
+//! a *link* between the manager and the part of the server that wants it: a description and descriptors go one way, the process
+//! ID and how it has ended the other. A script ends with its link.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -39,7 +41,8 @@ use amped_sys::slots::Slots;
 use amped_sys::{local, poll, process, socket};
 use serde::{Deserialize, Serialize};
 
-use super::process::Process;
+use super::launch::{self, Launch, Life, PATH, Permitted, Stream, variable};
+use super::process::{self as program, Ended, Process};
 use super::semaphore::{Permit, Semaphore};
 use crate::portable;
 use crate::say;
@@ -91,6 +94,15 @@ enum Notice {
 /// Minimum interval between reports of the use of a slot, in milliseconds.
 const NOTIFY_MS: u64 = 1000;
 
+/// A message from the server to the manager.
+#[derive(Serialize, Deserialize)]
+enum Order {
+    /// Run this application.
+    Run(Description),
+    /// Start the program that is described on the link that is sent along.
+    Launch,
+}
+
 /// An application, as the server describes it to the manager.
 #[derive(Serialize, Deserialize)]
 struct Description {
@@ -107,6 +119,26 @@ impl ProcessManager {
     /// # Errors
     /// When it cannot be started.
     pub fn start(own_process: bool) -> io::Result<ProcessManager> {
+        ProcessManager::run(own_process, None, || Ok(()))
+    }
+
+    /// Starts a manager that is a process, and starts nothing but this. It first calls `give_up_rights`. The caller must be
+    /// single-threaded.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_launcher(
+        permitted: Permitted,
+        give_up_rights: impl FnOnce() -> Result<(), String>,
+    ) -> io::Result<ProcessManager> {
+        ProcessManager::run(true, Some(permitted), give_up_rights)
+    }
+
+    fn run(
+        own_process: bool,
+        permitted: Option<Permitted>,
+        give_up_rights: impl FnOnce() -> Result<(), String>,
+    ) -> io::Result<ProcessManager> {
         let (ours, theirs) = socket::packet_pair()?;
         let semaphores = Semaphores::default();
         let runs = match own_process {
@@ -118,12 +150,13 @@ impl ProcessManager {
                         signals.leave_to_parent();
                     }
                     process::set_name(c"app-manager");
-                    run(control, None);
+                    give_up_rights().unwrap_or_else(|message| die(&message));
+                    run(control, None, permitted);
                 })?)
             }
             false => {
                 let semaphores = Arc::clone(&semaphores);
-                let life = move || run(theirs, Some(semaphores));
+                let life = move || run(theirs, Some(semaphores), permitted);
                 Runs::Thread(std::thread::Builder::new().name("app-manager".to_owned()).spawn(life)?)
             }
         };
@@ -148,17 +181,42 @@ impl ProcessManager {
         self.semaphores.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::downgrade(semaphore));
         let descriptors: Vec<BorrowedFd<'_>> =
             [theirs.as_fd()].into_iter().chain(semaphore.slots().map(AsFd::as_fd)).collect();
-        portable::send(&self.control, &description, &descriptors, Patience::Wait).map_err(|error| {
-            match error.kind() {
-                io::ErrorKind::InvalidInput => io::Error::other("its command and variables are longer than 128 KiB"),
-                _ => error,
-            }
-        })?;
+        portable::send(&self.control, &Order::Run(description), &descriptors, Patience::Wait).map_err(too_long)?;
         let answer: Result<String, String> = portable::receive(&self.control, &mut Vec::new(), Patience::Wait)
             .map_err(|error| io::Error::other(format!("the process manager does not answer: {error}")))?;
         let folder = answer.map_err(io::Error::other)?.into();
         let notified_ms = (0..places).map(|_| AtomicU64::new(0)).collect();
         Ok(Application { number, folder, channel: ours, notified_ms, start: Instant::now() })
+    }
+
+    /// Makes the manager start a program with these descriptors. Returns its process ID, and its link. Waits until the program
+    /// was read from the disk.
+    ///
+    /// # Errors
+    /// Those of [`launch::start`].
+    fn launch(&self, launch: &Launch, descriptors: &[OwnedFd]) -> io::Result<(u32, OwnedFd)> {
+        let (link, theirs) = socket::packet_pair()?;
+        portable::send(&self.control, &Order::Launch, &[theirs.as_fd()], Patience::Wait)?;
+        drop(theirs);
+        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let mut parts = descriptors.chunks(socket::DESCRIPTORS_MAX);
+        let first = parts.next().unwrap_or_default();
+        portable::send(&link, &(launch, descriptors.len()), first, Patience::Wait).map_err(too_long)?;
+        parts.try_for_each(|part| portable::send(&link, &part.len(), part, Patience::Wait))?;
+        let answer: Result<u32, Option<i32>> = portable::receive(&link, &mut Vec::new(), Patience::Wait)
+            .map_err(|error| io::Error::other(format!("the process manager does not answer: {error}")))?;
+        match answer {
+            Ok(pid) => Ok((pid, link)),
+            Err(number) => Err(number.map_or_else(|| io::ErrorKind::Other.into(), io::Error::from_raw_os_error)),
+        }
+    }
+
+    /// Returns how the manager has ended, if it is a process and has.
+    pub fn has_ended(&self) -> Option<process::Ending> {
+        match &*self.runs.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(Runs::Process(pid)) => process::has_ended(*pid),
+            Some(Runs::Thread(_)) | None => None,
+        }
     }
 
     /// Returns whether this process ID is the manager's.
@@ -176,6 +234,32 @@ impl ProcessManager {
             Some(Runs::Process(pid)) => drop(process::wait_for(pid)),
             None => {}
         }
+    }
+}
+
+fn too_long(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::InvalidInput => io::Error::other("its command and variables are longer than 128 KiB"),
+        _ => error,
+    }
+}
+
+/// Starts a program with these descriptors, and the permit: by this manager, or as a child of this thread.
+///
+/// # Errors
+/// Those of [`launch::start`]; the permit is still there then, unless the program cannot be watched.
+pub fn start_program(
+    launcher: Option<&ProcessManager>,
+    launch: &Launch,
+    descriptors: Vec<OwnedFd>,
+    permit: &mut Option<Permit>,
+) -> io::Result<Process> {
+    match launcher {
+        Some(manager) => {
+            let (pid, link) = manager.launch(launch, &descriptors)?;
+            Ok(Process::remote(pid, link, launch.life, permit.take()))
+        }
+        None => Process::new(launch::start(launch, descriptors, None)?, launch.life, permit.take()),
     }
 }
 
@@ -209,8 +293,9 @@ impl Application {
 }
 
 /// The manager's main loop: runs until the other end of `control` is closed. `semaphores`: it is a thread of the server.
-fn run(control: OwnedFd, semaphores: Option<Semaphores>) {
-    let mut manager = Manager { control, semaphores, folder: None, kept: Vec::new(), idle_timeout: IDLE_TIMEOUT };
+fn run(control: OwnedFd, semaphores: Option<Semaphores>, permitted: Option<Permitted>) {
+    let (kept, launched, idle_timeout) = (Vec::new(), Vec::new(), IDLE_TIMEOUT);
+    let mut manager = Manager { control, semaphores, permitted, folder: None, kept, launched, idle_timeout };
     loop {
         match manager.turn() {
             Ok(true) => {}
@@ -223,10 +308,22 @@ fn run(control: OwnedFd, semaphores: Option<Semaphores>) {
 struct Manager {
     control: OwnedFd,
     semaphores: Option<Semaphores>,
+    /// What may be started; `None`: everything.
+    permitted: Option<Permitted>,
     /// Created for the first application.
     folder: Option<Folder>,
     kept: Vec<Kept>,
+    launched: Vec<Launched>,
     idle_timeout: Duration,
+}
+
+/// A program that the server has requested.
+struct Launched {
+    /// `None`: nobody waits for it.
+    link: Option<OwnedFd>,
+    /// `None`: it was not started yet, or has ended.
+    process: Option<Process>,
+    life: Life,
 }
 
 /// An application and its processes.
@@ -281,6 +378,8 @@ enum Source {
     Process(usize, usize),
     /// A connection at a slot without a process.
     Listener(usize, usize),
+    /// The link of a program, or its end.
+    Launched(usize),
 }
 
 impl Manager {
@@ -293,6 +392,7 @@ impl Manager {
                 Source::Control => {
                     if !self.take_order() {
                         self.kept.clear();
+                        self.launched.clear();
                         self.folder = None;
                         return Ok(false);
                     }
@@ -304,8 +404,10 @@ impl Manager {
                 }
                 Source::Process(app, place) => self.kept[app].look_after(place),
                 Source::Listener(app, place) => self.kept[app].serve(place, now),
+                Source::Launched(number) => self.launched[number].turn(self.permitted.as_ref()),
             }
         }
+        self.launched.retain(|launched| launched.link.is_some() || launched.process.is_some());
         for app in unused.into_iter().rev() {
             // Dropping them ends their processes.
             self.kept.remove(app);
@@ -320,6 +422,11 @@ impl Manager {
         let now = Instant::now();
         let mut sources = vec![(Source::Control, self.control.as_fd())];
         let mut patience = Duration::MAX;
+        for (number, Launched { link, process, .. }) in self.launched.iter().enumerate() {
+            let process = process.iter().map(|process| process.watch.as_fd());
+            let both = link.iter().map(AsFd::as_fd).chain(process);
+            sources.extend(both.map(|descriptor| (Source::Launched(number), descriptor)));
+        }
         for (app, kept) in self.kept.iter().enumerate() {
             sources.push((Source::Channel(app), kept.channel.as_fd()));
             if kept.alive() > kept.reserve {
@@ -345,11 +452,21 @@ impl Manager {
         Ok((sources.collect(), Instant::now()))
     }
 
-    /// Receives an application. Returns `false` when the server has ended.
+    /// Receives an application, or a program to start. Returns `false` when the server has ended.
     fn take_order(&mut self) -> bool {
         let mut descriptors = Vec::new();
         let answer = match portable::receive(&self.control, &mut descriptors, Patience::Wait) {
-            Ok(description) => self.add(description, descriptors).map_err(|error| error.to_string()),
+            Ok(Order::Launch) => {
+                // Without its link, as this process is out of descriptors, the server sees the end of it.
+                let link = descriptors.into_iter().next();
+                self.launched.extend(link.map(|link| Launched {
+                    link: Some(link),
+                    process: None,
+                    life: Life::Request,
+                }));
+                return true;
+            }
+            Ok(Order::Run(description)) => self.add(description, descriptors).map_err(|error| error.to_string()),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
             Err(_) => return false,
         };
@@ -361,6 +478,11 @@ impl Manager {
     fn add(&mut self, description: Description, descriptors: Vec<OwnedFd>) -> io::Result<String> {
         let unreadable = || io::Error::other("it received an invalid message; this is a bug in amped");
         let Description { number, places, reserve, command, env } = description;
+        let application = (command, env);
+        if self.permitted.as_ref().is_some_and(|permitted| !permitted.applications.contains(&application)) {
+            return Err(io::Error::other(format!("{} was not configured at the start", application.0.join(" "))));
+        }
+        let (command, env) = application;
         let mut descriptors = descriptors.into_iter();
         // Lost if this process is out of descriptors.
         let channel =
@@ -469,19 +591,88 @@ impl Kept {
     }
 }
 
+impl Launched {
+    /// Handles what has happened to it, or what the server requests.
+    fn turn(&mut self, permitted: Option<&Permitted>) {
+        let Some(process) = &mut self.process else { return self.begin(permitted) };
+        if process.has_ended() {
+            if let (Some(link), Some(ending)) = (&self.link, process.ended()) {
+                // The server may not wait for it any more.
+                let _ = portable::send(link, &Ended(ending), &[], Patience::Now);
+            }
+            (self.link, self.process) = (None, None);
+            return;
+        }
+        let Some(link) = &self.link else { return };
+        match portable::receive(link, &mut Vec::new(), Patience::Now) {
+            Ok(program::Order::Kill) => process.kill(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => {
+                self.link = None;
+                if self.life == Life::Request {
+                    process.kill();
+                }
+            }
+        }
+    }
+
+    /// Starts it, once it is described.
+    fn begin(&mut self, permitted: Option<&Permitted>) {
+        let Some(link) = &self.link else { return };
+        let started = receive_launch(link).and_then(|(launch, descriptors)| {
+            self.life = launch.life;
+            if permitted.is_some_and(|permitted| !permitted.permits(&launch, &descriptors)) {
+                say!(
+                    "{} is not among the programs that this server was limited to at its start",
+                    launch.program().display()
+                );
+                return Err(io::Error::from_raw_os_error(NOT_PERMITTED));
+            }
+            let user = launch.user.as_ref().and_then(|user| permitted?.user(user));
+            Process::new(launch::start(&launch, descriptors, user)?, launch.life, None)
+        });
+        let answer = match &started {
+            Ok(process) => Ok(process.id()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) => Err(error.raw_os_error()),
+        };
+        let _ = portable::send(link, &answer, &[], Patience::Now);
+        self.process = started.ok();
+        if self.process.is_none() {
+            self.link = None;
+        }
+    }
+}
+
+/// EPERM, errno(3).
+const NOT_PERMITTED: i32 = 1;
+
+/// Receives the description of a program, and its descriptors.
+fn receive_launch(link: &OwnedFd) -> io::Result<(Launch, Vec<OwnedFd>)> {
+    let mut descriptors = Vec::new();
+    let (launch, count): (Launch, usize) = portable::receive(link, &mut descriptors, Patience::Now)?;
+    let mut received = descriptors.len().min(socket::DESCRIPTORS_MAX);
+    while received < count {
+        let part: usize = portable::receive(link, &mut descriptors, Patience::Wait)?;
+        received += part.max(1);
+    }
+    match descriptors.len() == count {
+        true => Ok((launch, descriptors)),
+        false => Err(io::Error::from_raw_os_error(portable::NO_DESCRIPTORS)),
+    }
+}
+
 fn start(command: &[String], env: &[(Box<str>, Box<str>)], listener: OwnedFd) -> io::Result<Process> {
     let program = Path::new(&command[0]);
-    let mut child = Command::new(program);
-    child.args(&command[1..]).env_clear();
-    child.env("PATH", OsStr::new("/usr/local/bin:/usr/bin:/bin"));
-    child.envs(env.iter().map(|(name, value)| (&**name, &**value)));
+    let mut launch = Launch::new(program, Life::Request);
+    launch.arguments = command[1..].iter().map(Into::into).collect();
+    launch.variables = vec![variable(b"PATH", PATH.as_bytes())];
+    launch.variables.extend(env.iter().map(|(name, value)| variable(name.as_bytes(), value.as_bytes())));
     let folder = program.parent().filter(|folder| folder.is_absolute());
-    child.current_dir(folder.unwrap_or(Path::new("/"))).process_group(0);
+    launch.folder = Some(folder.unwrap_or(Path::new("/")).into());
     // Its standard error outside of requests is the server's standard error.
-    child.stdin(Stdio::from(listener)).stdout(Stdio::null());
-    process::end_with_this_thread(&mut child);
-    process::keep_descriptors_from(&mut child);
-    Process::new(child.spawn()?.id(), None)
+    launch.streams = [Stream::Given, Stream::Null, Stream::Inherited];
+    Process::new(launch::start(&launch, vec![listener], None)?, launch.life, None)
 }
 
 impl Place {
@@ -643,7 +834,9 @@ mod tests {
         let path = folder.path.clone();
         let (control, semaphores) = (theirs, Some(semaphores));
         let idle_timeout = Duration::from_secs(1000);
-        let mut manager = Manager { control, semaphores, folder: Some(folder), kept: Vec::new(), idle_timeout };
+        let (kept, launched) = (Vec::new(), Vec::new());
+        let (permitted, folder) = (None, Some(folder));
+        let mut manager = Manager { control, semaphores, permitted, folder, kept, launched, idle_timeout };
         let (channel, its_end) = socket::packet_pair().expect("made");
         let command = command.iter().map(|&word| word.to_owned()).collect();
         let description = Description { number: 0, places: 2, reserve, command, env: Vec::new() };

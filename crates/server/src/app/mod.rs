@@ -20,6 +20,7 @@ mod codec;
 pub mod compressor;
 pub mod connection;
 mod health;
+pub mod launch;
 pub mod manager;
 mod output;
 pub mod process;
@@ -79,6 +80,8 @@ pub struct Apps {
     sites: Vec<Vec<App>>,
     /// Created when the first application has to be started; lives as long as the server.
     manager: Option<Arc<ProcessManager>>,
+    /// The process that starts all programs, if this one may not.
+    launcher: Option<Arc<ProcessManager>>,
     /// Pages being generated for loops that share their caches.
     single_flights: Arc<SingleFlight>,
     /// The budget of spooled bodies.
@@ -97,7 +100,7 @@ struct App {
 
 impl Apps {
     /// Creates the applications of these settings. Those unchanged since `before` are kept, with their permits and
-    /// processes. `processes`: loops are processes, and are limited together.
+    /// processes. `processes`: loops are processes, and are limited together. `launcher`: starts all programs in place of this process.
     ///
     /// # Errors
     /// When the process manager cannot take an application, or the process is out of descriptors.
@@ -105,11 +108,12 @@ impl Apps {
         settings: &[Vec<AppSettings>],
         spool: &SpoolSettings,
         processes: bool,
+        launcher: Option<Arc<ProcessManager>>,
         before: Option<&Apps>,
     ) -> io::Result<Apps> {
-        let manager = before.and_then(|before| before.manager.clone());
+        let manager = before.and_then(|before| before.manager.clone()).or_else(|| launcher.clone());
         let quota = Arc::new(Quota::new(spool.clone()));
-        let mut created = Apps { manager, quota, ..Apps::default() };
+        let mut created = Apps { manager, launcher, quota, ..Apps::default() };
         let mut old: Vec<&App> = before.into_iter().flat_map(|before| before.sites.iter().flatten()).collect();
         for site in settings {
             let mut apps = Vec::new();
@@ -133,7 +137,9 @@ impl Apps {
         before: Option<&Apps>,
         processes: bool,
     ) -> io::Result<App> {
-        let semaphore = Arc::new(Semaphore::new(settings.max_processes, settings.max_queue, processes)?);
+        // The process manager takes the permits of processes that it ends.
+        let is_shared = processes || self.launcher.is_some() && matches!(settings.kind, AppKind::Command(_));
+        let semaphore = Arc::new(Semaphore::new(settings.max_processes, settings.max_queue, is_shared)?);
         let env: Arc<[_]> = settings.env.clone().into();
         let mut upstream = None;
         let at = match &settings.kind {
@@ -214,6 +220,11 @@ impl Apps {
         if let Some(manager) = &self.manager {
             manager.stop();
         }
+    }
+
+    /// Returns the process that starts all programs, if this one may not.
+    pub fn launcher(&self) -> Option<&Arc<ProcessManager>> {
+        self.launcher.as_ref()
     }
 
     /// Returns whether this process ID is the process manager's, without which no application can be started any more.
@@ -476,8 +487,10 @@ impl AppSide {
             ends,
             id: format!("{}-{:x}", self.name, self.count),
             number: self.count,
+            user: app.settings.user.clone(),
             env: Arc::clone(&app.env),
             disk: Arc::clone(context.disk),
+            launcher: context.apps.launcher.clone(),
             backend: app.backend.clone(),
             upstream: app.upstream.clone(),
             member: 0,

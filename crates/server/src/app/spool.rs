@@ -14,7 +14,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -59,14 +59,8 @@ impl Quota {
         let named = |error: io::Error, directory: &Path| {
             io::Error::new(error.kind(), format!("{}: {error}", directory.display()))
         };
-        if let Some(directory) = &self.settings.directory {
-            return file::unnamed(directory).map_err(|error| named(error, directory));
-        }
-        let default = std::env::var_os("TMPDIR").filter(|name| !name.is_empty()).map(PathBuf::from);
-        // /tmp is often in memory.
-        let directories = default.into_iter().chain(["/var/tmp", "/tmp"].map(PathBuf::from));
         let mut trouble = None;
-        for directory in directories {
+        for directory in self.settings.directories() {
             match file::unnamed(&directory) {
                 Ok(file) => return Ok(file),
                 Err(error) => trouble = trouble.or(Some(named(error, &directory))),

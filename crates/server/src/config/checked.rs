@@ -790,6 +790,10 @@ impl Checker<'_> {
             stale_while_revalidate: app.stale_while_revalidate.unwrap_or_default(),
             stale_if_error: app.stale_if_error.unwrap_or_default(),
         });
+        if app.user.is_some() && kind.is_some() && kind != Some(AppKind::Cgi) {
+            let help = "remove it: only scripts of `cgi` can run as another user; others have their own process managers for that";
+            self.findings.at(node.get("user").span(), "`user` has no effect without `cgi`", help);
+        }
         let rule = AppRule {
             pattern: mount(&app.pattern, files),
             when: app.when.clone(),
@@ -808,6 +812,7 @@ impl Checker<'_> {
             max_queue: app.max_queue,
             buffer_request: app.buffer_request,
             buffer_response: app.buffer_response,
+            user: app.user.clone(),
             env: app.env.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         };
         Some((rule, settings))

@@ -36,8 +36,8 @@ use super::forms::{
 };
 use super::optimise::Optimise;
 use super::settings::{
-    Architecture, Balance, CompressCoding, ConnectionStart, ControlSettings, HelperSettings, Listen, LogSettings,
-    MetricsSettings, SendSettings, SpoolSettings, StopSettings, TlsSettings,
+    Architecture, Balance, ConnectionStart, ContainSettings, ControlSettings, HealthCheck, HelperSettings, Listen,
+    LogSettings, MetricsSettings, SendSettings, SpoolSettings, StopSettings, TlsSettings,
 };
 
 /// Configuration of amped
@@ -103,6 +103,7 @@ pub struct File {
     pub control: ControlSettings,
     pub metrics: MetricsSettings,
     pub stop: StopSettings,
+    pub contain: ContainSettings,
     pub site: Vec<SiteTable>,
 }
 
@@ -319,6 +320,12 @@ pub struct AppTable {
     /// Run the script, an executable file, for each request
     #[schemars(example = true)]
     pub cgi: Option<bool>,
+    /// User that scripts of `cgi` run as; default: the server's
+    ///
+    /// Requires that the server is started as root. Scripts then cannot signal the server, nor read what only its user may.
+    #[schemars(example = &"scripts")]
+    #[serde(default, deserialize_with = "AccountName::text")]
+    pub user: Option<Box<str>>,
     /// Socket or address of a running FastCGI application
     ///
     /// `unix:PATH` or `ADDR:PORT`.

@@ -198,6 +198,8 @@ pub struct AppSettings {
     pub buffer_request: bool,
     /// Whether responses are read ahead of their clients, so that a slow client holds no process; default yes.
     pub buffer_response: bool,
+    /// User that scripts run as; `None`: the server's.
+    pub user: Option<Box<str>>,
     /// Environment variables in addition to those of CGI; none are inherited.
     pub env: Vec<(Box<str>, Box<str>)>,
 }
@@ -332,6 +334,18 @@ pub struct SpoolSettings {
     /// A response may use a quarter of it, and then waits for its client. In mp it applies to each worker. 0: memory only.
     #[default(Bytes::mib(4096))]
     pub max_bytes: Bytes,
+}
+
+impl SpoolSettings {
+    /// Returns the directories to try, in their order.
+    pub fn directories(&self) -> Vec<PathBuf> {
+        if let Some(directory) = &self.directory {
+            return vec![directory.clone()];
+        }
+        let default = std::env::var_os("TMPDIR").filter(|name| !name.is_empty()).map(PathBuf::from);
+        // /tmp is often in memory.
+        default.into_iter().chain(["/var/tmp", "/tmp"].map(PathBuf::from)).collect()
+    }
 }
 
 /// TLS
@@ -539,6 +553,33 @@ pub struct StopSettings {
     #[serde(with = "Seconds")]
     #[default(Duration::from_secs(10))]
     pub deadline: Duration,
+    /// Time for the new process of an upgrade to start; then it is ended, and the old one goes on
+    #[serde(with = "Seconds")]
+    #[default(Duration::from_secs(60))]
+    pub upgrade_timeout: Duration,
+}
+
+/// Limits on the server itself, so that a fault in it cannot be used against the machine; changing them requires a restart
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
+pub struct ContainSettings {
+    /// Ignore set-uid bits and file capabilities of programs that the server starts (`no_new_privs`)
+    ///
+    /// With `false`, scripts can call `sudo` or a set-uid `sendmail`.
+    #[default(true)]
+    pub no_new_privs: bool,
+    /// Drop all capabilities once the ports are bound
+    ///
+    /// A server that serves as root then reads only what its owner or all may read, and a reload cannot add a port below 1024.
+    #[default(true)]
+    pub drop_capabilities: bool,
+    /// Open only the files that the configuration names at the start, where the kernel has Landlock (Linux 5.13)
+    ///
+    /// A fault in the server then cannot read other files, write to sites or execute programs. Scripts and other programs that it starts are
+    /// not limited. A reload that needs other files is refused, and of a root that was replaced by another directory all files are, until `amped upgrade`.
+    pub landlock: bool,
+    /// Allow core dumps, which contain passwords and private keys, and debuggers of the same user
+    pub core_dumps: bool,
 }
 
 /// The destination of the access log.

@@ -26,7 +26,7 @@ use amped_core::event::{Found, Trouble, Work};
 use amped_core::site::Site;
 use amped_sys::epoll::{Epoll, Events, Interest};
 use amped_sys::file::{self, Patience};
-use amped_sys::process::{self, Ending, Fork};
+use amped_sys::process::{self, Ending, Fork, OomScore};
 use amped_sys::signal::Signals;
 use amped_sys::socket;
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ use super::link::{Frame, Link};
 use super::perform;
 use crate::disk::{self, Disk, Rules};
 use crate::open_file::OpenFile;
-use crate::portable;
+use crate::portable::{self, NO_DESCRIPTORS, PortableEnding};
 use crate::say::die;
 
 /// The server's handle of the fork server.
@@ -51,14 +51,14 @@ pub struct ForkServer {
 /// and the server has the caches. A process that uses more than half of the memory is still killed first.
 const HELPER_OOM_SCORE: i32 = 500;
 
-/// Starts the fork server, which first calls `become_user`.
+/// Starts the fork server, which first calls `give_up_rights`.
 ///
 /// # Errors
 /// If the process has other threads; those of fork(2).
 pub fn start(
     loops: usize,
     signals: Signals,
-    become_user: impl FnOnce() -> Result<(), String>,
+    give_up_rights: impl FnOnce() -> Result<(), String>,
 ) -> io::Result<ForkServer> {
     let (ours, theirs): (Vec<_>, Vec<_>) =
         (0..loops).map(|_| socket::pair()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
@@ -70,15 +70,13 @@ pub fn start(
     drop(ours);
     signals.leave_to_parent();
     process::set_name(c"fork-server");
-    become_user().unwrap_or_else(|message| die(&message));
-    match (Supervisor { links: theirs.into_iter().map(|end| Some(Link::new(end))).collect(), children: HashMap::new() })
-        .watch()
-    {
+    let oom_score = OomScore::open();
+    give_up_rights().unwrap_or_else(|message| die(&message));
+    let links = theirs.into_iter().map(|end| Some(Link::new(end))).collect();
+    match (Supervisor { links, children: HashMap::new(), oom_score }).watch() {
         Ok(None) => exit(0),
         Ok(Some(socket)) => {
             process::set_name(c"helper");
-            // A helper can be replaced; the server cannot.
-            process::offer_to_memory_killer(HELPER_OOM_SCORE);
             help(Link::new(socket))
         }
         Err(error) => die(&format!("the fork server failed: {error}")),
@@ -107,18 +105,12 @@ pub(super) enum Order<'a> {
     Warm(u64, u64),
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Ending")]
-enum PortableEnding {
-    Status(i32),
-    Signal(i32),
-}
-
 struct Supervisor {
     /// `None`: this loop has ended.
     links: Vec<Option<Link>>,
     /// By process ID.
     children: HashMap<u32, Child>,
+    oom_score: Option<OomScore>,
 }
 
 struct Child {
@@ -160,7 +152,8 @@ impl Supervisor {
                         self.report_end(n, number, HelperEnd::NotStarted(NO_DESCRIPTORS));
                         continue;
                     };
-                    match process::fork() {
+                    // A helper can be replaced; the server cannot.
+                    match OomScore::fork(self.oom_score.as_ref(), HELPER_OOM_SCORE) {
                         Ok(Fork::Child) => return Ok(Some(socket)),
                         Ok(Fork::Parent(pid)) => {
                             let watch = process::watch(pid).and_then(|watch| {
@@ -207,9 +200,6 @@ impl Supervisor {
         }
     }
 }
-
-/// EMFILE, errno(3).
-const NO_DESCRIPTORS: i32 = 24;
 
 /// The main loop of a helper: one task after the other, until its loop closes the link.
 fn help(mut link: Link) -> ! {
@@ -279,7 +269,8 @@ fn handle_frame(link: &Link, sites: &mut Sites, Frame { bytes, descriptors, .. }
 #[cfg(test)]
 mod tests {
     use super::*;
-    use amped_core::site::Symlinks;
+    use amped_core::glob::Glob;
+    use amped_core::site::{Alias, Symlinks};
     use amped_http::negotiate::Coding;
     use std::os::unix::ffi::OsStrExt;
 
@@ -293,6 +284,7 @@ mod tests {
             precompressed: vec![Coding::Brotli, Coding::Gzip],
             symlinks: Symlinks::Owner,
             user_dir: Some("public".into()),
+            aliases: vec![Alias { pattern: Glob::new("/static/**"), root: 1, keep_prefix: false }],
             ..Site::default()
         };
         let sites = vec![(Some(Cow::Borrowed(&site)), Cow::Borrowed(name)), (None, Cow::Borrowed(name))];
