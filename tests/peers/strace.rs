@@ -5,10 +5,13 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::harness::{
-    Client, Server, Site, answer_by_fastcgi, configuration, let_files_settle, pattern, program, wait_until,
+    Client, Server, ServiceManager, Site, answer_by_fastcgi, configuration, let_files_settle, pattern, program,
+    wait_until,
 };
 use super::peer;
 use super::started_nginx::{Nginx, free_addresses};
@@ -294,11 +297,20 @@ impl Strace {
         Strace(strace)
     }
 
-    /// Interrupts strace, which then writes its counts. Uses the shell's kill, for this one process.
+    /// Interrupts strace, which then writes its counts.
     fn detach(mut self) {
-        let interrupt = Command::new("kill").args(["-INT", &self.0.id().to_string()]).status().unwrap();
-        assert!(interrupt.success());
+        kill_process(Pid::from_child(&self.0), Signal::INT).unwrap();
         self.0.wait().unwrap();
+    }
+}
+
+/// Detaches it, also after a failure.
+impl Drop for Strace {
+    fn drop(&mut self) {
+        if let Ok(None) = self.0.try_wait() {
+            let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+            let _ = self.0.wait();
+        }
     }
 }
 
@@ -461,6 +473,24 @@ fn failed_event_loop_ends_process() {
     (0..10_000).find(|_| TcpStream::connect(server.address).is_err());
     assert_eq!(server.wait().code(), Some(1));
     assert!(server.said().contains("loop 0 failed"), "{}", server.said());
+}
+
+/// A loop that hangs ends no process, so only the watchdog of a service manager can notice.
+#[test]
+fn watchdog_is_not_pinged_when_one_of_two_loops_hangs() {
+    let site = Site::new();
+    let config = site.path().with_extension("toml");
+    fs::write(&config, configuration(site.path(), "workers = 2")).unwrap();
+    let manager = ServiceManager::new();
+    let server = manager.start(config.to_str().unwrap(), &[("WATCHDOG_USEC", "200000")]);
+    assert!(manager.next().starts_with("READY=1\n"));
+    assert_eq!(manager.next(), "WATCHDOG=1\n");
+    // Longer than the test takes; the thread continues when strace ends.
+    let hang = ["-qq", "-o", "/dev/null", "-e", "trace=epoll_pwait2", "-e", "inject=epoll_pwait2:delay_enter=600s"];
+    let strace = Strace::attach(loop_thread(server.pid()), &hang);
+    manager.wait_for_silence();
+    drop(strace);
+    assert_eq!(manager.next(), "WATCHDOG=1\n");
 }
 
 /// Starts a server under strace, which tampers with its calls (`inject`) and writes the traced calls to a file. With

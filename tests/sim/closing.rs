@@ -160,6 +160,34 @@ fn stop_answers_new_connections_and_partial_requests() {
 }
 
 #[test]
+fn drained_connection_is_closed_after_next_response() {
+    each_seed(3, |dice| {
+        let mut world = World::new(dice);
+        world.files.replace(world.now, "/a.html", "hello");
+        let [idle, begun, new] = [(); 3].map(|()| world.connect(Link::WHOLE, ""));
+        world.send(idle, GET);
+        world.send(begun, [GET, &GET[..9]].concat());
+        world.settle();
+        world.shared.is_draining = true;
+        for n in [idle, begun, new] {
+            world.handle(n, Event::Drain);
+            assert!(world.sessions[n].closed.is_none());
+        }
+        world.send(begun, &GET[9..]);
+        world.send(new, GET);
+        let now = world.now;
+        world.at(now + Duration::from_secs(2), move |world| {
+            assert!(world.sessions[idle].closed.is_none());
+            world.send(idle, GET);
+        });
+        world.pass_until_closed();
+        for (n, replies) in [(idle, 2), (begun, 2), (new, 1)] {
+            assert_eq!(world.sessions[n].statuses(), vec![200; replies]);
+        }
+    });
+}
+
+#[test]
 fn expect_100_continue_gets_100() {
     each_seed(10, |dice| {
         let mut world = World::new(dice);

@@ -28,7 +28,7 @@ fn serve(site: &Site, keys: &str) -> Server {
 pub(super) fn descriptors(server: &Server) -> usize {
     wait_until("a report from all loops", || {
         let before = server.said().len();
-        server.signal("USR2");
+        server.signal("QUIT");
         wait_until("the report", || server.said()[before..].contains("loops: answered="));
         let said = server.said();
         let line = said[before..].lines().find_map(|line| line.strip_prefix("loops: answered=")).unwrap();

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -205,8 +205,19 @@ impl Server {
         self.connect().request("GET", target, &[])
     }
 
+    /// Its process ID, or after upgrades that of the process that serves now.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        let said = self.said();
+        let last = said.lines().rev().find_map(|line| line.strip_prefix("amped: process ")?.split_once(" serves;"));
+        last.map_or_else(|| self.child.id(), |(pid, _)| pid.parse().unwrap())
+    }
+
+    /// Makes it upgrade, and returns the process that serves then.
+    pub fn upgrade(&self) -> u32 {
+        let before = self.pid();
+        self.signal("USR2");
+        wait_until(&format!("the upgrade of {before}"), || self.pid() != before);
+        self.pid()
     }
 
     /// Child processes of the server (proc_pid_task_children(5)).
@@ -288,10 +299,10 @@ impl Server {
         self.child.stdout.take().unwrap()
     }
 
-    /// Reads a figure from the report that SIGUSR2 requests, as `report("connections")` or `report("cache_hits path")`.
+    /// Reads a figure from the report that SIGQUIT requests, as `report("connections")` or `report("cache_hits path")`.
     pub fn report(&self, figure: &str) -> u64 {
         let before = self.said().len();
-        self.signal("USR2");
+        self.signal("QUIT");
         wait_until("the report", || self.said()[before..].contains("loops: answered="));
         figure_in(&self.said()[before..], figure)
     }
@@ -317,11 +328,70 @@ pub fn descriptors_of(pid: u32) -> Vec<PathBuf> {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if self.pid() != self.child.id() {
+            let _ = Command::new("kill").args(["-KILL", &self.pid().to_string()]).stderr(Stdio::null()).status();
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
         for file in &self.files {
             let _ = fs::remove_file(file);
         }
+    }
+}
+
+/// A service manager, as far as it gets messages.
+pub struct ServiceManager {
+    socket: UnixDatagram,
+    folder: TempDir,
+}
+
+impl ServiceManager {
+    pub fn new() -> ServiceManager {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = UnixDatagram::bind(folder.path().join("notify")).unwrap();
+        ServiceManager { socket, folder }
+    }
+
+    /// Makes a server that this command starts send its messages here.
+    pub fn supervise(&self, command: &mut Command) {
+        command.env("NOTIFY_SOCKET", self.folder.path().join("notify"));
+    }
+
+    /// Starts a supervised server with these variables in its environment.
+    pub fn start(&self, config: &str, variables: &[(&str, &str)]) -> Server {
+        let mut command = program();
+        command.args(["serve", "--config", config]).envs(variables.iter().copied());
+        self.supervise(&mut command);
+        Server::spawn(command)
+    }
+
+    /// Waits until no more messages arrive for a second.
+    pub fn wait_for_silence(&self) {
+        let begin = Instant::now();
+        while self.next_within(Duration::from_secs(1)).is_some() {
+            assert!(begin.elapsed() < PATIENCE, "messages still arrive");
+        }
+    }
+
+    /// Waits for so many messages, all of which must be this one.
+    pub fn expect_only(&self, message: &str, count: usize) {
+        (0..count).for_each(|_| assert_eq!(self.next(), message));
+    }
+
+    /// Returns the next message, if there is one within this time.
+    pub fn next_within(&self, time: Duration) -> Option<String> {
+        self.socket.set_read_timeout(Some(time)).unwrap();
+        let mut buffer = [0; 4096];
+        match self.socket.recv(&mut buffer) {
+            Ok(length) => Some(String::from_utf8(buffer[..length].to_vec()).unwrap()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Returns the next message.
+    pub fn next(&self) -> String {
+        self.next_within(PATIENCE).expect("a message of the server")
     }
 }
 

@@ -406,7 +406,7 @@ fn signals_are_ignored_by_helper_processes() {
     assert_eq!(server.get("/").status, 200);
     let family = [vec![fork_server_of(&server)], helpers_of(&server)].concat();
     assert_eq!(family.len(), 2);
-    for name in ["INT", "HUP", "USR1", "USR2", "TERM"] {
+    for name in ["INT", "HUP", "USR1", "USR2", "QUIT", "TERM"] {
         family.iter().for_each(|pid| signal(name, *pid));
     }
     assert_eq!(server.get("/").status, 200);

@@ -52,3 +52,4 @@ mod optimisations;
 mod preload;
 mod sending;
 mod shared_cache;
+mod watchdog;

@@ -61,6 +61,9 @@ pub enum Event<'a, F> {
     /// New workers take over: as [`Finish`](Event::Finish), but a request that has
     /// begun to arrive, or the first one of a new connection, is still served.
     Retire,
+    /// New connections go to another process ([`SharedState::is_draining`](crate::shared_state::SharedState::is_draining)
+    /// is set): responses end their connection, and an idle one waits for its next request.
+    Drain,
 }
 
 /// An output of a connection; actions are executed in order.

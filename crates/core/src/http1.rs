@@ -202,6 +202,7 @@ impl Conn {
                     self.close(cx);
                 }
             }
+            Event::Drain => {}
         }
         if self.wire.ended {
             self.take_leave(cx);
@@ -212,7 +213,9 @@ impl Conn {
     fn take_leave<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
         match &self.state {
             State::Reading if !self.wire.unsent && !self.blocked(&cx.shared.limits) => self.close(cx),
-            State::Busy(busy) if busy.exchange.discards_body() && !self.wire.unsent => self.close(cx),
+            State::Busy(busy) if (busy.exchange.discards_body() || busy.exchange.is_delayed()) && !self.wire.unsent => {
+                self.close(cx);
+            }
             State::Lingering => self.close(cx),
             State::Busy(_) if self.wire.open == Open::Tunnel => self.end_tunnel_input(cx),
             // A client that waits for an application may have left, or may have closed
@@ -615,7 +618,8 @@ impl Wire {
     /// Returns what follows the next response, and its Connection field.
     fn outlook<F>(&self, cx: &Context<'_, F>, request: &Request<'_>) -> (After, Connection) {
         let requests_max = cx.shared.limits.max_requests;
-        let persists = request.keep_alive && !self.last && !self.finishing && self.requests < requests_max;
+        let is_last = self.last || self.finishing || cx.shared.is_draining;
+        let persists = request.keep_alive && !is_last && self.requests < requests_max;
         // A client that did not ask to close may be sending more. Closing then would reset the connection and discard
         // the response before it is read (RFC 9112, 9.6).
         let linger = request.keep_alive || self.last;

@@ -58,6 +58,8 @@ pub struct SharedState<F> {
     pub lap: PhaseTimes,
     /// Whether connections may speak HTTP/2.
     pub http2: bool,
+    /// Whether another process serves new connections, so that clients should use one of these.
+    pub is_draining: bool,
     /// The other end of the connection that is handled, if [`Sites::need_clients`].
     pub peer: Option<IpAddr>,
     /// Makes the IDs of requests.
@@ -173,6 +175,7 @@ impl<F> SharedState<F> {
             counts: Counts::default(),
             lap: PhaseTimes::default(),
             http2: true,
+            is_draining: false,
             peer: None,
             ids: IdSource::default(),
             scratch: Vec::new(),

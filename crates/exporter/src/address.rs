@@ -5,7 +5,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use amped_http::date;
@@ -74,6 +74,11 @@ impl Exporter {
     /// Returns the address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Returns the listener.
+    pub fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 
     /// Adds the descriptors and timeouts that it waits for.

@@ -24,7 +24,7 @@ impl Stop {
         loop {
             let left = end.saturating_duration_since(std::time::Instant::now());
             match self.0.wait_for(left) {
-                Some(Signal::Interrupt | Signal::Terminate | Signal::HangUp) => return true,
+                Some(Signal::Interrupt | Signal::Terminate | Signal::Quit | Signal::HangUp) => return true,
                 // A signal without meaning here, or the timeout.
                 Some(Signal::User1 | Signal::User2 | Signal::Child) => {}
                 None if left.is_zero() => return false,

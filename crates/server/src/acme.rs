@@ -34,6 +34,9 @@ const PROGRAM: &str = "amped-acme";
 const RESTART_MIN: Duration = Duration::from_secs(1);
 const RESTART_MAX: Duration = Duration::from_secs(3600);
 
+/// How long the process of a server that is replaced may take to end.
+const PREDECESSOR_TIME: Duration = Duration::from_secs(2);
+
 /// A process that lived longer than this is started again after the shortest delay.
 const LIFE_MIN: Duration = Duration::from_secs(600);
 
@@ -102,6 +105,11 @@ impl Acme {
             commands: Vec::new(),
             results: VecDeque::new(),
         })
+    }
+
+    /// Delays the start, until the process that this server replaces has ended its own.
+    pub fn wait_for_predecessor(&mut self) {
+        self.due = Some(Instant::now() + PREDECESSOR_TIME);
     }
 
     /// Applies another configuration. A process with the old one ends. `None`: no certificates are to be obtained.

@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -39,26 +40,33 @@ fn try_run(flags: &cli::Acme) -> Result<String, String> {
         AcmeAction::Renew { name } => format!("acme renew {}\n", checked(name)?),
         AcmeAction::Revoke { name } => format!("acme revoke {}\n", checked(name)?),
     };
-    let mut stream =
-        local::connect(&flags.control, PATIENCE).map_err(|error| cannot_connect(&flags.control, &error))?;
+    let text = ask(&flags.control, &command, PATIENCE)?;
+    match &flags.action {
+        AcmeAction::Status { json: false } => {
+            let status: Vec<Status> = serde_json::from_str(&text)
+                .map_err(|error| format!("invalid reply: {error}; does the server have another version?"))?;
+            Ok(table(&status, clock::since_1970().as_secs()))
+        }
+        AcmeAction::Status { .. } | AcmeAction::Renew { .. } | AcmeAction::Revoke { .. } => Ok(format!("{text}\n")),
+    }
+}
+
+/// Sends a command, which is one line, to a server; returns the text of its reply.
+///
+/// # Errors
+/// A message: the server cannot be reached, or refuses.
+pub fn ask(control: &Path, command: &str, patience: Duration) -> Result<String, String> {
+    let mut stream = local::connect(control, patience).map_err(|error| cannot_connect(control, &error))?;
     let reply = stream.write_all(command.as_bytes()).and_then(|()| {
         let mut line = String::new();
         BufReader::new(stream.take(REPLY_MAX)).read_line(&mut line)?;
         Ok(line)
     });
     let reply = reply.map_err(|error: io::Error| format!("no reply from the server: {error}"))?;
-    let text = match reply.trim_end().split_once(' ') {
-        Some(("200", text)) => text,
-        Some((_, why)) => return Err(why.to_owned()),
-        None => return Err("the server has closed the connection; was it stopped?".to_owned()),
-    };
-    match &flags.action {
-        AcmeAction::Status { json: false } => {
-            let status: Vec<Status> = serde_json::from_str(text)
-                .map_err(|error| format!("invalid reply: {error}; does the server have another version?"))?;
-            Ok(table(&status, clock::since_1970().as_secs()))
-        }
-        AcmeAction::Status { .. } | AcmeAction::Renew { .. } | AcmeAction::Revoke { .. } => Ok(format!("{text}\n")),
+    match reply.trim_end().split_once(' ') {
+        Some(("200", text)) => Ok(text.to_owned()),
+        Some((_, why)) => Err(why.to_owned()),
+        None => Err("the server has closed the connection; was it stopped?".to_owned()),
     }
 }
 

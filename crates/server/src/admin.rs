@@ -1,4 +1,4 @@
-//! The tasks of the signal thread besides signals: the control socket, the metrics endpoint and the ACME process.
+//! The tasks of the signal thread besides signals: the control socket, the metrics endpoint, the ACME process and upgrades.
 //!
 //! The thread never blocks on a single client. It belongs to no loop, so it delays no request. These tasks have no
 //! thread of their own because in MP this must be the only thread of its process, which forks.
@@ -23,6 +23,7 @@ use crate::listen::Address;
 use crate::metrics::{self, StatsSegment};
 use crate::reread::Reread;
 use crate::tls_config::TlsConfig;
+use crate::upgrade::{Predecessor, Successor};
 
 /// The main thread's view of the workers, threads or processes.
 pub trait Workers: Orders {
@@ -60,11 +61,24 @@ pub trait Workers: Orders {
     /// workers.
     fn report(&mut self) -> (Snapshot, usize, usize);
 
+    /// Returns whether the loops have turned since the last call, and asks them again, without waiting: all loops must have,
+    /// or one of a pool, as the others may wait for their client or the disk. The first call returns `true`.
+    fn loops_turn(&mut self) -> bool;
+
     /// Finishes requests in progress, until this time at the latest; a second signal ends the server at once.
-    fn stop(self: Box<Self>, at: Time, signals: &Signals) -> ExitCode;
+    fn stop(self: Box<Self>, at: Time, end: End, signals: &Signals) -> ExitCode;
 }
 
-/// The control socket, the metrics endpoint and the ACME process; at least one of them is enabled.
+/// Why the workers end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The server stops: idle connections are closed at once.
+    Stop,
+    /// Another process takes over: idle connections wait for their next request.
+    Drain,
+}
+
+/// The control socket, the metrics endpoint, the ACME process and an upgrade; at least one of them is there.
 #[derive(Debug)]
 pub struct AdminEndpoint {
     /// Readable when a signal is pending.
@@ -75,6 +89,10 @@ pub struct AdminEndpoint {
     pub exporter: Option<Exporter>,
     /// The ACME process.
     pub acme: Option<Acme>,
+    /// The process that replaces this one, while it starts.
+    pub successor: Option<Successor>,
+    /// The process that this one replaces, until this one serves.
+    pub predecessor: Option<Predecessor>,
 }
 
 impl AdminEndpoint {
@@ -88,12 +106,16 @@ impl AdminEndpoint {
         acme: Option<Acme>,
         signals: &Signals,
     ) -> io::Result<AdminEndpoint> {
-        Ok(AdminEndpoint { bell: signals.bell()?, control, exporter, acme })
+        Ok(AdminEndpoint { bell: signals.bell()?, control, exporter, acme, successor: None, predecessor: None })
     }
 
     /// Returns whether none of them is enabled.
     pub fn is_empty(&self) -> bool {
-        self.control.is_none() && self.exporter.is_none() && self.acme.is_none()
+        self.control.is_none()
+            && self.exporter.is_none()
+            && self.acme.is_none()
+            && self.successor.is_none()
+            && self.predecessor.is_none()
     }
 
     /// Waits until a connection needs service or a signal is pending, at most for `patience`.
@@ -103,6 +125,7 @@ impl AdminEndpoint {
         self.control.iter().for_each(|control| control.await_in(workers, &mut awaited));
         self.exporter.iter().for_each(|exporter| exporter.await_in(&mut awaited));
         self.acme.iter().for_each(|acme| acme.await_in(&mut awaited));
+        self.successor.iter().for_each(|successor| successor.await_in(&mut awaited));
         awaited.wait(patience);
     }
 

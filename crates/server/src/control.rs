@@ -1,4 +1,4 @@
-//! The control socket: how `amped preload` and `amped acme` reach a running server.
+//! The control socket: how `amped preload`, `amped acme` and `amped upgrade` reach a running server.
 //!
 //! The signal thread serves it (`admin`). One command is executed at a time. It goes to all workers, and completes when
 //! all have answered, or after [`ORDER_TIME`].
@@ -9,6 +9,8 @@
 //!
 //! `acme status`, `acme renew NAME` and `acme revoke NAME` concern certificates that the server obtains. The reply is
 //! `STATUS TEXT`, where the text of `acme status` is JSON. It comes when the command is complete, which may take minutes.
+//!
+//! `upgrade` makes another process take over (`upgrade`). The reply, `STATUS TEXT`, comes when that serves or has failed.
 //!
 //! Only the server's user and root may connect: the kernel enforces the mode of the socket file, and
 //! each client's credentials are checked again.
@@ -63,6 +65,8 @@ pub struct Control {
     clients: Vec<Client>,
     round: Option<Round>,
     orders: u64,
+    /// Numbers of the commands that wait for an upgrade.
+    upgrades: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -129,7 +133,30 @@ impl Control {
         if let Some((uid, gid)) = owner {
             local::give_to(path, uid, gid).map_err(failed)?;
         }
-        Ok(Control { path: path.to_owned(), listener, clients: Vec::new(), round: None, orders: 0 })
+        Ok(Control::on(path, listener))
+    }
+
+    /// Serves this listener, which has this path.
+    pub fn on(path: &Path, listener: UnixListener) -> Control {
+        let (clients, upgrades) = (Vec::new(), Vec::new());
+        Control { path: path.to_owned(), listener, clients, round: None, orders: 0, upgrades }
+    }
+
+    /// Returns the listener.
+    pub fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Returns whether a client waits for an upgrade.
+    pub fn wants_upgrade(&self) -> bool {
+        !self.upgrades.is_empty()
+    }
+
+    /// Replies to the clients that wait for an upgrade.
+    pub fn end_upgrade(&mut self, outcome: &Result<String, String>) {
+        for number in std::mem::take(&mut self.upgrades) {
+            self.complete_with(number, outcome.as_deref());
+        }
     }
 
     /// Returns the number of commands so far.
@@ -166,11 +193,7 @@ impl Control {
         }
         self.clients.iter_mut().for_each(Client::receive);
         while let Some((number, result)) = acme.as_mut().and_then(|acme| acme.result()) {
-            let (status, text) = match result {
-                Ok(text) => (Status::OK, text),
-                Err(text) => (Status::INTERNAL_SERVER_ERROR, text),
-            };
-            self.complete(number, &format!("{} {}\n", status.0, text.replace(char::is_control, " ")));
+            self.complete_with(number, result.as_deref());
         }
         self.collect(workers);
         while self.round.is_none()
@@ -185,6 +208,13 @@ impl Control {
                     Some(reply) => client.respond(&reply),
                     None => client.order = self.orders,
                 }
+                self.clients.push(client);
+                continue;
+            }
+            if line == b"upgrade" {
+                self.orders += 1;
+                client.order = self.orders;
+                self.upgrades.push(self.orders);
                 self.clients.push(client);
                 continue;
             }
@@ -215,6 +245,15 @@ impl Control {
         let (number, reply) = (round.number, sum_up(&round.answers, round.of));
         self.round = None;
         self.complete(number, &reply);
+    }
+
+    /// Sends a result to the client of this command.
+    fn complete_with(&mut self, number: u64, result: Result<&str, impl AsRef<str>>) {
+        let (status, text) = match &result {
+            Ok(text) => (Status::OK, *text),
+            Err(text) => (Status::INTERNAL_SERVER_ERROR, text.as_ref()),
+        };
+        self.complete(number, &format!("{} {}\n", status.0, text.replace(char::is_control, " ")));
     }
 
     /// Sends the reply to the client of this command, if it is still connected.
@@ -257,7 +296,8 @@ fn sum_up(answers: &[PreloadResult], of: usize) -> String {
 /// # Errors
 /// The status and a readable reason.
 fn read_order(line: &[u8], sites: &Sites) -> Result<(u16, Vec<u8>), (Status, &'static str)> {
-    const UNKNOWN: (Status, &str) = (Status::BAD_REQUEST, "invalid command; expected `preload HOST PATH`");
+    const UNKNOWN: (Status, &str) =
+        (Status::BAD_REQUEST, "invalid command; expected `preload HOST PATH`, `acme ...` or `upgrade`");
     let rest = line.strip_prefix(b"preload ").ok_or(UNKNOWN)?;
     let space = rest.iter().position(|&byte| byte == b' ').ok_or(UNKNOWN)?;
     let (host, path) = (&rest[..space], &rest[space + 1..]);

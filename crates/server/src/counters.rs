@@ -1,4 +1,4 @@
-//! Statistics: reported on SIGUSR2, and at exit as of the request to stop, and published (`metrics`). One table,
+//! Statistics: reported on SIGQUIT, and at exit as of the request to stop, and published (`metrics`). One table,
 //! [`FIGURES`], defines them all.
 
 use std::fmt;

@@ -178,6 +178,11 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
                     listener_set.change(&epoll, Vec::new())?;
                     worker.retire(now, &mut disk);
                 }
+                Message::Drain(deadline) => {
+                    stop_at = Some(deadline);
+                    listener_set.change(&epoll, Vec::new())?;
+                    worker.drain(now, &mut disk);
+                }
                 Message::Preload(order) => {
                     if let Some(order) = order.lock().unwrap_or_else(PoisonError::into_inner).take() {
                         worker.preload(order, now, &mut disk);

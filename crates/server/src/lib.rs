@@ -20,8 +20,8 @@
 //! 8. `turn`: one connection's turn; `background`: one revalidation's; `worker`: the connections of a loop.
 //! 9. `event_loop`: the loop.
 //! 10. `arch`: the four architectures.
-//! 11. `config`, which builds the settings from flags and file; `acme`, `control`, `admin`, `processes`, `serve`; `preload`,
-//!     `acme_command`: the program.
+//! 11. `config`, which builds the settings from flags and file; `acme`, `confine`, `control`, `upgrade`, `admin`, `processes`,
+//!     `service_manager`, `serve`; `preload`, `acme_command`, `upgrade_command`, `convert`: the program.
 #![forbid(unsafe_code)]
 
 pub mod access_log;
@@ -51,6 +51,7 @@ pub mod elements;
 pub mod event_loop;
 pub mod few;
 pub mod handshakes;
+pub mod heartbeat;
 pub mod helper;
 pub mod listen;
 pub mod listings;
@@ -71,6 +72,7 @@ pub mod residency;
 pub mod say;
 pub mod send;
 pub mod serve;
+pub mod service_manager;
 pub mod shared_cache;
 pub mod slots;
 pub mod tickets;
@@ -79,5 +81,7 @@ pub mod token;
 pub mod transport;
 pub mod turn;
 pub mod unpack;
+pub mod upgrade;
+pub mod upgrade_command;
 pub mod watch;
 pub mod worker;

@@ -1,4 +1,4 @@
-//! Listening sockets.
+//! Listening sockets: bound by the server, or handed over by the service manager.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,8 +20,18 @@ pub struct Address {
     pub bound: SocketAddr,
     /// How its connections begin.
     pub start: ConnectionStart,
-    /// One for each loop.
+    /// One for each loop, or fewer that loops share. Never empty.
     pub listeners: Vec<OwnedFd>,
+}
+
+/// A listener that the service manager has handed over.
+#[derive(Debug)]
+pub struct HandedOver {
+    /// Its name in the service manager's configuration (`FileDescriptorName=`).
+    pub name: String,
+    /// Its address.
+    pub bound: SocketAddr,
+    socket: OwnedFd,
 }
 
 /// A listening socket of a loop.
@@ -33,22 +43,58 @@ pub struct Listener {
     pub start: ConnectionStart,
 }
 
+impl AsFd for HandedOver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// Returns the listeners of loop `n`, one for each address; in a pool they are shared.
+/// Returns the listeners of loop `n` of `loops`: one for each address, or more if there were more loops when they were bound.
+/// A pool shares them.
 ///
 /// # Errors
 /// When the process is out of descriptors.
-pub fn listeners_of(addresses: &[Address], n: usize) -> io::Result<Vec<Listener>> {
-    let listener = |address: &Address| {
-        let socket = address.listeners[n % address.listeners.len()].try_clone()?;
-        Ok(Listener { socket, start: address.start })
+pub fn listeners_of(addresses: &[Address], n: usize, loops: usize) -> io::Result<Vec<Listener>> {
+    let of_address = |address: &Address| {
+        let (count, start) = (address.listeners.len(), address.start);
+        // One that no loop serves would keep the connections that the kernel assigns to it.
+        let numbers = (n % count..count).step_by(loops);
+        numbers.map(|at| Ok(Listener { socket: address.listeners[at].try_clone()?, start })).collect::<Vec<_>>()
     };
-    addresses.iter().map(listener).collect()
+    addresses.iter().flat_map(of_address).collect()
+}
+
+impl HandedOver {
+    /// Prepares an inherited descriptor.
+    ///
+    /// # Errors
+    /// Its name, and why it cannot be used.
+    pub fn new(name: String, socket: OwnedFd) -> Result<HandedOver, (String, io::Error)> {
+        match socket::adopt_listener(&socket) {
+            Ok(bound) => Ok(HandedOver { name, bound, socket }),
+            Err(error) => Err((name, error)),
+        }
+    }
+}
+
+/// Returns the address that was handed over with these listeners; `None`: it was not, and has to be bound. They are duplicated,
+/// so that a later configuration can use them again: the service manager listens on them in any case.
+///
+/// # Errors
+/// When the process is out of descriptors.
+pub fn handed_over(requested: SocketAddr, all: &[HandedOver]) -> io::Result<Option<Address>> {
+    let of_address = all.iter().filter(|one| one.bound == requested);
+    let listeners = of_address.map(|one| one.socket.try_clone()).collect::<io::Result<Vec<_>>>()?;
+    if listeners.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Address { requested, bound: requested, start: ConnectionStart::default(), listeners }))
 }
 
 impl Address {
@@ -128,4 +174,49 @@ fn explain<'a>(address: SocketAddr, error: &io::Error, mut own: impl Iterator<It
         _ => String::new(),
     };
     format!("cannot listen on {address}: {error}{way_out}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn each_listener_has_a_loop() {
+        let listener = || OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap());
+        let bound = "127.0.0.1:0".parse().unwrap();
+        let check = |listeners: usize, loops: usize, expected: &[usize]| {
+            let listeners = (0..listeners).map(|_| listener()).collect();
+            let address = [Address { requested: bound, bound, start: ConnectionStart::default(), listeners }];
+            let ports = |all: &[OwnedFd]| all.iter().map(|one| socket::local_address(one).unwrap()).collect::<Vec<_>>();
+            let of_loops = (0..loops).map(|n| listeners_of(&address, n, loops).unwrap());
+            let of_loops: Vec<Vec<OwnedFd>> =
+                of_loops.map(|all| all.into_iter().map(|one| one.socket).collect()).collect();
+            assert_eq!(of_loops.iter().map(Vec::len).collect::<Vec<_>>(), expected);
+            let mut served: Vec<SocketAddr> = of_loops.iter().flat_map(|all| ports(all)).collect();
+            served.sort();
+            served.dedup();
+            assert_eq!(served.len(), address[0].listeners.len());
+        };
+        check(1, 1, &[1]);
+        check(3, 3, &[1, 1, 1]);
+        check(1, 3, &[1, 1, 1]);
+        check(5, 2, &[3, 2]);
+    }
+
+    #[test]
+    fn handed_over_listener_is_found_by_its_whole_address() {
+        let one = TcpListener::bind("127.0.0.1:0").unwrap();
+        let bound = one.local_addr().unwrap();
+        let all = [HandedOver::new("http".to_owned(), one.into()).unwrap()];
+        let find = |address| handed_over(address, &all).unwrap();
+        // Twice: a reload may give the address up, and another one take it again.
+        for _ in 0..2 {
+            let found = find(bound).expect("handed over");
+            assert_eq!((found.requested, found.bound, found.listeners.len()), (bound, bound, 1));
+        }
+        assert!(find((Ipv4Addr::new(127, 0, 0, 2), bound.port()).into()).is_none());
+        assert!(find((Ipv4Addr::UNSPECIFIED, bound.port()).into()).is_none());
+        assert!(find((Ipv4Addr::LOCALHOST, 0).into()).is_none());
+    }
 }

@@ -4,8 +4,8 @@
 use std::process::ExitCode;
 
 use amped::config::cli::{self, Command};
-use amped::{acme_command, config, preload, say, serve};
-use amped_sys::process;
+use amped::upgrade::Inherited;
+use amped::{acme_command, config, preload, say, serve, service_manager, upgrade_command};
 
 fn main() -> ExitCode {
     let command = match cli::parse(std::env::args_os()) {
@@ -15,13 +15,17 @@ fn main() -> ExitCode {
     match command {
         Command::Serve(flags) => {
             // First of all: from here on all open descriptors belong to the server.
-            if let Err(error) = process::close_inherited() {
-                say::plain(&format!("amped: cannot close inherited descriptors: {error}\n"));
+            match service_manager::take_descriptors() {
+                Ok(descriptors) => serve::serve(&flags, Inherited::of(descriptors)),
+                Err(message) => {
+                    say::plain(&format!("amped: {message}\n"));
+                    ExitCode::FAILURE
+                }
             }
-            serve::serve(&flags)
         }
         Command::Preload(flags) => preload::preload(&flags),
         Command::Acme(flags) => acme_command::run(&flags),
+        Command::Upgrade(flags) => upgrade_command::run(&flags),
         Command::Config(flags) => serve::print(&config::page(flags.page)),
         Command::Check(flags) => serve::print_or_report(config::check(&flags)),
     }

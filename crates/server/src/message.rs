@@ -54,6 +54,8 @@ pub enum Message {
     Stop(Time),
     /// The same, when other loops take over: a request that is in transit is still served.
     Retire(Time),
+    /// The same, when another process takes over: idle connections wait for their next request.
+    Drain(Time),
     /// Drop a name and look it up again. Workers that share caches also share the message: the first one takes it.
     Preload(Arc<Mutex<Option<Preload>>>),
     /// Drop cached names.

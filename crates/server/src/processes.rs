@@ -22,13 +22,14 @@ use amped_units::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::access_log::{Sink, Writer, end_log};
-use crate::admin::{AdminEndpoint, Workers};
+use crate::admin::{AdminEndpoint, End, Workers};
 use crate::arch;
 use crate::clock::Clock;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::control::Orders;
 use crate::counters::Snapshot;
 use crate::event_loop::Start;
+use crate::heartbeat::Heartbeat;
 use crate::listen::Address;
 use crate::mailbox::Mailbox;
 use crate::message::{Message, Preload};
@@ -72,6 +73,8 @@ pub struct Pool {
     ended: Snapshot,
     /// The number of the last report.
     report: u64,
+    /// The number of the last heartbeat; 0: none was ordered.
+    beat: u64,
 }
 
 struct Child {
@@ -92,6 +95,8 @@ struct Child {
     found: Vec<(u64, PreloadResult)>,
     /// Preload orders that it has not answered. `unanswered <= UNANSWERED_MAX`
     unanswered: usize,
+    /// The number of the last heartbeat at which its loop had turned.
+    beat: u64,
 }
 
 /// Maximum unanswered preload orders of a child: the line must never be full.
@@ -101,8 +106,9 @@ const UNANSWERED_MAX: usize = 4;
 const LIFE_MIN: Duration = Duration::from_secs(1);
 
 /// How much the out-of-memory killer prefers a child to the parent, in thousandths of all memory. Far less than 1000,
-/// so that the process that uses most of the machine's memory is still killed first.
-const CHILD_OOM_SCORE: i32 = 100;
+/// so that the process that uses most of the machine's memory is still killed first. Of the limit of a small container it is
+/// more than what the parent has mapped and a child has not: all of the program, to test whether it can be locked.
+const CHILD_OOM_SCORE: i32 = 300;
 
 /// How long a child may take to report its statistics.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
@@ -124,6 +130,8 @@ enum Order {
     RefreshTls,
     /// Look up this name of this site again, and send the result under this number.
     Preload(u64, u16, Arc<[u8]>),
+    /// Send this number back, if the loop has turned since the last heartbeat.
+    Beat(u64),
 }
 
 /// A message from a child to its parent.
@@ -135,6 +143,8 @@ enum Reply {
     FinalReport(Box<Snapshot>),
     /// The result of the preload order of this number.
     Preloaded(u64, PreloadResult),
+    /// The loop had turned at the heartbeat of this number.
+    Turned(u64),
 }
 
 impl Pool {
@@ -144,7 +154,8 @@ impl Pool {
     /// When one cannot be started.
     pub fn start(parts: Parts, admin: Option<AdminEndpoint>) -> io::Result<Pool> {
         let (children, vacancies) = (Vec::new(), Vec::new());
-        let mut pool = Pool { parts, before: None, admin, children, vacancies, ended: Snapshot::default(), report: 0 };
+        let ended = Snapshot::default();
+        let mut pool = Pool { parts, before: None, admin, children, vacancies, ended, report: 0, beat: 0 };
         for _ in 0..pool.parts.generation.settings.workers {
             pool.add()?;
         }
@@ -172,6 +183,7 @@ impl Pool {
                     report: None,
                     found: Vec::new(),
                     unanswered: 0,
+                    beat: 0,
                 });
                 Ok(())
             }
@@ -249,7 +261,7 @@ impl Pool {
         R: std::slice::SliceIndex<[Child], Output = [Child]>,
     {
         for child in &mut self.children[which] {
-            child.stopping |= matches!(order, Order::Stop(_) | Order::Retire(_));
+            child.stopping |= matches!(order, Order::Stop(_) | Order::Retire(_) | Order::Drain(_));
             // If the child has died, that is noticed elsewhere. One that is stopped (SIGSTOP) must not block its parent.
             let _ = portable::send(&child.line, order, &[], Patience::Now);
         }
@@ -351,24 +363,43 @@ impl Workers for Pool {
         self.report += 1;
         self.order_to(.., &Order::Report(self.report));
         let mut sum = self.ended.clone();
-        let mut answered = 0;
+        let (mut answered, mut silent) = (0, 0);
         let until = Instant::now() + ANSWER_TIME;
         for child in &mut self.children {
             while child.report.as_ref().is_none_or(|(number, _)| *number != self.report) && child.receive(until) {}
             if let Some((_, snapshot)) = child.report.take_if(|(number, _)| *number == self.report) {
                 sum += &snapshot;
                 answered += 1;
+            } else if !child.ended {
+                silent += 1;
             }
         }
-        (sum, answered, self.children.len())
+        (sum, answered, answered + silent)
+    }
+
+    fn loops_turn(&mut self) -> bool {
+        let now = Instant::now();
+        for child in &mut self.children {
+            while child.receive(now) {}
+        }
+        let turned = self.beat == 0 || self.children.iter().any(|child| child.beat == self.beat);
+        self.beat += 1;
+        self.order_to(.., &Order::Beat(self.beat));
+        turned
     }
 
     /// Children observe the deadline themselves, but one that hangs in the kernel cannot.
-    fn stop(mut self: Box<Self>, at: Time, signals: &Signals) -> ExitCode {
+    fn stop(mut self: Box<Self>, at: Time, end: End, signals: &Signals) -> ExitCode {
         self.vacancies.clear();
         // Closing them refuses new connections at once.
         self.parts.addresses.clear();
-        self.order_to(.., &Order::Stop(at.as_nanos()));
+        self.order_to(
+            ..,
+            &match end {
+                End::Stop => Order::Stop(at.as_nanos()),
+                End::Drain => Order::Drain(at.as_nanos()),
+            },
+        );
         let clock = self.parts.clock;
         // The last lines of the log get one more second.
         let latest = at.max(clock.now()) + Duration::from_secs(2);
@@ -422,15 +453,17 @@ impl Orders for Pool {
 /// The thread of a child that executes commands of the parent.
 fn execute_orders(
     line: &Arc<OwnedFd>,
-    mailbox: &Mailbox<Message>,
+    mailbox: &Arc<Mailbox<Message>>,
     log: Option<&Writer>,
     generation: &ConfigSnapshot,
     clock: Clock,
 ) {
+    let mut heartbeat = Heartbeat::default();
     while let Ok(order) = portable::receive(line, &mut Vec::new(), Patience::Wait) {
         match order {
             Order::Stop(at) => mailbox.put(Message::Stop(Time::from_nanos(at))),
             Order::Retire(at) => mailbox.put(Message::Retire(Time::from_nanos(at))),
+            Order::Drain(at) => mailbox.put(Message::Drain(Time::from_nanos(at))),
             Order::Report(number) => {
                 let (to, from) = channel();
                 mailbox.put(Message::Report(to));
@@ -445,6 +478,11 @@ fn execute_orders(
                 let line = Arc::clone(line);
                 let report = Box::new(move |found| send_reply(&line, &Reply::Preloaded(number, found)));
                 mailbox.put(Message::Preload(Arc::new(Mutex::new(Some(Preload { site, path, report })))));
+            }
+            Order::Beat(number) => {
+                if heartbeat.beat(std::slice::from_ref(mailbox), 1) {
+                    send_reply(line, &Reply::Turned(number));
+                }
             }
             Order::RefreshTls => {
                 if let Some(tls) = &generation.tls {
@@ -487,6 +525,7 @@ impl Child {
                 self.unanswered = self.unanswered.saturating_sub(1);
                 self.found.push((number, found));
             }
+            Reply::Turned(number) => self.beat = number,
         }
         Ok(())
     }

@@ -29,7 +29,7 @@ use amped_units::{Bytes, Time};
 
 use crate::access_log::{Sink, Writer, end_log};
 use crate::acme::{self, Acme};
-use crate::admin::{AdminEndpoint, Workers};
+use crate::admin::{AdminEndpoint, End, Workers};
 use crate::app::Apps;
 use crate::app::manager::ProcessManager;
 use crate::arch;
@@ -45,8 +45,9 @@ use crate::counters::Snapshot;
 use crate::descriptors::{self, Needs, Share};
 use crate::disk::{Disk, Rules};
 use crate::event_loop::{BLOCKED_MAX, Start};
+use crate::heartbeat::Heartbeat;
 use crate::helper::fork_server::{self, ForkServer};
-use crate::listen::{self, Address};
+use crate::listen::{self, Address, HandedOver};
 use crate::locked;
 use crate::mailbox::Mailbox;
 use crate::message::{Message, Preload};
@@ -61,8 +62,10 @@ use crate::reread::Reread;
 use crate::residency::Residency;
 use crate::say;
 use crate::say::die;
+use crate::service_manager::ServiceManager;
 use crate::shared_cache::SharedCache;
 use crate::tls_config::TlsConfig;
+use crate::upgrade::{Inheritance, Inherited, Predecessor, Program, Successor};
 use crate::watch::{self, Audience};
 
 /// Descriptors for which the kernel's table has room from the start, if the limit allows: half a MiB of it.
@@ -83,6 +86,11 @@ struct Server {
     tls_due: Instant,
     /// Where the loops publish their counters, if they are published.
     segment: Option<Arc<StatsSegment>>,
+    service_manager: ServiceManager,
+    /// The listeners of the service manager.
+    inherited: Inherited,
+    /// What an upgrade starts.
+    program: Program,
     /// The files that it may open, if that is limited; `None`: any.
     confinement: Option<Confinement>,
 }
@@ -102,26 +110,33 @@ struct Threads {
     /// The fork server, if helpers are processes.
     fork_server: Option<ForkServer>,
     log: Option<(Arc<Writer>, JoinHandle<()>)>,
+    heartbeat: Heartbeat,
 }
 
-/// Serves until a signal stops it.
-pub fn serve(flags: &cli::Serve) -> ExitCode {
+/// Serves until a signal stops it, on addresses that it binds or has inherited.
+pub fn serve(flags: &cli::Serve, mut inherited: Inherited) -> ExitCode {
     if flags.print_config {
         return print_or_report(config::print(flags));
     }
     let settings = match config::load(flags) {
         Ok(settings) => settings,
-        Err(error) => return print_or_report(Err(error)),
+        Err(error) => {
+            inherited.report_failure(&error.to_string());
+            return print_or_report(Err(error));
+        }
     };
     let server = Signals::block().map_err(|error| format!("cannot block signals: {error}")).and_then(|signals| {
-        let mut server = Server::start(flags, settings, signals)?;
+        let mut server = Server::start(flags, settings, signals, &mut inherited)?;
         server.report_start();
+        server.service_manager.is_ready(&server.status());
+        server.replace_predecessor();
         Ok((server, signals))
     });
     match server {
         Ok((server, signals)) => server.handle_signals(&signals),
         Err(message) => {
             say!("{message}");
+            inherited.report_failure(&message);
             ExitCode::FAILURE
         }
     }
@@ -160,7 +175,13 @@ fn lock_program() {
 }
 
 impl Server {
-    fn start(flags: &cli::Serve, mut settings: Settings, signals: Signals) -> Result<Server, String> {
+    fn start(
+        flags: &cli::Serve,
+        mut settings: Settings,
+        signals: Signals,
+        inherited: &mut Inherited,
+    ) -> Result<Server, String> {
+        let program = Program::own().map_err(|error| format!("cannot locate this program: {error}"))?;
         // While there is one thread, as both apply to a thread and those that it starts. Ports and users are not
         // affected: they need privileges that this process has, not ones that a program it starts could gain.
         if settings.contain.no_new_privs {
@@ -204,18 +225,29 @@ impl Server {
             }
             HelperKind::Processes | HelperKind::Threads => None,
         };
+        report_unused(&inherited.handed_over, &settings);
         let mut addresses: Vec<Address> = Vec::new();
         for &Listen { address, start } in &settings.listen {
-            let bound = bind(address, &settings, addresses.iter())?;
+            let known = inherited.take_address(address);
+            let bound = bind(address, &settings, known, &inherited.handed_over, addresses.iter())?;
             addresses.push(Address { start, ..bound });
         }
         let target = &settings.log.access;
         let cannot_log = |error: io::Error| cannot_log(target, &error);
         let whose = owner.as_ref().map(|(_, user, gid)| (user.uid, *gid));
         let sink = Sink::open(target, whose).map_err(cannot_log)?;
-        let control = settings.control.socket.as_ref().map(|path| Control::open(path, whose)).transpose()?;
-        let exporter = settings.metrics.listen.map(|requested| exporter(requested.0, addresses.iter())).transpose()?;
-        let segment = new_segment(&settings)?.map(Arc::new);
+        let control = settings.control.socket.as_ref().map(|path| match inherited.take_control(path) {
+            Some(listener) => Ok(Control::on(path, listener)),
+            None => Control::open(path, whose),
+        });
+        let control = control.transpose()?;
+        let exporter = settings.metrics.listen.map(|requested| {
+            let known = inherited.take_address(requested.0);
+            exporter(requested.0, known, &inherited.handed_over, addresses.iter())
+        });
+        let exporter = exporter.transpose()?;
+        let is_upgrade = inherited.predecessor.is_some();
+        let segment = new_segment(&settings, is_upgrade)?.map(Arc::new);
         create_acme_state(&settings, whose)?;
         let launcher =
             confinement.as_ref().map(|limits| start_launcher(limits, owner.as_ref(), &contain)).transpose()?;
@@ -235,8 +267,15 @@ impl Server {
         let oom_score = OomScore::open();
         let launcher = confine(&mut confinement, launcher)?;
         // Threads and processes start only after all privileges are dropped.
-        let (generation, clock) = (Arc::new(open(settings, None)?), Clock::start());
-        let admin = AdminEndpoint::new(control, exporter, acme(&generation)?, &signals).map_err(cannot_receive)?;
+        let (generation, clock) = (Arc::new(open(settings, launcher, None)?), Clock::start());
+        let mut acme = acme(&generation)?;
+        if is_upgrade {
+            acme.iter_mut().for_each(Acme::wait_for_predecessor);
+        }
+        let mut admin = AdminEndpoint::new(control, exporter, acme, &signals).map_err(cannot_receive)?;
+        // There, since a forked process must close it.
+        admin.predecessor = inherited.predecessor.take();
+        admin.predecessor.iter_mut().for_each(Predecessor::close_rest);
         let admin = Some(admin).filter(|admin| !admin.is_empty());
         let workers: Box<dyn Workers> = if form(generation.settings.architecture).processes {
             let slots = segment.clone().map(StatsSlots::of);
@@ -260,6 +299,7 @@ impl Server {
                 loops,
                 fork_server,
                 log,
+                heartbeat: Heartbeat::default(),
             };
             for n in 0..threads.generation.settings.workers {
                 threads.add(n, segment.as_ref().map(|segment| segment.slot(n)))?;
@@ -268,11 +308,30 @@ impl Server {
             Box::new(threads)
         };
         let tls_due = Instant::now() + TLS_REFRESH;
-        Ok(Server { flags: flags.clone(), configured_workers, workers, clock, tls_due, segment })
+        let (flags, service_manager) = (flags.clone(), ServiceManager::from_environment());
+        let inherited = std::mem::take(inherited);
+        Ok(Server {
+            flags,
+            configured_workers,
+            workers,
+            clock,
+            tls_due,
+            segment,
+            service_manager,
+            inherited,
+            program,
+            confinement,
+        })
     }
 
     fn settings(&self) -> &Settings {
         &self.workers.generation().settings
+    }
+
+    /// Returns where it serves, in a line for the service manager.
+    fn status(&self) -> String {
+        let addresses: Vec<String> = self.workers.addresses().iter().map(|address| address.bound.to_string()).collect();
+        format!("serving on {}", addresses.join(", "))
     }
 
     /// Reports where and how it serves.
@@ -325,6 +384,7 @@ impl Server {
     fn handle_signals(mut self, signals: &Signals) -> ExitCode {
         loop {
             let mut patience = self.workers.patience().min(self.refresh_tls());
+            patience = patience.min(self.service_manager.watch(|| self.workers.loops_turn()));
             let admin = self.workers.admin().take();
             if let Some(admin) = &admin {
                 admin.wait(&*self.workers, patience);
@@ -333,16 +393,32 @@ impl Server {
             *self.workers.admin() = admin;
             match signals.wait_for(patience) {
                 Some(Signal::Terminate | Signal::Interrupt) => return self.stop(signals),
-                Some(Signal::HangUp) => self.reload(signals),
-                Some(Signal::User1) => self.workers.reopen_log(),
-                Some(Signal::User2) => say::plain(&self.report()),
+                Some(Signal::HangUp) => {
+                    self.note_for_successor(Signal::HangUp);
+                    self.reload(signals);
+                }
+                Some(Signal::User1) => {
+                    self.note_for_successor(Signal::User1);
+                    self.workers.reopen_log();
+                }
+                Some(Signal::User2) => self.begin_upgrade(signals),
+                Some(Signal::Quit) => say::plain(&self.report()),
                 Some(Signal::Child) | None => {}
+            }
+            // First, since the workers reap all children.
+            if let Some(pid) = self.follow_upgrade() {
+                return self.give_way(pid, signals);
             }
             self.workers.look_after();
             if let Some(mut admin) = self.workers.admin().take() {
                 let sites = Arc::clone(&self.settings().sites);
                 admin.turn(&sites, &mut *self.workers, self.segment.as_deref());
+                let wants_upgrade =
+                    admin.successor.is_none() && admin.control.as_ref().is_some_and(Control::wants_upgrade);
                 *self.workers.admin() = Some(admin);
+                if wants_upgrade {
+                    self.begin_upgrade(signals);
+                }
             }
         }
     }
@@ -362,20 +438,26 @@ impl Server {
 
     /// Reloads the configuration. If there is any error, nothing changes.
     fn reload(&mut self, signals: &Signals) {
+        self.service_manager.is_reloading();
         let line = |message: String| format!("amped: {message}\n");
         let renewed = self.prepare().and_then(|(generation, addresses)| {
             let acme = acme(&generation).map_err(line)?;
             self.workers.renew(generation, addresses).map_err(line).map(|()| acme)
         });
-        match renewed {
-            Err(message) => say::plain(&format!("{message}amped: keeping the current configuration\n")),
+        let outcome = match renewed {
+            Err(message) => {
+                say::plain(&format!("{message}amped: keeping the current configuration\n"));
+                "; the last reload failed, see the log"
+            }
             Ok(acme) => {
                 if let Err(error) = self.renew_acme(acme, signals) {
                     say!("{}: no certificates are obtained; reload again", cannot_receive(error));
                 }
                 say!("the new configuration is in force");
+                ""
             }
-        }
+        };
+        self.service_manager.is_ready(&(self.status() + outcome));
     }
 
     /// Applies what the new configuration says about certificates to obtain.
@@ -432,7 +514,10 @@ impl Server {
             let known = old.iter().position(|address| address.requested == requested).map(|n| old.remove(n));
             let address = match known {
                 Some(known) => known.share().map_err(|error| line(cannot_share(error)))?,
-                None => bind(requested, &settings, self.workers.addresses().iter().chain(&addresses)).map_err(line)?,
+                None => {
+                    let own = self.workers.addresses().iter().chain(&addresses);
+                    bind(requested, &settings, None, &self.inherited.handed_over, own).map_err(line)?
+                }
             };
             addresses.push(Address { start, ..address });
         }
@@ -468,13 +553,120 @@ impl Server {
 
     /// Finishes requests in progress, within the deadline; a second signal ends the server at once.
     fn stop(mut self, signals: &Signals) -> ExitCode {
-        if let Some(control) = self.workers.admin().take().and_then(|admin| admin.control) {
-            control.close();
+        if let Some(AdminEndpoint { control, successor, .. }) = self.workers.admin().take() {
+            control.into_iter().for_each(Control::close);
+            successor.into_iter().for_each(|mut successor| drop(successor.end(Instant::now())));
         }
+        self.service_manager.is_stopping();
         let deadline = self.settings().stop.deadline;
         say!("finishing requests in progress, for at most {} s (signal again to stop at once)", deadline.as_secs());
         let at = self.clock.now() + deadline;
-        self.workers.stop(at, signals)
+        self.workers.stop(at, End::Stop, signals)
+    }
+
+    /// Starts the program again, which takes over once it serves.
+    fn begin_upgrade(&mut self, signals: &Signals) {
+        let admin = match self.workers.admin().take() {
+            Some(admin) => Ok(admin),
+            None => AdminEndpoint::new(None, None, None, signals),
+        };
+        let mut admin = match admin {
+            Ok(admin) => admin,
+            Err(error) => return say!("cannot upgrade: {}", cannot_receive(error)),
+        };
+        let started = match admin.successor {
+            Some(_) => {
+                say!("an upgrade is in progress already");
+                Ok(())
+            }
+            None => self.start_successor(&admin).map(|successor| {
+                say!("starting process {} in place of this one", successor.pid());
+                admin.successor = Some(successor);
+            }),
+        };
+        *self.workers.admin() = Some(admin);
+        if let Err(why) = started {
+            self.upgrade_failed(why);
+        }
+    }
+
+    fn start_successor(&self, admin: &AdminEndpoint) -> Result<Successor, String> {
+        let settings = self.settings();
+        let addresses = self.workers.addresses().iter();
+        let addresses = addresses.map(|one| (one.requested, one.listeners.iter().map(AsFd::as_fd).collect()));
+        let exporter = admin.exporter.as_ref().zip(settings.metrics.listen);
+        let exporter = exporter.map(|(exporter, requested)| (requested.0, vec![exporter.listener()]));
+        let inheritance = Inheritance {
+            handed_over: &self.inherited.handed_over,
+            addresses: addresses.chain(exporter).collect(),
+            control: admin.control.as_ref().map(Control::listener),
+        };
+        let launcher = self.workers.generation().apps.launcher().map(|launcher| &**launcher);
+        Successor::start(&self.program, &inheritance, settings.stop.upgrade_timeout, launcher)
+    }
+
+    /// Follows an upgrade. Returns the process that serves now.
+    fn follow_upgrade(&mut self) -> Option<u32> {
+        let admin = self.workers.admin().as_mut()?;
+        let outcome = admin.successor.as_mut()?.turn()?;
+        let successor = admin.successor.take()?;
+        let pid = successor.pid();
+        if let Err(why) = outcome {
+            if let Some(path) = &self.settings().metrics.file {
+                StatsSegment::remove_draft(path, pid);
+            }
+            self.upgrade_failed(why);
+            return None;
+        }
+        successor.missed.into_iter().for_each(|signal| signal.send(pid));
+        if let Some(control) = &mut admin.control {
+            control.end_upgrade(&Ok(format!("process {pid} serves")));
+        }
+        Some(pid)
+    }
+
+    fn upgrade_failed(&mut self, why: String) {
+        say!("the upgrade has failed, and this process goes on: {why}");
+        let admin = self.workers.admin();
+        if let Some(AdminEndpoint { control: Some(control), .. }) = admin {
+            control.end_upgrade(&Err(why));
+        }
+        admin.take_if(|admin| admin.is_empty());
+        self.service_manager.is_ready(&(self.status() + "; the last upgrade failed, see the log"));
+    }
+
+    /// Notes a signal that also concerns the process that replaces this one, which may have missed its cause.
+    fn note_for_successor(&mut self, signal: Signal) {
+        if let Some(AdminEndpoint { successor: Some(successor), .. }) = self.workers.admin() {
+            successor.missed.push(signal);
+        }
+    }
+
+    /// Finishes requests in progress, within the deadline, while another process serves new connections.
+    fn give_way(mut self, pid: u32, signals: &Signals) -> ExitCode {
+        self.service_manager.is_replaced_by(pid, &self.status());
+        // The control socket keeps its name; the ACME process ends.
+        drop(self.workers.admin().take());
+        self.inherited.close();
+        let deadline = self.settings().stop.deadline;
+        say!("process {pid} serves; finishing requests in progress, for at most {} s", deadline.as_secs());
+        let at = self.clock.now() + deadline;
+        self.workers.stop(at, End::Drain, signals)
+    }
+
+    /// Reports to the process that this one replaces, if there is one, that this one serves.
+    fn replace_predecessor(&mut self) {
+        let admin = self.workers.admin();
+        let Some(predecessor) = admin.as_mut().and_then(|admin| admin.predecessor.take()) else { return };
+        admin.take_if(|admin| admin.is_empty());
+        // Once all workers answer: a pool that is still starting closes idle connections in favour of waiting ones.
+        self.workers.report();
+        if let Some(path) = &self.settings().metrics.file
+            && let Err(why) = StatsSegment::take_name(path)
+        {
+            say!("{why}");
+        }
+        predecessor.report_ready();
     }
 }
 
@@ -491,7 +683,8 @@ impl Threads {
     }
 
     fn add(&mut self, n: usize, slot: Option<StatsSlot>) -> Result<(), String> {
-        let listeners = listen::listeners_of(&self.addresses, n).map_err(cannot_share)?;
+        let loops = self.generation.settings.workers;
+        let listeners = listen::listeners_of(&self.addresses, n, loops).map_err(cannot_share)?;
         let mailbox = Arc::new(Mailbox::new().map_err(|error| format!("cannot create a mailbox: {error}"))?);
         let start = Start {
             generation: Arc::clone(&self.generation),
@@ -573,7 +766,8 @@ impl Workers for Threads {
     }
 
     fn renew(&mut self, generation: Arc<ConfigSnapshot>, addresses: Vec<Address>) -> Result<(), String> {
-        let listeners = (0..self.mailboxes.len()).map(|n| listen::listeners_of(&addresses, n));
+        let loops = self.mailboxes.len();
+        let listeners = (0..loops).map(|n| listen::listeners_of(&addresses, n, loops));
         let listeners = listeners.collect::<io::Result<Vec<_>>>().map_err(cannot_share)?;
         for (mailbox, listeners) in self.mailboxes.iter().zip(listeners) {
             mailbox.put(Message::Renew(Arc::clone(&generation)));
@@ -611,11 +805,19 @@ impl Workers for Threads {
         (self.generation.sum_up(&snapshots, writer), snapshots.len(), self.mailboxes.len())
     }
 
-    fn stop(self: Box<Self>, at: Time, signals: &Signals) -> ExitCode {
+    fn loops_turn(&mut self) -> bool {
+        let needed = if self.generation.pooled() { 1 } else { self.mailboxes.len() };
+        self.heartbeat.beat(&self.mailboxes, needed)
+    }
+
+    fn stop(self: Box<Self>, at: Time, end: End, signals: &Signals) -> ExitCode {
         let Threads { generation, clock, addresses, mailboxes, loops, log, .. } = *self;
         drop(addresses);
         for mailbox in &mailboxes {
-            mailbox.put(Message::Stop(at));
+            mailbox.put(match end {
+                End::Stop => Message::Stop(at),
+                End::Drain => Message::Drain(at),
+            });
         }
         thread::scope(|scope| {
             // This thread cannot wait for both the loops and a signal; the other thread ends with the process.
@@ -660,14 +862,32 @@ fn cannot_share(error: io::Error) -> String {
     format!("cannot duplicate a listener: {error}")
 }
 
-/// Binds an address: with a listener for each worker, or one for a whole pool.
+/// Reports listeners that were handed over, and that the configuration does not use.
+fn report_unused(handed_over: &[HandedOver], settings: &Settings) {
+    let used = settings.listen.iter().map(|listen| listen.address);
+    let used: Vec<SocketAddr> = used.chain(settings.metrics.listen.map(|requested| requested.0)).collect();
+    for HandedOver { name, bound, .. } in handed_over.iter().filter(|listener| !used.contains(&listener.bound)) {
+        say!(
+            "the service manager listens on {bound} ({name}), and the configuration does not: connections to it are not \
+             accepted; add \"{bound}\" to `listen` and reload, or stop the socket unit"
+        );
+    }
+}
+
+/// Binds an address, with a listener for each worker or one for a whole pool, unless it is `known` or was handed over.
 fn bind<'a>(
     requested: SocketAddr,
     settings: &Settings,
+    known: Option<Address>,
+    handed_over: &[HandedOver],
     own: impl Iterator<Item = &'a Address> + Clone,
 ) -> Result<Address, String> {
-    let pool = form(settings.architecture).pool;
-    let address = listen::bind(requested, if pool { 1 } else { settings.workers }, own)?;
+    let loops = if form(settings.architecture).pool { 1 } else { settings.workers };
+    let known = known.map_or_else(|| listen::handed_over(requested, handed_over), |known| Ok(Some(known)));
+    let address = match known.map_err(cannot_share)? {
+        Some(address) => address,
+        None => listen::bind(requested, loops, own)?,
+    };
     if settings.blocks() {
         for listener in &address.listeners {
             socket::make_blocking(listener, BLOCKED_MAX)
@@ -678,23 +898,31 @@ fn bind<'a>(
 }
 
 /// Binds the address of the metrics endpoint.
-fn exporter<'a>(requested: SocketAddr, own: impl Iterator<Item = &'a Address> + Clone) -> Result<Exporter, String> {
-    let listened = listen::bind(requested, 1, own).and_then(|mut address| {
-        let listener = address.listeners.pop().ok_or("no listener")?;
-        Exporter::new(listener).map_err(|error| format!("cannot listen on {requested}: {error}"))
-    });
+fn exporter<'a>(
+    requested: SocketAddr,
+    known: Option<Address>,
+    handed_over: &[HandedOver],
+    own: impl Iterator<Item = &'a Address> + Clone,
+) -> Result<Exporter, String> {
+    let known = known.map_or_else(|| listen::handed_over(requested, handed_over), |known| Ok(Some(known)));
+    let listened = known.map_err(cannot_share).transpose().unwrap_or_else(|| listen::bind(requested, 1, own)).and_then(
+        |mut address| {
+            let listener = address.listeners.pop().ok_or("no listener")?;
+            Exporter::new(listener).map_err(|error| format!("cannot listen on {requested}: {error}"))
+        },
+    );
     listened.map_err(|text| format!("metrics endpoint: {text}"))
 }
 
 /// Creates the memory for statistics, if they are published. If workers are processes there is room for twice as many,
 /// since after a reload the old ones are still finishing their responses.
-fn new_segment(settings: &Settings) -> Result<Option<StatsSegment>, String> {
+fn new_segment(settings: &Settings, is_upgrade: bool) -> Result<Option<StatsSegment>, String> {
     let MetricsSettings { file, listen, .. } = &settings.metrics;
     if file.is_none() && listen.is_none() {
         return Ok(None);
     }
     let loops = if form(settings.architecture).processes { 2 * settings.workers } else { settings.workers };
-    StatsSegment::new(file.as_deref(), loops).map(Some)
+    StatsSegment::new(file.as_deref(), loops, is_upgrade).map(Some)
 }
 
 /// Returns what the limit on open files allows for a configuration.

@@ -701,6 +701,14 @@ impl Worker {
         }
     }
 
+    /// Another process serves new connections: the open ones end after their next response.
+    pub fn drain(&mut self, now: Time, disk: &mut impl DiskSide) {
+        self.context.shared.is_draining = true;
+        for token in self.connections.tokens() {
+            self.turn(token, Some(Event::Drain), now, disk);
+        }
+    }
+
     /// Applies another configuration; connections stay.
     pub fn renew(&mut self, generation: Arc<ConfigSnapshot>) {
         // Their pages are not used any more.

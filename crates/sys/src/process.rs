@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -133,11 +133,33 @@ const FIRST_INHERITED: u16 = 3;
 ///
 /// # Errors
 /// Those of close_range(2): before Linux 5.9, or if a sandbox forbids it.
-pub fn close_inherited() -> io::Result<()> {
+pub fn close_inherited(kept: u16) -> io::Result<()> {
+    let first = libc::c_uint::from(FIRST_INHERITED) + libc::c_uint::from(kept);
     // SAFETY: close_range(2) takes plain numbers. Nothing of this program is open yet except standard streams, as the
     // caller guarantees. JUSTIFICATION: neither std nor rustix has it.
-    let result = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Takes the first `count` inherited descriptors after the standard three, which programs that this one starts do not
+/// get. Must be called once, before anything was opened.
+///
+/// # Errors
+/// One of them is not open (`EBADF`).
+pub fn take_inherited(count: u16) -> io::Result<Vec<OwnedFd>> {
+    use std::os::fd::FromRawFd;
+    let take = |n: u16| {
+        let number = libc::c_int::from(FIRST_INHERITED) + libc::c_int::from(n);
+        // SAFETY: fcntl(2) with F_SETFD takes plain numbers. JUSTIFICATION: those of std and rustix take a descriptor that
+        // is known to be open.
+        if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: it is open, as fcntl(2) has succeeded, and nothing in this program owns it: nothing was opened yet, as
+        // the caller guarantees. JUSTIFICATION: an inherited descriptor is known by its number alone.
+        Ok(unsafe { OwnedFd::from_raw_fd(number) })
+    };
+    (0..count).map(take).collect()
 }
 
 /// Prevents this thread, and all processes and threads that it starts, from gaining privileges by executing a program:
@@ -343,6 +365,66 @@ pub fn execute_file(command: &mut std::process::Command, file: OwnedFd, variable
     };
     // SAFETY: `execute` is one system call, and reads the thread's error number. JUSTIFICATION: as for `end_with_this_thread`.
     unsafe { command.pre_exec(execute) };
+}
+
+/// Makes `command` execute its program in place of this one: with these variables, and with these descriptors from number 3 on, as
+/// `LISTEN_FDS` and `LISTEN_PID` announce them (sd_listen_fds(3)). The program may outlive this process, and handles signals as
+/// usual. The command's own variables are ignored.
+///
+/// # Errors
+/// When the process is out of descriptors.
+pub fn hand_over(
+    command: &mut std::process::Command,
+    descriptors: &[BorrowedFd<'_>],
+    mut variables: Vec<CString>,
+) -> io::Result<()> {
+    use rustix::io::fcntl_dupfd_cloexec;
+    use std::os::unix::process::CommandExt;
+    let first = libc::c_int::from(FIRST_INHERITED);
+    let end = first + i32::try_from(descriptors.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // Above the numbers that the program gets, so that none is overwritten before it is duplicated.
+    let copies = descriptors.iter().map(|one| fcntl_dupfd_cloexec(one, end)).collect::<Result<Vec<_>, _>>()?;
+    // All of these numbers are taken, so that none is that of the pipe by which std reports an error.
+    let mut taken = Vec::new();
+    for _ in descriptors {
+        taken.push(fcntl_dupfd_cloexec(io::stderr(), first)?);
+    }
+    restore(command, None);
+    let arguments = std::iter::once(command.get_program()).chain(command.get_args());
+    let arguments: Vec<CString> =
+        arguments.map(|text| CString::new(text.as_bytes())).collect::<Result<_, _>>().map_err(io::Error::other)?;
+    variables.push(CString::new(format!("LISTEN_FDS={}", copies.len())).map_err(io::Error::other)?);
+    let list = |texts: &[CString]| texts.iter().map(|text| text.as_ptr().addr()).collect::<Vec<usize>>();
+    // As addresses, since a closure that other threads may own cannot hold pointers.
+    let (mut argv, mut environ) = (list(&arguments), list(&variables));
+    argv.push(0);
+    // The child writes its process ID into the second one.
+    let mut own = b"LISTEN_PID=0000000000\0".to_vec();
+    environ.extend([own.as_ptr().addr(), 0]);
+    let execute = move || {
+        // The addresses point to these.
+        let _alive = (&variables, &taken);
+        let mut pid = std::process::id();
+        for digit in own.iter_mut().rev().skip(1).take(10) {
+            *digit = b'0' + (pid % 10) as u8;
+            pid /= 10;
+        }
+        for (number, copy) in (first..).zip(&copies) {
+            // SAFETY: dup2(2) takes plain numbers; what it closes is the child's copy of descriptors that it does not use.
+            // JUSTIFICATION: the program expects these numbers; rustix would need owners for them.
+            if unsafe { libc::dup2(copy.as_raw_fd(), number) } == -1 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        // SAFETY: execve(2) reads a name and two null-terminated lists of addresses of NUL-terminated strings, all of them
+        // owned by this closure. It returns only when it fails. This and dup2(2) may be called between fork(2) and
+        // execve(2). JUSTIFICATION: std's variables are set before the child has a process ID.
+        unsafe { libc::execve(arguments[0].as_ptr(), argv.as_ptr().cast(), environ.as_ptr().cast()) };
+        Err(io::Error::last_os_error())
+    };
+    // SAFETY: `execute` makes system calls and writes to its own memory. JUSTIFICATION: as for `end_with_this_thread`.
+    unsafe { command.pre_exec(execute) };
+    Ok(())
 }
 
 /// Makes `command` fail with ESTALE, rather than execute what its name refers to by now, if that is

@@ -19,20 +19,34 @@ pub enum Signal {
     HangUp,
     /// SIGUSR1: reopen the log.
     User1,
-    /// SIGUSR2: report the statistics.
+    /// SIGUSR2: start another program in place of this one.
     User2,
+    /// SIGQUIT, Ctrl-\: report the statistics.
+    Quit,
     /// SIGCHLD: a child has ended.
     Child,
 }
 
-const KNOWN: [(Number, Signal); 6] = [
+/// The handled signals.
+pub(crate) const KNOWN: [(Number, Signal); 7] = [
     (Number::SIGTERM, Signal::Terminate),
     (Number::SIGINT, Signal::Interrupt),
     (Number::SIGHUP, Signal::HangUp),
     (Number::SIGUSR1, Signal::User1),
     (Number::SIGUSR2, Signal::User2),
+    (Number::SIGQUIT, Signal::Quit),
     (Number::SIGCHLD, Signal::Child),
 ];
+
+impl Signal {
+    /// Sends it to a child. It is not an error if that has ended.
+    pub fn send(self, child: u32) {
+        let number = KNOWN.iter().find(|(_, signal)| *signal == self).map(|(number, _)| *number);
+        if let Ok(pid) = i32::try_from(child) {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), number);
+        }
+    }
+}
 
 /// All handled signals, blocked so that [`Signals::wait`] receives them.
 #[derive(Clone, Copy, Debug)]

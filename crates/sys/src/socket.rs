@@ -40,6 +40,22 @@ pub fn listen(address: SocketAddr, backlog: i32, shared: bool) -> io::Result<Own
     Ok(socket)
 }
 
+/// Prepares a listener that another program has created as [`listen`] prepares its own, and returns its address.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`]: it does not listen for TCP connections. Others: it is not a socket, or has no network
+/// address.
+pub fn adopt_listener(listener: impl AsFd) -> io::Result<SocketAddr> {
+    let is_stream = sockopt::socket_type(&listener)? == SocketType::STREAM;
+    if !is_stream || !sockopt::socket_acceptconn(&listener)? {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it does not listen for TCP connections"));
+    }
+    let address = local_address(&listener)?;
+    sockopt::set_tcp_nodelay(&listener, true)?;
+    rustix::io::ioctl_fionbio(&listener, true)?;
+    Ok(address)
+}
+
 /// Returns whether an error means that this kernel has no IPv6, as in some containers.
 pub fn is_without_ipv6(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
@@ -375,6 +391,22 @@ mod tests {
         assert!(!received.lost_descriptors);
         buffer.truncate(received.bytes);
         Ok((buffer, descriptors))
+    }
+
+    #[test]
+    fn only_tcp_listener_is_adopted() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+        assert_eq!(adopt_listener(&listener).expect("adopted"), listener.local_addr().expect("bound"));
+        assert_eq!(accept(&listener).expect_err("none waits").kind(), io::ErrorKind::WouldBlock);
+        let to = listener.local_addr().expect("bound");
+        let connection = std::net::TcpStream::connect(to).expect("connected");
+        assert_eq!(adopt_listener(&connection).expect_err("a connection").kind(), io::ErrorKind::InvalidInput);
+        let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").expect("bound");
+        assert_eq!(adopt_listener(&datagrams).expect_err("UDP").kind(), io::ErrorKind::InvalidInput);
+        let folder = tempfile::tempdir().expect("a directory");
+        let local = std::os::unix::net::UnixListener::bind(folder.path().join("socket")).expect("bound");
+        assert!(adopt_listener(&local).is_err(), "it has no network address");
+        assert!(adopt_listener(File::open("/dev/null").expect("opened")).is_err(), "no socket");
     }
 
     #[test]

@@ -12,7 +12,7 @@
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -60,36 +60,50 @@ impl Words {
         is_ours: impl Fn(&[u8]) -> bool,
         prepare: impl FnOnce(&[AtomicU64]),
     ) -> io::Result<Words> {
-        let length = length(count)?;
-        let mut open = File::options();
-        match open.read(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32).open(path) {
-            Ok(old) => {
-                let mut begin = [0; 64];
-                let read = rustix::io::pread(&old, &mut begin, 0).unwrap_or(0);
-                if !old.metadata()?.is_file() || !is_ours(&begin[..read]) {
-                    return Err(io::ErrorKind::AlreadyExists.into());
-                }
-                flock(&old, FlockOperation::NonBlockingLockExclusive).map_err(|_| io::ErrorKind::AddrInUse)?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
-                return Err(io::ErrorKind::AlreadyExists.into());
-            }
-            Err(error) => return Err(error),
+        check_name(path, is_ours, true)?;
+        let words = Words::draft(path, count, prepare)?;
+        Words::name_draft(path).inspect_err(|_| Words::remove_draft(path, std::process::id()))?;
+        Ok(words)
+    }
+
+    /// As [`publish`](Words::publish), for a name that another process uses, which goes on if this one fails: the file gets the name
+    /// by [`name_draft`](Words::name_draft).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn publish_later(
+        path: &Path,
+        count: usize,
+        is_ours: impl Fn(&[u8]) -> bool,
+        prepare: impl FnOnce(&[AtomicU64]),
+    ) -> io::Result<Words> {
+        check_name(path, is_ours, false)?;
+        Words::draft(path, count, prepare)
+    }
+
+    /// Creates the file under a name of this process.
+    fn draft(path: &Path, count: usize, prepare: impl FnOnce(&[AtomicU64])) -> io::Result<Words> {
+        let (length, draft) = (length(count)?, draft_of(path, std::process::id())?);
+        let file = File::options().read(true).write(true).create_new(true).mode(0o644).open(&draft)?;
+        let words = Words::in_file(file, count, length);
+        match &words {
+            Ok(words) => prepare(words.all()),
+            Err(_) => drop(std::fs::remove_file(&draft)),
         }
-        let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
-        name.push(format!(".{}", std::process::id()));
-        let new = path.with_file_name(name);
-        let file = File::options().read(true).write(true).create_new(true).mode(0o644).open(&new)?;
-        let made = Words::in_file(file, count, length).and_then(|words| {
-            prepare(words.all());
-            std::fs::rename(&new, path)?;
-            Ok(words)
-        });
-        if made.is_err() {
-            let _ = std::fs::remove_file(&new);
-        }
-        made
+        words
+    }
+
+    /// Gives the file of this process its name; the one that had the name stays as long as it is used.
+    ///
+    /// # Errors
+    /// Those of rename(2).
+    pub fn name_draft(path: &Path) -> io::Result<()> {
+        std::fs::rename(draft_of(path, std::process::id())?, path)
+    }
+
+    /// Removes the file of a process that has ended before it got its name, if there is one.
+    pub fn remove_draft(path: &Path, process: u32) {
+        let _ = draft_of(path, process).and_then(std::fs::remove_file);
     }
 
     fn in_file(file: File, count: usize, length: usize) -> io::Result<Words> {
@@ -120,6 +134,33 @@ impl Words {
         // processes. JUSTIFICATION: std maps no memory.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
+}
+
+/// Checks that words may get this name. `alone`: no running process uses it.
+fn check_name(path: &Path, is_ours: impl Fn(&[u8]) -> bool, alone: bool) -> io::Result<()> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let old = match File::options().read(true).custom_flags(flags).open(path) {
+        Ok(old) => old,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(io::ErrorKind::AlreadyExists.into()),
+        Err(error) => return Err(error),
+    };
+    let mut begin = [0; 64];
+    let read = rustix::io::pread(&old, &mut begin, 0).unwrap_or(0);
+    if !old.metadata()?.is_file() || !is_ours(&begin[..read]) {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    if alone {
+        flock(&old, FlockOperation::NonBlockingLockExclusive).map_err(|_| io::ErrorKind::AddrInUse)?;
+    }
+    Ok(())
+}
+
+/// Returns the name of the file of a process, before it is that of all.
+fn draft_of(path: &Path, process: u32) -> io::Result<PathBuf> {
+    let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+    name.push(format!(".{process}"));
+    Ok(path.with_file_name(name))
 }
 
 /// Returns the size of the words, bytes.
@@ -327,6 +368,14 @@ mod tests {
         let words = publish(&path, 2).expect("its owner has exited");
         assert_eq!((old.metadata().expect("open").len(), words.all()[1].load(Relaxed)), (4800, 0));
         assert_eq!(view.load(598), Some(8), "readers of the old file still see it");
+        let mark = |words: &[AtomicU64]| words[0].store(u64::from_ne_bytes(*b"WORDS!!!"), Relaxed);
+        let later = Words::publish_later(&path, 3, is_ours, mark).expect("in use, which is permitted");
+        assert_eq!(std::fs::metadata(&path).expect("the old one").len(), 16);
+        Words::name_draft(&path).expect("named");
+        assert_eq!(std::fs::metadata(&path).expect("the new one").len(), 24);
+        drop((words, later));
+        let _draft = Words::publish_later(&path, 3, is_ours, mark).expect("made");
+        Words::remove_draft(&path, std::process::id());
         assert_eq!(std::fs::read_dir(folder.path()).expect("read").count(), 1, "no other file is left");
     }
 

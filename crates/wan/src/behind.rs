@@ -231,8 +231,8 @@ fn wait(events: &Receiver<Event>, signals: &Signals, router: &Router) -> Result<
         }
         // The end of the command is a signal too, so this does not delay it.
         let signal = signals.wait_for(Duration::from_millis(100));
-        let is_end =
-            matches!(signal, Some(Signal::Interrupt | Signal::Terminate | Signal::HangUp)) || router.has_ended();
+        let is_end = matches!(signal, Some(Signal::Interrupt | Signal::Terminate | Signal::Quit | Signal::HangUp))
+            || router.has_ended();
         is_to_end |= is_end;
         if let Some(pid) = child {
             match asked {

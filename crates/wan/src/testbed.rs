@@ -250,7 +250,8 @@ impl Testbed {
             let readable = poll::wait_readable(&[listener.as_fd(), bell.as_fd()], Duration::from_millis(200))
                 .map_err(Failure::io("wait for requests"))?;
             let signal = signals.wait_for(Duration::ZERO);
-            if matches!(signal, Some(Signal::Interrupt | Signal::Terminate | Signal::HangUp)) || self.router.has_ended()
+            if matches!(signal, Some(Signal::Interrupt | Signal::Terminate | Signal::Quit | Signal::HangUp))
+                || self.router.has_ended()
             {
                 break None;
             }

@@ -1319,6 +1319,9 @@ impl Session {
 
     /// What follows each event.
     fn settle<F: FileHandle>(&mut self, cx: &mut Context<'_, F>) {
+        if cx.shared.is_draining && self.requests > 0 {
+            self.announce_end(cx);
+        }
         if self.state == State::Finishing && self.streams.is_empty() {
             self.state = State::Closing;
             if !self.unsent {

@@ -74,7 +74,7 @@ impl Stop {
 
     fn obey(&self, signals: Signals, clean_up: fn()) {
         loop {
-            if matches!(signals.wait(), Signal::Interrupt | Signal::Terminate | Signal::HangUp) {
+            if matches!(signals.wait(), Signal::Interrupt | Signal::Terminate | Signal::Quit | Signal::HangUp) {
                 if self.is_stopped() {
                     clean_up();
                     std::process::exit(130);

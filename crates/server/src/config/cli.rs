@@ -26,6 +26,9 @@ pub enum Command {
     /// Show, renew or revoke certificates that a running server obtains (ACME)
     #[command(after_help = ACME_EXAMPLES)]
     Acme(Acme),
+    /// Replace a running server by the current version of its program, without closing connections
+    #[command(after_help = UPGRADE_EXAMPLES)]
+    Upgrade(Upgrade),
     /// Check a configuration file
     #[command(after_help = CHECK_EXAMPLES)]
     Check(Check),
@@ -246,6 +249,14 @@ pub struct Acme {
     pub control: PathBuf,
 }
 
+/// The flags of `amped upgrade`.
+#[derive(Args, Clone, Debug)]
+pub struct Upgrade {
+    /// Socket of the server: its `--control`, or `[control] socket` in its configuration
+    #[arg(long, value_name = "SOCKET", default_value = "/run/amped/control")]
+    pub control: PathBuf,
+}
+
 /// What `amped acme` does.
 #[derive(Clone, Debug, Subcommand)]
 pub enum AcmeAction {
@@ -316,6 +327,16 @@ Renewals need no command: the server renews each certificate in time. `renew` do
 rate limits of the CA still apply.
 
 Exit status: 0 if the command was carried out, 1 if not, 2 for wrong usage.";
+
+const UPGRADE_EXAMPLES: &str = "\
+Example:
+  amped upgrade --control /run/amped/control
+
+The server starts the program again, from the path from which it was started itself and with the same arguments, hands its
+listeners over, and ends after the responses in progress. If the new process does not start, the old one goes on, and the
+command prints the reason. SIGUSR2 has the same effect.
+
+Exit status: 0 if a new process serves, 1 if not, 2 for wrong usage.";
 
 const PRELOAD_EXAMPLES: &str = "\
 Examples:

@@ -545,7 +545,7 @@ pub struct MetricsSettings {
     pub public: bool,
 }
 
-/// Shutdown
+/// Shutdown and upgrade
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub struct StopSettings {

@@ -322,7 +322,7 @@ mod tests {
     use std::time::Instant;
 
     fn meter() -> (Arc<StatsSegment>, Meter) {
-        let segment = Arc::new(StatsSegment::new(None, 1).expect("memory"));
+        let segment = Arc::new(StatsSegment::new(None, 1, false).expect("memory"));
         let meter = Meter::new(Some(segment.slot(0)), Clock::start());
         (segment, meter)
     }

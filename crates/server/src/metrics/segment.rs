@@ -140,11 +140,12 @@ pub struct StatsSegment {
 }
 
 impl StatsSegment {
-    /// Creates memory for this many loops; with a path it is a file of that name. Must be called before the fork.
+    /// Creates memory for this many loops; with a path it is a file of that name. `later`: another process uses the name, until
+    /// [`take_name`](StatsSegment::take_name). Must be called before the fork.
     ///
     /// # Errors
     /// A message with a remedy.
-    pub fn new(path: Option<&Path>, loops: usize) -> Result<StatsSegment, String> {
+    pub fn new(path: Option<&Path>, loops: usize, later: bool) -> Result<StatsSegment, String> {
         let names = names();
         let head_words = (NAMES_AT + names.len()).div_ceil(8).next_multiple_of(PAGE_WORDS);
         let slots = loops + 1;
@@ -157,10 +158,29 @@ impl StatsSegment {
                 head(words.all());
                 words
             }
-            Some(path) => Words::publish(path, count, |begin| begin.starts_with(&MAGIC), head)
-                .map_err(|error| cannot_publish(path, &error))?,
+            Some(path) => {
+                let is_ours = |begin: &[u8]| begin.starts_with(&MAGIC);
+                let words = match later {
+                    true => Words::publish_later(path, count, is_ours, head),
+                    false => Words::publish(path, count, is_ours, head),
+                };
+                words.map_err(|error| cannot_publish(path, &error))?
+            }
         };
         Ok(StatsSegment { words, head_words, slots, process: Mutex::default(), cut_said: AtomicBool::new(false) })
+    }
+
+    /// Gives the file its name, which another process has used so far.
+    ///
+    /// # Errors
+    /// A message with a remedy.
+    pub fn take_name(path: &Path) -> Result<(), String> {
+        Words::name_draft(path).map_err(|error| cannot_publish(path, &error))
+    }
+
+    /// Removes the file of a process that has ended before it took the name.
+    pub fn remove_draft(path: &Path, process: u32) {
+        Words::remove_draft(path, process);
     }
 
     /// Returns the slot of the loop of this number, among threads.
@@ -471,7 +491,7 @@ mod tests {
     use super::*;
 
     fn segment(loops: usize) -> Arc<StatsSegment> {
-        Arc::new(StatsSegment::new(None, loops).expect("memory"))
+        Arc::new(StatsSegment::new(None, loops, false).expect("memory"))
     }
 
     #[test]
@@ -567,11 +587,11 @@ mod tests {
     fn invalid_file_is_reported_with_hint() {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
         let check = |path: &Path, says: &str| {
-            let text = StatsSegment::new(Some(path), 1).expect_err("refused");
+            let text = StatsSegment::new(Some(path), 1, false).expect_err("refused");
             assert!(text.contains(says) && text.contains(&*path.to_string_lossy()), "{text}");
         };
         let path = folder.path().join("metrics");
-        let segment = StatsSegment::new(Some(&path), 1).expect("made");
+        let segment = StatsSegment::new(Some(&path), 1, false).expect("made");
         check(&path, "a running server uses it");
         drop(segment);
         std::fs::write(&path, "a letter").expect("written");
