@@ -453,7 +453,14 @@ impl Server {
                 if let Err(error) = self.renew_acme(acme, signals) {
                     say!("{}: no certificates are obtained; reload again", cannot_receive(error));
                 }
-                say!("the new configuration is in force");
+                // The loops apply it between two turns; one that waits for the disk is not waited for.
+                match self.workers.report() {
+                    (_, applied, of) if applied < of => say!(
+                        "the new configuration is in force; {} of {of} loops are busy and will apply it",
+                        of - applied
+                    ),
+                    _ => say!("the new configuration is in force"),
+                }
                 ""
             }
         };
