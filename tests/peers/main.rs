@@ -22,6 +22,7 @@ mod apache;
 mod apache_cgi;
 mod applications;
 mod backends;
+mod convert;
 mod curl;
 mod http2;
 mod load;

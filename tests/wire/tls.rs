@@ -1223,6 +1223,27 @@ fn requests_without_tls_are_redirected_where_configured() {
 }
 
 #[test]
+fn challenge_of_ca_is_not_redirected_unless_it_requires_password() {
+    let (site, trust) = place();
+    site.file("root/.well-known/acme-challenge/token", "answer");
+    site.file("accounts", format!("name:{}\n", bcrypt::hash("word", 4).unwrap()));
+    let answers = |tables: &str, target: &str| {
+        let server = serve(&site, "", &format!("redirect_to_https = true\nhsts = \"max-age=9\"\n{tables}"));
+        let response = Client::connect(plain_address(&server)).request("GET", target, &[("Host", "one.example")]);
+        assert_eq!(response.field("Strict-Transport-Security"), None);
+        (response.status, String::from_utf8(response.body).unwrap(), trust.connect(&server).get(target).status)
+    };
+    let token = "/.well-known/acme-challenge/token";
+    assert_eq!(answers("", token), (200, "answer".to_owned(), 200));
+    assert_eq!(answers("", "/.well-known/acme-challenge/none").0, 404);
+    for redirected in ["/.well-known/acme-challenge/", "/.well-known/acme-challenge/../token", "/.well-known/other"] {
+        assert_eq!(answers("", redirected).0, 308, "{redirected}");
+    }
+    let (status, _, secure) = answers("[[site.auth]]\ndirectory = \"/\"\naccounts = \"accounts\"", token);
+    assert_eq!((status, secure), (308, 401));
+}
+
+#[test]
 fn hsts_is_sent_on_every_response_over_tls_only() {
     let (site, trust) = place();
     site.file("root/a", "0123456789");

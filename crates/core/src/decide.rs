@@ -139,7 +139,7 @@ fn admitted_step<F: FileHandle>(
 }
 
 /// The answer to a challenge of a CA (RFC 8555, 8.3), for which no rule of the site applies: no redirect, no password.
-/// A token that is unknown may be a file, of another ACME client.
+/// A token that is unknown may be a file of another ACME client; see [`required_https`].
 fn challenge_response<F>(
     request: &Request<'_>,
     resolved: &Resolved<'_>,
@@ -168,8 +168,16 @@ fn is_admitted(request: &Request<'_>, origin: Origin, resolved: &Resolved<'_>, s
 }
 
 /// The port of https to which the site redirects this request; `None` if it is served.
-fn required_https(request: &Request<'_>, site: &Site) -> Option<u16> {
-    site.https_port.filter(|_| !request.secure)
+///
+/// A challenge of a CA is served, for other ACME clients that write a file or are a backend. A CA would follow the redirect, but
+/// it may lead to a certificate's first request. Where a password is required, that must not be sent unencrypted.
+fn required_https(request: &Request<'_>, resolved: &Resolved<'_>, site: &Site) -> Option<u16> {
+    let port = site.https_port.filter(|_| !request.secure)?;
+    let path = &*resolved.requested;
+    let is_challenge = plan::is_read(request.method)
+        && path.strip_prefix(CHALLENGE_PREFIX).is_some_and(|token| !token.is_empty())
+        && site.guard(path, request).is_none();
+    (!is_challenge).then_some(port)
 }
 
 /// The https URL of what is requested; `None` if it has none, or the host is unknown.

@@ -43,6 +43,7 @@ pub mod config;
 pub mod config_snapshot;
 pub mod confine;
 pub mod control;
+pub mod convert;
 pub mod counters;
 pub mod crl;
 pub mod descriptors;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use amped::config::cli::{self, Command};
 use amped::upgrade::Inherited;
-use amped::{acme_command, config, preload, say, serve, service_manager, upgrade_command};
+use amped::{acme_command, config, convert, preload, say, serve, service_manager, upgrade_command};
 
 fn main() -> ExitCode {
     let command = match cli::parse(std::env::args_os()) {
@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Command::Acme(flags) => acme_command::run(&flags),
         Command::Upgrade(flags) => upgrade_command::run(&flags),
         Command::Config(flags) => serve::print(&config::page(flags.page)),
+        Command::Convert(flags) => convert::run(&flags),
         Command::Check(flags) => serve::print_or_report(config::check(&flags)),
     }
 }

@@ -34,6 +34,9 @@ pub enum Command {
     Check(Check),
     /// Print the example, the reference or the JSON Schema of the configuration file
     Config(Config),
+    /// Convert a configuration of nginx
+    #[command(after_help = CONVERT_EXAMPLES)]
+    Convert(Convert),
 }
 
 /// The flags of `amped serve`.
@@ -202,6 +205,17 @@ pub struct Check {
     pub config: PathBuf,
 }
 
+/// The flags of `amped convert`.
+#[derive(Args, Clone, Debug)]
+pub struct Convert {
+    /// Configuration file of nginx, or a file of servers such as those in sites-available
+    #[arg(value_name = "NGINX_CONF")]
+    pub config: PathBuf,
+    /// File to write [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
 /// The flags of `amped config`.
 #[derive(Args, Clone, Debug)]
 pub struct Config {
@@ -318,6 +332,14 @@ Example:
 
 Exit status: 0 if the file is valid, 1 if not.";
 
+const CONVERT_EXAMPLES: &str = "\
+Example:
+  amped convert /etc/nginx/nginx.conf -o amped.toml && amped check --config amped.toml
+
+Directives that have no equivalent are listed on standard error, and are comments at their place in the output.
+
+Exit status: 0 if all was converted, 3 if something is left, 1 if the file cannot be read, 2 for wrong usage.";
+
 const ACME_EXAMPLES: &str = "\
 Examples:
   amped acme status
@@ -358,7 +380,12 @@ mod tests {
         let args = ["amped", "serve"].iter().chain(args).map(OsString::from);
         match parse(args)? {
             Command::Serve(serve) => Ok(*serve),
-            Command::Acme(_) | Command::Check(_) | Command::Config(_) | Command::Preload(_) => {
+            Command::Acme(_)
+            | Command::Check(_)
+            | Command::Config(_)
+            | Command::Convert(_)
+            | Command::Preload(_)
+            | Command::Upgrade(_) => {
                 panic!("expected `serve`")
             }
         }

@@ -147,6 +147,9 @@ pub struct SiteTable {
     #[schemars(extend("examples" = [["example.org.ocsp"]]))]
     pub ocsp: Vec<PathBuf>,
     /// Redirect requests without TLS to https
+    ///
+    /// Challenges of CAs, below `/.well-known/acme-challenge/`, are not redirected unless they require a password, so that any ACME
+    /// client can write its answers into the site.
     pub redirect_to_https: bool,
     /// Value of Strict-Transport-Security: browsers then use https only (RFC 6797)
     ///

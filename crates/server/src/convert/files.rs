@@ -1,0 +1,435 @@
+//! Directives about files and responses: roots, index pages, compression, certificates, access and header fields.
+
+use std::collections::BTreeMap;
+
+use amped_core::glob::Glob;
+use serde_json::{Map, Value, json};
+
+use super::known;
+use super::page::{Page, SitePage};
+use super::paths::Paths;
+use super::rewrite;
+use super::scope::{Location, Scope};
+use super::tree::{Directive, KNOWN_FILES};
+
+/// The root where no directive names one: that of nginx's packages.
+pub(super) const DEFAULT_ROOT: &str = "/usr/share/nginx/html";
+
+/// Sets the keys of a site. `root`: the scope of the location `/`, or else of the server.
+pub(super) fn keys(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, root: &Scope<'_>) {
+    let own_root = root.get("root").or(scope.get("root"));
+    site.keys.insert("root".to_owned(), own_root.map_or(DEFAULT_ROOT, |directive| directive.arg(0)).into());
+    if let Some(directive) = own_root {
+        let path = directive.arg(0).to_owned();
+        if path.contains('$') {
+            site.keys.insert("root".to_owned(), DEFAULT_ROOT.into());
+            page.note_in(site, directive, "a root has no variables; write a site for each directory");
+        }
+    }
+    for (name, key) in [("ssl_certificate", "certificate"), ("ssl_certificate_key", "key")] {
+        let all: Vec<&Directive> = scope.all(name).collect();
+        if let Some(first) = all.first() {
+            let files: Vec<&str> = all.iter().map(|directive| directive.arg(0)).collect();
+            page.site_key(site, key, json!(files), first);
+        }
+    }
+    let index = root.get("index").map(|directive| (directive, directive.args.clone()));
+    match index {
+        // The last of nginx may be a path of its own.
+        Some((directive, mut names)) if names.iter().any(|name| name.starts_with('/')) => {
+            names.retain(|name| !name.starts_with('/'));
+            page.note_in(
+                site,
+                directive,
+                "an index page is a file of the directory; use `[[site.fallback]]` for another",
+            );
+            page.site_key(site, "index", json!(names), directive);
+        }
+        Some((directive, names)) => _ = page.site_key(site, "index", json!(names), directive),
+        None => _ = site.keys.insert("index".to_owned(), json!(["index.html"])),
+    }
+    if let Some(directive) = is_on(root, "autoindex") {
+        page.site_key(site, "listing", true.into(), directive);
+    }
+    // nginx follows all links, and adds no charset.
+    site.keys.insert("symlinks".to_owned(), "any".into());
+    let charset = root.get("charset").map_or("", |directive| directive.arg(0));
+    site.keys.insert("charset".to_owned(), if charset == "off" { "" } else { charset }.into());
+    match root.get("default_type") {
+        Some(directive) if directive.arg(0) != "application/octet-stream" => {
+            page.site_key(site, "default_type", directive.arg(0).into(), directive);
+        }
+        Some(_) => {}
+        None => _ = site.keys.insert("default_type".to_owned(), "text/plain".into()),
+    }
+    compression(page, site, root);
+    types(page, site, root);
+    errors(page, site, scope);
+    let has_tls = site.keys.contains_key("certificate");
+    let verifies = scope.get("ssl_verify_client").is_some_and(|directive| directive.arg(0) != "off");
+    let of_clients = known::CLIENT_CERTIFICATES.iter().filter(|_| verifies);
+    for by_value in known::TLS.iter().chain(of_clients).filter(|_| has_tls) {
+        for directive in scope.all(by_value.0) {
+            if let Some(why) = by_value.left(directive) {
+                page.note_in(site, directive, why);
+            }
+        }
+    }
+    // A log of its own, unlike that of the block around it.
+    for directive in scope.own("access_log") {
+        match directive.arg(0) {
+            "off" => _ = page.rule(site, "unlogged", json!({ "match": "**", "errors": true }), directive),
+            _ => page.note_in(site, directive, "all sites have one log, `access` in `[log]`"),
+        }
+    }
+}
+
+/// The directive that turns something on, if it is.
+fn is_on<'a>(scope: &Scope<'a>, name: &str) -> Option<&'a Directive> {
+    scope.get(name).filter(|directive| directive.arg(0) == "on")
+}
+
+fn compression(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>) {
+    let on = [("zstd", "zstd"), ("gzip", "gzip")].map(|(name, coding)| is_on(scope, name).map(|from| (from, coding)));
+    let codings: Vec<&str> = on.iter().flatten().map(|(_, coding)| *coding).collect();
+    if let Some((from, _)) = on.iter().flatten().next() {
+        page.site_key(site, "compress", json!(codings), from);
+    }
+    if let Some(directive) = is_on(scope, "brotli") {
+        page.note_in(
+            site,
+            directive,
+            "files are compressed with zstd and gzip on the fly; put a name.br beside a file",
+        );
+    }
+}
+
+/// Media types that the configuration adds itself. Those of the usual ones are built in.
+fn types(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>) {
+    let mut types = BTreeMap::new();
+    for block in scope.all("types").filter(|block| !KNOWN_FILES.iter().any(|name| block.file.ends_with(name))) {
+        for line in block.inner() {
+            types.extend(line.args.iter().map(|suffix| (suffix.clone(), line.name.clone())));
+        }
+        if !types.is_empty() {
+            page.site_key(site, "types", json!(types), block);
+        }
+    }
+}
+
+fn errors(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>) {
+    let mut pages = Map::new();
+    for directive in scope.all("error_page") {
+        let Some((target, statuses)) = directive.args.split_last() else { continue };
+        let (changes, statuses): (Vec<&String>, Vec<&String>) = statuses.iter().partition(|word| word.starts_with('='));
+        if !changes.is_empty() {
+            page.note_in(site, directive, "an error page does not change the status");
+            continue;
+        }
+        for status in statuses {
+            let mut with = pages.clone();
+            with.insert(status.clone(), target.clone().into());
+            if page.site_key(site, "errors", Value::Object(with.clone()), directive) {
+                pages = with;
+            }
+        }
+    }
+}
+
+/// Removes the error pages that an application would serve: it may itself have failed.
+pub(super) fn pages_of_applications(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>) {
+    let patterns = site.tables("app").filter_map(|app| Glob::parse(app["match"].as_str()?).ok());
+    let patterns: Vec<Glob> = patterns.collect();
+    let is_served =
+        |path: &Value| patterns.iter().any(|glob| glob.matches(path.as_str().unwrap_or_default().as_bytes()));
+    let Some(Value::Object(pages)) = site.keys.get_mut("errors") else { return };
+    let mut removed = Vec::new();
+    pages.retain(|_, path| {
+        !is_served(path) || {
+            removed.push(path.clone());
+            false
+        }
+    });
+    for directive in scope
+        .all("error_page")
+        .filter(|page| page.args.last().is_some_and(|path| removed.contains(&path.as_str().into())))
+    {
+        page.note_in(
+            site,
+            directive,
+            "an error page is a file; the application that would serve it may itself have failed",
+        );
+    }
+}
+
+/// The path that `if (!-e $request_filename) { rewrite ... }` serves instead of a missing file.
+pub(super) fn missing_file(directive: &Directive) -> Option<&str> {
+    let (operator, variable, rest) = rewrite::condition_words(&directive.args);
+    let is_missing = ["!-e", "!-f"].contains(&operator.as_str()) && variable == "$request_filename" && rest.is_empty();
+    let rewrite = directive.inner().iter().find(|inner| inner.name == "rewrite")?;
+    is_missing.then(|| rewrite.arg(1))
+}
+
+/// `[[site.access]]` and `[[site.auth]]` of a directory.
+///
+/// Those of a site may be in the block `http`.
+pub(super) fn directory_rules(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, paths: &Paths, is_site: bool) {
+    let block = |names: &[&str]| if is_site { scope.nearest(names) } else { scope.innermost() };
+    let (rules, passwords) = (block(&["allow", "deny"]), block(&["auth_basic"]));
+    let (rules, passwords) = (Scope::of(&[rules]), Scope::of(&[passwords]));
+    // To allow all is the default.
+    let access = rules.own("allow").filter(|directive| directive.arg(0) != "all").chain(rules.own("deny")).next();
+    let auth = passwords.own("auth_basic").next();
+    let Some(first) = access.or(auth) else { return };
+    let Some(directory) = paths.directory() else {
+        return page.note_here(
+            site,
+            first,
+            "access is by directory; write `directory = \"/.../\"` for the one that has these paths",
+        );
+    };
+    if matches!(paths, Paths::Prefix { path, .. } if !path.ends_with('/')) {
+        let why = format!("only {directory} and all below it is protected, not other paths that begin with this one");
+        page.note_here(site, first, &why);
+    }
+    if let Some(from) = access {
+        let list =
+            |name| rules.own(name).map(|directive| directive.arg(0)).filter(|who| *who != "all").collect::<Vec<_>>();
+        let mut table = json!({ "directory": directory });
+        for (key, list) in [("allow", list("allow")), ("deny", list("deny"))] {
+            if !list.is_empty() {
+                table[key] = json!(list);
+            }
+        }
+        let allows_others = rules.own("deny").all(|directive| directive.arg(0) != "all");
+        if allows_others {
+            table.as_object_mut().and_then(|table| table.remove("allow"));
+        }
+        if table.as_object().is_some_and(|table| table.len() > 1) {
+            page.rule(site, "access", table, from);
+        } else if !allows_others {
+            page.rule(site, "route", json!({ "match": paths.pattern(), "deny": true }), from);
+        }
+    }
+    let Some(from) = auth else { return };
+    if from.arg(0) == "off" {
+        return page.note_here(site, from, "a directory cannot do without the password of the one around it");
+    }
+    match scope.get("auth_basic_user_file") {
+        Some(file) => {
+            let table = json!({ "directory": directory, "realm": from.arg(0), "accounts": file.arg(0) });
+            page.rule(site, "auth", table, from);
+        }
+        None => page.note_here(site, from, "no `auth_basic_user_file`"),
+    }
+}
+
+/// Another root of a location, and whether its requests are logged.
+pub(super) fn location_files(page: &mut Page, site: &mut SitePage, location: &Location<'_>) {
+    let Location { paths, scope, .. } = location;
+    for directive in scope.own("access_log") {
+        match directive.arg(0) {
+            "off" => _ = page.rule(site, "unlogged", json!({ "match": paths.pattern(), "errors": true }), directive),
+            _ => page.note_here(site, directive, "all requests have one log, `access` in `[log]`"),
+        }
+    }
+    for (name, why) in [
+        ("index", "index pages are those of the site"),
+        ("autoindex", "listings are on or off for a site"),
+        ("default_type", "default_type is that of the site; use `types`"),
+        ("charset", "the charset is that of the site"),
+        ("error_page", "error pages are those of the site"),
+        ("gzip", "compression is on or off for a site"),
+    ] {
+        let is_harmless = paths.is_all() || (name == "default_type" && location.is_answered());
+        if let Some(directive) = scope.own(name).next().filter(|_| !is_harmless || name == "error_page") {
+            let key = [("autoindex", "listing"), ("gzip", "compress")].iter().find(|(theirs, _)| *theirs == name);
+            let is_off = key.is_some_and(|(_, key)| directive.arg(0) == "off" && !site.keys.contains_key(*key));
+            if !is_off {
+                page.note_here(site, directive, why);
+            }
+        }
+    }
+    if let Some(directive) = scope.own("alias").next() {
+        alias(page, site, paths, directive);
+    } else if let Some(directive) = scope.own("root").next().filter(|_| !paths.is_all()) {
+        if site.keys.get("root").is_some_and(|root| root == directive.arg(0)) {
+            return;
+        }
+        let table = json!({ "match": paths.pattern(), "root": directive.arg(0), "keep_prefix": true });
+        page.rule(site, "alias", table, directive);
+    }
+}
+
+fn alias(page: &mut Page, site: &mut SitePage, paths: &Paths, directive: &Directive) {
+    let target = directive.arg(0);
+    let (pattern, root) = match paths {
+        _ if target.contains('$') => return page.note_here(site, directive, "a root has no variables"),
+        Paths::Prefix { path, .. } => {
+            (Paths::Prefix { path: format!("{}/", path.trim_end_matches('/')), is_final: false }.pattern(), target)
+        }
+        Paths::Exact(path) => match (path.rsplit_once('/'), target.rsplit_once('/')) {
+            (Some((_, name)), Some((folder, file))) if name == file => (paths.pattern(), folder),
+            _ => {
+                return page.note_here(
+                    site,
+                    directive,
+                    "the file must have the same name; rewrite the path to its name first",
+                );
+            }
+        },
+        Paths::Regex { .. } | Paths::Named(_) => {
+            return page.note_here(site, directive, "use `[[site.alias]]` for a directory, or a rewrite");
+        }
+    };
+    let root = if root == "/" { root } else { root.trim_end_matches('/') };
+    page.rule(site, "alias", json!({ "match": pattern, "root": root }), directive);
+}
+
+/// Header rules. The last rule of amped wins, so the locations come in the reverse of their precedence.
+pub(super) fn headers(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, locations: &[Location<'_>]) {
+    let whole = Paths::Prefix { path: "/".to_owned(), is_final: false };
+    let inherited = header_rules(page, site, scope, &whole, None);
+    for (index, location) in locations.iter().enumerate().rev().filter(|(_, location)| has_own_headers(&location.scope))
+    {
+        // Cache-Control of a rule is for files only.
+        let is_for_files = has_none(&location.scope, &["add_header", HIDING[0], HIDING[1]]);
+        let is_without = |other: &&Location<'_>| {
+            let is_untouched = other.is_answered() || is_for_files && other.has_app();
+            !(is_untouched || has_own_headers(&other.scope)) && other.paths.may_overlap(&location.paths)
+        };
+        if let Some(other) = locations[..index].iter().find(is_without) {
+            let why = format!("the header rules of {} apply to its paths too", location.directive.place());
+            page.note_here(site, other.directive, &why);
+        }
+        header_rules(page, site, &location.scope, &location.paths, Some(&inherited));
+    }
+}
+
+/// Directives that remove header fields of applications.
+const HIDING: [&str; 2] = ["fastcgi_hide_header", "proxy_hide_header"];
+
+fn has_own_headers(scope: &Scope<'_>) -> bool {
+    !has_none(scope, &["add_header", "expires", HIDING[0], HIDING[1]])
+}
+
+/// Whether the innermost block has no directive with one of these names.
+fn has_none(scope: &Scope<'_>, names: &[&str]) -> bool {
+    names.iter().all(|name| scope.own(name).next().is_none())
+}
+
+/// Rules for the fields of a scope; returns their names. `inherited`: those of the site around it, which its own replace.
+fn header_rules(
+    page: &mut Page,
+    site: &mut SitePage,
+    scope: &Scope<'_>,
+    paths: &Paths,
+    inherited: Option<&[String]>,
+) -> Vec<String> {
+    let is_replaced = scope.own("add_header").next().is_some();
+    let mut rules: BTreeMap<bool, Map<String, Value>> = BTreeMap::new();
+    let (mut names, mut cache, mut first) = (Vec::new(), expires(page, site, scope), None);
+    let fields: Vec<&Directive> = match inherited {
+        // Those of the site apply without being repeated.
+        Some(_) => scope.own("add_header").collect(),
+        None => scope.all("add_header").collect(),
+    };
+    for directive in fields {
+        let (name, value, always) = (directive.arg(0), directive.arg(1), directive.arg(2) == "always");
+        first.get_or_insert(directive);
+        if value.contains('$') {
+            page.note_here(site, directive, "a header rule has no variables");
+        } else if name.eq_ignore_ascii_case("Cache-Control") {
+            cache = Some(cache.map_or_else(|| value.to_owned(), |cache| format!("{cache}, {value}")));
+        } else if name.eq_ignore_ascii_case("Content-Type") {
+            // Of a fixed response, which has it.
+        } else if !value.is_empty() {
+            names.push(name.to_owned());
+            rules.entry(!always).or_default().insert(name.to_owned(), value.into());
+        }
+    }
+    let hidden: Vec<&Directive> = HIDING.iter().flat_map(|name| scope.all(name)).collect();
+    let from = first.or(scope.get("expires")).or(hidden.first().copied());
+    let Some(from) = from else { return names };
+    let mut removed: Vec<String> = hidden.iter().map(|directive| directive.arg(0).to_owned()).collect();
+    if is_replaced {
+        removed.extend(
+            inherited
+                .into_iter()
+                .flatten()
+                .filter(|name| !names.iter().any(|own| own.eq_ignore_ascii_case(name)))
+                .cloned(),
+        );
+    }
+    if cache.is_some() || !removed.is_empty() || rules.is_empty() {
+        let mut table = json!({ "match": paths.pattern() });
+        if let Some(cache) = cache {
+            table["cache_control"] = cache.into();
+        }
+        if !removed.is_empty() {
+            table["remove"] = json!(removed);
+        }
+        if table.as_object().is_some_and(|table| table.len() > 1) {
+            page.rule(site, "headers", table, from);
+        }
+    }
+    for (not_always, fields) in rules {
+        let mut table = json!({ "match": paths.pattern(), "set": fields });
+        if not_always {
+            table["errors"] = false.into();
+        }
+        page.rule(site, "headers", table, from);
+    }
+    names
+}
+
+/// The value of Cache-Control that `expires` sets.
+fn expires(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>) -> Option<String> {
+    let directive = scope.get("expires")?;
+    match directive.arg(0) {
+        "off" => None,
+        "epoch" => Some("no-cache".to_owned()),
+        "max" => Some("max-age=315360000".to_owned()),
+        time if time.starts_with('-') => Some("no-cache".to_owned()),
+        time => match seconds(time) {
+            Some(seconds) => Some(format!("max-age={seconds}")),
+            None => {
+                page.note_here(site, directive, "use `cache_control` in `[[site.headers]]`");
+                None
+            }
+        },
+    }
+}
+
+/// A time of nginx, such as `1h 30m`, in whole seconds.
+pub(super) fn seconds(text: &str) -> Option<u64> {
+    let mut total = 0_u64;
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, behind) = rest.split_at(digits);
+        let letters = behind.bytes().take_while(u8::is_ascii_alphabetic).count();
+        let (unit, behind) = behind.split_at(letters);
+        let scale = match unit {
+            "" | "s" => 1,
+            "m" => 60,
+            "h" => 3600,
+            "d" => 86_400,
+            "w" => 7 * 86_400,
+            "M" => 30 * 86_400,
+            "y" => 365 * 86_400,
+            _ => return None,
+        };
+        total = total.checked_add(number.parse::<u64>().ok()?.checked_mul(scale)?)?;
+        rest = behind.trim_start();
+    }
+    Some(total)
+}
+
+/// The same as a time of amped.
+pub(super) fn time(text: &str) -> Option<String> {
+    match text.strip_suffix("ms") {
+        Some(number) => number.parse::<u64>().ok().map(|number| format!("{number}ms")),
+        None => seconds(text).map(|seconds| format!("{seconds}s")),
+    }
+}

@@ -1,0 +1,86 @@
+//! `amped convert`: translates a configuration of nginx.
+//!
+//! 1. `lex` splits the text into words, `tree` makes directives of them, with those of included files.
+//! 2. `main_block` translates what concerns the whole server; `server` makes a site of each `server`, whose locations `paths` sorts by nginx's
+//!    precedence, and `scope` keeps with what is around them; `rewrite`, `files` and `apps` translate their directives.
+//! 3. `page` collects the tables, checks each as the server does, and prints them, with a comment for each directive that is left.
+//!
+//! A directive that cannot be translated exactly is reported, never guessed: the operator has to know.
+
+mod apps;
+mod files;
+mod known;
+mod lex;
+mod main_block;
+mod page;
+mod paths;
+mod rewrite;
+mod scope;
+mod server;
+mod tree;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use crate::config::cli;
+use crate::{say, serve};
+
+/// The result of a conversion.
+#[derive(Debug)]
+pub struct Converted {
+    /// The configuration, in TOML.
+    pub text: String,
+    /// A line for each directive that is not converted.
+    pub left: Vec<String>,
+    /// A line for each that is converted to what a default of amped would be safer than.
+    pub warnings: Vec<String>,
+}
+
+/// Translates a file and all that it includes.
+///
+/// # Errors
+/// A message with file, line and column.
+pub fn convert(path: &Path) -> Result<Converted, String> {
+    let directives = tree::read(path)?;
+    let page = main_block::page(&directives);
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    Ok(Converted { text: page.text(&name), left: page.left, warnings: page.warnings })
+}
+
+/// The exit status if a directive is left.
+const INCOMPLETE: u8 = 3;
+
+/// Runs the command.
+pub fn run(flags: &cli::Convert) -> ExitCode {
+    let converted = match convert(&flags.config) {
+        Ok(converted) => converted,
+        Err(message) => {
+            say!("{message}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let written = match &flags.output {
+        None => serve::print(&converted.text),
+        Some(path) => match std::fs::write(path, &converted.text) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                say!("cannot write {}: {error}", path.display());
+                ExitCode::FAILURE
+            }
+        },
+    };
+    for line in converted.left.iter().chain(&converted.warnings) {
+        say!("{line}");
+    }
+    match converted.left.len() {
+        0 => written,
+        _ if written != ExitCode::SUCCESS => written,
+        n => {
+            say!("{n} directives are not converted; the comments in the output are at their places");
+            ExitCode::from(INCOMPLETE)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

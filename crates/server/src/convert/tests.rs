@@ -1,0 +1,173 @@
+//! Conversions of whole configurations: expected outputs in `tests/golden/convert`, and that the server accepts them.
+
+use std::path::{Path, PathBuf};
+
+use super::{Converted, convert};
+use crate::config;
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/convert")
+}
+
+/// Checks that the server finds no error in a configuration but that files are absent.
+fn check_accepted(text: &str) {
+    let folder = tempfile::tempdir().expect("a directory");
+    let path = folder.path().join("amped.toml");
+    std::fs::write(&path, text).expect("written");
+    let Err(error) = config::check(&config::cli::Check { config: path }) else { return };
+    let absent = ["does not exist", "cannot read", "No such file"];
+    for problem in error.problems() {
+        assert!(absent.iter().any(|words| problem.message().contains(words)), "{}\n{text}\n{error}", problem.message());
+    }
+}
+
+#[test]
+fn conversions_match_golden_files() {
+    let mut number = 0;
+    for entry in std::fs::read_dir(golden()).expect("the directory") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_none_or(|ending| ending != "conf") {
+            continue;
+        }
+        number += 1;
+        let Converted { text, left, warnings } = convert(&path).expect("valid");
+        let expected = path.with_extension("toml");
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(&expected, &text).expect("written");
+        }
+        let expected = std::fs::read_to_string(&expected).unwrap_or_default();
+        assert!(text == expected, "{} differs; run with UPDATE=1 and read the difference\n{text}", path.display());
+        for line in left.iter().chain(&warnings) {
+            assert!(text.contains(&format!("# {line}\n")), "{line}");
+        }
+        check_accepted(&text);
+    }
+    assert!(number >= 4, "{number}");
+}
+
+#[test]
+fn debian_default_configuration_is_converted() {
+    let Converted { text, left, warnings } =
+        convert(Path::new("/etc/nginx/nginx.conf")).expect("apt package nginx is installed");
+    assert!(left.is_empty() && warnings.is_empty(), "{left:?}");
+    for line in ["listen = [\"*:80\"]", "user = \"www-data\"", "root = \"/var/www/html\"", "compress = [\"gzip\"]"] {
+        assert!(text.lines().any(|own| own == line), "{line}\n{text}");
+    }
+    check_accepted(&text);
+    let site = convert(Path::new("/etc/nginx/sites-available/default")).expect("it is installed");
+    assert!(site.left.is_empty() && site.text.contains("root = \"/var/www/html\""), "{site:?}");
+}
+
+#[test]
+fn random_configuration_does_not_panic() {
+    use proptest::prelude::*;
+    let word = "(location|server|listen|return|rewrite|if|root|alias|try_files|error_page|add_header|expires|proxy_pass|fastcgi_pass|upstream\
+                |allow|deny|auth_basic|limit_req|limit_req_zone|server_name|http|\\{|\\}|;|;|;|=|~|~\\*|\\^~|/|/a/|@b|=404|\\$uri|\\$host\
+                |301|200|https://\\$host\\$request_uri|\"\\(\\$host\"|\"x\\)\"|zone=a:1m|rate=1r/s|unix:|\\[::\\]:1|1m|ö|\\.php\\$|all|off)";
+    proptest!(ProptestConfig::with_cases(150), |(words in proptest::collection::vec(word, 0..30))| {
+        let directives = super::tree::parse(&words.join(" "));
+        if let Ok(directives) = directives {
+            super::main_block::page(&directives).text("x");
+        }
+    });
+}
+
+/// The page of a configuration.
+fn page(text: &str) -> super::page::Page {
+    let page = super::main_block::page(&super::tree::parse(text).expect("valid"));
+    check_accepted(&page.text("nginx.conf"));
+    page
+}
+
+#[test]
+fn directives_that_change_responses_are_not_ignored() {
+    let tls = "listen 443 ssl; ssl_certificate a.pem; ssl_certificate_key a.key;";
+    for directive in [
+        "ssl_protocols TLSv1.2;",
+        "ssl_protocols TLSv1 TLSv1.2 TLSv1.3;",
+        "ssl_ciphers HIGH;",
+        "ssl_ecdh_curve secp521r1;",
+        "ssl_conf_command Options KTLS;",
+        "ssl_password_file p;",
+        "ssl_verify_client on; ssl_client_certificate ca.pem; ssl_verify_depth 1;",
+        "ssl_verify_client on; ssl_client_certificate ca.pem; ssl_trusted_certificate b.pem;",
+        "ssl_verify_client optional_no_ca;",
+        "underscores_in_headers on;",
+        "merge_slashes off;",
+        "etag off;",
+        "if_modified_since off;",
+        "client_body_in_file_only on;",
+        "client_body_temp_path /x;",
+        "gzip_static always;",
+        "proxy_next_upstream off;",
+        "limit_req_status 503;",
+        "autoindex_format json;",
+        "location /a/ { send_timeout 3s; }",
+        "location /a/ { keepalive_timeout 3s; }",
+        "if ($arg_a) { break; }",
+        "location /a/ { proxy_pass https://10.0.0.1; proxy_ssl_crl c; }",
+        "location /a/ { proxy_pass https://10.0.0.1; proxy_ssl_ciphers HIGH; }",
+        "location /a/ { proxy_pass https://10.0.0.1; proxy_ssl_server_name off; }",
+        "location /a/ { proxy_pass http://10.0.0.1; proxy_send_timeout 3s; }",
+    ] {
+        let left = page(&format!("server {{ {tls} {directive} }}")).left;
+        assert_eq!(left.len(), 1, "{directive}: {left:?}");
+    }
+    for directive in [
+        "ssl_protocols TLSv1.3 TLSv1.2;",
+        "ssl_prefer_server_ciphers on;",
+        "ssl_session_tickets off;",
+        "client_body_buffer_size 1m;",
+        "underscores_in_headers off;",
+        "merge_slashes on;",
+        "break;",
+        "location /a/ { proxy_pass http://10.0.0.1; proxy_send_timeout 60s; }",
+    ] {
+        let left = page(&format!("server {{ {tls} {directive} }}")).left;
+        assert!(left.is_empty(), "{directive}: {left:?}");
+    }
+    // Without TLS these have no effect.
+    assert!(page("ssl_protocols TLSv1; ssl_ciphers HIGH; server { listen 80; }").left.is_empty());
+    let text =
+        page("server { listen 80; return 410; break; return 411; } worker_shutdown_timeout 5s; http2 off;").text("x");
+    assert!(text.contains("deadline = \"5s\"") && text.contains("410") && !text.contains("411"), "{text}");
+}
+
+#[test]
+fn limits_of_path_are_one_table() {
+    let zones = "limit_req_zone $binary_remote_addr zone=a:1m rate=10r/s; limit_conn_zone $remote_addr zone=b:1m;";
+    let tables = |inner: &str| {
+        let page = page(&format!("{zones} server {{ {inner} }}"));
+        let tables: Vec<String> = page.sites[0].tables("limit").map(ToString::to_string).collect();
+        (tables.join("\n"), page.left.len())
+    };
+    let check = |inner: &str, expected: &str, left: usize| {
+        let (found, notes) = tables(inner);
+        assert_eq!((found.as_str(), notes), (expected, left), "{inner}");
+    };
+    check(
+        "limit_req zone=a burst=5 delay=2; limit_conn b 3; limit_rate 10k; limit_rate_after 1m;",
+        r#"{"burst":3,"concurrent":3,"match":"/**","max_delay":"300ms","rate":"10KiB/s","rate_after":"1MiB","requests":"10/s"}"#,
+        0,
+    );
+    // A location inherits those that it has not itself, and its requests are counted apart.
+    check(
+        "limit_conn b 3; location /a/ { limit_rate 500; }",
+        "{\"concurrent\":3,\"match\":\"/a/**\",\"rate\":\"500B/s\"}\n{\"concurrent\":3,\"match\":\"/**\"}",
+        1,
+    );
+    check("limit_rate 500; location /a/ { limit_rate 0; }", r#"{"match":"/**","rate":"500B/s"}"#, 1);
+    // The first table that matches applies.
+    check("location ~ x { } location /a/ { limit_rate 500; }", r#"{"match":"/a/**","rate":"500B/s"}"#, 1);
+    check("limit_req zone=a; limit_req_dry_run on;", "", 1);
+    check("limit_rate $slow;", "", 1);
+    check("limit_conn c 1;", "", 1);
+}
+
+#[test]
+fn fallback_to_denied_file_is_left() {
+    let text = "server { location / { try_files $uri /index.php; } location ~ php$ { return 404; } }";
+    let page = super::main_block::page(&super::tree::parse(text).expect("valid"));
+    assert_eq!(page.left, ["nginx.conf:1: not converted: `try_files`: another location denies /index.php"]);
+    check_accepted(&page.text("nginx.conf"));
+}
