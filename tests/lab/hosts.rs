@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -103,7 +104,8 @@ impl Net {
             )
             .unwrap();
             let log = fs::File::create(at(&format!("{name}.log"))).unwrap();
-            let space = format!("--net=/proc/{pid}/ns/net");
+            symlink(format!("/proc/{pid}/ns/net"), net.space(name)).unwrap();
+            let space = format!("--net={}", net.space(name));
             let words = ["nsenter", &space, "/usr/sbin/sshd", "-D", "-e", "-f", &file];
             servers.push(held(&words).stderr(log).spawn().unwrap());
         }
@@ -129,7 +131,18 @@ impl Net {
     /// Returns the experiment's table that names these hosts.
     fn table(&self, clients: &[&str]) -> String {
         let config = self.home.path().join("ssh_config").display().to_string();
-        format!("[hosts]\nserver = \"server\"\nclients = {clients:?}\nssh = \"ssh -F {config}\"\n")
+        format!("[hosts]\nserver = \"server\"\nclients = {clients:?}\nvia = \"ssh -F {config} {{host}}\"\n")
+    }
+
+    /// The same, without ssh: nsenter(1) runs a command in the namespace of a host.
+    fn table_without_ssh(&self) -> String {
+        let via = format!("nsenter --net={} --", self.space("{host}"));
+        format!("[hosts]\nserver = \"server\"\nclients = [\"c1\", \"c2\"]\naddress = \"10.98.0.2\"\nvia = \"{via}\"\n")
+    }
+
+    /// The file of the namespace of a host.
+    fn space(&self, name: &str) -> String {
+        self.home.path().join(format!("net-{name}")).display().to_string()
     }
 
     /// Returns the command that runs this experiment on the control machine.
@@ -166,9 +179,19 @@ impl Net {
         found.next().map(|(pid, program)| (pid, program.parent().unwrap().to_owned()))
     }
 
+    /// Kills the agent of the second client once this command has started the load there.
+    fn kill_second_client(&self, command: &mut Child) {
+        until("load on the second client", || {
+            assert!(command.try_wait().unwrap().is_none(), "it has exited");
+            self.generator(3)
+        });
+        let (pid, _) = self.agent(3).unwrap();
+        done(Command::new("kill").args(["-KILL", &pid.to_string()]));
+    }
+
     /// Returns whether a load generator runs on a host.
     fn generator(&self, at: usize) -> bool {
-        self.processes(at).iter().any(|(_, words)| words.contains(" load http") && words.contains("--await-start"))
+        self.processes(at).iter().any(|(_, words)| words.contains(" load ") && words.contains("--await-start"))
     }
 }
 
@@ -260,14 +283,104 @@ fn one_server_and_two_clients_form_one_experiment() {
 }
 
 #[test]
+fn hosts_are_reached_by_any_program_that_runs_a_command_there() {
+    let net = Net::new(&[]);
+    let text = format!(
+        "repetitions = 1\n[[subject]]\nkind = \"nginx\"\n[workload]\nwebstone = \"1/4\"\n[load]\nclients = 4\nduration = \"1s\"\n\
+         timeout = \"30s\"\n{}{PATIENT}",
+        net.table_without_ssh()
+    );
+    let (_, err) = stands(&net.run(&text).output().unwrap());
+    let run = &runs(net.home.path())["1-a0-4"];
+    assert!(run["status"] != "invalid" && run["summary"]["ok"].as_u64() > Some(0), "{run}\n{err}");
+    let hosts = json(&net.home.path().join("out/runs/1-a0-4/hosts.json"));
+    assert_eq!(hosts.as_array().map(Vec::len), Some(3), "{hosts}");
+    assert_nothing_is_left(&net, &[]);
+}
+
+#[test]
+fn load_is_checked_before_hosts_are_reached() {
+    for (more, says) in [(&["-c", "0"][..], "--clients must be at least 1"), (&[], "no load given")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
+        command.args(["load", "http://127.0.0.1:1/", "--hosts", "a", "--via", "false {host}"]).args(more);
+        let output = command.output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && err.contains(says), "{more:?}: {err}");
+    }
+}
+
+#[test]
+fn one_load_comes_from_several_hosts() {
+    let net = Net::new(&["c1"]);
+    let config = net.home.path().join("nginx.conf");
+    let log = net.home.path().join("access.log");
+    let text = format!(
+        "daemon off;\npid {0}/nginx.pid;\nerror_log {0}/error.log;\nevents {{}}\nhttp {{\n  access_log {0}/access.log;\n  \
+         server {{ listen 10.98.0.2:80; return 200 \"ok\"; }}\n}}\n",
+        net.home.path().display()
+    );
+    fs::write(&config, text).unwrap();
+    let space = format!("--net={}", net.space("server"));
+    let words = ["nsenter", &space, "nginx", "-c", config.to_str().unwrap()];
+    let mut server = held(&words).spawn().unwrap();
+    until("nginx", || {
+        log.exists() && net.within(0, &["curl", "-s", "http://10.98.0.2/"]).output().unwrap().stdout == b"ok"
+    });
+    fs::write(&log, "").unwrap();
+    let mix = net.home.path().join("mix.txt");
+    fs::write(&mix, "1 /one\n1 /two\n").unwrap();
+    let via = format!("ssh -F {} {{host}}", net.home.path().join("ssh_config").display());
+    let own = env!("CARGO_BIN_EXE_ammeter");
+    let load = |hosts: &str, more: &[&str]| {
+        let words = [own, "load", "http://10.98.0.2/", "--hosts", hosts, "--via", &via, "--mix", mix.to_str().unwrap()];
+        let mut command = net.within(0, &words);
+        command.args(["--connect-timeout", "20s", "--timeout", "30s", "--others-max", "100%"]).args(more);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let hlog = net.home.path().join("load.hlog");
+    let more = ["--rate", "301", "-d", "1s", "--arrivals", "constant", "--json", "--hlog", hlog.to_str().unwrap()];
+    let output = load("c1,c2", &more).output().unwrap();
+    // The status is 1 if the machine is too busy for the schedule.
+    let (found, err) = told(&output);
+    // As one load: 301 connections in all, half of them from each host, and all with the targets of the copied file.
+    assert_eq!((&found["planned"], &found["ok"]), (&Value::from(301), &Value::from(301)), "{found}\n{err}");
+    let hosts = found["hosts"].as_array().unwrap();
+    assert_eq!(hosts.iter().map(|host| host["host"].as_str().unwrap()).collect::<Vec<_>>(), ["c1", "c2"], "{found}");
+    assert!(hosts.iter().all(|host| host["clock"]["bound_s"].as_f64() > Some(0.0)), "{found}");
+    let served = fs::read_to_string(&log).unwrap();
+    for (address, count) in [("10.98.0.3 ", 151), ("10.98.0.4 ", 150)] {
+        assert_eq!(served.lines().filter(|line| line.starts_with(address)).count(), count, "{address}");
+    }
+    assert_eq!(served.matches("GET /one ").count() + served.matches("GET /two ").count(), 301, "{served}");
+    assert!(hlog.exists());
+    // Without --json there is a line for each host, and one client needs only one host.
+    let output = load("c1,c2", &["-c", "1", "-d", "500ms"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("\nhosts\n  c1: ") && !text.contains("c2: "), "{text}");
+    // A host that dies is an error, not a smaller load.
+    let mut child = load("c1,c2", &["-c", "2", "-d", "60s"]).spawn().unwrap();
+    net.kill_second_client(&mut child);
+    let output = child.wait_with_output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && err.contains("lost the connection to c2"), "{err}");
+    assert!(output.stdout.is_empty());
+    // Its workers end with it only if it may tell them.
+    done(Command::new("kill").arg(server.id().to_string()));
+    server.wait().unwrap();
+    assert_nothing_is_left(&net, &[]);
+}
+
+#[test]
 fn killed_or_stopped_run_leaves_nothing_on_any_host() {
     let net = Net::new(&["server", "c1"]);
-    let text = format!(
-        "repetitions = 50\n[[subject]]\nkind = \"nginx\"\n[workload]\nwebstone = \"1/4\"\n[load]\nclients = 4\nduration = \"2s\"\n\
-         timeout = \"30s\"\n{}{PATIENT}",
-        net.table(&["c1", "c2"])
-    );
-    for signal in ["-KILL", "-INT"] {
+    let text = "repetitions = 50\n[[subject]]\nkind = \"nginx\"\n[workload]\nwebstone = \"1/4\"\n[load]\nclients = 4\nduration = \"2s\"\n\
+                timeout = \"30s\"\n";
+    let ssh = net.table(&["c1", "c2"]);
+    for (signal, table) in [("-KILL", &ssh), ("-INT", &ssh), ("-KILL", &net.table_without_ssh())] {
+        let text = format!("{text}{table}{PATIENT}");
+        // Hosts that are reached otherwise are another experiment.
+        let _ = fs::remove_dir_all(net.home.path().join("out"));
         let path = net.home.path().join("said");
         let errors = fs::File::create(&path).unwrap();
         let said = || fs::read_to_string(&path).unwrap();
@@ -298,12 +411,7 @@ fn dead_host_invalidates_run_and_is_reconnected() {
         net.table(&["c1", "c2"])
     );
     let mut child = net.run(&text).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    until("load on the second client", || {
-        assert!(child.try_wait().unwrap().is_none(), "it has exited");
-        net.generator(3)
-    });
-    let (pid, _) = net.agent(3).unwrap();
-    done(Command::new("kill").args(["-KILL", &pid.to_string()]));
+    net.kill_second_client(&mut child);
     let output = child.wait_with_output().unwrap();
     let (_, err) = stands(&output);
     let runs = runs(net.home.path());
@@ -321,7 +429,7 @@ fn unreachable_host_is_reported_before_setup() {
     let output = net.run(&text).output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(1) && err.contains("cannot reach nobody"), "{err}");
-    assert!(err.contains("Connection refused") && err.contains("ssh -o BatchMode=yes nobody true"), "{err}");
+    assert!(err.contains("Connection refused") && err.contains("nobody true"), "{err}");
     assert!(!net.home.path().join("out").exists());
     // A host without the server's program reports it too.
     let text = text.replace("nobody", "c2").replace("kind = \"nginx\"", "kind = \"nginx\"\nprogram = \"/no/such\"");

@@ -43,7 +43,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use crate::values::{Checked, CommandLine, HostName, Setting, share};
+use crate::channel::SSH;
+use crate::values::{Checked, HostName, Setting, Via, share};
 
 /// The format version of the archives that this program writes and reads.
 pub(crate) const FORM: u32 = 4;
@@ -237,7 +238,7 @@ pub(crate) fn flatten(path: &str, value: &toml::Value, flat: &mut BTreeMap<Strin
     }
 }
 
-/// The hosts of an experiment, by their ssh names.
+/// The hosts of an experiment, by the names that `via` takes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table")]
 pub(crate) struct Hosts {
@@ -245,10 +246,18 @@ pub(crate) struct Hosts {
     pub(crate) server: Checked<HostName>,
     /// Hosts of the load generators; each generates one slice of the load.
     pub(crate) clients: Vec<Checked<HostName>>,
-    /// Address at which clients reach the server; `None` uses the address that ssh connects to.
+    /// Address at which clients reach the server; `None` uses the one that ssh connects to, or that the server's host
+    /// sends from.
     pub(crate) address: Option<IpAddr>,
-    /// The ssh program and its arguments; `None` is `ssh`.
-    pub(crate) ssh: Option<Checked<CommandLine>>,
+    /// The program that runs a command on a host, with `{host}` in place of its name; `None` is `ssh {host}`.
+    pub(crate) via: Option<Checked<Via>>,
+}
+
+impl Hosts {
+    /// The program that runs a command on a host.
+    pub(crate) fn via(&self) -> &str {
+        self.via.as_ref().map_or(SSH, |via| via)
+    }
 }
 
 /// An executable that took part in an experiment.

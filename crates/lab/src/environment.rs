@@ -428,19 +428,30 @@ impl Running {
     /// # Errors
     /// If the program does not exist.
     pub(crate) fn start(name: &str, words: &[String], streams: Streams) -> Result<Running, Failure> {
-        Running::start_with(name, words, streams, Stdio::null())
+        Running::begin(name, words, streams, Stdio::null(), process::end_with_this_thread)
     }
 
-    /// As [`start`](Running::start), with standard input.
+    /// As [`start`](Running::start), for a program that ends, and tidies up, at the end of its standard input, however this
+    /// process ends.
     ///
     /// # Errors
     /// Those of [`start`](Running::start).
-    pub(crate) fn start_with(name: &str, words: &[String], streams: Streams, input: Stdio) -> Result<Running, Failure> {
+    pub(crate) fn start_fed(name: &str, words: &[String], streams: Streams) -> Result<Running, Failure> {
+        Running::begin(name, words, streams, Stdio::piped(), process::handle_signals)
+    }
+
+    fn begin(
+        name: &str,
+        words: &[String],
+        streams: Streams,
+        input: Stdio,
+        prepare: fn(&mut Command),
+    ) -> Result<Running, Failure> {
         let (program, arguments) =
             words.split_first().ok_or_else(|| Failure::failed(format!("{name}: the command is empty")))?;
         let mut command = Command::new(program);
         command.args(arguments).process_group(0).stdin(input).stdout(streams.out).stderr(streams.err);
-        process::end_with_this_thread(&mut command);
+        prepare(&mut command);
         let child =
             command.spawn().map_err(|error| Failure::failed(format!("cannot start {name} ({program}): {error}")))?;
         Ok(Running { child, name: name.to_owned() })
@@ -553,12 +564,6 @@ impl Said {
         }
         self.so_far().trim().trim_start_matches("ammeter: ").to_owned()
     }
-}
-
-/// Quotes words as one shell command.
-pub(crate) fn quoted<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
-    let quoted = words.into_iter().map(|word| format!("'{}'", word.replace('\'', "'\\''")));
-    quoted.collect::<Vec<_>>().join(" ")
 }
 
 /// The failure reported after Ctrl-C.

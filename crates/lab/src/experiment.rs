@@ -1375,14 +1375,14 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_named_as_for_ssh() {
+    fn hosts_are_named_as_for_program_that_reaches_them() {
         assert_eq!(parsed(SHORT, false).resolved.hosts, None);
         let hosts = |text: &str| parsed(&format!("{SHORT}[hosts]\n{text}"), false).resolved.hosts.unwrap();
         let found = hosts("server = \"me@s\"\nclients = [\"a\", \"b\"]\n");
-        assert_eq!((&*found.server, found.address, found.ssh), ("me@s", None, None));
+        assert_eq!((&*found.server, found.address, found.via()), ("me@s", None, "ssh {host}"));
         assert_eq!(found.clients, ["a", "b"].map(Checked::new));
-        let found = hosts("server = \"s\"\nclients = [\"s\"]\naddress = \"fd00::1\"\nssh = \"ssh -F /x\"\n");
-        assert_eq!((found.address.unwrap().is_ipv6(), &*found.ssh.unwrap()), (true, "ssh -F /x"));
+        let found = hosts("server = \"s\"\nclients = [\"s\"]\naddress = \"fd00::1\"\nvia = \"ssh -F /x {host}\"\n");
+        assert_eq!((found.address.unwrap().is_ipv6(), found.via()), (true, "ssh -F /x {host}"));
         let check = |text: &str, place: &str, says: &str| {
             let message =
                 parse("x.toml", &format!("{SHORT}[hosts]\n{text}"), Options::default()).unwrap_err().to_string();
@@ -1393,7 +1393,9 @@ mod tests {
         check("server = \"s\"\nclients = [\"a\", \"a\"]\n", "13:11", "duplicate client");
         check("server = \"s\"\n", "11:1", "clients");
         check("server = \"s\"\nclients = [\"a\"]\naddress = \"s\"\n", "14:11", "IP address");
-        check("server = \"s\"\nclients = [\"a\"]\nssh = \"\"\n", "14:7", "no program");
+        for via in ["", "ssh", "{host} ssh"] {
+            check(&format!("server = \"s\"\nclients = [\"a\"]\nvia = \"{via}\"\n"), "14:7", "docker exec -i {host}");
+        }
         check("server = \"s\"\nclients = [\"a\"]\n[path]\nlatency = \"1ms\"\n", "11:1", "on one machine");
     }
 

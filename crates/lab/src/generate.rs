@@ -1,13 +1,12 @@
 //! Generates one load from one host or several, starting at the same instant.
 //!
-//! Each generator is `ammeter load --slice I/N --await-start --parts -`, run locally or over ssh.
+//! Each generator is `ammeter load --slice I/N --await-start --parts -`, run locally or on another host.
 //! It reports when it is ready. When all are ready, their clocks are compared. Each is sent the
 //! same start time, converted to its own clock and far enough ahead for the slowest round trip.
 //! `ammeter_load::parts` merges the slices. A load from this machine alone has one slice.
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ExitStatus, Stdio};
 use std::thread;
@@ -18,11 +17,13 @@ use ammeter_load::outcome::Outcome;
 use ammeter_load::parts::Parts;
 use amped_measure::Failure;
 
-use crate::archive::{self, HostRun, Offset, SliceRun, Step};
-use crate::command::load::READY;
-use crate::environment::{Running, Said, Site, Streams, interrupted, quoted};
-use crate::experiment::Settings;
-use crate::run::{load_words, now_s, patience};
+use crate::archive::{self, HostRun, Offset, SliceRun};
+use crate::channel::Channel;
+use crate::environment::{Running, Said, Streams, interrupted};
+use crate::run::now_s;
+
+/// Printed by a load that waits for its start time when it is ready.
+pub(crate) const READY: &str = "ready";
 
 /// Maximum time for a generator to become ready: it may have many connections to park.
 const READY_WITHIN: Duration = Duration::from_secs(120);
@@ -36,12 +37,10 @@ const ATTEMPTS: u32 = 4;
 /// A load generator and its host.
 pub(crate) struct Generator {
     pub(crate) name: String,
-    /// Command prefix of `ammeter load`, ending with the program.
+    /// The command line of `ammeter load` on the host, without the flags that make it a slice.
     pub(crate) words: Vec<String>,
-    /// The ssh command that reaches the host; empty for this machine.
-    pub(crate) ssh: Vec<String>,
-    /// Path of the manifest on the host, if a file set is requested.
-    pub(crate) manifest: Option<PathBuf>,
+    /// What runs it on the host.
+    pub(crate) channel: Channel,
 }
 
 /// One reading of a host's clock.
@@ -60,6 +59,12 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
+    /// The clock of this machine, whose offset from itself is 0.
+    pub(crate) fn own() -> Clock {
+        let (offset, trip) = (Offset::default(), Duration::ZERO);
+        Clock { host: String::new(), taken: Instant::now(), offset, trip, busy_ns: 0, cores: 1 }
+    }
+
     /// Returns the share of CPU time in use until a later reading, and the share of it beyond the
     /// generator's own `own_s` seconds.
     fn shares(&self, later: &Clock, own_s: f64) -> (f64, f64) {
@@ -71,12 +76,8 @@ impl Clock {
 
 /// A load to generate.
 pub(crate) struct Order<'a> {
-    pub(crate) settings: &'a Settings,
-    pub(crate) server: SocketAddr,
-    pub(crate) site: &'a Site,
-    pub(crate) step: Step,
-    pub(crate) duration: Duration,
-    pub(crate) seed: u64,
+    /// Maximum time from its start to its end.
+    pub(crate) patience: Duration,
     /// Directory of the slices' results.
     pub(crate) into: &'a Path,
     /// Prefix of their file names.
@@ -131,7 +132,7 @@ pub(crate) fn load(
         for (slice, clock) in slices.iter_mut().zip(&before[1..]) {
             slice.begin(at_s + clock.offset.offset_s);
         }
-        await_end(hosts, &mut slices, patience(order.settings, order.duration) + notice(trip, attempt), stop)?;
+        await_end(hosts, &mut slices, order.patience.saturating_add(notice(trip, attempt)), stop)?;
         let after = hosts.clocks(slices.len())?;
         attempt += 1;
         if attempt < ATTEMPTS && slices.iter().any(|slice| slice.said.whole().contains(TOO_LATE)) {
@@ -206,21 +207,15 @@ struct Slice {
 
 impl Slice {
     fn start(generator: &Generator, order: &Order<'_>, at: usize, count: usize) -> Result<Slice, Failure> {
-        let Order { settings, server, site, step, duration, seed, into, stem } = order;
-        let manifest = site.manifest.as_ref().and(generator.manifest.clone());
-        let site = Site { folder: PathBuf::new(), target: site.target.clone(), manifest, replies: None };
+        let Order { into, stem, .. } = order;
         let mut words = generator.words.clone();
-        words.extend(load_words(settings, &site, *step, *server, *duration, *seed));
         words.extend(["--slice".to_owned(), format!("{}/{count}", at + 1)]);
         words.extend(["--await-start", "--parts", "-"].map(str::to_owned));
-        if !generator.ssh.is_empty() {
-            let command = quoted(words.iter().map(String::as_str));
-            words = generator.ssh.iter().cloned().chain([command]).collect();
-        }
+        let words = generator.channel.command(words.iter().map(String::as_str));
         let file = into.join(format!("{stem}-{}.json", at + 1));
         let out = File::create(&file).map_err(Failure::io(format_args!("write {}", file.display())))?;
         let streams = Streams { out: out.into(), err: Stdio::piped() };
-        let mut running = Running::start_with("the load", &words, streams, Stdio::piped())?;
+        let mut running = Running::start_fed("the load", &words, streams)?;
         let (input, said) = (running.take_input(), Said::by(running.take_errors()));
         let name = generator.name.clone();
         Ok(Slice { name, running, input, said, file, status: None })

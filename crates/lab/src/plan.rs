@@ -158,8 +158,10 @@ pub(crate) fn list(resolved: &Resolved, plan: &Plan) -> String {
         }
         text.push('\n');
     }
-    if let Some(Hosts { server, clients, address, .. }) = &resolved.hosts {
-        let address = address.map_or("the address by which ssh reaches it".to_owned(), |address| address.to_string());
+    if let Some(hosts) = &resolved.hosts {
+        let Hosts { server, clients, address, .. } = hosts;
+        let address = address.map_or("the address by which it is reached".to_owned(), |address| address.to_string());
+        text += &format!("  reached by `{}`\n", hosts.via());
         text += &format!("  on {server}: the server, at {address}, and the monitor\n");
         for (at, client) in clients.iter().enumerate() {
             text += &format!("  on {client}: load, slice {}/{}\n", at + 1, clients.len());
@@ -238,7 +240,7 @@ mod tests {
         assert!(text.contains("rate: 500 1000; 5 s each after 0.5 s of warm-up"), "{text}");
         assert!(text.contains("8 runs, about 63 s, seed 1") && text.contains("block 2: "), "{text}");
         let clients = ["a", "b"].map(Checked::new).to_vec();
-        let hosts = Hosts { server: Checked::new("s"), clients, address: None, ssh: None };
+        let hosts = Hosts { server: Checked::new("s"), clients, address: None, via: None };
         let text = list(&Resolved { hosts: Some(hosts), ..resolved.clone() }, &plan(&resolved));
         assert!(text.contains("on s: the server") && text.contains("on b: load, slice 2/2"), "{text}");
         for (seconds, expected) in [(0.4, "0 s"), (99.0, "99 s"), (600.0, "10 min"), (7260.0, "2 h 1 min")] {

@@ -8,14 +8,15 @@
 use std::cell::RefCell;
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use ammeter_load::drive::Stop;
 use ammeter_load::parts::Parts;
 use amped_measure::Failure;
 
-use crate::archive::{self, Block, ClientStep, Clients, Offset, Planned, Resolved, Run, Step, name};
+use crate::archive::{self, Block, ClientStep, Clients, Planned, Resolved, Run, Step, name};
+use crate::channel::Channel;
 use crate::command::load::hlog;
 use crate::environment::{Running, Site, TestEnvironment, interrupted};
 use crate::experiment::{Limits, Settings, Workload};
@@ -190,7 +191,7 @@ impl Hosts for Bench<'_> {
     fn clocks(&mut self, generators: usize) -> Result<Vec<Clock>, Failure> {
         match &mut self.place {
             Place::Hosts(fleet) => fleet.clocks(generators),
-            Place::Here { .. } => Ok((0..=generators).map(|_| own_clock()).collect()),
+            Place::Here { .. } => Ok((0..=generators).map(|_| Clock::own()).collect()),
         }
     }
 
@@ -216,12 +217,6 @@ impl Hosts for Bench<'_> {
     }
 }
 
-/// The clock of this machine, whose offset from itself is 0.
-fn own_clock() -> Clock {
-    let (offset, trip) = (Offset::default(), Duration::ZERO);
-    Clock { host: String::new(), taken: Instant::now(), offset, trip, busy_ns: 0, cores: 1 }
-}
-
 impl Bench<'_> {
     #[allow(clippy::too_many_arguments, reason = "all of them are of different kinds")]
     fn load(
@@ -234,17 +229,20 @@ impl Bench<'_> {
         stem: &str,
         stop: &Stop,
     ) -> Result<Result<Load, String>, Failure> {
+        let load = |prefix: &[String], manifest: Option<PathBuf>| {
+            let site = Site { manifest: self.site.manifest.as_ref().and(manifest), ..self.site.clone() };
+            let words = run::load_words(settings, &site, step, self.server, duration, seed);
+            prefix.iter().cloned().chain(words).collect()
+        };
         let generators = match &self.place {
-            Place::Hosts(fleet) => fleet.generators(settings, step)?,
+            Place::Hosts(fleet) => fleet.generators(settings, step, load)?,
             Place::Here { side, .. } => vec![Generator {
                 name: String::new(),
-                words: side.as_ref().map(|side| side.prefix().to_vec()).unwrap_or_default(),
-                ssh: Vec::new(),
-                manifest: self.site.manifest.clone(),
+                words: load(side.as_ref().map_or(&[], |side| side.prefix()), self.site.manifest.clone()),
+                channel: Channel::default(),
             }],
         };
-        let (server, site) = (self.server, self.site.clone());
-        let order = generate::Order { settings, server, site: &site, step, duration, seed, into, stem };
+        let order = generate::Order { patience: patience(settings, duration), into, stem };
         generate::load(self, &generators, &order, stop)
     }
 

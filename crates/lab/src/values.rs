@@ -13,6 +13,8 @@ use amped_units::{Bytes, parse_duration};
 use serde::de::{Deserializer, Error, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::channel::HOST;
+
 /// A text that `T` can parse, passed on as it was written.
 #[derive(Debug, Serialize)]
 #[serde(transparent)]
@@ -93,12 +95,12 @@ forms! {
     } else "{:?} is not a list of cores; write \"0\", \"0,2\" or \"1-3\"";
     /// A duration.
     DurationText(text) { parse_duration(text).is_ok() } else "{:?} is not a duration; write \"10ms\"";
-    /// A host, as ssh(1) takes it, which would parse a leading hyphen as a flag.
+    /// A host, as ssh(1) and others take it, which would parse a leading hyphen as a flag.
     HostName(text) {
         !text.is_empty() && !text.starts_with('-') && !text.contains(char::is_whitespace)
     } else "{:?} is not a host; write it as for ssh: \"server\" or \"user@server\"";
-    /// A program and its arguments, separated by spaces.
-    CommandLine(text) { !text.trim().is_empty() } else "{:?} names no program";
+    /// The program that runs a command on a host, and its arguments, of which one contains the host's name.
+    Via(text) { text.split_whitespace().skip(1).any(|word| word.contains(HOST)) } else "{:?} does not say where the host's name belongs: \"ssh {{host}}\", \"docker exec -i {{host}}\"";
 }
 
 /// Reads a whole number from `MIN` to `MAX`.

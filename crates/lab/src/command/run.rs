@@ -75,7 +75,7 @@ An experiment of your own, mine.toml (examples/experiment.toml in the sources ha
   levels = [false, true]            # the first is the baseline
 
 With [hosts], server = \"root@server\" and clients = [\"c1\", \"c2\"] in the file, the server runs on one host and load comes from the
-others, over your own ssh; --plan shows which part runs where.
+others, over your own ssh, or what via = \"kubectl exec -i {host} --\" says; --plan shows which part runs where.
 
 Each point is measured once in each of 3 blocks, in an order drawn from the seed, on a freshly started server. A run is valid,
 invalid (with the reason), or censored: a lower bound, because the clients reached their own limit first. Ctrl-C keeps completed

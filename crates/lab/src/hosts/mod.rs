@@ -1,4 +1,4 @@
-//! An experiment on several hosts: the server on one, load from others, each reached through the user's own ssh.
+//! An experiment on several hosts: the server on one, load from others, each reached by the user's own ssh or another program.
 //!
 //! ```text
 //!   ammeter run --- ssh --- the server's host: ammeter agent session, ammeter agent server (with monitor and profile)
@@ -10,9 +10,9 @@
 //! before the next run; if that fails, the experiment ends there.
 
 pub(crate) mod clock;
+mod connection;
 pub(crate) mod server;
 pub(crate) mod session;
-mod ssh;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -22,15 +22,19 @@ use std::time::{Duration, Instant};
 use ammeter_load::drive::Stop;
 use amped_measure::Failure;
 
+use self::connection::{Command, Connection, SOON};
 use self::server::{Order, RemoteServer};
 use self::session::{decoded, encoded};
-use self::ssh::{Command, Connection, SOON};
 use crate::archive::{Block, Host, Hosts, Program, Step};
 use crate::environment::{Site, TestEnvironment};
 use crate::experiment::{Limits, Settings};
-use crate::generate::{Clock, Generator};
+use crate::generate::{self, Clock, Generator};
 use crate::run::{Watched, pinned};
 use crate::subject::{self, Subject};
+use crate::values::{Checked, HostName};
+
+/// The name of the request manifest on a client.
+const MANIFEST: &str = "manifest.jsonl";
 
 /// The hosts of an experiment, all connected.
 pub(crate) struct Fleet {
@@ -84,7 +88,7 @@ impl Fleet {
         }
         fleet.address = spec.address.or(server.address).ok_or_else(|| {
             Failure::usage(format!(
-                "the address by which ssh reaches {} is unknown; set the address for clients: [hosts] address = \"...\"",
+                "the address of {} is unknown; set the one for clients: [hosts] address = \"...\"",
                 spec.server
             ))
         })?;
@@ -93,8 +97,7 @@ impl Fleet {
 
     fn open(&mut self, name: &str) -> Result<Connection, Failure> {
         self.opened += 1;
-        let ssh = self.spec.ssh.as_deref().unwrap_or("ssh").split_whitespace().map(str::to_owned);
-        Connection::open(name, &ssh.collect::<Vec<_>>(), &self.folder.join(format!("ssh-{}", self.opened)))
+        Connection::open(name, self.spec.via(), &self.folder.join(format!("ssh-{}", self.opened)))
     }
 
     /// Reconnects to the hosts that were lost.
@@ -197,35 +200,33 @@ impl Fleet {
             let server = &self.connections[0];
             let text = Command::start(&server.name, &server.shell(&["cat", &manifest]))?.finish(SOON * 10, stop)?;
             for client in &self.connections[1..] {
-                let words = client.shell(&["sh", "-c", "cat > \"$0\"", &manifest_of(client)?]);
-                let command = Command::start(&client.name, &words)?;
-                command.write(text.as_bytes());
-                command.finish(SOON * 10, stop)?;
+                put(client, MANIFEST, text.as_bytes(), stop)?;
             }
             site.manifest = Some(PathBuf::from(manifest_of(&self.connections[1])?));
         }
         Ok(Ok((address, site)))
     }
 
-    /// The load generators of a step; a closed loop uses at most as many hosts as it has clients.
+    /// The load generators of a step, whose command line `load` makes of the program and the path of the manifest on the
+    /// host; a closed loop uses at most as many hosts as it has clients.
     ///
     /// # Errors
     /// A lost host.
-    pub(crate) fn generators(&self, settings: &Settings, step: Step) -> Result<Vec<Generator>, Failure> {
+    pub(crate) fn generators(
+        &self,
+        settings: &Settings,
+        step: Step,
+        load: impl Fn(&[String], Option<PathBuf>) -> Vec<String>,
+    ) -> Result<Vec<Generator>, Failure> {
         let count = match step {
             Step::Rate(_) => self.spec.clients.len(),
             Step::Clients(clients) => self.spec.clients.len().min(clients as usize),
         };
         let of = |client: &Connection| {
-            let facts = client.facts()?;
             let mut words = pinned(settings.cores.clients.as_deref());
-            words.push(facts.program.path.display().to_string());
-            Ok(Generator {
-                name: client.name.clone(),
-                manifest: Some(PathBuf::from(manifest_of(client)?)),
-                ssh: client.ssh().to_vec(),
-                words,
-            })
+            words.push(client.facts()?.program.path.display().to_string());
+            let words = load(&words, Some(PathBuf::from(manifest_of(client)?)));
+            Ok(Generator { name: client.name.clone(), words, channel: client.channel().clone() })
         };
         self.connections[1..=count].iter().map(of).collect()
     }
@@ -257,12 +258,7 @@ impl Fleet {
     /// # Errors
     /// A lost host.
     pub(crate) fn clocks(&mut self, clients: usize) -> Result<Vec<Clock>, Failure> {
-        let of = |connection: &mut Connection| {
-            let (offset, trip, busy_ns) = connection.clock()?;
-            let cores = connection.facts()?.host.machine.cores;
-            Ok(Clock { host: connection.name.clone(), taken: Instant::now(), offset, trip, busy_ns, cores })
-        };
-        self.connections[..=clients].iter_mut().map(of).collect()
+        self.connections[..=clients].iter_mut().map(clock_of).collect()
     }
 
     /// Fails if a host is lost.
@@ -274,6 +270,75 @@ impl Fleet {
     }
 }
 
+/// Hosts that generate one load without an experiment.
+pub(crate) struct Generators {
+    connections: Vec<Connection>,
+}
+
+impl Generators {
+    /// Connects to these hosts, and copies this program to those that lack it.
+    ///
+    /// # Errors
+    /// The first host that is unreachable, with the remedy; an interrupt.
+    pub(crate) fn reach(
+        names: &[Checked<HostName>],
+        via: &str,
+        environment: &TestEnvironment,
+        stop: &Stop,
+    ) -> Result<Generators, Failure> {
+        let own = subject::identity(&environment.own, "--version");
+        let open = |(at, name): (usize, &Checked<HostName>)| {
+            Connection::open(name, via, &environment.scratch.join(format!("ssh-{at}")))
+        };
+        let mut connections = names.iter().enumerate().map(open).collect::<Result<Vec<_>, Failure>>()?;
+        connections.iter_mut().try_for_each(|connection| connection.greet(&own, stop))?;
+        Ok(Generators { connections })
+    }
+
+    /// Copies a file to all hosts, and returns its path on each.
+    ///
+    /// # Errors
+    /// A lost host; an interrupt.
+    pub(crate) fn put(&self, name: &str, bytes: &[u8], stop: &Stop) -> Result<Vec<String>, Failure> {
+        self.connections.iter().map(|connection| put(connection, name, bytes, stop)).collect()
+    }
+
+    /// The load generators, whose arguments `load` makes for the host of this number.
+    ///
+    /// # Errors
+    /// A lost host.
+    pub(crate) fn generators(&self, load: impl Fn(usize) -> Vec<String>) -> Result<Vec<Generator>, Failure> {
+        let of = |(at, connection): (usize, &Connection)| {
+            let program = connection.facts()?.program.path.display().to_string();
+            let words = [program].into_iter().chain(load(at)).collect();
+            Ok(Generator { name: connection.name.clone(), words, channel: connection.channel().clone() })
+        };
+        self.connections.iter().enumerate().map(of).collect()
+    }
+}
+
+impl generate::Hosts for Generators {
+    fn clocks(&mut self, generators: usize) -> Result<Vec<Clock>, Failure> {
+        // The place of the server's host, which is unknown.
+        let own = [Ok(Clock::own())].into_iter();
+        own.chain(self.connections[..generators].iter_mut().map(clock_of)).collect()
+    }
+
+    fn check(&mut self) -> Result<(), Failure> {
+        self.connections.iter_mut().try_for_each(Connection::check)
+    }
+
+    fn begin(&mut self, _: &Stop) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+impl Drop for Generators {
+    fn drop(&mut self) {
+        self.connections.iter().for_each(Connection::end);
+    }
+}
+
 impl Drop for Fleet {
     fn drop(&mut self) {
         self.server = None;
@@ -282,9 +347,26 @@ impl Drop for Fleet {
     }
 }
 
+/// Reads the clock of a host.
+fn clock_of(connection: &mut Connection) -> Result<Clock, Failure> {
+    let (offset, trip, busy_ns) = connection.clock()?;
+    let cores = connection.facts()?.host.machine.cores;
+    Ok(Clock { host: connection.name.clone(), taken: Instant::now(), offset, trip, busy_ns, cores })
+}
+
+/// Writes a file into the directory of a host's session, and returns its path.
+fn put(connection: &Connection, name: &str, bytes: &[u8], stop: &Stop) -> Result<String, Failure> {
+    let path = connection.facts()?.scratch.join(name).display().to_string();
+    let words = connection.shell(&["sh", "-c", "cat > \"$0\"", &path]);
+    let command = Command::start(&connection.name, &words)?;
+    command.write(bytes);
+    command.finish(SOON * 10, stop)?;
+    Ok(path)
+}
+
 /// The path of the request manifest on a client.
 fn manifest_of(client: &Connection) -> Result<String, Failure> {
-    Ok(client.facts()?.scratch.join("manifest.jsonl").display().to_string())
+    Ok(client.facts()?.scratch.join(MANIFEST).display().to_string())
 }
 
 /// Whether these limits require root.

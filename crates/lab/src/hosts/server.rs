@@ -18,8 +18,8 @@ use ammeter_load::drive::Stop;
 use amped_measure::Failure;
 use serde::{Deserialize, Serialize};
 
+use super::connection::{Command, Connection, SOON};
 use super::session::{decoded, encoded};
-use super::ssh::{Command, Connection, SOON};
 use crate::archive::{Program, name};
 use crate::environment::{Running, Streams, TestEnvironment, interrupted};
 use crate::experiment::Settings;
@@ -187,7 +187,7 @@ impl RemoteServer {
             let file = File::create(&path).map_err(Failure::io(format_args!("write {}", path.display())))?;
             let streams = Streams { out: file.into(), err: Stdio::null() };
             // A file may be missing: a server without a configuration has none.
-            if !Running::start("ssh", &words, streams)?.wait(SOON * 10, stop)?.success() {
+            if !Running::start("the copy of a file", &words, streams)?.wait(SOON * 10, stop)?.success() {
                 let _ = fs::remove_file(&path);
             }
         }

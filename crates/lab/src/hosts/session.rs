@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -36,7 +36,8 @@ pub(super) struct Facts {
     pub(super) host: Host,
     /// Whether the session runs as root.
     pub(super) is_root: bool,
-    /// The address at which ssh reached the host (ssh(1), SSH_CONNECTION); `None` if unknown.
+    /// The address at which ssh reached the host (ssh(1), SSH_CONNECTION), or from which the host reaches others; `None` if
+    /// there is none.
     pub(super) address: Option<IpAddr>,
     /// The `ammeter` on the host.
     pub(super) program: Program,
@@ -91,14 +92,23 @@ pub(crate) fn run() -> Result<(), Failure> {
 fn facts(environment: &TestEnvironment) -> Result<Facts, Failure> {
     // SSH_CONNECTION holds the client's address and port, then the server's address and port (ssh(1)).
     let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
+    let address = connection.split(' ').nth(2).and_then(|address| address.parse().ok());
     Ok(Facts {
         host: environment::host(environment.words(&Cores::default()))?,
         is_root: environment.is_root,
-        address: connection.split(' ').nth(2).and_then(|address| address.parse().ok()),
+        address: address.or_else(own_address),
         program: subject::identity(&environment.own, "--version"),
         scratch: environment.scratch.clone(),
         pid: std::process::id(),
     })
+}
+
+/// The address from which this machine sends by its default route. Sends nothing.
+fn own_address() -> Option<IpAddr> {
+    // An address for documentation (RFC 5737).
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.1:9").ok()?;
+    socket.local_addr().ok().map(|address| address.ip())
 }
 
 /// Waits for the connection's other commands: they end with it too, and use the directory until then.

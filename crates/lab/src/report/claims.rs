@@ -954,7 +954,7 @@ mod tests {
         assert_eq!(status(&archive, 1, 2).0, ClaimStatus::Holds);
         let mut two = archive.clone();
         two.resolved.hosts =
-            Some(Hosts { server: Checked::new("s"), clients: vec![Checked::new("c")], address: None, ssh: None });
+            Some(Hosts { server: Checked::new("s"), clients: vec![Checked::new("c")], address: None, via: None });
         assert_eq!(status(&two, 2, 0).0, ClaimStatus::Holds);
     }
 

@@ -13,7 +13,9 @@ use ammeter_load::workload::Statuses;
 use ammeter_load::workload::log::Spacing;
 use amped_measure::Failure;
 
+use crate::channel::SSH;
 use crate::command::percentage;
+use crate::values::{Checked, HostName, Via};
 
 /// The command-line flags.
 #[derive(clap::Args, Debug)]
@@ -128,6 +130,14 @@ pub(crate) struct Args {
     /// connection, or in a closed loop every N-th client and request
     #[arg(long, value_name = "I/N", default_value_t, conflicts_with_all = ["calibrate", "sweep"])]
     pub(super) slice: Slice,
+    /// Hosts that generate the load together, which begins on all of them at the same instant; they have ssh names unless
+    /// --via says otherwise
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',',
+          conflicts_with_all = ["calibrate", "sweep", "unix", "slice", "parts", "await_start", "screen", "parked"])]
+    pub(super) hosts: Vec<Checked<HostName>>,
+    /// Program that runs a command on a host of --hosts, with {host} in place of its name: 'kubectl exec -i {host} --'
+    #[arg(long, value_name = "COMMAND", default_value = SSH, requires = "hosts")]
+    pub(super) via: Checked<Via>,
     /// Pairs of threads that generate the load
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(super) generators: u16,
@@ -197,6 +207,8 @@ Examples:
   ammeter load http://127.0.0.1:8080/ --replay access.log.gz --speed 10
   ammeter load http://127.0.0.1:8080/ --sweep 1000..20000/1000 --find-capacity --slo p99=10ms
   ammeter load http://127.0.0.1:8080/ --rate 2000 --html run.html --hlog run.hlog
+  ammeter load http://server/ --rate 200k --hosts c1,c2,c3         from three hosts, by ssh
+  ammeter load http://10.0.0.7/ -c 300 --hosts pod-1,pod-2 --via 'kubectl exec -i {host} --'
   ammeter load http://127.0.0.1:8080/ --rate 500 --parked 2000 --parked 50:slow-read
   ammeter load --calibrate --duration 2s                           what this machine can generate
 
@@ -212,6 +224,11 @@ impl Args {
         const USUAL: Duration = Duration::from_secs(10);
         const A_DAY: Duration = Duration::from_secs(86_400);
         self.duration.unwrap_or(if self.requests.is_some() { A_DAY } else { USUAL })
+    }
+
+    /// Maximum duration of the load.
+    pub(super) fn longest(&self) -> Duration {
+        if self.replay.is_some() && self.duration.is_none() { Duration::MAX } else { self.duration() }
     }
 
     /// The method and the body of each request.
@@ -287,11 +304,10 @@ fn slo(text: &str) -> Result<Condition, String> {
     if broken == text { Err(format!("invalid objective {text:?}: write p99=10ms")) } else { broken.parse() }
 }
 
-/// Checks that no output file is also an input or written twice.
-pub(super) fn check_paths(args: &Args) -> Result<(), Failure> {
+/// The files that flags name, with the flags.
+pub(super) fn files_read(args: &Args) -> impl Iterator<Item = (&'static str, &PathBuf)> {
     let series = if let Arrivals::File(path) = &args.arrivals { Some(path) } else { None };
-    let (html, hlog) = (("--html", args.html.as_ref()), ("--hlog", args.hlog.as_ref()));
-    let read = [
+    let files = [
         ("--workload", args.workload.as_ref()),
         ("--mix", args.mix.as_ref()),
         ("--replay", args.replay.as_ref()),
@@ -299,8 +315,16 @@ pub(super) fn check_paths(args: &Args) -> Result<(), Failure> {
         ("--arrivals", series),
         ("--body-file", args.body_file.as_ref()),
     ];
-    for (written, others) in [(html, &[&read[..], &[hlog]].concat()), (hlog, &read.to_vec())] {
-        let (flag, Some(path)) = written else { continue };
+    files.into_iter().filter_map(|(flag, path)| Some((flag, path?)))
+}
+
+/// Checks that no output file is also an input or written twice.
+pub(super) fn check_paths(args: &Args) -> Result<(), Failure> {
+    let read: Vec<(&str, &PathBuf)> = files_read(args).collect();
+    let hlog = args.hlog.as_ref().map(|path| ("--hlog", path));
+    let html = args.html.as_ref().map(|path| ("--html", path));
+    for (written, others) in [(html, read.iter().copied().chain(hlog).collect()), (hlog, read.clone())] {
+        let Some((flag, path)) = written else { continue };
         // The same file under another name; other than regular files, such as a terminal, may have several writers.
         let identity = |path: &PathBuf| {
             let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
@@ -310,7 +334,7 @@ pub(super) fn check_paths(args: &Args) -> Result<(), Failure> {
             Some(known) => identity(other) == Some(known),
             None => !path.exists() && path == other,
         };
-        if let Some((other, _)) = others.iter().find(|(_, other)| other.is_some_and(is_same)) {
+        if let Some((other, _)) = others.iter().find(|(_, other)| is_same(other)) {
             return Err(Failure::usage(format!(
                 "{} is the output of {flag} and the file of {other}; give {flag} another name",
                 path.display()

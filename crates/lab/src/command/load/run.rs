@@ -13,11 +13,11 @@ use amped_measure::{Failure, Verdict};
 
 use super::args::{Args, check_paths};
 use super::ears::Ears;
-use super::html;
 use super::setup::Setup;
 use super::single::{beside, open};
 use super::summary::summary;
 use super::sweep::{calibrate, run_sweep};
+use super::{hosts, html};
 use crate::{archive, say, terminal};
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
@@ -30,15 +30,17 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     let setup = Setup::new(args, args.url.as_deref().unwrap_or_default())?;
     // Before any thread starts.
     let stop = Stop::on_signals(terminal::restore)?;
+    if !args.hosts.is_empty() {
+        match args.clients {
+            Some(clients) => check_closed(args, clients)?,
+            None => _ = offered_rate(args)?,
+        }
+        return hosts::run(args, &setup, &stop, |outcome| judge(args, &setup, outcome));
+    }
     match (args.sweep, args.clients) {
         (Some(sweep), _) => run_sweep(args, &setup, sweep, &stop),
         (None, Some(clients)) => {
-            if clients == 0 {
-                return Err(Failure::usage("--clients must be at least 1"));
-            }
-            if args.duration().is_zero() {
-                return Err(Failure::usage(schedule::NO_LENGTH));
-            }
+            check_closed(args, clients)?;
             let Setup { settings, plan, .. } = &setup;
             let all = clients;
             let clients = args.slice.share(all as u64) as usize;
@@ -58,17 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
             tell(args, &setup, outcome, ears)
         }
         (None, None) => {
-            let rate = match (args.rate, &args.arrivals) {
-                (Some(rate), _) => rate,
-                (None, Arrivals::File(_)) => 0.0,
-                (None, _) if args.replay.is_some() && args.speed != Spacing::Max => 0.0,
-                (None, _) => {
-                    return Err(Failure::usage(
-                        "no load given; write --rate N (connections per second), --clients N (a closed loop) or \
-                         --sweep A..B/STEP",
-                    ));
-                }
-            };
+            let rate = offered_rate(args)?;
             let pool = setup.park(args, &stop)?;
             let ears = Ears::new(args, &setup, &stop)?;
             let outcome = beside(args, &setup, pool.as_ref(), || open(args, &setup, rate, setup.seed, &stop, &ears))?;
@@ -77,10 +69,35 @@ pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
     }
 }
 
-/// Prints a result, with failed conditions in its verdict. An output that cannot
-/// be written does not prevent the others.
-fn tell(args: &Args, setup: &Setup, mut outcome: Outcome, ears: Ears) -> Result<Verdict, Failure> {
-    let broken: Vec<String> = args.fail_if.iter().filter_map(|condition| condition.holds(&outcome)).collect();
+/// Checks the load of a closed loop.
+fn check_closed(args: &Args, clients: usize) -> Result<(), Failure> {
+    if clients == 0 {
+        return Err(Failure::usage("--clients must be at least 1"));
+    }
+    if args.duration().is_zero() {
+        return Err(Failure::usage(schedule::NO_LENGTH));
+    }
+    Ok(())
+}
+
+/// Returns the rate of an open loop; 0: that of the recorded times.
+fn offered_rate(args: &Args) -> Result<f64, Failure> {
+    Ok(match (args.rate, &args.arrivals) {
+        (Some(rate), _) => rate,
+        (None, Arrivals::File(_)) => 0.0,
+        (None, _) if args.replay.is_some() && args.speed != Spacing::Max => 0.0,
+        (None, _) => {
+            return Err(Failure::usage(
+                "no load given; write --rate N (connections per second), --clients N (a closed loop) or \
+                 --sweep A..B/STEP",
+            ));
+        }
+    })
+}
+
+/// Adds to the verdict which conditions do not hold, and why no response was correct.
+fn judge(args: &Args, setup: &Setup, outcome: &mut Outcome) {
+    let broken: Vec<String> = args.fail_if.iter().filter_map(|condition| condition.holds(outcome)).collect();
     outcome.verdict.broken.extend(broken);
     if outcome.ok == 0 && !outcome.interrupted {
         let place = match &setup.settings.target {
@@ -109,6 +126,12 @@ fn tell(args: &Args, setup: &Setup, mut outcome: Outcome, ears: Ears) -> Result<
             (None, _) => format!("no correct response; is a web server listening at {place}?"),
         });
     }
+}
+
+/// Prints a result, with failed conditions in its verdict. An output that cannot
+/// be written does not prevent the others.
+fn tell(args: &Args, setup: &Setup, mut outcome: Outcome, ears: Ears) -> Result<Verdict, Failure> {
+    judge(args, setup, &mut outcome);
     ears.judge(&outcome.verdict);
     if let (Some(path), Some(kept)) = (&args.parts, &ears.kept) {
         let seconds = std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner));

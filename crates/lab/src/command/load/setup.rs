@@ -16,6 +16,7 @@ use ammeter_load::workload::{Requests, mix};
 use amped_measure::Failure;
 
 use super::args::{Args, parked};
+use crate::generate::READY;
 use crate::say;
 
 /// The load that the flags describe.
@@ -93,6 +94,8 @@ impl Setup {
                     }
                 }
             }
+            // Only the hosts need to know the name.
+            None if !args.hosts.is_empty() => Target::Tcp(url.resolve().unwrap_or(([0, 0, 0, 0], url.port).into())),
             None => Target::Tcp(url.resolve()?),
         };
         let trust = match &args.ca {
@@ -233,6 +236,3 @@ fn start_time() -> Result<SystemTime, Failure> {
         .map(|unix_s| UNIX_EPOCH + Duration::from_secs_f64(unix_s))
         .ok_or_else(|| Failure::usage(format!("invalid instant {:?}; write seconds since 1970", line.trim())))
 }
-
-/// Printed by a load that waits for its start time when it is ready.
-pub(crate) const READY: &str = "ready";

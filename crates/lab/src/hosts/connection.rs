@@ -1,10 +1,11 @@
-//! A connection to a host: one ssh master, over which each remote command has a session of its own.
+//! A connection to a host, over which each remote command has a session of its own.
 //!
-//! This program starts and stops the master (ssh_config(5), ControlMaster). It does not use the user's own master,
-//! which would outlive it. The shell of the first session reports the installed `ammeter`. It then starts
+//! ssh(1) has one connection for all of them: this program starts and stops its master (ssh_config(5), ControlMaster). It does
+//! not use the user's own master, which would outlive it. Any other program (`via`) is started for each command, and must
+//! pass on standard input, its end, and standard output. The shell of the first session reports the installed `ammeter`. It then starts
 //! `ammeter agent session`, or receives a copy of this program into a directory that it removes when the copy has ended. All
 //! others are ordinary commands: `ammeter load --slice`, `ammeter agent`, cat(1). A remote command ends at the end
-//! of its standard input, which ssh closes however the local side ends.
+//! of its standard input, which is closed however the local side ends.
 //!
 //! A host counts as lost when its session ends, or when it stays silent: its clock is requested every two seconds.
 
@@ -23,7 +24,8 @@ use amped_measure::Failure;
 use super::clock::Exchange;
 use super::session::{Facts, Moment, decoded};
 use crate::archive::{Offset, Program};
-use crate::environment::{Running, Said, Streams, interrupted, quoted};
+use crate::channel::Channel;
+use crate::environment::{Running, Said, Streams, interrupted};
 use crate::run::now_s;
 
 /// Timeout for quick answers from a host.
@@ -41,68 +43,94 @@ const END: Duration = Duration::from_secs(15);
 /// Prefix of the line that the remote shell prints first. Lines before it are the machine's own greeting.
 const GREETING: &str = "ammeter-host";
 
-/// The remote bootstrap script. It works in any login shell: it is for
-/// sh(1) of POSIX in single quotes, and so contains none.
-const SHELL: &str = "exec sh -c 'PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH; \
+/// The remote bootstrap script, for sh(1) of POSIX. It is quoted for any login shell, and so contains no single quotes.
+const SHELL: &str = "PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH; \
     own=$(command -v ammeter); hash=$(sha256sum ${own:-/dev/null} | cut -d\" \" -f1); \
     version=$(${own:-false} --version 2>/dev/null | tr \" \" _); \
     echo ammeter-host $(uname -s) $(uname -m) ${hash:-none} ${version:-none}; read -r what bytes || exit 0; \
     if [ \"$what\" = own ]; then exec ammeter agent session; fi; [ \"$what\" = copy ] || exit 0; \
     set -- $(cat /proc/$$/stat); dir=/var/tmp/ammeter-run-$$-${22}-copy; \
     trap \"rm -rf $dir\" EXIT; trap \"exit 1\" HUP INT TERM PIPE; umask 077; \
-    mkdir $dir && head -c $bytes > $dir/ammeter && chmod 700 $dir/ammeter && $dir/ammeter agent session'";
+    mkdir $dir && head -c $bytes > $dir/ammeter && chmod 700 $dir/ammeter && $dir/ammeter agent session";
 
-/// Options of every ssh command.
-const OPTIONS: [&str; 5] =
-    ["BatchMode=yes", "RemoteCommand=none", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3"];
+/// Flags of every ssh command.
+const FLAGS: [&str; 11] = [
+    "-T",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "RemoteCommand=none",
+    "-o",
+    "ConnectTimeout=10",
+    "-o",
+    "ServerAliveInterval=5",
+    "-o",
+    "ServerAliveCountMax=3",
+];
 
 /// A connection to a host. Dropping it ends it and everything started over it.
 pub(super) struct Connection {
-    /// The host's name, as given to ssh.
+    /// The host's name.
     pub(super) name: String,
-    /// ssh and the flags that make commands use the master.
-    ssh: Vec<String>,
+    /// What runs a command on the host.
+    channel: Channel,
+    /// The same as a user would try it.
+    plain: String,
     session: Option<Command>,
     heard: Instant,
     facts: Option<Facts>,
     lost_why: Option<String>,
-    control: PathBuf,
-    /// The master process, which ends last.
-    master: Option<Running>,
-    /// The output of the master.
+    /// The master process of ssh, which ends last.
+    master: Option<Master>,
+}
+
+/// The process that holds the connection of ssh.
+struct Master {
+    running: Running,
+    /// Its output.
     said: Said,
+    /// Its socket, by which commands use the connection.
+    control: PathBuf,
 }
 
 impl Connection {
-    /// Starts the ssh master with its control socket at this path. The master ends with the calling thread.
+    /// Starts to connect. ssh gets a master with its control socket at this path, which ends with the calling thread.
     ///
     /// # Errors
     /// If ssh is not installed.
-    pub(super) fn open(name: &str, ssh: &[String], control: &Path) -> Result<Connection, Failure> {
-        let mut ssh = ssh.to_vec();
-        ssh.extend(["-T", "-S"].map(str::to_owned));
-        ssh.push(control.display().to_string());
-        ssh.extend(OPTIONS.into_iter().flat_map(|option| ["-o".to_owned(), option.to_owned()]));
-        let master = ["-o", "ControlMaster=yes", "-o", "ControlPersist=no", "-N", name].map(str::to_owned);
-        let words: Vec<String> = ssh.iter().cloned().chain(master).collect();
-        let streams = Streams { out: Stdio::null(), err: Stdio::piped() };
-        let mut master = Running::start("ssh", &words, streams).map_err(|failure| {
-            Failure::usage(format!(
-                "{failure}; install it (apt-get install openssh-client), or name it: [hosts] ssh = ..."
-            ))
-        })?;
-        ssh.extend(["-o", "ControlMaster=no", name].map(str::to_owned));
-        Ok(Connection {
+    pub(super) fn open(name: &str, via: &str, control: &Path) -> Result<Connection, Failure> {
+        let channel = Channel::new(via, name);
+        let plain =
+            if channel.is_ssh() { channel.with_flags(["-o", "BatchMode=yes"]) } else { channel.clone() }.shown();
+        let mut connection = Connection {
             name: name.to_owned(),
-            ssh,
-            said: Said::by(master.take_errors()),
-            master: Some(master),
+            channel,
+            plain,
             session: None,
             heard: Instant::now(),
             facts: None,
             lost_why: None,
-            control: control.to_owned(),
-        })
+            master: None,
+        };
+        if connection.channel.is_ssh() {
+            connection.start_master(control)?;
+        }
+        Ok(connection)
+    }
+
+    fn start_master(&mut self, control: &Path) -> Result<(), Failure> {
+        let socket = control.display().to_string();
+        let flags = || ["-S", &socket].into_iter().chain(FLAGS);
+        let master = ["-o", "ControlMaster=yes", "-o", "ControlPersist=no", "-N"];
+        let words = self.channel.with_flags(flags().chain(master)).words();
+        let streams = Streams { out: Stdio::null(), err: Stdio::piped() };
+        let mut running = Running::start("ssh", &words, streams).map_err(|failure| {
+            Failure::usage(format!("{failure}; install it (apt-get install openssh-client), or name it in `via`"))
+        })?;
+        self.channel = self.channel.with_flags(flags().chain(["-o", "ControlMaster=no"]));
+        let said = Said::by(running.take_errors());
+        self.master = Some(Master { running, said, control: control.to_owned() });
+        Ok(())
     }
 
     /// Starts the session on the host, with the same program as the local `own`.
@@ -111,13 +139,13 @@ impl Connection {
     /// If the host cannot be reached, or has no such program and cannot run a copy; with the remedy.
     pub(super) fn greet(&mut self, own: &Program, stop: &Stop) -> Result<(), Failure> {
         let begin = Instant::now();
-        while !self.control.exists() {
-            if self.master.as_mut().is_none_or(|master| master.ended().is_some()) {
+        while let Some(master) = self.master.as_mut().filter(|master| !master.control.exists()) {
+            if master.running.ended().is_some() {
                 return Err(self.unreachable());
             }
             waited(&self.name, begin, SOON, stop)?;
         }
-        let words: Vec<String> = self.ssh.iter().cloned().chain([SHELL.to_owned()]).collect();
+        let words = self.channel.command(["sh", "-c", SHELL]);
         let session = self.session.insert(Command::start(&self.name, &words)?);
         let greeting = loop {
             match session.next(SOON, stop)? {
@@ -146,21 +174,21 @@ impl Connection {
         Ok(())
     }
 
-    /// How ssh ended, with its own message.
+    /// How the program that connects ended, with its own message.
     fn ending(&mut self) -> String {
         match (&mut self.session, &mut self.master) {
             (Some(session), _) => ending(&mut session.running, &session.said),
-            (None, Some(master)) => ending(master, &self.said),
+            (None, Some(master)) => ending(&mut master.running, &master.said),
             (None, None) => "it was closed".to_owned(),
         }
     }
 
     fn unreachable(&mut self) -> Failure {
         let how = self.ending();
-        let name = &self.name;
+        let Connection { name, plain, .. } = self;
+        let program = plain.split(' ').next().unwrap_or_default();
         Failure::failed(format!(
-            "cannot reach {name}: ssh ended with {how}; ssh must connect without any prompt: ssh -o \
-             BatchMode=yes {name} true"
+            "cannot reach {name}: {program} ended with {how}; it must work without any prompt: {plain} true"
         ))
     }
 
@@ -240,14 +268,14 @@ impl Connection {
         Ok((offset, Duration::from_secs_f64(longest_s.clamp(0.0, 60.0)), busy_ns))
     }
 
-    /// The ssh command line before the remote command, which is a single argument.
-    pub(super) fn ssh(&self) -> &[String] {
-        &self.ssh
+    /// What runs a command on the host.
+    pub(super) fn channel(&self) -> &Channel {
+        &self.channel
     }
 
     /// The command line that runs a remote command.
     pub(super) fn shell(&self, words: &[&str]) -> Vec<String> {
-        self.ssh.iter().cloned().chain([quoted(words.iter().copied())]).collect()
+        self.channel.command(words.iter().copied())
     }
 
     /// The words that run this program on the host.
@@ -272,7 +300,7 @@ impl Drop for Connection {
         // The session removes its files before it ends.
         self.session = None;
         if let Some(master) = self.master.take() {
-            master.end(Duration::from_secs(2));
+            master.running.end(Duration::from_secs(2));
         }
     }
 }
@@ -288,13 +316,13 @@ pub(super) struct Command {
 }
 
 impl Command {
-    /// Starts ssh with a command on this host.
+    /// Starts a command line that runs a command on this host.
     ///
     /// # Errors
-    /// If ssh is not installed.
+    /// If its program is not installed.
     pub(super) fn start(name: &str, words: &[String]) -> Result<Command, Failure> {
         let streams = Streams { out: Stdio::piped(), err: Stdio::piped() };
-        let mut running = Running::start_with("ssh", words, streams, Stdio::piped())?;
+        let mut running = Running::start_fed(&format!("the connection to {name}"), words, streams)?;
         let (sender, lines) = channel();
         if let Some(output) = running.take_output() {
             thread::spawn(move || {
@@ -391,7 +419,7 @@ fn waited(name: &str, begin: Instant, patience: Duration, stop: &Stop) -> Result
         return Err(interrupted());
     }
     if begin.elapsed() > patience {
-        return Err(Failure::failed(format!("{name} did not respond within {patience:?}; try: ssh {name} true")));
+        return Err(Failure::failed(format!("{name} did not respond within {patience:?}")));
     }
     thread::sleep(Duration::from_millis(1));
     Ok(())
@@ -426,16 +454,28 @@ fn is_copied(name: &str, greeting: &str, own: &Program) -> Result<bool, Failure>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn unreachable_host_is_reported_with_error_of_ssh() {
-        let ssh = ["sh", "-c", "echo ssh: connect to host far port 22: No route to host >&2; exit 255"];
-        let mut connection = Connection::open("far", &ssh.map(str::to_owned), Path::new("/nowhere/ssh")).unwrap();
-        let why = connection.greet(&Program::default(), &Stop::default()).unwrap_err().to_string();
-        for part in ["cannot reach far", "No route to host", "255"] {
+    fn unreachable_host_is_reported_with_error_of_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("ssh");
+        fs::write(&script, "#!/bin/sh\necho ssh: connect to host far port 22: No route to host >&2; exit 255\n")
+            .unwrap();
+        fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
+        let greet = |via: &str| {
+            let mut connection = Connection::open("far", via, Path::new("/nowhere/ssh")).unwrap();
+            connection.greet(&Program::default(), &Stop::default()).unwrap_err().to_string()
+        };
+        let why = greet(&format!("{} {{host}}", script.display()));
+        for part in ["cannot reach far", "No route to host", "255", "-o BatchMode=yes far true"] {
             assert!(why.contains(part), "{why}");
         }
-        let why = Connection::open("far", &["no-such-ssh".to_owned()], Path::new("x")).err().unwrap();
+        let why = greet(&format!("sh {} {{host}}", script.display()));
+        for part in ["cannot reach far: sh ended", "No route to host", "ssh far true"] {
+            assert!(why.contains(part), "{why}");
+        }
+        let why = Connection::open("far", "no-such-folder/ssh {host}", Path::new("x")).err().unwrap();
         assert!(why.exit_status() == 2 && why.to_string().contains("openssh-client"), "{why}");
     }
 
