@@ -7,10 +7,13 @@
 mod command;
 mod cycles;
 mod fuzz;
+mod image;
 mod man;
+mod package;
 mod setup;
 mod test;
 mod tidy;
+mod tree;
 
 use std::process::ExitCode;
 
@@ -37,6 +40,8 @@ enum Task {
     Tidy,
     /// Write manual pages and shell completions
     Man(man::Args),
+    /// Make Debian packages, and an archive for other systems
+    Package(package::Args),
 }
 
 fn main() -> ExitCode {
@@ -46,6 +51,7 @@ fn main() -> ExitCode {
         Task::FuzzSmoke(args) => fuzz::run(&args),
         Task::Tidy => tidy::run(),
         Task::Man(args) => man::run(&args),
+        Task::Package(args) => package::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -39,6 +39,11 @@ const NEEDED: &[Needed] = &[
     Needed { program: "kill", package: "procps", why: "sends signals in tests" },
     Needed { program: "script", package: "bsdutils", why: "provides a terminal for screen tests" },
     Needed { program: "chromium", package: "chromium", why: "renders report pages" },
+    Needed {
+        program: "/etc/ssl/certs/ca-certificates.crt",
+        package: "ca-certificates",
+        why: "root certificates, which are part of the image for containers",
+    },
     Needed { program: "sshd", package: "openssh-server", why: "the hosts of an experiment, in network namespaces" },
     Needed { program: "ssh", package: "openssh-client", why: "reaches them" },
     Needed { program: "haproxy", package: "haproxy", why: "it speaks the PROXY protocol to the server" },
@@ -61,6 +66,11 @@ const NEEDED: &[Needed] = &[
     Needed { program: "git", package: "git", why: "pushes and clones through its CGI program" },
     Needed { program: "apache2", package: "apache2", why: "CGI and content negotiation are compared with it" },
     Needed { program: "lighttpd", package: "lighttpd", why: "a server used in experiments" },
+    Needed {
+        program: "/usr/lib/lighttpd/mod_openssl.so",
+        package: "lighttpd-mod-openssl",
+        why: "lighttpd is measured over TLS",
+    },
     Needed { program: "h2o", package: "h2o", why: "a server used in experiments" },
     Needed { program: "fcgiwrap", package: "fcgiwrap", why: "a FastCGI wrapper that the server starts" },
     Needed { program: "h2load", package: "nghttp2-client", why: "an independent load generator" },
