@@ -6,10 +6,13 @@ use ammeter_load::outcome::Outcome;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-// The laboratory is a program without a library; its archive module depends on the module of values alone.
+// The modules of the laboratory are private; that of the archive depends on these two alone.
 #[allow(dead_code)]
 #[path = "../../crates/lab/src/archive.rs"]
 mod archive;
+#[allow(dead_code)]
+#[path = "../../crates/lab/src/channel.rs"]
+mod channel;
 #[allow(dead_code)]
 #[path = "../../crates/lab/src/values.rs"]
 mod values;

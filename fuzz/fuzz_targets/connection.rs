@@ -46,7 +46,7 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
                         events.push(Event::Sent { all: true });
                     }
                     Action::Interim(text) => {
-                        sent.extend_from_slice(text);
+                        sent.extend_from_slice(&text);
                         events.push(Event::Sent { all: true });
                     }
                     Action::Disk(ticket, work) => {
@@ -56,6 +56,7 @@ fn run(bytes: &[u8], piece: usize) -> (Vec<u8>, bool) {
                         events.push(Event::Disk(ticket, answer));
                     }
                     Action::App(..)
+                    | Action::Revalidate(_)
                     | Action::Verify(..)
                     | Action::Piece(..)
                     | Action::PieceEnd(_)

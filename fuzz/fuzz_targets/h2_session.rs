@@ -64,7 +64,11 @@ impl Driver {
                 Action::Close => self.is_closed = true,
                 Action::Unanswered(record) => self.shared.records.give_back(record),
                 Action::HalfClose | Action::Log(_) => {}
-                Action::App(..) | Action::Verify(..) | Action::Piece(..) | Action::PieceEnd(_) => {
+                Action::App(..)
+                | Action::Revalidate(_)
+                | Action::Verify(..)
+                | Action::Piece(..)
+                | Action::PieceEnd(_) => {
                     panic!("no application is configured")
                 }
                 Action::Interim(_) => panic!("an interim response of HTTP/1"),

@@ -24,7 +24,9 @@
 mod budget;
 mod endpoint;
 mod figure;
+#[cfg(feature = "profile")]
 pub mod overhead;
+#[cfg(feature = "profile")]
 pub mod profile;
 mod published;
 mod rates;

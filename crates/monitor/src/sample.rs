@@ -8,7 +8,7 @@
 //! A figure that cannot be read is `None` in the sample, and reported once in [`Sampler::missing`].
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -183,9 +183,10 @@ pub enum Next {
 }
 
 /// The CPU time and work of a server so far, see [`Sampler::used`].
+#[cfg(feature = "profile")]
 #[derive(Clone, Debug)]
 pub(crate) struct Used {
-    pub(crate) run_ns: HashMap<u32, u64>,
+    pub(crate) run_ns: std::collections::HashMap<u32, u64>,
     /// Unit and amount of work.
     pub(crate) work: (Unit, u64),
 }
@@ -201,6 +202,7 @@ pub enum Unit {
     Segments,
 }
 
+#[cfg(feature = "profile")]
 impl Used {
     /// The CPU time in nanoseconds and the work in this unit since `earlier`; `None` if
     /// either is zero, or is not known in this unit.
@@ -462,6 +464,7 @@ impl Sampler {
     ///
     /// # Errors
     /// When the kernel's counters cannot be read, and the server has none.
+    #[cfg(feature = "profile")]
     pub(crate) fn used(&mut self) -> Result<Used, Failure> {
         let mut sample = Sample::default();
         self.list_threads();
