@@ -172,6 +172,16 @@ impl Http2 {
         }
     }
 
+    /// Takes the response of a stream, or the code with which it was reset; `None` as long as there is neither.
+    pub fn take_result(&mut self, stream: StreamId) -> Option<Result<Response, ErrorCode>> {
+        let Incoming { is_complete, reset, .. } = &self.streams[&stream.0];
+        if !is_complete && reset.is_none() {
+            return None;
+        }
+        let Incoming { reset, mut heads, .. } = self.streams.remove(&stream.0)?;
+        Some(reset.map_or_else(|| Ok(heads.pop().unwrap()), Err))
+    }
+
     /// The body received so far of a stream.
     pub fn received(&self, stream: StreamId) -> usize {
         self.streams[&stream.0].heads.last().map_or(0, |head| head.body.len())

@@ -52,4 +52,5 @@ mod optimisations;
 mod preload;
 mod sending;
 mod shared_cache;
+mod soak;
 mod watchdog;
