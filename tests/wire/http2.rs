@@ -273,6 +273,14 @@ fn client_that_resets_streams_or_sends_empty_frames_is_disconnected() {
         http2.read_to_end();
         assert_eq!(http2.goodbyes.last().map(|(_, code)| *code), Some(ErrorCode::ENHANCE_YOUR_CALM), "{name}");
     }
+    // Few frames with many settings.
+    let mut http2 = Http2::connect(&server);
+    let settings: Vec<_> = (0..2700).map(|n| window(n % 100)).collect();
+    for _ in 0..5 {
+        http2.send(|out| frame::settings(out, &settings));
+    }
+    http2.read_to_end();
+    assert_eq!(http2.goodbyes.last().map(|(_, code)| *code), Some(ErrorCode::ENHANCE_YOUR_CALM));
     // A header block that never ends.
     let mut http2 = Http2::connect(&server);
     let stream = http2.open();

@@ -680,7 +680,7 @@ impl Session {
             }
             Frame::Reset { stream, .. } => self.take_reset(cx, stream),
             Frame::Settings(settings) => {
-                self.spend(cx, CONTROL)?;
+                self.spend(cx, budget::of_settings(settings.len()))?;
                 for (id, value) in settings {
                     self.take_setting(cx, id, value)?;
                 }

@@ -9,6 +9,10 @@ use alloc::vec::Vec;
 /// What a field counts in addition to its name and value (RFC 9113, 6.5.2).
 const FIELD_OVERHEAD: usize = 32;
 
+/// The size from which a block is an attack: a byte can stand for 4 KiB of the table, so that copying what a block of
+/// 64 KiB stands for would take a loop a tenth of a second. The fields of an honest client never reach it.
+const FLOOD_BYTES: usize = 1 << 20;
+
 /// Where a field ends in the buffer; it begins where the one before it ends.
 #[derive(Clone, Copy, Debug)]
 struct Ends {
@@ -54,6 +58,11 @@ impl FieldList {
     /// Whether the block exceeded a limit. Then the list lacks fields.
     pub fn is_over_limit(&self) -> bool {
         self.size > self.limit_bytes || self.count > self.limit_fields
+    }
+
+    /// Whether the block is so far over the limit that it should not be decoded to its end.
+    pub(super) fn is_flood(&self) -> bool {
+        self.size > self.limit_bytes.max(FLOOD_BYTES)
     }
 
     /// The size of the block by RFC 9113, 6.5.2, with the fields that were not kept.

@@ -202,6 +202,18 @@ pub struct Settings<'a> {
     payload: &'a [u8],
 }
 
+impl Settings<'_> {
+    /// The number of settings.
+    pub fn len(&self) -> usize {
+        self.payload.len() / 6
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.payload.is_empty()
+    }
+}
+
 impl Iterator for Settings<'_> {
     /// Identifier and value.
     type Item = (u16, u32);

@@ -63,7 +63,8 @@ impl Decoder {
     /// may change the table.
     ///
     /// # Errors
-    /// [`HpackError`] if the block is invalid; then the list is empty, and the decoder must not be used again.
+    /// [`HpackError`] if the block is invalid, or stands for more than any request needs; then the list is empty, and the
+    /// decoder must not be used again.
     pub fn decode(&mut self, block: &[u8], fields: &mut FieldList) -> Result<(), HpackError> {
         let decoded = self.decode_fields(block, fields);
         if decoded.is_err() {
@@ -97,6 +98,9 @@ impl Decoder {
                     continue;
                 }
                 _ => self.literal(&mut rest, 4, false, fields)?,
+            }
+            if fields.is_flood() {
+                return Err(error("more fields than any request needs"));
             }
             size_may_change = false;
         }
@@ -412,6 +416,23 @@ mod tests {
             let entries = (62..).map_while(|index| decoder.table.get(index)).map(|(n, v)| (n.to_vec(), v.to_vec()));
             assert_eq!(text(&entries.collect::<Vec<_>>()), *table);
         }
+    }
+
+    /// A byte stands for a field of the table, which is as long as the table.
+    #[test]
+    fn block_of_few_bytes_for_many_is_rejected() {
+        let check = |repeats: usize, is_accepted: bool| {
+            let value = vec![b'x'; 4000];
+            // RFC 7541, 6.2.1: a literal that enters the table; 6.1: the first dynamic entry. 127 + 3873 by seven bits.
+            let mut block = vec![0x40, 1, b'a', 0x7f, 0xa1, 0x1e];
+            block.extend(&value);
+            block.extend(vec![0xbe; repeats]);
+            let mut fields = FieldList::new(32 << 10, 100);
+            assert_eq!(Decoder::default().decode(&block, &mut fields).is_ok(), is_accepted, "{repeats} repeats");
+            assert_eq!(fields.is_over_limit(), is_accepted);
+        };
+        check(200, true);
+        check(60_000, false);
     }
 
     #[test]
