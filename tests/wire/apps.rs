@@ -339,6 +339,31 @@ fn failing_script_returns_error() {
     wait_until("all scripts to exit", || server.programs().is_empty());
 }
 
+/// A script that writes to a closed pipe is killed, in the middle of what it does.
+#[test]
+fn verbose_script_is_not_killed() {
+    let site = Site::new();
+    script(&site, "warns", "seq 1 100000 >&2 || exit; printf 'Content-Type: text/plain\n\ndone'");
+    let server = serve(&site, "");
+    assert_eq!(server.get("/cgi-bin/warns").text(), "done");
+    server.wait_for("standard error exceeds 64 KiB");
+}
+
+/// Nothing of the body is missing, so the connection need not be closed to say so.
+#[test]
+fn complete_body_is_delivered_even_if_script_fails_later() {
+    let site = Site::new();
+    let response = "printf 'Content-Type: text/plain\nContent-Length: 3\n\nhi\n'";
+    script(&site, "killed", &format!("{response}; kill -9 $$"));
+    script(&site, "stops", &format!("{response}; exec sleep 1000"));
+    let server = serve(&site, "timeout = \"1s\"");
+    let mut client = server.connect();
+    for name in ["killed", "stops", "killed"] {
+        assert_eq!(client.get(&format!("/cgi-bin/{name}")).text(), "hi\n", "{name}");
+    }
+    wait_until("all scripts to exit", || server.programs().is_empty());
+}
+
 #[test]
 fn client_disconnect_kills_process_group() {
     let site = Site::new();

@@ -51,6 +51,9 @@ pub(super) struct StderrLines {
 const STDERR_MAX: usize = 64 * 1024;
 const LINE_MAX: usize = 1024;
 
+/// Bytes of standard error read in one turn, as many as two pipes hold.
+const TURN_MAX: usize = 128 * 1024;
+
 impl StderrLines {
     pub(super) fn new(id: &str, path: &[u8]) -> StderrLines {
         StderrLines { id: id.into(), path: path.into(), line: Vec::new(), left: STDERR_MAX }
@@ -61,26 +64,32 @@ impl StderrLines {
         format!("[{}] {}", self.id, String::from_utf8_lossy(&self.path).escape_debug())
     }
 
-    /// Reads available output, up to a limit, so that a verbose application delays nothing else.
-    pub(super) fn read_from(&mut self, stderr: &mut Option<impl AsFd>, buffer: &mut [u8]) {
+    /// Reads available output, up to a limit a turn, so that a verbose application delays nothing else. Returns whether
+    /// there may be more. The pipe stays open beyond what is logged: a script that writes to a closed one is killed.
+    pub(super) fn read_from(&mut self, stderr: &mut Option<impl AsFd>, buffer: &mut [u8]) -> bool {
+        let mut read = 0;
         while let Some(pipe) = stderr {
             match pipe::read(pipe, buffer) {
                 Ok(0) => *stderr = None,
                 Ok(count) => {
                     self.say(&buffer[..count]);
-                    if self.left == 0 {
-                        // It is no longer read; further writes to it fail.
-                        *stderr = None;
+                    read += count;
+                    if read >= TURN_MAX {
+                        return true;
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(_) => *stderr = None,
             }
         }
         self.log_line();
+        false
     }
 
     pub(super) fn say(&mut self, bytes: &[u8]) {
+        if self.left == 0 {
+            return;
+        }
         let count = bytes.len().min(self.left);
         self.left -= count;
         for piece in bytes[..count].split_inclusive(|&byte| byte == b'\n') {

@@ -341,8 +341,9 @@ impl AppRequest {
         if let Stage::Runs { running, .. } = &mut self.stage
             && std::mem::take(&mut self.is_ready)
         {
-            self.stderr_lines.read_from(&mut running.stderr, buffer);
+            self.is_ready = self.stderr_lines.read_from(&mut running.stderr, buffer);
         }
+        let is_done = is_fed && !(self.is_ready && matches!(self.stage, Stage::Runs { .. }));
         spooler.serve(&mut self.output, (token, self.ticket), room.back > 0);
         match self.output.take_trouble() {
             // From now on it waits for the client.
@@ -367,7 +368,7 @@ impl AppRequest {
         let is_passed_on = wants_output && self.output.is_empty();
         let may_read = is_passed_on || (self.reads_ahead && self.output.has_room());
         if !may_read {
-            return ReadResult::Nothing;
+            return if is_done { ReadResult::Nothing } else { ReadResult::Again };
         }
         let most = if is_passed_on { room.output } else { room.ahead };
         match self.read_output(now, (buffer, most), wake) {
@@ -384,7 +385,7 @@ impl AppRequest {
             ReadResult::Ended | ReadResult::Failed(_) if matches!(self.stage, Stage::Drains(_)) && !is_passed_on => {
                 ReadResult::Nothing
             }
-            ReadResult::Nothing if !is_fed => ReadResult::Again,
+            ReadResult::Nothing if !is_done => ReadResult::Again,
             result => result,
         }
     }
