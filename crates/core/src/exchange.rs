@@ -751,7 +751,7 @@ impl Exchange {
                 protocol.abort();
                 Progress::Over
             }
-            (Stage::Body(framing), Some(_)) if framing != ScriptFraming::None => {
+            (Stage::Body(ScriptFraming::Chunked | ScriptFraming::UntilClose), Some(_)) => {
                 app_request.leave(cx, CUT_SHORT);
                 protocol.abort();
                 Progress::Over
@@ -822,7 +822,8 @@ impl Exchange {
         }
         protocol.skip_body();
         match app_request.stage {
-            Stage::Body(ScriptFraming::None) => protocol.finish(cx),
+            // All of the body has arrived, and only the end of the application has not.
+            Stage::Body(ScriptFraming::None | ScriptFraming::Length(0)) => protocol.finish(cx),
             Stage::Body(_) => protocol.abort(),
             Stage::Head(_) | Stage::Rest(_) | Stage::Confirmed(_) => {
                 return self.step(cx, protocol, |steps| steps.take(Step::Fail(status, why)));
