@@ -112,7 +112,11 @@ impl Apps {
         before: Option<&Apps>,
     ) -> io::Result<Apps> {
         let manager = before.and_then(|before| before.manager.clone()).or_else(|| launcher.clone());
-        let quota = Arc::new(Quota::new(spool.clone()));
+        // Requests of the configuration before still use theirs.
+        let quota = match before.filter(|before| before.quota.is_of(spool)) {
+            Some(before) => Arc::clone(&before.quota),
+            None => Arc::new(Quota::new(spool.clone())),
+        };
         let mut created = Apps { manager, launcher, quota, ..Apps::default() };
         let mut old: Vec<&App> = before.into_iter().flat_map(|before| before.sites.iter().flatten()).collect();
         for site in settings {

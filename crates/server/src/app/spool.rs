@@ -9,7 +9,8 @@
 //! Other loops do the task at once. Closing a large unnamed file frees its blocks, which is work for the disk as well:
 //! [`Scratch`] passes it to the same threads.
 //!
-//! The total size of a process's files is limited ([`Quota`]).
+//! The total size of a process's files is limited, and that of responses more so ([`Quota`]): a slow client must not
+//! leave others without room for what they send.
 
 use std::fs::File;
 use std::io;
@@ -35,23 +36,43 @@ pub const MEMORY: usize = 64 * 1024;
 pub struct Quota {
     settings: SpoolSettings,
     used: AtomicU64,
+    /// The part of it that holds responses.
+    responses: AtomicU64,
 }
 
 impl Quota {
     /// Creates an unused budget.
     pub fn new(settings: SpoolSettings) -> Quota {
-        Quota { settings, used: AtomicU64::new(0) }
+        Quota { settings, ..Quota::default() }
+    }
+
+    /// Returns whether it was created with these settings.
+    pub fn is_of(&self, settings: &SpoolSettings) -> bool {
+        self.settings == *settings
     }
 
     /// Reserves this many bytes, if they are available.
-    fn take(&self, bytes: u64) -> bool {
+    fn take(&self, side: Side, bytes: u64) -> bool {
         let max = self.settings.max_bytes.0;
-        let more = |used: u64| used.checked_add(bytes).filter(|&used| used <= max);
-        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+        let reserve = |used: &AtomicU64, max: u64| {
+            let more = |used: u64| used.checked_add(bytes).filter(|&used| used <= max);
+            used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+        };
+        if side == Side::Response && !reserve(&self.responses, max / 4) {
+            return false;
+        }
+        let is_reserved = reserve(&self.used, max);
+        if side == Side::Response && !is_reserved {
+            self.responses.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        is_reserved
     }
 
-    fn give_back(&self, bytes: u64) {
+    fn give_back(&self, side: Side, bytes: u64) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
+        if side == Side::Response {
+            self.responses.fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Creates a file. May wait for the disk.
@@ -75,7 +96,7 @@ impl Quota {
 pub enum Side {
     /// The request body. One that does not fit fails.
     Request,
-    /// The response body. One that does not fit waits for its client, so responses use at most a quarter of the budget.
+    /// The response body. One that does not fit waits for its client.
     Response,
 }
 
@@ -219,11 +240,7 @@ impl Spool {
         }
         let quota = self.quota.as_ref().filter(|_| self.tail.len() >= self.tail_max && !self.is_full)?;
         let extent = self.extent.max(self.written + self.tail.len() as u64);
-        let most = match self.side {
-            Side::Request => u64::MAX,
-            Side::Response => quota.settings.max_bytes.0 / 4,
-        };
-        if extent > most || !quota.take(extent - self.extent) {
+        if !quota.take(self.side, extent - self.extent) {
             if self.side == Side::Request {
                 let error = io::Error::other(format!(
                     "stored bodies already use {} (spool.max_bytes)",
@@ -264,7 +281,7 @@ impl Spool {
 impl Drop for Spool {
     fn drop(&mut self) {
         if let Some(quota) = &self.quota {
-            quota.give_back(self.extent);
+            quota.give_back(self.side, self.extent);
         }
     }
 }
@@ -484,30 +501,43 @@ mod tests {
         }
     }
 
+    /// Puts blocks into a spool until it fails or has no room, and returns their number and whether it failed.
+    fn fill(spool: &mut Spool, spooler: &mut Spooler) -> (usize, bool) {
+        let mut count = 0;
+        while spool.has_room() {
+            spool.put(&[7; MEMORY]);
+            count += 1;
+            spooler.serve(spool, (Token::from_number(0), Ticket(0)), spool.side == Side::Response);
+            if spool.take_trouble().is_some() {
+                return (count, true);
+            }
+        }
+        (count, false)
+    }
+
     #[test]
     fn full_spool_fails_request_and_pauses_response() {
         let quota = quota(8 * MEMORY as u64);
-        for side in [Side::Request, Side::Response] {
-            let mut spooler = Spooler { threads: None, written: 0 };
-            let mut spool = Spool::new(side, Some(Arc::clone(&quota)));
-            let (mut count, mut is_failed) = (0, false);
-            while spool.has_room() && !is_failed {
-                spool.put(&[7; MEMORY]);
-                count += 1;
-                spooler.serve(&mut spool, (Token::from_number(0), Ticket(0)), side == Side::Response);
-                is_failed = spool.take_trouble().is_some();
-            }
-            // A response gets a quarter of the budget, plus what memory holds at both ends.
-            assert_eq!((count, is_failed), if side == Side::Request { (9, true) } else { (4, false) });
+        let mut spooler = Spooler { threads: None, written: 0 };
+        let new = |side| Spool::new(side, Some(Arc::clone(&quota)));
+        // Responses get a quarter of the budget together, in addition to what memory holds at both ends.
+        let (mut first, mut second) = (new(Side::Response), new(Side::Response));
+        assert_eq!(fill(&mut first, &mut spooler), (4, false));
+        assert_eq!(fill(&mut second, &mut spooler), (2, false));
+        // Requests get the rest, whatever responses use.
+        let mut request = new(Side::Request);
+        assert_eq!(fill(&mut request, &mut spooler), (7, true));
+        for (spool, count) in [(&mut first, 4), (&mut second, 2)] {
             let mut left = count * MEMORY;
-            while side == Side::Response && left > 0 {
+            while left > 0 {
                 let length = spool.front().len();
                 spool.consume(length);
                 left -= length;
-                spooler.serve(&mut spool, (Token::from_number(0), Ticket(0)), true);
+                spooler.serve(spool, (Token::from_number(0), Ticket(0)), true);
             }
-            assert!(side == Side::Request || spool.is_empty());
+            assert!(spool.is_empty());
         }
-        assert_eq!(quota.used.load(Ordering::Relaxed), 0);
+        drop((first, second, request));
+        assert_eq!([&quota.used, &quota.responses].map(|bytes| bytes.load(Ordering::Relaxed)), [0, 0]);
     }
 }

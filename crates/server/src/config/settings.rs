@@ -331,7 +331,8 @@ pub struct SpoolSettings {
     pub directory: Option<PathBuf>,
     /// Maximum bytes in these files, per process; then 503
     ///
-    /// A response may use a quarter of it, and then waits for its client. In mp it applies to each worker. 0: memory only.
+    /// All responses may use a quarter of it, and then wait for their clients. In mp it applies to each worker. 0: memory
+    /// only.
     #[default(Bytes::mib(4096))]
     pub max_bytes: Bytes,
 }
