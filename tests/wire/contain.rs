@@ -210,6 +210,9 @@ fn confined_server_does_all_that_it_is_configured_for() {
     for architecture in crate::ARCHITECTURES {
         let place = Place::new();
         place.script("length.cgi", "wc -c");
+        // A text without `#!`, which the shell runs.
+        let text = place.0.file("root/text.cgi", "printf 'Content-Type: text/plain\\n\\n'; echo ${0##*/}");
+        fs::set_permissions(text, fs::Permissions::from_mode(0o755)).unwrap();
         // Neither reading nor writing is limited for programs.
         place.script("free.cgi", &format!("cat {} && echo written > {}", place.path("outside"), place.path("new")));
         let mut server = place.start(architecture, "");
@@ -219,7 +222,10 @@ fn confined_server_does_all_that_it_is_configured_for() {
         let body = "x".repeat(1 << 20);
         let length = post(&server, "/length.cgi", &body);
         assert_eq!(length.text().trim(), body.len().to_string(), "{architecture}");
-        assert_eq!(server.get("/free.cgi").text(), "outside");
+        assert_eq!(
+            (server.get("/free.cgi").text(), server.get("/text.cgi").text()),
+            ("outside".into(), "text.cgi\n".into())
+        );
         assert_eq!(fs::read_to_string(place.path("new")).unwrap(), "written\n");
         // The configuration and the passwords are other files now, in the same directories.
         place.configure("");

@@ -341,12 +341,18 @@ pub fn keep_descriptors_from(command: &mut std::process::Command) {
 /// Makes `command` execute this very file (execveat(2)), whatever its name refers to by now. The program's first
 /// argument is the command's name, and these are all its variables. Must be called after all other preparations of a
 /// command. Not for a file that begins with `#!`: its interpreter would get `/dev/fd/N` as the name of the script.
+///
+/// Any other text is run by the shell, as execvp(3) does. The shell opens it by its name: the command fails with ESTALE if that refers to
+/// another file by now.
 pub fn execute_file(command: &mut std::process::Command, file: OwnedFd, variables: Vec<CString>) {
     use std::os::unix::process::CommandExt;
+    const SHELL: &CStr = c"/bin/sh";
     let name = CString::new(command.get_program().as_bytes()).unwrap_or_default();
     // As addresses, since a closure that other threads may own cannot hold pointers.
-    let list = |texts: &[CString]| texts.iter().map(|text| text.as_ptr().addr()).chain([0]).collect::<Vec<usize>>();
-    let (arguments, addresses) = (list(std::slice::from_ref(&name)), list(&variables));
+    let list = |texts: &[&CStr]| texts.iter().map(|text| text.as_ptr().addr()).chain([0]).collect::<Vec<usize>>();
+    let variable_texts: Vec<&CStr> = variables.iter().map(CString::as_c_str).collect();
+    let (arguments, addresses) = (list(&[&name]), list(&variable_texts));
+    let arguments_of_shell = list(&[SHELL, &name]);
     let execute = move || {
         // The addresses point to these.
         let _alive = (&name, &variables);
@@ -358,13 +364,42 @@ pub fn execute_file(command: &mut std::process::Command, file: OwnedFd, variable
             libc::syscall(libc::SYS_execveat, file, empty, arguments.as_ptr(), addresses.as_ptr(), libc::AT_EMPTY_PATH);
         }
         match io::Error::last_os_error() {
-            // A text without `#!`: std makes the shell run it, like execvp(3).
-            error if error.raw_os_error() == Some(libc::ENOEXEC) => Ok(()),
-            error => Err(error),
+            error if error.raw_os_error() == Some(libc::ENOEXEC) => {}
+            error => return Err(error),
         }
+        let opened = file_of(|state| {
+            // SAFETY: fstat(2) takes a descriptor that this closure owns, and writes to `state`, which is alive.
+            // JUSTIFICATION: as for `file_of`.
+            unsafe { libc::fstat(file.as_raw_fd(), state) }
+        });
+        if opened.is_none() || opened != file_of_name(&name) {
+            return Err(io::Error::from_raw_os_error(libc::ESTALE));
+        }
+        // SAFETY: execve(2) reads a name and two lists, as execveat(2) above. JUSTIFICATION: std's version would look at nothing
+        // but the name, and returns to code that executes it once more.
+        unsafe { libc::execve(SHELL.as_ptr(), arguments_of_shell.as_ptr().cast(), addresses.as_ptr().cast()) };
+        Err(io::Error::last_os_error())
     };
-    // SAFETY: `execute` is one system call, and reads the thread's error number. JUSTIFICATION: as for `end_with_this_thread`.
+    // SAFETY: `execute` makes system calls, and reads the thread's error number. JUSTIFICATION: as for `end_with_this_thread`.
     unsafe { command.pre_exec(execute) };
+}
+
+/// Returns device and inode of the file that this name refers to. May be called between fork(2) and execve(2).
+fn file_of_name(name: &CStr) -> Option<(u64, u64)> {
+    file_of(|state| {
+        // SAFETY: stat(2) reads a NUL-terminated string, and writes to `state`, which is alive. JUSTIFICATION: as for `file_of`.
+        unsafe { libc::stat(name.as_ptr(), state) }
+    })
+}
+
+/// Returns device and inode that one of stat(2)'s functions finds; `None` if it fails.
+fn file_of(look: impl FnOnce(*mut libc::stat) -> libc::c_int) -> Option<(u64, u64)> {
+    let mut state = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    let result = look(state.as_mut_ptr());
+    // SAFETY: a zeroed one is valid, also if the call fails. JUSTIFICATION: it is called between fork(2) and execve(2)
+    // (signal-safety(7)); std's version allocates.
+    let state = unsafe { state.assume_init() };
+    (result == 0).then_some((state.st_dev, state.st_ino))
 }
 
 /// Makes `command` execute its program in place of this one: with these variables, and with these descriptors from number 3 on, as
@@ -432,19 +467,9 @@ pub fn hand_over(
 pub fn expect_file(command: &mut std::process::Command, device: u64, inode: u64) {
     use std::os::unix::process::CommandExt;
     let name = CString::new(command.get_program().as_bytes()).unwrap_or_default();
-    let check = move || {
-        let mut state = std::mem::MaybeUninit::<libc::stat>::zeroed();
-        // SAFETY: stat(2) reads a NUL-terminated string, and writes to `state`, which is alive; a zeroed one
-        // is valid, also if the call fails. It may be called between fork(2) and execve(2)
-        // (signal-safety(7)). JUSTIFICATION: std's version allocates.
-        let (result, state) = unsafe {
-            let result = libc::stat(name.as_ptr(), state.as_mut_ptr());
-            (result, state.assume_init())
-        };
-        match result == 0 && (state.st_dev, state.st_ino) == (device, inode) {
-            true => Ok(()),
-            false => Err(io::Error::from_raw_os_error(libc::ESTALE)),
-        }
+    let check = move || match file_of_name(&name) == Some((device, inode)) {
+        true => Ok(()),
+        false => Err(io::Error::from_raw_os_error(libc::ESTALE)),
     };
     // SAFETY: `check` does only what signal-safety(7) allows. JUSTIFICATION: as for `end_with_this_thread`.
     unsafe { command.pre_exec(check) };
@@ -801,6 +826,27 @@ mod tests {
         command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
         execute_file(&mut command, file.into(), variables);
         assert!(command.status().expect("started").success(), "the shell succeeds without input, `false` does not");
+    }
+
+    #[test]
+    fn shell_runs_text_only_while_its_name_refers_to_opened_file() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let (name, other) = (folder.path().join("text"), folder.path().join("other"));
+        let run = |file: &std::path::Path| {
+            let file = std::fs::File::open(file).expect("there");
+            let mut command = std::process::Command::new(&name);
+            command.stdout(std::process::Stdio::piped());
+            execute_file(&mut command, file.into(), vec![c"A=b".to_owned()]);
+            command.output()
+        };
+        for path in [&name, &other] {
+            std::fs::write(path, "echo $0 $A\n").expect("written");
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("set");
+        }
+        let output = run(&name).expect("started").stdout;
+        assert_eq!(String::from_utf8(output).expect("text"), format!("{} b\n", name.display()));
+        let error = run(&other).expect_err("the name is another file's");
+        assert_eq!(error.raw_os_error(), Some(libc::ESTALE));
     }
 
     #[test]

@@ -9,10 +9,12 @@ use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use amped_sys::file;
 use amped_sys::process::{self, Identity};
 use serde::{Deserialize, Serialize};
 
@@ -93,6 +95,12 @@ impl Launch {
     pub fn program(&self) -> &Path {
         Path::new(&self.program)
     }
+
+    /// Returns how many descriptors it gets: one for each stream that is given, and its file. A successor gets any number.
+    fn descriptors(&self) -> usize {
+        let streams = self.streams.iter().filter(|stream| **stream == Stream::Given).count();
+        streams + usize::from(self.file == ProgramFile::Given)
+    }
 }
 
 /// Starts a program with these descriptors as a child of this thread, as this user if there is one. Returns its process ID.
@@ -167,6 +175,10 @@ pub struct Permitted {
 /// The command of a persistent application, and its variables.
 pub type Application = (Vec<String>, Vec<(Box<str>, Box<str>)>);
 
+/// EPERM and ESTALE, errno(3): numbers, since they are sent to another process.
+const NOT_PERMITTED: i32 = 1;
+const STALE: i32 = 116;
+
 /// The variable with the names of descriptors, the only one that a successor does not have from its predecessor.
 const DESCRIPTOR_NAMES: &str = "LISTEN_FDNAMES";
 
@@ -206,38 +218,66 @@ impl Permitted {
         self.users.iter().find(|(known, _)| &**known == name)?.1.as_ref()
     }
 
-    /// Returns whether this program may be started with these descriptors.
-    pub(super) fn permits(&self, launch: &Launch, descriptors: &[OwnedFd]) -> bool {
+    /// Tests whether this program may be started with these descriptors.
+    ///
+    /// # Errors
+    /// `EPERM`: it may not. `ESTALE`: its file was replaced since it was opened.
+    pub(super) fn permits(&self, launch: &Launch, descriptors: &[OwnedFd]) -> io::Result<()> {
         let is_own = |(name, value): &(OsString, OsString)| std::env::var_os(name).as_ref() == Some(value);
         let program = launch.program();
-        match launch.life {
+        let is_permitted = match launch.life {
             Life::Successor => {
                 let mut others = launch.variables.iter().filter(|(name, _)| name != DESCRIPTOR_NAMES);
                 (program, &launch.arguments) == (&self.successor.0, &self.successor.1) && others.all(is_own)
             }
             Life::Server => {
                 program == self.acme
+                    && descriptors.len() == launch.descriptors()
+                    && launch.user.is_none()
                     && launch.file == ProgramFile::Named
                     && launch.arguments.is_empty()
                     && launch.variables.iter().all(is_own)
             }
             Life::Request => {
-                let file = match launch.file {
-                    ProgramFile::Named => None,
-                    ProgramFile::Expected { .. } => program.canonicalize().ok(),
-                    ProgramFile::Given => {
-                        let link = descriptors.last().map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()));
-                        link.and_then(|link| std::fs::read_link(link).ok())
-                    }
-                };
-                let folder = program.parent().unwrap_or(Path::new("/"));
-                file.is_some_and(|file| self.is_below(&file))
+                // With one more, the last would be another than the one that `start` executes.
+                descriptors.len() == launch.descriptors()
+                    && self.permits_file(launch, descriptors.last())?
                     && launch.user.as_ref().is_none_or(|user| self.user(user).is_some())
-                    && launch.folder.as_deref() == Some(folder.as_os_str())
                     && launch.arguments.is_empty()
                     && launch.variables.iter().all(|variable| self.is_variable(variable))
             }
+        };
+        if is_permitted { Ok(()) } else { Err(io::Error::from_raw_os_error(NOT_PERMITTED)) }
+    }
+
+    /// Returns whether the file of a script is below the roots, and its name as well: a shell, or the interpreter of a script, opens it
+    /// once more by that.
+    fn permits_file(&self, launch: &Launch, given: Option<&OwnedFd>) -> io::Result<bool> {
+        let program = launch.program();
+        let folder = program.parent().unwrap_or(Path::new("/"));
+        // The folder stands for the name, since another file, or none, may have it by now.
+        let is_named_below = || folder.canonicalize().is_ok_and(|folder| self.is_below(&folder));
+        let is_file_below = match (launch.file, given) {
+            (ProgramFile::Expected { .. }, _) => program.canonicalize().is_ok_and(|file| self.is_below(&file)),
+            (ProgramFile::Given, Some(file)) => self.is_opened_below(file)?,
+            (ProgramFile::Named, _) | (ProgramFile::Given, None) => false,
+        };
+        Ok(is_file_below
+            && program.is_absolute()
+            && launch.folder.as_deref() == Some(folder.as_os_str())
+            && is_named_below())
+    }
+
+    /// Returns whether this open file is below the roots.
+    fn is_opened_below(&self, file: &OwnedFd) -> io::Result<bool> {
+        let opened = file::status(file)?;
+        if opened.links == 0 {
+            return Err(io::Error::from_raw_os_error(STALE));
         }
+        let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())) else { return Ok(false) };
+        // In another mount namespace, a file of anybody may have this name.
+        let is_here = || path.metadata().is_ok_and(|found| (found.dev(), found.ino()) == (opened.device, opened.inode));
+        Ok(self.is_below(&path) && is_here())
     }
 
     fn is_below(&self, path: &Path) -> bool {
@@ -262,20 +302,61 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    #[test]
-    fn only_configured_programs_are_permitted() {
+    /// A directory with an executable file `script`, and what is permitted with this root.
+    fn place() -> (tempfile::TempDir, PathBuf, Permitted) {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap().join("root");
         fs::create_dir(&root).unwrap();
         fs::write(root.join("script"), "").unwrap();
+        let permitted = Permitted { scripts: vec![root.clone()], ..Permitted::default() };
+        (folder, root, permitted)
+    }
+
+    #[test]
+    fn file_of_another_mount_namespace_is_not_permitted() {
+        let (_folder, root, permitted) = place();
+        let path = root.join("script");
+        let mut launch = Launch::new(&path, Life::Request);
+        (launch.folder, launch.file) = (Some(root.clone().into()), ProgramFile::Given);
+        let error = |file: &Path| {
+            let permitted = permitted.permits(&launch, &[fs::File::open(file).unwrap().into()]);
+            permitted.err().and_then(|error| error.raw_os_error())
+        };
+        assert_eq!(error(&path), None);
+        let mut other = Command::new("unshare");
+        other.args([
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-ec",
+            "mount -t tmpfs none \"$0\"; cp /bin/sh \"$0/script\"; echo; read end",
+        ]);
+        let mut other = other.arg(&root).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut [0]).expect("a mount in a namespace of its own");
+        // Its name there is that of the script.
+        let intruder = PathBuf::from(format!("/proc/{}/root{}", other.id(), path.display()));
+        assert_eq!(error(&intruder), Some(NOT_PERMITTED));
+        drop(other.stdin.take());
+        other.wait().unwrap();
+        // One that was replaced since it was opened must be looked up once more.
+        let old: OwnedFd = fs::File::open(&path).unwrap().into();
+        fs::write(root.join("next"), "").unwrap();
+        fs::rename(root.join("next"), &path).unwrap();
+        let replaced = permitted.permits(&launch, &[old]).unwrap_err();
+        assert_eq!((replaced.raw_os_error(), replaced.kind()), (Some(STALE), io::ErrorKind::StaleNetworkFileHandle));
+    }
+
+    #[test]
+    fn only_configured_programs_are_permitted() {
+        let (_folder, root, permitted) = place();
         symlink("/bin/sh", root.join("link")).unwrap();
         let permitted = Permitted {
-            scripts: vec![root.clone()],
             variables: vec![variable(b"OWN", b"1")],
-            applications: Vec::new(),
             acme: "/usr/bin/amped-acme".into(),
             successor: ("/usr/bin/amped".into(), vec!["serve".into()]),
-            users: Vec::new(),
+            users: vec![("daemon".into(), None)],
+            ..permitted
         };
         let script = |name: &str| {
             let mut launch = Launch::new(&root.join(name), Life::Request);
@@ -284,10 +365,11 @@ mod tests {
                 vec![variable(b"HTTP_HOST", b"a"), variable(b"OWN", b"1"), variable(b"PATH", PATH.as_bytes())];
             launch
         };
-        let permits = |launch: &Launch, file: Option<&str>| {
-            let file = file.map(|file| fs::File::open(file).unwrap().into());
-            permitted.permits(launch, &file.into_iter().collect::<Vec<_>>())
+        let permits_with = |launch: &Launch, files: &[&str]| {
+            let files = files.iter().map(|file| fs::File::open(file).unwrap().into());
+            permitted.permits(launch, &files.collect::<Vec<_>>()).is_ok()
         };
+        let permits = |launch: &Launch, file: Option<&str>| permits_with(launch, file.as_slice());
         assert!(permits(&script("script"), None));
         assert!(!permits(&script("link"), None) && !permits(&script("../other"), None));
         let changed = |change: fn(&mut Launch)| {
@@ -310,10 +392,29 @@ mod tests {
                 && !permits(&given, None)
         );
 
+        // The file that is checked must be the one that `start` executes: the next after those of the streams.
+        let script_file = root.join("script").display().to_string();
+        given.streams[1] = Stream::Given;
+        assert!(permits_with(&given, &["/dev/null", &script_file]));
+        assert!(!permits_with(&given, &["/dev/null", "/bin/sh", &script_file]) && !permits(&given, Some(&script_file)));
+        let mut surplus = script("script");
+        assert!(!permits(&surplus, Some(&script_file)));
+        surplus.streams[1] = Stream::Given;
+        assert!(permits(&surplus, Some("/dev/null")) && !permits(&surplus, None));
+        // A file is executed under its own name, which a shell may open once more.
+        given.streams[1] = Stream::Null;
+        for name in ["/bin/sh", "sh"] {
+            (given.program, given.folder) = (name.into(), Some(if name == "sh" { "" } else { "/bin" }.into()));
+            assert!(!permits(&given, Some(&script_file)), "{name}");
+        }
+
         let own = |program: &str, life: Life| Launch::new(Path::new(program), life);
         assert!(
             permits(&own("/usr/bin/amped-acme", Life::Server), None) && !permits(&own("/bin/sh", Life::Server), None)
         );
+        let mut acme = own("/usr/bin/amped-acme", Life::Server);
+        acme.user = Some("daemon".into());
+        assert!(!permits(&acme, None));
         let mut successor = own("/usr/bin/amped", Life::Successor);
         assert!(!permits(&successor, None));
         successor.arguments = vec!["serve".into()];

@@ -621,13 +621,15 @@ impl Launched {
         let Some(link) = &self.link else { return };
         let started = receive_launch(link).and_then(|(launch, descriptors)| {
             self.life = launch.life;
-            if permitted.is_some_and(|permitted| !permitted.permits(&launch, &descriptors)) {
-                say!(
-                    "{} is not among the programs that this server was limited to at its start",
-                    launch.program().display()
-                );
-                return Err(io::Error::from_raw_os_error(NOT_PERMITTED));
-            }
+            let is_permitted = permitted.map_or(Ok(()), |permitted| permitted.permits(&launch, &descriptors));
+            is_permitted.inspect_err(|error| {
+                if error.kind() == io::ErrorKind::PermissionDenied {
+                    say!(
+                        "{} is not among the programs that this server was limited to at its start",
+                        launch.program().display()
+                    );
+                }
+            })?;
             let user = launch.user.as_ref().and_then(|user| permitted?.user(user));
             Process::new(launch::start(&launch, descriptors, user)?, launch.life, None)
         });
@@ -643,9 +645,6 @@ impl Launched {
         }
     }
 }
-
-/// EPERM, errno(3).
-const NOT_PERMITTED: i32 = 1;
 
 /// Receives the description of a program, and its descriptors.
 fn receive_launch(link: &OwnedFd) -> io::Result<(Launch, Vec<OwnedFd>)> {
