@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -705,15 +705,59 @@ fn existing_log_is_appended_and_new_one_belongs_to_serving_user() {
     assert_eq!(wait_for_lines(&place.log(), 2)[0], "before");
 
     need_root("starts a server that becomes nobody");
+    let (place, config) = place_of_nobody(Place::log);
+    let server = Server::start(&["--config", &config]);
+    assert_eq!(fs::metadata(place.log()).unwrap().uid(), 65534);
+    server.get("/a.txt");
+    wait_for_lines(&place.log(), 1);
+}
+
+/// A place that every user may enter, and the configuration of a server that becomes nobody and has this log.
+fn place_of_nobody(log: impl Fn(&Place) -> PathBuf) -> (Place, String) {
     let place = Place::new();
     for folder in [place.site.path(), place.logs.path()] {
         fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let config =
-        configuration(place.site.path(), &format!("user = \"nobody\"\n[log]\n{SOON}access = {:?}", place.log()));
-    let config = place.site.file("amped.toml", config);
-    let server = Server::start(&["--config", config.to_str().unwrap()]);
-    assert_eq!(fs::metadata(place.log()).unwrap().uid(), 65534);
+    let keys = format!("user = \"nobody\"\n[log]\n{SOON}access = {:?}", log(&place));
+    let config = place.site.file("amped.toml", configuration(place.site.path(), &keys));
+    (place, config.to_str().unwrap().to_owned())
+}
+
+#[test]
+fn root_opens_no_log_through_names_that_serving_user_has_made() {
+    need_root("starts a server that becomes nobody");
+    const NOBODY: Option<u32> = Some(65534);
+    let (place, config) = place_of_nobody(Place::log);
+    chown(place.logs.path(), NOBODY, NOBODY).unwrap();
+    let secret = place.site.file("secret", "of root\n");
+    let refuse = |why: &str| {
+        let ended = run(&["serve", "--config", &config]);
+        assert!(ended.status == 1 && ended.stderr.contains(why), "{ended:?}");
+        fs::remove_file(place.log()).unwrap();
+    };
+    for target in [secret.clone(), place.site.path().join("new")] {
+        symlink(target, place.log()).unwrap();
+        lchown(place.log(), NOBODY, NOBODY).unwrap();
+        refuse("a symbolic link of user 65534, which root does not follow");
+    }
+    fs::hard_link(&secret, place.log()).unwrap();
+    refuse("has other names (hard links), and belongs to user 0");
+    assert!(!place.site.path().join("new").exists());
+    assert_eq!(fs::read_to_string(secret).unwrap(), "of root\n");
+    // A link of root, as administrators make them.
+    let elsewhere = place.site.path().join("elsewhere");
+    symlink(&elsewhere, place.log()).unwrap();
+    let server = Server::start(&["--config", &config]);
     server.get("/a.txt");
-    wait_for_lines(&place.log(), 1);
+    wait_for_lines(&elsewhere, 1);
+    assert_eq!(fs::metadata(elsewhere).unwrap().uid(), 65534);
+}
+
+#[test]
+fn devices_of_standard_streams_receive_log_of_server_that_becomes_another_user() {
+    need_root("starts a server that becomes nobody");
+    let (_place, config) = place_of_nobody(|_| "/dev/stderr".into());
+    let server = Server::start(&["--config", &config]);
+    server.get("/a.txt");
+    server.wait_for("GET /a.txt");
 }

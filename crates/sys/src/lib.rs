@@ -8,6 +8,7 @@ pub mod datagram;
 pub mod epoll;
 pub mod eventfd;
 pub mod file;
+pub mod foreign;
 pub mod inotify;
 pub mod landlock;
 pub mod links;

@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use amped_sys::{file, process};
+use amped_sys::{file, foreign, process};
 use amped_units::Time;
 
 use super::held::{Held, SPARE_MAX};
@@ -81,26 +81,26 @@ pub enum Sink {
 }
 
 impl Sink {
-    /// Opens the log; returns `None` if logging is disabled. A file created here by root is given to `owner`, which
-    /// must be able to reopen it; an existing file keeps its owner.
+    /// Opens the log; returns `None` if logging is disabled. `owner`: the user that this process, which is root, becomes later. A file
+    /// created here is given to it, as it must be able to reopen it; an existing file keeps its owner.
     ///
     /// # Errors
-    /// When the file cannot be opened, or its owner cannot be changed.
+    /// When the file cannot be opened, or its owner cannot be changed. As root, when a link on the way belongs to another user.
     pub fn open(target: &LogTarget, owner: Option<(u32, u32)>) -> io::Result<Option<Sink>> {
         let path = match target {
             LogTarget::Off => return Ok(None),
             LogTarget::Stdout => return Ok(Some(Sink::Shared(io::stdout().as_fd().try_clone_to_owned()?.into()))),
             LogTarget::File(path) => path,
         };
-        let file = match File::options().append(true).create_new(true).open(path) {
-            Ok(file) => {
-                if let Some((uid, gid)) = owner {
+        let file = match owner {
+            None => open(path)?,
+            Some((uid, gid)) => {
+                let (file, created) = foreign::append(path, uid)?;
+                if created {
                     process::give_to(&file, uid, gid)?;
                 }
                 file
             }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open(path)?,
-            Err(error) => return Err(error),
         };
         Ok(Some(Sink::File(file)))
     }
