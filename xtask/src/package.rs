@@ -200,6 +200,19 @@ mod tests {
     }
 
     #[test]
+    fn only_server_itself_is_signalled() {
+        let text = |name: &str| fs::read_to_string(root().join(name)).expect("read");
+        for name in ["packaging/amped.service", "docs/operating.md"] {
+            assert!(text(name).contains("\nKillMode=mixed\n"), "{name}");
+        }
+        for name in ["packaging/amped.logrotate", "docs/operating.md"] {
+            let text = text(name);
+            let mut lines = text.lines().filter(|line| line.contains("systemctl kill"));
+            assert!(lines.all(|line| line.contains("--kill-whom=main")), "{name}");
+        }
+    }
+
+    #[test]
     fn unit_is_valid_and_confined() {
         let unit = root().join("packaging/amped.service");
         // In tenths: 2.0 of 10.
