@@ -199,6 +199,69 @@ mod tests {
         fs::remove_dir_all(folder).expect("removed");
     }
 
+    /// Runs a script of the package, as dpkg(1) does on a machine with systemd, in a mount namespace of its own. Commands that change the
+    /// machine only write themselves down. Returns them, and the script's standard error. `failing`: those that fail.
+    fn run_script(folder: &Path, script: &str, arguments: &[&str], failing: &[&str]) -> (String, String) {
+        let commands = folder.join("commands");
+        let fake = "#!/bin/sh\necho \"${0##*/} $*\" >>\"$COMMANDS\"\ncase \"$FAILING\" in *\"<${0##*/} $*>\"*) exit 1;; esac\n";
+        for name in ["amped", "chown", "runuser", "systemctl", "useradd"] {
+            let path = folder.join("bin").join(name);
+            write(&path, fake).expect("written");
+            fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("set");
+        }
+        fs::create_dir_all(folder.join("etc")).expect("created");
+        let _ = fs::remove_file(&commands);
+        let prepare = "for path in /etc /run /var/lib /var/log; do mount -t tmpfs none $path; done\n\
+                       mkdir -p /run/systemd/system /etc/amped; touch /etc/passwd; mount --bind \"$0/etc\" /etc/amped\n\
+                       exec sh \"$@\"";
+        let mut run = Command::new("unshare");
+        run.args(["--mount", "sh", "-ec", prepare]).arg(folder);
+        run.arg(root().join("packaging/debian").join(script)).args(arguments);
+        let path = format!("{}:{}", folder.join("bin").display(), std::env::var("PATH").unwrap_or_default());
+        let failing: String = failing.iter().map(|command| format!("<{command}>")).collect();
+        run.env("PATH", path).env("COMMANDS", &commands).env("FAILING", failing).env_remove("DPKG_ROOT");
+        let done = run.output().expect("started");
+        let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(done.status.success(), "{stderr} (this test must run as root)");
+        (fs::read_to_string(&commands).unwrap_or_default(), stderr)
+    }
+
+    #[test]
+    fn upgrade_of_package_never_stops_server_that_would_not_start_again() {
+        let folder = std::env::temp_dir().join(format!("amped-postinst-{}", std::process::id()));
+        let upgrade = |failing: &[&str]| run_script(&folder, "postinst", &["configure", "0.0.9"], failing);
+        let restart = "systemctl restart amped.service";
+        let (commands, _) = upgrade(&[]);
+        assert!(commands.contains("amped upgrade\n") && !commands.contains(restart), "{commands}");
+        let (commands, _) = upgrade(&["amped upgrade"]);
+        assert!(commands.contains(restart), "{commands}");
+        let check = "runuser -u amped -- amped check --config /etc/amped/amped.toml";
+        let (commands, stderr) = upgrade(&["amped upgrade", check]);
+        assert!(commands.contains(check) && !commands.contains(restart), "{commands}");
+        assert!(stderr.contains("was not upgraded"), "{stderr}");
+        let (commands, _) = upgrade(&["systemctl --quiet is-active amped.service"]);
+        assert!(!commands.contains("amped upgrade") && !commands.contains("systemctl start"), "{commands}");
+        fs::remove_dir_all(folder).expect("removed");
+    }
+
+    #[test]
+    fn package_that_was_removed_is_enabled_and_started_by_next_installation() {
+        let folder = std::env::temp_dir().join(format!("amped-prerm-{}", std::process::id()));
+        let run =
+            |script: &str, arguments: &[&str], failing: &[&str]| run_script(&folder, script, arguments, failing).0;
+        let is_started = |commands: &str| {
+            ["enable", "start"].map(|order| commands.contains(&format!("systemctl {order} amped.service")))
+        };
+        assert_eq!(is_started(&run("postinst", &["configure", ""], &[])), [true; 2]);
+        assert!(run("prerm", &["remove"], &[]).contains("systemctl disable --now amped.service"));
+        assert_eq!(is_started(&run("postinst", &["configure", "0.0.9"], &[])), [true; 2]);
+        assert_eq!(is_started(&run("postinst", &["configure", "0.0.9"], &[])), [false; 2]);
+        // The administrator had disabled it.
+        run("prerm", &["remove"], &["systemctl --quiet is-enabled amped.service"]);
+        assert_eq!(is_started(&run("postinst", &["configure", "0.0.9"], &[])), [false; 2]);
+        fs::remove_dir_all(folder).expect("removed");
+    }
+
     #[test]
     fn only_server_itself_is_signalled() {
         let text = |name: &str| fs::read_to_string(root().join(name)).expect("read");
