@@ -409,6 +409,47 @@ fn scripts_of_another_user_cannot_touch_server() {
     }
 }
 
+/// The manual, which has a drop-in for a unit whose scripts run as other users.
+const MANUAL: &str = include_str!("../../docs/operating.md");
+
+#[test]
+fn server_started_as_root_uses_directories_of_its_user_with_capabilities_of_manual() {
+    need_root("starts scripts as other users");
+    let bounding = MANUAL.lines().find_map(|line| line.trim().strip_prefix("CapabilityBoundingSet=CAP_")).unwrap();
+    let bounding = bounding.to_lowercase().replace(" cap_", ",+");
+    for architecture in ["amped", "mp"] {
+        let place = Place::new();
+        place.script("who.cgi", "id -u");
+        place.configure("user = 'nobody'\n");
+        let config = place.path("etc/amped.toml");
+        let more = "user = 'daemon'\n[[site.app]]\nmatch = '/app'\ncommand = ['/bin/sleep', '1000']\n";
+        fs::write(&config, fs::read_to_string(&config).unwrap() + more).unwrap();
+        // systemd gives its directory to root.
+        for (folder, owner) in [("logs", 65534), ("run", 65534), ("tmp", 65534), ("runtime", 0)] {
+            fs::create_dir_all(place.path(folder)).unwrap();
+            std::os::unix::fs::chown(place.path(folder), Some(owner), Some(owner)).unwrap();
+            fs::set_permissions(place.path(folder), fs::Permissions::from_mode(0o750)).unwrap();
+        }
+        let mut command = std::process::Command::new("setpriv");
+        command.arg(format!("--bounding-set=-all,+{bounding}")).arg(program().get_program());
+        command.args(["serve", "--architecture", architecture, "--config", &config]);
+        command.env("RUNTIME_DIRECTORY", place.path("runtime")).env("TMPDIR", place.path("tmp"));
+        let mut server = Server::spawn(command);
+        assert_eq!(server.get("/who.cgi").text(), "1\n", "{}", server.said());
+        let count = |folder: &str| fs::read_dir(place.path(folder)).unwrap().count();
+        assert_eq!((count("runtime"), count("tmp")), (0, 1), "the directory of the application's sockets");
+        fs::remove_file(place.path("logs/access.log")).unwrap();
+        server.signal("USR1");
+        wait_until("a new log", || {
+            server.get("/a.txt");
+            fs::read_to_string(place.path("logs/access.log")).is_ok_and(|log| log.contains("GET /a.txt"))
+        });
+        server.signal("TERM");
+        assert_eq!(server.wait().code(), Some(0), "{}", server.said());
+        assert_eq!((count("run"), count("tmp")), (0, 0), "{}", server.said());
+    }
+}
+
 #[test]
 fn scripts_as_root_and_of_servers_that_are_not_root_are_refused() {
     need_root("starts scripts as other users");

@@ -287,7 +287,18 @@ mod tests {
         fs::create_dir_all(&folder).expect("created");
         let text = fs::read_to_string(&unit).expect("read").replace("/usr/bin/amped", "/bin/true");
         fs::write(folder.join("amped.service"), text).expect("written");
-        do_run(Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(folder.join("amped.service")));
+        // With the drop-in of the manual.
+        let manual = fs::read_to_string(root().join("docs/operating.md")).expect("read");
+        let drop_in =
+            manual.split("```ini\n").find(|block| block.contains("User=root")).expect("a drop-in for scripts");
+        let drop_in: String =
+            drop_in.lines().take_while(|line| line.trim() != "```").map(|line| format!("{}\n", line.trim())).collect();
+        write(&folder.join("amped.service.d/scripts.conf"), &drop_in).expect("written");
+        let mut verify = Command::new("systemd-analyze");
+        let verified = verify.args(["verify", "--man=no"]).arg(folder.join("amped.service")).output().expect("started");
+        // It only warns of a key or a value that it does not know.
+        let said = String::from_utf8_lossy(&verified.stderr);
+        assert!(verified.status.success() && !said.contains("ignoring"), "{said}");
         fs::remove_dir_all(folder).expect("removed");
     }
 }

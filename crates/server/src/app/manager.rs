@@ -499,7 +499,7 @@ impl Manager {
             }
         };
         if self.folder.is_none() {
-            self.folder = Some(Folder::new(&Folder::parent())?);
+            self.folder = Some(Folder::create()?);
         }
         let folder = self.folder.as_ref().map(|folder| &folder.path).ok_or_else(unreadable)?;
         let places = (0..places).map(|place| Place::new(folder.join(format!("{number}-{place}"))));
@@ -735,11 +735,17 @@ const PREFIX: &str = "amped-";
 const LOCK: &str = "lock";
 
 impl Folder {
-    /// The parent directory: the service manager's runtime directory (systemd.exec(5)), or the one for temporary files.
-    fn parent() -> PathBuf {
+    /// Creates one in the service manager's runtime directory (systemd.exec(5)), or, without that or the right to write to it, in that for
+    /// temporary files: the former is root's if root has started the server.
+    fn create() -> io::Result<Folder> {
         let given = std::env::var_os("RUNTIME_DIRECTORY");
         let first = given.as_ref().and_then(|given| std::env::split_paths(given).next());
-        first.filter(|path| path.is_dir()).unwrap_or_else(std::env::temp_dir)
+        match first.filter(|path| path.is_dir()).map(|path| Folder::new(&path)) {
+            Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            Some(made) => return made,
+            None => {}
+        }
+        Folder::new(&std::env::temp_dir())
     }
 
     fn new(parent: &Path) -> io::Result<Folder> {
