@@ -598,6 +598,32 @@ fn cached_response_does_not_name_a_client() {
     }
 }
 
+/// A response that may be stored names nobody, even if no other request waits for it: after a failure, or with cookies.
+#[test]
+fn response_that_may_be_cached_does_not_name_a_client() {
+    let (site, trust) = place();
+    let authority = Authority::new(&site, "clients.pem");
+    let fails = site.file("fails", "");
+    let text = "printf 'Content-Type: a/b\\nCache-Control: max-age=60\\n\\n<%s>' \"$SSL_CLIENT_S_DN\"";
+    let text = format!("#!/bin/sh\n[ -e {} ] && printf 'Status: 500\\n\\n' && exit\n{text}", fails.display());
+    for name in ["flaky", "cookie"] {
+        let script = site.file(&format!("root/cgi-bin/{name}"), &text);
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let keys = format!("{}tls.client_ca = \"clients.pem\"\ntls.client_certificate = \"optional\"", one_set_of_caches());
+    let server = serve(&site, &keys, "[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\ncache = \"1m\"");
+    let ann = authority.client(&trust, &version::TLS13, "ann");
+    assert_eq!(trust.connect(&server).get("/cgi-bin/flaky").status, 500);
+    fs::remove_file(fails).unwrap();
+    // For a second, requests for this page do not wait for each other.
+    assert_eq!(ann.connect(&server).get("/cgi-bin/flaky").text(), "<>");
+    let response = ann.connect(&server).request("GET", "/cgi-bin/cookie", &[("Cookie", "a=b")]);
+    assert_eq!((response.status, response.text().as_str()), (200, "<>"));
+    for name in ["flaky", "cookie"] {
+        assert_eq!(trust.connect(&server).get(&format!("/cgi-bin/{name}")).text(), "<>", "{name}");
+    }
+}
+
 #[test]
 fn reload_that_requests_certificates_resumes_no_session() {
     let (site, mut trust) = place();

@@ -41,6 +41,8 @@ pub struct AppWork {
     pub ends: Vec<usize>,
     /// Whether a body follows.
     pub has_body: bool,
+    /// Whether the response may be stored for other clients: then it must not depend on the client's certificate.
+    pub may_be_cached: bool,
     /// The address of the client, if a proxy has named it; otherwise it is the peer of the connection.
     pub client: Option<IpAddr>,
     /// The meta-variables derived from the request's head; none if it is forwarded.
@@ -140,6 +142,8 @@ pub struct RevalidateWork {
 pub(crate) enum Audience<'a> {
     /// The client.
     Client,
+    /// The client, and other clients later: the response is cached if it turns out to be cacheable.
+    ClientFirst,
     /// Other clients too: it may be cached, so it must be complete, whatever this client has cached. The application may say
     /// instead that a cached page is still the response, by these conditions.
     Cache(&'a [(&'a str, &'a [u8])]),
@@ -154,10 +158,15 @@ impl<'a> Audience<'a> {
         !matches!(self, Audience::Cache(_)) || !of_one()
     }
 
+    /// Whether clients other than this one may get the response.
+    fn has_others(self) -> bool {
+        matches!(self, Audience::ClientFirst | Audience::Cache(_))
+    }
+
     /// Fields that the application gets too.
     fn added(self) -> &'a [(&'a str, &'a [u8])] {
         match self {
-            Audience::Client => &[],
+            Audience::Client | Audience::ClientFirst => &[],
             Audience::Cache(fields) | Audience::Server(fields) => fields,
         }
     }
@@ -245,6 +254,7 @@ impl HandlerMatch {
             path: self.path.clone(),
             ends: self.ends.clone(),
             has_body: framing != Framing::None,
+            may_be_cached: audience.has_others(),
             client: client.map(|client| client.address),
             variables,
             forward,

@@ -181,15 +181,8 @@ impl AppRequest {
             None => {
                 let user = decide::claimed_name(request, resolved, &cx.shared.sites);
                 let user = user.as_ref().map(Credentials::name);
-                let generation = cx.shared.caches.generation();
-                Input::Start(Box::new(handler.work(
-                    &cx.shared.sites,
-                    generation,
-                    head,
-                    framing,
-                    user,
-                    Audience::Client,
-                )))
+                let (generation, audience) = (cx.shared.caches.generation(), audience(fill.as_deref()));
+                Input::Start(Box::new(handler.work(&cx.shared.sites, generation, head, framing, user, audience)))
             }
         };
         cx.actions.push(Action::App(ticket, input));
@@ -376,7 +369,7 @@ impl AppRequest {
         if let Some(fill) = &mut self.fill {
             (fill.shared, fill.follows, fill.began) = (None, false, cx.now);
         }
-        self.start(cx, head, None, Audience::Client);
+        self.start(cx, head, None, audience(self.fill.as_deref()));
     }
 
     /// An interim response as it is passed on: without the fields that rules remove. `None` after the final one.
@@ -742,6 +735,11 @@ impl AppRequest {
     pub(super) fn leave<F>(&self, cx: &mut Context<'_, F>, why: &'static str) {
         cx.actions.push(Action::App(self.ticket, Input::Leave(why)));
     }
+}
+
+/// Who gets a response for which no other request waits.
+fn audience(fill: Option<&Fill>) -> Audience<'static> {
+    if fill.is_some() { Audience::ClientFirst } else { Audience::Client }
 }
 
 /// Whether what an application gets for this path depends on more than the target, which is the name of a cached page.

@@ -405,7 +405,7 @@ impl AppSide {
                 let joined = request.take().filter(|request| request.ticket == ticket);
                 let filling = joined.and_then(|joined| joined.filling);
                 // A cached page must not depend on the client that requested it.
-                let ends = if filling.is_some() { Arc::new(ends().without_subject()) } else { ends() };
+                let ends = if work.may_be_cached { Arc::new(ends().without_subject()) } else { ends() };
                 let (made, output) = self.start((token, now), (ticket, filling), work, ends, context);
                 *request = made;
                 Some(output?)
