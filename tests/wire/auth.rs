@@ -127,6 +127,47 @@ fn valid_password_is_accepted_and_others_get_401() {
     assert_eq!(client.request("GET", "/private/none", &[("Authorization", &pass)]).status, 404);
 }
 
+/// Each of two directories has a password, and a route leads from one to the other.
+#[test]
+fn rewritten_request_satisfies_passwords_of_both_paths() {
+    let site = tree();
+    site.file("admin/page.html", "for admins");
+    let admins = site.path().with_extension("admins");
+    let hash = bcrypt::hash("open sesame", 4).unwrap();
+    fs::write(&admins, format!("ann:{hash}\neve:{hash}\n")).unwrap();
+    let keys = format!(
+        "[[site.auth]]\ndirectory = '/admin/'\nrealm = 'Admins'\naccounts = {admins:?}\n\
+         [[site.route]]\nmatch = '/admin/in'\nrewrite = '/private/page.html'\n\
+         [[site.route]]\nmatch = '/private/in'\nrewrite = '/admin/page.html'\n\
+         [[site.route]]\nmatch = '/private/same'\nrewrite = '/private/page.html'\n\
+         [[site.route]]\nmatch = '/in'\nrewrite = '/admin/page.html'"
+    );
+    let server = serve(&site, &keys, "");
+    let users = site.path().with_extension("users");
+    let _gone = (Users(&users), Users(&admins));
+    // Eve is an admin only, bob one of the staff only, and ann both.
+    for (target, realm, [ann, bob, eve]) in [
+        ("/private/page.html", "Staff", [200, 200, 401]),
+        ("/admin/page.html", "Admins", [200, 401, 200]),
+        ("/admin/in", "Admins", [200, 401, 401]),
+        ("/private/in", "Staff", [200, 401, 401]),
+        ("/private/same", "Staff", [200, 200, 401]),
+        ("/in", "Admins", [200, 401, 200]),
+    ] {
+        let challenge = format!("Basic realm=\"{realm}\", charset=\"UTF-8\"");
+        let nobody = server.get(target);
+        assert_eq!((nobody.status, nobody.field("WWW-Authenticate")), (401, Some(&*challenge)), "{target}");
+        for (name, password, status) in
+            [("ann", "open sesame", ann), ("bob", "geheim", bob), ("eve", "open sesame", eve), ("ann", "wrong", 401)]
+        {
+            let response = get_as(&server, target, name, password);
+            assert_eq!(response.status, status, "{target} {name}");
+            let control = response.field("Cache-Control");
+            assert!(status != 200 || control == Some("private"), "{target} {name} {control:?}");
+        }
+    }
+}
+
 #[test]
 fn argon2_password_is_accepted() {
     let site = tree();

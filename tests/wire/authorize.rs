@@ -186,3 +186,83 @@ fn streams_of_http2_are_authorized_each() {
         assert_eq!(statuses, [200, 401, 302, 200], "{path}");
     }
 }
+
+/// An application whose responses have these lines, and the requests it got.
+fn answers(lines: impl Fn(&Arrived) -> String + Send + Sync + 'static) -> (Backend, Arc<Mutex<Vec<Arrived>>>) {
+    let all: Arc<Mutex<Vec<Arrived>>> = Arc::default();
+    let asked = Arc::clone(&all);
+    let backend = Backend::start(move |_, peer| {
+        while let Some(arrived) = peer.request() {
+            let lines = lines(&arrived);
+            asked.lock().unwrap().push(arrived);
+            peer.send(format!("HTTP/1.1 {lines}Content-Length: 0\r\n\r\n"));
+        }
+    });
+    (backend, all)
+}
+
+/// A table that asks this question about a directory.
+fn table(directory: &str, question: &str, copied: &str) -> String {
+    format!(
+        "[[site.authorize]]\ndirectory = \"{directory}\"\nrequest = \"{question}\"\ncopy_to_request = [\"{copied}\"]\n"
+    )
+}
+
+/// A table that forwards the requests of a pattern.
+fn forward(pattern: &str, backend: &Backend, keys: &str) -> String {
+    format!("[[site.app]]\nmatch = \"{pattern}\"\nhttp = [\"{}\"]\n{keys}\n", backend.address)
+}
+
+#[test]
+fn rewritten_request_satisfies_rules_of_both_paths() {
+    let (authorizer, asked) = answers(|arrived| {
+        let cookie = value(arrived, "Cookie").unwrap_or("nobody");
+        let (status, field) = match &*arrived.line {
+            "GET /auth?admin HTTP/1.1" if cookie == "root" => ("200 OK", "Remote-User"),
+            "GET /auth?user HTTP/1.1" if cookie != "nobody" => ("200 OK", "Remote-Groups"),
+            _ => ("403 No", "X-None"),
+        };
+        format!("{status}\r\n{field}: {cookie}\r\n")
+    });
+    let (site, app) = (Site::new(), Backend::echo());
+    site.file("admin/x.txt", "x");
+    let tables = [
+        table("/admin/", "/auth?admin", "Remote-User"),
+        table("/front/", "/auth?user", "Remote-Groups"),
+        "[[site.route]]\nmatch = \"/admin/panel/**\"\nrewrite = \"/front/$1\"\n".into(),
+        "[[site.route]]\nmatch = \"/admin/same\"\nrewrite = \"/admin/x.txt\"\n".into(),
+        "[[site.route]]\nmatch = \"/open/**\"\nrewrite = \"/front/$1\"\n".into(),
+        forward("/auth", &authorizer, ""),
+        forward("/front/**", &app, ""),
+    ];
+    let server = Server::with_site(&site, &tables.concat());
+    let mut client = server.connect();
+    let lies = [("Remote-User", "root"), ("Remote-Groups", "root"), ("remote_user", "root")];
+    let mut get = |target: &str, cookie: &str| {
+        let fields: Vec<_> = [("Cookie", cookie)].into_iter().chain(lies).collect();
+        client.request("GET", target, &fields)
+    };
+    for (target, cookie, status) in [
+        ("/admin/x.txt", "ann", 403),
+        ("/admin/x.txt", "root", 200),
+        ("/front/x", "nobody", 403),
+        ("/front/x", "ann", 200),
+        ("/open/x", "nobody", 403),
+        ("/open/x", "ann", 200),
+        ("/admin/panel/x", "nobody", 403),
+        ("/admin/panel/x", "ann", 403),
+        ("/admin/panel/x", "root", 200),
+    ] {
+        assert_eq!(get(target, cookie).status, status, "{target} {cookie}");
+    }
+    let text = get("/admin/panel/x", "root").text();
+    let mut copied: Vec<&str> = text.lines().filter(|line| line.to_ascii_lowercase().starts_with("remote")).collect();
+    copied.sort_unstable();
+    assert_eq!(copied, ["Remote-Groups: root", "Remote-User: root"], "{text}");
+    let questions = || asked.lock().unwrap().len();
+    let before = questions();
+    get("/admin/panel/x", "root");
+    assert_eq!(questions(), before + 2);
+    get("/admin/same", "root");
+    assert_eq!(questions(), before + 3, "one rule of both paths is asked once");
+}

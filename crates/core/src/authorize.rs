@@ -15,7 +15,7 @@ use crate::forms::{AuthorizedFieldName, DeniedFieldName, FolderPath, HealthPath}
 
 /// Directory whose requests an application authorises first (single sign-on; `auth_request` of nginx)
 ///
-/// Of nested directories, the innermost table applies. A status of 2xx admits the client; 401, 403 and redirects become its
+/// Of nested directories, the innermost table applies. If a route rewrites a path, those of both are asked. A status of 2xx admits the client; 401, 403 and redirects become its
 /// response; after anything else it gets 500.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table")]

@@ -87,7 +87,7 @@ pub(crate) fn first_step<F: FileHandle>(
     if let Some(response) = challenge_response(request, resolved, shared) {
         return Step::Reply(response);
     }
-    let SharedState { sites, caches, .. } = shared;
+    let sites = &shared.sites;
     let site = sites.of(resolved.site);
     if sites.have_access_rules() && !is_admitted(request, origin, resolved, site) {
         return Step::Fail(Status::FORBIDDEN, plan::DENIED);
@@ -100,23 +100,37 @@ pub(crate) fn first_step<F: FileHandle>(
     if !sites.have_guards() {
         return admitted_step(now, request, origin, resolved, shared);
     }
-    let (site, path) = (sites.of(resolved.site), &*resolved.requested);
+    let path = &*resolved.requested;
     if is_delegated(request, origin, site, path) {
         return open_step(now, request, origin, resolved, shared);
     }
     // Browsers send preflights without credentials (Fetch, 3.2.5); the
     // response comes from the rule and reveals nothing about what exists.
-    if site.preflight(path, request).is_none()
-        && let Some(guard) = site.guard(path, request)
-    {
-        let Some(credentials) = request.authorization.and_then(Credentials::parse) else {
-            return Step::Fail(Status::UNAUTHORIZED, "authentication required");
-        };
-        let (generation, accounts) = (caches.generation(), guard.accounts);
-        let client = request.client.map(|client| client.address);
-        return Step::Verify(VerifyWork { generation, accounts, credentials, client });
+    if site.preflight(path, request).is_some() {
+        return admitted_step(now, request, origin, resolved, shared);
     }
-    admitted_step(now, request, origin, resolved, shared)
+    resolved.verified = 0;
+    verified_step(now, request, origin, resolved, shared)
+}
+
+/// Decides the next step for a request that some of its guards may have admitted: has the password verified for the next one.
+fn verified_step<F: FileHandle>(
+    now: Time,
+    request: &Request<'_>,
+    origin: Origin,
+    resolved: &mut Resolved<'_>,
+    shared: &mut SharedState<F>,
+) -> Step<F> {
+    let SharedState { sites, caches, .. } = shared;
+    let Some(guard) = resolved.next_guard(sites.of(resolved.site), request) else {
+        return admitted_step(now, request, origin, resolved, shared);
+    };
+    let Some(credentials) = request.authorization.and_then(Credentials::parse) else {
+        return Step::Fail(Status::UNAUTHORIZED, "authentication required");
+    };
+    let (generation, accounts) = (caches.generation(), guard.accounts);
+    let client = request.client.map(|client| client.address);
+    Step::Verify(VerifyWork { generation, accounts, credentials, client })
 }
 
 /// Decides the next step for a request that addresses and passwords admit.
@@ -127,11 +141,11 @@ fn admitted_step<F: FileHandle>(
     resolved: &mut Resolved<'_>,
     shared: &mut SharedState<F>,
 ) -> Step<F> {
-    if shared.sites.have_authorizations() && !resolved.is_authorized {
+    if shared.sites.have_authorizations() {
         let (site, path) = (shared.sites.of(resolved.site), &*resolved.requested);
         // Preflights as for passwords.
         let is_exempt = || is_delegated(request, origin, site, path) || site.preflight(path, request).is_some();
-        if site.authorization(path, request).is_some() && !is_exempt() {
+        if resolved.pending_authorizations(site, request).next().is_some() && !is_exempt() {
             return Step::Authorize;
         }
     }
@@ -176,7 +190,7 @@ fn required_https(request: &Request<'_>, resolved: &Resolved<'_>, site: &Site) -
     let path = &*resolved.requested;
     let is_challenge = plan::is_read(request.method)
         && path.strip_prefix(CHALLENGE_PREFIX).is_some_and(|token| !token.is_empty())
-        && site.guard(path, request).is_none();
+        && site.guards_of(path, request).next().is_none();
     (!is_challenge).then_some(port)
 }
 
@@ -194,7 +208,7 @@ fn https_location(request: &Request<'_>, site: &Site, port: u16) -> Option<Vec<u
 /// The user name in a request for a protected path, for the log; in a 401, the claimed one.
 pub(crate) fn claimed_name(request: &Request<'_>, resolved: &Resolved<'_>, sites: &Sites) -> Option<Credentials> {
     let credentials = request.authorization.and_then(Credentials::parse)?;
-    sites.of(resolved.site).guard(&resolved.requested, request).map(|_| credentials)
+    sites.of(resolved.site).guards_of(&resolved.requested, request).next().map(|_| credentials)
 }
 
 /// Whether an application gets the request body, or may get it depending on the disk lookup. Keeps the plan in `resolved`.
@@ -389,7 +403,10 @@ fn step_after_verdict<F: FileHandle>(
     shared: &mut SharedState<F>,
 ) -> Step<F> {
     match verdict {
-        Verdict::Good => admitted_step(now, request, origin, resolved, shared),
+        Verdict::Good => {
+            resolved.verified += 1;
+            verified_step(now, request, origin, resolved, shared)
+        }
         Verdict::Wrong => Step::Fail(Status::UNAUTHORIZED, "wrong user name or password"),
         Verdict::Limited => {
             let why = "too many wrong passwords from your address; try again in a minute";
@@ -498,13 +515,13 @@ fn step_before_lone<F>(
         (Some(one), Some(other)) if same_rule(&one, &other) => {}
         (Some(_), _) => return nothing(),
     }
-    let is_guarded_elsewhere = site.guard(&lone.name, request).is_some_and(|guard| {
-        site.guard(&resource.name, request).is_none_or(|passed| passed.directory != guard.directory)
-    });
-    let is_authorized_elsewhere = site.authorization(&lone.name, request).is_some_and(|rule| {
-        site.authorization(&resource.name, request).is_none_or(|passed| passed.directory != rule.directory)
-    });
-    if is_guarded_elsewhere || is_authorized_elsewhere {
+    let is_guarded_alike = site
+        .guards_of(&lone.name, request)
+        .all(|guard| site.guards_of(&resource.name, request).any(|passed| passed.accounts == guard.accounts));
+    let is_authorized_alike = site
+        .authorizations_of(&lone.name, request)
+        .all(|(rule, _)| site.authorizations_of(&resource.name, request).any(|(passed, _)| passed == rule));
+    if !(is_guarded_alike && is_authorized_alike) {
         return nothing();
     }
     match (app::handler_of(site, &lone.name, request), app::handler_of(site, &resource.name, request)) {

@@ -561,8 +561,8 @@ impl Exchange {
             }
             Some(Ruling::Admitted(admitted)) => {
                 authorization.leave(cx, "");
+                self.resolved.authorized.push(authorization.rule);
                 self.request = *admitted;
-                self.resolved.is_authorized = true;
                 self.step(cx, protocol, |steps| steps.begin(false))
             }
         }

@@ -12,6 +12,8 @@ use amped_http::status::Status;
 use amped_http::uri::{self, PathError, Target};
 
 use crate::app::{self, HandlerMatch};
+use crate::auth::Guard;
+use crate::authorize::AuthorizeRule;
 use crate::cache::uri::{Translated, UriCache};
 use crate::routes::{FixedResponse, QueryRule, Routed};
 use crate::site::{Site, Sites};
@@ -64,8 +66,10 @@ pub(crate) struct Resolved<'a> {
     form: PathForm,
     /// The plan, if it was needed [before](Resolved::plan_ahead) it can be carried out.
     planned: Option<Plan>,
-    /// Whether an application has authorised the request.
-    pub(crate) is_authorized: bool,
+    /// The number of its guards whose password was verified since the first step.
+    pub(crate) verified: usize,
+    /// The rules by which applications have authorised the request: their indices among those of the site.
+    pub(crate) authorized: Vec<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,10 +87,25 @@ enum PathForm {
 impl<'a> Resolved<'a> {
     /// Copies the paths, for a request that has to wait.
     pub(crate) fn keep(self) -> Resolved<'static> {
-        let Resolved { generation, site, requested, rewritten, form, planned, is_authorized } = self;
         let keep = |path: CleanPath<'a>| CleanPath::Shared(path.share());
-        let (requested, rewritten) = (keep(requested), rewritten.map(keep));
-        Resolved { generation, site, requested, rewritten, form, planned, is_authorized }
+        let (requested, rewritten) = (keep(self.requested), self.rewritten.map(keep));
+        Resolved { requested, rewritten, ..self }
+    }
+
+    /// The guard whose password is verified next; `None`: all that the request needs are.
+    pub(crate) fn next_guard<'s>(&self, site: &'s Site, request: &Request<'_>) -> Option<&'s Guard> {
+        site.guards_of(&self.requested, request).nth(self.verified)
+    }
+
+    /// The rules by which applications have still to authorise the request, and their indices; the first one is next.
+    ///
+    /// A condition of a route may depend on fields that an application has added: so rules are identified, not counted.
+    pub(crate) fn pending_authorizations<'s>(
+        &self,
+        site: &'s Site,
+        request: &Request<'_>,
+    ) -> impl Iterator<Item = (usize, &'s AuthorizeRule)> {
+        site.authorizations_of(&self.requested, request).filter(|(index, _)| !self.authorized.contains(index))
     }
 
     /// Plans the request and keeps the plan for [`plan`](Resolved::plan).
@@ -123,8 +142,8 @@ pub(crate) fn resolve<'a>(
     scratch: &mut Vec<u8>,
 ) -> Resolved<'a> {
     let resolved = |site, requested, form| {
-        let (rewritten, planned, is_authorized) = (None, None, false);
-        Resolved { generation, site, requested, rewritten, form, planned, is_authorized }
+        let (rewritten, planned, verified, authorized) = (None, None, 0, Vec::new());
+        Resolved { generation, site, requested, rewritten, form, planned, verified, authorized }
     };
     let site = |sites: &Sites| sites.for_host(request.host).number;
     let (Target::Origin { path: sent, .. } | Target::Absolute { path: sent, .. }) = request.target else {

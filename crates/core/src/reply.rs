@@ -500,7 +500,7 @@ fn file_fields(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8])
 /// RFC 9110, 11.6.1 and RFC 7617, 2.1: adds the challenge of a 401.
 fn challenge(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8], status: Status) {
     if status == Status::UNAUTHORIZED
-        && let Some(guard) = site.guard(path, request)
+        && let Some(guard) = site.guards_of(path, request).next()
     {
         head.field("WWW-Authenticate", alloc::format!("Basic realm=\"{}\", charset=\"UTF-8\"", guard.realm));
     }

@@ -151,41 +151,46 @@ pub enum Symlinks {
 }
 
 impl Site {
-    /// The guard of this path: of nested directories the innermost; if a route
-    /// substitutes another path, the guard of that path takes precedence.
-    pub fn guard(&self, path: &[u8], request: &Request<'_>) -> Option<&Guard> {
+    /// The guards of a request for this path, all of which must admit it: of nested directories that of the innermost; if a
+    /// route substitutes another path, that of its directory too, unless it has the same accounts.
+    pub fn guards_of<'s>(&'s self, path: &[u8], request: &Request<'_>) -> impl Iterator<Item = &'s Guard> + use<'s> {
         let of = |path: &[u8]| {
             let covering = self.guards.iter().filter(|guard| guard.covers(path));
             covering.max_by_key(|guard| guard.directory.len())
         };
-        if self.guards.is_empty() {
-            return None;
-        }
-        match self.routed(path, request) {
-            Some(Routed::Rewrite(meant)) => of(&meant).or_else(|| of(path)),
-            _ => of(path),
-        }
+        let [first, second] = if self.guards.is_empty() { [None; 2] } else { self.of_both(path, request, of) };
+        let second = second.filter(|guard| first.is_none_or(|first| first.accounts != guard.accounts));
+        first.into_iter().chain(second)
     }
 
-    /// The rule by which an application authorises requests for this path, found as [`guard`](Site::guard) is; the innermost one
-    /// may ask none.
-    pub fn authorization(&self, path: &[u8], request: &Request<'_>) -> Option<&AuthorizeRule> {
+    /// The rules by which applications authorise a request for this path, found as [`guards`](Site::guards_of) are, and their
+    /// indices; the innermost rule may ask none.
+    pub fn authorizations_of<'s>(
+        &'s self,
+        path: &[u8],
+        request: &Request<'_>,
+    ) -> impl Iterator<Item = (usize, &'s AuthorizeRule)> + use<'s> {
         let of = |path: &[u8]| {
-            let covering = self.authorizations.iter().filter(|rule| is_within(path, &rule.directory));
-            covering.max_by_key(|rule| rule.directory.len()).filter(|rule| rule.request.is_some())
+            let covering = self.authorizations.iter().enumerate().filter(|(_, rule)| is_within(path, &rule.directory));
+            covering.max_by_key(|(_, rule)| rule.directory.len()).filter(|(_, rule)| rule.request.is_some())
         };
-        if self.authorizations.is_empty() {
-            return None;
-        }
-        match self.routed(path, request) {
-            Some(Routed::Rewrite(meant)) => of(&meant).or_else(|| of(path)),
-            _ => of(path),
-        }
+        let [first, second] = if self.authorizations.is_empty() { [None; 2] } else { self.of_both(path, request, of) };
+        let second = second.filter(|(index, _)| first.is_none_or(|(first, _)| first != *index));
+        first.into_iter().chain(second)
+    }
+
+    /// What `of` finds for this path, and for the one that a route substitutes for it.
+    fn of_both<T>(&self, path: &[u8], request: &Request<'_>, of: impl Fn(&[u8]) -> Option<T>) -> [Option<T>; 2] {
+        let meant = match self.routed(path, request) {
+            Some(Routed::Rewrite(meant)) => of(&meant),
+            _ => None,
+        };
+        [of(path), meant]
     }
 
     /// Whether only some clients get what is at this path.
     pub fn is_protected(&self, path: &[u8], request: &Request<'_>) -> bool {
-        self.guard(path, request).is_some() || self.authorization(path, request).is_some()
+        self.guards_of(path, request).next().is_some() || self.authorizations_of(path, request).next().is_some()
     }
 
     /// Whether a client with this address may access this path: of nested directories the innermost rule decides. If a

@@ -170,7 +170,13 @@ impl AppRequest {
             .filter(|_| !is_upgrade)
             .filter(|_| !is_rewritten_on_condition(cx.shared.sites.of(handler.site), head.requested))
             .map(|cache| {
-                look_for_page(cx, (request, head.bytes), &handler, (framing, resolved.is_authorized), (cache, time))
+                look_for_page(
+                    cx,
+                    (request, head.bytes),
+                    &handler,
+                    (framing, !resolved.authorized.is_empty()),
+                    (cache, time),
+                )
             }) {
             Some(Ok(made)) => return StartResult::Cached(made),
             Some(Err(fill)) => fill,

@@ -29,6 +29,8 @@ use crate::request_id::RequestId;
 #[derive(Debug)]
 pub(super) struct Authorization {
     pub(super) ticket: Ticket,
+    /// The index of the rule among those of the site.
+    pub(super) rule: usize,
     /// The head of the response, as received so far.
     head: Vec<u8>,
     /// Timeout without progress of the application.
@@ -68,7 +70,7 @@ impl Denial {
 }
 
 impl Authorization {
-    /// Asks the application. `user`: the authenticated user, if any. `None`: there is no such application.
+    /// Asks the application of the next rule. `user`: the authenticated user, if any. `None`: there is no such application.
     pub(super) fn begin<F, P: Protocol<F>>(
         cx: &mut Context<'_, F>,
         (request, head, id): (&Request<'_>, &[u8], Option<&RequestId>),
@@ -77,7 +79,8 @@ impl Authorization {
         protocol: &mut P,
     ) -> Option<Authorization> {
         let site = cx.shared.sites.of(resolved.site);
-        let target = site.authorization(&resolved.requested, request)?.request.as_deref()?;
+        let (rule, asking) = resolved.pending_authorizations(site, request).next()?;
+        let target = asking.request.as_deref()?;
         let uri = uri_of(request);
         let question = question(request, head, (target, &uri));
         let asked = request::parse_own(&question, &HeadLimits::unlimited(request.secure)).ok()?;
@@ -94,7 +97,7 @@ impl Authorization {
         let work = handler.work(&cx.shared.sites, generation, head, Framing::None, user, audience);
         let ticket = protocol.next_ticket();
         cx.actions.push(Action::App(ticket, Input::Start(work.into())));
-        Some(Authorization { ticket, head: Vec::new(), time })
+        Some(Authorization { ticket, rule, head: Vec::new(), time })
     }
 
     /// Notifies the driver that the response is no longer needed, with the reason.
@@ -123,15 +126,18 @@ impl Authorization {
         };
         let (head, request) = (request.head(), request.request());
         let site = cx.shared.sites.of(resolved.site);
-        let Some(rule) = site.authorization(&resolved.requested, &request) else {
+        let Some(rule) = site.authorizations.get(self.rule) else {
             return Some(Ruling::Failed("the configuration was reloaded"));
         };
         let by_default = if answer.location.is_some() { Status::FOUND } else { Status::OK };
         Some(match answer.status.unwrap_or(by_default) {
-            Status(200..=299) => match admitted((&request, head), rule, &answer) {
-                Some(admitted) => Ruling::Admitted(Box::new(admitted)),
-                None => Ruling::Failed("the fields of the authorization cannot be added to the request"),
-            },
+            Status(200..=299) => {
+                let pending: Vec<_> = resolved.pending_authorizations(site, &request).map(|(_, rule)| rule).collect();
+                match admitted((&request, head), (rule, &pending), &answer) {
+                    Some(admitted) => Ruling::Admitted(Box::new(admitted)),
+                    None => Ruling::Failed("the fields of the authorization cannot be added to the request"),
+                }
+            }
             status @ (Status::UNAUTHORIZED | Status::FORBIDDEN | Status(301 | 302 | 303 | 307 | 308)) => {
                 let is_copied = |name: &str| rule.copy_to_client.iter().any(|known| known.eq_ignore_ascii_case(name));
                 let fields = answer.fields.iter().filter(|(name, _)| is_copied(name));
@@ -203,13 +209,17 @@ fn question(request: &Request<'_>, head: &[u8], (target, uri): (&str, &[u8])) ->
     made
 }
 
-/// A request with the fields that this response to its authorization adds; what the client has sent in them is removed. `None` if they make it
-/// too large.
+/// A request with the fields that this response to its authorization adds; what the client has sent in them, or in those of another
+/// rule that is still `pending`, is removed. `None` if they make it too large.
 fn admitted(
     (request, head): (&Request<'_>, &[u8]),
-    rule: &AuthorizeRule,
+    (rule, pending): (&AuthorizeRule, &[&AuthorizeRule]),
     answer: &cgi::ScriptHead<'_>,
 ) -> Option<OwnedRequest> {
+    let is_copied = |name: &[u8]| {
+        let name = String::from_utf8_lossy(name);
+        pending.iter().any(|rule| rule.copied_name(&name).is_some())
+    };
     let line = head.iter().position(|&byte| byte == b'\n')? + 1;
     let mut made = head[..line].to_vec();
     let mut upgrades = false;
@@ -217,7 +227,7 @@ fn admitted(
         if name.eq_ignore_ascii_case(b"connection") {
             // A client could name a copied field here, and so have it removed on the way to the application.
             upgrades |= text::list(value).any(|option| option.eq_ignore_ascii_case(b"upgrade"));
-        } else if rule.copied_name(&String::from_utf8_lossy(name)).is_none() {
+        } else if !is_copied(name) {
             push_field(&mut made, name, value);
         }
     }
@@ -282,17 +292,18 @@ mod tests {
 
     #[test]
     fn admitted_request_has_only_copied_fields_of_response() {
-        let rule = AuthorizeRule {
+        let rule = |names: &[&str]| AuthorizeRule {
             directory: "/".into(),
             request: None,
-            copy_to_request: ["Remote-User", "Remote-Groups"].map(Box::from).into(),
+            copy_to_request: names.iter().map(|&name| name.into()).collect(),
             copy_to_client: Vec::new(),
         };
+        let (rule, later) = (rule(&["Remote-User", "Remote-Groups"]), rule(&["Remote-Role"]));
         let check = |head: &str, answer: &str, expected: &str| {
             let (head, answer) = (head.replace('|', "\r\n"), answer.replace('|', "\n"));
             let (answer, _) = cgi::parse(answer.as_bytes()).expect("good").expect("whole");
             let request = parsed(head.as_bytes());
-            let made = admitted((&request, head.as_bytes()), &rule, &answer).expect("valid");
+            let made = admitted((&request, head.as_bytes()), (&rule, &[&rule, &later]), &answer).expect("valid");
             assert_eq!(shown(made.head()), expected, "{head}");
             assert_eq!(made.request().framing, request.framing);
             assert_eq!(made.request().keep_alive, request.keep_alive);
@@ -301,6 +312,12 @@ mod tests {
             "POST /a HTTP/1.1|Host: h|remote-user: root|Remote_User: root|Content-Length: 5|REMOTE-GROUPS: admin|Cookie: c||",
             "Status: 200|Remote-User: ann|X: y||",
             "POST /a HTTP/1.1|Host: h|Content-Length: 5|Cookie: c|Remote-User: ann||",
+        );
+        // Another rule will be asked.
+        check(
+            "GET /a HTTP/1.1|Host: h|Remote-Role: admin|Remote-Other: b||",
+            "Status: 200|Remote-User: ann|Remote-Role: c||",
+            "GET /a HTTP/1.1|Host: h|Remote-Other: b|Remote-User: ann||",
         );
         // It is not a field of the connection, whatever the client says.
         check(

@@ -285,6 +285,8 @@ pub struct AliasTable {
 }
 
 /// Directory that requires a password (Basic, RFC 7617)
+///
+/// Of nested directories, the innermost table applies. If a route rewrites a path, the password must be valid in both.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub struct AuthTable {
