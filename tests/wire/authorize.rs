@@ -266,3 +266,78 @@ fn rewritten_request_satisfies_rules_of_both_paths() {
     get("/admin/same", "root");
     assert_eq!(questions(), before + 3, "one rule of both paths is asked once");
 }
+
+/// An application that is authorised names a page of another, which gets the user too.
+#[test]
+fn page_behind_authorized_redirect_is_for_its_client() {
+    let (authorizer, _) = authorizer();
+    let (gate, _) = answers(|_| "200 OK\r\nX-Accel-Redirect: /c/inner\r\n".into());
+    let inner = Backend::start(|_, peer| {
+        while let Some(arrived) = peer.request() {
+            let user = value(&arrived, "Remote-User").unwrap_or("nobody");
+            let is_for_all = arrived.line.contains("public");
+            let control = if is_for_all { "public, max-age=60" } else { "max-age=60" };
+            let head = format!("HTTP/1.1 200 OK\r\nCache-Control: {control}\r\nContent-Length: {}", user.len());
+            peer.send(format!("{head}\r\n\r\n{user}"));
+        }
+    });
+    let site = Site::new();
+    let tables = [
+        table("/gate/", "/auth", "Remote-User"),
+        forward("/auth", &authorizer, ""),
+        forward("/gate/**", &gate, ""),
+        forward("/c/**", &inner, "cache = \"1m\""),
+    ];
+    let server = Server::with_site(&site, &tables.concat());
+    let mut client = server.connect();
+    for (cookie, user) in [("ann", "ann"), ("bob", "nobody"), ("ann", "ann")] {
+        let response = client.request("GET", "/gate/x", &[("Cookie", cookie)]);
+        assert_eq!((response.text().as_str(), response.field("Age")), (user, None), "{cookie}");
+    }
+    let response = client.get("/c/inner");
+    assert_eq!((response.text().as_str(), response.field("Age")), ("nobody", None));
+}
+
+#[test]
+fn authorized_response_is_private_by_any_name() {
+    let (authorizer, _) = authorizer();
+    let (app, _) = answers(|_| "200 OK\r\n".into());
+    let (gate, _) = answers(|_| "200 OK\r\nX-Accel-Redirect: /open/a.txt\r\n".into());
+    let site = Site::new();
+    for name in ["private/s.txt", "open/a.txt", "front.txt"] {
+        site.file(name, "text");
+    }
+    let route = |from: &str, to: &str| format!("[[site.route]]\nmatch = \"{from}\"\nrewrite = \"{to}\"\n");
+    let tables = [
+        table("/private/", "/auth", "Remote-User"),
+        route("/private/app/**", "/app/$1"),
+        route("/private/file", "/open/a.txt"),
+        "[[site.fallback]]\ndirectory = \"/\"\nfile = \"/front.txt\"\n".into(),
+        forward("/auth", &authorizer, ""),
+        forward("/private/gate", &gate, ""),
+        forward("/app/**", &app, ""),
+        "[[site.headers]]\nmatch = \"/open/*.css\"\ncache_control = \"max-age=5\"\n".into(),
+        route("/private/style", "/open/a.css"),
+    ];
+    site.file("open/a.css", "css");
+    let server = Server::with_site(&site, &tables.concat());
+    let mut client = server.connect();
+    let ann = ("Cookie", "ann");
+    // The second time, heads are cached.
+    for _ in 0..2 {
+        for target in ["s.txt", "app/x", "file", "none", "gate"].map(|name| format!("/private/{name}")) {
+            assert_eq!(client.get(&target).status, 401, "{target}");
+            let response = client.request("GET", &target, &[ann]);
+            assert_eq!((response.status, response.field("Cache-Control")), (200, Some("private")), "{target}");
+        }
+        for target in ["/open/a.txt", "/app/x", "/none"] {
+            let response = client.get(target);
+            assert_eq!((response.status, response.field("Cache-Control")), (200, None), "{target}");
+        }
+        let tag = client.get("/open/a.txt").field("ETag").unwrap().to_owned();
+        let known = client.request("GET", "/private/file", &[ann, ("If-None-Match", &tag)]);
+        assert_eq!((known.status, known.field("Cache-Control")), (304, Some("private")));
+        let styled = client.request("GET", "/private/style", &[ann]);
+        assert_eq!(styled.field("Cache-Control"), Some("max-age=5"), "a rule says otherwise");
+    }
+}

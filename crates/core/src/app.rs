@@ -131,8 +131,8 @@ pub struct RevalidateWork {
     pub(crate) request: OwnedRequest,
     pub(crate) handler: HandlerMatch,
     pub(crate) stale: StalePage,
-    /// Whether an application has authorised the request.
-    pub(crate) is_authorized: bool,
+    /// Whether only some clients may have the response.
+    pub(crate) is_restricted: bool,
     /// Its place among those of the loop.
     pub(crate) slot: Arc<()>,
 }

@@ -115,6 +115,9 @@ enum Purpose {
 struct Detour {
     /// Number of local redirects.
     count: u8,
+    /// Only some clients may have the response: a password or an application has to admit them to its path, or to one that led to
+    /// it. It stays so whatever an application substitutes.
+    is_restricted: bool,
     /// The fields of an application's response that go with the file sent on its behalf.
     beside_file: Option<Box<BesideFile>>,
     /// The response, if an application has denied access.
@@ -902,11 +905,15 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
             Step::Reply(made) => self.respond(made),
             Step::Ask(question) => self.ask(question, Purpose::Target),
             Step::Verify(work) => {
+                self.detour.is_restricted = true;
                 let (ticket, state) = self.wait(None, Purpose::Target);
                 self.cx.actions.push(Action::Verify(ticket, work));
                 state
             }
-            Step::Authorize => self.authorize(),
+            Step::Authorize => {
+                self.detour.is_restricted = true;
+                self.authorize()
+            }
             Step::AskForFallback(question) => self.ask(question, Purpose::Fallback),
             Step::Run(handler) => self.run(handler),
             Step::Fail(status, why) if self.protocol.awaits_body() => self.fail_before_body(status, why),
@@ -1037,7 +1044,7 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
             requested: &self.resolved.requested,
             id: self.detour.request_id.as_ref(),
         };
-        match AppRequest::begin(self.cx, head, self.resolved, (handler, ticket, framing)) {
+        match AppRequest::begin(self.cx, head, self.resolved, (handler, ticket, framing), self.detour.is_restricted) {
             StartResult::Started(app_request) => {
                 if framing != Framing::None && self.request.expectation == Expectation::Continue {
                     self.protocol.interim(self.cx, &Interim::proceed());
@@ -1093,6 +1100,9 @@ impl<F: FileHandle, P: Protocol<F>> Steps<'_, '_, '_, F, P> {
             if cx.shared.sites.of(resolved.site).request_ids == RequestIds::All {
                 head = reply::with_field(&head, request_id::FIELD, id.text());
             }
+        }
+        if detour.is_restricted && head.get().status() != Status::SWITCHING_PROTOCOLS {
+            head = reply::restricted(head);
         }
         if let Some(credentials) = decide::claimed_name(request, resolved, &cx.shared.sites) {
             record.note_user(credentials.name());

@@ -35,7 +35,7 @@ use crate::site::CacheRule;
 pub(crate) struct Wanted {
     /// The name of the page, before any `Vary`.
     pub(crate) name: PageName,
-    /// The request has Authorization (RFC 9111, 3.5), or an application has authorised it.
+    /// The request has Authorization (RFC 9111, 3.5), or only some clients may have the response.
     is_authorized: bool,
     /// The request has cookies.
     has_cookies: bool,
@@ -54,10 +54,10 @@ impl Wanted {
 }
 
 /// The cached page that may answer a request, or that its response may become. `None` if the request has preconditions
-/// on the state of the resource (RFC 9110, 13.1.1 and 13.1.4), which only the application can evaluate. `is_authorized`: an
-/// application has authorised it, which is as good as Authorization.
+/// on the state of the resource (RFC 9110, 13.1.1 and 13.1.4), which only the application can evaluate. `is_restricted`: a
+/// password or an application had to admit its client, which is as good as Authorization.
 pub(crate) fn wanted(
-    (generation, is_authorized): (u32, bool),
+    (generation, is_restricted): (u32, bool),
     handler: &HandlerMatch,
     coding: Coding,
     (request, head): (&Request<'_>, &[u8]),
@@ -69,7 +69,7 @@ pub(crate) fn wanted(
     }
     let has_cookies = request::fields(head).any(|(name, _)| name.eq_ignore_ascii_case(b"cookie"));
     let name = name_of(generation, handler, coding, request, head)?;
-    Some(Wanted { name, is_authorized: request.authorization.is_some() || is_authorized, has_cookies })
+    Some(Wanted { name, is_authorized: request.authorization.is_some() || is_restricted, has_cookies })
 }
 
 /// The cache key of a request: scheme, host with port, and target, as sent, since the application sees both. `None` without a

@@ -490,10 +490,10 @@ fn validators(head: &mut Head, representation: &Representation) {
 }
 
 /// Adds the fields that rules set on files. A protected resource is private unless a rule says otherwise: RFC 9111, 3.5
-/// forbids shared caches to store it, but not every cache complies.
+/// forbids shared caches to store it, but not every cache complies. See also [`restricted`], which concerns the request.
 fn file_fields(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8]) {
-    if !headers::add_to_file(head, &site.rules, path, request) && site.is_protected(path, request) {
-        head.field("Cache-Control", "private");
+    if !headers::add_to_file(head, &site.rules, path, request) && site.is_protected(path) {
+        head.field(CACHE_CONTROL, "private");
     }
 }
 
@@ -556,8 +556,8 @@ pub fn switched(request: &Request<'_>, head: &[u8]) -> Head {
 
 /// Adds the site's fields to an application's response, except those that it has set.
 fn add_to_script(head: &mut Head, site: &Site, request: &Request<'_>, path: &[u8], is_set: impl Fn(&str) -> bool) {
-    if !is_set("Cache-Control") && site.is_protected(path, request) {
-        head.field("Cache-Control", "private");
+    if !is_set(CACHE_CONTROL) && site.is_protected(path) {
+        head.field(CACHE_CONTROL, "private");
     }
     // If the application controls cross-origin access itself, its headers are kept.
     if let Some(rule) = site.cors(path).filter(|_| !is_set("Access-Control-Allow-Origin")) {
@@ -830,6 +830,16 @@ pub(crate) fn with_field(head: &ReplyHead, name: &str, value: &[u8]) -> ReplyHea
     head.remove(name).field(name, value);
     ReplyHead::Owned(Box::new(head))
 }
+
+/// The head of a response that only some clients get, at whatever path: private, unless a rule or an application says otherwise.
+pub(crate) fn restricted(head: ReplyHead) -> ReplyHead {
+    match head.get().field_starts_with(CACHE_CONTROL, b"") {
+        true => head,
+        false => with_field(&head, CACHE_CONTROL, b"private"),
+    }
+}
+
+const CACHE_CONTROL: &str = "Cache-Control";
 
 /// Adds the fields of an application's response to the head of a file sent on its behalf, except those that rules remove.
 pub(crate) fn beside_file(

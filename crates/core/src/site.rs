@@ -154,10 +154,7 @@ impl Site {
     /// The guards of a request for this path, all of which must admit it: of nested directories that of the innermost; if a
     /// route substitutes another path, that of its directory too, unless it has the same accounts.
     pub fn guards_of<'s>(&'s self, path: &[u8], request: &Request<'_>) -> impl Iterator<Item = &'s Guard> + use<'s> {
-        let of = |path: &[u8]| {
-            let covering = self.guards.iter().filter(|guard| guard.covers(path));
-            covering.max_by_key(|guard| guard.directory.len())
-        };
+        let of = |path: &[u8]| self.guard_at(path);
         let [first, second] = if self.guards.is_empty() { [None; 2] } else { self.of_both(path, request, of) };
         let second = second.filter(|guard| first.is_none_or(|first| first.accounts != guard.accounts));
         first.into_iter().chain(second)
@@ -170,13 +167,20 @@ impl Site {
         path: &[u8],
         request: &Request<'_>,
     ) -> impl Iterator<Item = (usize, &'s AuthorizeRule)> + use<'s> {
-        let of = |path: &[u8]| {
-            let covering = self.authorizations.iter().enumerate().filter(|(_, rule)| is_within(path, &rule.directory));
-            covering.max_by_key(|(_, rule)| rule.directory.len()).filter(|(_, rule)| rule.request.is_some())
-        };
+        let of = |path: &[u8]| self.authorization_at(path);
         let [first, second] = if self.authorizations.is_empty() { [None; 2] } else { self.of_both(path, request, of) };
         let second = second.filter(|(index, _)| first.is_none_or(|(first, _)| first != *index));
         first.into_iter().chain(second)
+    }
+
+    fn guard_at(&self, path: &[u8]) -> Option<&Guard> {
+        let covering = self.guards.iter().filter(|guard| guard.covers(path));
+        covering.max_by_key(|guard| guard.directory.len())
+    }
+
+    fn authorization_at(&self, path: &[u8]) -> Option<(usize, &AuthorizeRule)> {
+        let covering = self.authorizations.iter().enumerate().filter(|(_, rule)| is_within(path, &rule.directory));
+        covering.max_by_key(|(_, rule)| rule.directory.len()).filter(|(_, rule)| rule.request.is_some())
     }
 
     /// What `of` finds for this path, and for the one that a route substitutes for it.
@@ -188,9 +192,9 @@ impl Site {
         [of(path), meant]
     }
 
-    /// Whether only some clients get what is at this path.
-    pub fn is_protected(&self, path: &[u8], request: &Request<'_>) -> bool {
-        self.guards_of(path, request).next().is_some() || self.authorizations_of(path, request).next().is_some()
+    /// Whether only some clients get what is at this path, if they request it by its name.
+    pub fn is_protected(&self, path: &[u8]) -> bool {
+        self.guard_at(path).is_some() || self.authorization_at(path).is_some()
     }
 
     /// Whether a client with this address may access this path: of nested directories the innermost rule decides. If a
@@ -301,11 +305,7 @@ impl Site {
     /// Whether the head of a file with this name depends on more of a request than the head cache knows.
     pub fn has_conditional_head(&self, name: &[u8]) -> bool {
         let is_rule = |rule: &HeaderRule| rule.when.is_some() && rule.pattern.matches(name);
-        // A rewrite may lead to a directory with a password.
-        self.has_conditions
-            && (self.rules.iter().any(is_rule)
-                || !(self.guards.is_empty() && self.authorizations.is_empty())
-                    && self.routes.iter().any(|route| route.when.is_some()))
+        self.has_conditions && self.rules.iter().any(is_rule)
     }
 
     /// Notes whether its rules have conditions.

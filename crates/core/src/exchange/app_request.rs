@@ -139,12 +139,14 @@ pub(super) enum HeadVerdict {
 }
 
 impl AppRequest {
-    /// Passes a request to an application; its body, if the framing has one, follows.
+    /// Passes a request to an application; its body, if the framing has one, follows. `is_restricted`: only some clients may have
+    /// the response.
     pub(super) fn begin<F: FileHandle>(
         cx: &mut Context<'_, F>,
         head: AppHead<'_>,
         resolved: &Resolved<'_>,
         (handler, ticket, framing): (HandlerMatch, Ticket, Framing),
+        is_restricted: bool,
     ) -> StartResult<F> {
         let request = head.request;
         if request.expectation == Expectation::Unknown {
@@ -169,15 +171,8 @@ impl AppRequest {
         let fill = match cache
             .filter(|_| !is_upgrade)
             .filter(|_| !is_rewritten_on_condition(cx.shared.sites.of(handler.site), head.requested))
-            .map(|cache| {
-                look_for_page(
-                    cx,
-                    (request, head.bytes),
-                    &handler,
-                    (framing, !resolved.authorized.is_empty()),
-                    (cache, time),
-                )
-            }) {
+            .map(|cache| look_for_page(cx, (request, head.bytes), &handler, (framing, is_restricted), (cache, time)))
+        {
             Some(Ok(made)) => return StartResult::Cached(made),
             Some(Err(fill)) => fill,
             None => None,
@@ -234,13 +229,13 @@ impl AppRequest {
         work: RevalidateWork,
         ticket: Ticket,
     ) -> Option<(Box<AppRequest>, OwnedRequest)> {
-        let RevalidateWork { request: owned, handler, stale, is_authorized, .. } = work;
+        let RevalidateWork { request: owned, handler, stale, is_restricted, .. } = work;
         let request = owned.request();
         let rule = handler.rule(&cx.shared.sites)?;
         let (cache, time, coding) = (rule.cache?, rule.timeout, app_coding::coding(rule, &request));
         let generation = cx.shared.caches.generation();
         let wanted =
-            pages::wanted((generation, is_authorized), &handler, coding, (&request, owned.head()), Framing::None)?;
+            pages::wanted((generation, is_restricted), &handler, coding, (&request, owned.head()), Framing::None)?;
         let name = stale.name.clone();
         let mut fill = Fill::new(cx.now, wanted, (cache, page_bytes_max(&cx.shared.caches)));
         (fill.shared, fill.stale) = (Some(name.clone()), Some(stale));
@@ -767,7 +762,7 @@ fn look_for_page<F: FileHandle>(
     cx: &mut Context<'_, F>,
     (request, head): (&Request<'_>, &[u8]),
     handler: &HandlerMatch,
-    (framing, is_authorized): (Framing, bool),
+    (framing, is_restricted): (Framing, bool),
     (cache, timeout): (CacheRule, Duration),
 ) -> Result<PreparedResponse<F>, Option<Box<Fill>>> {
     let caches = &mut cx.shared.caches;
@@ -777,12 +772,12 @@ fn look_for_page<F: FileHandle>(
     }
     let rule = handler.rule(&cx.shared.sites);
     let coding = rule.map_or(Coding::Identity, |rule| app_coding::coding(rule, request));
-    let generation = (caches.generation(), is_authorized);
+    let generation = (caches.generation(), is_restricted);
     let wanted = pages::wanted(generation, handler, coding, (request, head), framing).ok_or(None)?;
     let (shared, stale) = match caches.app_page(cx.now, &wanted.name, head) {
         Lookup::Cached(page) if wanted.may_have(&page) => return Ok(kept(cx, request, handler, &page, Outcome::Page)),
         Lookup::Stale(stale) if wanted.may_have(&stale.page) && stale.may_be_sent(cx.now) => {
-            return Ok(kept_stale(cx, (request, head, is_authorized), handler, stale, timeout));
+            return Ok(kept_stale(cx, (request, head, is_restricted), handler, stale, timeout));
         }
         Lookup::Stale(stale) => {
             let stale = Some(stale).filter(|stale| wanted.may_have(&stale.page));
@@ -825,7 +820,7 @@ fn page_bytes_max<F>(caches: &Caches<F>) -> usize {
 /// The response from a page that is not fresh. One request has it revalidated.
 fn kept_stale<F: FileHandle>(
     cx: &mut Context<'_, F>,
-    (request, head, is_authorized): (&Request<'_>, &[u8], bool),
+    (request, head, is_restricted): (&Request<'_>, &[u8], bool),
     handler: &HandlerMatch,
     stale: StalePage,
     timeout: Duration,
@@ -843,7 +838,7 @@ fn kept_stale<F: FileHandle>(
         && cx.shared.caches.claim_revalidation(cx.now, &stale, cx.now + timeout)
     {
         let (request, handler) = (OwnedRequest::new(request, head), handler.clone());
-        cx.actions.push(Action::Revalidate(Box::new(RevalidateWork { request, handler, stale, is_authorized, slot })));
+        cx.actions.push(Action::Revalidate(Box::new(RevalidateWork { request, handler, stale, is_restricted, slot })));
     }
     kept(cx, request, handler, &page, Outcome::Stale)
 }
