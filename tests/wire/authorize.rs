@@ -341,3 +341,38 @@ fn authorized_response_is_private_by_any_name() {
         assert_eq!(styled.field("Cache-Control"), Some("max-age=5"), "a rule says otherwise");
     }
 }
+
+#[test]
+fn authorizer_judges_path_that_is_served() {
+    let (authorizer, asked) = answers(|arrived| {
+        let uri = value(arrived, "X-Original-URI").unwrap_or_default();
+        (if uri.starts_with("/public/") { "200 OK\r\n" } else { "403 No\r\n" }).into()
+    });
+    let site = Site::new();
+    site.file("private/s.txt", "secret");
+    site.file("public/a b.txt", "open");
+    let server = Server::with_site(&site, &(table("/", "/auth", "Remote-User") + &forward("/auth", &authorizer, "")));
+    let mut client = server.connect();
+    for target in [
+        "/private/s.txt",
+        "/public/../private/s.txt",
+        "/public/%2e%2e/private/s.txt",
+        "/public/.%2E/private/s.txt?/public/",
+        "//private//s.txt",
+        "/%70rivate/./s.txt",
+        "/public/x/../../private/s.txt",
+    ] {
+        assert_eq!(client.get(target).status, 403, "{target}");
+        let asked = asked.lock().unwrap();
+        let question = asked.last().unwrap();
+        let expected = if target.contains('?') { "/private/s.txt?/public/" } else { "/private/s.txt" };
+        for name in ["X-Original-URI", "X-Forwarded-Uri"] {
+            assert_eq!(value(question, name), Some(expected), "{target} {name}");
+        }
+        let url = value(question, "X-Original-URL").unwrap();
+        assert!(url.ends_with(expected) && !url.contains(".."), "{target} {url}");
+    }
+    for target in ["/public/a%20b.txt", "/private/../public/a%20b.txt?q", "/%70ublic/a%20%62.txt"] {
+        assert_eq!(client.get(target).text(), "open", "{target}");
+    }
+}

@@ -81,7 +81,7 @@ impl Authorization {
         let site = cx.shared.sites.of(resolved.site);
         let (rule, asking) = resolved.pending_authorizations(site, request).next()?;
         let target = asking.request.as_deref()?;
-        let uri = uri_of(request);
+        let uri = uri_of(request, &resolved.requested);
         let question = question(request, head, (target, &uri));
         let asked = request::parse_own(&question, &HeadLimits::unlimited(request.secure)).ok()?;
         let asked = Request { client: request.client, ..asked };
@@ -149,11 +149,15 @@ impl Authorization {
     }
 }
 
-/// The path and query that a request is for.
-fn uri_of(request: &Request<'_>) -> Vec<u8> {
+/// The path and query that a request is for: the path as this server has resolved it, by which it chose the rule and chooses what is
+/// served. As sent, it may have dots, empty segments or needless escapes, and look like another one.
+fn uri_of(request: &Request<'_>, requested: &[u8]) -> Vec<u8> {
     match request.target {
-        Target::Origin { path, query } | Target::Absolute { path, query, .. } => {
-            query.map_or_else(|| path.to_vec(), |query| [path, b"?", query].concat())
+        Target::Origin { query, .. } | Target::Absolute { query, .. } => {
+            let mut uri = Vec::with_capacity(requested.len());
+            uri::encode_path(requested, &mut uri);
+            query.iter().for_each(|query| uri.extend_from_slice(&[b"?", *query].concat()));
+            uri
         }
         Target::Asterisk | Target::Authority(_) => request.target_text.to_vec(),
     }
@@ -268,7 +272,13 @@ mod tests {
         let check = |head: &str, expected: &str| {
             let head = head.replace('|', "\r\n");
             let request = parsed(head.as_bytes());
-            let made = question(&request, head.as_bytes(), ("/auth?x", &uri_of(&request)));
+            let mut scratch = Vec::new();
+            let sent = match request.target {
+                Target::Origin { path, .. } | Target::Absolute { path, .. } => path,
+                Target::Asterisk | Target::Authority(_) => b"/",
+            };
+            let (requested, _) = uri::clean_path_with_slashes(sent, &mut scratch).expect("valid");
+            let made = question(&request, head.as_bytes(), ("/auth?x", &uri_of(&request, requested)));
             assert_eq!(shown(&made), expected, "{head}");
             let made = parsed(&made);
             assert_eq!(made.framing, Framing::None);
@@ -286,6 +296,10 @@ mod tests {
         check(
             "GET http://h/a HTTP/1.1|Host: other||",
             "GET /auth?x HTTP/1.1|Host: h|X-Original-Method: GET|X-Original-URI: /a|X-Original-URL: https://h/a||",
+        );
+        check(
+            "GET /a/../%62//%2e/c%2Fd%3F HTTP/1.1|Host: h||",
+            "GET /auth?x HTTP/1.1|Host: h|X-Original-Method: GET|X-Original-URI: /b/c/d%3F|X-Original-URL: https://h/b/c/d%3F||",
         );
         check("OPTIONS * HTTP/1.0||", "GET /auth?x HTTP/1.0|X-Original-Method: OPTIONS|X-Original-URI: *||");
     }
