@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use super::harness::*;
+use super::http_backends::{Arrived, Backend};
 
 const EAGER: &str = "[cache]\nrevalidate = \"20ms\"";
 const NEVER: &str = "[cache]\nrevalidate = \"1h\"\nmax_stale = \"1h\"";
@@ -498,4 +499,75 @@ fn cached_page_still_requires_password() {
     }
     fs::remove_file(accounts).unwrap();
     assert_eq!((runs(&site, "own"), runs(&site, "public")), (3, 1));
+}
+
+/// A backend whose pages are what it gets in these fields, on which they depend.
+fn told(fields: &'static [&str]) -> Backend {
+    Backend::start(move |_, peer| {
+        while let Some(arrived) = peer.request() {
+            let value = |wanted: &str| {
+                let found = |arrived: &Arrived| {
+                    let mut fields = arrived.fields.iter().filter(|(name, _)| name.eq_ignore_ascii_case(wanted));
+                    fields.next().map(|(_, value)| value.clone())
+                };
+                found(&arrived).unwrap_or_default()
+            };
+            let text = fields.iter().map(|name| value(name)).collect::<Vec<_>>().join("|");
+            let head = format!("Cache-Control: max-age=60\r\nVary: {}", fields.join(", "));
+            peer.send(format!("HTTP/1.1 200 OK\r\n{head}\r\nContent-Length: {}\r\n\r\n{text}", text.len()));
+        }
+    })
+}
+
+/// Serves pages of this backend, with one set of caches.
+fn serve_backend(site: &Site, backend: &Backend) -> Server {
+    let (workers, root, address) = (one_set_of_caches(), site.path(), backend.address);
+    let text = format!(
+        "{workers}listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {root:?}\n[[site.app]]\nmatch = \"/**\"\n\
+         http = \"{address}\"\ncache = \"1h\"\n"
+    );
+    let config = site.path().with_extension("toml");
+    fs::write(&config, text).unwrap();
+    Server::start(&["--config", config.to_str().unwrap()])
+}
+
+/// The backend does not get the field that such a client names, so its page is not the one for clients that send it.
+#[test]
+fn field_that_client_has_removed_does_not_choose_page() {
+    let (site, backend) = (Site::new(), told(&["Accept-Language", "Origin"]));
+    let server = serve_backend(&site, &backend);
+    let mut client = server.connect();
+    let fields = [("Accept-Language", "de"), ("Origin", "https://a.example")];
+    for (n, connection) in ["Accept-Language", "keep-alive, origin"].into_iter().enumerate() {
+        let target = format!("/{n}");
+        client.request("GET", &target, &[fields[0], fields[1], ("Connection", connection)]);
+        let response = client.request("GET", &target, &fields);
+        assert_eq!(response.text(), "de|https://a.example", "{connection}");
+        // What such a client gets was not made for others either.
+        let own = client.request("GET", &target, &[fields[0], fields[1], ("Connection", connection)]);
+        assert_eq!(own.field("Age").is_some(), is_http2(), "{connection}");
+        let kept = client.request("GET", &target, &[fields[0], fields[1], ("Connection", "keep-alive")]);
+        assert!(kept.field("Age").is_some(), "{connection}");
+    }
+}
+
+#[test]
+fn page_that_depends_on_fields_of_server_is_not_cached() {
+    for fields in [&["X-Forwarded-For"][..], &["Accept", "Forwarded"], &["X-Real-IP"]] {
+        let (site, backend) = (Site::new(), told(fields));
+        let server = serve_backend(&site, &backend);
+        for last in [1, 5, 1] {
+            let from = std::net::Ipv4Addr::new(127, 0, 0, last);
+            let response = Client::connect_from(server.address, from).get("/");
+            assert_eq!(response.field("Age"), None, "{fields:?}");
+            assert_eq!(response.text().contains(&from.to_string()), fields != ["X-Real-IP"], "{fields:?}");
+        }
+    }
+    // The scheme and the host are part of the name of a page.
+    let (site, backend) = (Site::new(), told(&["X-Forwarded-Proto", "X-Forwarded-Host"]));
+    let server = serve_backend(&site, &backend);
+    let mut client = server.connect();
+    let first = client.get("/").text();
+    let again = client.get("/");
+    assert_eq!((again.text(), again.field("Age").is_some()), (first, true));
 }

@@ -23,11 +23,13 @@ use amped_http::h1::request::{self, Framing, Request};
 use amped_http::method::Method;
 use amped_http::negotiate::Coding;
 use amped_http::status::Status;
+use amped_http::text;
 use amped_units::Time;
 
 use crate::app::HandlerMatch;
 use crate::cache::page::{AppPage, PageName};
 use crate::reply::WallClock;
+use crate::request_id;
 use crate::site::CacheRule;
 
 /// The cached page that a request may use, and its restrictions.
@@ -54,7 +56,8 @@ impl Wanted {
 }
 
 /// The cached page that may answer a request, or that its response may become. `None` if the request has preconditions
-/// on the state of the resource (RFC 9110, 13.1.1 and 13.1.4), which only the application can evaluate. `is_restricted`: a
+/// on the state of the resource (RFC 9110, 13.1.1 and 13.1.4), which only the application can evaluate; or if its client has fields
+/// removed on the way to the application, whose values would choose a page that was made without them. `is_restricted`: a
 /// password or an application had to admit its client, which is as good as Authorization.
 pub(crate) fn wanted(
     (generation, is_restricted): (u32, bool),
@@ -67,10 +70,25 @@ pub(crate) fn wanted(
     if !is_safe || request.if_match.is_present() || request.if_unmodified_since.is_some() {
         return None;
     }
-    let has_cookies = request::fields(head).any(|(name, _)| name.eq_ignore_ascii_case(b"cookie"));
+    let mut has_cookies = false;
+    for (name, value) in request::fields(head) {
+        has_cookies |= name.eq_ignore_ascii_case(b"cookie");
+        if name.eq_ignore_ascii_case(b"connection") && names_other_fields(value) {
+            return None;
+        }
+    }
     let name = name_of(generation, handler, coding, request, head)?;
     Some(Wanted { name, is_authorized: request.authorization.is_some() || is_restricted, has_cookies })
 }
+
+/// Whether a Connection field names fields that a backend gets from other clients (RFC 9110, 7.6.1).
+fn names_other_fields(value: &[u8]) -> bool {
+    let is_usual = |option: &[u8]| USUAL_OPTIONS.iter().any(|known| option.eq_ignore_ascii_case(known.as_bytes()));
+    text::list(value).any(|option| !is_usual(option))
+}
+
+/// Options of a connection that are no fields, or fields that are never passed on.
+const USUAL_OPTIONS: [&str; 5] = ["close", "keep-alive", "upgrade", "te", "http2-settings"];
 
 /// The cache key of a request: scheme, host with port, and target, as sent, since the application sees both. `None` without a
 /// Host: the application would then see the local address, which this crate does not know. `coding`: that in which this client
@@ -125,7 +143,7 @@ pub(crate) fn page_of(
     // A cookie is meant for one client. RFC 9111, 7.3 leaves it
     // to the application to say so; not every application does.
     let sets_cookies = fields().any(|(name, _)| name.eq_ignore_ascii_case("set-cookie"));
-    let vary = vary.filter(|vary| vary.len() <= VARY_MAX)?;
+    let vary = vary.filter(|vary| vary.len() <= VARY_MAX && !vary.iter().any(|name| is_of_server(name)))?;
     let with_cookies = for_all || lifetime.is_some() || vary.iter().any(|field| field == "cookie");
     let page = AppPage {
         status,
@@ -147,6 +165,15 @@ pub(crate) fn page_of(
     };
     let is_kept = is_kept && !forbids && !sets_cookies && page.is_fresh(now) && wanted.may_have(&page);
     is_kept.then_some((page, vary))
+}
+
+/// Whether the server sets this field of a request, whose name is in lower case, to a value that the name of a page does not contain. It
+/// contains what the client has sent, besides scheme and host, so that it would not tell responses apart that depend on this field.
+fn is_of_server(name: &str) -> bool {
+    let is_in_name = matches!(name, "x-forwarded-proto" | "x-forwarded-host");
+    name.starts_with("x-forwarded-") && !is_in_name
+        || matches!(name, "forwarded" | "x-real-ip")
+        || name.eq_ignore_ascii_case(request_id::FIELD)
 }
 
 /// The page after the application has confirmed it, with the fields of this 304 (RFC 9111, 3.2 and 4.3.4), and whether it is
@@ -213,6 +240,9 @@ mod tests {
         check("GET /a HTTP/1.1\nHost: h", true);
         check("HEAD /a?b HTTP/1.1\nHost: h", true);
         check("GET /a HTTP/1.1\nHost: h\nIf-None-Match: \"x\"\nRange: bytes=0-1", true);
+        check("GET /a HTTP/1.1\nHost: h\nConnection: close, TE,Keep-Alive\nConnection: Upgrade , HTTP2-Settings", true);
+        check("GET /a HTTP/1.1\nHost: h\nConnection: close, Accept-Language", false);
+        check("GET /a HTTP/1.1\nHost: h\nConnection: close\nCookie: a\nConnection:origin", false);
         check("GET /a HTTP/1.1\nHost: h\nCache-Control: no-cache, no-store\nPragma: no-cache", true);
         check("POST /a HTTP/1.1\nHost: h", false);
         check("GET /a HTTP/1.1\nHost: h\nContent-Length: 1", false);
@@ -357,6 +387,10 @@ mod tests {
         check("", "Vary: *", NONE);
         check("", "Vary: a,b,c,d,e,f,g,h", Some((10, &["a", "b", "c", "d", "e", "f", "g", "h"])));
         check("", "Vary: a,b,c,d,e,f,g,h,i", NONE);
+        check("", "Vary: X-Forwarded-Proto, x-forwarded-host", Some((10, &["x-forwarded-host", "x-forwarded-proto"])));
+        for name in ["X-Forwarded-For", "x-forwarded-user", "Forwarded", "X-Real-IP", "X-Request-ID"] {
+            check("", &["Cache-Control: public, max-age=60\nVary: Accept, ", name].concat(), NONE);
+        }
         // 3.5.
         let password = "\nAuthorization: Basic eDp5";
         check(password, "X: y", NONE);
