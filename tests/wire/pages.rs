@@ -181,10 +181,13 @@ fn runs(site: &Site, name: &str) -> usize {
 
 /// Serves a site with scripts in `/cgi-bin` and these keys, with one set of caches.
 fn serve_scripts(site: &Site, keys: &str) -> Server {
+    serve_app(site, &format!("match = \"/cgi-bin/**\"\ncgi = true\n{keys}"))
+}
+
+/// Serves a site with this application, with one set of caches.
+fn serve_app(site: &Site, keys: &str) -> Server {
     let (workers, root) = (one_set_of_caches(), site.path());
-    let text = format!(
-        "{workers}listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {root:?}\n[[site.app]]\nmatch = \"/cgi-bin/**\"\ncgi = true\n{keys}\n"
-    );
+    let text = format!("{workers}listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {root:?}\n[[site.app]]\n{keys}\n");
     let config = site.path().with_extension("toml");
     fs::write(&config, text).unwrap();
     Server::start(&["--config", config.to_str().unwrap()])
@@ -521,14 +524,7 @@ fn told(fields: &'static [&str]) -> Backend {
 
 /// Serves pages of this backend, with one set of caches.
 fn serve_backend(site: &Site, backend: &Backend) -> Server {
-    let (workers, root, address) = (one_set_of_caches(), site.path(), backend.address);
-    let text = format!(
-        "{workers}listen = [\"127.0.0.1:0\"]\n[[site]]\nroot = {root:?}\n[[site.app]]\nmatch = \"/**\"\n\
-         http = \"{address}\"\ncache = \"1h\"\n"
-    );
-    let config = site.path().with_extension("toml");
-    fs::write(&config, text).unwrap();
-    Server::start(&["--config", config.to_str().unwrap()])
+    serve_app(site, &format!("match = \"/**\"\nhttp = \"{}\"\ncache = \"1h\"", backend.address))
 }
 
 /// The backend does not get the field that such a client names, so its page is not the one for clients that send it.
@@ -570,4 +566,31 @@ fn page_that_depends_on_fields_of_server_is_not_cached() {
     let first = client.get("/").text();
     let again = client.get("/");
     assert_eq!((again.text(), again.field("Age").is_some()), (first, true));
+}
+
+/// The variants are scripts: each has pages of its own, and all responses say what they depend on.
+#[test]
+fn negotiated_scripts_have_pages_of_their_own() {
+    let site = Site::new();
+    for language in ["de", "en"] {
+        script(&site, &format!("doc.{language}.html"), &format!("{OK}Cache-Control: max-age=60\\n\\n{language}'"));
+    }
+    let rule = "[[site.negotiation]]\nmatch = \"**\"\nlanguages = [\"en\", \"de\"]";
+    let server = serve_app(&site, &format!("match = \"*.html\"\ncgi = true\ncache = \"1h\"\n{rule}"));
+    let mut client = server.connect();
+    for _ in 0..2 {
+        for language in ["de", "en", "fr, de;q=0.5", "fr"] {
+            let response = client.request("GET", "/cgi-bin/doc", &[("Accept-Language", language)]);
+            let expected = if language.contains("de") { "de" } else { "en" };
+            assert_eq!((response.status, response.text().as_str()), (200, expected), "{language}");
+            assert_eq!(response.field("Vary"), Some("Accept-Language"), "{language}");
+        }
+        let own = client.request("GET", "/cgi-bin/doc.de.html", &[("Accept-Language", "en")]);
+        assert_eq!((own.text().as_str(), own.field("Vary")), ("de", None));
+    }
+    assert_eq!(["doc.de.html", "doc.en.html"].map(|name| runs(&site, name)), [3, 2]);
+    // An unsafe method invalidates all of them.
+    client.request("POST", "/cgi-bin/doc", &[("Accept-Language", "de"), ("Content-Length", "0")]);
+    client.request("GET", "/cgi-bin/doc", &[("Accept-Language", "en")]);
+    assert_eq!(["doc.de.html", "doc.en.html"].map(|name| runs(&site, name)), [4, 3]);
 }

@@ -24,6 +24,7 @@ use crate::compress::StreamWork;
 use crate::request_id::{self, RequestId};
 use crate::routes::Routed;
 use crate::site::{AppRule, Site, Sites};
+use crate::vary::Vary;
 
 /// A request to an application, except for the parts that only the server has: addresses and file locations.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -206,6 +207,8 @@ pub(crate) struct HandlerMatch {
     pub(crate) rule: u16,
     path: Box<[u8]>,
     ends: Vec<usize>,
+    /// The fields of the request by which the script was chosen among variants.
+    pub(crate) chosen_by: Vary,
 }
 
 impl HandlerMatch {
@@ -317,7 +320,8 @@ pub(crate) fn handler_of(site: &Site, path: &[u8], request: &Request<'_>) -> Res
                 return Err(status);
             }
         }
-        return Ok(Some(HandlerMatch { site: site.number, rule: number, path: path.into(), ends }));
+        let chosen_by = Vary::NOTHING;
+        return Ok(Some(HandlerMatch { site: site.number, rule: number, path: path.into(), ends, chosen_by }));
     }
     // Its source must not be sent as a file.
     if is_script { Err(Status::FORBIDDEN) } else { Ok(None) }

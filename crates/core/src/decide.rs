@@ -334,7 +334,10 @@ fn step_for_name<F: FileHandle>(
             return step_without_file(now, request, (site, path), no_file, outcome, (caches, limits, wall, counts));
         }
     };
-    if let Some(step) = step_before_file(request, origin, site, path, resource) {
+    if let Some(mut step) = step_before_file(request, origin, site, path, resource) {
+        if let (Step::Run(handler), LookupResult::Variants(variants)) = (&mut step, meaning) {
+            handler.chosen_by = variants.vary;
+        }
         return step;
     }
     let resource = &*ready(resource, site, caches.budgets.ready_headers);

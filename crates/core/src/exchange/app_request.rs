@@ -427,6 +427,14 @@ impl AppRequest {
         script_head: &cgi::ScriptHead<'_>,
         (status, length, open_ended): (Status, Option<usize>, ScriptFraming),
     ) -> (PreparedResponse<F>, ScriptFraming, Option<Stream>) {
+        // Which script responds depends on these, whatever that says itself.
+        let chosen_by = self.handler.chosen_by.value();
+        let varying = (!chosen_by.is_empty()).then(|| {
+            let mut head = script_head.clone();
+            head.fields.push(("Vary", chosen_by.as_bytes()));
+            head
+        });
+        let script_head = varying.as_ref().unwrap_or(script_head);
         let coding = self.coding_of(cx, request, (status, script_head));
         let tag = coding.map(|_| app_coding::weak_tag(script_head)).unwrap_or_default();
         let stream = coding
