@@ -376,3 +376,26 @@ fn authorizer_judges_path_that_is_served() {
         assert_eq!(client.get(target).text(), "open", "{target}");
     }
 }
+
+#[test]
+fn fields_of_connection_do_not_reach_application() {
+    let (site, (authorizer, _), app) = (Site::new(), authorizer(), Backend::echo());
+    let server = serve(&site, &authorizer, &app);
+    let fields = [
+        ("Cookie", "ann"),
+        ("Connection", "X-Hop, Content-Length, Host"),
+        ("X-Hop", "1"),
+        ("X-End", "2"),
+        ("Content-Length", "5"),
+    ];
+    let mut client = server.connect();
+    client.send_request("POST", "/app/x", &fields);
+    client.send("hello");
+    let response = client.response("POST");
+    let text = response.text();
+    assert_eq!(response.status, 200, "{text}");
+    let sent = |name: &str| text.lines().any(|line| line.to_ascii_lowercase().starts_with(name));
+    // HTTP/2 has no such field.
+    assert_eq!((sent("x-hop:"), sent("x-end:")), (is_http2(), true), "{text}");
+    assert!(sent("remote-user: ann") && text.ends_with("\n\nhello"), "{text}");
+}

@@ -224,14 +224,20 @@ fn admitted(
         let name = String::from_utf8_lossy(name);
         pending.iter().any(|rule| rule.copied_name(&name).is_some())
     };
+    // A client could name a copied field in Connection, and so have it removed on the way to the application. Therefore this request has
+    // no such field, nor the fields that it names (RFC 9110, 7.6.1).
+    let options: Vec<&[u8]> = request::fields(head)
+        .filter(|(name, _)| name.eq_ignore_ascii_case(b"connection"))
+        .flat_map(|(_, value)| text::list(value))
+        .collect();
+    let is_option = |name: &[u8]| options.iter().any(|option| option.eq_ignore_ascii_case(name));
+    let is_needed = |name: &[u8]| NEVER_OPTIONS.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()));
+    let upgrades = is_option(b"upgrade");
     let line = head.iter().position(|&byte| byte == b'\n')? + 1;
     let mut made = head[..line].to_vec();
-    let mut upgrades = false;
     for (name, value) in request::fields(head) {
-        if name.eq_ignore_ascii_case(b"connection") {
-            // A client could name a copied field here, and so have it removed on the way to the application.
-            upgrades |= text::list(value).any(|option| option.eq_ignore_ascii_case(b"upgrade"));
-        } else if !is_copied(name) {
+        let is_dropped = is_option(name) && !is_needed(name) || name.eq_ignore_ascii_case(b"connection");
+        if !is_dropped && !is_copied(name) {
             push_field(&mut made, name, value);
         }
     }
@@ -248,6 +254,9 @@ fn admitted(
     let Request { client, keep_alive, framing, expectation, .. } = *request;
     Some(OwnedRequest::new(&Request { client, keep_alive, framing, expectation, ..parsed }, &made))
 }
+
+/// Fields that stay even if Connection names them: without them, the request would be another one.
+const NEVER_OPTIONS: [&str; 4] = ["content-length", "host", "transfer-encoding", "upgrade"];
 
 fn push_field(head: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     for part in [name, b": ", value, b"\r\n"] {
@@ -343,6 +352,11 @@ mod tests {
             "GET /a HTTP/1.1|Host: h|Connection: Upgrade, Remote-User|Upgrade: websocket||",
             "Status: 200||",
             "GET /a HTTP/1.1|Host: h|Upgrade: websocket|Connection: Upgrade||",
+        );
+        check(
+            "POST /a HTTP/1.1|Host: h|Connection: close, X-Hop|X-Hop: 1|X-End: 2|Connection: host,content-length|Content-Length: 5||",
+            "Status: 200|X-Hop: 3||",
+            "POST /a HTTP/1.1|Host: h|X-End: 2|Content-Length: 5||",
         );
     }
 }
