@@ -17,6 +17,7 @@ mod overload;
 mod report;
 mod run;
 mod server;
+mod unserved;
 mod wan;
 mod workload;
 

@@ -585,10 +585,10 @@ impl ClientStep {
     /// Converts the outcome of a load against the null server.
     pub(crate) fn measured(step: Step, outcome: &Outcome) -> ClientStep {
         let mut why = outcome.verdict.evidence.clone();
-        let (ok, failed) = (outcome.ok, outcome.failed());
+        let (ok, failed) = (outcome.ok, outcome.unserved());
         let is_answered = failed.saturating_mul(100) <= ok;
         if !is_answered {
-            why.push(format!("{failed} of {} requests failed", ok + failed));
+            why.push(format!("{failed} of {} requests were not served", ok.saturating_add(failed)));
         }
         ClientStep {
             step,
@@ -771,6 +771,9 @@ pub(crate) struct Summary {
     pub(crate) failed: u64,
     /// Failures by kind, as `ammeter load` names them.
     pub(crate) failures: BTreeMap<String, u64>,
+    /// Requests that were not sent, because their connection failed or ended early.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) unsent: u64,
     /// Bytes received by the clients, including response headers.
     pub(crate) received_bytes: u64,
     /// Time from the scheduled start to the last byte of a valid response, in milliseconds.
@@ -966,6 +969,7 @@ impl Summary {
             ok: outcome.ok,
             failed: outcome.failed(),
             failures: outcome.failures.iter().map(|(fault, count)| (fault.name().to_owned(), *count)).collect(),
+            unsent: outcome.unsent,
             received_bytes: outcome.received_bytes,
             latency: outcome.latency,
             connected: outcome.connected,
@@ -974,6 +978,11 @@ impl Summary {
             client_cpu_s: establisher.cpu_s + handler.cpu_s - establisher.spun_s - handler.spun_s,
             ..Summary::default()
         }
+    }
+
+    /// Requests without a correct response: failures, and requests that were not sent.
+    pub(crate) fn unserved(&self) -> u64 {
+        self.failed.saturating_add(self.unsent)
     }
 
     /// All metrics: name, unit, description, and the function that computes the value from a run, if it is known.
@@ -991,7 +1000,7 @@ impl Summary {
         ("drain", "s", "time to drain the backlog", |run| Some(run.window.drain_s)),
         ("failed-rate", "1/s", "failures", |run| Some(run.window.rate(run.window.failed))),
         ("failed-share", "", "share of failures", |run| {
-            Some(run.failed as f64 / (run.ok as f64 + run.failed as f64).max(1.0))
+            Some(run.unserved() as f64 / (run.ok as f64 + run.unserved() as f64).max(1.0))
         }),
         ("throughput", "Mbit/s", "received by clients", |run| Some(run.window.received_mb_per_s() * 8.0)),
         ("mean", "ms", "mean latency", |run| Some(known(&run.latency)?.mean_ms)),

@@ -33,8 +33,8 @@ const FIGURES: [Figure; 17] = [
     ("handshake-p99", " ms", |outcome| handshake(outcome, outcome.handshakes.all.p99_ms)),
     ("resumed-share", " %", |outcome| outcome.handshakes.resumed_share.unwrap_or(0.0) * 100.0),
     ("lateness", " ms", |outcome| outcome.lateness.p99_ms),
-    ("failed", "", |outcome| outcome.failed() as f64),
-    ("failed", " %", |outcome| outcome.failed() as f64 * 100.0 / (outcome.failed() + outcome.ok).max(1) as f64),
+    ("failed", "", |outcome| outcome.unserved() as f64),
+    ("failed", " %", |outcome| outcome.unserved_share() * 100.0),
     ("rate", "/s", |outcome| outcome.window.completed_rate),
     ("offered", "/s", |outcome| outcome.window.offered_rate),
     ("backlog", "", |outcome| outcome.window.backlog as f64),
@@ -100,6 +100,21 @@ impl Condition {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tally::Fault;
+
+    #[test]
+    fn requests_that_were_not_sent_count_as_failed() {
+        let check = |text: &str, ok: u64, unsent: u64, expected: bool| {
+            let outcome = Outcome { ok, unsent, failures: vec![(Fault::Closed, 1)], ..Outcome::default() };
+            let found = text.parse::<Condition>().unwrap().holds(&outcome);
+            assert_eq!(found.is_some(), expected, "{text}, {ok} and {unsent}: {found:?}");
+        };
+        check("failed>0", 10, 0, true);
+        check("failed>1", 10, 0, false);
+        check("failed>1", 10, 1, true);
+        check("failed>25%", 24, 7, false);
+        check("failed>24%", 24, 7, true);
+    }
 
     #[test]
     fn conditions_are_parsed() {

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::condition::Condition;
 use crate::outcome::{Loop, Outcome};
-use crate::window::{FAILED_MAX, Pace};
+use crate::window::{Pace, UNSERVED_MAX};
 
 /// The rates between which a server stops sustaining the load.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -80,10 +80,9 @@ fn by_rate(runs: &[Outcome], objective: Option<&Condition>) -> Vec<(f64, Runs)> 
     rates.sort_by(f64::total_cmp);
     rates.dedup();
     let sustains = |run: &&Outcome| {
-        let ended = (run.ok + run.failed()).max(1) as f64;
         run.ok > 0
             && run.window.pace != Pace::FellBehind
-            && run.failed() as f64 <= FAILED_MAX * ended
+            && run.unserved_share() <= UNSERVED_MAX
             && objective.is_none_or(|objective| objective.holds(run).is_none())
     };
     let count = |rate: f64| {
@@ -332,6 +331,17 @@ mod tests {
             capacity(&runs, None).unwrap().to_string(),
             "1/s: sustained in 3 of 3 valid runs; 2/s in 0 of 3 valid runs"
         );
+    }
+
+    /// Of a hundred connections, each was answered once and closed, with three more requests to go.
+    #[test]
+    fn rate_at_which_requests_are_not_sent_is_not_sustained() {
+        let mut runs = made(&[(1.0, 100, true), (2.0, 100, true)], 3);
+        runs[3..].iter_mut().for_each(|run| run.unsent = 300);
+        check(&runs, Some((1.0, Some(2.0), 1.0, false)));
+        // One in a hundred is allowed, whether it failed or was not sent.
+        runs[3..].iter_mut().for_each(|run| run.unsent = 1);
+        check(&runs, Some((2.0, None, 2.0, true)));
     }
 
     #[test]

@@ -80,7 +80,8 @@ pub struct Outcome {
     pub ok: u64,
     /// Failures by kind, without kinds that did not occur.
     pub failures: Vec<(Fault, u64)>,
-    /// Requests that were not sent because the server had closed their connection after an earlier one.
+    /// Requests that were not sent, because their connection failed or the server closed it after an earlier one, and
+    /// those that the server stated not to have processed.
     pub unsent: u64,
     /// Connections that received unsolicited bytes.
     pub stray: u64,
@@ -234,7 +235,7 @@ impl Outcome {
     /// Computes the window from the series, and copies its rates to the fields of the run.
     pub(crate) fn set_window(&mut self, seconds: f64, ended_s: f64, requests: u64, course: Course) {
         let requests = matches!(self.load, Loop::Open { .. }).then_some(requests);
-        let ran = window::Ran { seconds, ended_s, requests, course: &course };
+        let ran = window::Ran { seconds, ended_s, requests, unserved_share: self.unserved_share(), course: &course };
         self.window = Window::of(&self.series, ran);
         (self.seconds, self.offered_rate, self.rate) =
             (self.window.seconds, self.window.offered_rate, self.window.completed_rate);
@@ -269,6 +270,18 @@ impl Outcome {
     /// All failures.
     pub fn failed(&self) -> u64 {
         self.failures.iter().map(|(_, count)| count).sum()
+    }
+
+    /// Requests that were not served: failures, and requests that were not sent. With the correct replies they are all
+    /// requests of the schedule; a connection that carried none counts with all that it was to carry.
+    pub fn unserved(&self) -> u64 {
+        // Numbers from another machine may be arbitrary.
+        self.failed().saturating_add(self.unsent)
+    }
+
+    /// Requests that were not served, as a share of all, from 0 to 1.
+    pub fn unserved_share(&self) -> f64 {
+        self.unserved() as f64 / self.ok.saturating_add(self.unserved()).max(1) as f64
     }
 
     /// Failures of this kind.
@@ -356,7 +369,7 @@ pub(crate) mod tests {
         let late = Duration::from_secs(if kept { 0 } else { 1000 });
         (0..100).for_each(|_| tally.sent(Time::START, Time::START + late));
         (0..ok).for_each(|_| tally.reply(0, Time::START, Time::from_millis(1), Time::from_millis(2)));
-        (ok..100).for_each(|_| tally.fail_connection(Fault::Abandoned));
+        (ok..100).for_each(|_| tally.fail_connection(Fault::Abandoned, 1));
         finished(tally, ran(rate))
     }
 
@@ -485,8 +498,8 @@ pub(crate) mod tests {
         // 5 % of a gap of 100 ms.
         check(10.0, ms(4), |_, _| {}, Validity::Valid, "valid");
         check(10.0, ms(6), |_, _| {}, Validity::ClientBound, "the limit is 5.0 ms");
-        check(1.0, ms(1), |tally, _| tally.fail_connection(Fault::Local), Validity::ClientBound, "no free port");
-        check(1.0, ms(1), |tally, _| tally.fail_connection(Fault::Unsent), Validity::ClientBound, "too late");
+        check(1.0, ms(1), |tally, _| tally.fail_connection(Fault::Local, 1), Validity::ClientBound, "no free port");
+        check(1.0, ms(1), |tally, _| tally.fail_connection(Fault::Unsent, 1), Validity::ClientBound, "too late");
         check(
             1.0,
             ms(1),

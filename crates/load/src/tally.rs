@@ -71,7 +71,7 @@ pub struct Tally {
     pub established: u64,
     /// Connections that started and ended.
     pub ended: u64,
-    /// Requests that were not sent because their connection ended early.
+    /// Requests that were not sent, because their connection failed or ended early, or that the server did not process.
     pub unsent: u64,
     /// Connections that received unsolicited bytes.
     pub stray: u64,
@@ -184,9 +184,11 @@ impl Tally {
         }
     }
 
-    /// Counts a connection that failed before its first request.
-    pub fn fail_connection(&mut self, fault: Fault) {
+    /// Counts a connection that failed before its first request, and was to carry `owed` requests: one of them failed,
+    /// and the others were not sent.
+    pub fn fail_connection(&mut self, fault: Fault, owed: u64) {
         self.faults[fault as usize] += 1;
+        self.unsent = self.unsent.saturating_add(owed.saturating_sub(1));
     }
 
     /// Counts a failed request.
@@ -237,7 +239,7 @@ impl Tally {
             (&mut self.received, other.received),
             (&mut self.ok, other.ok),
         ] {
-            *mine += theirs;
+            *mine = mine.saturating_add(theirs);
         }
         self.tls = self.tls.take().or(other.tls);
         self.limit_streams(other.streams);

@@ -94,16 +94,17 @@ pub enum Pace {
     /// No pace to keep: a closed loop.
     #[default]
     None,
-    /// The backlog did not grow over the window, and at most 1 % failed.
+    /// The backlog did not grow over the window, and at most 1 % of the requests were not served.
     Kept,
     /// The backlog grew over the window.
     FellBehind,
-    /// The backlog did not grow, but more than 1 % failed: refused, not connected in time, or answered incorrectly.
+    /// The backlog did not grow, but more than 1 % were not served: their connection was refused, was not established in
+    /// time or ended early, or they were answered incorrectly.
     Failed,
 }
 
-/// Maximum share of failures in a run whose server kept pace.
-pub const FAILED_MAX: f64 = 0.01;
+/// Maximum share of requests that are not served in a run whose server kept pace.
+pub const UNSERVED_MAX: f64 = 0.01;
 
 /// The inputs of a window besides its seconds.
 #[derive(Clone, Copy, Debug)]
@@ -114,6 +115,8 @@ pub(crate) struct Ran<'a> {
     pub(crate) ended_s: f64,
     /// Requests per connection; `None` in a closed loop.
     pub(crate) requests: Option<u64>,
+    /// Requests that were not served, as a share of all.
+    pub(crate) unserved_share: f64,
     /// The backlog over the window.
     pub(crate) course: &'a Course,
 }
@@ -121,7 +124,7 @@ pub(crate) struct Ran<'a> {
 impl Window {
     /// Computes the window from the seconds of a run, one of which ends with the window.
     pub(crate) fn of(series: &[Second], ran: Ran<'_>) -> Window {
-        let Ran { seconds, ended_s, requests, course } = ran;
+        let Ran { seconds, ended_s, requests, unserved_share, course } = ran;
         let sum = |is_within: bool, of: fn(&Second) -> u64| {
             // Seconds are cut at the end of the window; half a
             // microsecond allows for the rounding of a sum of fractions.
@@ -132,8 +135,6 @@ impl Window {
         let per_second = |count: u64| (count as f64 / seconds.max(1e-9) * 100.0).round() / 100.0;
         let (offered, over) = (sum(true, |second| second.started), sum(true, |second| second.ended));
         let (completed, failed) = (sum(true, |second| second.ok), sum(true, |second| second.failed));
-        let all_failed = failed.saturating_add(sum(false, |second| second.failed));
-        let all = all_failed.saturating_add(completed).saturating_add(sum(false, |second| second.ok));
         Window {
             seconds,
             offered,
@@ -153,7 +154,7 @@ impl Window {
             pace: match requests {
                 None => Pace::None,
                 Some(requests) if course.grows(requests) => Pace::FellBehind,
-                Some(_) if all_failed as f64 > FAILED_MAX * all as f64 => Pace::Failed,
+                Some(_) if unserved_share > UNSERVED_MAX => Pace::Failed,
                 Some(_) => Pace::Kept,
             },
         }
@@ -442,7 +443,10 @@ mod tests {
             (second.ok, second.failed) = (second.ok + u64::from(ok), second.failed + u64::from(!ok));
             last = last.max(end_ns);
         }
-        let ran = Ran { seconds: window.as_secs_f64(), ended_s: last as f64 / S, requests: Some(1), course: &course };
+        let failed: u64 = series.iter().map(|second| second.failed).sum();
+        let unserved_share = failed as f64 / schedule.at_ns().len() as f64;
+        let (seconds, ended_s) = (window.as_secs_f64(), last as f64 / S);
+        let ran = Ran { seconds, ended_s, requests: Some(1), unserved_share, course: &course };
         Window::of(&series, ran)
     }
 
@@ -557,7 +561,8 @@ mod tests {
         course.stayed(Time::from_millis(7), Time::from_millis(7));
         let none = Course::default();
         for course in [&course, &none] {
-            let found = Window::of(&[], Ran { seconds: 0.0, ended_s: 0.0, requests: Some(0), course });
+            let found =
+                Window::of(&[], Ran { seconds: 0.0, ended_s: 0.0, requests: Some(0), unserved_share: 0.0, course });
             assert_eq!((found.offered, found.completed_rate, found.pace), (0, 0.0, Pace::Kept));
         }
     }

@@ -95,7 +95,7 @@ pub(super) fn bears_all(archive: &Archive, label: &str) -> bool {
 fn answered(run: &Run) -> Option<f64> {
     let summary = run.summary.as_ref()?;
     let window = summary.window;
-    let right = summary.ok as f64 / summary.ok.saturating_add(summary.failed).max(1) as f64;
+    let right = summary.ok as f64 / summary.ok.saturating_add(summary.unserved()).max(1) as f64;
     Some(match window.completed_share {
         Some(completed) if window.pace == Pace::FellBehind => right.min(completed),
         _ => right,

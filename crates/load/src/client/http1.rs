@@ -80,9 +80,13 @@ impl Http1 {
                 Ok((_, None)) => return Next::Bytes,
                 Ok((used, Some(whole))) => {
                     bytes = &bytes[used..];
+                    let is_surplus = !bytes.is_empty() && self.answered + 1 == self.group;
+                    if is_surplus {
+                        return self.handle_surplus(whole, plan, tally);
+                    }
                     let next = self.take(now, whole, plan, tally);
                     if next == Next::Close {
-                        // Surplus bytes after the last reply.
+                        // Surplus bytes after a reply that ends the connection.
                         tally.stray += u64::from(!bytes.is_empty());
                         return next;
                     }
@@ -93,6 +97,13 @@ impl Http1 {
             }
         }
         Next::Bytes
+    }
+
+    /// Handles bytes beyond the last outstanding reply: its length was wrong.
+    fn handle_surplus(&mut self, whole: Whole, plan: &Plan, tally: &mut Tally) -> Next {
+        tally.stray += 1;
+        tally.count_status(whole.status);
+        self.handle_fault(Fault::Malformed, plan, tally)
     }
 
     pub(super) fn handle_end(&mut self, now: Time, plan: &Plan, tally: &mut Tally) {
@@ -120,9 +131,6 @@ impl Http1 {
         while let Some(request) = self.awaited(plan) {
             tally.fail(fault, request.class);
             self.answered += 1;
-        }
-        if plan.per_connection != u64::MAX && plan.requests.index(self.base + self.group).is_some() {
-            tally.unsent += plan.per_connection - self.sent;
         }
         Next::Close
     }
@@ -352,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn unsolicited_bytes_are_counted() {
+    fn reply_with_surplus_bytes_is_malformed() {
         // For a single request, for the last of several, and for one before others.
         for (per_connection, before) in [(1, 0), (2, 1), (3, 0)] {
             let plan = plan(per_connection, 1, None);
@@ -362,7 +370,9 @@ mod tests {
                 let (reply, next) = if base < before { (ONE, Next::Ask) } else { (&*format!("{ONE}de"), Next::Close) };
                 assert_eq!(connection.handle_bytes(Time::START, reply.as_bytes(), &plan, &mut tally), next);
             }
-            assert_eq!((tally.ok(), tally.stray), (before + 1, 1), "{per_connection} requests");
+            connection.count_unsent(plan.requests_of(0), &mut tally);
+            let found = (tally.ok(), tally.failed(Fault::Malformed), tally.unsent, tally.stray);
+            assert_eq!(found, (before, 1, per_connection - before - 1, 1), "{per_connection} requests");
         }
     }
 
@@ -445,6 +455,7 @@ mod tests {
         assert_eq!(connection.handle_bytes(Time::START, ONE.as_bytes(), &plan, &mut tally), Next::Ask);
         assert_eq!(connection.ask(Time::START, 1, &plan, &mut out), 1);
         assert_eq!(connection.handle_bytes(Time::START, ONE.as_bytes(), &plan, &mut tally), Next::Close);
+        connection.count_unsent(plan.requests_of(0), &mut tally);
         assert_eq!((tally.ok(), tally.unsent), (2, 0));
     }
 }

@@ -43,9 +43,9 @@ pub(super) struct Http2 {
     next_id: u32,
     /// Streams that are open, `open <= streams.len()`.
     open: u64,
-    /// Requests sent so far, `sent <= per_connection`, and the number in the run that follows the last one.
+    /// Requests sent so far, `sent <= per_connection`, and those of them that the server states not to have processed.
     sent: u64,
-    next_request: u64,
+    unprocessed: u64,
     /// When the last requests were due.
     planned: Time,
     /// When the last bytes came from the server.
@@ -112,7 +112,7 @@ impl Http2 {
             next_id: 1,
             open: 0,
             sent: 0,
-            next_request: 0,
+            unprocessed: 0,
             planned,
             heard: Time::START,
             streams_max: plan.at_once.min(STREAMS_BEFORE_SETTINGS),
@@ -139,6 +139,10 @@ impl Http2 {
 
     pub(super) fn sent(&self) -> u64 {
         self.sent
+    }
+
+    pub(super) fn unprocessed(&self) -> u64 {
+        self.unprocessed
     }
 
     pub(super) fn room(&self, plan: &Plan) -> u64 {
@@ -190,7 +194,6 @@ impl Http2 {
             }
         }
         self.sent += asked;
-        self.next_request = base + asked;
         asked
     }
 
@@ -234,7 +237,7 @@ impl Http2 {
         let handled = self.handle_frames(now, bytes, &mut partial, plan, tally);
         self.partial = partial;
         match handled {
-            Ok(()) => self.next(plan, tally),
+            Ok(()) => self.next(plan),
             Err(Broken) => self.handle_fault(Fault::Malformed, plan, tally),
         }
     }
@@ -471,9 +474,7 @@ impl Http2 {
             return self.fail(self.id_of(at), Fault::StreamRefused, plan, tally);
         }
         if self.streams[at].is_open {
-            self.sent -= 1;
-            // Without a number of requests, nothing says at the end that one is missing.
-            tally.unsent += u64::from(plan.per_connection == u64::MAX);
+            self.unprocessed += 1;
             self.close(at, plan);
         }
     }
@@ -501,22 +502,12 @@ impl Http2 {
         (is_ours && self.streams.get(at).is_some_and(|stream| stream.is_open)).then_some(at)
     }
 
-    fn next(&self, plan: &Plan, tally: &mut Tally) -> Next {
+    fn next(&self, plan: &Plan) -> Next {
         match self.room(plan) {
             0 if self.open > 0 => Next::Bytes,
-            0 => {
-                self.count_unsent(plan, tally);
-                Next::Close
-            }
+            0 => Next::Close,
             _ if self.has_room => Next::Ask,
             _ => Next::Bytes,
-        }
-    }
-
-    /// Counts the requests of this connection that it can no longer send.
-    fn count_unsent(&self, plan: &Plan, tally: &mut Tally) {
-        if plan.per_connection != u64::MAX && plan.requests.index(self.next_request).is_some() {
-            tally.unsent += plan.per_connection - self.sent;
         }
     }
 
@@ -527,7 +518,7 @@ impl Http2 {
                 tally.fail(fault, request.class);
             }
         }
-        self.over(plan, tally);
+        self.over();
     }
 
     pub(super) fn handle_fault(&mut self, fault: Fault, plan: &Plan, tally: &mut Tally) -> Next {
@@ -536,14 +527,13 @@ impl Http2 {
                 tally.fail(fault, request.class);
             }
         }
-        self.over(plan, tally);
+        self.over();
         Next::Close
     }
 
-    fn over(&mut self, plan: &Plan, tally: &mut Tally) {
+    fn over(&mut self) {
         self.streams.clear();
         (self.open, self.unsent_bodies, self.is_ending) = (0, 0, true);
-        self.count_unsent(plan, tally);
     }
 
     pub(super) fn handle_late(&mut self, late: Time, plan: &Plan, tally: &mut Tally) -> Next {
@@ -557,7 +547,7 @@ impl Http2 {
             frame::reset(&mut self.output, id, ErrorCode::CANCEL);
             self.fail(id, Fault::TimedOut, plan, tally);
         }
-        self.next(plan, tally)
+        self.next(plan)
     }
 }
 
@@ -657,6 +647,12 @@ mod tests {
             let next = self.next;
             self.go_on(plan);
             next
+        }
+
+        /// The requests that were not sent, after the end.
+        fn unsent(&mut self, plan: &Plan) -> u64 {
+            self.connection.count_unsent(plan.requests_of(0), &mut self.tally);
+            self.tally.unsent
         }
 
         fn faults(&self) -> Vec<(Fault, u64)> {
@@ -823,12 +819,12 @@ mod tests {
         client.hear(&plan, &frames(|out| frame::go_away(out, StreamId(3), ErrorCode::NO_ERROR, b"")));
         assert_eq!(client.hear(&plan, &reply(1)), Next::Bytes);
         assert_eq!(client.hear(&plan, &reply(3)), Next::Close);
-        assert_eq!((client.requests.len(), client.tally.ok(), client.tally.unsent), (2, 2, 8));
+        assert_eq!((client.requests.len(), client.tally.ok(), client.unsent(&plan)), (2, 2, 8));
         // A graceful end: what the server did not process is no failure.
         let mut client = Client::new(&plan);
         client.hear(&plan, &frames(|out| frame::go_away(out, StreamId(1), ErrorCode::NO_ERROR, b"")));
         assert_eq!(client.hear(&plan, &reply(1)), Next::Close);
-        assert_eq!((client.tally.ok(), client.faults(), client.tally.unsent), (1, vec![], 9));
+        assert_eq!((client.tally.ok(), client.faults(), client.unsent(&plan)), (1, vec![], 9));
     }
 
     #[test]
@@ -969,7 +965,7 @@ mod tests {
             if !is_over {
                 client.connection.handle_end(client.now, &plan, &mut client.tally);
             }
-            prop_assert_eq!(client.tally.ok() + client.tally.all_failed(), client.connection.sent());
+            prop_assert_eq!(client.unsent(&plan) + client.tally.ok() + client.tally.all_failed(), 6);
             prop_assert!(client.connection.is_idle());
         }
     }

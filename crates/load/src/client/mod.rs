@@ -1,7 +1,8 @@
 //! One client connection as a state machine: bytes come in, bytes
 //! to send come out, and events are counted in a [`Tally`].
 //!
-//! Pure: time is an argument, and `drive` owns the sockets. Each request ends as exactly one reply or one failure.
+//! Pure: time is an argument, and `drive` owns the sockets. Each request ends as exactly one reply or one failure, or is
+//! counted as not sent when the connection is over ([`Connection::count_unsent`]).
 //! `http1.rs` sends requests in groups, the next group after the last reply; `http2.rs` sends each on a stream of its
 //! own, and the next one as soon as a stream is free.
 
@@ -77,6 +78,17 @@ impl Connection {
             Protocol::Http1(http1) => http1.sent(),
             Protocol::Http2(http2) => http2.sent(),
         }
+    }
+
+    /// Counts the requests without a reply or a failure when the connection is over: those that it did not send, of `owed`
+    /// that it was to carry, and those that the server has stated not to have processed.
+    pub fn count_unsent(&self, owed: u64, tally: &mut Tally) {
+        let unprocessed = match &self.0 {
+            Protocol::Http1(_) => 0,
+            Protocol::Http2(http2) => http2.unprocessed(),
+        };
+        let unsent = owed.saturating_sub(self.sent()).saturating_add(unprocessed);
+        tally.unsent = tally.unsent.saturating_add(unsent);
     }
 
     /// Handles bytes from the server. [`Self::take_output`] must follow.

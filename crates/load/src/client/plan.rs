@@ -85,6 +85,19 @@ impl Plan {
     pub fn per_connection(&self) -> u64 {
         self.per_connection
     }
+
+    /// Requests that connection `number` of a schedule is to carry: fewer at the end of a list.
+    pub fn requests_of(&self, number: u64) -> u64 {
+        let first = number.saturating_mul(self.per_connection);
+        let left = self.requests.len().map_or(u64::MAX, |all| all.saturating_sub(first));
+        self.per_connection.min(left)
+    }
+
+    /// Requests that a connection of a closed loop is to carry. It owes a single one if it may carry any number, or if
+    /// another connection takes over the rest of a list.
+    pub fn requests_of_client(&self) -> u64 {
+        if self.per_connection == u64::MAX || self.requests.len().is_some() { 1 } else { self.per_connection }
+    }
 }
 
 /// The next step of a connection.

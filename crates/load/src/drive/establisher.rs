@@ -17,20 +17,23 @@ use amped_units::Time;
 use super::lane::{Connector, Lane, Meter, PRIORITY, Pending, lock};
 use super::seconds::Cutter;
 use super::settings::{Settings, Stop};
+use crate::client::Plan;
 use crate::tally::{Fault, Tally, Used};
 
 /// The result of the thread.
 pub(super) struct Established {
     pub(super) tally: Tally,
     pub(super) used: Used,
-    /// Arrivals that became due.
+    /// Arrivals that became due, and the requests that they were to carry.
     pub(super) planned: u64,
+    pub(super) requests: u64,
     pub(super) real_time: bool,
 }
 
 pub(super) struct Establisher<'a> {
     lane: &'a Lane,
     settings: &'a Settings,
+    plan: &'a Plan,
     connector: Connector<'a>,
     clock: Clock,
     tally: Tally,
@@ -42,6 +45,8 @@ pub(super) struct Establisher<'a> {
     generation: u32,
     /// Connections that failed here.
     failed: u64,
+    /// Requests of the arrivals that became due.
+    requests: u64,
 }
 
 /// Maximum sleep, so that a run can be stopped.
@@ -51,6 +56,7 @@ impl<'a> Establisher<'a> {
     pub(super) fn new(
         lane: &'a Lane,
         settings: &'a Settings,
+        plan: &'a Plan,
         connector: Connector<'a>,
         clock: Clock,
         cutter: Cutter,
@@ -58,7 +64,21 @@ impl<'a> Establisher<'a> {
     ) -> Establisher<'a> {
         let free: Vec<u32> = (0..lane.slots.len() as u32).rev().collect();
         let waiting = VecDeque::with_capacity(free.len());
-        Establisher { lane, settings, connector, clock, tally, cutter, free, waiting, generation: 0, failed: 0 }
+        let (generation, failed, requests) = (0, 0, 0);
+        Establisher {
+            lane,
+            settings,
+            plan,
+            connector,
+            clock,
+            tally,
+            cutter,
+            free,
+            waiting,
+            generation,
+            failed,
+            requests,
+        }
     }
 
     /// Begins each arrival at its instant.
@@ -76,7 +96,7 @@ impl<'a> Establisher<'a> {
         }
         self.end(stop);
         self.cutter.finish(self.clock.now(), &mut self.tally);
-        Established { tally: self.tally, used: meter.read(), planned: count, real_time }
+        Established { tally: self.tally, used: meter.read(), planned: count, requests: self.requests, real_time }
     }
 
     /// Keeps this number of descriptors trying to establish a connection until an instant (Banga and Druschel, section
@@ -110,7 +130,7 @@ impl<'a> Establisher<'a> {
         }
         self.end(stop);
         self.cutter.finish(self.clock.now(), &mut self.tally);
-        Established { tally: self.tally, used: meter.read(), planned: count, real_time }
+        Established { tally: self.tally, used: meter.read(), planned: count, requests: self.requests, real_time }
     }
 
     /// Waits for an instant, and expires connections that are due before it; `false` if the run must end.
@@ -143,15 +163,16 @@ impl<'a> Establisher<'a> {
     /// Opens a connection.
     fn begin(&mut self, number: u64, planned: Time) {
         let due = planned + self.settings.connect_timeout;
+        self.requests = self.requests.saturating_add(self.plan.requests_of(number));
         if self.clock.now() >= due {
             // Its connect timeout has passed. Beginning it now would change the planned arrival.
-            return self.fail(Fault::Unsent);
+            return self.fail(Fault::Unsent, number);
         }
         if self.free.is_empty() {
             mem::swap(&mut self.free, &mut *lock(&self.lane.returned));
         }
         let Some(slot) = self.free.pop() else {
-            return self.fail(Fault::Local);
+            return self.fail(Fault::Local, number);
         };
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
@@ -165,7 +186,7 @@ impl<'a> Establisher<'a> {
         match begun {
             Ok(()) => self.waiting.push_back((due, slot, generation)),
             Err(fault) => {
-                self.fail(fault);
+                self.fail(fault, number);
                 self.free.push(slot);
             }
         }
@@ -177,7 +198,7 @@ impl<'a> Establisher<'a> {
             if let Some(pending) = self.lane.take(slot, generation) {
                 // The server may have accepted at this moment, or its last segment may have been lost.
                 socket::reset_on_close(&pending.socket);
-                self.fail(Fault::Abandoned);
+                self.fail(Fault::Abandoned, pending.number);
                 self.tally.ended(pending.planned, now, false);
                 self.free.push(slot);
             }
@@ -195,16 +216,16 @@ impl<'a> Establisher<'a> {
                 socket::reset_on_close(&pending.socket);
                 // Connections that a signal ended did not have their full timeout.
                 if !stop.is_stopped() {
-                    self.fail(Fault::Abandoned);
+                    self.fail(Fault::Abandoned, pending.number);
                     self.tally.ended(pending.planned, self.clock.now(), false);
                 }
             }
         }
     }
 
-    fn fail(&mut self, fault: Fault) {
+    fn fail(&mut self, fault: Fault, number: u64) {
         self.failed += 1;
-        self.tally.fail_connection(fault);
+        self.tally.fail_connection(fault, self.plan.requests_of(number));
     }
 
     fn is_pending(&self, slot: u32, generation: u32) -> bool {

@@ -35,8 +35,8 @@ struct Active {
     socket: OwnedFd,
     connection: Connection,
     tls: Option<Box<Session>>,
-    /// The run's number of its first request.
-    first: u64,
+    /// Its number in the run.
+    number: u64,
     /// Its scheduled time.
     planned: Time,
     /// Deadline of the oldest outstanding reply.
@@ -211,20 +211,20 @@ impl<'a> Handler<'a> {
         if ready.ended
             && let Some(error) = socket::failed(&socket)
         {
-            self.tally.fail_connection(fault(&error));
+            self.fail_connection(fault(&error), number, now);
             self.tally.ended(planned, now, false);
             drop(socket);
             self.release(slot, now, PAUSE);
             return false;
         }
         self.tally.connected(planned, now);
-        let first = number.saturating_mul(self.plan.per_connection());
         let due = planned + self.settings.timeout;
         let connection = Connection::new(planned, self.plan);
         let tls = self.settings.tls.as_ref().map(|tls| Box::new(Session::new(tls, number, now)));
         let (unsent, unsent_at) = (Vec::new(), 0);
         let is_resting = false;
-        let active = Active { generation, socket, connection, tls, first, planned, due, is_resting, unsent, unsent_at };
+        let active =
+            Active { generation, socket, connection, tls, number, planned, due, is_resting, unsent, unsent_at };
         self.active[slot as usize] = Some(active);
         self.live += 1;
         self.high = self.high.max(slot as usize + 1);
@@ -259,7 +259,7 @@ impl<'a> Handler<'a> {
         let base = match &mut self.clients {
             Some(clients) => (!clients.are_done(planned, self.plan))
                 .then(|| clients.next_request.fetch_add(active.connection.room(self.plan), Ordering::Relaxed)),
-            None => Some(active.first + active.connection.sent()),
+            None => Some(active.number.saturating_mul(self.plan.per_connection()) + active.connection.sent()),
         };
         active.is_resting = false;
         self.out.clear();
@@ -361,10 +361,28 @@ impl<'a> Handler<'a> {
                 session.send(&active.socket);
             }
             let (planned, now) = (active.planned, self.clock.now());
+            let owed = self.owed(active.number, now);
+            active.connection.count_unsent(owed, &mut self.tally);
             self.tally.ended(planned, now, true);
             drop(active);
             let think = self.clients.as_ref().map_or(Duration::ZERO, |clients| clients.think);
             self.release(slot, now, think);
+        }
+    }
+
+    fn fail_connection(&mut self, fault: Fault, number: u64, now: Time) {
+        let owed = self.owed(number, now);
+        self.tally.fail_connection(fault, owed);
+    }
+
+    /// Requests that a connection is to carry, if it ends now. A closed loop that is over owes nothing.
+    fn owed(&mut self, number: u64, now: Time) -> u64 {
+        match &mut self.clients {
+            None => self.plan.requests_of(number),
+            Some(clients) => match clients.are_done(now, self.plan) {
+                true => 0,
+                false => self.plan.requests_of_client(),
+            },
         }
     }
 
@@ -408,8 +426,9 @@ impl<'a> Handler<'a> {
             })
         });
         if let Err(fault) = begun {
-            self.tally.fail_connection(fault);
-            self.release(slot, self.clock.now(), PAUSE);
+            let now = self.clock.now();
+            self.fail_connection(fault, 0, now);
+            self.release(slot, now, PAUSE);
         }
     }
 
@@ -437,7 +456,7 @@ impl<'a> Handler<'a> {
             let late = lock(&self.lane.slots[slot as usize]).take_if(due);
             if let Some(pending) = late {
                 socket::reset_on_close(&pending.socket);
-                self.tally.fail_connection(Fault::Abandoned);
+                self.fail_connection(Fault::Abandoned, pending.number, now);
                 self.tally.ended(pending.planned, now, false);
                 self.release(slot, now, PAUSE);
             }

@@ -92,7 +92,8 @@ pub fn open(
         Ok(thread::scope(|scope| {
             let establish = || {
                 let connector = Connector { target: &settings.target, sources };
-                let establisher = establisher::Establisher::new(&shared, settings, connector, clock, begun, tally());
+                let establisher =
+                    establisher::Establisher::new(&shared, settings, plan, connector, clock, begun, tally());
                 let ended = match schedule.descriptors(settings.connect_timeout) {
                     Some(all) => {
                         let number = |n: u64| schedule.number(n * lanes as u64 + lane as u64);
@@ -264,7 +265,7 @@ fn finish(
         none => *none = Some(other),
     };
     let (mut establisher, mut handler) = (Used::default(), Used::default());
-    let (mut planned, mut real_time) = (0, true);
+    let (mut planned, mut requests, mut real_time) = (0, 0, true);
     let mean = |all: &mut Used, one: Used| {
         let part = 1.0 / lanes as f64;
         all.cpu_s += one.cpu_s * part;
@@ -276,6 +277,7 @@ fn finish(
     for Ended { established, handled } in ended {
         if let Some(established) = established {
             planned += established.planned;
+            requests = established.requests.saturating_add(requests);
             real_time &= established.real_time;
             mean(&mut establisher, established.used);
             add(established.tally);
@@ -292,6 +294,8 @@ fn finish(
     let ended_s = series.last().map_or(0.0, |last| last.at_s + last.length_s);
     let seconds = if may_end { duration.as_secs_f64().min(ended_s) } else { duration.as_secs_f64() };
     let tally = tally.unwrap_or_else(|| Tally::new(1));
+    let counted = (tally.ok() + tally.all_failed()).saturating_add(tally.unsent);
+    debug_assert!(interrupted || planned == 0 || counted == requests, "{counted} of {requests} planned requests");
     let machine = Machine::this()?;
     let classes = (0..classes(plan)).map(|class| plan.requests().class(class)).collect();
     let ran = Ran {
@@ -316,5 +320,7 @@ fn finish(
     Ok(Outcome::new(&tally, ran))
 }
 
+#[cfg(test)]
+mod accounting;
 #[cfg(test)]
 mod tests;

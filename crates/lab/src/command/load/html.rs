@@ -108,7 +108,7 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
         "allowed_lateness_ms": outcome.allowed_lateness_ms(),
         "distribution": outcome.distribution,
     }});
-    let failed = outcome.failed();
+    let failed = outcome.unserved();
     let body = html! {
         (verdict(&outcome.verdict, &format!("{}.", headline(outcome))))
         @if outcome.interrupted {
@@ -126,7 +126,7 @@ pub(super) fn run(head: &Head, outcome: &Outcome) -> String {
         @if failed == 0 {
             p { "None." }
         } @else {
-            p { (outcome.failed()) " failed: " (failures(outcome)) "." }
+            p { (failed) " failed: " (failures(outcome)) "." }
             (plot("failures", "Failed connections and requests, per second."))
         }
         @if target.is_some() {
@@ -301,7 +301,7 @@ fn runs(runs: &[Outcome]) -> Markup {
                 @let target = match run.load { Loop::Open { rate, .. } => rate, Loop::Closed { .. } => 0.0 };
                 tr {
                     @for figure in [target, run.window.offered_rate, run.window.completed_rate] { td { (format!("{figure:.1}")) } }
-                    td { (run.window.backlog) } td { (run.failed()) }
+                    td { (run.window.backlog) } td { (run.unserved()) }
                     @for ms in [run.latency.p50_ms, run.latency.p99_ms, run.lateness.p99_ms] { td { (format!("{ms:.3}")) } }
                     td.text { (run.verdict) }
                 }

@@ -115,6 +115,12 @@ fn judge(args: &Args, setup: &Setup, outcome: &mut Outcome) {
             (None, Some(Fault::Status | Fault::Length | Fault::Content)) => {
                 format!("no correct response, only failures: inspect one (curl -i {})", setup.url)
             }
+            (None, Some(Fault::Malformed)) if outcome.stray > 0 => {
+                format!(
+                    "no correct response: bodies are longer than Content-Length; inspect one (curl -i {})",
+                    setup.url
+                )
+            }
             (None, Some(fault)) if outcome.established > 0 => {
                 let scheme = setup.url.split("://").next().unwrap_or_default();
                 let scheme = if args.http2 { "HTTP/2" } else { scheme };

@@ -6,7 +6,7 @@ use ammeter_load::handshake::Handshakes;
 use ammeter_load::knee;
 use ammeter_load::outcome::{ClassOutcome, Loop, Outcome};
 use ammeter_load::tally::{Fault, Spread, Used};
-use ammeter_load::window::{FAILED_MAX, Pace, Second};
+use ammeter_load::window::{Pace, Second, UNSERVED_MAX};
 use amped_measure::Verdict;
 use serde::Serialize;
 
@@ -87,8 +87,6 @@ pub(super) fn headline(outcome: &Outcome) -> String {
             write!(text, "Completed {}/s with {clients} clients", per_second(window.completed_rate))
         }
     };
-    let ended = (outcome.ok + outcome.failed()).max(1) as f64;
-    let failed = outcome.failed() as f64 / ended;
     if window.pace == Pace::FellBehind {
         let _ = write!(text, "; the server fell behind: backlog {} at the end", grouped(window.backlog));
     } else if window.pace == Pace::Failed && shed(outcome) {
@@ -96,8 +94,8 @@ pub(super) fn headline(outcome: &Outcome) -> String {
     } else if window.completed_share.is_some_and(|share| share < 0.95) && window.backlog > 1 {
         let _ = write!(text, "; backlog {} at the end", grouped(window.backlog));
     }
-    if failed > FAILED_MAX {
-        let _ = write!(text, "; {:.0} % failed ({})", failed * 100.0, failures(outcome));
+    if outcome.unserved_share() > UNSERVED_MAX {
+        let _ = write!(text, "; {:.0} % failed ({})", outcome.unserved_share() * 100.0, failures(outcome));
     }
     text.push('.');
     if outcome.ok > 0 {
@@ -115,7 +113,7 @@ fn shed(outcome: &Outcome) -> bool {
     2 * (refused + busy.min(outcome.failed_by(Fault::Status))) > outcome.failed()
 }
 
-/// Failures by kind; incorrect statuses by number.
+/// Failures by kind, incorrect statuses by number; and the requests that were not sent.
 pub(super) fn failures(outcome: &Outcome) -> String {
     let kind = |(fault, count): &(Fault, u64)| match fault {
         Fault::Status => {
@@ -125,7 +123,8 @@ pub(super) fn failures(outcome: &Outcome) -> String {
         }
         fault => format!("{} {}", fault.name(), grouped(*count)),
     };
-    outcome.failures.iter().map(kind).collect::<Vec<_>>().join(", ")
+    let unsent = (outcome.unsent > 0).then(|| format!("not sent {}", grouped(outcome.unsent)));
+    outcome.failures.iter().map(kind).chain(unsent).collect::<Vec<_>>().join(", ")
 }
 
 /// A count with thousands separators.
@@ -212,15 +211,15 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
             window.backlog, window.drain_s, window.drain_completed, window.drain_failed
         );
     }
-    let kinds = if outcome.failed() > 0 { format!(": {}", failures(outcome)) } else { String::new() };
-    let _ = writeln!(text, "failed      {}{kinds}", outcome.failed());
+    let kinds = if outcome.unserved() > 0 { format!(": {}", failures(outcome)) } else { String::new() };
+    let _ = writeln!(text, "failed      {}{kinds}", outcome.unserved());
     if !outcome.status_codes.is_empty() {
         let codes: Vec<String> =
             outcome.status_codes.iter().map(|(status, count)| format!("{status} {count}")).collect();
         let _ = writeln!(text, "status      {}", codes.join(", "));
     }
     if outcome.unsent > 0 {
-        let _ = writeln!(text, "not sent    {}: the server closed their connections early", outcome.unsent);
+        let _ = writeln!(text, "not sent    {}: their connections failed or ended early", outcome.unsent);
     }
     if outcome.stray > 0 {
         let _ = writeln!(

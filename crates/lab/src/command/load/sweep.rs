@@ -69,7 +69,7 @@ pub(super) fn run_sweep(args: &Args, setup: &Setup, sweep: Sweep, stop: &Stop) -
             outcome.window.offered_rate,
             outcome.window.completed_rate,
             outcome.window.backlog,
-            outcome.failed(),
+            outcome.unserved(),
             outcome.latency.p50_ms,
             outcome.latency.p99_ms,
             outcome.lateness.p99_ms,
@@ -167,8 +167,9 @@ pub(super) fn calibrate(args: &Args, setup: &Setup, stop: &Stop) -> Result<Verdi
             break;
         }
         let [rate_of_one, rate_of_both] = [one, both].map(|run| run.window.completed_rate);
-        let keeps =
-            one.verdict.validity == Validity::Valid && rate_of_one >= rate_of_both * (1.0 - LACK) && one.failed() == 0;
+        let keeps = one.verdict.validity == Validity::Valid
+            && rate_of_one >= rate_of_both * (1.0 - LACK)
+            && one.unserved() == 0;
         found.runs.push(pair);
         attempts += 1;
         if !keeps && attempts < ATTEMPTS {
