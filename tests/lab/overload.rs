@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
-use super::load::{load, url};
+use super::load::{load, status_of, url};
 use super::{ammeter, said};
 
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
@@ -183,6 +183,27 @@ fn alone_capacity_needs_three_valid_runs_at_deciding_rates() {
         }
         (3.., _) => assert!(found[0] == Some(50.0) && found[1].is_none() && at_least, "{swept}"),
         _ => assert!(found[0].is_none(), "{swept}"),
+    }
+}
+
+/// The server is the limit, at the lowest rate too: that is no limit of the load generator.
+#[test]
+fn alone_sweep_above_capacity_is_not_client_bound() {
+    let server = planted(usize::MAX);
+    let words = ["--sweep", "600..800/200", "--duration", "600ms", "--pause", "0s", "--find-capacity"];
+    let swept = load(server.address, &words);
+    let runs = swept["runs"].as_array().unwrap().iter();
+    let valid = runs.filter(|run| {
+        run.pointer("/load/open/rate").and_then(Value::as_f64) == Some(600.0) && run["verdict"]["validity"] == "valid"
+    });
+    let (valid, verdict) = (valid.count(), &swept["verdict"]);
+    assert!(swept["capacity"].is_null() && status_of(verdict) == 1, "{swept}");
+    // If this machine delayed the load generator in too many runs, it was the limit.
+    if valid >= 3 {
+        let says = verdict["broken"].to_string();
+        assert!(verdict["validity"] == "valid" && says.contains("no rate was sustained: 600/s in 0 of"), "{verdict}");
+    } else {
+        assert_eq!(verdict["validity"], "client-bound", "{verdict}");
     }
 }
 

@@ -133,6 +133,11 @@ pub fn capacity(runs: &[Outcome], objective: Option<&Condition>) -> Option<Capac
     found.map(|capacity| Capacity { at_least: Some(why), ..capacity })
 }
 
+/// The lowest rate, and its runs; `None` without a run that was not interrupted.
+pub fn lowest(runs: &[Outcome], objective: Option<&Condition>) -> Option<(f64, Runs)> {
+    by_rate(runs, objective).into_iter().next()
+}
+
 /// The rates that decide about the capacity and have too few
 /// valid runs: the highest sustained rate and the one above it.
 pub fn lacking(runs: &[Outcome], objective: Option<&Condition>) -> Vec<f64> {

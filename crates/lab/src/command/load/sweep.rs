@@ -87,27 +87,54 @@ pub(super) fn run_sweep(args: &Args, setup: &Setup, sweep: Sweep, stop: &Stop) -
     let logged = ears.end();
     covered.into_iter().try_for_each(|text| say::out(&text))?;
     let capacity = args.find_capacity.then(|| knee::capacity(&runs, args.slo.as_ref())).flatten();
-    if let Some(found) = &capacity {
-        if let Some(why) = &found.at_least {
-            verdict.weaken(Validity::AtLeast, why.clone());
+    match &capacity {
+        Some(found) => {
+            if let Some(why) = &found.at_least {
+                verdict.weaken(Validity::AtLeast, why.clone());
+            }
+            if !args.json {
+                say::out(&format!("capacity    {found}"))?;
+            }
         }
-        if !args.json {
-            say::out(&format!("capacity    {found}"))?;
-        }
-    } else if args.find_capacity && stop.is_stopped() {
-        verdict
-            .broken
-            .push("interrupted before any rate was sustained in a valid run, so the capacity is unknown".to_owned());
-    } else if args.find_capacity {
-        let why = format!("no rate was sustained in {} valid runs; start --sweep at a lower rate", knee::Runs::MIN);
-        verdict.weaken(Validity::ClientBound, why);
-    } else if !runs.is_empty() && runs.iter().all(|run| run.verdict.validity == Validity::ClientBound) {
-        verdict.weaken(Validity::ClientBound, "the client did not keep its schedule in any run");
+        None if args.find_capacity => judge_without_capacity(&mut verdict, &runs, args.slo.as_ref(), stop.is_stopped()),
+        None => judge(&mut verdict, &runs),
     }
     let swept = Swept { runs, capacity, verdict };
     let page = html::write(args, setup, |head| html::sweep(head, &swept));
     if args.json { say::json(&swept) } else { say::out(&format!("verdict     {}", swept.verdict)) }?;
     logged.and(page).map(|()| swept.verdict)
+}
+
+/// Adds to the verdict of a sweep that looks for no capacity whether its runs say anything about the server.
+fn judge(verdict: &mut Verdict, runs: &[Outcome]) {
+    if runs.iter().all(|run| run.ok == 0) {
+        verdict.broken.push("no correct response at any rate".to_owned());
+    } else if runs.iter().all(|run| run.verdict.validity == Validity::ClientBound) {
+        verdict.weaken(Validity::ClientBound, "the client did not keep its schedule in any run");
+    }
+}
+
+/// Adds to the verdict why no capacity was found: the sweep was interrupted, the server did not sustain the lowest rate,
+/// or too few runs there were valid to know.
+fn judge_without_capacity(verdict: &mut Verdict, runs: &[Outcome], slo: Option<&Condition>, is_interrupted: bool) {
+    const LOWER: &str = "start --sweep at a lower rate";
+    let broken = match knee::lowest(runs, slo) {
+        _ if is_interrupted => {
+            "interrupted before any rate was sustained in a valid run, so the capacity is unknown".to_owned()
+        }
+        Some((rate, runs)) if runs.valid >= knee::Runs::MIN => {
+            format!("no rate was sustained: {rate}/s in {runs}; {LOWER}")
+        }
+        lowest => {
+            let valid = lowest.map_or(0, |(_, runs)| runs.valid);
+            let why = format!(
+                "the capacity is unknown: the lowest rate has {valid} valid runs, and {} are needed; {LOWER}",
+                knee::Runs::MIN
+            );
+            return verdict.weaken(Validity::ClientBound, why);
+        }
+    };
+    verdict.broken.push(broken);
 }
 
 /// One more run at each rate that decides about the capacity and lacks valid runs, up to a limit per rate.
