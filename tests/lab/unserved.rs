@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::process::{Command, Stdio};
 use std::thread;
 
 use serde_json::Value;
@@ -77,4 +78,25 @@ fn refused_connection_counts_with_all_its_requests() {
     let outcome = load(([127, 0, 0, 1], 1).into(), &[&FOUR_EACH[..], &["--wait", "0s"]].concat());
     let refused: u64 = outcome["failures"].as_array().unwrap().iter().map(|pair| pair[1].as_u64().unwrap()).sum();
     assert_eq!((refused, count(&outcome, "unsent"), count(&outcome, "ok")), (20, 60, 0), "{outcome}");
+}
+
+#[test]
+fn ctrl_c_before_first_response_is_no_result() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
+    let words = ["load", &url(listener.local_addr().unwrap()), "--clients", "3", "--duration", "10m"];
+    let child = command.args(words).args(PATIENT).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    // The first connection only asks whether a server listens. A request has come with one of the next.
+    let mut streams = Vec::new();
+    loop {
+        let (mut stream, _) = listener.accept().unwrap();
+        if let Ok(1..) = stream.read(&mut [0; 2048]) {
+            break;
+        }
+        streams.push(stream);
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let (text, status) = said(&child.wait_with_output().unwrap());
+    assert_eq!(status, 1, "{text}");
+    assert!(text.starts_with("Interrupted after ") && text.contains("before the first correct response"), "{text}");
 }

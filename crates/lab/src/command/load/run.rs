@@ -99,7 +99,9 @@ fn offered_rate(args: &Args) -> Result<f64, Failure> {
 fn judge(args: &Args, setup: &Setup, outcome: &mut Outcome) {
     let broken: Vec<String> = args.fail_if.iter().filter_map(|condition| condition.holds(outcome)).collect();
     outcome.verdict.broken.extend(broken);
-    if outcome.ok == 0 && !outcome.interrupted {
+    if outcome.ok == 0 && outcome.interrupted {
+        outcome.verdict.broken.push("interrupted before the first correct response".to_owned());
+    } else if outcome.ok == 0 {
         let place = match &setup.settings.target {
             Target::Tcp(address) => address.to_string(),
             Target::Unix(path) => path.display().to_string(),
