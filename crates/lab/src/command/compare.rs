@@ -47,7 +47,8 @@ validity rules were relaxed, unless A and B were interleaved and the baseline wa
 
 --fail-if: '>' with a positive percentage is an increase from A to B, '<' with a negative one a decrease. It fails if the whole
 interval is beyond the bound and the median outside the noise band, and holds if the whole interval is within; else it is
-undecided. Only the named metrics are then compared, so fewer pairs suffice: 6 for one metric, 8 for four.
+undecided. Only the named metrics are then compared, so fewer pairs suffice: 6 for one metric, 8 for four. Pairs are counted over all
+loads and repetitions. Two archives also need three repetitions each: otherwise a change of the machine looks like a difference.
 Metrics: rate (responses/s), throughput (Mbit/s), mean, p50, p90, p99, p999, cpu (server CPU time per response), memory,
 and every other metric of an experiment.
 
@@ -146,7 +147,7 @@ fn check(demand: &Demand, comparison: &Comparison) -> Checked {
                 false => (ratio.high < bound, ratio.low >= bound),
             };
             match found.finding {
-                Finding::Undecided => (Outcome::Undecided, format!("{said}; {} pairs are too few", found.pairs)),
+                Finding::Undecided => (Outcome::Undecided, format!("{said}; {}", found.lack_text())),
                 _ if is_within => (Outcome::Held, said),
                 Finding::Difference if is_beyond => (Outcome::Failed, said),
                 _ if is_beyond => (Outcome::Undecided, format!("{said}; exceeds the bound, but is within the noise")),
@@ -253,6 +254,7 @@ mod tests {
             ratio,
             noise: None,
             finding,
+            lack: None,
             steps: Vec::new(),
         };
         let word = str::to_owned;
