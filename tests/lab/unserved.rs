@@ -39,6 +39,18 @@ fn count(outcome: &Value, name: &str) -> u64 {
     outcome[name].as_u64().unwrap_or_else(|| panic!("no {name} in {outcome}"))
 }
 
+/// A server may end a connection between two requests, and whoever waits for it goes on with another.
+#[test]
+fn closed_loop_fails_no_requests_if_server_ends_connections() {
+    let address = answering_once(CLOSING);
+    let closed = ["--clients", "2", "--duration", "300ms", "--requests-per-connection", "4", "--fail-if", "failed>0"];
+    let (text, status) = said(&ammeter(&[&["load", &url(address)], &closed[..], &PATIENT].concat()));
+    assert_eq!(status, 0, "{text}");
+    for part in ["failed      0\n", "their connections ended early, and the clients went on with new ones"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+}
+
 #[test]
 fn requests_that_were_not_sent_are_not_served() {
     let address = answering_once(CLOSING);

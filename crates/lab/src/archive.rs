@@ -969,7 +969,7 @@ impl Summary {
             ok: outcome.ok,
             failed: outcome.failed(),
             failures: outcome.failures.iter().map(|(fault, count)| (fault.name().to_owned(), *count)).collect(),
-            unsent: outcome.unsent,
+            unsent: outcome.unserved() - outcome.failed(),
             received_bytes: outcome.received_bytes,
             latency: outcome.latency,
             connected: outcome.connected,

@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn requests_that_were_not_sent_count_as_failed() {
         let check = |text: &str, ok: u64, unsent: u64, expected: bool| {
-            let outcome = Outcome { ok, unsent, failures: vec![(Fault::Closed, 1)], ..Outcome::default() };
+            let outcome = Outcome { planned: 1, ok, unsent, failures: vec![(Fault::Closed, 1)], ..Outcome::default() };
             let found = text.parse::<Condition>().unwrap().holds(&outcome);
             assert_eq!(found.is_some(), expected, "{text}, {ok} and {unsent}: {found:?}");
         };

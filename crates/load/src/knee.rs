@@ -342,10 +342,10 @@ mod tests {
     #[test]
     fn rate_at_which_requests_are_not_sent_is_not_sustained() {
         let mut runs = made(&[(1.0, 100, true), (2.0, 100, true)], 3);
-        runs[3..].iter_mut().for_each(|run| run.unsent = 300);
+        runs[3..].iter_mut().for_each(|run| (run.planned, run.unsent) = (100, 300));
         check(&runs, Some((1.0, Some(2.0), 1.0, false)));
         // One in a hundred is allowed, whether it failed or was not sent.
-        runs[3..].iter_mut().for_each(|run| run.unsent = 1);
+        runs[3..].iter_mut().for_each(|run| (run.planned, run.unsent) = (100, 1));
         check(&runs, Some((2.0, None, 2.0, true)));
     }
 

@@ -272,11 +272,12 @@ impl Outcome {
         self.failures.iter().map(|(_, count)| count).sum()
     }
 
-    /// Requests that were not served: failures, and requests that were not sent. With the correct replies they are all
-    /// requests of the schedule; a connection that carried none counts with all that it was to carry.
+    /// Planned requests that were not served: failures, and requests that were not sent. With the correct replies they are
+    /// all requests of the schedule; a connection that carried none counts with all that it was to carry. A closed loop has
+    /// no plan: if a server ends a connection as it may (RFC 9112, 9.6; RFC 9113, 6.8), the client goes on with another.
     pub fn unserved(&self) -> u64 {
         // Numbers from another machine may be arbitrary.
-        self.failed().saturating_add(self.unsent)
+        self.failed().saturating_add(if self.planned > 0 { self.unsent } else { 0 })
     }
 
     /// Requests that were not served, as a share of all, from 0 to 1.

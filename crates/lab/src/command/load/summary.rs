@@ -123,7 +123,7 @@ pub(super) fn failures(outcome: &Outcome) -> String {
         }
         fault => format!("{} {}", fault.name(), grouped(*count)),
     };
-    let unsent = (outcome.unsent > 0).then(|| format!("not sent {}", grouped(outcome.unsent)));
+    let unsent = (outcome.unserved() > outcome.failed()).then(|| format!("not sent {}", grouped(outcome.unsent)));
     outcome.failures.iter().map(kind).chain(unsent).collect::<Vec<_>>().join(", ")
 }
 
@@ -219,7 +219,11 @@ pub(super) fn summary(url: &str, outcome: &Outcome) -> String {
         let _ = writeln!(text, "status      {}", codes.join(", "));
     }
     if outcome.unsent > 0 {
-        let _ = writeln!(text, "not sent    {}: their connections failed or ended early", outcome.unsent);
+        let why = match outcome.planned {
+            0 => "their connections ended early, and the clients went on with new ones",
+            _ => "their connections failed or ended early",
+        };
+        let _ = writeln!(text, "not sent    {}: {why}", outcome.unsent);
     }
     if outcome.stray > 0 {
         let _ = writeln!(
