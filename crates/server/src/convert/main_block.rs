@@ -8,9 +8,10 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use super::apps::size;
+use super::challenges;
 use super::files::time;
 use super::known::{self, Fate};
+use super::limits::size;
 use super::page::{Page, SitePage};
 use super::rewrite::condition_words;
 use super::scope::Http;
@@ -384,7 +385,7 @@ fn is_to_https(directive: &Directive, names: &[String]) -> bool {
 
 /// Notes what such a server does besides.
 fn others_of_redirect(page: &mut Page, http: &Http<'_>, server: &Directive) {
-    let challenges = server::challenges(http, server).map(|location| location.directive.place());
+    let challenges = challenges::location(http, server).map(|location| location.directive.place());
     for inner in server.inner().iter().filter(|inner| inner.name == "location" && inner.args != ["/"]) {
         if challenges.as_ref() == Some(&inner.place()) {
             continue;

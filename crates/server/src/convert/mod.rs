@@ -2,16 +2,21 @@
 //!
 //! 1. `lex` splits the text into words, `tree` makes directives of them, with those of included files.
 //! 2. `main_block` translates what concerns the whole server; `server` makes a site of each `server`, whose locations `paths` sorts by nginx's
-//!    precedence, and `scope` keeps with what is around them; `rewrite`, `files` and `apps` translate their directives.
+//!    precedence, and `scope` keeps with what is around them; `rewrite`, `files`, `apps`,
+//!    `backends` and `limits` translate their directives.
 //! 3. `page` collects the tables, checks each as the server does, and prints them, with a comment for each directive that is left.
 //!
 //! A directive that cannot be translated exactly is reported, never guessed: the operator has to know.
 
 mod apps;
+mod backends;
+mod challenges;
 mod files;
 mod known;
 mod lex;
+mod limits;
 mod main_block;
+mod order;
 mod page;
 mod paths;
 mod rewrite;

@@ -3,12 +3,14 @@
 //! Rules of amped apply to paths, and the first that matches wins; locations of nginx exclude each other. So the locations come in the order
 //! of nginx's precedence, and one that only serves files gets a route that changes nothing, if a later one has routes for its paths.
 
-use amped_core::glob::Glob;
 use serde_json::{Value, json};
 
 use super::apps;
+use super::challenges::{self, A_CHALLENGE, CHALLENGES};
 use super::files;
 use super::known::{self, Fate};
+use super::limits;
+use super::order;
 use super::page::{Page, SitePage};
 use super::paths::{self, Paths};
 use super::rewrite::{self, Place, Routes};
@@ -32,7 +34,7 @@ pub(super) fn site(
     }
     let literal: Vec<String> = names.iter().filter(|name| !name.contains('*')).cloned().collect();
     let mut locations = Vec::new();
-    collect(server.inner(), &scope, None, &mut locations);
+    order::collect(server.inner(), &scope, None, &mut locations);
     // Names that begin with a dot are hidden already.
     locations.retain(|location| !(location.paths.is_hidden_files() && location.is_answered()));
     paths::sort(&mut locations, |location: &Location<'_>| &location.paths);
@@ -42,9 +44,9 @@ pub(super) fn site(
     let root = locations.iter().find(|location| location.paths.is_all()).map_or(&scope, |location| &location.scope);
     files::keys(page, &mut site, &scope, root);
     remarks(page, &mut site, server.inner());
-    let challenges = redirect.and_then(|redirect| challenges(http, redirect));
+    let challenges = redirect.and_then(|redirect| challenges::location(http, redirect));
     if let Some(location) = &challenges {
-        page_of_challenges(page, &mut site, http, location);
+        challenges::page(page, &mut site, http, location);
     }
     let apps_of_challenges = site.tables("app").count();
     let whole = Paths::Prefix { path: "/".to_owned(), is_final: false };
@@ -58,7 +60,7 @@ pub(super) fn site(
         page_of_location(page, &mut site, http, location, &locations[..index], &locations[index + 1..], &named);
     }
     // The first limit that matches applies, so that of the server comes last.
-    apps::limits(page, &mut site, http, &scope, "/**");
+    limits::limits(page, &mut site, http, &scope, "/**");
     files::headers(page, &mut site, &scope, &locations);
     files::pages_of_applications(page, &mut site, &scope);
     page.deny_fallbacks(&mut site);
@@ -78,70 +80,6 @@ pub(super) fn site(
         }
     }
     site
-}
-
-/// The directory in which a CA looks for the answers to its challenges (RFC 8555, 8.3), which `redirect_to_https` leaves out.
-const CHALLENGES: &str = "/.well-known/acme-challenge/";
-
-/// The path of one.
-const A_CHALLENGE: &[u8] = b"/.well-known/acme-challenge/token";
-
-/// The location that answers challenges in a server that redirects all else.
-pub(super) fn challenges<'a>(http: &Http<'a>, redirect: &'a Directive) -> Option<Location<'a>> {
-    let mut locations = Vec::new();
-    collect(redirect.inner(), &Scope::of(&[http.block, redirect.inner()]), None, &mut locations);
-    paths::sort(&mut locations, |location: &Location<'_>| &location.paths);
-    let has_challenges =
-        |location: &Location<'_>| Glob::parse(&location.paths.pattern()).is_ok_and(|glob| glob.matches(A_CHALLENGE));
-    let first = locations.into_iter().find(has_challenges)?;
-    (!first.paths.is_all() && !first.is_answered()).then_some(first)
-}
-
-/// The application or the files that answer challenges.
-fn page_of_challenges(page: &mut Page, site: &mut SitePage, http: &Http<'_>, location: &Location<'_>) {
-    let Location { paths, directive, scope, .. } = location;
-    for inner in directive.inner() {
-        if let Fate::Left(why) = known::fate(inner) {
-            page.note_here(site, inner, why);
-        }
-    }
-    if matches!(paths, Paths::Prefix { path, .. } if !path.starts_with(CHALLENGES.trim_end_matches('/'))) {
-        page.note_here(site, directive, "of these requests only those for challenges are not redirected");
-    }
-    let pattern = format!("{CHALLENGES}**");
-    if let Some(pass) = scope.own("proxy_pass").next() {
-        apps::proxy(page, site, http, scope, pass, (pattern, paths));
-        return site.require_scheme(A_CHALLENGE, "http", 0);
-    }
-    let table = match (scope.own("alias").next(), paths) {
-        (Some(alias), Paths::Prefix { path, .. }) => {
-            let below = CHALLENGES.strip_prefix(path.trim_end_matches('/')).unwrap_or_default();
-            let root = format!("{}{}", alias.arg(0).trim_end_matches('/'), below.trim_end_matches('/'));
-            json!({ "match": pattern, "root": root })
-        }
-        (Some(alias), _) => return page.note_here(site, alias, "use `[[site.alias]]` for this directory"),
-        (None, _) => {
-            let root = scope.get("root").map_or(files::DEFAULT_ROOT, |root| root.arg(0));
-            if root.contains('$') {
-                return page.note_here(site, directive, "a root has no variables");
-            }
-            if site.keys.get("root").is_some_and(|own| own == root) {
-                return;
-            }
-            json!({ "match": pattern, "root": root, "keep_prefix": true })
-        }
-    };
-    page.rule(site, "alias", table, directive);
-}
-
-/// Appends the locations of a block, and those within them.
-fn collect<'a>(block: &'a [Directive], scope: &Scope<'a>, around: Option<&Paths>, all: &mut Vec<Location<'a>>) {
-    for directive in block.iter().filter(|directive| directive.name == "location") {
-        let scope = scope.within(directive.inner());
-        let paths = Paths::of(&directive.args).within(around);
-        collect(directive.inner(), &scope, Some(&paths), all);
-        all.push(Location { paths, directive, scope, routes: Vec::new() });
-    }
 }
 
 /// Notes the directives of a block that nothing translates.
@@ -228,7 +166,7 @@ fn page_of_location(
         page.rule(site, "route", json!({ "match": pattern, "rewrite": target }), directive);
     }
     files::location_files(page, site, location);
-    apps::limits_of_location(page, site, http, location, after);
+    limits::limits_of_location(page, site, http, location, after);
     let number = site.tables("app").count();
     if !apps::app(page, site, http, location, before) {
         apps::try_files(page, site, http, location, before, named);

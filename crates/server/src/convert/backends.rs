@@ -1,0 +1,224 @@
+//! Backends: `proxy_pass`, `upstream`, and the keys that all applications have.
+
+use serde_json::{Value, json};
+
+use super::files::{seconds, time};
+use super::known;
+use super::limits::size;
+use super::page::{Page, SitePage};
+use super::paths::Paths;
+use super::rewrite::field_name;
+use super::scope::{Http, Scope};
+use super::tree::Directive;
+
+/// A backend, for the paths of a pattern. `paths`: those of its location.
+pub(super) fn proxy(
+    page: &mut Page,
+    site: &mut SitePage,
+    http: &Http<'_>,
+    scope: &Scope<'_>,
+    directive: &Directive,
+    (pattern, paths): (String, &Paths),
+) {
+    let target = directive.arg(0);
+    let (rest, has_tls) = match target.split_once("://") {
+        Some(("http", rest)) => (rest, false),
+        Some(("https", rest)) => (rest, true),
+        _ => return page.note_here(site, directive, "`http` names an address, without variables"),
+    };
+    // `unix:/run/app.sock:/path`
+    let (address, uri) = match rest.strip_prefix("unix:") {
+        Some(socket) => socket.split_once(':').map_or((rest, ""), |(path, uri)| (&rest[..path.len() + 5], uri)),
+        None => rest.split_at(rest.find('/').unwrap_or(rest.len())),
+    };
+    if rest.contains('$') {
+        return page.note_here(site, directive, "`http` names an address, without variables");
+    }
+    let own = match paths {
+        Paths::Exact(path) | Paths::Prefix { path, .. } => path.as_str(),
+        Paths::Regex { .. } | Paths::Named(_) => "",
+    };
+    if !uri.is_empty() && uri != own {
+        let why =
+            format!("requests are forwarded with their own path, so the backend gets `{own}` where it got `{uri}`");
+        page.note_here(site, directive, &why);
+    }
+    let mut table = json!({ "match": pattern });
+    let upstream = http.upstreams.get(address);
+    match upstream {
+        Some(upstream) => balance(page, site, &mut table, upstream, has_tls),
+        None => table["http"] = url(address, if has_tls { 443 } else { 80 }, has_tls).into(),
+    }
+    if has_tls {
+        // nginx's default is what `proxy_pass` names.
+        backend_tls(page, site, scope, &mut table, directive, upstream.map(|_| address));
+    }
+    common(page, site, scope, &mut table, "proxy");
+    if let Some(from) = scope.get("proxy_connect_timeout")
+        && let Some(time) = time(from.arg(0))
+    {
+        table["connect_timeout"] = time.into();
+    }
+    host(page, site, scope, &mut table, address);
+    page.rule(site, "app", table, directive);
+}
+
+/// The Host that the backend gets: with nginx, its own unless `proxy_set_header` says otherwise.
+fn host(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table: &mut Value, address: &str) {
+    let mut host = Some(address).filter(|address| !address.starts_with("unix:"));
+    for field in scope.all("proxy_set_header") {
+        let (name, value) = (field.arg(0).to_ascii_lowercase(), field.arg(1));
+        let is_own =
+            ["upgrade", "connection", "x-real-ip", "x-scheme", "x-client-ip", "proxy", "accept-encoding", "early-data"];
+        match name.as_str() {
+            "host" => {
+                host = match value {
+                    "$host" | "$http_host" | "$server_name" | "$host:$server_port" => None,
+                    "$proxy_host" => host,
+                    value => Some(value),
+                }
+            }
+            name if name.starts_with("x-forwarded-") || name == "forwarded" || is_own.contains(&name) => {}
+            _ => page.note_here(site, field, "fields of requests are forwarded unchanged"),
+        }
+    }
+    if let Some(host) = host {
+        table["host"] = host.into();
+    }
+}
+
+/// TLS to a backend, whose certificate has the name of this upstream if there is one.
+fn backend_tls(
+    page: &mut Page,
+    site: &mut SitePage,
+    scope: &Scope<'_>,
+    table: &mut Value,
+    directive: &Directive,
+    upstream: Option<&str>,
+) {
+    let is_on = |name: &str| scope.get(name).is_some_and(|directive| directive.arg(0) == "on");
+    let verifies = is_on("proxy_ssl_verify");
+    if verifies {
+        if let Some(ca) = scope.get("proxy_ssl_trusted_certificate") {
+            table["tls_ca"] = ca.arg(0).into();
+        }
+    } else {
+        table["tls_verify"] = false.into();
+        let why = "nginx does not verify the certificate of this server unless `proxy_ssl_verify` is on, so `tls_verify = false`; amped would \
+                   verify it: remove that key, or name the CA in `tls_ca` instead";
+        page.warn_here(site, directive, why);
+    }
+    for (name, key) in [("proxy_ssl_certificate", "tls_certificate"), ("proxy_ssl_certificate_key", "tls_key")] {
+        match scope.get(name) {
+            Some(from) if from.arg(0).contains(['$', ':']) => {
+                page.note_here(site, from, "`tls_key` and `tls_certificate` name files")
+            }
+            Some(from) if !from.arg(0).is_empty() => table[key] = from.arg(0).into(),
+            _ => {}
+        }
+    }
+    if verifies || is_on("proxy_ssl_server_name") {
+        match scope.get("proxy_ssl_name") {
+            Some(from) if from.arg(0) != "$proxy_host" => match from.arg(0).contains('$') {
+                true => page.note_here(site, from, "`tls_name` has no variables"),
+                false => table["tls_name"] = from.arg(0).into(),
+            },
+            _ => upstream.into_iter().for_each(|name| table["tls_name"] = name.into()),
+        }
+    }
+    for by_value in known::BACKEND_TLS {
+        if let Some(from) = scope.get(by_value.0)
+            && let Some(why) = by_value.left(from)
+        {
+            page.note_here(site, from, why);
+        }
+    }
+}
+
+/// The address of a backend as the server reads it.
+fn url(address: &str, default_port: u16, has_tls: bool) -> String {
+    let has_port = address.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()));
+    let scheme = if has_tls { "https://" } else { "" };
+    match has_port || address.starts_with("unix:") {
+        true => format!("{scheme}{address}"),
+        false => format!("{scheme}{address}:{default_port}"),
+    }
+}
+
+/// The servers of an `upstream`.
+fn balance(page: &mut Page, site: &mut SitePage, table: &mut Value, upstream: &Directive, has_tls: bool) {
+    let mut servers = Vec::new();
+    for line in upstream.inner() {
+        match line.name.as_str() {
+            "server" if line.args.iter().any(|word| word == "down") => {}
+            "server" => {
+                servers.push(url(line.arg(0), 80, has_tls));
+                server_options(page, site, table, line);
+            }
+            "least_conn" => table["balance"] = "least-connections".into(),
+            "ip_hash" => table["balance"] = "hash".into(),
+            "hash" => match line.arg(0).strip_prefix("$http_") {
+                Some(field) => {
+                    table["balance"] = "hash".into();
+                    table["hash_field"] = field_name(field).into();
+                }
+                None if ["$remote_addr", "$binary_remote_addr"].contains(&line.arg(0)) => {
+                    table["balance"] = "hash".into()
+                }
+                None => page.note_here(site, line, "`balance = \"hash\"` uses the client's address or a field"),
+            },
+            "keepalive" => table["min_spare"] = line.arg(0).parse::<u64>().unwrap_or(32).into(),
+            "zone" | "keepalive_timeout" | "keepalive_requests" | "keepalive_time" => {}
+            _ => page.note_here(site, line, "no equivalent; see `balance` in `[[site.app]]`"),
+        }
+    }
+    table["http"] = json!(servers);
+}
+
+fn server_options(page: &mut Page, site: &mut SitePage, table: &mut Value, line: &Directive) {
+    for word in line.args.iter().skip(1) {
+        match word.split_once('=') {
+            // 0: it is never taken out.
+            Some(("max_fails", "0")) => table["max_failures"] = 1000.into(),
+            Some(("max_fails", number)) => table["max_failures"] = number.parse::<u64>().unwrap_or(3).into(),
+            Some(("fail_timeout", value)) => {
+                if let Some(time) = time(value) {
+                    table["failure_timeout"] = time.into();
+                }
+            }
+            Some(("weight", "1")) => {}
+            _ => page.note_here(site, line, &format!("all servers are equal; there is no `{word}`")),
+        }
+    }
+}
+
+/// Keys that all applications have, by the beginning of the names of their directives.
+pub(super) fn common(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table: &mut Value, kind: &str) {
+    let directive = |name: &str| scope.get(&format!("{kind}_{name}"));
+    if let Some(from) = directive("read_timeout") {
+        match time(from.arg(0)) {
+            Some(time) => {
+                table["timeout"] = time.clone().into();
+                // It applies to WebSocket connections too.
+                if kind == "proxy" && seconds(from.arg(0)).is_some_and(|seconds| seconds > 3600) {
+                    table["tunnel_timeout"] = time.into();
+                }
+            }
+            None => page.note_here(site, from, "use `timeout` in `[[site.app]]`"),
+        }
+    }
+    if let Some(from) = directive("send_timeout")
+        && time(from.arg(0)).as_deref() != Some(table["timeout"].as_str().unwrap_or("60s"))
+    {
+        page.note_here(site, from, "`timeout` in `[[site.app]]` is for both directions");
+    }
+    for (name, key) in [("buffering", "buffer_response"), ("request_buffering", "buffer_request")] {
+        if directive(name).is_some_and(|from| from.arg(0) == "off") {
+            table[key] = false.into();
+        }
+    }
+    if let Some(from) = scope.get("client_max_body_size") {
+        // 0 is no limit.
+        table["max_body_bytes"] = if from.arg(0) == "0" { "1024TiB".into() } else { size(from.arg(0)).into() };
+    }
+}
