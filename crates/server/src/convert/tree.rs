@@ -3,6 +3,7 @@
 //! `lex` has split the text into words; the modules after this one translate the directives. Unlike nginx, this knows no directive but
 //! `include`: a directive is any word, its arguments, and `;` or a block.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -100,22 +101,80 @@ impl Reader {
     /// The files that an `include` names, in order.
     fn included(&self, pattern: &str) -> Result<Vec<PathBuf>, String> {
         let path = self.folder.join(pattern);
-        let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
             return Err(format!("`{pattern}` names no file"));
         };
-        if !name.contains(['*', '?', '[']) {
+        if !is_pattern(&path.to_string_lossy()) {
             let is_missing = KNOWN_FILES.contains(&name) && !path.exists();
             return Ok(if is_missing { Vec::new() } else { vec![path] });
         }
-        let glob = Glob::parse(name).map_err(|why| format!("`{pattern}`: {why}"))?;
-        let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        // glob(3): a star matches no hidden file.
-        let mut names: Vec<String> =
-            names.filter(|name| !name.starts_with('.') && glob.matches(format!("/{name}").as_bytes())).collect();
-        names.sort();
-        Ok(names.into_iter().map(|name| folder.join(name)).filter(|path| path.is_file()).collect())
+        let mut found = vec![PathBuf::new()];
+        for part in path.components() {
+            let text = part.as_os_str().to_string_lossy();
+            if !is_pattern(&text) {
+                found.iter_mut().for_each(|folder| folder.push(part));
+                continue;
+            }
+            // Its complement, which shells write otherwise.
+            if text.contains("[!") {
+                return Err(format!("`{pattern}`: write a pattern without `[!`"));
+            }
+            let glob = Glob::parse(&pattern_of_shell(&text)).map_err(|why| format!("`{pattern}`: {why}"))?;
+            let mut inner = Vec::new();
+            for folder in &found {
+                inner.extend(matching(folder, &glob)?);
+            }
+            found = inner;
+        }
+        Ok(found.into_iter().filter(|path| path.is_file()).collect())
     }
+}
+
+fn is_pattern(text: &str) -> bool {
+    text.contains(['*', '?', '['])
+}
+
+/// A pattern of glob(3), which has classes of characters and no braces, as a regular expression.
+fn pattern_of_shell(text: &str) -> String {
+    let mut regex = "~^/".to_owned();
+    let mut is_class = false;
+    for c in text.chars() {
+        match c {
+            '*' if !is_class => regex.push_str("(?s:.*)"),
+            '?' if !is_class => regex.push_str("(?s:.)"),
+            '[' | ']' => {
+                is_class = c == '[';
+                regex.push(c);
+            }
+            '-' if is_class => regex.push(c),
+            c if c.is_ascii_punctuation() => regex.extend(['\\', c]),
+            c => regex.push(c),
+        }
+    }
+    regex + "$"
+}
+
+/// The entries of a directory that match, by name.
+fn matching(folder: &Path, glob: &Glob) -> Result<Vec<PathBuf>, String> {
+    let failed = |error: std::io::Error| format!("cannot list {}: {error}", folder.display());
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        // As empty as a directory without such files.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(failed)?.file_name().into_string();
+        let name =
+            name.map_err(|name| format!("cannot read {}: its name is not UTF-8", folder.join(name).display()))?;
+        // glob(3): a star matches no hidden file.
+        if !name.starts_with('.') && glob.matches(format!("/{name}").as_bytes()) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
 struct Parser<'a> {
@@ -230,6 +289,40 @@ mod tests {
         assert_eq!(shown, ["nginx.conf:1 a;", "conf.d-1:1 b;", "conf.d-2:1 c { ... }", "nginx.conf:1 d;"]);
         write("conf.d-1", "include nginx.conf;");
         assert!(read(&folder.path().join("nginx.conf")).expect_err("a cycle").contains("too many nested includes"));
+    }
+
+    #[test]
+    fn pattern_of_include_may_be_in_directories() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().expect("a directory")).expect("created");
+            std::fs::write(path, text).expect("written");
+        };
+        for name in [
+            "sites/b/x.conf",
+            "sites/a/x.conf",
+            "sites/a/y{1}.conf",
+            "sites/.c/x.conf",
+            "sites/a/z.txt",
+            "other/x.conf",
+        ] {
+            write(name, "x;");
+        }
+        let check = |pattern: &str, expected: &[&str]| {
+            write("nginx.conf", &format!("include {pattern};"));
+            let all = read(&folder.path().join("nginx.conf")).expect("valid");
+            let files: Vec<&str> = all.iter().map(|directive| &*directive.file).collect();
+            assert_eq!(files, expected, "{pattern}");
+        };
+        check("sites/*/*.conf", &["sites/a/x.conf", "sites/a/y{1}.conf", "sites/b/x.conf"]);
+        check("*/?/x.conf", &["sites/a/x.conf", "sites/b/x.conf"]);
+        check("sites/[ab]/x.c*", &["sites/a/x.conf", "sites/b/x.conf"]);
+        check("\"sites/a/y{1}.*\"", &["sites/a/y{1}.conf"]);
+        check("none/*/x.conf", &[]);
+        write("nginx.conf", "include sites/[!a]/*.conf;");
+        let error = read(&folder.path().join("nginx.conf")).expect_err("unknown");
+        assert!(error.ends_with("write a pattern without `[!`"), "{error}");
     }
 
     proptest! {
