@@ -40,7 +40,7 @@ fn servers(address: SocketAddr, backend: SocketAddr, root: &Path) -> String {
             location /go/ {{ return 302 $scheme://example.org$request_uri; }}
             location ^~ /static/ {{ alias {root}/assets/; add_header X-Static "yes" always; }}
             location ~ \.txt$ {{ return 403; }}
-            location ~* \.css$ {{ expires 1h; }}
+            location ~* ^/style\.css$ {{ expires 1h; }}
             location /app/ {{ try_files $uri $uri/ /app/index.html; }}
             location /app/private/ {{ deny all; }}
             location /docs/ {{ root {root}/more; }}

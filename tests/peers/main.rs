@@ -23,6 +23,7 @@ mod apache_cgi;
 mod applications;
 mod backends;
 mod convert;
+mod convert_access;
 mod curl;
 mod http2;
 mod load;

@@ -4,9 +4,12 @@ use serde_json::{Value, json};
 
 use super::backends::{common, proxy};
 use super::files;
+use super::guards::Guards;
+use super::location::Location;
 use super::page::{Page, SitePage};
 use super::paths::{self, Paths};
-use super::scope::{Http, Location};
+use super::regexes;
+use super::scope::Http;
 use super::tree::Directive;
 
 /// The application of a location; returns whether it has one. `before`: the locations that precede it.
@@ -16,52 +19,149 @@ pub(super) fn app(
     http: &Http<'_>,
     location: &Location<'_>,
     before: &[Location<'_>],
+    after: &[Location<'_>],
 ) -> bool {
     let mut pass = location.scope.own("fastcgi_pass");
     if let Some(directive) = pass.next() {
-        fastcgi(page, site, http, location, directive);
+        refuse_below(page, site, location, &location.paths, directive);
+        fastcgi(page, site, http, location, directive, before);
         return true;
     }
     let mut pass = location.scope.own("proxy_pass");
-    let Some(directive) = pass.next() else {
-        // They are left.
-        let others = ["uwsgi_pass", "scgi_pass", "grpc_pass", "memcached_pass"];
-        return others.iter().any(|name| location.scope.own(name).next().is_some());
-    };
-    let Some(pattern) = pattern_beside(page, site, location, before) else { return true };
-    proxy(page, site, http, &location.scope, directive, (pattern, &location.paths));
+    let Some(directive) = pass.next() else { return false };
+    let without_slash = location.paths.directory().and_then(|path| Some(path.strip_suffix('/')?.to_owned()));
+    let is_denied = |other: &Location<'_>, path: &str| other.is_answered() && other.paths.matches(path);
+    if let Some(path) = without_slash.filter(|path| before.iter().chain(after).any(|other| is_denied(other, path))) {
+        page.note_here(site, directive, &format!("requests are refused where those for {path} are"));
+    }
+    let own = location.asked_at.clone().map_or_else(|| location.paths.clone(), Paths::Exact);
+    refuse_below(page, site, location, &own, directive);
+    let pattern = if location.asked_at.is_some() { app_pattern(&own) } else { pattern_beside(location, before) };
+    proxy(page, site, http, &location.scope, directive, (pattern, &own));
     true
 }
 
-/// Locations that serve files, and precede an application that has all other paths.
-fn pattern_beside(
+/// Refuses what is below the path of an application, which a rule with that path is for too. Below a script it is PATH_INFO.
+fn refuse_below(page: &mut Page, site: &mut SitePage, location: &Location<'_>, own: &Paths, directive: &Directive) {
+    let Paths::Exact(path) = own else { return };
+    if path.ends_with('/') || own.is_file() && directive.name == "fastcgi_pass" {
+        return;
+    }
+    let below = Paths::Prefix { path: format!("{path}/"), is_final: false };
+    // An application that authorises requests has one path.
+    let status = if location.asked_at.is_some() { 404 } else { 503 };
+    if status == 503 {
+        page.note_here(site, directive, "the application of one path would get all below it, which gets 503 instead");
+    }
+    page.rule(site, "route", json!({ "match": below.pattern(), "deny": true, "status": status }), directive);
+}
+
+/// The pattern of an application, without the directories and files of the root that precede it.
+fn pattern_beside(location: &Location<'_>, before: &[Location<'_>]) -> String {
+    let excluded = excluded(location, before);
+    if excluded.is_empty() { app_pattern(&location.paths) } else { paths::all_but(&excluded) }
+}
+
+/// The pattern of an application of these paths.
+fn app_pattern(paths: &Paths) -> String {
+    match paths {
+        // An application of `/` has all paths.
+        Paths::Exact(path) if path == "/" => "~^/$".to_owned(),
+        other => other.pattern(),
+    }
+}
+
+/// The names in the root that an application of all paths does not get, since locations before it serve their files.
+fn excluded<'l>(location: &Location<'_>, before: &'l [Location<'_>]) -> Vec<&'l str> {
+    let others = before.iter().filter(|other| location.paths.is_all() && other.has_files());
+    others.filter_map(|other| other.paths.first_segment()).collect()
+}
+
+/// The paths with which scripts or requests of an application begin, if a location has one, or will have that of a named location.
+fn app_paths(location: &Location<'_>) -> Option<Paths> {
+    let is_fallback = || location.paths.is_all() && location.scope.get("try_files").is_some_and(is_to_named);
+    let has_app = location.has_app() || location.scope.own("try_files").any(is_to_named) || is_fallback();
+    (has_app && !location.is_answered()).then(|| match &location.paths {
+        Paths::Regex { .. } => Paths::of_pattern(&script_pattern(&location.paths).replace("*.php", "~\\.php$")),
+        other => other.clone(),
+    })
+}
+
+/// Whether an application gets all requests of a location.
+pub(super) fn has_app(location: &Location<'_>) -> bool {
+    app_paths(location).is_some()
+}
+
+fn is_to_named(try_files: &Directive) -> bool {
+    try_files.args.last().is_some_and(|last| last.starts_with('@'))
+}
+
+/// Refuses the paths of a location with files that an application after it would get. `before`: the locations that precede it.
+pub(super) fn refuse_beside(
     page: &mut Page,
     site: &mut SitePage,
     location: &Location<'_>,
     before: &[Location<'_>],
-) -> Option<String> {
-    let mut excluded = Vec::new();
-    for other in before.iter().filter(|other| {
-        !other.has_app()
-            && !other.is_answered()
-            && other.scope.own("stub_status").next().is_none()
-            && other.paths.may_overlap(&location.paths)
-    }) {
-        match other.paths.first_segment().filter(|_| location.paths.is_all()) {
-            Some(segment) => excluded.push(segment),
-            None => {
-                let why = "the application of a location around it gets these requests too; only a directory or file of \
-                           the first level can be served beside an application";
-                page.note_here(site, other.directive, why);
-            }
+    after: &[Location<'_>],
+) {
+    if !location.has_files() || has_app(location) {
+        return;
+    }
+    for other in after {
+        let Some(common) = app_paths(other).and_then(|paths| location.paths.common(&paths)) else { continue };
+        let own = location.paths.first_segment().filter(|_| other.paths.is_all());
+        let is_excluded = own.is_some() || other.paths.is_all() && common.is_within_segment(&excluded(other, before));
+        let is_common = |paths: &Paths| paths.pattern() == common.pattern();
+        let is_covered = before.iter().any(|earlier| !earlier.has_files() && is_common(&earlier.paths));
+        if is_excluded || is_covered {
+            continue;
+        }
+        if matches!(&location.paths, Paths::Prefix { path, .. } if path.starts_with("/.well-known/")) {
+            // A CA's challenges have no scripts.
+            page.rule(
+                site,
+                "route",
+                json!({ "match": common.pattern(), "deny": true, "status": 404 }),
+                location.directive,
+            );
+        } else {
+            let why = format!("the application of {} would get these requests", other.directive.place());
+            page.refuse(site, &common.pattern(), location.directive, &why);
         }
     }
-    Some(if excluded.is_empty() { location.paths.pattern() } else { paths::all_but(&excluded) })
 }
 
-fn fastcgi(page: &mut Page, site: &mut SitePage, http: &Http<'_>, location: &Location<'_>, directive: &Directive) {
+/// The restrictions of the named location that a location falls back to.
+pub(super) fn named_guards<'n, 'a>(location: &Location<'_>, named: &'n [Location<'a>]) -> Option<&'n Guards<'a>> {
+    Some(&named_target(location, named)?.guards)
+}
+
+fn named_target<'n, 'a>(location: &Location<'_>, named: &'n [Location<'a>]) -> Option<&'n Location<'a>> {
+    let last = try_files_of(location)?.args.last()?;
+    named.iter().find(|other| matches!(&other.paths, Paths::Named(name) if name == last))
+}
+
+/// The `try_files` of a location; that of the server applies to all of its locations.
+fn try_files_of<'a>(location: &Location<'a>) -> Option<&'a Directive> {
+    let of_all = location.paths.is_all().then(|| location.scope.get("try_files")).flatten();
+    location.scope.own("try_files").next().or(of_all)
+}
+
+fn fastcgi(
+    page: &mut Page,
+    site: &mut SitePage,
+    http: &Http<'_>,
+    location: &Location<'_>,
+    directive: &Directive,
+    before: &[Location<'_>],
+) {
     let scope = &location.scope;
-    let pattern = script_pattern(&location.paths);
+    let excluded = excluded(location, before);
+    let pattern = match &location.paths {
+        paths @ Paths::Regex { .. } => script_pattern(paths),
+        paths if excluded.is_empty() => app_pattern(paths),
+        _ => paths::all_but(&excluded),
+    };
     let address = match http.upstreams.get(directive.arg(0)) {
         Some(upstream) => {
             let servers: Vec<&Directive> = upstream.inner().iter().filter(|line| line.name == "server").collect();
@@ -74,18 +174,24 @@ fn fastcgi(page: &mut Page, site: &mut SitePage, http: &Http<'_>, location: &Loc
     };
     let address = address.replace("localhost:", "127.0.0.1:");
     let mut table = json!({ "match": pattern, "fastcgi": address });
-    if matches!(location.paths, Paths::Exact(_)) {
-        table["files"] = true.into();
+    // What default a pattern has depends on its form.
+    match &location.paths {
+        // Such as the status page of PHP-FPM.
+        Paths::Regex { regex, .. } if regex.ends_with('$') && !regex.contains("\\.") => table["files"] = false.into(),
+        paths if paths.is_file() => table["files"] = true.into(),
+        _ => {}
     }
     common(page, site, scope, &mut table, "fastcgi");
     let mut env = serde_json::Map::new();
     for param in scope.all("fastcgi_param") {
         let (name, value) = (param.arg(0), param.arg(1));
-        if STANDARD.contains(&name) {
-            continue;
+        if name == "SCRIPT_FILENAME" && !SCRIPTS.contains(&value) {
+            return page.note_here(site, param, "a script is the file of its path");
         }
-        match value.contains('$') {
-            true => page.note_here(site, param, "`env` has no variables"),
+        match STANDARD.contains(&name) {
+            true if value.contains('$') || LITERAL.contains(&value) => {}
+            true => page.note_here(site, param, "the server sets this variable itself"),
+            false if value.contains('$') => page.note_here(site, param, "`env` has no variables"),
             false => _ = env.insert(name.to_owned(), value.into()),
         }
     }
@@ -94,6 +200,18 @@ fn fastcgi(page: &mut Page, site: &mut SitePage, http: &Http<'_>, location: &Loc
     }
     page.rule(site, "app", table, directive);
 }
+
+/// Values of SCRIPT_FILENAME that are the file of the path.
+const SCRIPTS: &[&str] = &[
+    "$document_root$fastcgi_script_name",
+    "$document_root/$fastcgi_script_name",
+    "$realpath_root$fastcgi_script_name",
+    "$realpath_root/$fastcgi_script_name",
+    "$request_filename",
+];
+
+/// Values without variables that the standard variables usually have.
+const LITERAL: &[&str] = &["", "200", "CGI/1.1", "nginx", "nginx/$nginx_version"];
 
 /// The variables that the server sets itself (RFC 3875, and those of nginx's `fastcgi_params`).
 const STANDARD: &[&str] = &[
@@ -126,14 +244,16 @@ const STANDARD: &[&str] = &[
 
 /// The pattern of scripts: without the PATH_INFO, which amped splits off itself.
 fn script_pattern(paths: &Paths) -> String {
-    let Paths::Regex { regex, .. } = paths else { return paths.pattern() };
-    let ends = ["(?:$|/)", "(?:/|$)", "(/|$)", "($|/)", "(/.*)?$", "$"];
-    let script = ends.iter().find_map(|end| regex.strip_suffix(end)).unwrap_or(regex);
-    match script {
-        "\\.php" | "[^/]\\.php" | ".php" | "^(.+\\.php)(.*)" | "^(.+\\.php)" | ".+\\.php" | "^/.+\\.php"
-        | "^.+\\.php" => "*.php".to_owned(),
-        script => Paths::Regex { regex: format!("{script}$"), is_caseless: false, is_nested: false }.pattern(),
+    const ENDS: [&str; 6] = ["(?:$|/)", "(?:/|$)", "(/|$)", "($|/)", "(/.*)?$", "$"];
+    let Paths::Regex { regex, is_caseless, is_exact } = paths else { return paths.pattern() };
+    // Without an end, names that only begin as a script's are its requests too.
+    let Some(script) = ENDS.iter().find_map(|end| regex.strip_suffix(end)) else { return paths.pattern() };
+    let any = ["\\.php", "[^/]\\.php", ".php", "^(.+\\.php)", ".+\\.php", "^/.+\\.php", "^.+\\.php"];
+    if any.contains(&script) && !is_caseless {
+        return "*.php".to_owned();
     }
+    let regex = if regexes::has_alternatives(script) { format!("(?:{script})$") } else { format!("{script}$") };
+    Paths::Regex { regex, is_caseless: *is_caseless, is_exact: *is_exact }.pattern()
 }
 
 /// `try_files` of a location without an application.
@@ -142,50 +262,101 @@ pub(super) fn try_files(
     site: &mut SitePage,
     http: &Http<'_>,
     location: &Location<'_>,
-    before: &[Location<'_>],
+    locations: &[Location<'_>],
     named: &[Location<'_>],
+    before: &[Location<'_>],
 ) {
     let Location { paths, scope, .. } = location;
     let missing = scope.own("if").find_map(|directive| Some((directive, files::missing_file(directive)?)));
     if let Some((directive, target)) = missing {
-        return fallback(page, site, paths, target, directive);
+        return fallback(page, site, location, locations, target, directive);
     }
-    // That of the server applies to all of its locations.
-    let of_all = paths.is_all().then(|| scope.get("try_files")).flatten();
-    let Some(directive) = scope.own("try_files").next().or(of_all) else { return };
+    let Some(directive) = try_files_of(location) else { return };
     let Some((last, tried)) = directive.args.split_last() else { return };
     if tried.iter().any(|name| !["$uri", "$uri/", "$uri/index.html", "$uri/index.php"].contains(&name.as_str())) {
         page.note_here(site, directive, "only the path itself and index pages are tried");
     }
-    if last == "=404" || last == "$uri/" || last == "$uri" {
+    if last == "$uri/" || last == "$uri" {
         return;
     }
-    if last.starts_with('=') {
-        return page.note_here(site, directive, "a missing file gets 404");
+    let (is_status, is_named) = (last.starts_with('='), last.starts_with('@'));
+    if is_status && last != "=404" {
+        page.note_here(site, directive, "a missing file gets 404");
     }
-    if !last.starts_with('@') {
-        return fallback(page, site, paths, last, directive);
+    let number = site.tables("fallback").count();
+    if !is_status && !is_named {
+        fallback(page, site, location, locations, last, directive);
     }
-    let Some(target) = named.iter().find(|other| matches!(&other.paths, Paths::Named(name) if name == last)) else {
+    let tries_directories = tried.iter().any(|name| name == "$uri/");
+    if !is_named && !tries_directories {
+        let is_accepted = site.tables("fallback").count() > number;
+        return without_directories(page, site, location, Some(last).filter(|_| is_accepted), directive);
+    }
+    if !is_named {
+        return;
+    }
+    let Some(target) = named_target(location, named) else {
         return page.note_here(site, directive, "no such location");
     };
     if let Some(rewrite) = target.scope.own("rewrite").next() {
-        return fallback(page, site, paths, rewrite.arg(1), directive);
+        fallback(page, site, location, locations, rewrite.arg(1), directive);
+        let is_accepted = site.tables("fallback").count() > number;
+        if !tries_directories {
+            without_directories(page, site, location, rewrite.args.get(1).filter(|_| is_accepted), directive);
+        }
+        return;
     }
     if let Some(pass) = target.scope.own("proxy_pass").next() {
         let why = "the application gets all requests of this location, for files too; it can serve them, or list their \
                    directories as locations";
         page.note_here(site, directive, why);
-        if let Some(pattern) = pattern_beside(page, site, location, before) {
-            proxy(page, site, http, &target.scope, pass, (pattern, paths));
-        }
-        return;
+        refuse_below(page, site, location, paths, pass);
+        return proxy(page, site, http, &target.scope, pass, (pattern_beside(location, before), paths));
     }
     page.note_here(site, directive, "use `[[site.fallback]]`, which names a file or script of the site");
 }
 
+/// Serves a file or script in place of directories, which nginx does not try, or nothing.
+fn without_directories(
+    page: &mut Page,
+    site: &mut SitePage,
+    location: &Location<'_>,
+    target: Option<&String>,
+    directive: &Directive,
+) {
+    if !location.paths.has_directories() {
+        return;
+    }
+    let of_prefix = |path: &str| regexes::within(path, "/$", false).map(|within| format!("~{}", within.regex));
+    let pattern = match &location.paths {
+        Paths::Prefix { path, .. } => of_prefix(path).unwrap_or_else(|| location.paths.pattern()),
+        Paths::Exact(_) | Paths::Regex { .. } | Paths::Named(_) => location.paths.pattern(),
+    };
+    let table = match target {
+        Some(file) => {
+            let file = file.split(['?', '$']).next().unwrap_or_default();
+            json!({ "match": pattern, "rewrite": file })
+        }
+        None => json!({ "match": pattern, "deny": true, "status": 404 }),
+    };
+    page.note_here(
+        site,
+        directive,
+        "without `$uri/` no directory is tried; but one whose slash is missing is redirected",
+    );
+    page.rule(site, "route", table, directive);
+}
+
 /// Serves a file or script instead of missing ones.
-fn fallback(page: &mut Page, site: &mut SitePage, paths: &Paths, target: &str, directive: &Directive) {
+fn fallback(
+    page: &mut Page,
+    site: &mut SitePage,
+    location: &Location<'_>,
+    locations: &[Location<'_>],
+    target: &str,
+    directive: &Directive,
+) {
+    let paths = &location.paths;
     let (file, query) = target.split_once(['?', '$']).unwrap_or((target, ""));
     let is_known = site.has_rule("fallback", "file", file);
     let passes = [
@@ -202,6 +373,17 @@ fn fallback(page: &mut Page, site: &mut SitePage, paths: &Paths, target: &str, d
     if !passes.contains(&query) {
         page.note_here(site, directive, "a fallback has no query of its own; the script finds the path in REQUEST_URI");
     }
+    // Its own access is not checked.
+    let other = locations.iter().find(|other| other.paths.matches(file));
+    if other.is_some_and(|other| {
+        !location.guards.are_as_strict_as(&other.guards) || files::has_other_place(location, other)
+    }) {
+        return page.note_here(
+            site,
+            directive,
+            "the file of a fallback has another root, or other restrictions, than the paths it is for",
+        );
+    }
     let Some(directory) = paths.directory() else {
         if !is_known && !site.has_rule("fallback", "directory", "/") {
             page.note_here(site, directive, "a fallback is for a directory");
@@ -212,7 +394,15 @@ fn fallback(page: &mut Page, site: &mut SitePage, paths: &Paths, target: &str, d
         let why = "the file of a fallback must be in its directory; use `[[site.route]]` with `rewrite`";
         return page.note_here(site, directive, why);
     }
-    if !site.has_rule("fallback", "directory", &directory) {
-        page.rule(site, "fallback", json!({ "directory": directory, "file": file }), directive);
+    if site.has_rule("fallback", "directory", &directory) {
+        return;
+    }
+    page.rule(site, "fallback", json!({ "directory": directory, "file": file }), directive);
+    let is_other =
+        |other: &&Location<'_>| other.has_files() && try_files_of(other).is_none() && other.paths.may_overlap(paths);
+    // Those that precede it have some paths of its directory.
+    for other in locations.iter().take_while(|other| !std::ptr::eq(*other, location)).filter(is_other) {
+        let why = format!("missing files of it get the fallback of {} too", directive.place());
+        page.note_here(site, other.directive, &why);
     }
 }

@@ -68,8 +68,7 @@ fn host(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, table: &mut Val
     let mut host = Some(address).filter(|address| !address.starts_with("unix:"));
     for field in scope.all("proxy_set_header") {
         let (name, value) = (field.arg(0).to_ascii_lowercase(), field.arg(1));
-        let is_own =
-            ["upgrade", "connection", "x-real-ip", "x-scheme", "x-client-ip", "proxy", "accept-encoding", "early-data"];
+        let is_own = ["upgrade", "connection", "x-real-ip", "proxy", "accept-encoding", "early-data"];
         match name.as_str() {
             "host" => {
                 host = match value {

@@ -6,10 +6,11 @@ use serde_json::json;
 use super::backends;
 use super::files;
 use super::known::{self, Fate};
+use super::location::Location;
 use super::order;
 use super::page::{Page, SitePage};
-use super::paths::{self, Paths};
-use super::scope::{Http, Location, Scope};
+use super::paths::Paths;
+use super::scope::{Http, Scope};
 use super::tree::Directive;
 
 /// The directory in which a CA looks for the answers to its challenges (RFC 8555, 8.3), which `redirect_to_https` leaves out.
@@ -20,13 +21,11 @@ pub(super) const A_CHALLENGE: &[u8] = b"/.well-known/acme-challenge/token";
 
 /// The location that answers challenges in a server that redirects all else.
 pub(super) fn location<'a>(http: &Http<'a>, redirect: &'a Directive) -> Option<Location<'a>> {
-    let mut locations = Vec::new();
-    order::collect(redirect.inner(), &Scope::of(&[http.block, redirect.inner()]), None, &mut locations);
-    paths::sort(&mut locations, |location: &Location<'_>| &location.paths);
+    let (locations, _) = order::locations(redirect.inner(), &Scope::of(&[http.block, redirect.inner()]));
     let has_challenges =
         |location: &Location<'_>| Glob::parse(&location.paths.pattern()).is_ok_and(|glob| glob.matches(A_CHALLENGE));
     let first = locations.into_iter().find(has_challenges)?;
-    (!first.paths.is_all() && !first.is_answered()).then_some(first)
+    (!first.paths.is_all() && !first.is_answered() && first.guards.are_none()).then_some(first)
 }
 
 /// The application or the files that answer challenges.

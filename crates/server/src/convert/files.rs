@@ -6,17 +6,24 @@ use amped_core::glob::Glob;
 use serde_json::{Map, Value, json};
 
 use super::known;
+use super::location::Location;
 use super::page::{Page, SitePage};
 use super::paths::Paths;
 use super::rewrite;
-use super::scope::{Location, Scope};
+use super::scope::Scope;
 use super::tree::{Directive, KNOWN_FILES};
 
 /// The root where no directive names one: that of nginx's packages.
 pub(super) const DEFAULT_ROOT: &str = "/usr/share/nginx/html";
 
-/// Sets the keys of a site. `root`: the scope of the location `/`, or else of the server.
-pub(super) fn keys(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, root: &Scope<'_>) {
+/// The location for all paths.
+fn of_all_paths<'l, 'a>(locations: &'l [Location<'a>]) -> Option<&'l Location<'a>> {
+    locations.iter().rfind(|location| location.paths.is_all())
+}
+
+/// Sets the keys of a site, of whose locations one is for all paths.
+pub(super) fn keys(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, locations: &[Location<'_>]) {
+    let root = of_all_paths(locations).map_or(scope, |location| &location.scope);
     let own_root = root.get("root").or(scope.get("root"));
     site.keys.insert("root".to_owned(), own_root.map_or(DEFAULT_ROOT, |directive| directive.arg(0)).into());
     if let Some(directive) = own_root {
@@ -45,12 +52,23 @@ pub(super) fn keys(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, root
             );
             page.site_key(site, "index", json!(names), directive);
         }
-        Some((directive, names)) => _ = page.site_key(site, "index", json!(names), directive),
+        Some((directive, mut names)) => {
+            names.retain(|name| !has_other_index(locations, name));
+            if names.len() < directive.args.len() {
+                page.note_in(site, directive, "an index page is in its directory, but a location has it elsewhere");
+            }
+            page.site_key(site, "index", json!(names), directive);
+        }
+        None if has_other_index(locations, "index.html") => {
+            site.keys.insert("index".to_owned(), json!([]));
+            let other = locations.iter().find(|location| location.paths.matches("/index.html"));
+            other
+                .into_iter()
+                .for_each(|other| page.note_in(site, other.directive, "it has the index pages, so there are none"));
+        }
         None => _ = site.keys.insert("index".to_owned(), json!(["index.html"])),
     }
-    if let Some(directive) = is_on(root, "autoindex") {
-        page.site_key(site, "listing", true.into(), directive);
-    }
+    listing(page, site, locations);
     // nginx follows all links, and adds no charset.
     site.keys.insert("symlinks".to_owned(), "any".into());
     let charset = root.get("charset").map_or("", |directive| directive.arg(0));
@@ -81,6 +99,26 @@ pub(super) fn keys(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, root
             "off" => _ = page.rule(site, "unlogged", json!({ "match": "**", "errors": true }), directive),
             _ => page.note_in(site, directive, "all sites have one log, `access` in `[log]`"),
         }
+    }
+}
+
+/// Whether nginx has the index page of the root in another directory.
+fn has_other_index(locations: &[Location<'_>], name: &str) -> bool {
+    let path = format!("/{name}");
+    let own = locations.iter().find(|location| location.paths.matches(&path));
+    let has_backend = |own: &Location<'_>| own.scope.own("proxy_pass").next().is_some();
+    own.zip(of_all_paths(locations)).is_some_and(|(own, root)| {
+        !own.is_answered() && (has_other_place(own, root) || has_backend(own) && !has_backend(root))
+    })
+}
+
+/// Listings are on or off for a site, so they are on if all its directories have them.
+fn listing(page: &mut Page, site: &mut SitePage, locations: &[Location<'_>]) {
+    let mut all = locations.iter().filter(|location| location.has_files() && location.paths.has_directories());
+    let Some(directive) = locations.iter().find_map(|location| is_on(&location.scope, "autoindex")) else { return };
+    match all.all(|location| is_on(&location.scope, "autoindex").is_some()) {
+        true => _ = page.site_key(site, "listing", true.into(), directive),
+        false => page.note_in(site, directive, "listings are on or off for a site, and off in another location"),
     }
 }
 
@@ -170,62 +208,54 @@ pub(super) fn missing_file(directive: &Directive) -> Option<&str> {
     is_missing.then(|| rewrite.arg(1))
 }
 
-/// `[[site.access]]` and `[[site.auth]]` of a directory.
-///
-/// Those of a site may be in the block `http`.
-pub(super) fn directory_rules(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, paths: &Paths, is_site: bool) {
-    let block = |names: &[&str]| if is_site { scope.nearest(names) } else { scope.innermost() };
-    let (rules, passwords) = (block(&["allow", "deny"]), block(&["auth_basic"]));
-    let (rules, passwords) = (Scope::of(&[rules]), Scope::of(&[passwords]));
-    // To allow all is the default.
-    let access = rules.own("allow").filter(|directive| directive.arg(0) != "all").chain(rules.own("deny")).next();
-    let auth = passwords.own("auth_basic").next();
-    let Some(first) = access.or(auth) else { return };
-    let Some(directory) = paths.directory() else {
-        return page.note_here(
-            site,
-            first,
-            "access is by directory; write `directory = \"/.../\"` for the one that has these paths",
-        );
-    };
-    if matches!(paths, Paths::Prefix { path, .. } if !path.ends_with('/')) {
-        let why = format!("only {directory} and all below it is protected, not other paths that begin with this one");
-        page.note_here(site, first, &why);
-    }
-    if let Some(from) = access {
-        let list =
-            |name| rules.own(name).map(|directive| directive.arg(0)).filter(|who| *who != "all").collect::<Vec<_>>();
-        let mut table = json!({ "directory": directory });
-        for (key, list) in [("allow", list("allow")), ("deny", list("deny"))] {
-            if !list.is_empty() {
-                table[key] = json!(list);
-            }
-        }
-        let allows_others = rules.own("deny").all(|directive| directive.arg(0) != "all");
-        if allows_others {
-            table.as_object_mut().and_then(|table| table.remove("allow"));
-        }
-        if table.as_object().is_some_and(|table| table.len() > 1) {
-            page.rule(site, "access", table, from);
-        } else if !allows_others {
-            page.rule(site, "route", json!({ "match": paths.pattern(), "deny": true }), from);
-        }
-    }
-    let Some(from) = auth else { return };
-    if from.arg(0) == "off" {
-        return page.note_here(site, from, "a directory cannot do without the password of the one around it");
-    }
-    match scope.get("auth_basic_user_file") {
-        Some(file) => {
-            let table = json!({ "directory": directory, "realm": from.arg(0), "accounts": file.arg(0) });
-            page.rule(site, "auth", table, from);
-        }
-        None => page.note_here(site, from, "no `auth_basic_user_file`"),
+/// Where a location has its files.
+#[derive(PartialEq, Eq)]
+enum Place<'a> {
+    Root(&'a str),
+    Alias(&'a str),
+}
+
+/// Whether two locations have their files in different directories.
+pub(super) fn has_other_place(a: &Location<'_>, b: &Location<'_>) -> bool {
+    place(&a.scope).1 != place(&b.scope).1
+}
+
+/// The directive that says where a location has its files, and the place; `None`: nginx's default.
+fn place<'a>(scope: &Scope<'a>) -> (Option<&'a Directive>, Place<'a>) {
+    let block = scope.nearest(&["alias", "root"]);
+    match block.iter().rfind(|directive| ["alias", "root"].contains(&directive.name.as_str())) {
+        Some(directive) if directive.name == "alias" => (Some(directive), Place::Alias(directive.arg(0))),
+        Some(directive) => (Some(directive), Place::Root(directive.arg(0))),
+        None => (None, Place::Root(DEFAULT_ROOT)),
     }
 }
 
-/// Another root of a location, and whether its requests are logged.
-pub(super) fn location_files(page: &mut Page, site: &mut SitePage, location: &Location<'_>) {
+/// Another root of a location, and what else is of its files.
+///
+/// `after`: the locations that it precedes.
+pub(super) fn location_files(
+    page: &mut Page,
+    site: &mut SitePage,
+    location: &Location<'_>,
+    after: &[Location<'_>],
+    is_rest: bool,
+) {
+    if !is_rest {
+        keys_of_location(page, site, location);
+    }
+    if !location.is_answered() && !has_only_backend(location) {
+        location_place(page, site, location, after);
+    }
+}
+
+/// Whether a backend gets all requests of a location.
+fn has_only_backend(location: &Location<'_>) -> bool {
+    let to_named = |directive: &Directive| directive.args.last().is_some_and(|last| last.starts_with('@'));
+    location.scope.own("proxy_pass").next().is_some() || location.scope.get("try_files").is_some_and(to_named)
+}
+
+/// Keys that a location has not of its own, and whether its requests are logged.
+fn keys_of_location(page: &mut Page, site: &mut SitePage, location: &Location<'_>) {
     let Location { paths, scope, .. } = location;
     for directive in scope.own("access_log") {
         match directive.arg(0) {
@@ -235,7 +265,6 @@ pub(super) fn location_files(page: &mut Page, site: &mut SitePage, location: &Lo
     }
     for (name, why) in [
         ("index", "index pages are those of the site"),
-        ("autoindex", "listings are on or off for a site"),
         ("default_type", "default_type is that of the site; use `types`"),
         ("charset", "the charset is that of the site"),
         ("error_page", "error pages are those of the site"),
@@ -243,47 +272,65 @@ pub(super) fn location_files(page: &mut Page, site: &mut SitePage, location: &Lo
     ] {
         let is_harmless = paths.is_all() || (name == "default_type" && location.is_answered());
         if let Some(directive) = scope.own(name).next().filter(|_| !is_harmless || name == "error_page") {
-            let key = [("autoindex", "listing"), ("gzip", "compress")].iter().find(|(theirs, _)| *theirs == name);
-            let is_off = key.is_some_and(|(_, key)| directive.arg(0) == "off" && !site.keys.contains_key(*key));
+            let is_off = name == "gzip" && directive.arg(0) == "off" && !site.keys.contains_key("compress");
             if !is_off {
                 page.note_here(site, directive, why);
             }
         }
     }
-    if let Some(directive) = scope.own("alias").next() {
-        alias(page, site, paths, directive);
-    } else if let Some(directive) = scope.own("root").next().filter(|_| !paths.is_all()) {
-        if site.keys.get("root").is_some_and(|root| root == directive.arg(0)) {
-            return;
+}
+
+/// The directory of a location's files.
+fn location_place(page: &mut Page, site: &mut SitePage, location: &Location<'_>, after: &[Location<'_>]) {
+    let Location { paths, scope, .. } = location;
+    let (directive, own) = place(scope);
+    let directive = directive.unwrap_or(location.directive);
+    let of_site = site.keys.get("root").cloned();
+    let is_site =
+        |place: &Place<'_>| matches!(place, Place::Root(root) if of_site.as_ref().is_some_and(|own| own == root));
+    // The first alias that matches applies.
+    let is_shadowed = after.iter().any(|other| {
+        let (_, theirs) = place(&other.scope);
+        !other.is_answered() && theirs != own && !is_site(&theirs) && paths.may_overlap(&other.paths)
+    });
+    match own {
+        _ if is_site(&own) && !is_shadowed => {}
+        // That of the location around it is for its paths too.
+        Place::Alias(_) if scope.own("alias").next().is_none() => {}
+        Place::Alias(_) => {
+            if let Err(why) = alias(page, site, paths, directive) {
+                page.refuse(site, &paths.pattern(), directive, why);
+            }
         }
-        let table = json!({ "match": paths.pattern(), "root": directive.arg(0), "keep_prefix": true });
-        page.rule(site, "alias", table, directive);
+        Place::Root(root) if root.contains('$') => {
+            page.refuse(site, &paths.pattern(), directive, "a root has no variables")
+        }
+        Place::Root(root) => {
+            page.rule(site, "alias", json!({ "match": paths.pattern(), "root": root, "keep_prefix": true }), directive);
+        }
     }
 }
 
-fn alias(page: &mut Page, site: &mut SitePage, paths: &Paths, directive: &Directive) {
+fn alias(page: &mut Page, site: &mut SitePage, paths: &Paths, directive: &Directive) -> Result<(), &'static str> {
     let target = directive.arg(0);
     let (pattern, root) = match paths {
-        _ if target.contains('$') => return page.note_here(site, directive, "a root has no variables"),
+        _ if target.contains('$') => return Err("a root has no variables"),
+        // nginx appends the rest of a path to the text.
+        Paths::Prefix { path, .. } if path.ends_with('/') && !target.ends_with('/') => {
+            return Err("write a slash at the end of the directory, without which nginx looks up other names");
+        }
         Paths::Prefix { path, .. } => {
             (Paths::Prefix { path: format!("{}/", path.trim_end_matches('/')), is_final: false }.pattern(), target)
         }
         Paths::Exact(path) => match (path.rsplit_once('/'), target.rsplit_once('/')) {
             (Some((_, name)), Some((folder, file))) if name == file => (paths.pattern(), folder),
-            _ => {
-                return page.note_here(
-                    site,
-                    directive,
-                    "the file must have the same name; rewrite the path to its name first",
-                );
-            }
+            _ => return Err("the file must have the same name; rewrite the path to its name first"),
         },
-        Paths::Regex { .. } | Paths::Named(_) => {
-            return page.note_here(site, directive, "use `[[site.alias]]` for a directory, or a rewrite");
-        }
+        Paths::Regex { .. } | Paths::Named(_) => return Err("use `[[site.alias]]` for a directory, or a rewrite"),
     };
     let root = if root == "/" { root } else { root.trim_end_matches('/') };
     page.rule(site, "alias", json!({ "match": pattern, "root": root }), directive);
+    Ok(())
 }
 
 /// Header rules. The last rule of amped wins, so the locations come in the reverse of their precedence.

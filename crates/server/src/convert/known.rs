@@ -96,6 +96,8 @@ const TRANSLATED: &[&str] = &[
     "allow",
     "auth_basic",
     "auth_basic_user_file",
+    "auth_request",
+    "auth_request_set",
     "autoindex",
     "break",
     "brotli",
@@ -126,6 +128,7 @@ const TRANSLATED: &[&str] = &[
     "large_client_header_buffers",
     "limit_conn",
     "limit_conn_zone",
+    "limit_except",
     "limit_rate",
     "limit_rate_after",
     "limit_req",
@@ -309,6 +312,7 @@ const BY_VALUE: &[ByValue] = &[
         "another server gets a request if none of it was sent, or if it may be repeated and the connection fails",
     ),
     ByValue("real_ip_recursive", &["on"], "the client is the last address that is not a trusted proxy's"),
+    ByValue("satisfy", &["all"], "a client must satisfy both `[[site.access]]` and `[[site.auth]]`"),
     ByValue("server_tokens", &["off"], "the version is not sent"),
     ByValue("ssl_stapling", &["off"], "use `ocsp` in `[[site]]`, which names a file with the response"),
     ByValue(
@@ -329,7 +333,6 @@ const HINTS: &[(&[&str], &str)] = &[
         "there are no variables of your own; use conditions (`when`) in the rules that use it",
     ),
     (&["set"], "there are no variables of your own; write the value where it is used"),
-    (&["limit_except"], "use a `[[site.route]]` with `deny = true` and `when = { methods = [...] }`"),
     (
         &[
             "proxy_cache",
@@ -344,8 +347,16 @@ const HINTS: &[(&[&str], &str)] = &[
         ],
         "use `cache = \"10s\"` in `[[site.app]]`",
     ),
+    (&["proxy_cache_use_stale", "fastcgi_cache_use_stale"], "use `stale_if_error` in `[[site.app]]`, beside `cache`"),
+    (
+        &["proxy_cache_background_update", "fastcgi_cache_background_update"],
+        "use `stale_while_revalidate` in `[[site.app]]`, beside `cache`",
+    ),
+    (
+        &["early_hints", "http2_push", "http2_push_preload"],
+        "use `[[site.early_hints]]` for links that clients load early",
+    ),
     (&["ssl_stapling_verify", "ssl_stapling_file"], "use `ocsp` in `[[site]]`, which names a file with the response"),
-    (&["satisfy"], "a client must satisfy both `[[site.access]]` and `[[site.auth]]`"),
     (
         &[
             "sub_filter",
@@ -358,7 +369,6 @@ const HINTS: &[(&[&str], &str)] = &[
         ],
         "responses are not modified",
     ),
-    (&["auth_request", "auth_request_set"], "use `[[site.authorize]]`"),
     (&["auth_jwt"], "use `[[site.authorize]]`, or let the application decide"),
     (&["stream", "mail"], "amped serves HTTP only"),
     (&["uwsgi_pass", "scgi_pass", "grpc_pass", "memcached_pass"], "use `fastcgi` or `http` in `[[site.app]]`"),

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::location::Location;
 use super::page::{Page, SitePage};
-use super::scope::{Http, Location, Scope};
+use super::scope::{Http, Scope};
 use super::tree::Directive;
 
 /// A size of nginx, such as `10m`, as one of amped.

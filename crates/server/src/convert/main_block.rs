@@ -314,6 +314,7 @@ fn sites(page: &mut Page, http: &Http<'_>, mut servers: Vec<&Directive>) {
         if is_redirected {
             site.keys.insert("redirect_to_https".to_owned(), true.into());
         }
+        page.deny_fallbacks(&mut site);
         page.sites.push(site);
     }
     if page.sites.is_empty() {

@@ -9,17 +9,23 @@
 //! A directive that cannot be translated exactly is reported, never guessed: the operator has to know.
 
 mod apps;
+mod authorize;
 mod backends;
 mod challenges;
 mod files;
+mod guards;
 mod known;
 mod lex;
 mod limits;
+mod location;
 mod main_block;
 mod order;
 mod page;
 mod paths;
+mod protect;
+mod regexes;
 mod rewrite;
+mod rules;
 mod scope;
 mod server;
 mod tree;

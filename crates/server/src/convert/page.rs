@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use amped_core::access::AccessRule;
+use amped_core::authorize::AuthorizeRule;
 use amped_core::glob::Glob;
 use amped_core::headers::HeaderRule;
 use amped_core::request_limit::RequestLimit;
@@ -40,6 +41,8 @@ pub(super) struct SitePage {
     pub(super) keys: Map<String, Value>,
     notes: Vec<String>,
     rules: Vec<Item>,
+    /// The number of routes that refuse what could not be translated.
+    pub(super) refusals: usize,
 }
 
 #[derive(Debug)]
@@ -125,6 +128,7 @@ impl Page {
             "access" => accepted::<AccessRule>(&table),
             "limit" => accepted::<RequestLimit>(&table),
             "auth" => accepted::<AuthTable>(&table),
+            "authorize" => accepted::<AuthorizeRule>(&table),
             "app" => accepted::<AppTable>(&table),
             _ => accepted::<HeaderRule>(&table),
         };
@@ -134,6 +138,21 @@ impl Page {
         }
         site.rules.push(Item::Rule { kind, place: from.place(), table });
         true
+    }
+
+    /// Refuses paths with 503, and notes why: nothing else would be sure to refuse what nginx refuses.
+    pub(super) fn refuse(&mut self, site: &mut SitePage, pattern: &str, from: &Directive, why: &str) {
+        self.note_here(site, from, &format!("{why}; its paths get 503"));
+        site.refusals += 1;
+        if !self.rule(site, "route", refusal(pattern), from) {
+            site.precede("route", refusal("/**"), from);
+        }
+    }
+
+    /// Refuses all paths of a site with 503.
+    pub(super) fn refuse_site(&mut self, site: &mut SitePage, from: &Directive, why: &str) {
+        self.note_in(site, from, &format!("{why}; the site responds with 503"));
+        site.precede("route", refusal("/**"), from);
     }
 
     /// Replaces each fallback by a note whose file a route denies, which the server would not accept.
@@ -218,6 +237,11 @@ impl SitePage {
             _ => None,
         })
     }
+}
+
+/// A route that refuses paths.
+fn refusal(pattern: &str) -> Value {
+    json!({ "match": pattern, "deny": true, "status": 503 })
 }
 
 /// Whether the pattern of a table matches a path.

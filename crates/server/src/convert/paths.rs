@@ -3,9 +3,9 @@
 //! nginx takes the exact location, else the longest prefix, and that only if it has `^~` or no regular expression matches, which are tried
 //! in order. amped takes the first rule that matches, so the locations are sorted by this precedence.
 
-use std::cmp::Reverse;
-
 use amped_core::glob::Glob;
+
+use super::regexes::{self, Simplified};
 
 /// The paths of a location.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,8 +18,8 @@ pub(super) enum Paths {
     Regex {
         regex: String,
         is_caseless: bool,
-        /// Within another location, whose regular expressions precede those outside.
-        is_nested: bool,
+        /// Whether it is what nginx matches; otherwise it matches more.
+        is_exact: bool,
     },
     /// `@name`
     Named(String),
@@ -33,13 +33,13 @@ impl Paths {
             [modifier, path] => match modifier.as_str() {
                 "=" => Paths::Exact(own(path)),
                 "^~" => Paths::Prefix { path: own(path), is_final: true },
-                other => Paths::Regex { regex: own(path), is_caseless: other == "~*", is_nested: false },
+                other => Paths::regex(path, other == "~*"),
             },
             [only] => match only.as_bytes() {
                 [b'=', ..] => Paths::Exact(own(&only[1..])),
                 [b'^', b'~', ..] => Paths::Prefix { path: own(&only[2..]), is_final: true },
-                [b'~', b'*', ..] => Paths::Regex { regex: own(&only[2..]), is_caseless: true, is_nested: false },
-                [b'~', ..] => Paths::Regex { regex: own(&only[1..]), is_caseless: false, is_nested: false },
+                [b'~', b'*', ..] => Paths::regex(&only[2..], true),
+                [b'~', ..] => Paths::regex(&only[1..], false),
                 [b'@', ..] => Paths::Named(own(only)),
                 _ => Paths::Prefix { path: own(only), is_final: false },
             },
@@ -47,18 +47,63 @@ impl Paths {
         }
     }
 
-    /// These paths, of a location within another one.
-    pub(super) fn within(self, around: Option<&Paths>) -> Paths {
-        match (self, around) {
-            (Paths::Regex { regex, is_caseless, .. }, Some(Paths::Prefix { path, .. })) => {
-                let is_narrow = path == "/" || regex.starts_with('^');
-                let directory = regex_escape(path.trim_end_matches('/'));
-                let between = if path.ends_with('/') { "(?:/.*)?" } else { ".*" };
-                let regex = if is_narrow { regex } else { format!("^{directory}{between}(?:{regex})") };
-                Paths::Regex { regex, is_caseless, is_nested: true }
-            }
-            (paths, _) => paths,
+    /// Those that a regular expression of nginx matches, or more.
+    fn regex(regex: &str, is_caseless: bool) -> Paths {
+        let Simplified { regex, is_exact } = regexes::simplified(regex);
+        let paths = Paths::Regex { regex, is_caseless, is_exact };
+        match Glob::parse(&paths.pattern()) {
+            Ok(_) => paths,
+            Err(_) => Paths::Regex { regex: "(?s:.*)".to_owned(), is_caseless: false, is_exact: false },
         }
+    }
+
+    /// Those of these paths that also begin with a prefix; `None` if there are none.
+    pub(super) fn within(&self, prefix: &str) -> Option<Paths> {
+        match self {
+            Paths::Regex { regex, is_caseless, is_exact } => {
+                let within = regexes::within(prefix, regex, *is_caseless)?;
+                let is_exact = *is_exact && within.is_exact;
+                Some(Paths::Regex { regex: within.regex, is_caseless: false, is_exact })
+            }
+            Paths::Prefix { path, .. } if prefix.starts_with(path.as_str()) => {
+                Some(Paths::Prefix { path: prefix.to_owned(), is_final: false })
+            }
+            Paths::Exact(path) | Paths::Prefix { path, .. } => path.starts_with(prefix).then(|| self.clone()),
+            Paths::Named(_) => None,
+        }
+    }
+
+    /// Paths that are among both, or more; `None` if there are none.
+    pub(super) fn common(&self, other: &Paths) -> Option<Paths> {
+        match (self, other) {
+            _ if !self.may_overlap(other) => None,
+            (Paths::Exact(_), _) => Some(self.clone()),
+            (_, Paths::Exact(_)) => Some(other.clone()),
+            (Paths::Prefix { path, .. }, _) => other.within(path),
+            (_, Paths::Prefix { path, .. }) => self.within(path),
+            _ => Some(self.clone()),
+        }
+    }
+
+    /// The paths of a pattern of amped that a location or a `rewrite` has become.
+    pub(super) fn of_pattern(pattern: &str) -> Paths {
+        let unescape = |text: &str| text.replace("\\\\", "\0").replace('\\', "").replace('\0', "\\");
+        match (pattern.strip_prefix("~*"), pattern.strip_prefix('~'), pattern.strip_suffix("**")) {
+            (Some(regex), ..) => Paths::Regex { regex: regex.to_owned(), is_caseless: true, is_exact: true },
+            (None, Some(regex), _) => Paths::Regex { regex: regex.to_owned(), is_caseless: false, is_exact: true },
+            (None, None, Some(path)) => Paths::Prefix { path: unescape(path), is_final: false },
+            (None, None, None) => Paths::Exact(unescape(pattern)),
+        }
+    }
+
+    /// Whether this is exactly the set of paths that nginx means.
+    pub(super) fn is_exact(&self) -> bool {
+        !matches!(self, Paths::Regex { is_exact: false, .. })
+    }
+
+    /// Whether a path is one of these.
+    pub(super) fn matches(&self, path: &str) -> bool {
+        Glob::parse(&self.pattern()).map_or(true, |glob| glob.matches(path.as_bytes()))
     }
 
     /// The pattern of these paths.
@@ -94,11 +139,6 @@ impl Paths {
         }
     }
 
-    /// Whether these are the names that begin with a dot, but for `/.well-known`.
-    pub(super) fn is_hidden_files(&self) -> bool {
-        matches!(self, Paths::Regex { regex, .. } if regex.trim_start_matches('^').starts_with("/\\.(?!well-known"))
-    }
-
     /// Whether these are all paths.
     pub(super) fn is_all(&self) -> bool {
         matches!(self, Paths::Prefix { path, .. } if path == "/")
@@ -114,6 +154,33 @@ impl Paths {
         (!segment.contains('/') && segment.is_ascii()).then_some(segment)
     }
 
+    /// Whether a directory may be among these.
+    pub(super) fn has_directories(&self) -> bool {
+        match self {
+            Paths::Exact(path) => path.ends_with('/'),
+            Paths::Regex { regex, .. } => {
+                regexes::ends(regex).is_none_or(|ends| ends.iter().any(|end| end.ends_with('/')))
+            }
+            Paths::Prefix { .. } | Paths::Named(_) => true,
+        }
+    }
+
+    /// Whether this is one path whose name has a suffix.
+    pub(super) fn is_file(&self) -> bool {
+        matches!(self, Paths::Exact(path) if path.rsplit('/').next().is_some_and(|name| name.contains('.')))
+    }
+
+    /// Whether all of these are in one of these directories or files of the root.
+    pub(super) fn is_within_segment(&self, segments: &[&str]) -> bool {
+        let start = match self {
+            Paths::Exact(path) | Paths::Prefix { path, .. } => path.clone(),
+            Paths::Regex { regex, is_caseless: false, .. } => regexes::anchored_start(regex).unwrap_or_default(),
+            Paths::Regex { .. } | Paths::Named(_) => return false,
+        };
+        let rest = start.strip_prefix('/').unwrap_or_default();
+        rest.split_once('/').is_some_and(|(segment, _)| segments.contains(&segment))
+    }
+
     /// Whether a path may be among both; true if that is unknown.
     pub(super) fn may_overlap(&self, other: &Paths) -> bool {
         let begins = |path: &str, prefix: &Paths| matches!(prefix, Paths::Prefix { path: start, .. } if path.starts_with(start.as_str()));
@@ -123,32 +190,15 @@ impl Paths {
             (Paths::Exact(path), paths @ Paths::Prefix { .. }) | (paths @ Paths::Prefix { .. }, Paths::Exact(path)) => {
                 begins(path, paths)
             }
-            (Paths::Exact(path), Paths::Regex { .. }) => {
-                Glob::parse(&other.pattern()).map_or(true, |glob| glob.matches(path.as_bytes()))
-            }
+            (Paths::Exact(path), regex) | (regex, Paths::Exact(path)) => regex.matches(path),
             (Paths::Prefix { path: a, .. }, Paths::Prefix { path: b, .. }) => begins(a, other) || begins(b, self),
-            (Paths::Regex { .. }, _) | (_, Paths::Regex { .. }) => true,
+            (Paths::Regex { .. }, Paths::Prefix { path, .. }) => self.within(path).is_some(),
+            (Paths::Prefix { path, .. }, Paths::Regex { .. }) => other.within(path).is_some(),
+            (Paths::Regex { regex: a, is_caseless, .. }, Paths::Regex { regex: b, is_caseless: other, .. }) => {
+                !regexes::are_disjoint((a, *is_caseless), (b, *other))
+            }
         }
     }
-}
-
-/// Sorts by precedence; `paths` are those of an element. Named locations, which no request chooses, come last.
-pub(super) fn sort<T>(all: &mut [T], paths: impl Fn(&T) -> &Paths) {
-    let finals: Vec<String> = all
-        .iter()
-        .filter_map(|one| match paths(one) {
-            Paths::Prefix { path, is_final: true } => Some(path.clone()),
-            _ => None,
-        })
-        .collect();
-    all.sort_by_key(|one| match paths(one) {
-        Paths::Exact(_) => (0, Reverse(0)),
-        // One below a final prefix has to precede it. Regular expressions are then not tried before it.
-        Paths::Prefix { path, .. } if finals.iter().any(|start| path.starts_with(start)) => (1, Reverse(path.len())),
-        Paths::Regex { is_nested, .. } => (2, Reverse(usize::from(*is_nested))),
-        Paths::Prefix { path, .. } => (3, Reverse(path.len())),
-        Paths::Named(_) => (4, Reverse(0)),
-    });
 }
 
 /// The text as a pattern that matches only itself.
@@ -157,12 +207,6 @@ pub(super) fn escape(text: &str) -> String {
     let escaped = text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect::<String>();
     // A comma is special only within braces.
     escaped.replace("\\,", ",")
-}
-
-/// The text as a regular expression that matches only itself.
-fn regex_escape(text: &str) -> String {
-    let special = |c: char| c.is_ascii_punctuation() && c != '/';
-    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
 }
 
 /// The regular expression without groups that are captured, if that is simple.
@@ -218,31 +262,6 @@ mod tests {
 
     fn paths(text: &str) -> Paths {
         Paths::of(&text.split(' ').map(str::to_owned).collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn locations_are_sorted_by_precedence() {
-        let mut all: Vec<Paths> =
-            ["/", "/a/", "~ x", "^~ /s/", "= /", "@name", "~* y", "/a/b/", "/s/t/"].map(paths).into();
-        sort(&mut all, |one| one);
-        let patterns: Vec<String> = all.iter().map(Paths::pattern).collect();
-        assert_eq!(patterns, ["/", "/s/t/**", "/s/**", "~x", "~*y", "/a/b/**", "/a/**", "/**", "/**"]);
-    }
-
-    #[test]
-    fn nested_regex_applies_within_its_location() {
-        let check = |around: &str, path: &str, expected: bool| {
-            let nested = paths("~ \\.php$").within(Some(&paths(around)));
-            assert_eq!(Glob::new(&nested.pattern()).matches(path.as_bytes()), expected, "{around} {path}");
-        };
-        check("/pma.d/", "/pma.d/a/b.php", true);
-        check("/pma.d/", "/b.php", false);
-        check("/pma.d/", "/pma-d/b.php", false);
-        check("/pma", "/pma/b.php", true);
-        check("/", "/b.php", true);
-        let mut all = [paths("~ x"), paths("~ y").within(Some(&paths("/a/")))];
-        sort(&mut all, |one| one);
-        assert_eq!(all[1], paths("~ x"));
     }
 
     #[test]

@@ -3,9 +3,11 @@
 //! A redirect of amped names its host literally, so that no client can choose it. `https://$host/...` therefore becomes one route for each
 //! name of the server, with a condition on the host.
 
+use amped_core::glob::Glob;
 use serde_json::{Map, Value, json};
 
 use super::paths::{Paths, escape};
+use super::regexes;
 use super::tree::Directive;
 
 /// What the routes of a location depend on.
@@ -67,12 +69,11 @@ fn redirects(target: &str, status: u16, place: &Place<'_>) -> Routes {
     }
     Ok(origins(origin, place.names)?
         .into_iter()
-        .map(|(origin, when)| {
+        .filter_map(|(origin, when)| {
             let mut table = table.clone();
             let root = if rest.is_empty() && origin.is_empty() { "/" } else { "" };
             table["redirect"] = format!("{origin}{root}{rest}").into();
-            and(&mut table, &when);
-            table
+            and(&mut table, &when).then_some(table)
         })
         .collect())
 }
@@ -159,10 +160,10 @@ fn condition(key: &str, value: Value) -> Map<String, Value> {
     Map::from_iter([(key.to_owned(), value)])
 }
 
-/// Adds conditions to a table.
-fn and(table: &mut Value, more: &Map<String, Value>) {
+/// Adds conditions to a table; returns whether both can hold.
+fn and(table: &mut Value, more: &Map<String, Value>) -> bool {
     if more.is_empty() {
-        return;
+        return true;
     }
     let when = &mut table["when"];
     if when.is_null() {
@@ -175,9 +176,69 @@ fn and(table: &mut Value, more: &Map<String, Value>) {
                 known
                     .extend(value.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
             }
+            // Of one list names, of the other patterns.
+            Some(known) if key == "hosts" => {
+                let both = hosts_of_both(known, value);
+                if both.is_empty() {
+                    return false;
+                }
+                *known = both.into();
+            }
+            Some(known) if known != value => return false,
             _ => when[key] = value.clone(),
         }
     }
+    true
+}
+
+/// The hosts of one list that match a pattern of the other.
+fn hosts_of_both(a: &Value, b: &Value) -> Vec<Value> {
+    let texts =
+        |list: &Value| list.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
+    let (a, b): (Vec<String>, Vec<String>) = (texts(a), texts(b));
+    let among = |hosts: &[String], patterns: &[String]| -> Vec<Value> {
+        let globs: Vec<Glob> = patterns.iter().filter_map(|pattern| Glob::of_text(pattern).ok()).collect();
+        let matching = hosts.iter().filter(|host| globs.iter().any(|glob| glob.matches(host.as_bytes())));
+        matching.map(|host| host.as_str().into()).collect()
+    };
+    let found = among(&a, &b);
+    if found.is_empty() { among(&b, &a) } else { found }
+}
+
+/// Whether requests may be refused, or redirected, by a directive of the module.
+pub(super) fn may_refuse(directive: &Directive) -> bool {
+    match directive.name.as_str() {
+        "return" => !matches!(directive.arg(0).as_bytes(), [b'2' | b'5', _, _]),
+        "if" => directive.inner().iter().any(|inner| inner.name == "rewrite" || may_refuse(inner)),
+        _ => false,
+    }
+}
+
+/// Whether a `rewrite` keeps the location for a path that is none of it.
+pub(super) fn leaves(directive: &Directive, paths: &Paths) -> bool {
+    let is_within = |target: &str| match paths {
+        Paths::Prefix { path, .. } => target.starts_with(path.as_str()),
+        _ => false,
+    };
+    let own = directive.name == "rewrite" && directive.arg(2) == "break" && !is_within(directive.arg(1));
+    own || directive.name == "if" && directive.inner().iter().any(|inner| leaves(inner, paths))
+}
+
+/// The paths to which a route rewrites.
+pub(super) fn target(route: &Value) -> Option<Paths> {
+    let target = route["rewrite"].as_str()?;
+    let path = target.split('?').next().unwrap_or_default();
+    Some(match path.split_once('$') {
+        Some((start, _)) => Paths::Prefix { path: start.to_owned(), is_final: false },
+        None => Paths::Exact(path.to_owned()),
+    })
+}
+
+/// How the routes of an `if` differ from it, if they do.
+pub(super) fn approximation(directive: &Directive) -> Option<&'static str> {
+    let is_inexact = |inner: &Directive| inner.name == "return" && ["401", "444"].contains(&inner.arg(0));
+    let differs = directive.name == "if" && directive.inner().iter().any(is_inexact);
+    differs.then_some("no route has this status; clients get 403")
 }
 
 /// The routes of a `rewrite`.
@@ -212,11 +273,10 @@ pub(super) fn rewritten(directive: &Directive, place: &Place<'_>) -> Routes {
     table["status"] = if flag == "permanent" { 301 } else { 302 }.into();
     let (origin, rest) = split_origin(target);
     check_variables(rest, groups)?;
-    let all = origins(origin, place.names)?.into_iter().map(|(origin, when)| {
+    let all = origins(origin, place.names)?.into_iter().filter_map(|(origin, when)| {
         let mut table = table.clone();
         table["redirect"] = format!("{origin}{rest}").into();
-        and(&mut table, &when);
-        table
+        and(&mut table, &when).then_some(table)
     });
     Ok(all.collect())
 }
@@ -235,15 +295,18 @@ pub(super) fn conditional(directive: &Directive, place: &Place<'_>) -> Routes {
     let mut all = Vec::new();
     for inner in directive.inner() {
         let routes = match inner.name.as_str() {
+            "return" if approximation(directive).is_some() && ["401", "444"].contains(&inner.arg(0)) => {
+                vec![json!({ "match": place.paths.pattern(), "deny": true })]
+            }
             "return" => returned(inner, place)?,
             "rewrite" => rewritten(inner, place)?,
             "break" => continue,
             name => return Err(format!("`{name}` cannot depend on such a condition")),
         };
         for when in &whens {
-            all.extend(routes.iter().cloned().map(|mut route| {
-                and(&mut route, when);
-                route
+            all.extend(routes.iter().filter_map(|route| {
+                let mut route = route.clone();
+                and(&mut route, when).then_some(route)
             }));
         }
     }
@@ -275,23 +338,42 @@ fn conditions(args: &[String]) -> Result<Vec<Map<String, Value>>, String> {
         ("https", "=", "on") => return Ok(vec![condition("scheme", "https".into())]),
         _ => {}
     }
-    let patterns = text_patterns(&operator, &value).ok_or("routes have no such condition")?;
+    let condition_of = |kind: &str| format!("no condition on `{variable}` can be expressed{kind}");
+    let patterns = text_patterns(&operator, &value).ok_or_else(|| condition_of(" with this operator"))?;
+    let is_negative = operator.starts_with('!');
     let each = |table: &str, key: String| {
         let of = |pattern: &String| condition(table, json!({ key.clone(): pattern }));
         patterns.iter().map(of).collect()
     };
-    let is_any_case = operator == "~*";
     match name {
+        "http_host" if is_negative => Err(condition_of(", whose port counts")),
         "host" | "http_host" | "server_name" => Ok(vec![condition("hosts", json!(patterns))]),
-        "request_method" => Ok(vec![condition("methods", json!(patterns))]),
-        _ if is_any_case => {
-            Err("conditions on fields and parameters distinguish upper and lower case; use `~`".to_owned())
-        }
+        "request_method" => Ok(vec![condition("methods", json!(methods(&patterns)?))]),
         _ => match (name.strip_prefix("http_"), name.strip_prefix("arg_")) {
             (Some(field), _) => Ok(each("header", field_name(field))),
+            (_, Some(_)) if is_negative => Err(condition_of(" with this operator")),
             (_, Some(parameter)) => Ok(each("query", parameter.to_owned())),
-            _ => Err(format!("routes have no condition on `{variable}`")),
+            _ => Err(condition_of("")),
         },
+    }
+}
+
+/// The methods that match a pattern; literal ones need not be known.
+fn methods(patterns: &[String]) -> Result<Vec<String>, String> {
+    const KNOWN: &str =
+        "GET HEAD POST PUT DELETE OPTIONS PATCH TRACE CONNECT PROPFIND PROPPATCH MKCOL COPY MOVE LOCK UNLOCK";
+    let mut all = Vec::new();
+    for pattern in patterns {
+        if pattern.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') && !pattern.is_empty() {
+            all.push(pattern.clone());
+            continue;
+        }
+        let glob = Glob::of_text(pattern).map_err(|why| why.to_string())?;
+        all.extend(KNOWN.split(' ').filter(|method| glob.matches(method.as_bytes())).map(str::to_owned));
+    }
+    match all.is_empty() {
+        true => Err("no method matches this condition".to_owned()),
+        false => Ok(all),
     }
 }
 
@@ -304,14 +386,27 @@ pub(super) fn field_name(variable: &str) -> String {
     variable.split('_').map(word).collect::<Vec<_>>().join("-")
 }
 
-/// Patterns that match what this operator and value do.
+/// Patterns that match what this operator and value do; the empty one matches what is missing.
 fn text_patterns(operator: &str, value: &str) -> Option<Vec<String>> {
+    let value = value.trim_matches('"');
     match operator {
         "" => Some(vec!["?*".to_owned()]),
         "=" => Some(vec![escape(value)]),
-        "~" | "~*" => of_regex(value),
+        "!=" if value.is_empty() => Some(vec!["?*".to_owned()]),
+        "!=" => Some(vec![format!("~{}", regexes::other_than_text(value)), String::new()]),
+        "~" => of_regex(value).or_else(|| any_regex("~", value)),
+        "~*" => any_regex("~*", value),
         _ => None,
     }
+}
+
+/// The pattern of a regular expression, and that of missing text if it matches that.
+fn any_regex(sign: &str, regex: &str) -> Option<Vec<String>> {
+    let exact = regexes::simplified(regex);
+    let pattern = format!("{sign}{}", exact.regex);
+    let glob = Glob::of_text(&pattern).ok().filter(|_| exact.is_exact)?;
+    let missing = glob.matches(b"").then(String::new);
+    Some([pattern].into_iter().chain(missing).collect())
 }
 
 /// Patterns for a regular expression of literal text and at most one group of alternatives.

@@ -1,11 +1,9 @@
-//! The blocks around a directive: what is in force there, and the locations of a server.
+//! The blocks around a directive: what is in force there.
 //!
-//! `server` collects the locations; `files` and `apps` look up the directives in force in each.
+//! `files` and `apps` look up the directives in force in each location.
 
 use std::collections::HashMap;
 
-use super::paths::Paths;
-use super::rewrite::Routes;
 use super::tree::Directive;
 
 /// What all servers share.
@@ -24,6 +22,11 @@ pub(super) struct Http<'a> {
 pub(super) struct Scope<'a>(Vec<&'a [Directive]>);
 
 impl<'a> Scope<'a> {
+    /// The directives of all blocks, the outermost block first.
+    pub(super) fn directives(&self) -> impl Iterator<Item = &'a Directive> + use<'a> {
+        self.0.clone().into_iter().flatten()
+    }
+
     /// These blocks.
     pub(super) fn of(blocks: &[&'a [Directive]]) -> Scope<'a> {
         Scope(blocks.to_vec())
@@ -38,11 +41,6 @@ impl<'a> Scope<'a> {
     pub(super) fn nearest(&self, names: &[&str]) -> &'a [Directive] {
         let has = |block: &&&'a [Directive]| block.iter().any(|directive| names.contains(&directive.name.as_str()));
         self.0.iter().rev().find(has).copied().unwrap_or_default()
-    }
-
-    /// Whether the innermost block denies all clients.
-    pub(super) fn denies_all(&self) -> bool {
-        self.own("deny").any(|directive| directive.arg(0) == "all") && self.own("allow").next().is_none()
     }
 
     /// The directive with this name that is in force.
@@ -70,25 +68,5 @@ impl<'a> Scope<'a> {
     /// These, and one within them.
     pub(super) fn within(&self, block: &'a [Directive]) -> Scope<'a> {
         Scope(self.0.iter().copied().chain([block]).collect())
-    }
-}
-
-/// A location, with all around it.
-pub(super) struct Location<'a> {
-    pub(super) paths: Paths,
-    pub(super) directive: &'a Directive,
-    pub(super) scope: Scope<'a>,
-    pub(super) routes: Vec<(&'a Directive, Routes)>,
-}
-
-impl Location<'_> {
-    /// Whether it forwards its requests.
-    pub(super) fn has_app(&self) -> bool {
-        ["proxy_pass", "fastcgi_pass"].iter().any(|name| self.scope.own(name).next().is_some())
-    }
-
-    /// Whether its routes answer all its requests.
-    pub(super) fn is_answered(&self) -> bool {
-        self.scope.own("return").next().is_some() || self.scope.denies_all()
     }
 }

@@ -5,16 +5,20 @@
 
 use serde_json::{Value, json};
 
-use super::apps;
+use super::authorize;
 use super::challenges::{self, A_CHALLENGE, CHALLENGES};
 use super::files;
+use super::guards::{self, Guards};
 use super::known::{self, Fate};
 use super::limits;
+use super::location::Location;
 use super::order;
 use super::page::{Page, SitePage};
-use super::paths::{self, Paths};
+use super::paths::Paths;
+use super::protect::{self, Covers};
 use super::rewrite::{self, Place, Routes};
-use super::scope::{Http, Location, Scope};
+use super::rules::{self, Context};
+use super::scope::{Http, Scope};
 use super::tree::Directive;
 
 /// Translates a server with these names.
@@ -33,53 +37,96 @@ pub(super) fn site(
         page.site_key(&mut site, "hosts", json!(names), server);
     }
     let literal: Vec<String> = names.iter().filter(|name| !name.contains('*')).cloned().collect();
-    let mut locations = Vec::new();
-    order::collect(server.inner(), &scope, None, &mut locations);
-    // Names that begin with a dot are hidden already.
-    locations.retain(|location| !(location.paths.is_hidden_files() && location.is_answered()));
-    paths::sort(&mut locations, |location: &Location<'_>| &location.paths);
-    for location in &mut locations {
+    let (mut locations, named) = order::locations(server.inner(), &scope);
+    let whole = Paths::Prefix { path: "/".to_owned(), is_final: false };
+    // Paths without a location have what is in force in the server.
+    let has_rest = !locations.iter().any(|location| location.paths.is_all());
+    let rest = has_rest.then(|| Location::new(whole.clone(), server, scope.clone()));
+    locations.extend(rest);
+    for location in locations.iter_mut().filter(|location| !location.is_rest(server)) {
         location.routes = routes(&location.scope, &location.paths, &literal);
     }
-    let root = locations.iter().find(|location| location.paths.is_all()).map_or(&scope, |location| &location.scope);
-    files::keys(page, &mut site, &scope, root);
+    for location in &mut locations {
+        location.refused = rules::why_refused(location, &named);
+    }
+    let mut own = Guards::of(&scope);
+    authorize::resolve(&mut own, &mut locations);
+    let names = protect::other_names(&locations);
+    let covers = Covers::of(own, &locations, &names, server);
+    for at in 0..locations.len() {
+        if !locations[at].is_answered() && !covers.suffice(at, &locations) {
+            locations[at].refused = Some("a table for a directory cannot restrict access to these paths alone");
+        }
+    }
+    files::keys(page, &mut site, &scope, &locations);
     remarks(page, &mut site, server.inner());
     let challenges = redirect.and_then(|redirect| challenges::location(http, redirect));
     if let Some(location) = &challenges {
         challenges::page(page, &mut site, http, location);
     }
     let apps_of_challenges = site.tables("app").count();
-    let whole = Paths::Prefix { path: "/".to_owned(), is_final: false };
+    let context = Context { http, server, locations: &locations, named: &named, covers: &covers };
     for (directive, own) in routes(&scope, &whole, &literal) {
-        add_routes(page, &mut site, directive, own, &whole);
+        rules::add_routes(page, &mut site, &context, directive, own, &whole);
     }
-    files::directory_rules(page, &mut site, &scope, &whole, true);
-    let (named, locations): (Vec<_>, Vec<_>) =
-        locations.into_iter().partition(|location| matches!(location.paths, Paths::Named(_)));
-    for (index, location) in locations.iter().enumerate() {
-        page_of_location(page, &mut site, http, location, &locations[..index], &locations[index + 1..], &named);
+    covers.routes(page, &mut site);
+    add_slashes(page, &mut site, &locations);
+    if !covers.tables(page, &mut site, None) {
+        page.refuse_site(&mut site, server, "its access rules cannot be expressed");
+    }
+    for at in 0..locations.len() {
+        rules::page(page, &mut site, &context, at);
     }
     // The first limit that matches applies, so that of the server comes last.
     limits::limits(page, &mut site, http, &scope, "/**");
-    files::headers(page, &mut site, &scope, &locations);
+    let own = locations.len() - usize::from(has_rest);
+    files::headers(page, &mut site, &scope, &locations[..own]);
     files::pages_of_applications(page, &mut site, &scope);
-    page.deny_fallbacks(&mut site);
     if let Some(location) = challenges {
-        let protects =
-            |table: &Value| table["directory"].as_str().is_some_and(|directory| CHALLENGES.starts_with(directory));
-        if site.tables("auth").chain(site.tables("access")).any(protects) {
-            let why = "passwords and addresses that the server with TLS requires are required here too";
-            page.note_here(&mut site, location.directive, why);
-        }
-        // Requests without TLS are challenges, which neither routes nor backends of this server get.
-        site.require_scheme(A_CHALLENGE, "https", apps_of_challenges);
-        if site.has_match("route", A_CHALLENGE) {
-            let target = format!("{CHALLENGES}$1");
-            let table = json!({ "match": format!("{CHALLENGES}**"), "when": { "scheme": "http" }, "rewrite": target });
-            site.precede("route", table, location.directive);
-        }
+        leave_challenges_out(page, &mut site, &location, apps_of_challenges);
+    }
+    let seen = locations.iter().flat_map(|location| &location.guards.seen);
+    let seen = seen.map(|directive| std::ptr::from_ref::<Directive>(directive)).collect();
+    if let Some(directive) = guards::unseen(server.inner(), &seen) {
+        page.refuse_site(&mut site, directive, "no table has this restriction");
     }
     site
+}
+
+/// nginx redirects to the directory of an application if its slash is missing, before all else.
+fn add_slashes(page: &mut Page, site: &mut SitePage, locations: &[Location<'_>]) {
+    for location in locations.iter().filter(|location| location.has_app() && !location.is_closed()) {
+        let Paths::Prefix { path, .. } = &location.paths else { continue };
+        let Some(directory) = path.strip_suffix('/').filter(|directory| !directory.is_empty()) else { continue };
+        let is_own = |other: &Location<'_>| match &other.paths {
+            Paths::Exact(other) | Paths::Prefix { path: other, .. } => other == directory,
+            Paths::Regex { .. } | Paths::Named(_) => false,
+        };
+        if !locations.iter().any(is_own) {
+            let pattern = Paths::Exact(directory.to_owned()).pattern();
+            let table = match location.guards.is_internal {
+                true => json!({ "match": pattern, "internal": true }),
+                false => json!({ "match": pattern, "redirect": path, "status": 301 }),
+            };
+            page.rule(site, "route", table, location.directive);
+        }
+    }
+}
+
+/// Requests without TLS are challenges, which neither routes nor backends of this server get.
+fn leave_challenges_out(page: &mut Page, site: &mut SitePage, location: &Location<'_>, apps_of_challenges: usize) {
+    let protects =
+        |table: &Value| table["directory"].as_str().is_some_and(|directory| CHALLENGES.starts_with(directory));
+    if ["auth", "access", "authorize"].iter().flat_map(|kind| site.tables(kind)).any(protects) {
+        let why = "passwords and addresses that the server with TLS requires are required here too";
+        page.note_here(site, location.directive, why);
+    }
+    site.require_scheme(A_CHALLENGE, "https", apps_of_challenges);
+    if site.has_match("route", A_CHALLENGE) {
+        let target = format!("{CHALLENGES}$1");
+        let table = json!({ "match": format!("{CHALLENGES}**"), "when": { "scheme": "http" }, "rewrite": target });
+        site.precede("route", table, location.directive);
+    }
 }
 
 /// Notes the directives of a block that nothing translates.
@@ -109,69 +156,4 @@ fn routes<'a>(scope: &Scope<'a>, paths: &Paths, names: &[String]) -> Vec<(&'a Di
         Some((directive, routes))
     });
     made.collect()
-}
-
-fn add_routes(page: &mut Page, site: &mut SitePage, directive: &Directive, routes: Routes, paths: &Paths) {
-    match routes {
-        Ok(routes) => routes.into_iter().for_each(|route| _ = page.rule(site, "route", route, directive)),
-        Err(why) => {
-            page.note_here(site, directive, &why);
-            if directive.name == "return" {
-                // Without it the files of the root would be sent.
-                let status = if directive.arg(0) == "444" { 403 } else { 503 };
-                page.rule(
-                    site,
-                    "route",
-                    json!({ "match": paths.pattern(), "deny": true, "status": status }),
-                    directive,
-                );
-            }
-        }
-    }
-}
-
-fn page_of_location(
-    page: &mut Page,
-    site: &mut SitePage,
-    http: &Http<'_>,
-    location: &Location<'_>,
-    before: &[Location<'_>],
-    after: &[Location<'_>],
-    named: &[Location<'_>],
-) {
-    let Location { paths, directive, scope, routes } = location;
-    for inner in directive.inner() {
-        if let Fate::Left(why) = known::fate(inner) {
-            page.note_here(site, inner, why);
-        }
-        if let Some((_, key)) = known::OF_ALL_PATHS.iter().find(|(name, _)| *name == inner.name) {
-            page.note_here(site, inner, &format!("`{key}` applies to all sites and paths"));
-        }
-    }
-    for (from, routes) in routes {
-        add_routes(page, site, from, routes.clone(), paths);
-    }
-    if scope.own("internal").next().is_some() {
-        page.rule(site, "route", json!({ "match": paths.pattern(), "internal": true }), directive);
-    }
-    if scope.denies_all() {
-        page.rule(site, "route", json!({ "match": paths.pattern(), "deny": true }), directive);
-    } else {
-        files::directory_rules(page, site, scope, paths, false);
-    }
-    let has_routes = |other: &Location<'_>| !other.routes.is_empty() || other.scope.denies_all();
-    let is_answered = location.is_answered() || scope.own("internal").next().is_some();
-    if !is_answered && after.iter().any(|other| has_routes(other) && paths.may_overlap(&other.paths)) {
-        let (pattern, target) = paths.stop();
-        page.rule(site, "route", json!({ "match": pattern, "rewrite": target }), directive);
-    }
-    files::location_files(page, site, location);
-    limits::limits_of_location(page, site, http, location, after);
-    let number = site.tables("app").count();
-    if !apps::app(page, site, http, location, before) {
-        apps::try_files(page, site, http, location, before, named);
-    } else if site.tables("app").count() == number && !location.is_answered() {
-        // Without its application the files of the root, perhaps its source, would be sent.
-        page.rule(site, "route", json!({ "match": paths.pattern(), "deny": true, "status": 503 }), directive);
-    }
 }

@@ -166,8 +166,67 @@ fn limits_of_path_are_one_table() {
 
 #[test]
 fn fallback_to_denied_file_is_left() {
-    let text = "server { location / { try_files $uri /index.php; } location ~ php$ { return 404; } }";
+    let text = "server { location / { try_files $uri $uri/ /index.php; } location ~ php$ { return 404; } }";
     let page = super::main_block::page(&super::tree::parse(text).expect("valid"));
     assert_eq!(page.left, ["nginx.conf:1: not converted: `try_files`: another location denies /index.php"]);
     check_accepted(&page.text("nginx.conf"));
+}
+
+#[test]
+fn restrictions_that_nothing_knows_close_their_paths() {
+    let routes = |inner: &str| {
+        let page = page(&format!("server {{ {inner} }}"));
+        let routes: Vec<String> = page.sites[0].tables("route").map(ToString::to_string).collect();
+        (routes.join("\n"), page.left.len())
+    };
+    let refused = |pattern: &str| format!(r#"{{"deny":true,"match":"{pattern}","status":503}}"#);
+    for directive in [
+        "auth_digest x;",
+        "auth_jwt x;",
+        "access_by_lua_block { x; }",
+        "allow $x; deny all;",
+        "auth_basic $x; auth_basic_user_file y;",
+        "auth_request /none;",
+        "if ($remote_addr = 1) { return 403; }",
+        "uwsgi_pass x;",
+    ] {
+        let (found, left) = routes(&format!("location /a/ {{ {directive} }}"));
+        assert!(found.ends_with(&refused("/a/**")) && left > 0, "{directive} {found}");
+    }
+    for directive in ["auth_digest x;", "auth_jwt x;", "allow $x; deny all;", "if ($remote_addr = 1) { return 403; }"] {
+        let (found, left) = routes(directive);
+        assert!(found.starts_with(&refused("/**")) && left > 0, "{directive} {found}");
+    }
+    let (found, _) = routes("location /a/ { other { allow 10.0.0.1; deny all; } }");
+    assert!(found.starts_with(&refused("/**")), "{found}");
+}
+
+#[test]
+fn fields_that_clients_could_send_are_reported() {
+    let left = |fields: &str| {
+        page(&format!(
+            "server {{ location / {{ proxy_pass http://10.0.0.1; proxy_set_header Host $host; {fields} }} }}"
+        ))
+        .left
+        .len()
+    };
+    assert_eq!(left("proxy_set_header X-Real-IP $remote_addr; proxy_set_header X-Forwarded-For $remote_addr;"), 0);
+    assert_eq!(left("proxy_set_header X-Client-IP $remote_addr; proxy_set_header X-Scheme $scheme;"), 2);
+    let of_fastcgi = |params: &str| {
+        let text = format!("server {{ location ~ \\.php$ {{ fastcgi_pass 10.0.0.1:9000; {params} }} }}");
+        page(&text).left.len()
+    };
+    assert_eq!(of_fastcgi("fastcgi_param HTTPS $https if_not_empty; fastcgi_param REDIRECT_STATUS 200;"), 0);
+    assert_eq!(of_fastcgi("fastcgi_param HTTPS on;"), 1);
+    assert_eq!(of_fastcgi("fastcgi_param REMOTE_USER x;"), 1);
+    assert_eq!(of_fastcgi("fastcgi_param SCRIPT_FILENAME /srv/index.php;"), 2);
+}
+
+#[test]
+fn redirect_to_host_of_request_is_for_the_hosts_of_its_condition() {
+    let text = "server { server_name a.example www.a.example; if ($host ~ ^www) { return 302 https://$host/x; } }";
+    let page = page(text);
+    let routes: Vec<String> = page.sites[0].tables("route").map(ToString::to_string).collect();
+    let expected = r#"{"match":"/**","query":"drop","redirect":"https://www.a.example/x","status":302,"when":{"hosts":["www.a.example"]}}"#;
+    assert_eq!(routes, [expected]);
 }

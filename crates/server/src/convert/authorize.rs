@@ -1,0 +1,78 @@
+//! Where an application is asked for an authorization (`auth_request`).
+//!
+//! nginx asks a location, which may give the request another path; amped asks the application of a path.
+
+use super::guards::Guards;
+use super::location::Location;
+use super::paths::Paths;
+
+/// The place of the location that nginx chooses for a path.
+fn first(path: &str, locations: &[Location<'_>]) -> Option<usize> {
+    locations.iter().position(|location| location.paths.matches(path))
+}
+
+/// The path of the application that `auth_request` with this path asks.
+///
+/// # Errors
+/// Why there is none.
+fn target(path: &str, locations: &[Location<'_>]) -> Result<String, &'static str> {
+    let at = first(path, locations).ok_or("no location has the path of `auth_request`")?;
+    let location = &locations[at];
+    if location.refused.is_some() || location.is_answered() {
+        return Err("the location of `auth_request` has no application that could be asked");
+    }
+    let Some(uri) = uri(location) else {
+        return Err("the location of `auth_request` has no application that could be asked");
+    };
+    if uri.is_empty() || uri == path {
+        return Ok(path.to_owned());
+    }
+    // The site would have two locations with this path.
+    let is_free = first(&uri, locations).is_none_or(|other| locations[other].paths.is_all());
+    let is_plain = matches!(location.paths, Paths::Exact(_)) && !uri.contains(['?', '$']) && is_free;
+    if is_plain {
+        Ok(uri)
+    } else {
+        Err("the application of `auth_request` gets another path, which the site may have itself")
+    }
+}
+
+/// The path of a `proxy_pass`; `None` if there is none.
+fn uri(location: &Location<'_>) -> Option<String> {
+    let pass = location.scope.own("proxy_pass").next()?.arg(0);
+    let (_, rest) = pass.split_once("://")?;
+    let at = if rest.starts_with("unix:") { None } else { rest.find('/') };
+    Some(at.map_or(String::new(), |at| rest[at..].to_owned()))
+}
+
+/// Gives the authorizations in force the paths of their applications. A location without one is refused.
+pub(super) fn resolve<'a>(server: &mut Guards<'a>, locations: &mut [Location<'a>]) {
+    for at in 0..locations.len() {
+        let Some(own) = &locations[at].guards.authorization else { continue };
+        match target(&own.path, locations) {
+            Ok(path) => locations[at].guards.set_authorization(path),
+            // A subrequest is not authorised itself.
+            Err(_) if first(&own.path, locations) == Some(at) => locations[at].guards.authorization = None,
+            Err(why) => locations[at].refused = locations[at].refused.or(Some(why)),
+        }
+    }
+    let of_server = server.authorization.as_ref().map(|own| target(&own.path, locations));
+    match of_server {
+        Some(Ok(path)) => server.set_authorization(path),
+        // Each location that inherits it is refused.
+        Some(Err(_)) => server.authorization = None,
+        None => {}
+    }
+    let asked: Vec<(usize, String)> = (0..locations.len())
+        .filter_map(|at| {
+            let Paths::Exact(path) = &locations[at].paths else { return None };
+            let uri = uri(&locations[at])?;
+            let uri = if uri.is_empty() { path.clone() } else { uri };
+            let is_asked = |guards: &Guards<'_>| guards.authorization.as_ref().is_some_and(|own| own.path == uri);
+            (is_asked(server) || locations.iter().any(|other| is_asked(&other.guards))).then_some((at, uri))
+        })
+        .collect();
+    for (at, uri) in asked {
+        locations[at].asked_at = Some(uri);
+    }
+}

@@ -1,0 +1,261 @@
+//! Access: the directives that restrict who gets what, and those in force at a location.
+//!
+//! [`Guards::of`] gives each such directive to one of its fields, or to `unknown`, for which the location is refused. So none can be
+//! lost: [`restricts`] is the only list of them, and [`unseen`] checks at the end that all were seen.
+
+use std::collections::HashSet;
+
+use amped_core::network::Network;
+
+use super::scope::Scope;
+use super::tree::Directive;
+
+/// Directives that restrict access.
+const RESTRICTING: &[&str] = &[
+    "allow",
+    "auth_basic",
+    "auth_basic_user_file",
+    "auth_request",
+    "deny",
+    "internal",
+    "limit_except",
+    "ssl_verify_client",
+];
+
+/// The beginnings of the names of such directives in other modules.
+const FOREIGN: &[&str] = &["access_by_", "auth_", "content_by_", "js_access", "js_content", "perl", "rewrite_by_"];
+
+/// Those that begin so and restrict nothing.
+const HARMLESS: &[&str] = &["auth_delay", "auth_request_set"];
+
+/// Whether a directive restricts access. Conditions with `return` do so too; see [`super::rewrite`].
+pub(super) fn restricts(directive: &Directive) -> bool {
+    let name = directive.name.as_str();
+    RESTRICTING.contains(&name) || FOREIGN.iter().any(|start| name.starts_with(start)) && !HARMLESS.contains(&name)
+}
+
+/// Which addresses are admitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    All,
+    None,
+    /// Those in `allow`, or all if that is empty, without those in `deny`.
+    Some {
+        allow: Vec<String>,
+        deny: Vec<String>,
+    },
+}
+
+/// The authorisation of requests by an application.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Authorization {
+    /// The path of its location.
+    pub(super) path: String,
+    /// Fields of its response that the application of the location gets.
+    pub(super) copied: Vec<String>,
+}
+
+/// The restrictions in force at a location.
+#[derive(Clone, Debug)]
+pub(super) struct Guards<'a> {
+    pub(super) access: Access,
+    /// Realm and file of accounts.
+    pub(super) password: Option<(String, String)>,
+    pub(super) authorization: Option<Authorization>,
+    pub(super) is_internal: bool,
+    /// `limit_except`
+    pub(super) methods: Option<&'a Directive>,
+    /// Those that no rule can express, and why.
+    pub(super) unknown: Vec<(&'a Directive, &'static str)>,
+    /// Differences that only restrict more.
+    pub(super) stricter: Vec<(&'a Directive, &'static str)>,
+    /// The directives of `access`, `password` and `authorization`.
+    pub(super) from: [Option<&'a Directive>; 3],
+    /// All directives that these come from.
+    pub(super) seen: Vec<&'a Directive>,
+}
+
+impl<'a> Guards<'a> {
+    /// The restrictions in force in a scope.
+    pub(super) fn of(scope: &Scope<'a>) -> Guards<'a> {
+        let mut guards = Guards {
+            access: Access::All,
+            password: None,
+            authorization: None,
+            is_internal: false,
+            methods: None,
+            unknown: Vec::new(),
+            stricter: Vec::new(),
+            from: [None; 3],
+            seen: scope.directives().filter(|directive| restricts(directive)).collect(),
+        };
+        for directive in guards.seen.clone() {
+            match directive.name.as_str() {
+                // Below, by the innermost block that has any.
+                "allow" | "deny" | "auth_basic" | "auth_basic_user_file" | "auth_request" => {}
+                "internal" => guards.is_internal = true,
+                // It is not inherited.
+                "limit_except" => guards.methods = scope.own("limit_except").next(),
+                // `main_block` has it for a whole server.
+                "ssl_verify_client" => {}
+                _ if directive.arg(0) == "off" => {}
+                _ => guards.unknown.push((directive, "no equivalent")),
+            }
+        }
+        guards.addresses(scope);
+        guards.passwords(scope);
+        guards.authorizations(scope);
+        guards
+    }
+
+    /// nginx takes the first rule that has the address; `deny` of amped precedes `allow`.
+    fn addresses(&mut self, scope: &Scope<'a>) {
+        let (mut allow, mut deny) = (Vec::new(), Vec::new());
+        let rules =
+            scope.nearest(&["allow", "deny"]).iter().filter(|rule| ["allow", "deny"].contains(&rule.name.as_str()));
+        let mut is_open = true;
+        for rule in rules {
+            self.from[0].get_or_insert(rule);
+            let is_allowed = rule.name == "allow";
+            // No address has sockets of that kind.
+            if rule.arg(0) == "unix:" {
+                continue;
+            }
+            if rule.arg(0) != "all" && Network::parse(rule.arg(0)).is_err() {
+                self.unknown.push((rule, "this is no address or network"));
+                continue;
+            }
+            match rule.arg(0) {
+                "all" => {
+                    is_open = is_allowed;
+                    break;
+                }
+                who if is_allowed => allow.push(who.to_owned()),
+                who => {
+                    if !allow.is_empty() {
+                        self.stricter.push((rule, "`deny` takes precedence over `allow`, whichever comes first"));
+                    }
+                    deny.push(who.to_owned());
+                }
+            }
+        }
+        self.access = match is_open {
+            true if deny.is_empty() => Access::All,
+            true => Access::Some { allow: Vec::new(), deny },
+            false if allow.is_empty() => Access::None,
+            false => Access::Some { allow, deny },
+        };
+    }
+
+    fn passwords(&mut self, scope: &Scope<'a>) {
+        let Some(realm) = scope.get("auth_basic") else { return };
+        let file = scope.get("auth_basic_user_file");
+        if realm.arg(0) == "off" {
+            self.from[1] = Some(realm);
+            return;
+        }
+        // The inner one of both, which makes the password of a location another one.
+        let own = ["auth_basic", "auth_basic_user_file"].iter().find_map(|name| scope.own(name).next());
+        self.from[1] = own.or(Some(realm));
+        match file {
+            Some(file) if !file.arg(0).contains('$') && !realm.arg(0).contains('$') => {
+                self.password = Some((realm.arg(0).to_owned(), file.arg(0).to_owned()));
+            }
+            Some(file) => self.unknown.push((file, "realm and file of a password have no variables")),
+            None => self.unknown.push((realm, "no `auth_basic_user_file`")),
+        }
+    }
+
+    fn authorizations(&mut self, scope: &Scope<'a>) {
+        let Some(request) = scope.get("auth_request") else { return };
+        self.from[2] = Some(request);
+        if request.arg(0) == "off" {
+            return;
+        }
+        let mut copied = Vec::new();
+        for field in scope.all("proxy_set_header").chain(scope.all("fastcgi_param")) {
+            let set = scope.all("auth_request_set").find(|set| field.arg(1) == set.arg(0));
+            let Some(set) = set else { continue };
+            let name = set.arg(1).strip_prefix("$upstream_http_").map(|name| name.replace('_', "-"));
+            let variable = format!("HTTP_{}", name.as_deref().unwrap_or_default().replace('-', "_"));
+            match name {
+                Some(name) if name.eq_ignore_ascii_case(&field.arg(0).replace('_', "-")) => {
+                    copied.push(field.arg(0).to_owned())
+                }
+                Some(name) if variable.eq_ignore_ascii_case(field.arg(0)) => copied.push(name),
+                // The client could send it instead.
+                _ => self.unknown.push((field, "a field that an authorization sets keeps its name")),
+            }
+        }
+        self.authorization = Some(Authorization { path: request.arg(0).to_owned(), copied });
+    }
+
+    /// Has another path asked for an authorization.
+    pub(super) fn set_authorization(&mut self, path: String) {
+        if let Some(own) = &mut self.authorization {
+            own.path = path;
+        }
+    }
+
+    /// Whether nothing is restricted.
+    pub(super) fn are_none(&self) -> bool {
+        let Guards { access, password, authorization, is_internal, methods, unknown, .. } = self;
+        *access == Access::All
+            && password.is_none()
+            && authorization.is_none()
+            && !is_internal
+            && methods.is_none()
+            && unknown.is_empty()
+    }
+
+    /// Those of tables: routes deny what nobody may access.
+    pub(super) fn without_routes(mut self) -> Guards<'a> {
+        if self.access == Access::None {
+            self.access = Access::All;
+        }
+        self
+    }
+
+    /// Whether these, as rules of a directory, refuse all that others do.
+    pub(super) fn are_as_strict_as(&self, others: &Guards<'_>) -> bool {
+        let of = |guards: &Guards<'_>| guards.password.as_ref().map(|(_, file)| file.clone());
+        let is_access = [&Access::All, &Access::None].contains(&&others.access) || self.access == others.access;
+        is_access
+            && (others.password.is_none() || of(self) == of(others))
+            && (others.authorization.is_none() || self.authorization == others.authorization)
+    }
+
+    /// Whether these refuse what others do, and nothing else.
+    pub(super) fn are_same_as(&self, others: &Guards<'_>) -> bool {
+        self.access == others.access
+            && self.password == others.password
+            && self.authorization == others.authorization
+            && self.methods.is_none()
+            && self.unknown.is_empty()
+    }
+
+    /// The directive for which these refuse what others do not, if they do.
+    pub(super) fn excess_over(&self, others: &Guards<'_>) -> Option<&'a Directive> {
+        let excess = [
+            self.access != Access::All && others.access == Access::All,
+            self.password.is_some() && others.password.is_none(),
+            self.authorization.is_some() && others.authorization.is_none(),
+        ];
+        excess.iter().zip(self.from).find_map(|(is_excess, from)| from.filter(|_| *is_excess))
+    }
+
+    /// Whether tables of a directory express some of these.
+    pub(super) fn have_tables(&self) -> bool {
+        self.access != Access::All || self.password.is_some() || self.authorization.is_some()
+    }
+}
+
+/// The first directive of a block that restricts access and is not among those seen. A named location restricts where it is used.
+pub(super) fn unseen<'a>(block: &'a [Directive], seen: &HashSet<*const Directive>) -> Option<&'a Directive> {
+    block.iter().find_map(|directive| match directive.name.as_str() {
+        _ if seen.contains(&std::ptr::from_ref(directive)) => None,
+        _ if restricts(directive) => Some(directive),
+        "location" if directive.arg(0).starts_with('@') => None,
+        _ => unseen(directive.inner(), seen),
+    })
+}
