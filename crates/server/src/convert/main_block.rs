@@ -1,10 +1,9 @@
 //! The directives outside servers, and the servers in order.
 //!
 //! amped chooses a site by the host alone. So a server of nginx that only redirects to https becomes `redirect_to_https` in the site with these
-//! names, and of two servers with the same name and different ports only the first is translated.
+//! names, of two servers with the same name and different ports only the first is translated, and one at other addresses is left out.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::collections::{BTreeSet, HashMap};
 
 use serde_json::{Value, json};
 
@@ -12,9 +11,10 @@ use super::challenges;
 use super::files::time;
 use super::known::{self, Fate};
 use super::limits::size;
+use super::listens::{self, has_only_tls, has_tls};
 use super::page::{Page, SitePage};
 use super::rewrite::condition_words;
-use super::scope::Http;
+use super::scope::{Http, Scope};
 use super::server;
 use super::tree::Directive;
 
@@ -51,6 +51,7 @@ pub(super) fn page(directives: &[Directive]) -> Page {
         block.iter().for_each(|directive| remark(&mut page, directive));
     }
     let servers: Vec<&Directive> = block.iter().filter(|directive| directive.name == "server").collect();
+    let servers = with_shared_addresses(&mut page, servers);
     let is_verifier =
         |inner: &&Directive| inner.name == "ssl_verify_client" && ["on", "optional"].contains(&inner.arg(0));
     let all = servers.iter().flat_map(|server| server.inner()).chain(block);
@@ -67,7 +68,8 @@ pub(super) fn page(directives: &[Directive]) -> Page {
             page.note(server, &format!("`{}` applies to all sites, of which this server is one without", from.text()));
         });
     }
-    listen(&mut page, &servers);
+    listens::listen(&mut page, &servers);
+    servers.iter().for_each(|server| stub_status(&mut page, server));
     let named = |name: &str, at: fn(&Directive) -> &str| -> HashMap<&str, &Directive> {
         block.iter().filter(|directive| directive.name == name).map(|directive| (at(directive), directive)).collect()
     };
@@ -79,6 +81,17 @@ pub(super) fn page(directives: &[Directive]) -> Page {
     };
     sites(&mut page, &http, servers);
     page
+}
+
+/// The servers that can be sites of one configuration; the others are left out, with a note.
+fn with_shared_addresses<'s>(page: &mut Page, servers: Vec<&'s Directive>) -> Vec<&'s Directive> {
+    let others = servers.iter().copied().filter(|server| redirected(server).is_none()).collect();
+    let (_, left) = listens::shared(others);
+    for server in &left {
+        let why = "a site is reached at all addresses, so one that nginx has at others only is left out; convert it to a configuration of its own";
+        page.note(server, why);
+    }
+    servers.into_iter().filter(|server| !left.iter().any(|other| std::ptr::eq(*other, *server))).collect()
 }
 
 /// The name of a zone: `zone=name:10m`.
@@ -170,86 +183,6 @@ fn log(page: &mut Page, block: &[Directive]) {
     all.for_each(|other| page.note(other, "there is one log"));
 }
 
-/// How connections to an address begin.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Start {
-    tls: bool,
-    proxy: bool,
-}
-
-fn listen(page: &mut Page, servers: &[&Directive]) {
-    let mut all: BTreeMap<(u16, IpAddr), Start> = BTreeMap::new();
-    for server in servers {
-        let own: Vec<&Directive> = server.inner().iter().filter(|inner| inner.name == "listen").collect();
-        if own.is_empty() {
-            all.entry((80, [0, 0, 0, 0].into())).or_default();
-        }
-        for directive in own {
-            let has = |word: &str| directive.args.iter().any(|arg| arg == word);
-            let start = Start { tls: has("ssl") || has("quic"), proxy: has("proxy_protocol") };
-            let Some(address) = address(directive.arg(0)) else {
-                page.note(directive, "`listen` has an IP address and a port");
-                continue;
-            };
-            if has("quic") {
-                page.note(directive, "no HTTP/3");
-                continue;
-            }
-            if *all.entry(address).or_insert(start) != start {
-                page.note(directive, "all sites at an address have TLS and the PROXY protocol, or none");
-            }
-        }
-        stub_status(page, server);
-    }
-    let both: BTreeSet<u16> = all.keys().map(|(port, _)| *port).collect();
-    let [v4, v6] = [IpAddr::from([0; 4]), IpAddr::from([0_u16; 8])];
-    let mut list = Vec::new();
-    for port in both {
-        // A wildcard includes each address.
-        let has_wildcard = |all: &BTreeMap<(u16, IpAddr), Start>, ip: &IpAddr| {
-            all.contains_key(&(port, v6)) || (ip.is_ipv4() && all.contains_key(&(port, v4)))
-        };
-        let own = all.range((port, v4)..).take_while(|((other, _), _)| *other == port).map(|((_, ip), _)| *ip);
-        let included: Vec<IpAddr> = own.filter(|ip| !ip.is_unspecified() && has_wildcard(&all, ip)).collect();
-        included.iter().for_each(|ip| _ = all.remove(&(port, *ip)));
-        // Both wildcards are one socket.
-        if all.contains_key(&(port, v4)) && all.get(&(port, v4)) == all.get(&(port, v6)) {
-            all.remove(&(port, v4));
-        }
-        for ((_, ip), start) in all.range((port, v4)..).take_while(|((other, _), _)| *other == port) {
-            let host = match ip {
-                ip if *ip == v6 => "*".to_owned(),
-                IpAddr::V6(ip) => format!("[{ip}]"),
-                IpAddr::V4(ip) => ip.to_string(),
-            };
-            let (tls, proxy) = (if start.tls { " tls" } else { "" }, if start.proxy { " proxy" } else { "" });
-            list.push(format!("{host}:{port}{tls}{proxy}"));
-        }
-    }
-    if !list.is_empty() {
-        page.top.insert("listen".to_owned(), json!(list));
-    }
-}
-
-/// The address and port of a `listen`.
-fn address(text: &str) -> Option<(u16, IpAddr)> {
-    let any = IpAddr::from([0, 0, 0, 0]);
-    if let Ok(port) = text.parse::<u16>() {
-        return Some((port, any));
-    }
-    if let Some((ip, port)) = text.strip_prefix('[').and_then(|text| text.split_once(']')) {
-        let port = if port.is_empty() { 80 } else { port.strip_prefix(':')?.parse().ok()? };
-        return Some((port, IpAddr::V6(ip.parse().ok()?)));
-    }
-    let (host, port) = text.split_once(':').map_or((text, Some(80)), |(host, port)| (host, port.parse().ok()));
-    let ip = match host {
-        "*" => any,
-        "localhost" => [127, 0, 0, 1].into(),
-        host => host.parse().ok()?,
-    };
-    Some((port?, ip))
-}
-
 /// Metrics have an address of their own.
 fn stub_status(page: &mut Page, block: &Directive) {
     for inner in block.inner() {
@@ -308,6 +241,7 @@ fn sites(page: &mut Page, http: &Http<'_>, mut servers: Vec<&Directive>) {
             names.is_empty() || own.is_empty() || names.iter().any(|name| own.contains(name))
         });
         let mut site = server::site(page, http, server, &own, redirect.copied());
+        close(page, http, server, &mut site, is_redirected);
         for directive in strange {
             page.note_in(&mut site, directive, "a host is a name, or `*.` and a name");
         }
@@ -324,9 +258,27 @@ fn sites(page: &mut Page, http: &Http<'_>, mut servers: Vec<&Directive>) {
     }
 }
 
-fn has_tls(server: &Directive) -> bool {
-    let is_tls = |inner: &Directive| inner.name == "listen" && inner.args.iter().any(|word| word == "ssl");
-    server.inner().iter().any(is_tls)
+/// Closes a site to requests that do not reach its server in nginx.
+fn close(page: &mut Page, http: &Http<'_>, server: &Directive, site: &mut SitePage, is_redirected: bool) {
+    let has_clear = |listen: &Value| listen.as_array().is_some_and(|all| all.iter().any(|own| !is_tls_address(own)));
+    if has_only_tls(server) && !is_redirected && page.top.get("listen").is_some_and(has_clear) {
+        let table = json!({ "match": "/**", "when": { "scheme": "http" }, "deny": true });
+        site.precede("route", table, server);
+        page.warn_here(site, server, "requests for it without TLS get 403; in nginx another server has them");
+    }
+    let scope = Scope::of(&[http.block, server.inner()]);
+    let Some(verify) = scope.get("ssl_verify_client").filter(|verify| verify.arg(0) == "on" && has_tls(server)) else {
+        return;
+    };
+    let tls = page.top.get("tls").cloned().unwrap_or_default();
+    let has_own_ca = scope.get("ssl_client_certificate").is_some_and(|ca| tls["client_ca"] == ca.arg(0));
+    if !has_own_ca || !tls["client_certificate"].is_null() {
+        page.refuse_site(site, verify, "clients are not required to have a certificate of this CA");
+    }
+}
+
+fn is_tls_address(listen: &Value) -> bool {
+    listen.as_str().is_some_and(|text| text.split(' ').any(|word| word == "tls"))
 }
 
 /// The host names of a server, and the directives with others.

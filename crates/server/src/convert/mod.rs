@@ -17,6 +17,7 @@ mod guards;
 mod known;
 mod lex;
 mod limits;
+mod listens;
 mod location;
 mod main_block;
 mod order;

@@ -173,6 +173,50 @@ fn fallback_to_denied_file_is_left() {
 }
 
 #[test]
+fn servers_at_other_addresses_are_not_served_with_the_rest() {
+    let names = |text: &str| {
+        let page = super::main_block::page(&super::tree::parse(text).expect("valid"));
+        let names: Vec<String> = page.sites.iter().map(|site| site.keys["hosts"].to_string()).collect();
+        (names.concat(), page.top["listen"].to_string(), page.left.len())
+    };
+    let local = "server { listen 127.0.0.1:8081; server_name localhost; root /srv/private; }";
+    let public = "server { listen 80; server_name a.example; root /srv/a; }";
+    let expected = (r#"["a.example"]"#.to_owned(), r#"["0.0.0.0:80"]"#.to_owned(), 1);
+    assert_eq!(names(&format!("{local} {public}")), expected);
+    assert_eq!(names(&format!("{public} {local}")), expected);
+    let other_port = local.replace("127.0.0.1:", "");
+    assert_eq!(names(&format!("{other_port} {public}")), expected);
+    let named = "server { listen [::]:80; server_name a.example; }";
+    assert_eq!(names(named), (r#"["a.example"]"#.to_owned(), r#"["*:80"]"#.to_owned(), 1));
+}
+
+#[test]
+fn site_with_tls_only_is_closed_without_it() {
+    let public = "server { listen 80; server_name a.example; }";
+    let secure = "listen 443 ssl; server_name b.example; ssl_certificate a.pem; ssl_certificate_key a.key;";
+    let routes = |text: &str| {
+        let page = super::main_block::page(&super::tree::parse(text).expect("valid"));
+        let routes: Vec<String> = page.sites.last().expect("a site").tables("route").map(ToString::to_string).collect();
+        (routes, page.left.len(), page.warnings.len())
+    };
+    let closed = r#"{"deny":true,"match":"/**","when":{"scheme":"http"}}"#.to_owned();
+    let refused = r#"{"deny":true,"match":"/**","status":503}"#.to_owned();
+    let verified = "ssl_client_certificate ca.pem; ssl_verify_client on;";
+    assert_eq!(routes(&format!("{public} server {{ {secure} }}")), (vec![closed.clone()], 0, 1));
+    assert_eq!(routes(&format!("{public} server {{ {secure} {verified} }}")), (vec![closed.clone()], 0, 1));
+    assert_eq!(routes(&format!("server {{ {secure} {verified} }}")), (vec![], 0, 0));
+    // A certificate that is optional elsewhere would be optional here too.
+    let optional = "server { listen 443 ssl; server_name c.example; ssl_certificate a.pem; ssl_certificate_key a.key;\
+                    ssl_client_certificate ca.pem; ssl_verify_client optional; }";
+    assert_eq!(routes(&format!("{optional} server {{ {secure} {verified} }}")).0, std::slice::from_ref(&refused));
+    let other_ca = verified.replace("ca.pem", "other.pem");
+    assert_eq!(routes(&format!("{optional} server {{ {secure} {other_ca} }}")).0, [refused]);
+    // Without names, requests to http are redirected.
+    let redirect = "server { listen 80; server_name b.example; return 301 https://$host$request_uri; }";
+    assert_eq!(routes(&format!("{redirect} server {{ {secure} }}")).0, Vec::<String>::new());
+}
+
+#[test]
 fn restrictions_that_nothing_knows_close_their_paths() {
     let routes = |inner: &str| {
         let page = page(&format!("server {{ {inner} }}"));
