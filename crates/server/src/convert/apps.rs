@@ -113,6 +113,12 @@ pub(super) fn refuse_beside(
         let is_excluded = own.is_some() || other.paths.is_all() && common.is_within_segment(&excluded(other, before));
         let is_common = |paths: &Paths| paths.pattern() == common.pattern();
         let is_covered = before.iter().any(|earlier| !earlier.has_files() && is_common(&earlier.paths));
+        let is_directory = own.is_some_and(|name| !name.is_empty()) && !location.paths.is_file();
+        if let Some(Paths::Exact(path)) = Some(&location.paths).filter(|_| is_directory) {
+            // The application has none of the paths below it, whose files would be sent.
+            let below = Paths::Prefix { path: format!("{path}/"), is_final: false };
+            page.refuse(site, &below.pattern(), location.directive, "the paths below it would be files too");
+        }
         if is_excluded || is_covered {
             continue;
         }

@@ -54,6 +54,15 @@ impl<'a> Location<'a> {
 
     /// Whether a route applies to some of its requests.
     pub(super) fn has_routes(&self) -> bool {
-        !self.routes.is_empty() || self.is_closed() || self.guards.is_internal || self.guards.methods.is_some()
+        !self.routes.is_empty()
+            || self.is_closed()
+            || self.guards.is_internal
+            || self.guards.methods.is_some()
+            || self.leaves_directories_out()
+    }
+
+    /// Whether `try_files` does not try directories, for which there is a route.
+    fn leaves_directories_out(&self) -> bool {
+        self.scope.get("try_files").is_some_and(|tried| !tried.args.iter().any(|name| name == "$uri/"))
     }
 }

@@ -78,6 +78,30 @@ impl<'a> Covers<'a> {
         }
     }
 
+    /// Appends redirects to directories that are open within restricted ones, since their tables are for the path without the
+    /// slash too, which another location has.
+    pub(super) fn redirects(&self, page: &mut Page, site: &mut SitePage, locations: &[Location<'a>]) {
+        for (at, cover) in self.all.iter().enumerate().filter(|(at, _)| *at > 0) {
+            let outer = Covers::innermost_of(&self.all[..at], &cover.directory);
+            let path = cover.directory.trim_end_matches('/');
+            let other = locations.iter().find(|location| location.paths.matches(path));
+            let Some(other) = other.filter(|_| !path.is_empty() && !cover.guards.are_as_strict_as(&outer.guards))
+            else {
+                continue;
+            };
+            if cover.guards.are_as_strict_as(&other.guards) {
+                continue;
+            }
+            if other.has_app() {
+                let why = format!("{path} is redirected to {}, which is open", cover.directory);
+                page.note_here(site, other.directive, &why);
+            }
+            let pattern = Paths::Exact(path.to_owned()).pattern();
+            let table = json!({ "match": pattern, "redirect": cover.directory, "status": 301 });
+            page.rule(site, "route", table, other.directive);
+        }
+    }
+
     fn add(&mut self, directory: String, at: usize, location: &Location<'a>) {
         let own = &location.guards;
         let is_known = self.all.iter().any(|cover| cover.location.is_some() && cover.directory == directory);

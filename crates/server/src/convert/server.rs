@@ -70,6 +70,7 @@ pub(super) fn site(
         rules::add_routes(page, &mut site, &context, directive, own, &whole);
     }
     covers.routes(page, &mut site);
+    covers.redirects(page, &mut site, &locations);
     add_slashes(page, &mut site, &locations);
     if !covers.tables(page, &mut site, None) {
         page.refuse_site(&mut site, server, "its access rules cannot be expressed");
