@@ -190,7 +190,7 @@ fn password_attempts_count_for_each_client() {
     let place = Place::new();
     let accounts = place.logs.file("users", format!("ann:{}\n", bcrypt::hash("open", 4).unwrap()));
     let guard = format!("[[site.auth]]\ndirectory = '/inner/'\naccounts = {accounts:?}");
-    let keys = format!("limits.max_password_attempts = 2\n{}{TRUSTED}", one_set_of_caches());
+    let keys = format!("limits.max_password_attempts = 1\n{}{TRUSTED}", one_set_of_caches());
     let server = place.serve("127.0.0.1:0", &keys, &guard);
     let status = |address: &str, credentials: &str| {
         let fields = [("X-Forwarded-For", address), ("Authorization", credentials)];
@@ -201,6 +201,7 @@ fn password_attempts_count_for_each_client() {
     wait_until("the limit", || status("192.0.2.1", wrong) == 429);
     assert_eq!(status("192.0.2.1", right), 429);
     assert_eq!(status("192.0.2.2", right), 200);
+    assert_eq!(status("192.0.2.1", right), 429, "the verified password of another client is not an answer");
     assert_eq!(status("192.0.2.2", wrong), 401);
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A pair that was verified is remembered for a few minutes, as a keyed hash; the key is drawn at the start and never
 //! leaves the server, so that nothing in memory reveals the password. The version of the file is part of the hashed
-//! data: a change of the file invalidates all remembered pairs.
+//! data: a change of the file invalidates all remembered pairs. So is the client: otherwise every other address could
+//! compare guesses with the pair at the cost of a lookup, and the limit on attempts would not apply to them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,6 +23,7 @@ use blake2::digest::{KeyInit, Mac};
 
 use super::crypt;
 use super::ledger::Ledger;
+use crate::client_times::Client;
 use crate::open_file;
 use crate::say;
 
@@ -76,9 +78,9 @@ impl AccountFiles {
         &self.ledger
     }
 
-    /// Returns whether this pair was verified recently, against the current version of the file. Never waits; returns
-    /// `false` also if that cannot be checked at once.
-    pub fn remembers(&self, list: u16, credentials: &Credentials) -> bool {
+    /// Returns whether this pair was verified recently for this client, against the current version of the file. Never
+    /// waits; returns `false` also if that cannot be checked at once.
+    pub fn remembers(&self, list: u16, client: Client, credentials: &Credentials) -> bool {
         let known = self.fresh(list).map(|known| known.version);
         let seen = || {
             let checked = Instant::now();
@@ -90,7 +92,7 @@ impl AccountFiles {
             }
             Some(version)
         };
-        known.or_else(seen).is_some_and(|version| self.is_remembered(self.hash(list, &version, credentials)))
+        known.or_else(seen).is_some_and(|version| self.is_remembered(self.hash(list, &version, client, credentials)))
     }
 
     /// Returns what is known of a file, if it was checked recently.
@@ -103,12 +105,12 @@ impl AccountFiles {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn verify(&self, list: u16, credentials: &Credentials) -> io::Result<bool> {
+    pub fn verify(&self, list: u16, client: Client, credentials: &Credentials) -> io::Result<bool> {
         let Listed { version, accounts, .. } = match self.fresh(list) {
             Some(known) => known,
             None => self.look(list)?,
         };
-        let pair = self.hash(list, &version, credentials);
+        let pair = self.hash(list, &version, client, credentials);
         // An earlier job in the queue may have verified the same pair.
         if self.is_remembered(pair) {
             return Ok(true);
@@ -160,11 +162,12 @@ impl AccountFiles {
         hash.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 
-    /// Returns the hash by which a pair is remembered.
-    fn hash(&self, list: u16, version: &FileVersion, credentials: &Credentials) -> u128 {
+    /// Returns the hash by which a pair of a client is remembered.
+    fn hash(&self, list: u16, version: &FileVersion, client: Client, credentials: &Credentials) -> u128 {
         let FileVersion { device, inode, size, mtime_ns, ctime_ns, is_changing: _, is_unpacked: _ } = *version;
         let mut mac = Blake2sMac256::new_from_slice(&self.key).expect("32 bytes is a valid key length");
         mac.update(&list.to_le_bytes());
+        mac.update(&client.key().to_le_bytes());
         for word in [device, inode, size, mtime_ns as u64, ctime_ns as u64, credentials.name().len() as u64] {
             mac.update(&word.to_le_bytes());
         }
@@ -214,6 +217,10 @@ mod tests {
         AccountFiles::new(vec![path.to_owned()], Duration::ZERO, ledger).unwrap()
     }
 
+    fn client() -> Client {
+        Client::new(Some([192, 0, 2, 1].into()))
+    }
+
     /// At the lowest cost.
     fn hash_of(password: &str) -> String {
         bcrypt::hash(password, 4).unwrap()
@@ -236,7 +243,7 @@ mod tests {
         let files = files(&path);
         let check = |name: &str, password: &str, expected: bool| {
             let credentials = Credentials::new(name.as_bytes(), password.as_bytes()).unwrap();
-            assert_eq!(files.verify(0, &credentials).unwrap(), expected, "{name}");
+            assert_eq!(files.verify(0, client(), &credentials).unwrap(), expected, "{name}");
         };
         check("ann", "secret", true);
         check("ann", "secret", true);
@@ -247,7 +254,7 @@ mod tests {
         // An unknown name does not match the password of another account.
         check("carl", "secret", false);
         check("", "secret", false);
-        assert!(files.verify(1, &Credentials::new(b"a", b"b").unwrap()).is_err());
+        assert!(files.verify(1, client(), &Credentials::new(b"a", b"b").unwrap()).is_err());
     }
 
     #[test]
@@ -257,20 +264,20 @@ mod tests {
         fs::write(&path, format!("ann:{}\n", hash_of("secret"))).unwrap();
         let files = AccountFiles { revalidate: Duration::from_secs(3600), ..files(&path) };
         let credentials = Credentials::new(b"ann", b"secret").unwrap();
-        let at_once = || files.remembers(0, &credentials);
+        let at_once = || files.remembers(0, client(), &credentials);
         assert!(!at_once(), "no password is cached yet");
-        assert!(files.verify(0, &credentials).unwrap());
+        assert!(files.verify(0, client(), &credentials).unwrap());
         assert!(at_once());
         // Wrong passwords are not remembered.
         let wrong = Credentials::new(b"ann", b"wrong").unwrap();
-        assert!(!files.verify(0, &wrong).unwrap());
-        assert!(!files.remembers(0, &wrong));
+        assert!(!files.verify(0, client(), &wrong).unwrap());
+        assert!(!files.remembers(0, client(), &wrong));
         let files = AccountFiles { revalidate: Duration::ZERO, ..files };
-        assert!(files.remembers(0, &credentials), "the file is seen not to have changed, without waiting");
+        assert!(files.remembers(0, client(), &credentials), "the file is seen not to have changed, without waiting");
         fs::write(&path, format!("ann:{}\n", hash_of("another one"))).unwrap();
-        assert!(!files.remembers(0, &credentials));
-        assert!(!files.verify(0, &credentials).unwrap());
+        assert!(!files.remembers(0, client(), &credentials));
+        assert!(!files.verify(0, client(), &credentials).unwrap());
         fs::remove_file(&path).unwrap();
-        assert!(files.verify(0, &credentials).is_err());
+        assert!(files.verify(0, client(), &credentials).is_err());
     }
 }

@@ -1,7 +1,8 @@
 //! Password state shared by all workers of a server, threads or processes.
 //!
 //! - How many passwords an address may try. Each has a budget of attempts that refills within a minute; a successful
-//!   attempt is refunded.
+//!   attempt is refunded. A second budget of the same size counts the attempts that were refused: each of them was still
+//!   compared with the verified pairs.
 //! - Which names and passwords were verified recently, as a hash that reveals neither.
 //! - A lock, under which one password at a time is verified in the whole server, and slots for waiting processes.
 //!
@@ -11,6 +12,7 @@
 //! The memory is shared with processes that are forked later (`sys/shared`).
 
 use std::io;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use amped_sys::shared::{Guard, PATIENCE, Region};
@@ -18,7 +20,7 @@ use amped_sys::shared::{Guard, PATIENCE, Region};
 use crate::client_times::{Client, TimeTable};
 
 /// The attempts that an address has, and that refill within a minute; `None`: unlimited.
-pub type Budget = Option<std::num::NonZeroU32>;
+pub type Budget = Option<NonZeroU32>;
 
 /// The tables, the lock and the slots.
 #[derive(Debug)]
@@ -46,8 +48,10 @@ const LEASE: Duration = Duration::from_secs(60);
 const TRIED: usize = 0;
 /// the part for pairs, with the time at which each was verified,
 const GOOD: usize = 1;
-/// and a part that is used only for its lock.
+/// a part that is used only for its lock,
 const VERIFYING: usize = 2;
+/// and the part for addresses, with the time at which the budget of refused attempts of each is full again.
+const REFUSED: usize = 3;
 
 /// How long a verified pair is valid without being verified again.
 const REMEMBERED_NS: u64 = 300_000_000_000;
@@ -60,18 +64,32 @@ impl Ledger {
     /// # Errors
     /// There is no memory, or no descriptor.
     pub fn new() -> io::Result<Ledger> {
-        let region = Region::new(3, PLACES + 8 * PLACES_MAX)?;
+        let region = Region::new(4, PLACES + 8 * PLACES_MAX)?;
         Ok(Ledger { region, table: TimeTable::new(SETS) })
     }
 
-    /// Takes an attempt at `now_ns` from a client's budget. Returns `false` if none is left.
+    /// Takes an attempt at `now_ns` from a client's budget. Returns `false` if none is left, and counts that too.
     pub fn take(&self, client: Client, budget: Budget, now_ns: u64) -> bool {
-        let Some(budget) = budget else { return true };
-        let step = MINUTE_NS / u64::from(budget.get());
-        self.change(TRIED, client.key(), |full_at| {
-            let full_at = full_at.max(now_ns) + step;
-            (full_at - now_ns <= step * u64::from(budget.get())).then_some(full_at)
-        })
+        let taken = self.take_from(TRIED, client, budget, now_ns);
+        if !taken {
+            self.take_from(REFUSED, client, budget, now_ns);
+        }
+        taken
+    }
+
+    /// Returns whether a client's password may be compared with its verified pairs: not after too many refused
+    /// attempts, as the result would tell right guesses from wrong ones.
+    pub fn may_compare(&self, client: Client, budget: Budget, now_ns: u64) -> bool {
+        let mut may = true;
+        self.change(REFUSED, client.key(), |full_at| {
+            may = budget.is_none_or(|budget| after_attempt(full_at, budget, now_ns).is_some());
+            None
+        });
+        may
+    }
+
+    fn take_from(&self, part: usize, client: Client, budget: Budget, now_ns: u64) -> bool {
+        budget.is_none_or(|budget| self.change(part, client.key(), |full_at| after_attempt(full_at, budget, now_ns)))
     }
 
     /// Refunds a successful attempt.
@@ -135,6 +153,13 @@ impl Ledger {
     }
 }
 
+/// Returns when a budget is full again after one more attempt; `None`: it has none left.
+fn after_attempt(full_at: u64, budget: NonZeroU32, now_ns: u64) -> Option<u64> {
+    let step = MINUTE_NS / u64::from(budget.get());
+    let full_at = full_at.max(now_ns) + step;
+    (full_at - now_ns <= step * u64::from(budget.get())).then_some(full_at)
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
@@ -146,7 +171,7 @@ mod tests {
     }
 
     fn budget(attempts: u32) -> Budget {
-        std::num::NonZeroU32::new(attempts)
+        NonZeroU32::new(attempts)
     }
 
     #[test]
@@ -164,6 +189,22 @@ mod tests {
         assert!(take(ann, 63), "a successful attempt does not count");
         assert!(!take(ann, 63));
         assert!((0..1000).all(|_| ledger.take(ann, None, 0)), "without a budget there is no limit");
+    }
+
+    #[test]
+    fn refused_attempts_have_budget_too() {
+        let ledger = Ledger::new().unwrap();
+        let (ann, bob) = (client("192.0.2.1"), client("192.0.2.2"));
+        let at = |second: u64| 1_000_000_000 + second * 1_000_000_000;
+        while ledger.take(ann, budget(20), at(0)) {}
+        for _ in 1..20 {
+            assert!(ledger.may_compare(ann, budget(20), at(0)));
+            assert!(!ledger.take(ann, budget(20), at(0)));
+        }
+        assert!(!ledger.may_compare(ann, budget(20), at(2)));
+        assert!(ledger.may_compare(ann, budget(20), at(3)), "one is regained every three seconds");
+        assert!(ledger.may_compare(bob, budget(20), at(0)), "another address has its own budget");
+        assert!(ledger.may_compare(ann, None, at(0)));
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The password verifier: one thread of a process, with its own bounded queue.
 //!
-//! A remembered pair is answered in the loop. Everything else is queued here, and the verdict reaches the loop through
+//! A remembered pair of a client is answered in the loop. Everything else is queued here, and the verdict reaches the loop through
 //! its mailbox. The harm that attackers can do is bounded:
 //!
 //! - one password at a time is verified in the whole server, so attackers get at
 //!   most one core and the memory of one hash;
-//! - an address has a budget of attempts ([`ledger`](super::ledger));
+//! - an address has a budget of attempts, and one of refused attempts that are still compared with remembered pairs
+//!   ([`ledger`](super::ledger));
 //! - the queue is served round-robin by address, and when it is full the address with the most jobs loses one: a client
 //!   waits for as many others as there are addresses, not for as many as there are attempts;
 //! - nothing is verified for a client that has left;
@@ -145,7 +146,10 @@ impl Verifier {
         address: (Arc<dyn Post<Verified>>, Token, Ticket),
     ) -> Verification {
         let shared = &self.shared;
-        if shared.accounts.remembers(work.accounts, &work.credentials) {
+        let now_ns = monotonic_ns();
+        if shared.ledger.may_compare(client, shared.budget, now_ns)
+            && shared.accounts.remembers(work.accounts, client, &work.credentials)
+        {
             return Verification::Answered(Verdict::Good);
         }
         let mut state = shared.lock();
@@ -155,7 +159,6 @@ impl Verifier {
         if state.queue.len() >= shared.queue_max() && !state.make_room(round) {
             return Verification::Answered(Verdict::Busy);
         }
-        let now_ns = monotonic_ns();
         if let Waiting::PoolOfProcesses(workers) = shared.waiting
             && state.place.is_none()
         {
@@ -287,7 +290,7 @@ impl Shared {
     fn verify(&self, job: &Job) -> Verdict {
         let VerifyWork { accounts, credentials, .. } = &job.work;
         // The client must get an answer, even after a bug: a panic is reported on standard error.
-        match catch_unwind(AssertUnwindSafe(|| self.accounts.verify(*accounts, credentials))) {
+        match catch_unwind(AssertUnwindSafe(|| self.accounts.verify(*accounts, job.client, credentials))) {
             Ok(Ok(true)) => {
                 self.ledger.give_back(job.client, self.budget);
                 Verdict::Good
@@ -406,7 +409,7 @@ mod tests {
         assert_eq!(set.verdicts(1), [(0, Some(Verdict::Good))]);
         let stalled = set.verifier.shared.ledger.verifying();
         let _askers: Vec<_> = (0..QUEUE_MAX).map(|n| set.ask(n as u32, 2, &n.to_string())).collect();
-        assert_eq!(set.answer(100, 2, "secret"), Some(Verdict::Good));
+        assert_eq!(set.answer(100, 1, "secret"), Some(Verdict::Good));
         drop(stalled);
     }
 
@@ -509,7 +512,22 @@ mod tests {
         let pending = set.must_wait(4, 2, "secret");
         set.verdicts(4);
         drop(pending);
-        assert_eq!(set.answer(5, 1, "secret"), Some(Verdict::Good), "a remembered pair is answered nevertheless");
+        assert_eq!(set.answer(5, 1, "secret"), Some(Verdict::Limited), "remembered for another address");
+    }
+
+    /// Clients behind one address: guesses of one do not lock out the other at once, but cannot go on without limit.
+    #[test]
+    fn remembered_pair_is_compared_with_few_refused_guesses() {
+        // One attempt is regained every 30 s.
+        let set = set(Waiting::Loops, 2);
+        let pending = set.must_wait(0, 1, "secret");
+        set.verdicts(1);
+        drop(pending);
+        let _askers = [1, 2].map(|n| set.must_wait(n, 1, "a"));
+        set.verdicts(2);
+        let answers = ["secret", "b", "secret", "c", "secret"].map(|password| set.answer(3, 1, password).unwrap());
+        let [good, limited] = [Verdict::Good, Verdict::Limited];
+        assert_eq!(answers, [good, limited, good, limited, limited]);
     }
 
     #[test]
