@@ -532,6 +532,17 @@ impl Authority {
 
     /// A configuration whose clients have a certificate with this common name and serial number, and store their sessions.
     fn client(&self, trust: &Trust, version: &'static SupportedProtocolVersion, name: &str) -> Trust {
+        self.client_until(trust, version, name, in_seconds(86_400))
+    }
+
+    /// The same, with a certificate that is valid until this time since 1970.
+    fn client_until(
+        &self,
+        trust: &Trust,
+        version: &'static SupportedProtocolVersion,
+        name: &str,
+        end: Duration,
+    ) -> Trust {
         let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
         let mut params = rcgen::CertificateParams::new([]).unwrap();
         params.distinguished_name = rcgen::DistinguishedName::new();
@@ -539,6 +550,7 @@ impl Authority {
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
         params.serial_number = Some(name.as_bytes().to_vec().into());
         params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + end;
         let certificate = params.signed_by(&key, &self.0).unwrap();
         let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
         let provider = aws_lc_rs::default_provider().into();
@@ -704,6 +716,24 @@ fn revoked_client_is_refused_without_restart() {
     assert!(server.report("tls_failures certificate") >= 2);
     // Only the list was reloaded.
     assert!(!server.said().contains("configuration"), "{}", server.said());
+}
+
+#[test]
+fn expired_client_certificate_ends_its_sessions() {
+    let (site, trust) = place();
+    site.file("root/a", "a");
+    let authority = Authority::new(&site, "clients.pem");
+    let server = serve(&site, "tls.client_ca = \"clients.pem\"", "");
+    for version in BOTH {
+        // A busy machine may need longer for two connections.
+        let resuming = [4, 16, 64].into_iter().find_map(|seconds| {
+            let client = authority.client_until(&trust, version, "ann", in_seconds(seconds));
+            handshake(&client, &server)?;
+            (handshake(&client, &server)? == HandshakeKind::Resumed).then_some(client)
+        });
+        wait_for_refusal(&resuming.unwrap(), &server);
+    }
+    assert!(server.report("tls_failures certificate") >= 2);
 }
 
 #[test]

@@ -23,11 +23,12 @@ use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, InsufficientSizeError, UnbufferedStatus, WriteTraffic,
 };
-use rustls::{CipherSuite, Error, HandshakeKind, PeerIncompatible, ProtocolVersion, ServerConfig};
+use rustls::{CertificateError, CipherSuite, Error, HandshakeKind, PeerIncompatible, ProtocolVersion, ServerConfig};
 
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
+use crate::clock;
 use crate::counters::{Cipher, HandshakeFailure, Negotiated, TlsVersion};
 
 /// The name of HTTP/1.1 in ALPN (RFC 7301, 6).
@@ -230,7 +231,26 @@ impl Tls {
     /// Decrypts `input` into `plain`, and answers messages of the handshake. Returns the number of bytes, and whether the
     /// client has closed its side.
     fn process(&mut self, input: &mut [u8], plain: &mut [u8]) -> Result<(usize, bool), Error> {
-        self.process_records(input, plain).inspect_err(|error| self.failure = Some(failure_of(error)))
+        let (was_handshaking, kept) = (self.session.is_handshaking(), self.unsent.len());
+        let mut processed = self.process_records(input, plain);
+        if processed.is_ok() && was_handshaking && self.resumes_expired_certificate() {
+            // The last messages contain new tickets.
+            self.unsent.truncate(kept);
+            processed = Err(CertificateError::Expired.into());
+        }
+        processed.inspect_err(|error| self.failure = Some(failure_of(error)))
+    }
+
+    /// Returns whether a session has been resumed whose client's certificate has expired since it began: a ticket is
+    /// accepted without the certificate, and each resumed session would yield new tickets.
+    fn resumes_expired_certificate(&self) -> bool {
+        !self.session.is_handshaking()
+            && self.session.handshake_kind() == Some(HandshakeKind::Resumed)
+            && self.session.peer_certificates().and_then(<[_]>::first).is_some_and(|own| {
+                Certificate::from_der(own).map_or(true, |own| {
+                    clock::since_1970() > own.tbs_certificate().validity().not_after.to_unix_duration()
+                })
+            })
     }
 
     fn process_records(&mut self, input: &mut [u8], plain: &mut [u8]) -> Result<(usize, bool), Error> {
