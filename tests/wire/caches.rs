@@ -364,6 +364,42 @@ fn rests_after_all(size: usize) {
     });
 }
 
+/// In AMPED the only helper does not wait for the writers.
+#[test]
+fn constantly_changing_files_delay_no_other_lookup() {
+    const COUNT: usize = 4;
+    let site = Site::new();
+    let logs: Vec<_> = (0..COUNT).map(|n| site.file(&format!("{n}.log"), "x")).collect();
+    let server = Server::configured(&site, "[helpers]\nmax = 1\n[cache]\nrevalidate = \"1ms\"\nmax_stale = \"1ms\"");
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _stop = SetOnDrop(&stop);
+        scope.spawn(|| {
+            let files: Vec<_> = logs.iter().map(|log| File::options().append(true).open(log).unwrap()).collect();
+            while !stop.load(Ordering::Relaxed) {
+                files.iter().for_each(|mut file| file.write_all(b"y").unwrap());
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        // The writer may pause on a busy machine, or the file take a second: then this is tried again.
+        let mut attempt = 0;
+        wait_until("a file to be served before those that change", || {
+            attempt += 1;
+            let name = format!("{attempt}.txt");
+            site.file(&name, "z");
+            let_files_settle();
+            let mut clients: Vec<_> = (0..COUNT).map(|_| server.connect()).collect();
+            for (n, client) in clients.iter_mut().enumerate() {
+                client.send_request("GET", &format!("/{n}.log"), &[]);
+            }
+            // Long enough for these requests to reach the helper.
+            thread::sleep(Duration::from_millis(20));
+            assert_eq!(server.get(&format!("/{name}")).text(), "z");
+            clients.iter_mut().all(|client| client.is_quiet(Duration::from_millis(1)))
+        });
+    });
+}
+
 /// Requests for servers with different caches, to compare their responses.
 fn tour(server: &Server) -> Vec<Response> {
     let mut client = server.connect();

@@ -5,7 +5,8 @@
 //!
 //! Loop and helper use one function with different [`Effort`]: with [`Effort::Now`] every step uses a system call that
 //! fails rather than waits, and the first that would wait ends the attempt. A helper then repeats the whole step from
-//! the start, with [`Effort::Wait`]: open, stat, siblings, and the first bytes, in one hand-off.
+//! the start, with [`Effort::Defer`]: open, stat, siblings, and the first bytes, in one hand-off. It does not sleep while
+//! a file is being written: the loop asks again, until it asks with [`Effort::Accept`].
 //!
 //! Whatever the name, the kernel confines the lookup to the site's root (`openat2`, `RESOLVE_BENEATH`), unless
 //! `symlinks` permits otherwise; see `sys/links`.
@@ -117,7 +118,7 @@ enum DiskError {
 }
 
 /// How long to wait for an answer that is not available at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Effort {
     /// Fail: wait neither for the disk nor for a writer.
     Now,

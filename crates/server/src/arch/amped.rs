@@ -5,14 +5,15 @@
 //! the speed of a loop without disk access, and a cold request delays no other. Helpers are threads, or processes as in
 //! Flash (`helper`).
 //!
-//! Connections that need the same lookup while a helper works on it share the result.
+//! Connections that need the same lookup while a helper works on it share the result. If a file is being written, no
+//! helper waits for the writer: the loop asks again every [`STILL`], and after [`CHANGES_MAX`] takes the file as it is.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use amped_core::event::{Delay, Found, Lane, Ticket, Work};
+use amped_core::event::{Delay, Found, Lane, Ticket, Trouble, Work};
 use amped_core::file::Content;
 use amped_core::shared_state::SharedState;
 use amped_sys::epoll::Epoll;
@@ -21,7 +22,7 @@ use amped_units::Time;
 use crate::config::settings::HelperKind;
 use crate::config_snapshot::ConfigSnapshot;
 use crate::counters::{ProbeCounts, Snapshot, WaitCounts};
-use crate::disk::{Disk, Effort};
+use crate::disk::{CHANGES_MAX, Disk, Effort, STILL};
 use crate::event_loop::{self, Start};
 use crate::helper::processes::Processes;
 use crate::helper::threads::Threads;
@@ -59,13 +60,15 @@ struct Helped<H> {
     helpers: H,
     /// Completed tasks, not delivered yet.
     done: Vec<Done>,
-    /// Lookups that helpers work on.
+    /// Lookups that helpers work on, or that are deferred.
     waiting: HashMap<Work, Waiting>,
+    /// Those of files that are being written, with the time of the next attempt; oldest first.
+    deferred: VecDeque<(Time, Work)>,
     probes: ProbeCounts,
     waits: WaitCounts,
 }
 
-/// A lookup that a helper works on.
+/// A lookup that is under way.
 struct Waiting {
     since: Time,
     why: Delay,
@@ -102,7 +105,7 @@ impl<H: Helpers> DiskAccess for Helped<H> {
             Err(why) => why,
         };
         self.probes.add(work, why);
-        match self.helpers.ask(Task::Work(Arc::clone(&self.disk), work.clone())) {
+        match self.helpers.ask(Task::Work(Arc::clone(&self.disk), work.clone(), Effort::Defer)) {
             Ok(()) => {
                 self.waiting.insert(work.clone(), Waiting { since: now, why, requesters: vec![(requester, ticket)] });
                 DiskAnswer::Later(why)
@@ -128,6 +131,7 @@ impl<H: Helpers> DiskSide for Helped<H> {
     fn done(&mut self, done: Done, now: Time, worker: &mut Worker) {
         match done {
             Done::Work(work, found) => self.learn(work, found, now, worker),
+            Done::Changing(work) => self.defer(work, now),
             Done::Warm(token) => worker.warmed(token, now, self),
             Done::Failed(token) => worker.give_up(token, now, self),
         }
@@ -149,11 +153,17 @@ impl<H: Helpers> DiskSide for Helped<H> {
     }
 
     fn next_due(&self) -> Time {
-        self.helpers.next_due()
+        let deferred = self.deferred.front().map_or(Time::NEVER, |(due, _)| *due);
+        self.helpers.next_due().min(deferred)
     }
 
-    fn take_due(&mut self, now: Time, _: &mut Worker) {
+    fn take_due(&mut self, now: Time, worker: &mut Worker) {
         self.helpers.take_due(now);
+        while let Some((_, work)) = self.deferred.pop_front_if(|(due, _)| *due <= now) {
+            if let Err(Busy) = self.ask_again(&work, now) {
+                self.learn(work, Found::Trouble(Trouble::Busy), now, worker);
+            }
+        }
     }
 
     fn renew(&mut self, generation: &ConfigSnapshot) {
@@ -171,7 +181,24 @@ impl<H: Helpers> DiskSide for Helped<H> {
 impl<H: Helpers> Helped<H> {
     fn new(disk: Arc<Disk>, helpers: H) -> Helped<H> {
         let (probes, waits) = (ProbeCounts::default(), WaitCounts::default());
-        Helped { disk, helpers, done: Vec::new(), waiting: HashMap::new(), probes, waits }
+        let (waiting, deferred) = Default::default();
+        Helped { disk, helpers, done: Vec::new(), waiting, deferred, probes, waits }
+    }
+
+    /// Defers a lookup whose file is being written.
+    fn defer(&mut self, work: Work, now: Time) {
+        if let Some(waiting) = self.waiting.get_mut(&work) {
+            waiting.why = Delay::Change;
+            self.deferred.push_back((now + STILL, work));
+        }
+    }
+
+    /// Gives a deferred lookup to a helper again.
+    fn ask_again(&mut self, work: &Work, now: Time) -> Result<(), Busy> {
+        let Some(waiting) = self.waiting.get(work) else { return Ok(()) };
+        let is_over = now.since(waiting.since) >= CHANGES_MAX;
+        let effort = if is_over { Effort::Accept } else { Effort::Defer };
+        self.helpers.ask(Task::Work(Arc::clone(&self.disk), work.clone(), effort))
     }
 
     /// Handles the result of a helper: updates the caches, and answers all connections that wait for it.
@@ -207,22 +234,78 @@ mod tests {
     use amped_core::site::{Site, Sites};
     use std::time::Duration;
 
+    /// Helpers that only record the efforts of lookups.
+    #[derive(Default)]
+    struct Recorder(Vec<Effort>);
+
+    impl Helpers for Recorder {
+        fn ask(&mut self, task: Task) -> Result<(), Busy> {
+            match task {
+                Task::Work(_, _, effort) => self.0.push(effort),
+                Task::Warm(..) => {}
+            }
+            Ok(())
+        }
+
+        fn renew(&mut self, _: &ConfigSnapshot) {}
+
+        fn counts(&self) -> crate::counters::HelperCounts {
+            Default::default()
+        }
+    }
+
     #[test]
-    fn withdrawn_request_is_not_kept() {
+    fn lookup_of_changing_file_is_repeated_by_loop_for_one_second() {
+        let (disk, mut shared, _folder) = served();
+        let mut helped = Helped::new(disk, Recorder::default());
+        let work = listing();
+        let ask = |helped: &mut Helped<Recorder>, shared: &mut _| {
+            helped.ask(Time::START, Token::from_number(1), Ticket(1), &work, shared)
+        };
+        assert!(matches!(ask(&mut helped, &mut shared), DiskAnswer::Later(Delay::Disk)));
+        let mut now = Time::START;
+        for _ in 0..20 {
+            helped.defer(work.clone(), now);
+            assert_eq!(helped.next_due(), now + STILL);
+            now = helped.deferred.pop_front().expect("one").0;
+            helped.ask_again(&work, now).expect("never busy");
+        }
+        assert_eq!(helped.next_due(), Time::NEVER);
+        let (last, others) = helped.helpers.0.split_last().expect("asked");
+        assert_eq!((others.len(), *last), (20, Effort::Accept));
+        assert!(others.iter().all(|effort| *effort == Effort::Defer));
+        // Other requests join it, and no cached copy is served to them.
+        assert!(matches!(ask(&mut helped, &mut shared), DiskAnswer::Later(Delay::Change)));
+        assert_eq!(helped.helpers.0.len(), 21);
+    }
+
+    /// A disk with one directory, and a state for its requests.
+    fn served() -> (Arc<Disk>, SharedState<OpenFile>, tempfile::TempDir) {
         let site = Site { listing: true, ..Site::default() };
         let sites = Arc::new(Sites::new(vec![site]).expect("one"));
         let folder = tempfile::tempdir().expect("a temporary directory");
         let root = folder.path().to_owned();
         let disk = Disk::open(Arc::clone(&sites), &[root], Rules::default()).expect("opened");
+        let shared = SharedState::new(sites, Limits::default(), Budgets::default(), WallClock::at(0));
+        (Arc::new(disk), shared, folder)
+    }
+
+    /// A listing, which always needs a helper.
+    fn listing() -> Work {
+        let order = ListOrder { key: ListKey::Name, descending: false };
+        let path = Arc::from(&b"/"[..]);
+        Work::List(ListWork { generation: 0, site: 0, path, edition: 0, order, form: ListForm::Html })
+    }
+
+    #[test]
+    fn withdrawn_request_is_not_kept() {
+        let (disk, mut shared, _folder) = served();
         let idle_timeout = Duration::from_secs(1);
         let settings = HelperSettings { kind: HelperKind::Threads, max: 1, min_spare: 0, max_queue: 1, idle_timeout };
         let helpers = Threads::new(settings, Arc::new(Mailbox::new().expect("made")));
-        let mut helped = Helped::new(Arc::new(disk), helpers);
-        let mut shared = SharedState::new(sites, Limits::default(), Budgets::default(), WallClock::at(0));
-        // A listing always needs a helper; here its answer stays in the mailbox.
-        let order = ListOrder { key: ListKey::Name, descending: false };
-        let path = Arc::from(&b"/"[..]);
-        let work = Work::List(ListWork { generation: 0, site: 0, path, edition: 0, order, form: ListForm::Html });
+        let mut helped = Helped::new(disk, helpers);
+        // Its answer stays in the mailbox.
+        let work = listing();
         let token = |n: u64| Token::from_number(n);
         let mut ask =
             |helped: &mut Helped<Threads>, n| helped.ask(Time::START, token(n), Ticket(1), &work, &mut shared);

@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 
 use super::link::{Frame, Link};
 use super::perform;
-use crate::disk::{self, Disk, Rules};
+use crate::disk::{self, Disk, Effort, Rules};
 use crate::open_file::OpenFile;
 use crate::portable::{self, NO_DESCRIPTORS, PortableEnding};
 use crate::say::die;
@@ -99,8 +99,8 @@ pub(super) enum Order<'a> {
     Begin(Cow<'a, Rules>),
     /// Some of these sites, with the paths of their roots, whose descriptors are sent along; then roots of their aliases.
     Sites(Vec<(Option<Cow<'a, Site>>, Cow<'a, OsStr>)>),
-    /// Perform this lookup; the answer is that of [`portable::pack`].
-    Work(Cow<'a, Work>),
+    /// Perform this lookup; the answer is that of [`portable::pack`], or an empty frame if the file is being written.
+    Work(Cow<'a, Work>, Effort),
     /// Read this range of a file, whose descriptor is sent along, into memory; the answer is an empty frame.
     Warm(u64, u64),
 }
@@ -244,11 +244,13 @@ fn handle_frame(link: &Link, sites: &mut Sites, Frame { bytes, descriptors, .. }
             };
             sites.parts.extend(parts.map(part));
         }
-        Order::Work(work) => {
+        Order::Work(work, effort) => {
             if sites.disk.is_none() {
                 sites.disk = Some(Disk::of_parts(sites.rules.clone(), std::mem::take(&mut sites.parts))?);
             }
-            let found = perform(sites.disk.as_ref()?, &work);
+            let Some(found) = perform(sites.disk.as_ref()?, &work, effort) else {
+                return Some(link.say(&[], &[]));
+            };
             let (bytes, files) = portable::pack(&found);
             let files: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
             return Some(link.say(&bytes, &files).or_else(|error| match file::is_exhaustion(&error) {

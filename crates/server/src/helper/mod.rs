@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use amped_core::event::{Found, Lane, Trouble, Work};
+use amped_core::event::{Delay, Found, Lane, Trouble, Work};
 use amped_core::file::Content;
 use amped_sys::epoll::Epoll;
 use amped_units::Time;
@@ -66,18 +66,19 @@ pub trait Helpers {
 /// A task that may wait for the disk.
 #[derive(Debug)]
 pub enum Task {
-    /// Perform a connection's lookup.
-    Work(Arc<Disk>, Work),
+    /// Perform a connection's lookup, with [`Effort::Defer`] or [`Effort::Accept`].
+    Work(Arc<Disk>, Work, Effort),
     /// Read a range of a file into memory, for the lane of a connection that sends it.
     Warm((Token, Lane), Arc<Content<OpenFile>>, Range<u64>),
 }
 
 /// The result of a task.
-#[expect(clippy::large_enum_variant, reason = "the large variant is the common one")]
 #[derive(Debug)]
 pub enum Done {
     /// The result of the lookup.
     Work(Work, Found<OpenFile>),
+    /// The file of the lookup is being written; a helper that waited for it would be missing elsewhere.
+    Changing(Work),
     /// The range is in memory, or cannot be read; sending it will show.
     Warm((Token, Lane)),
     /// Helpers died while reading it. The loop must not try what they could not.
@@ -88,9 +89,12 @@ pub enum Done {
 #[derive(Debug)]
 pub struct Busy;
 
-/// Performs a lookup, in a helper. Every lookup gets a result, even after a bug: a panic is reported
-/// on standard error and answered with 500.
-fn perform(disk: &Disk, work: &Work) -> Found<OpenFile> {
-    let found = catch_unwind(AssertUnwindSafe(|| disk.perform(work, Effort::Wait)));
-    found.ok().and_then(Result::ok).unwrap_or(Found::Trouble(Trouble::Failed))
+/// Performs a lookup, in a helper; `None`: the file is being written. Every lookup gets a result, even after a bug: a
+/// panic is reported on standard error and answered with 500.
+fn perform(disk: &Disk, work: &Work, effort: Effort) -> Option<Found<OpenFile>> {
+    match catch_unwind(AssertUnwindSafe(|| disk.perform(work, effort))) {
+        Ok(Ok(found)) => Some(found),
+        Ok(Err(Delay::Change)) => None,
+        Ok(Err(Delay::Disk)) | Err(_) => Some(Found::Trouble(Trouble::Failed)),
+    }
 }

@@ -209,7 +209,10 @@ impl Processes {
         };
         let job = helper.job.take();
         let came = match &job {
-            Some(Job { task: Task::Work(disk, work), .. }) => match frame.incomplete {
+            Some(Job { task: Task::Work(_, work, _), .. }) if frame.bytes.is_empty() => {
+                Ok(Done::Changing(work.clone()))
+            }
+            Some(Job { task: Task::Work(disk, work, _), .. }) => match frame.incomplete {
                 true => Ok(Found::Trouble(Trouble::Exhausted)),
                 false => portable::unpack(&frame.bytes, frame.descriptors, OpenFile::new),
             }
@@ -276,7 +279,7 @@ impl Processes {
             Some(Job { task, again: true }) => {
                 say!("helper {pid} {ending} during the retried task ({}); giving up", name_of(&task));
                 done.push(match task {
-                    Task::Work(_, work) => Done::Work(work, Found::Trouble(Trouble::Failed)),
+                    Task::Work(_, work, _) => Done::Work(work, Found::Trouble(Trouble::Failed)),
                     Task::Warm(token, ..) => Done::Failed(token),
                 });
             }
@@ -379,9 +382,9 @@ impl Helper {
     /// It has ended.
     fn give(&mut self, job: Job, number: u64, epoll: &Epoll) -> io::Result<()> {
         match &job.task {
-            Task::Work(disk, work) => {
+            Task::Work(disk, work, effort) => {
                 self.update_sites(disk);
-                self.put(&Order::Work(Cow::Borrowed(work)), Vec::new());
+                self.put(&Order::Work(Cow::Borrowed(work), *effort), Vec::new());
             }
             Task::Warm(_, content, range) => {
                 self.put(&Order::Warm(range.start, range.end), vec![Attachment::Content(Arc::clone(content))]);
@@ -416,8 +419,8 @@ impl Helper {
 
 fn name_of(task: &Task) -> String {
     match task {
-        Task::Work(_, Work::Name(work)) => String::from_utf8_lossy(&work.path).escape_debug().to_string(),
-        Task::Work(_, Work::List(work)) => format!("listing {}", String::from_utf8_lossy(&work.path).escape_debug()),
+        Task::Work(_, Work::Name(work), _) => String::from_utf8_lossy(&work.path).escape_debug().to_string(),
+        Task::Work(_, Work::List(work), _) => format!("listing {}", String::from_utf8_lossy(&work.path).escape_debug()),
         Task::Warm(_, content, range) => {
             format!("reading bytes {} to {} of inode {}", range.start, range.end, content.version.inode)
         }

@@ -117,10 +117,10 @@ impl Shared {
     fn help(&self) {
         while let Some(task) = self.next_task() {
             let done = match task {
-                Task::Work(disk, work) => {
-                    let found = perform(&disk, &work);
-                    Done::Work(work, found)
-                }
+                Task::Work(disk, work, effort) => match perform(&disk, &work, effort) {
+                    Some(found) => Done::Work(work, found),
+                    None => Done::Changing(work),
+                },
                 Task::Warm(token, content, range) => {
                     if let Stored::File(file) = &content.store {
                         // Errors are found when the window is sent.
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use crate::config::settings::HelperKind;
     use crate::config::{cli, load};
-    use crate::disk::{Disk, Rules};
+    use crate::disk::{Disk, Effort, Rules};
     use amped_core::event::{ListWork, Work};
     use amped_core::listing::{ListForm, ListOrder};
     use std::time::{Duration, Instant};
@@ -177,12 +177,12 @@ mod tests {
         let (order, form) = (ListOrder::of(None), ListForm::Json);
         let work = Work::List(ListWork { generation: 0, site: 0, path: b"/"[..].into(), edition: 0, order, form });
         let mailbox = Arc::new(Mailbox::new().unwrap());
-        (Threads::new(settings, Arc::clone(&mailbox)), mailbox, Task::Work(Arc::new(disk), work))
+        (Threads::new(settings, Arc::clone(&mailbox)), mailbox, Task::Work(Arc::new(disk), work, Effort::Defer))
     }
 
     fn again(task: &Task) -> Task {
         match task {
-            Task::Work(disk, work) => Task::Work(Arc::clone(disk), work.clone()),
+            Task::Work(disk, work, effort) => Task::Work(Arc::clone(disk), work.clone(), *effort),
             Task::Warm(token, content, range) => Task::Warm(*token, Arc::clone(content), range.clone()),
         }
     }
