@@ -202,7 +202,7 @@ fn limited(address: SocketAddr, backend: SocketAddr, root: &Path) -> String {
         limit_conn_zone $binary_remote_addr zone=one:1m;
         server {{
             listen {address};
-            root {root};
+            root {root}/public;
             limit_req_status 429;
             limit_conn_status 429;
             # A resumed session has the result of the first verification, that of another location.
@@ -247,10 +247,10 @@ fn converted_tls_to_backends_and_limits_act_alike() {
         let key = site.path().join(if name == "other" { "other-key" } else { "key" });
         said(openssl.arg(key).arg("-out").arg(site.path().join(name)));
     }
-    site.file("few/a", "a");
-    site.file("slow/small", "small");
+    site.file("public/few/a", "a");
+    site.file("public/slow/small", "small");
     // More than sockets hold, so that the limit counts it while a client reads nothing.
-    site.file("slow/large", vec![0; 32 << 20]);
+    site.file("public/slow/large", vec![0; 32 << 20]);
     let [address, backend] = free_addresses();
     let servers = limited(address, backend, site.path());
     let folder = tempfile::tempdir().unwrap();
@@ -302,11 +302,11 @@ fn converted_redirect_to_https_leaves_challenges_out() {
             .arg(site.path().join("certificate")),
     );
     site.file("certbot/.well-known/acme-challenge/token", "answer");
-    site.file("index.html", "home");
+    site.file("public/index.html", "home");
     let [address, secure, backend] = free_addresses();
     let root = site.path().display();
     let server = |listen: &str, content: &str| {
-        format!("server {{ listen {listen}; server_name example.org; root {root}; {content} }}\n")
+        format!("server {{ listen {listen}; server_name example.org; root {root}/public; {content} }}\n")
     };
     let challenges = format!("location /.well-known/acme-challenge/ {{ root {root}/certbot; }}");
     let keys = format!("ssl_certificate {root}/certificate; ssl_certificate_key {root}/key;");

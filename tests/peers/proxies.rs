@@ -152,8 +152,8 @@ fn curl_names_itself_by_proxy_protocol() {
     let server = serve(&site, "127.0.0.1:0 proxy", "");
     let text = said(&mut curl(&["--haproxy-protocol", &format!("http://{}/cgi-bin/who", server.address)]));
     assert!(text.starts_with("127.0.0.1 "), "{text}");
-    let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    let (chain, key) = (site.file("a.pem", own.cert.pem()), site.file("a.key", own.signing_key.serialize_pem()));
+    let (own, keys) = (rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap(), Site::new());
+    let (chain, key) = (keys.file("a.pem", own.cert.pem()), keys.file("a.key", own.signing_key.serialize_pem()));
     let tls = serve_with(&site, "127.0.0.1:0 tls proxy", "", &format!("certificate = [{chain:?}]\nkey = [{key:?}]"));
     let url = format!("https://{}/cgi-bin/who", tls.address);
     for version in ["--http2", "--http1.1"] {

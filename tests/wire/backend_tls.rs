@@ -150,8 +150,9 @@ fn client_certificate_is_presented() {
     let server = serve(&site, &url, &trusted);
     assert_eq!(server.get("/").status, 502);
     server.wait_for("it requires a client certificate: set `tls_certificate` and `tls_key`");
-    let certificate = file(&site, "hidden/client.pem", &client.cert.pem());
-    let key = file(&site, "hidden/client.key", &client.signing_key.serialize_pem());
+    let keys = Site::new();
+    let certificate = file(&keys, "client.pem", &client.cert.pem());
+    let key = file(&keys, "client.key", &client.signing_key.serialize_pem());
     let server = serve(&site, &url, &format!("{trusted}\ntls_certificate = {certificate:?}\ntls_key = {key:?}"));
     assert_eq!(server.get("/").text(), "ok");
     assert!(seen.recv().unwrap().2);

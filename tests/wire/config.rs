@@ -137,8 +137,9 @@ fn certificates_are_described() {
     let pem = site.file("a.pem", certificate.self_signed(&key).unwrap().pem());
     site.file("a.key", key.serialize_pem());
     let config = "listen = [\"127.0.0.1:443 tls\"]\n\
-         [[site]]\nroot = \".\"\nhosts = [\"a.example\"]\ncertificate = [\"a.pem\"]\nkey = [\"a.key\"]\n\
-         [[site]]\nroot = \".\"\nhosts = [\"b.example\"]\n";
+         [[site]]\nroot = \"root\"\nhosts = [\"a.example\"]\ncertificate = [\"a.pem\"]\nkey = [\"a.key\"]\n\
+         [[site]]\nroot = \"root\"\nhosts = [\"b.example\"]\n";
+    site.file("root/page.html", "");
     let file = site.file("amped.toml", config);
     let ended = run(&["check", "--config", text(&file)]);
     // A server with an expired certificate is better than none.

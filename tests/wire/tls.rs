@@ -636,6 +636,19 @@ fn response_that_may_be_cached_does_not_name_a_client() {
     }
 }
 
+/// Under any name, and however it came there.
+#[test]
+fn private_key_is_never_served() {
+    let (site, trust) = place();
+    site.file("root/index.html", "for all");
+    let server = serve(&site, "", "");
+    fs::hard_link(site.path().join("own.key"), site.path().join("root/key.txt")).unwrap();
+    fs::hard_link(site.path().join("own.pem"), site.path().join("root/certificate.txt")).unwrap();
+    assert_eq!(trust.connect(&server).get("/key.txt").status, 403);
+    assert_eq!(trust.connect(&server).get("/certificate.txt").status, 200);
+    assert_eq!(trust.connect(&server).get("/").text(), "for all");
+}
+
 #[test]
 fn reload_that_requests_certificates_resumes_no_session() {
     let (site, mut trust) = place();

@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -62,6 +62,8 @@ pub struct Disk {
     start: Instant,
     /// Receives the names that become cached, if directories are watched.
     notes: OnceLock<Arc<Notes>>,
+    /// The files that are never served, once one was looked up.
+    secrets: Mutex<Option<Secrets>>,
     /// Names already reported because their symbolic links were refused or they were not unpacked.
     refused: Mutex<HashSet<(u16, Box<[u8]>)>>,
     /// Listings that threads sharing this disk are creating.
@@ -71,7 +73,7 @@ pub struct Disk {
 /// Settings of a [`Disk`] that apply to all sites.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
-    /// Files that are never served, whatever name or link leads to them: the password files.
+    /// Files that are never served, whatever name or link leads to them: passwords, private keys, and secrets.
     pub secrets: Vec<OsString>,
     /// Files up to this size are read whole, bytes.
     pub max_content_file_bytes: u64,
@@ -99,6 +101,16 @@ struct UserRoot {
     folder: Option<Arc<OwnedFd>>,
     checked: Instant,
 }
+
+/// The files that are never served, as of their last check: device and inode.
+#[derive(Debug)]
+struct Secrets {
+    checked: Instant,
+    files: Vec<(u64, u64)>,
+}
+
+/// Interval after which these are checked again: there may be several for each site.
+const SECRETS_FRESH: Duration = Duration::from_secs(1);
 
 /// Maximum refused links and files reported under one configuration.
 const REFUSALS_MAX: usize = 200;
@@ -198,6 +210,7 @@ impl Disk {
             forgotten_ns: AtomicU64::new(0),
             start: Instant::now(),
             notes: OnceLock::new(),
+            secrets: Mutex::default(),
             refused: Mutex::default(),
             listings: Listings::default(),
         }
@@ -797,14 +810,30 @@ impl Disk {
     /// Returns whether a file in this state is never to be served. A hard link, or a link out of the root if those are
     /// followed, may lead to it under any name.
     fn is_secret(&self, status: &file::Status, patience: Patience) -> io::Result<bool> {
+        if self.rules.secrets.is_empty() {
+            return Ok(false);
+        }
+        let is_among = |files: &[(u64, u64)]| files.contains(&(status.device, status.inode));
+        let is_fresh = |known: &&Secrets| known.checked.elapsed() < SECRETS_FRESH;
+        if let Some(known) = self.lock_secrets().as_ref().filter(is_fresh) {
+            return Ok(is_among(&known.files));
+        }
+        let checked = Instant::now();
+        let mut files = Vec::new();
         for path in &self.rules.secrets {
             match file::open_path(Path::new(path), patience).and_then(file::status) {
-                Ok(secret) if (secret.device, secret.inode) == (status.device, status.inode) => return Ok(true),
+                Ok(secret) => files.push((secret.device, secret.inode)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
-                Ok(_) | Err(_) => {}
+                Err(_) => {}
             }
         }
-        Ok(false)
+        let is_secret = is_among(&files);
+        *self.lock_secrets() = Some(Secrets { checked, files });
+        Ok(is_secret)
+    }
+
+    fn lock_secrets(&self) -> MutexGuard<'_, Option<Secrets>> {
+        self.secrets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns `None` if the file is shorter than its version says.

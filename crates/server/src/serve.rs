@@ -1049,7 +1049,7 @@ fn open(
     let budgets = &settings.cache;
     let roots = &settings.roots;
     let rules = Rules {
-        secrets: settings.accounts.iter().map(|path| path.clone().into_os_string()).collect(),
+        secrets: settings.secrets().into_iter().map(PathBuf::into_os_string).collect(),
         max_content_file_bytes: budgets.max_content_file_bytes.0,
         max_unpacked_file_bytes: budgets.max_unpacked_file_bytes.0,
         revalidate: budgets.revalidate,

@@ -60,11 +60,12 @@ impl Checker<'_> {
         let state = settings.state.join(directory_name(&settings.directory));
         // A `root` at the top is a first site, without other keys.
         let shorthand = usize::from(file.root.is_some());
-        let (mut wanted, mut files, mut is_first) = (Vec::new(), vec![None; shorthand], true);
+        let (mut wanted, mut files, mut is_first, mut key_of_first) = (Vec::new(), vec![None; shorthand], true, None);
         for (site, node) in file.site.iter().zip(root.get("site").elements()) {
             let key = node.get("acme");
             let has_names = site.acme && self.are_provable(&site.hosts, node);
             if site.acme && std::mem::take(&mut is_first) {
+                key_of_first = key.place();
                 self.requirements(&settings, file, root, key);
             }
             for other in ["certificate", "key"].map(|name| node.get(name)) {
@@ -89,6 +90,8 @@ impl Checker<'_> {
         if wanted.is_empty() {
             return None;
         }
+        let place = table.get("state").place().or(key_of_first).unwrap_or_else(|| table.span());
+        self.secrets.push(("directory of ACME keys", settings.state.clone(), place));
         let challenge = challenge(settings.challenge, &file.listen);
         let AcmeSettings { email, directory, directory_ca, profile, .. } = settings;
         let start = Start { directory, directory_ca, email, profile, state, challenge, certificates: wanted };

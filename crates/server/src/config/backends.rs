@@ -101,6 +101,9 @@ impl Checker<'_> {
         let report = |UnusableKeys { key, message, help }| {
             self.findings.at(node.get(key.unwrap_or("http")).span(), message, help);
         };
-        read.map(Some).map_err(report).ok()
+        let read = read.map(Some).map_err(report).ok();
+        let key = app.tls_key.iter().filter(|_| read.is_some());
+        self.secrets.extend(key.map(|key| ("private key", key.clone(), node.get("tls_key").span())));
+        read
     }
 }

@@ -48,7 +48,10 @@ impl Checker<'_> {
         let mut read = Vec::new();
         for (((chain, key), (chain_node, key_node)), ocsp) in files.zip(responses.chain(iter::repeat(None))) {
             match Certificate::read(chain, key, ocsp, now) {
-                Ok(certificate) => read.push(certificate),
+                Ok(certificate) => {
+                    self.secrets.push(("private key", key.clone(), key_node.span()));
+                    read.push(certificate);
+                }
                 Err(Unusable { is_key, message, help }) => {
                     let node = if is_key { key_node } else { chain_node };
                     self.findings.at(node.span(), message, help);
@@ -88,8 +91,16 @@ impl Checker<'_> {
             self.findings.against(place.span(), client_ca, "`ticket_secret` cannot be used with `client_ca`", help);
             return None;
         }
-        let secret = TicketSecret::read(path);
-        secret.map_err(|UnusableSecret { message, help }| self.findings.at(place.span(), message, help)).ok()
+        match TicketSecret::read(path) {
+            Ok(secret) => {
+                self.secrets.push(("ticket secret", path.clone(), place.span()));
+                Some(secret)
+            }
+            Err(UnusableSecret { message, help }) => {
+                self.findings.at(place.span(), message, help);
+                None
+            }
+        }
     }
 
     /// The port to which a site redirects requests without TLS.

@@ -108,10 +108,29 @@ impl DerefMut for Settings {
     }
 }
 
+/// The file of the account in the state directory, which `amped-acme` writes.
+const ACCOUNT_FILE: &str = "account.json";
+
+impl Settings {
+    /// The files that are never served, whatever name or link leads to them: passwords, private keys, and secrets.
+    pub fn secrets(&self) -> Vec<PathBuf> {
+        let sites = self.site.iter();
+        let keys = sites.flat_map(|site| site.key.iter().chain(site.app.iter().flat_map(|app| &app.tls_key)));
+        let acme = self.acme.iter().flat_map(|acme| acme.files.iter().flatten());
+        let account = self.acme.iter().map(|acme| acme.start.state.join(ACCOUNT_FILE));
+        let files = self.accounts.iter().chain(keys).chain(&self.tls.ticket_secret).chain(acme);
+        files.cloned().chain(account).collect()
+    }
+}
+
 /// Builds the settings from a file and the flags that set no key; paths in the file are relative to `folder`. Returns
 /// `None` only if an error was recorded.
 pub(super) fn settle(flags: &Serve, read: Read<'_>, folder: &Path, findings: &mut Findings) -> Option<Settings> {
-    Checker { folder, read: &read, findings, accounts: Vec::new() }.settings(flags, read.file.clone(), read.root())
+    Checker { folder, read: &read, findings, accounts: Vec::new(), secrets: Vec::new() }.settings(
+        flags,
+        read.file.clone(),
+        read.root(),
+    )
 }
 
 /// The sites, and for each by number: its root, how its applications run, and its certificates.
@@ -123,6 +142,8 @@ pub(super) struct Checker<'a> {
     pub(super) findings: &'a mut Findings,
     /// The password files named so far, and where each was named first.
     accounts: Vec<(PathBuf, Range<usize>)>,
+    /// Other files, or directories, that no root may contain: what each is, and where it was named.
+    pub(super) secrets: Vec<(&'static str, PathBuf, Range<usize>)>,
 }
 
 impl Checker<'_> {
@@ -412,9 +433,11 @@ impl Checker<'_> {
         if roots.len() > usize::from(u16::MAX) {
             self.findings.outside(format!("too many sites and aliases: {}", roots.len()), "the maximum is 65535");
         }
-        for (file, span) in &self.accounts {
+        let accounts = self.accounts.iter().map(|(file, span)| ("accounts file", file, span));
+        let others = self.secrets.iter().map(|(what, file, span)| (*what, file, span));
+        for (what, file, span) in accounts.chain(others) {
             if let Some(root) = roots.iter().flatten().find(|root| lies_within(file, root)) {
-                let message = format!("the accounts file {} is below the root {}", file.display(), root.display());
+                let message = format!("the {what} {} is below the root {}", file.display(), root.display());
                 let help = "move it outside all roots, so that no client can download it";
                 self.findings.at(span.clone(), message, help);
             }

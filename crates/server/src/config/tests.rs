@@ -664,13 +664,14 @@ fn certificates_are_checked() {
         write(&format!("{name}.pem"), &certificate.self_signed(&key).unwrap().pem());
         write(&format!("{name}.key"), &key.serialize_pem());
     }
+    fs::create_dir(folder.path().join("root")).unwrap();
     write("empty", "");
     write("text", "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n");
     write("encrypted.key", "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n");
     write("short.key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n");
     let load_with = |certificate: &str, key: &str| {
         let text = format!(
-            "listen = ['*:443 tls']\n[[site]]\nroot = '.'\ncertificate = ['{certificate}']\nkey = ['{key}']\n\
+            "listen = ['*:443 tls']\n[[site]]\nroot = 'root'\ncertificate = ['{certificate}']\nkey = ['{key}']\n\
              redirect_to_https = true\nhsts = ' max-age=9; includeSubDomains '\n"
         );
         write("amped.toml", &text);
@@ -699,6 +700,7 @@ fn certificates_are_checked() {
 fn ocsp_responses_belong_to_certificates_and_may_be_missing() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, content: &[u8]| fs::write(folder.path().join(name), content).unwrap();
+    fs::create_dir(folder.path().join("root")).unwrap();
     for (name, serial) in [("a", &[0x8a, 0x11, 0x0c, 0x5b][..]), ("b", &[1])] {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut certificate = rcgen::CertificateParams::new(vec![format!("{name}.example")]).unwrap();
@@ -711,7 +713,7 @@ fn ocsp_responses_belong_to_certificates_and_may_be_missing() {
     let flags = Serve { config: Some(config.clone()), ..Serve::default() };
     let write_with = |responses: &str| {
         let text = format!(
-            "[[site]]\nroot = '.'\ncertificate = ['b.pem', 'a.pem']\nkey = ['b.key', 'a.key']\nocsp = {responses}\n"
+            "[[site]]\nroot = 'root'\ncertificate = ['b.pem', 'a.pem']\nkey = ['b.key', 'a.key']\nocsp = {responses}\n"
         );
         write("amped.toml", text.as_bytes());
     };
@@ -743,9 +745,10 @@ fn ocsp_responses_belong_to_certificates_and_may_be_missing() {
 fn ticket_secret_is_checked() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
+    fs::create_dir(path("root")).unwrap();
     let load_with = |content: &[u8]| {
         fs::write(path("secret"), content).unwrap();
-        fs::write(path("amped.toml"), "root = '.'\ntls.ticket_secret = 'secret'\n").unwrap();
+        fs::write(path("amped.toml"), "root = 'root'\ntls.ticket_secret = 'secret'\n").unwrap();
         load(&Serve { config: Some(path("amped.toml")), ..Serve::default() })
     };
     for (length, says) in [(0, "has 0 bytes"), (31, "has 31 bytes"), (1025, "has more than 1024 bytes")] {
@@ -758,7 +761,7 @@ fn ticket_secret_is_checked() {
     let shown = format!("{settings:?}");
     assert!(!shown.contains("245, 245"), "the secret is in {shown}");
     let review = |user: &str, mode: u32| {
-        fs::write(path("amped.toml"), format!("{user}root = '.'\ntls.ticket_secret = 'secret'\n")).unwrap();
+        fs::write(path("amped.toml"), format!("{user}root = 'root'\ntls.ticket_secret = 'secret'\n")).unwrap();
         fs::set_permissions(path("secret"), fs::Permissions::from_mode(mode)).unwrap();
         check(&cli::Check { config: path("amped.toml") }).unwrap_or_else(|error| panic!("{error}"))
     };
@@ -770,6 +773,47 @@ fn ticket_secret_is_checked() {
     assert!(summary.contains("warning: the user nobody cannot read the ticket secret "), "{summary}");
     let summary = review("", 0o600);
     assert!(!summary.contains("warning"), "{summary}");
+}
+
+#[test]
+fn secrets_below_root_are_rejected() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("root")).unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(vec!["a.example".to_owned()]).unwrap().self_signed(&key).unwrap();
+    for place in ["", "root/"] {
+        let write = |name: &str, text: &str| fs::write(folder.path().join(format!("{place}{name}")), text).unwrap();
+        write("pem", &certificate.pem());
+        write("key", &key.serialize_pem());
+        write("secret", &"x".repeat(32));
+    }
+    std::os::unix::fs::symlink("root/key", folder.path().join("linked")).unwrap();
+    let config = folder.path().join("amped.toml");
+    let message_of = |tls: &str, site: &str| {
+        let listen = "listen = ['127.0.0.1:80', '127.0.0.1:443 tls']";
+        fs::write(&config, format!("{listen}\n[tls]\n{tls}\n[[site]]\nroot = 'root'\n{site}\n")).unwrap();
+        load(&Serve { config: Some(config.clone()), ..Serve::default() }).err().map(|error| error.to_string())
+    };
+    let of_site = |key: &str| format!("certificate = ['root/pem']\nkey = ['{key}']");
+    let of_app = |key: &str| {
+        let files = format!("tls_certificate = 'pem'\ntls_key = '{key}'\ntls_verify = false");
+        format!("{}\n[[site.app]]\nmatch = '/a'\nhttp = 'https://127.0.0.1:1'\n{files}", of_site("key"))
+    };
+    assert_eq!(message_of("ticket_secret = 'secret'", &of_app("key")), None);
+    for (tls, site, what) in [
+        ("", of_site("root/key"), "private key"),
+        ("", of_site("linked"), "private key"),
+        ("", of_app("root/key"), "private key"),
+        ("ticket_secret = 'root/secret'", of_site("key"), "ticket secret"),
+        (
+            "acme = { agree_to_terms = true, state = 'root/state' }",
+            "hosts = ['a.example']\nacme = true".to_owned(),
+            "directory of ACME keys",
+        ),
+    ] {
+        let message = message_of(tls, &site).unwrap_or_else(|| panic!("{what} is accepted"));
+        assert!(message.contains(&format!("the {what} ")) && message.contains("is below the root"), "{message}");
+    }
 }
 
 #[test]
@@ -829,6 +873,7 @@ fn client_ca_file_is_checked() {
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
     let key = rcgen::KeyPair::generate().unwrap();
     write("ca.pem", &rcgen::CertificateParams::new([]).unwrap().self_signed(&key).unwrap().pem());
+    fs::create_dir(folder.path().join("root")).unwrap();
     write("empty", "");
     write("text", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
     let load_with = |authority: &str| {
