@@ -1157,6 +1157,9 @@ fn sibling_older_than_original_is_ignored() {
     let time = SystemTime::UNIX_EPOCH + Duration::from_millis(1_600_000_010_700);
     File::options().write(true).open(fraction).unwrap().set_modified(time).unwrap();
     at(&site.file("fraction.gz", "coded"), 10);
+    let later = time + Duration::from_millis(200);
+    File::options().write(true).open(site.file("rewritten", "plain")).unwrap().set_modified(later).unwrap();
+    File::options().write(true).open(site.file("rewritten.gz", "coded")).unwrap().set_modified(time).unwrap();
     site.file("orphan.gz", "coded");
     site.file("folder", "plain");
     fs::create_dir(site.path().join("folder.gz")).unwrap();
@@ -1173,6 +1176,7 @@ fn sibling_older_than_original_is_ignored() {
     };
     check("/old", 200, "plain", false);
     check("/same", 200, "coded", true);
+    check("/rewritten", 200, "plain", false);
     check("/new", 200, "coded", true);
     check("/fraction", 200, "coded", true);
     check("/orphan", 200, "coded", true);

@@ -27,11 +27,12 @@ const ENDINGS_MAX: usize = 5;
 /// Maximum files considered for one name: the first ones by name. Each is opened and, if small, read.
 pub const CANDIDATES_MAX: usize = 64;
 
-/// Whether a sibling with this modification time was made from the current file. Compares whole seconds: brotli, for
-/// one, copies the time of the file to the sibling without its fraction.
-pub fn is_current(sibling_mtime_ns: i64, mtime_ns: i64) -> bool {
-    let seconds = |ns: i64| ns.div_euclid(1_000_000_000);
-    seconds(sibling_mtime_ns) >= seconds(mtime_ns)
+/// Whether a sibling with these times of modification and change was made from the current file, which was modified at
+/// `mtime_ns`. gzip and zstd copy the time of the file to the sibling, brotli does so without its fraction: a whole
+/// second may be that of the file, unless the sibling was last changed before it.
+pub fn is_current((sibling_mtime_ns, sibling_ctime_ns): (i64, i64), mtime_ns: i64) -> bool {
+    let second = mtime_ns.div_euclid(1_000_000_000) * 1_000_000_000;
+    sibling_mtime_ns >= mtime_ns || (sibling_mtime_ns == second && sibling_ctime_ns >= mtime_ns)
 }
 
 /// Whether a file of this name may be a variant of the requested name, both without their folder: it has the same stem,
@@ -125,7 +126,7 @@ impl Variants {
             let place = |coding: Coding| site.precompressed.iter().position(|known| *known == coding);
             states.sort_by_key(|(coding, _)| place(*coding).map_or(0, |at| at + 1));
             if let [(Coding::Identity, version), ..] = states[..] {
-                states.retain(|(_, state)| is_current(state.mtime_ns, version.mtime_ns));
+                states.retain(|(_, state)| is_current((state.mtime_ns, state.ctime_ns), version.mtime_ns));
             }
             let resource = Resource::of_variant(site, name, states.iter().copied(), &traits);
             let codings = states.iter().map(|(coding, _)| *coding).collect();
@@ -324,7 +325,7 @@ mod tests {
                 inode: size,
                 size,
                 mtime_ns,
-                ctime_ns: mtime_ns,
+                ctime_ns: 9_000_000_000,
                 is_changing: false,
                 is_unpacked: false,
             },
@@ -426,6 +427,28 @@ mod tests {
             "Accept-Language",
         );
         check("/elsewhere/page", &["/elsewhere/page.html"], &[], "");
+    }
+
+    #[test]
+    fn sibling_is_current_if_made_from_this_state() {
+        let ms = |ms: i64| ms * 1_000_000;
+        let check = |sibling: i64, changed: i64, file: i64, expected: bool| {
+            let is_current = is_current((ms(sibling), ms(changed)), ms(file));
+            assert_eq!(is_current, expected, "{sibling}, {changed}, {file}");
+        };
+        // With the time of the file, or later.
+        check(5_350, 5_500, 5_350, true);
+        check(5_351, 5_351, 5_350, true);
+        check(6_000, 6_000, 5_350, true);
+        check(5_000, 5_000, 5_000, true);
+        // With the time of the file, without its fraction.
+        check(5_000, 9_000, 5_350, true);
+        check(-5_000, 0, -4_650, true);
+        // Made from an earlier state in the same second.
+        check(5_050, 5_200, 5_350, false);
+        check(5_000, 5_200, 5_350, false);
+        check(4_999, 9_000, 5_350, false);
+        check(4_000, 9_000, 5_350, false);
     }
 
     #[test]

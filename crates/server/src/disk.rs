@@ -715,7 +715,7 @@ impl Disk {
             let sibling = [path, coding.suffix().as_bytes()].concat();
             match open_regular(root, &sibling, self.for_names(effort)) {
                 // A sibling older than its original was created from an earlier version.
-                Ok(Some((opened, status))) if variants::is_current(status.mtime_ns, mtime) => {
+                Ok(Some((opened, status))) if variants::is_current((status.mtime_ns, status.ctime_ns), mtime) => {
                     match self.load(coding, opened, status, &work.known, effort) {
                         Ok(opened) => files.push(opened),
                         Err(DiskError::Io(_)) => {}
@@ -821,6 +821,7 @@ impl Disk {
         let checked = Instant::now();
         let mut files = Vec::new();
         for path in &self.rules.secrets {
+            // Without the lock: a helper may wait here.
             match file::open_path(Path::new(path), patience).and_then(file::status) {
                 Ok(secret) => files.push((secret.device, secret.inode)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
