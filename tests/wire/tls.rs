@@ -1292,7 +1292,7 @@ fn requests_without_tls_are_redirected_where_configured() {
 }
 
 #[test]
-fn challenge_of_ca_is_not_redirected_unless_it_requires_password() {
+fn challenge_of_ca_is_not_redirected_unless_it_is_protected() {
     let (site, trust) = place();
     site.file("root/.well-known/acme-challenge/token", "answer");
     site.file("accounts", format!("name:{}\n", bcrypt::hash("word", 4).unwrap()));
@@ -1310,6 +1310,11 @@ fn challenge_of_ca_is_not_redirected_unless_it_requires_password() {
     }
     let (status, _, secure) = answers("[[site.auth]]\ndirectory = \"/\"\naccounts = \"accounts\"", token);
     assert_eq!((status, secure), (308, 401));
+    let script = site.file("root/who", "#!/bin/sh\nprintf 'Status: 403\\nContent-Type: a/b\\n\\n'");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let app = "[[site.app]]\nmatch = \"/who\"\ncgi = true\n[[site.authorize]]\ndirectory = \"/\"\nrequest = \"/who\"";
+    let (status, _, secure) = answers(app, token);
+    assert_eq!((status, secure), (308, 403));
 }
 
 #[test]

@@ -184,13 +184,15 @@ fn is_admitted(request: &Request<'_>, origin: Origin, resolved: &Resolved<'_>, s
 /// The port of https to which the site redirects this request; `None` if it is served.
 ///
 /// A challenge of a CA is served, for other ACME clients that write a file or are a backend. A CA would follow the redirect, but
-/// it may lead to a certificate's first request. Where a password is required, that must not be sent unencrypted.
+/// it may lead to a certificate's first request. Where a password is required, or an application authorises requests, what proves
+/// that a client may access the path must not be sent unencrypted.
 fn required_https(request: &Request<'_>, resolved: &Resolved<'_>, site: &Site) -> Option<u16> {
     let port = site.https_port.filter(|_| !request.secure)?;
     let path = &*resolved.requested;
     let is_challenge = plan::is_read(request.method)
         && path.strip_prefix(CHALLENGE_PREFIX).is_some_and(|token| !token.is_empty())
-        && site.guards_of(path, request).next().is_none();
+        && site.guards_of(path, request).next().is_none()
+        && site.authorizations_of(path, request).next().is_none();
     (!is_challenge).then_some(port)
 }
 
