@@ -335,7 +335,9 @@ impl<F: FnMut(Name, Option<f64>)> Each<F> {
     fn all<T: Figures<f64>>(&mut self, of: &[T]) {
         let mut values: Vec<_> = of.iter().map(T::values).collect();
         for figure in T::FIGURES {
-            let sum = values.iter_mut().map(|values| values.next().flatten()).sum::<Option<f64>>();
+            // All advance: a sum would stop at the first unknown value, and add other figures of the rest from then on.
+            let of_figure: Vec<Option<f64>> = values.iter_mut().map(|values| values.next().flatten()).collect();
+            let sum = of_figure.into_iter().sum::<Option<f64>>();
             self.named(T::PREFIX, figure.tick_name, figure.help, sum.filter(|_| !of.is_empty()));
         }
     }

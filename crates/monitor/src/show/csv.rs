@@ -34,14 +34,14 @@ mod tests {
     fn row_has_value_for_each_column() {
         let header = header();
         let names: Vec<&str> = header.split(',').collect();
-        let process = |read| Process { resident: 1.0, read, ..Process::default() };
+        let process = |read| Process { resident: 1.0, read, descriptors: Some(3.0), ..Process::default() };
         let tick = Tick {
             wall_ms: 7,
             at_s: 1.5,
             own: Own { cpu: 0.001_234_567, ..Own::default() },
             server: ServerUse { wait: 2.5, ..ServerUse::default() },
             tcp: Tcp { retransmits: Some(9.0), ..Tcp::default() },
-            processes: vec![process(Some(1.0)), process(None)],
+            processes: vec![process(None), process(Some(1.0))],
             ..Tick::default()
         };
         let row = row(&tick);
@@ -56,6 +56,7 @@ mod tests {
             ("tcp_retransmits_per_s", "9"),
             ("process_resident_bytes", "2"),
             ("process_read_bytes_per_s", ""),
+            ("process_descriptors", "6"),
             ("tcp_segments_in_per_s", ""),
             ("connections_established", ""),
             ("disk_read_bytes_per_s", ""),
