@@ -13,6 +13,7 @@ mod load_http2;
 mod load_outputs;
 mod load_tls;
 mod monitor;
+mod monitor_cpu;
 mod overload;
 mod report;
 mod run;

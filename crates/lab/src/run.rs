@@ -883,7 +883,7 @@ impl Seen {
                 seen.rest_bytes = seen.rest_bytes.or(Some(resident)).filter(|bytes| *bytes > 0);
             } else {
                 seen.processes_max = seen.processes_max.max(sample.processes.len());
-                seen.threads_max = seen.threads_max.max(sample.threads.len());
+                seen.threads_max = seen.threads_max.max(sample.thread_count());
                 seen.resident_max = seen.resident_max.max(resident);
                 seen.depth_max = seen.depth_max.max(sample.listeners.iter().map(|one| one.depth).max());
             }
@@ -931,8 +931,12 @@ impl Seen {
             sample.threads.iter().map(|thread| (thread.tid, thread.run)).collect()
         };
         let (from, to) = (ran(first), ran(last));
-        // Counts only threads that lived throughout: a lower bound for a server that starts and ends threads.
-        let cpu_ns: u64 = to.iter().map(|(tid, ns)| ns.saturating_sub(from.get(tid).copied().unwrap_or(0))).sum();
+        // In older records only the threads that lived until the end are counted.
+        let of_threads = || to.iter().map(|(tid, ns)| ns.saturating_sub(from.get(tid).copied().unwrap_or(0))).sum();
+        let cpu_ns: u64 = match (first.server.unwrap_or_default(), last.server) {
+            (from, Some(to)) => to.all_ns().saturating_sub(from.all_ns()),
+            (_, None) => of_threads(),
+        };
         let counter = |name: &str| {
             let of = |sample: &Sample| sample.module.as_ref()?.counters.get(name).copied();
             Some(of(last)?.saturating_sub(of(first)?))

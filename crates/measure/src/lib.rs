@@ -4,6 +4,7 @@
 //! Independent of any server, load or network. Prints nothing; only the command-line program prints.
 #![forbid(unsafe_code)]
 
+pub mod account;
 mod failure;
 pub mod host;
 pub mod others;

@@ -3,6 +3,7 @@
 //! ```text
 //! source    parses the kernel's files in /proc into numbers             pure
 //! server    the processes and listeners behind a port or a process number
+//! tasks     the server's processes and threads, and the CPU time of those that have ended
 //! sample    all figures at one instant, repeatedly, within a budget      (budget: pure)
 //! figure    the definition of each figure: its name, kind, unit, help, and where it is shown
 //! published the server's own figures: requests by class and phase, caches, helpers, loops
@@ -36,6 +37,7 @@ pub mod show;
 pub mod source;
 mod stop;
 mod store;
+mod tasks;
 
 pub use budget::Budget;
 pub use endpoint::Endpoint;

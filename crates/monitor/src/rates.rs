@@ -47,7 +47,7 @@ pub struct Tick {
     pub tcp: Tcp<f64>,
     /// The interfaces of that namespace.
     pub interfaces: Vec<Interface<f64>>,
-    /// The server, over all of its threads.
+    /// The server: its processes and their descendants.
     pub server: ServerUse<f64>,
     /// Its processes.
     pub processes: Vec<Process<f64>>,
@@ -89,13 +89,13 @@ figures! {
 }
 
 figures! {
-    /// Resources that a server used since the monitor began, including threads that have ended.
+    /// Resources that a server used since the monitor began, including threads and children that have ended.
     ServerUse "server"
     /// User time of the server.
     user: N => Counter Seconds,
     /// System time of the server: system calls and page faults.
     system: N => Counter Seconds,
-    /// Time that its threads waited for a processor, in total.
+    /// Time that its listed threads waited for a processor, in total.
     wait: N => Counter Seconds,
     /// Processes of the server.
     processes: N => Gauge Things,
@@ -196,9 +196,14 @@ impl Tick {
 
     fn add_server(&mut self, from: &Sample, to: &Sample, seconds: f64) {
         let earlier: HashMap<u32, _> = from.threads.iter().map(|thread| (thread.tid, thread)).collect();
+        let (mut user_of_threads, mut system_of_threads) = (0.0, 0.0);
         for to in &to.threads {
-            // A new thread started from zero within this tick.
-            let thread = to.since(earlier.get(&to.tid).copied().filter(|from| from.pid == to.pid), seconds);
+            let is_same = |from: &&Thread| from.pid == to.pid && from.run <= to.run;
+            let known = earlier.get(&to.tid).copied().filter(is_same);
+            // A thread that was listed after its first tick is shown with its mean since it began: all of its time in
+            // this tick would be more than a core.
+            let began_s = to.age.filter(|_| known.is_none()).map_or(0.0, |age| age as f64 / 1e9);
+            let thread = to.since(known, seconds.max(began_s));
             // A short tick may have no unit of either; then the split is that of the thread's whole life.
             let (user, system) = if thread.user + thread.system > 0.0 {
                 (thread.user, thread.system)
@@ -206,15 +211,23 @@ impl Tick {
                 (to.user as f64, to.system as f64)
             };
             let share = if user + system > 0.0 { user / (user + system) } else { 0.0 };
-            self.server.user += thread.run * share;
-            self.server.system += thread.run * (1.0 - share);
+            user_of_threads += thread.run * share;
+            system_of_threads += thread.run * (1.0 - share);
             self.server.wait += thread.wait;
             self.threads.push(thread);
         }
+        (self.server.user, self.server.system) = match (from.server.unwrap_or_default(), to.server) {
+            (from, Some(to)) => (
+                to.user_ns.saturating_sub(from.user_ns) as f64 / 1e9 / seconds,
+                to.system_ns.saturating_sub(from.system_ns) as f64 / 1e9 / seconds,
+            ),
+            // A record of a monitor that did not count threads that have ended.
+            (_, None) => (user_of_threads, system_of_threads),
+        };
         self.threads.sort_by(|a, b| b.run.total_cmp(&a.run).then(a.tid.cmp(&b.tid)));
         let process = |to: &Process| to.since(from.processes.iter().find(|from| from.pid == to.pid), seconds);
         self.processes = to.processes.iter().map(process).collect();
-        (self.server.processes, self.server.threads) = (self.processes.len() as f64, self.threads.len() as f64);
+        (self.server.processes, self.server.threads) = (self.processes.len() as f64, to.thread_count() as f64);
         let group = |to: &Group| to.since(from.groups.iter().find(|from| from.path == to.path), seconds);
         self.groups = to.groups.iter().map(group).collect();
         self.group_disks = Vec::from_iter(to.group_disks.iter().map(|to| {
@@ -434,6 +447,7 @@ mod tests {
     use super::*;
     use crate::published::Phase;
     use crate::source::Host;
+    use amped_measure::account::CpuTime;
 
     fn thread(tid: u32, run_ms: u64, wait_ms: u64, user: u64, system: u64) -> Thread {
         let (run, wait) = (run_ms * 1_000_000, wait_ms * 1_000_000);
@@ -553,6 +567,32 @@ mod tests {
         near(tick.server.user, 0.5 * 0.75 + 0.2 * 0.25);
         near(tick.server.wait, 0.1);
         assert_eq!(tick.threads.iter().map(|one| one.tid).collect::<Vec<_>>(), [1, 5, 4, 2]);
+    }
+
+    #[test]
+    fn server_time_includes_ended_threads() {
+        let sample = |by_us, user_ms: u64, system_ms: u64| {
+            let used = CpuTime { user_ns: user_ms * 1_000_000, system_ns: system_ms * 1_000_000 };
+            let process = |pid, threads| Process { pid, threads: Some(threads), ..Process::default() };
+            let (threads, processes) = (vec![thread(1, 500, 0, 10, 10)], vec![process(1, 600), process(2, 3)]);
+            Sample { server: Some(used), threads, processes, ..later(by_us) }
+        };
+        let tick = Tick::between(&sample(0, 100, 40), &sample(500_000, 300, 90)).unwrap();
+        let ServerUse { user, system, processes, threads, .. } = tick.server;
+        assert_eq!((user, system, processes, threads), (0.4, 0.1, 2.0, 603.0));
+    }
+
+    #[test]
+    fn thread_that_is_listed_late_has_its_mean() {
+        let age = |ms: u64| Some(ms * 1_000_000);
+        let (from, mut to) = (later(0), later(50_000));
+        // The first began 800 ms ago and ran for 600 ms; the second began in this tick.
+        to.threads = vec![Thread { age: age(800), ..thread(1, 600, 200, 0, 0) }, thread(2, 25, 0, 0, 0)];
+        to.threads[1].age = age(30);
+        let tick = Tick::between(&from, &to).unwrap();
+        let found: Vec<_> =
+            tick.threads.iter().map(|one| [one.run, one.wait].map(|share| (share * 1e6).round())).collect();
+        assert_eq!(found, [[750_000.0, 250_000.0], [500_000.0, 0.0]]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! One thread; files are opened once and read in place. The order of a tick: the machine, the network, the server's
 //! threads, its listeners. The census of connections, whose cost grows with their number, has intervals of its own,
 //! each with its census at a different phase. Threads are listed again every second, and the server's processes every
-//! five seconds or when one has ended.
+//! five seconds or when all have ended; `tasks` counts the CPU time of those that are not listed.
 //!
 //! A figure that cannot be read is `None` in the sample, and reported once in [`Sampler::missing`].
 
@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use amped_measure::Failure;
+use amped_measure::account::CpuTime;
 use amped_sys::sock_diag::{Question, TcpState};
 use amped_sys::{clock, process};
 use serde::{Deserialize, Serialize};
@@ -23,10 +24,11 @@ use crate::figure::{Number, figures};
 use crate::published::{Module, Published};
 use crate::server::{Backend, Server, Target};
 use crate::source::{
-    Disk, GROUP_FILES, Group, GroupDisk, Host, Interface, Limits, Memory, Paging, Pressure, Process, Reader, Scheduled,
-    Tcp, Thread, group_folders, stat_of,
+    Disk, GROUP_FILES, Group, GroupDisk, Host, Interface, Limits, Memory, Paging, Pressure, Process, Reader, Tcp,
+    Thread, group_folders,
 };
 use crate::stop::Stop;
+use crate::tasks::{THREADS_MAX, TaskFigures, Tasks};
 
 /// The settings of a sampler.
 #[derive(Clone, Debug)]
@@ -68,8 +70,12 @@ pub struct Sample {
     pub interfaces: Vec<Interface>,
     /// The server's processes.
     pub processes: Vec<Process>,
-    /// The server's threads.
+    /// The server's threads: at most 512, listed once a second.
     pub threads: Vec<Thread>,
+    /// CPU time of the server's processes and their descendants since the sampler began, including threads and children
+    /// that have ended. `None` if they cannot be seen, and in older records.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<CpuTime>,
     /// Control groups that limit the server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<Group>,
@@ -84,6 +90,14 @@ pub struct Sample {
     pub module: Option<Module>,
     /// The monitor itself.
     pub own: Own,
+}
+
+impl Sample {
+    /// The number of the server's threads; in older records, of those that are listed.
+    pub fn thread_count(&self) -> usize {
+        let counted = self.processes.iter().map(|process| process.threads).sum::<Option<u64>>();
+        counted.map_or(0, |count| count as usize).max(self.threads.len())
+    }
 }
 
 figures! {
@@ -186,7 +200,7 @@ pub enum Next {
 #[cfg(feature = "profile")]
 #[derive(Clone, Debug)]
 pub(crate) struct Used {
-    pub(crate) run_ns: std::collections::HashMap<u32, u64>,
+    pub(crate) run_ns: u64,
     /// Unit and amount of work.
     pub(crate) work: (Unit, u64),
 }
@@ -207,8 +221,7 @@ impl Used {
     /// The CPU time in nanoseconds and the work in this unit since `earlier`; `None` if
     /// either is zero, or is not known in this unit.
     pub(crate) fn since(&self, earlier: &Used, unit: Unit) -> Option<(u64, u64)> {
-        let sum = |now: u64, before: Option<&u64>| now.saturating_sub(before.copied().unwrap_or(0));
-        let ran: u64 = self.run_ns.iter().map(|(tid, now)| sum(*now, earlier.run_ns.get(tid))).sum();
+        let ran = self.run_ns.saturating_sub(earlier.run_ns);
         let count = |work: (Unit, u64)| (work.0 == unit).then_some(work.1);
         let work = count(self.work)?.saturating_sub(count(earlier.work)?);
         (work > 0 && ran > 0).then_some((ran, work))
@@ -222,10 +235,10 @@ pub struct Sampler {
     budget: Budget,
     server: Server,
     files: Files,
-    threads: BTreeMap<u32, ThreadFiles>,
-    processes: BTreeMap<u32, ProcessFiles>,
+    tasks: Tasks,
     groups: BTreeMap<PathBuf, Vec<(usize, Reader)>>,
     missing: Vec<String>,
+    has_reported_threads: bool,
     begun: Instant,
     due: Instant,
     cpu_at_start: Duration,
@@ -271,25 +284,6 @@ struct Files {
     whole_disks: Option<Vec<String>>,
 }
 
-#[derive(Debug)]
-struct ThreadFiles {
-    pid: u32,
-    stat: Reader,
-    schedule: Option<Reader>,
-    sleeps_in: Option<Reader>,
-}
-
-/// The files of a process, as far as they may be read.
-#[derive(Debug)]
-struct ProcessFiles {
-    io: Option<Reader>,
-    limits: Option<Reader>,
-    /// The directory, whose size is the number of descriptors.
-    descriptors: Option<fs::File>,
-}
-
-/// Maximum number of threads sampled; the first ones of a larger server.
-const THREADS_MAX: usize = 512;
 /// Maximum number of control groups sampled; the first ones.
 const GROUPS_MAX: usize = 32;
 /// Interval between listings of threads.
@@ -303,7 +297,9 @@ impl Sampler {
     /// # Errors
     /// Those of [`Server::find`]; when `/proc/stat` cannot be read.
     pub fn begin(settings: Settings) -> Result<Sampler, Failure> {
-        // The cost of starting is not charged: it occurs once.
+        // The cost of starting is not charged: it occurs once. Each thread needs three descriptors.
+        process::raise_descriptor_limit();
+        let tasks = Tasks::begin();
         let server = Server::find(settings.target)?;
         let mut missing = server.missing().to_vec();
         let files = Files::open(server.network(), &mut missing)?;
@@ -313,10 +309,10 @@ impl Sampler {
             settings,
             server,
             files,
-            threads: BTreeMap::new(),
-            processes: BTreeMap::new(),
+            tasks,
             groups: BTreeMap::new(),
             missing,
+            has_reported_threads: false,
             begun: now,
             due: now,
             cpu_at_start: Duration::ZERO,
@@ -331,7 +327,7 @@ impl Sampler {
             sampler.published = Some(Published::open(path)?);
         }
         sampler.find_published();
-        sampler.list_threads();
+        sampler.list_tasks();
         sampler.list_groups();
         sampler.cpu_at_start = process::cpu_time();
         Ok(sampler)
@@ -411,21 +407,21 @@ impl Sampler {
             self.threads_due = now;
         }
         if now >= self.threads_due {
-            self.list_threads();
+            self.list_tasks();
             self.threads_due = now + THREADS_INTERVAL;
         }
         let mut sample = Box::new(Sample { at_us: micros(self.begun.elapsed()), ..Sample::default() });
         sample.wall_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         self.files.read(&mut sample)?;
         sample.module = self.published.as_ref().map(Published::read);
-        let was_seen = !self.threads.is_empty();
-        self.read_threads(&mut sample);
+        let was_seen = !self.tasks.is_empty();
+        self.read_tasks(&mut sample);
         self.read_groups(&mut sample);
         if sample.threads.is_empty() && was_seen {
             // All known threads have exited: other processes may have taken over.
             self.server.look_again()?;
-            self.list_threads();
-            self.read_threads(&mut sample);
+            self.list_tasks();
+            self.read_tasks(&mut sample);
             if sample.threads.is_empty() {
                 return Ok(None);
             }
@@ -459,7 +455,7 @@ impl Sampler {
         };
     }
 
-    /// CPU time of the server's threads in nanoseconds, and the work done: requests if the server publishes how many it
+    /// CPU time of the server in nanoseconds, and the work done: requests if the server publishes how many it
     /// has read, otherwise the kernel's counters.
     ///
     /// # Errors
@@ -467,9 +463,8 @@ impl Sampler {
     #[cfg(feature = "profile")]
     pub(crate) fn used(&mut self) -> Result<Used, Failure> {
         let mut sample = Sample::default();
-        self.list_threads();
-        self.read_threads(&mut sample);
-        let run_ns = sample.threads.iter().map(|thread| (thread.tid, thread.run)).collect();
+        self.read_tasks(&mut sample);
+        let run_ns = sample.server.map_or(0, |used| used.all_ns());
         let requests = self.published.as_ref().and_then(|file| file.read().counters.get("requests").copied());
         if let Some(requests) = requests {
             return Ok(Used { run_ns, work: (Unit::Requests, requests) });
@@ -484,83 +479,20 @@ impl Sampler {
         Ok(Used { run_ns, work: (Unit::Segments, segments) })
     }
 
-    fn list_threads(&mut self) {
-        let pids = self.server.pids();
-        self.processes.retain(|pid, _| pids.contains(pid));
-        for pid in pids {
-            self.processes.entry(*pid).or_insert_with(|| ProcessFiles {
-                io: Reader::open(format!("/proc/{pid}/io")).ok(),
-                limits: Reader::open(format!("/proc/{pid}/limits")).ok(),
-                descriptors: fs::File::open(format!("/proc/{pid}/fd")).ok(),
-            });
-            let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
-            for tid in entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()) {
-                if self.threads.len() >= THREADS_MAX {
-                    break;
-                }
-                if self.threads.contains_key(&tid) {
-                    continue;
-                }
-                let file = |name| Reader::open(format!("/proc/{pid}/task/{tid}/{name}"));
-                if let Ok(stat) = file("stat") {
-                    let (schedule, sleeps_in) = (file("schedstat").ok(), file("wchan").ok());
-                    self.threads.insert(tid, ThreadFiles { pid: *pid, stat, schedule, sleeps_in });
-                }
-            }
-        }
+    fn read_tasks(&mut self, sample: &mut Sample) {
+        let TaskFigures { processes, threads, used } = self.tasks.read();
+        (sample.processes, sample.threads, sample.server) = (processes, threads, used);
     }
 
-    fn read_threads(&mut self, sample: &mut Sample) {
-        let page = process::page_bytes();
-        sample.threads.clear();
-        sample.processes.clear();
-        let (processes, seen) = (&mut self.processes, &mut sample.processes);
-        self.threads.retain(|tid, files| {
-            let Some(stat) = files.stat.read().ok().and_then(|text| stat_of(&text)) else { return false };
-            if stat.state == 'Z' || stat.state == 'X' {
-                return false;
-            }
-            let pid = files.pid;
-            if seen.last().is_none_or(|process: &Process| process.pid != pid)
-                && !seen.iter().any(|process| process.pid == pid)
-            {
-                let resident = stat.resident_pages * page;
-                let mut process = Process { pid, parent: stat.parent, resident, ..Process::default() };
-                if let Some(files) = processes.get_mut(&pid) {
-                    if let Some(Ok(text)) = files.io.as_mut().map(Reader::read) {
-                        process.set_io(&text);
-                    }
-                    if let Some(Ok(text)) = files.limits.as_mut().map(Reader::read) {
-                        process.set_limits(&text);
-                    }
-                    let folder = files.descriptors.as_ref().and_then(|folder| folder.metadata().ok());
-                    process.descriptors = folder.map(|folder| folder.len()).filter(|count| *count > 0);
-                }
-                seen.push(process);
-            }
-            let exact = files.schedule.as_mut().and_then(|file| Scheduled::parse(&file.read().ok()?));
-            let tick_ns = 1_000_000_000 / process::ticks_per_second().max(1);
-            let [user, system] = [stat.user_ticks, stat.system_ticks].map(|ticks| ticks.saturating_mul(tick_ns));
-            // A kernel without CONFIG_SCHED_INFO only has ticks.
-            let by_ticks = Scheduled { run_ns: user.saturating_add(system), wait_ns: 0 };
-            let Scheduled { run_ns, wait_ns } = exact.unwrap_or(by_ticks);
-            let is_asleep = matches!(stat.state, 'S' | 'D');
-            let place = files.sleeps_in.as_mut().filter(|_| is_asleep).and_then(|file| file.read().ok());
-            let sleeps_in = place.map(|place| place.trim().to_owned()).filter(|place| !matches!(&place[..], "" | "0"));
-            sample.threads.push(Thread {
-                pid,
-                tid: *tid,
-                name: stat.name,
-                state: stat.state,
-                run: run_ns,
-                wait: wait_ns,
-                user,
-                system,
-                major_page_faults: stat.major_faults,
-                sleeps_in,
-            });
-            true
-        });
+    fn list_tasks(&mut self) {
+        self.tasks.list(&self.server);
+        if self.tasks.has_more() && !self.has_reported_threads {
+            self.has_reported_threads = true;
+            self.missing.push(format!(
+                "the server has more than {THREADS_MAX} threads: its CPU time and their number include all, but only \
+                 the first {THREADS_MAX} are listed and have their waiting time counted; `top -H` shows the others"
+            ));
+        }
     }
 
     /// Finds the control groups of the server's processes.

@@ -38,8 +38,13 @@ pub struct Server {
     /// Address families of its listeners: it has no connections of others.
     families: Vec<Family>,
     pids: BTreeSet<u32>,
+    /// Its processes and their descendants.
+    family: BTreeSet<u32>,
     missing: Vec<String>,
 }
+
+/// The process that adopts those whose parents have ended: what it starts or adopts is not part of a server.
+pub(crate) const INIT: u32 = 1;
 
 /// A server's outgoing connections to one address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,8 +70,9 @@ impl Server {
             }
             Target::Pid(pid) => (diag_of(pid)?, format!("/proc/{pid}/net")),
         };
-        let (ports, families) = (BTreeSet::new(), Vec::new());
-        let mut server = Server { target, diag, network, ports, families, pids: BTreeSet::new(), missing: Vec::new() };
+        let (ports, families, missing) = (BTreeSet::new(), Vec::new(), Vec::new());
+        let (pids, family) = (BTreeSet::new(), BTreeSet::new());
+        let mut server = Server { target, diag, network, ports, families, pids, family, missing };
         server.look_again()?;
         if let (Target::Port(port), true) = (target, server.ports.is_empty()) {
             return Err(Failure::failed(format!(
@@ -97,6 +103,8 @@ impl Server {
             Target::Port(port) => {
                 let inodes: BTreeSet<u32> = listeners.iter().map(|(_, socket)| socket.inode).collect();
                 self.pids = owners(&inodes, &mut hidden)?;
+                let roots = self.pids.iter().copied().filter(|pid| *pid != INIT).collect();
+                self.family = &self.pids | &descendants(roots, &parents()?);
                 if self.pids.is_empty() && hidden > 0 && !inodes.is_empty() {
                     self.missing.push(format!(
                         "the owner of port {port} is unknown ({hidden} processes belong to other users), so there are \
@@ -105,7 +113,7 @@ impl Server {
                 }
             }
             Target::Pid(pid) => {
-                self.pids = family_of(pid)?;
+                self.pids = descendants(BTreeSet::from([pid]), &parents()?);
                 // The monitor may be a descendant of that process, but is not part of the server.
                 let own = std::process::id();
                 if own != pid {
@@ -129,6 +137,10 @@ impl Server {
                 }
             }
         }
+        match self.target {
+            Target::Port(_) => _ = self.family.remove(&std::process::id()),
+            Target::Pid(_) => self.family.clone_from(&self.pids),
+        }
         self.ports = listeners.iter().map(|(_, socket)| socket.local.port()).collect();
         self.families = [Family::Ipv4, Family::Ipv6]
             .into_iter()
@@ -140,6 +152,11 @@ impl Server {
     /// Its processes, in ascending order.
     pub fn pids(&self) -> &BTreeSet<u32> {
         &self.pids
+    }
+
+    /// Its processes and their descendants, such as the programs that it runs for a request.
+    pub(crate) fn family(&self) -> &BTreeSet<u32> {
+        &self.family
     }
 
     /// Ports that it listens at.
@@ -304,20 +321,16 @@ fn sockets_of(pid: u32) -> io::Result<Vec<u32>> {
     Ok(entries.filter_map(socket).collect())
 }
 
-/// A process and its descendants; empty if it has ended.
-fn family_of(pid: u32) -> Result<BTreeSet<u32>, Failure> {
-    let parent_of = |pid| stat_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?).map(|stat| (pid, stat));
-    let all: Vec<(u32, u32)> = all_pids()?
-        .into_iter()
-        .filter_map(parent_of)
-        .filter(|(_, stat)| stat.state != 'Z')
-        .map(|(pid, stat)| (pid, stat.parent))
-        .collect();
-    Ok(descendants(pid, &all))
+/// The numbers of all processes that have not ended, and of their parents.
+fn parents() -> Result<Vec<(u32, u32)>, Failure> {
+    let stat_of = |pid| stat_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?).map(|stat| (pid, stat));
+    let all = all_pids()?.into_iter().filter_map(stat_of).filter(|(_, stat)| stat.is_alive());
+    Ok(all.map(|(pid, stat)| (pid, stat.parent)).collect())
 }
 
-fn descendants(root: u32, parents: &[(u32, u32)]) -> BTreeSet<u32> {
-    let mut family: BTreeSet<u32> = parents.iter().filter(|(pid, _)| *pid == root).map(|(pid, _)| *pid).collect();
+/// Those of these processes that exist, and their descendants.
+fn descendants(roots: BTreeSet<u32>, parents: &[(u32, u32)]) -> BTreeSet<u32> {
+    let mut family: BTreeSet<u32> = parents.iter().map(|(pid, _)| *pid).filter(|pid| roots.contains(pid)).collect();
     loop {
         let before = family.len();
         let children = parents.iter().filter(|(_, parent)| family.contains(parent)).map(|(pid, _)| *pid);
@@ -338,13 +351,14 @@ mod tests {
     fn process_family_includes_all_descendants() {
         let parents = [(1, 0), (9, 1), (3, 9), (4, 3), (5, 1), (2, 4)];
         let check = |root, expected: &[u32]| {
-            assert_eq!(descendants(root, &parents), expected.iter().copied().collect(), "{root}");
+            assert_eq!(descendants([root].into(), &parents), expected.iter().copied().collect(), "{root}");
         };
         check(9, &[2, 3, 4, 9]);
         check(5, &[5]);
         check(7, &[]);
         // An impossible cycle, from two inconsistent reads.
-        assert_eq!(descendants(1, &[(1, 2), (2, 1)]).len(), 2);
+        assert_eq!(descendants([1].into(), &[(1, 2), (2, 1)]).len(), 2);
+        assert_eq!(descendants([5, 4, 7].into(), &parents), [2, 4, 5].into());
     }
 
     #[test]

@@ -44,6 +44,11 @@ pub fn monotonic_ns() -> u64 {
     nanos(clock_gettime(ClockId::Monotonic))
 }
 
+/// Returns `CLOCK_BOOTTIME` in nanoseconds since the machine started: the clock of start times in `/proc`.
+pub fn boot_ns() -> u64 {
+    nanos(clock_gettime(ClockId::Boottime))
+}
+
 /// Returns the CPU time of the calling thread.
 pub fn cpu_time() -> Duration {
     Duration::from_nanos(nanos(clock_gettime(ClockId::ThreadCPUTime)))

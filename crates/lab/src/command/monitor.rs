@@ -254,12 +254,12 @@ fn watch(args: &Args) -> Result<Verdict, Failure> {
     let mut recorder = args.record.as_ref().map(begin_record).transpose()?;
     let is_screen = !args.json && !args.csv && !args.lines && std::io::stdout().is_terminal();
     let mut tick_output = if is_screen {
-        let screen = Screen { title: name.clone(), missing: sampler.missing().to_vec(), ..Screen::default() };
+        let screen = Screen { title: name.clone(), ..Screen::default() };
         TickOutput::Screen(Box::new(LiveScreen { screen, terminal: Terminal::take()?, last: Tick::default() }))
     } else {
-        sampler.missing().iter().for_each(|line| say::plain(line));
         TickOutput::Form(Form::begin(args)?)
     };
+    tick_output.report(sampler.missing());
     let ended = watch_until_the_end(args, &mut sampler, &stop, recorder.as_mut(), endpoint.as_ref(), &mut tick_output);
     drop(tick_output);
     drop(endpoint);
@@ -325,6 +325,7 @@ fn watch_until_the_end(
                 return Ok(ended);
             }
             Next::Sample(sample) => {
+                tick_output.report(sampler.missing());
                 if let Some(recorder) = &mut recorder {
                     recorder.add(&sample)?;
                 }
@@ -350,6 +351,8 @@ struct Form {
     json: bool,
     csv: bool,
     lines: u32,
+    /// How many lines about what is missing have been printed.
+    reported: usize,
 }
 
 impl Form {
@@ -357,7 +360,7 @@ impl Form {
         if args.csv {
             say::out(&show::csv_header())?;
         }
-        Ok(Form { json: args.json, csv: args.csv, lines: 0 })
+        Ok(Form { json: args.json, csv: args.csv, lines: 0, reported: 0 })
     }
 
     /// Prints a tick; `false` if the output was closed.
@@ -400,6 +403,17 @@ impl LiveScreen {
 }
 
 impl TickOutput {
+    /// Shows the sources that are missing, which may become more.
+    fn report(&mut self, missing: &[String]) {
+        match self {
+            TickOutput::Form(form) => {
+                missing[form.reported..].iter().for_each(|line| say::plain(line));
+                form.reported = missing.len();
+            }
+            TickOutput::Screen(live) => live.screen.missing = missing.to_vec(),
+        }
+    }
+
     /// Draws a sample; `false` if the terminal was closed.
     fn show(&mut self, tick: &Tick) -> Result<bool, Failure> {
         match self {

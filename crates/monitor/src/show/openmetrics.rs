@@ -34,7 +34,7 @@ impl Totals {
         self.server.user = self.server.user.saturating_add(ns(tick.server.user));
         self.server.system = self.server.system.saturating_add(ns(tick.server.system));
         self.server.wait = self.server.wait.saturating_add(ns(tick.server.wait));
-        (self.server.processes, self.server.threads) = (tick.processes.len() as u64, tick.threads.len() as u64);
+        (self.server.processes, self.server.threads) = (tick.processes.len() as u64, tick.server.threads as u64);
     }
 }
 

@@ -220,7 +220,7 @@ fn the_threads(frame: &mut Frame<'_>, area: Rect, tick: &Tick) {
     });
     let widths = [8, 16, 6, 7, 7, 13].map(Constraint::Length);
     let header = Row::new(["thread", "name", "state", "runs", "waits", "disk faults/s"]).bold();
-    let title = format!(" {} threads in {} processes ", tick.threads.len(), tick.processes.len());
+    let title = format!(" {} threads in {} processes ", tick.server.threads, tick.processes.len());
     frame.render_widget(Table::new(rows, widths).header(header).block(Block::bordered().title(title)), area);
 }
 

@@ -32,6 +32,8 @@ figures! {
     system: N => Counter Seconds,
     /// Page faults of a thread that read from a disk.
     major_page_faults: N => Counter Things,
+    /// Time since a thread began.
+    age: Option<N> => Gauge Seconds,
 }
 
 figures! {
@@ -43,6 +45,8 @@ figures! {
         /// Its parent's number.
         parent: u32,
     ]
+    /// Threads of a process.
+    threads: Option<N> => Gauge Things,
     /// Resident memory of a process, including shared memory.
     resident: N => Gauge Bytes,
     /// Bytes that a process read from disks.
@@ -74,8 +78,25 @@ pub struct Stat {
     pub user_ticks: u64,
     /// System time likewise.
     pub system_ticks: u64,
+    /// User time of children that have ended and that it waited for, likewise.
+    pub children_user_ticks: u64,
+    /// Their system time.
+    pub children_system_ticks: u64,
+    /// Threads of the process.
+    pub threads: u64,
+    /// Start time, in units of 1/100 s since boot.
+    pub started_ticks: u64,
     /// Resident memory in pages.
     pub resident_pages: u64,
+    /// Whether it is another thread of a process than its first, even if `/proc` shows it like a process.
+    pub is_thread: bool,
+}
+
+impl Stat {
+    /// Whether it has not ended.
+    pub fn is_alive(&self) -> bool {
+        !matches!(self.state, 'Z' | 'X')
+    }
 }
 
 /// Parses `/proc/PID/stat` or `/proc/PID/task/TID/stat`.
@@ -92,7 +113,13 @@ pub fn stat_of(text: &str) -> Option<Stat> {
         major_faults: number(12)?,
         user_ticks: number(14)?,
         system_ticks: number(15)?,
+        children_user_ticks: number(16)?,
+        children_system_ticks: number(17)?,
+        threads: number(20)?,
+        started_ticks: number(22)?,
         resident_pages: number(24)?,
+        // Only the first thread sends a signal when it ends.
+        is_thread: fields.get(38 - 3) == Some(&"-1"),
     })
 }
 
@@ -135,7 +162,7 @@ mod tests {
     #[test]
     fn process_name_may_contain_anything() {
         let rest =
-            "S 17605 17605 15499 0 -1 4194304 99 0 6 0 123 45 0 0 20 0 1 0 2487743 3133440 393 18446744073709551615";
+            "S 17605 17605 15499 0 -1 4194304 99 0 6 0 123 45 7 8 20 0 9 0 2487743 3133440 393 18446744073709551615";
         for name in ["cat", "a) R 1", "((", "", "two words"] {
             let stat = stat_of(&format!("17622 ({name}) {rest}")).unwrap();
             let expected = Stat {
@@ -145,7 +172,12 @@ mod tests {
                 major_faults: 6,
                 user_ticks: 123,
                 system_ticks: 45,
+                children_user_ticks: 7,
+                children_system_ticks: 8,
+                threads: 9,
+                started_ticks: 2_487_743,
                 resident_pages: 393,
+                is_thread: false,
             };
             assert_eq!(stat, expected);
         }
