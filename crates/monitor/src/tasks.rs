@@ -13,7 +13,7 @@ use amped_measure::account::{Account, CpuTime, Reading};
 use amped_sys::{clock, process};
 
 use crate::server::{INIT, Server};
-use crate::source::{Process, Reader, Scheduled, Stat, Thread, stat_of};
+use crate::source::{Process, Reader, Scheduled, Stat, Thread, cores_of, stat_of};
 
 /// Maximum number of threads sampled; the first ones of a larger server.
 pub(crate) const THREADS_MAX: usize = 512;
@@ -59,6 +59,8 @@ struct ProcessFiles {
     descriptors: Option<fs::File>,
     /// Whether it is one of the server's own processes, rather than only a descendant.
     is_own: bool,
+    /// The cores on which it may run, at the last listing.
+    cores: Vec<u32>,
 }
 
 impl Tasks {
@@ -80,6 +82,9 @@ impl Tasks {
         server.family().iter().for_each(|pid| self.open(*pid));
         for (pid, files) in &mut self.processes {
             files.is_own = server.pids().contains(pid);
+            if files.is_own {
+                files.cores = cores_of(&fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default());
+            }
         }
         self.has_more = false;
         for pid in server.pids() {
@@ -108,7 +113,14 @@ impl Tasks {
         if let Ok(stat) = Reader::open(format!("/proc/{pid}/stat")) {
             let file = |name| Reader::open(format!("/proc/{pid}/{name}")).ok();
             let descriptors = fs::File::open(format!("/proc/{pid}/fd")).ok();
-            let files = ProcessFiles { stat, io: file("io"), limits: file("limits"), descriptors, is_own: false };
+            let files = ProcessFiles {
+                stat,
+                io: file("io"),
+                limits: file("limits"),
+                descriptors,
+                is_own: false,
+                cores: Vec::new(),
+            };
             self.processes.insert(pid, files);
         }
     }
@@ -206,8 +218,8 @@ fn in_ns(ticks: u64) -> u64 {
 impl ProcessFiles {
     fn process(&mut self, pid: u32, stat: &Stat) -> Process {
         let resident = stat.resident_pages * process::page_bytes();
-        let threads = Some(stat.threads);
-        let mut process = Process { pid, parent: stat.parent, resident, threads, ..Process::default() };
+        let (cores, threads) = (self.cores.clone(), Some(stat.threads));
+        let mut process = Process { pid, parent: stat.parent, cores, resident, threads, ..Process::default() };
         if let Some(Ok(text)) = self.io.as_mut().map(Reader::read) {
             process.set_io(&text);
         }

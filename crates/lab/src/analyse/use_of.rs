@@ -153,6 +153,19 @@ pub(crate) fn group_name(path: &str) -> &str {
     path.trim_end_matches(|c: char| c.is_ascii_digit() || c == '-')
 }
 
+/// A core without idle time, but for a tick of the kernel's clock.
+const CORE_FULL: f64 = 0.95;
+
+/// The cores on which the server may run, if it leaves none of them idle time: it waits for them even if that is not
+/// seen, as of threads that end before they are listed.
+fn filled_cores(tick: &Tick) -> BTreeSet<usize> {
+    let allowed: BTreeSet<usize> =
+        tick.processes.iter().flat_map(|process| &process.cores).map(|core| *core as usize).collect();
+    let are_full = allowed.iter().all(|number| tick.cores.get(*number).is_some_and(|core| core.busy() >= CORE_FULL));
+    let is_its_work = tick.server_cpu() >= 0.75 * allowed.len() as f64;
+    if are_full && is_its_work { allowed } else { BTreeSet::new() }
+}
+
 /// The use of every resource in this window. `labels` are the [`labels`] of the run's threads.
 pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &Labels) -> BTreeMap<Resource, Use> {
     let mut uses: BTreeMap<Resource, Use> = BTreeMap::new();
@@ -175,8 +188,10 @@ pub(crate) fn uses(tick: &Tick, rest: &Rest, labels: &Labels) -> BTreeMap<Resour
     // A core that other programs saturate does not limit a server that needs little CPU.
     let wants = tick.server_cpu() + tick.server.wait;
     let waits = wants >= 0.8 && tick.server.wait >= 0.2 * wants;
+    let filled = filled_cores(tick);
     for (number, core) in tick.cores.iter().enumerate() {
-        add(Kind::Core, &number.to_string(), Some(core.busy()), is(core.busy() >= 0.95 && waits));
+        let is_full = core.busy() >= CORE_FULL && (waits || filled.contains(&number));
+        add(Kind::Core, &number.to_string(), Some(core.busy()), is(is_full));
         add(Kind::Softirq, &number.to_string(), Some(core.softirq), is(core.softirq >= FULL));
     }
     let on_disk = tick.threads.iter().filter(|thread| thread.state == 'D').count();
@@ -351,6 +366,14 @@ mod tests {
         check(Kind::Core, cores(0.5, 0.5), 1.0);
         check(Kind::Core, cores(0.5, 0.01), 0.0);
         check(Kind::Core, cores(0.01, 0.1), 0.0);
+        // It may run on one core only, or on another one too.
+        let pinned = |user, allowed: &[u32]| {
+            let process = Process { cores: allowed.to_vec(), ..Process::default() };
+            Tick { processes: vec![process], ..cores(user, 0.0) }
+        };
+        check(Kind::Core, pinned(0.8, &[0]), 1.0);
+        check(Kind::Core, pinned(0.5, &[0]), 0.0);
+        check(Kind::Core, pinned(0.9, &[0, 1]), 0.0);
         let process =
             |open| Process { pid: 1, descriptors: Some(open), descriptors_max: Some(64.0), ..Process::default() };
         check(Kind::Descriptors, Tick { processes: vec![process(63.0)], ..Tick::default() }, 1.0);

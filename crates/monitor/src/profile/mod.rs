@@ -35,6 +35,7 @@ use amped_sys::perf::{RING_SAMPLES, Record, Ring};
 use amped_sys::process::cpu_time;
 
 use crate::server::{Server, Target};
+use crate::source::core_list;
 use crate::stop::Stop;
 use classify::{USER, classify};
 use programs::{Function, Programs};
@@ -325,23 +326,8 @@ impl Folds {
 pub(crate) fn processors() -> Result<Vec<u32>, Failure> {
     let path = "/sys/devices/system/cpu/online";
     let text = fs::read_to_string(path).map_err(Failure::io(format!("read {path}")))?;
-    list(text.trim())
+    core_list(text.trim())
         .ok_or_else(|| Failure::failed(format!("{path} contains `{}`, which is not a list of processors", text.trim())))
-}
-
-/// Parses `0-3,7`.
-fn list(text: &str) -> Option<Vec<u32>> {
-    let mut numbers = Vec::new();
-    for part in text.split(',') {
-        let (from, to) = part.split_once('-').unwrap_or((part, part));
-        let (from, to): (u32, u32) = (from.parse().ok()?, to.parse().ok()?);
-        // No machine has more; a longer list is invalid.
-        if to > 65_536 {
-            return None;
-        }
-        numbers.extend(from..=to);
-    }
-    Some(numbers)
 }
 
 pub(crate) fn refused(error: &io::Error) -> String {
@@ -364,16 +350,6 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
-
-    #[test]
-    fn cpu_list_is_parsed() {
-        let check = |text, expected: Option<&[u32]>| assert_eq!(list(text).as_deref(), expected, "{text}");
-        check("0", Some(&[0]));
-        check("0-1,3", Some(&[0, 1, 3]));
-        check("", None);
-        check("0-", None);
-        check("0-4294967295", None);
-    }
 
     #[test]
     fn sampler_over_budget_pauses() {

@@ -26,6 +26,9 @@ pub use memory::{Memory, Paging};
 pub use network::{Interface, Tcp};
 pub use pressure::Pressure;
 pub use stat::{Host, SOFTIRQS, System};
+#[cfg(feature = "profile")]
+pub(crate) use task::core_list;
+pub(crate) use task::cores_of;
 pub use task::{Process, Scheduled, Stat, Thread, stat_of};
 
 /// A file of `/proc` that is opened once and read repeatedly, at a third of the cost.

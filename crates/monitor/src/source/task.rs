@@ -44,6 +44,8 @@ figures! {
     } [
         /// Its parent's number.
         parent: u32,
+        /// The cores on which its first thread may run; empty if they are unknown, as in older records.
+        cores: Vec<u32>,
     ]
     /// Threads of a process.
     threads: Option<N> => Gauge Things,
@@ -155,6 +157,27 @@ impl Process {
     }
 }
 
+/// The cores on which a process may run, from `/proc/PID/status`; empty if they are not there.
+pub(crate) fn cores_of(status: &str) -> Vec<u32> {
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    list.and_then(|list| core_list(list.trim())).unwrap_or_default()
+}
+
+/// Parses the kernel's list of cores: `0-3,7`.
+pub(crate) fn core_list(text: &str) -> Option<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for part in text.split(',') {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        let (from, to): (u32, u32) = (from.parse().ok()?, to.parse().ok()?);
+        // No machine has more; a longer list is invalid.
+        if to > 65_536 {
+            return None;
+        }
+        numbers.extend(from..=to);
+    }
+    Some(numbers)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,6 +227,21 @@ mod tests {
         assert_eq!(process.descriptors_max, Some(64));
         process.set_limits("Max open files            unlimited        unlimited      files \n");
         assert_eq!(process.descriptors_max, None);
+    }
+
+    #[test]
+    fn cpu_list_is_parsed() {
+        let check = |text, expected: Option<&[u32]>| {
+            assert_eq!(core_list(text).as_deref(), expected, "{text}");
+            let status = format!("Cpus_allowed:\tf\nCpus_allowed_list:\t{text}\nMems_allowed:\t1\n");
+            assert_eq!(cores_of(&status), expected.unwrap_or_default(), "{text}");
+        };
+        check("0", Some(&[0]));
+        check("0-1,3", Some(&[0, 1, 3]));
+        check("", None);
+        check("0-", None);
+        check("0-4294967295", None);
+        assert!(cores_of("").is_empty());
     }
 
     proptest::proptest! {
