@@ -1,5 +1,6 @@
-//! The server's CPU time as `ammeter monitor` reports it, against the kernel's count for processes of known use: threads
-//! and children that end between two samples, threads beyond those that are listed, and ones that started unseen.
+//! The server's CPU time as `ammeter monitor` reports it, against the kernel's count for processes of known
+//! use: threads and children that end between two samples, threads beyond those that are listed, and threads
+//! that started between two listings.
 //!
 //! The server is the test's own process. Its count, `/proc/self/stat`, covers threads and children that have ended.
 
@@ -142,7 +143,7 @@ impl Drop for Busy {
     }
 }
 
-/// A child that does not have the server's listener open, as a CGI program has not.
+/// A child without the server's listener, like a CGI program.
 #[test]
 fn child_is_counted_while_it_runs_and_not_again_when_it_ends() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -158,7 +159,7 @@ fn check_child(watch: &Watch) {
     until("a child with 0.5 s of CPU time", || used_s(pid) >= 0.5);
     let low = used_s(pid);
     let mut ticks = watch.until_now();
-    // Both used more until the last tick arrived.
+    // Both processes used more until the last tick arrived.
     let high = used_s(pid) + used_s(std::process::id()) - before + 0.05;
     let seen = seen_s(&ticks);
     assert!(seen > 0.9 * low && seen < 1.1 * high, "used {low} to {high} s, seen {seen} s");

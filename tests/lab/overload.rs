@@ -186,7 +186,7 @@ fn alone_capacity_needs_three_valid_runs_at_deciding_rates() {
     }
 }
 
-/// The server is the limit, at the lowest rate too: that is no limit of the load generator.
+/// The server is the limit even at the lowest rate, not the load generator.
 #[test]
 fn alone_sweep_above_capacity_is_not_client_bound() {
     let server = planted(usize::MAX);

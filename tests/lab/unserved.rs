@@ -1,5 +1,5 @@
-//! `ammeter load` against servers that leave requests unserved without a failure of each: every figure and verdict must
-//! count them.
+//! `ammeter load` against servers that leave requests unserved although not each of them fails: every figure
+//! and verdict must count them.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -39,7 +39,7 @@ fn count(outcome: &Value, name: &str) -> u64 {
     outcome[name].as_u64().unwrap_or_else(|| panic!("no {name} in {outcome}"))
 }
 
-/// A server may end a connection between two requests, and whoever waits for it goes on with another.
+/// A server may end a connection between two requests, and a client of a closed loop then goes on with another.
 #[test]
 fn closed_loop_fails_no_requests_if_server_ends_connections() {
     let address = answering_once(CLOSING);
@@ -67,7 +67,7 @@ fn requests_that_were_not_sent_are_not_served() {
     for part in ["75 % failed (not sent 60)", "failed      60: not sent 60\n", "failed>1%: 75 %", "failed>59: 60"] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
-    // A quarter of the requests is no capacity, although no response is wrong.
+    // A rate at which a quarter of the requests is served is not sustained, although no response is wrong.
     let sweep = ["--sweep", "20..40/20", "--find-capacity", "--duration", "300ms", "--pause", "0s"];
     let swept = load(address, &[&sweep[..], &["--requests-per-connection", "4"]].concat());
     assert!(swept["capacity"].is_null() && status_of(&swept["verdict"]) == 1, "{swept}");
@@ -98,7 +98,7 @@ fn ctrl_c_before_first_response_is_no_result() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ammeter"));
     let words = ["load", &url(listener.local_addr().unwrap()), "--clients", "3", "--duration", "10m"];
     let child = command.args(words).args(PATIENT).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    // The first connection only asks whether a server listens. A request has come with one of the next.
+    // The first connection only asks whether a server listens. A later one has carried a request.
     let mut streams = Vec::new();
     loop {
         let (mut stream, _) = listener.accept().unwrap();

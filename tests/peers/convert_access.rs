@@ -13,7 +13,7 @@ use super::requests::{Draw as _, Random};
 use super::started_nginx::{Nginx, free_addresses};
 use super::{peer, said};
 
-/// A server: its name, its content, and requests. A request is a path, before which a method may be, and fields behind it.
+/// A server: its name, its content, and requests. A request is an optional method, a path, and optional fields.
 type Row = (&'static str, &'static str, &'static [&'static str]);
 
 /// In the content, `PROXY`, `PHP` and `AUTH` stand for directives.
@@ -430,7 +430,7 @@ fn tree(site: &Site, folder: &Path) {
     }
 }
 
-/// The status, and what is comparable of a response; 0 if the connection is closed without one.
+/// The status and the comparable part of a response; status 0 if the connection is closed without one.
 fn ask(address: SocketAddr, host: &str, request: &str) -> (u16, String) {
     let (method, rest) = if request.starts_with('/') { ("GET", request) } else { request.split_once(' ').unwrap() };
     let (path, fields) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -452,7 +452,7 @@ fn ask(address: SocketAddr, host: &str, request: &str) -> (u16, String) {
     (status, if status == 200 { body.to_owned() } else { location.to_ascii_lowercase() })
 }
 
-/// Converts servers; returns the exit status, the configuration and what was said.
+/// Converts servers; returns the exit status, the configuration and the messages.
 fn convert(folder: &Path, name: &str, text: &str) -> (Option<i32>, String, String) {
     let (source, result) = (folder.join(name), folder.join(format!("{name}.toml")));
     fs::write(&source, text).unwrap();
@@ -466,15 +466,15 @@ fn refuses(status: u16) -> bool {
     matches!(status, 0 | 401 | 403 | 404 | 405)
 }
 
-/// What is wrong with the response of amped, if nginx gave the other one.
+/// The fault of amped's response, if there is one, given that of nginx.
 fn problem(code: Option<i32>, said: &str, theirs: &(u16, String), ours: &(u16, String)) -> Option<&'static str> {
-    // A fallback, which is not restricted itself, is for a directory.
+    // A fallback applies to a whole directory; its file is not restricted.
     let is_fallback = theirs.0 == 404 && said.contains("get the fallback of");
     if refuses(theirs.0) && (200..300).contains(&ours.0) && !is_fallback {
         return Some("amped serves what nginx refuses");
     }
     let is_listing = theirs.0 == ours.0 && theirs.1.contains("<title>Index of");
-    // A directory whose slash is missing is redirected before anything is checked, or after it.
+    // One server may redirect a path without its final slash before it checks access, the other after it.
     let is_redirect = |one: &(u16, String)| one.0 == 301 && one.1.ends_with('/');
     let is_redirect = refuses(ours.0) && is_redirect(theirs) || refuses(theirs.0) && is_redirect(ours);
     // Where several restrictions apply, the order in which they are checked may differ.
@@ -557,7 +557,7 @@ fn conversion_never_serves_what_nginx_refuses() {
         ROWS.iter().map(|(name, content, requests)| (*name, (*content).to_owned(), own(requests))).collect();
     let Compared { problems, exact } = compare(&rows);
     assert!(problems.is_empty(), "{problems}");
-    // A conversion that refused everything would be of no use.
+    // A conversion that refused everything would pass the other checks.
     assert!(exact * 5 > ROWS.len() * 2, "{exact} of {} are exact", ROWS.len());
 }
 
@@ -633,7 +633,7 @@ fn locations(random: &mut Random, around: &str, depth: usize) -> String {
     text
 }
 
-/// Random servers: the locations of one, behind directives for all of them.
+/// A random server: its locations, after directives for all of them.
 fn random_server(random: &mut Random) -> String {
     const OF_ALL: &[&str] =
         &["", "", "", "deny all;", "allow 10.0.0.0/8; deny all;", "AUTH", "auth_request /deny;", "index index.php;"];

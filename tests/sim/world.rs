@@ -553,7 +553,7 @@ impl World {
         if let Input::Start(work) = input {
             assert!(session.app.is_none(), "two applications for one connection");
             let is_get = work.variables.iter().any(|(name, value)| name == b"REQUEST_METHOD" && value == b"GET");
-            // Also for a request that has waited for another one's response in vain.
+            // This includes a request that has waited for the response of another one, and then could not use it.
             assert!(work.may_be_cached || !(is_get && *work.path == *b"/kept"), "an application may know this client");
             let number = application::number(&work);
             begun.resize(plays.len(), 0);

@@ -145,7 +145,7 @@ fn rewritten_request_satisfies_passwords_of_both_paths() {
     let server = serve(&site, &keys, "");
     let users = site.path().with_extension("users");
     let _gone = (Users(&users), Users(&admins));
-    // Eve is an admin only, bob one of the staff only, and ann both.
+    // `eve` is only in the admins' file, `bob` only in the staff's, and `ann` in both.
     for (target, realm, [ann, bob, eve]) in [
         ("/private/page.html", "Staff", [200, 200, 401]),
         ("/admin/page.html", "Admins", [200, 401, 200]),

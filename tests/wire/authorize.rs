@@ -201,7 +201,7 @@ fn answers(lines: impl Fn(&Arrived) -> String + Send + Sync + 'static) -> (Backe
     (backend, all)
 }
 
-/// A table that asks this question about a directory.
+/// A table that authorises the requests of a directory at this path.
 fn table(directory: &str, question: &str, copied: &str) -> String {
     format!(
         "[[site.authorize]]\ndirectory = \"{directory}\"\nrequest = \"{question}\"\ncopy_to_request = [\"{copied}\"]\n"
@@ -323,7 +323,7 @@ fn authorized_response_is_private_by_any_name() {
     let server = Server::with_site(&site, &tables.concat());
     let mut client = server.connect();
     let ann = ("Cookie", "ann");
-    // The second time, heads are cached.
+    // In the second round, the heads are cached.
     for _ in 0..2 {
         for target in ["s.txt", "app/x", "file", "none", "gate"].map(|name| format!("/private/{name}")) {
             assert_eq!(client.get(&target).status, 401, "{target}");

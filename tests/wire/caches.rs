@@ -381,7 +381,7 @@ fn constantly_changing_files_delay_no_other_lookup() {
                 thread::sleep(Duration::from_millis(5));
             }
         });
-        // The writer may pause on a busy machine, or the file take a second: then this is tried again.
+        // On a busy machine the writer may pause, or the file may take a second; then try again.
         let mut attempt = 0;
         wait_until("a file to be served before those that change", || {
             attempt += 1;

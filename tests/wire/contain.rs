@@ -409,7 +409,7 @@ fn scripts_of_another_user_cannot_touch_server() {
     }
 }
 
-/// The manual, which has a drop-in for a unit whose scripts run as other users.
+/// The manual, which contains a systemd drop-in for scripts that run as other users.
 const MANUAL: &str = include_str!("../../docs/operating.md");
 
 #[test]
@@ -424,7 +424,7 @@ fn server_started_as_root_uses_directories_of_its_user_with_capabilities_of_manu
         let config = place.path("etc/amped.toml");
         let more = "user = 'daemon'\n[[site.app]]\nmatch = '/app'\ncommand = ['/bin/sleep', '1000']\n";
         fs::write(&config, fs::read_to_string(&config).unwrap() + more).unwrap();
-        // systemd gives its directory to root.
+        // systemd gives the runtime directory to root.
         for (folder, owner) in [("logs", 65534), ("run", 65534), ("tmp", 65534), ("runtime", 0)] {
             fs::create_dir_all(place.path(folder)).unwrap();
             std::os::unix::fs::chown(place.path(folder), Some(owner), Some(owner)).unwrap();

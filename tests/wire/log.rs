@@ -744,7 +744,7 @@ fn root_opens_no_log_through_names_that_serving_user_has_made() {
     refuse("has other names (hard links), and belongs to user 0");
     assert!(!place.site.path().join("new").exists());
     assert_eq!(fs::read_to_string(secret).unwrap(), "of root\n");
-    // A link of root, as administrators make them.
+    // A link of root, such as an administrator would create.
     let elsewhere = place.site.path().join("elsewhere");
     symlink(&elsewhere, place.log()).unwrap();
     let server = Server::start(&["--config", &config]);

@@ -504,7 +504,7 @@ fn cached_page_still_requires_password() {
     assert_eq!((runs(&site, "own"), runs(&site, "public")), (3, 1));
 }
 
-/// A backend whose pages are what it gets in these fields, on which they depend.
+/// A backend whose pages contain the values of these request fields, and vary by them.
 fn told(fields: &'static [&str]) -> Backend {
     Backend::start(move |_, peer| {
         while let Some(arrived) = peer.request() {
@@ -527,7 +527,8 @@ fn serve_backend(site: &Site, backend: &Backend) -> Server {
     serve_app(site, &format!("match = \"/**\"\nhttp = \"{}\"\ncache = \"1h\"", backend.address))
 }
 
-/// The backend does not get the field that such a client names, so its page is not the one for clients that send it.
+/// The backend does not get a field that the client's Connection names, so its page must not go to
+/// clients that send the field.
 #[test]
 fn field_that_client_has_removed_does_not_choose_page() {
     let (site, backend) = (Site::new(), told(&["Accept-Language", "Origin"]));
@@ -539,7 +540,7 @@ fn field_that_client_has_removed_does_not_choose_page() {
         client.request("GET", &target, &[fields[0], fields[1], ("Connection", connection)]);
         let response = client.request("GET", &target, &fields);
         assert_eq!(response.text(), "de|https://a.example", "{connection}");
-        // What such a client gets was not made for others either.
+        // Nor does such a client get a page that was made for others.
         let own = client.request("GET", &target, &[fields[0], fields[1], ("Connection", connection)]);
         assert_eq!(own.field("Age").is_some(), is_http2(), "{connection}");
         let kept = client.request("GET", &target, &[fields[0], fields[1], ("Connection", "keep-alive")]);
@@ -559,7 +560,7 @@ fn page_that_depends_on_fields_of_server_is_not_cached() {
             assert_eq!(response.text().contains(&from.to_string()), fields != ["X-Real-IP"], "{fields:?}");
         }
     }
-    // The scheme and the host are part of the name of a page.
+    // The scheme and the host are part of the cache key.
     let (site, backend) = (Site::new(), told(&["X-Forwarded-Proto", "X-Forwarded-Host"]));
     let server = serve_backend(&site, &backend);
     let mut client = server.connect();
@@ -568,7 +569,7 @@ fn page_that_depends_on_fields_of_server_is_not_cached() {
     assert_eq!((again.text(), again.field("Age").is_some()), (first, true));
 }
 
-/// The variants are scripts: each has pages of its own, and all responses say what they depend on.
+/// The variants are scripts: each has pages of its own, and all responses have the `Vary` of the choice.
 #[test]
 fn negotiated_scripts_have_pages_of_their_own() {
     let site = Site::new();

@@ -535,7 +535,7 @@ impl Authority {
         self.client_until(trust, version, name, in_seconds(86_400))
     }
 
-    /// The same, with a certificate that is valid until this time since 1970.
+    /// The same, with a certificate that is valid until this Unix time.
     fn client_until(
         &self,
         trust: &Trust,
@@ -636,7 +636,7 @@ fn response_that_may_be_cached_does_not_name_a_client() {
     }
 }
 
-/// Under any name, and however it came there.
+/// Even a hard link to it below the root is refused.
 #[test]
 fn private_key_is_never_served() {
     let (site, trust) = place();

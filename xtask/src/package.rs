@@ -199,8 +199,9 @@ mod tests {
         fs::remove_dir_all(folder).expect("removed");
     }
 
-    /// Runs a script of the package, as dpkg(1) does on a machine with systemd, in a mount namespace of its own. Commands that change the
-    /// machine only write themselves down. Returns them, and the script's standard error. `failing`: those that fail.
+    /// Runs a script of the package, as dpkg(1) does on a machine with systemd, in a mount namespace of its own.
+    /// Commands that would change the machine are only recorded. Returns them, and the script's standard error.
+    /// `failing`: the commands that fail.
     fn run_script(folder: &Path, script: &str, arguments: &[&str], failing: &[&str]) -> (String, String) {
         let commands = folder.join("commands");
         let fake = "#!/bin/sh\necho \"${0##*/} $*\" >>\"$COMMANDS\"\ncase \"$FAILING\" in *\"<${0##*/} $*>\"*) exit 1;; esac\n";
@@ -296,7 +297,7 @@ mod tests {
         write(&folder.join("amped.service.d/scripts.conf"), &drop_in).expect("written");
         let mut verify = Command::new("systemd-analyze");
         let verified = verify.args(["verify", "--man=no"]).arg(folder.join("amped.service")).output().expect("started");
-        // It only warns of a key or a value that it does not know.
+        // For unknown keys and values it prints only a warning.
         let said = String::from_utf8_lossy(&verified.stderr);
         assert!(verified.status.success() && !said.contains("ignoring"), "{said}");
         fs::remove_dir_all(folder).expect("removed");

@@ -113,7 +113,7 @@ pub(crate) fn first_step<F: FileHandle>(
     verified_step(now, request, origin, resolved, shared)
 }
 
-/// Decides the next step for a request that some of its guards may have admitted: has the password verified for the next one.
+/// Decides the next step for a request that some guards may have admitted: the next one has its password verified.
 fn verified_step<F: FileHandle>(
     now: Time,
     request: &Request<'_>,
@@ -183,9 +183,9 @@ fn is_admitted(request: &Request<'_>, origin: Origin, resolved: &Resolved<'_>, s
 
 /// The port of https to which the site redirects this request; `None` if it is served.
 ///
-/// A challenge of a CA is served, for other ACME clients that write a file or are a backend. A CA would follow the redirect, but
-/// it may lead to a certificate's first request. Where a password is required, or an application authorises requests, what proves
-/// that a client may access the path must not be sent unencrypted.
+/// A challenge of a CA is served, for other ACME clients that write a file or are a backend. A CA would follow the
+/// redirect, but it may lead to a certificate's first request. Where a password or an authorization is required, the
+/// credentials must not be sent unencrypted.
 fn required_https(request: &Request<'_>, resolved: &Resolved<'_>, site: &Site) -> Option<u16> {
     let port = site.https_port.filter(|_| !request.secure)?;
     let path = &*resolved.requested;

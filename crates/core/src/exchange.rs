@@ -825,7 +825,7 @@ impl Exchange {
         }
         protocol.skip_body();
         match app_request.stage {
-            // All of the body has arrived, and only the end of the application has not.
+            // The body is complete; only the end of the application is missing.
             Stage::Body(ScriptFraming::None | ScriptFraming::Length(0)) => protocol.finish(cx),
             Stage::Body(_) => protocol.abort(),
             Stage::Head(_) | Stage::Rest(_) | Stage::Confirmed(_) => {

@@ -56,9 +56,9 @@ impl Wanted {
 }
 
 /// The cached page that may answer a request, or that its response may become. `None` if the request has preconditions
-/// on the state of the resource (RFC 9110, 13.1.1 and 13.1.4), which only the application can evaluate; or if its client has fields
-/// removed on the way to the application, whose values would choose a page that was made without them. `is_restricted`: a
-/// password or an application had to admit its client, which is as good as Authorization.
+/// on the state of the resource (RFC 9110, 13.1.1 and 13.1.4), which only the application can evaluate; or if its
+/// Connection field has fields removed on the way to the application: their values would choose a page that was made
+/// without them. `is_restricted`: a password or an application had to admit its client, which counts as Authorization.
 pub(crate) fn wanted(
     (generation, is_restricted): (u32, bool),
     handler: &HandlerMatch,
@@ -87,7 +87,7 @@ fn names_other_fields(value: &[u8]) -> bool {
     text::list(value).any(|option| !is_usual(option))
 }
 
-/// Options of a connection that are no fields, or fields that are never passed on.
+/// Connection options that are not fields, or are fields that are never forwarded.
 const USUAL_OPTIONS: [&str; 5] = ["close", "keep-alive", "upgrade", "te", "http2-settings"];
 
 /// The cache key of a request: scheme, host with port, and target, as sent, since the application sees both. `None` without a
@@ -167,8 +167,9 @@ pub(crate) fn page_of(
     is_kept.then_some((page, vary))
 }
 
-/// Whether the server sets this field of a request, whose name is in lower case, to a value that the name of a page does not contain. It
-/// contains what the client has sent, besides scheme and host, so that it would not tell responses apart that depend on this field.
+/// Whether the server sets this request field, whose name is in lower case, to a value that is not part of the cache
+/// key. Besides scheme and host, the key contains only fields as the client sent them, so it would not distinguish
+/// responses that vary by this field.
 fn is_of_server(name: &str) -> bool {
     let is_in_name = matches!(name, "x-forwarded-proto" | "x-forwarded-host");
     name.starts_with("x-forwarded-") && !is_in_name

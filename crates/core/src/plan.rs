@@ -92,14 +92,14 @@ impl<'a> Resolved<'a> {
         Resolved { requested, rewritten, ..self }
     }
 
-    /// The guard whose password is verified next; `None`: all that the request needs are.
+    /// The guard whose password is verified next; `None`: all that the request needs have been verified.
     pub(crate) fn next_guard<'s>(&self, site: &'s Site, request: &Request<'_>) -> Option<&'s Guard> {
         site.guards_of(&self.requested, request).nth(self.verified)
     }
 
-    /// The rules by which applications have still to authorise the request, and their indices; the first one is next.
+    /// The rules by which applications must still authorise the request, and their indices; the first one is next.
     ///
-    /// A condition of a route may depend on fields that an application has added: so rules are identified, not counted.
+    /// A condition of a route may depend on fields that an application has added, so rules are identified, not counted.
     pub(crate) fn pending_authorizations<'s>(
         &self,
         site: &'s Site,

@@ -151,8 +151,9 @@ pub enum Symlinks {
 }
 
 impl Site {
-    /// The guards of a request for this path, all of which must admit it: of nested directories that of the innermost; if a
-    /// route substitutes another path, that of its directory too, unless it has the same accounts.
+    /// The guards of a request for this path, all of which must admit it. Of nested directories, the
+    /// innermost guard applies; if a route substitutes another path, the guard of its directory applies too,
+    /// unless it has the same accounts.
     pub fn guards_of<'s>(&'s self, path: &[u8], request: &Request<'_>) -> impl Iterator<Item = &'s Guard> + use<'s> {
         let of = |path: &[u8]| self.guard_at(path);
         let [first, second] = if self.guards.is_empty() { [None; 2] } else { self.of_both(path, request, of) };
@@ -160,8 +161,8 @@ impl Site {
         first.into_iter().chain(second)
     }
 
-    /// The rules by which applications authorise a request for this path, found as [`guards`](Site::guards_of) are, and their
-    /// indices; the innermost rule may ask none.
+    /// The rules by which applications authorise a request for this path, found as [`guards`](Site::guards_of) are, and
+    /// their indices; the innermost rule may require no authorization.
     pub fn authorizations_of<'s>(
         &'s self,
         path: &[u8],

@@ -28,8 +28,8 @@ const ENDINGS_MAX: usize = 5;
 pub const CANDIDATES_MAX: usize = 64;
 
 /// Whether a sibling with these times of modification and change was made from the current file, which was modified at
-/// `mtime_ns`. gzip and zstd copy the time of the file to the sibling, brotli does so without its fraction: a whole
-/// second may be that of the file, unless the sibling was last changed before it.
+/// `mtime_ns`. gzip and zstd copy the file's time to the sibling; brotli drops its fraction of a second. A sibling
+/// modified at the whole second is therefore current, unless its status last changed before the file was modified.
 pub fn is_current((sibling_mtime_ns, sibling_ctime_ns): (i64, i64), mtime_ns: i64) -> bool {
     let second = mtime_ns.div_euclid(1_000_000_000) * 1_000_000_000;
     sibling_mtime_ns >= mtime_ns || (sibling_mtime_ns == second && sibling_ctime_ns >= mtime_ns)

@@ -11,10 +11,10 @@
 //! only if the interval excludes 1 and the median lies outside the band. If there are too few pairs to reach the
 //! level in any case, the result is undecided.
 //!
-//! Two archives are measured one after the other, and a change of the machine in between affects
-//! all their pairs: more pairs do not average it out. There the band is the largest shift between
-//! blocks of one archive, over all steps, times 2. It takes three blocks of each: one has no shift, and that of two
-//! is too often smaller than the one between the archives. With fewer the result is undecided.
+//! Two archives are measured one after the other, and a change of the machine in between affects all their pairs: more
+//! pairs do not average it out. There the band is the largest shift between blocks of one archive, over all steps,
+//! times 2. It takes three blocks of each archive: one block has no shift, and the shift between two is too often
+//! smaller than the one between the archives. With fewer, the result is undecided.
 //!
 //! Under relaxed validity rules, disturbed runs are included, with an unknown effect. There is then no
 //! verdict, unless A and B were measured in the same blocks together with a repetition of the baseline.
@@ -675,10 +675,10 @@ fn band(metric: &str, runs: &[Taken], count: usize, interleaved: bool) -> Option
 
 /// Returns the largest shift between two blocks of one side, over all its steps, times 2. The centres of
 /// two archives of n blocks are at least n blocks apart, but the ends of one only n - 1, so a slow change
-/// is larger between the archives than within them. And few blocks do not show how far others may lie. In
-/// simulations of three blocks each that deviate independently, the median of the ratios is beyond the
-/// largest shift in 5.8 % of cases, beyond 1.5 times it in 1.6 %, which is 6 % for four metrics, and beyond
-/// twice in 0.5 %; with random walks, in 27 %, 10 % and 4 %.
+/// is larger between the archives than within them. Besides, a few blocks do not show how far others may
+/// deviate. In simulations of three blocks each that deviate independently, the median of the ratios
+/// exceeds the largest shift in 5.8 % of cases, 1.5 times that shift in 1.6 % (6 % for four metrics), and
+/// twice that shift in 0.5 %; with random walks, in 27 %, 10 % and 4 %.
 fn drift(metric: &str, runs: &[Taken]) -> Option<Band> {
     const BEYOND: f64 = 2.0;
     let (mut widest, mut pairs) = (0.0_f64, 0);
@@ -879,14 +879,15 @@ mod tests {
     /// How the blocks of two archives deviate.
     #[derive(Clone, Copy, Debug)]
     enum Blocks {
-        /// Each by itself, with this standard deviation.
+        /// Each independently, with this standard deviation.
         Independent(f64),
-        /// Each from the one before, also from the first archive to the second.
+        /// Each from the one before, with this standard deviation; the walk continues from the
+        /// first archive to the second.
         Walk(f64),
     }
 
-    /// Two archives of the same server, measured one after the other: twenty arms, a deviation of each block that all its
-    /// runs share, and one of each run of 1 %, independent in each metric.
+    /// Two archives of the same server, measured one after the other: twenty arms, a deviation of each block that all
+    /// its runs share, and a deviation of 1 % of each run, independent in each metric.
     fn two_archives(seed: u64, repetitions: u32, deviation: Blocks) -> Vec<Taken> {
         let mut random = Random(seed);
         let (mut runs, mut common) = (Vec::new(), [0.0; METRICS.len()]);

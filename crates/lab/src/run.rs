@@ -931,7 +931,7 @@ impl Seen {
             sample.threads.iter().map(|thread| (thread.tid, thread.run)).collect()
         };
         let (from, to) = (ran(first), ran(last));
-        // In older records only the threads that lived until the end are counted.
+        // Older records count only the threads that lived until the end.
         let of_threads = || to.iter().map(|(tid, ns)| ns.saturating_sub(from.get(tid).copied().unwrap_or(0))).sum();
         let cpu_ns: u64 = match (first.server.unwrap_or_default(), last.server) {
             (from, Some(to)) => to.all_ns().saturating_sub(from.all_ns()),

@@ -81,7 +81,7 @@ pub struct Outcome {
     /// Failures by kind, without kinds that did not occur.
     pub failures: Vec<(Fault, u64)>,
     /// Requests that were not sent, because their connection failed or the server closed it after an earlier one, and
-    /// those that the server stated not to have processed.
+    /// those that the server reported as unprocessed.
     pub unsent: u64,
     /// Connections that received unsolicited bytes.
     pub stray: u64,
@@ -272,11 +272,12 @@ impl Outcome {
         self.failures.iter().map(|(_, count)| count).sum()
     }
 
-    /// Planned requests that were not served: failures, and requests that were not sent. With the correct replies they are
-    /// all requests of the schedule; a connection that carried none counts with all that it was to carry. A closed loop has
-    /// no plan: if a server ends a connection as it may (RFC 9112, 9.6; RFC 9113, 6.8), the client goes on with another.
+    /// Planned requests that were not served: failures, and requests that were not sent. Together with the correct
+    /// replies, these are all requests of the schedule; a connection that carried none counts with all that it was to
+    /// carry. A closed loop has no plan: if a server ends a connection as it may (RFC 9112, 9.6; RFC 9113, 6.8), the
+    /// client goes on with another.
     pub fn unserved(&self) -> u64 {
-        // Numbers from another machine may be arbitrary.
+        // Numbers from another machine may be arbitrary, so the sum saturates.
         self.failed().saturating_add(if self.planned > 0 { self.unsent } else { 0 })
     }
 

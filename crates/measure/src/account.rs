@@ -1,10 +1,11 @@
 //! CPU time of a group of processes that start and end: what they used between two readings, each second counted once.
 //!
-//! Pure. The time of a process that ends is not lost: its parent has it as time of children once it has waited for it
-//! (`cutime` and `cstime`, proc_pid_stat(5)). The part that was counted while the child ran is subtracted there.
+//! Pure. The time of a process that ends is not lost: once its parent has waited for it, the parent shows it
+//! as time of its children (`cutime` and `cstime`, proc_pid_stat(5)). The part that was counted while the
+//! child ran is then subtracted.
 //!
 //! Unlike [`others`](crate::others), which attributes the time to each program of the machine between two distant
-//! readings, this adds up readings that may be 50 ms apart, without losing what one rounds away.
+//! readings, this adds up readings that may be 50 ms apart, without losing what each of them rounds away.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +38,7 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// Both.
+    /// User code and kernel together.
     pub fn all_ns(self) -> u64 {
         self.user_ns + self.system_ns
     }
@@ -82,7 +83,8 @@ impl Account {
         CpuTime { user_ns, system_ns: used.saturating_sub(user_ns) }
     }
 
-    /// The share of user code in the time since the previous reading; if that had no tick of either, since the start.
+    /// The share of user code in the time since the previous reading; if neither had a tick in
+    /// that time, since the start.
     fn user_share(&self, now: &BTreeMap<u32, Reading>) -> f64 {
         let sums = |of: &BTreeMap<u32, Reading>| {
             of.values().fold((0, 0), |(user, system), one| (user + one.user_ns, system + one.system_ns))
@@ -121,11 +123,11 @@ mod tests {
     fn child_is_counted_once() {
         let mut account = Account::default();
         add(&mut account, 0, &[(10, 1, 9000, 0, 300)]);
-        // It starts, is counted as it runs, and ends with 20 ms more.
+        // A child starts, is counted while it runs, and ends after 20 ms more.
         assert_eq!(add(&mut account, 100, &[(10, 1, 9100, 0, 300), (11, 910, 60, 50, 0)]), 50);
         assert_eq!(add(&mut account, 100, &[(10, 1, 9200, 0, 300), (11, 910, 160, 150, 0)]), 100);
         assert_eq!(add(&mut account, 100, &[(10, 1, 9300, 0, 470)]), 20);
-        // One that no reading saw.
+        // A child that no reading saw.
         assert_eq!(add(&mut account, 100, &[(10, 1, 9400, 0, 480)]), 10);
     }
 
@@ -179,7 +181,7 @@ mod tests {
         };
         account.add(reading(1000, 900, 100), 0);
         assert_eq!(account.add(reading(1040, 930, 110), MS), CpuTime { user_ns: 30 * MS, system_ns: 10 * MS });
-        // Without a tick of either, as over its whole life.
+        // Without a tick of either, the split is that of its whole life.
         let used = account.add(reading(1048, 930, 110), MS);
         assert!((used.user_ns as f64 / (8.0 * MS as f64) - 930.0 / 1040.0).abs() < 1e-6, "{used:?}");
     }

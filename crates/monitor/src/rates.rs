@@ -348,7 +348,8 @@ impl<F: FnMut(Name, Option<f64>)> Each<F> {
     fn all<T: Figures<f64>>(&mut self, of: &[T]) {
         let mut values: Vec<_> = of.iter().map(T::values).collect();
         for figure in T::FIGURES {
-            // All advance: a sum would stop at the first unknown value, and add other figures of the rest from then on.
+            // Advance every iterator: a sum would stop at the first unknown value, and from
+            // then on add different figures.
             let of_figure: Vec<Option<f64>> = values.iter_mut().map(|values| values.next().flatten()).collect();
             let sum = of_figure.into_iter().sum::<Option<f64>>();
             self.named(T::PREFIX, figure.tick_name, figure.help, sum.filter(|_| !of.is_empty()));

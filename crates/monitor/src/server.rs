@@ -43,7 +43,7 @@ pub struct Server {
     missing: Vec<String>,
 }
 
-/// The process that adopts those whose parents have ended: what it starts or adopts is not part of a server.
+/// The process that adopts orphans; a process that it starts or adopts is not part of a server.
 pub(crate) const INIT: u32 = 1;
 
 /// A server's outgoing connections to one address.
@@ -328,7 +328,7 @@ fn parents() -> Result<Vec<(u32, u32)>, Failure> {
     Ok(all.map(|(pid, stat)| (pid, stat.parent)).collect())
 }
 
-/// Those of these processes that exist, and their descendants.
+/// Those of `roots` that exist, and their descendants.
 fn descendants(roots: BTreeSet<u32>, parents: &[(u32, u32)]) -> BTreeSet<u32> {
     let mut family: BTreeSet<u32> = parents.iter().map(|(pid, _)| *pid).filter(|pid| roots.contains(pid)).collect();
     loop {

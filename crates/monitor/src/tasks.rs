@@ -64,7 +64,8 @@ struct ProcessFiles {
 }
 
 impl Tasks {
-    /// Without any process. Processes that start from now on are found, so the server is looked for afterwards.
+    /// Creates one without any process. Processes that start from now on are found, so call it
+    /// before looking for the server.
     pub(crate) fn begin() -> Tasks {
         Tasks {
             threads: BTreeMap::new(),
@@ -197,7 +198,7 @@ impl Tasks {
 fn reading(pid: u32, stat: &Stat, now_ns: u64) -> Reading {
     let by_ticks = in_ns(stat.user_ticks + stat.system_ticks);
     let exact = process::cpu_time_of(pid).map(|time| time.as_nanos() as u64);
-    // An init waits for the children of others that have ended.
+    // Init also waits for orphans of other programs.
     let of_children = |ticks| if pid == INIT { 0 } else { ticks };
     let (user_ticks, system_ticks) = (of_children(stat.children_user_ticks), of_children(stat.children_system_ticks));
     Reading {
@@ -239,7 +240,7 @@ impl ThreadFiles {
         let [user, system] = [stat.user_ticks, stat.system_ticks].map(in_ns);
         let by_ticks = Scheduled { run_ns: user.saturating_add(system), wait_ns: 0 };
         let Scheduled { run_ns, wait_ns } = exact.unwrap_or(by_ticks);
-        // Read last: it did not run for longer than that.
+        // Read last, so that the thread did not run for longer than its age.
         let age = clock::boot_ns().saturating_sub(in_ns(stat.started_ticks));
         let is_asleep = matches!(stat.state, 'S' | 'D');
         let place = self.sleeps_in.as_mut().filter(|_| is_asleep).and_then(|file| file.read().ok());
@@ -288,7 +289,7 @@ impl Newest {
 
 /// The newest numbers after `before` up to `last`, which is smaller if the kernel began again from the lowest.
 fn newest(before: u32, last: u32) -> Range<u32> {
-    /// To read the state of one costs some 10 us, and a busy machine starts thousands per second.
+    /// Reading the state of one takes about 10 us, and a busy machine starts thousands per second.
     const COUNT_MAX: u32 = 32;
     let oldest = (last + 1).saturating_sub(COUNT_MAX).max(1);
     if before <= last { oldest.max(before + 1)..last + 1 } else { oldest..last + 1 }

@@ -62,7 +62,7 @@ pub struct Disk {
     start: Instant,
     /// Receives the names that become cached, if directories are watched.
     notes: OnceLock<Arc<Notes>>,
-    /// The files that are never served, once one was looked up.
+    /// The files that are never served; `None` before the first lookup.
     secrets: Mutex<Option<Secrets>>,
     /// Names already reported because their symbolic links were refused or they were not unpacked.
     refused: Mutex<HashSet<(u16, Box<[u8]>)>>,
@@ -109,7 +109,7 @@ struct Secrets {
     files: Vec<(u64, u64)>,
 }
 
-/// Interval after which these are checked again: there may be several for each site.
+/// Interval between checks of these files: there may be several for each site.
 const SECRETS_FRESH: Duration = Duration::from_secs(1);
 
 /// Maximum refused links and files reported under one configuration.

@@ -1,9 +1,10 @@
 //! Opens a file as root at a path that another user may change.
 //!
-//! A server that is started as root opens its log before it becomes another user, in a directory that belongs to that user, who must be
-//! able to reopen it. Whoever controls that user could put a link there, and have root create or append to any file. So only links of
-//! root are followed (`/dev/stdout` is one, and `/var/run`), and a file that has other names must be the user's own. Each directory
-//! is held open until the next one is: what is renamed meanwhile changes nothing.
+//! A server that is started as root opens its log before it becomes another user, in a directory that belongs to that
+//! user, who must be able to reopen it. An attacker who controls that user could put a link there, and make root create
+//! or append to any file. So only links that belong to root are followed, such as `/dev/stdout` and `/var/run`, and a
+//! file with other names must be the user's own. Each directory is held open until the next one is open, so that
+//! renaming one meanwhile has no effect.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -18,13 +19,13 @@ use rustix::io::Errno;
 /// The user whose links are followed.
 const ROOT: u32 = 0;
 
-/// Links in one path, as the kernel limits them (path_resolution(7)).
+/// Maximum links in one path, as in the kernel (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 
-/// How often a file may vanish between two looks at it.
+/// Attempts to open a file that vanishes between two system calls.
 const TRIES: usize = 16;
 
-/// A name without a link, in an open directory.
+/// A name in an open directory, with all other links of the path resolved.
 struct Place {
     directory: OwnedFd,
     name: OsString,
@@ -35,7 +36,7 @@ struct Place {
 /// Opens a file for appending, and creates it if it does not exist. `owner`: the user who may change its directory. Returns whether it was
 /// created.
 ///
-/// A named pipe is opened without a wait for its reader, and does not block later.
+/// A named pipe is opened without waiting for its reader, and does not block later.
 ///
 /// # Errors
 /// Those of open(2); a link that does not belong to root; a file that has other names and is not the owner's.
@@ -94,7 +95,7 @@ fn find(path: &Path) -> io::Result<Place> {
     let directory_flags = look_flags | OFlags::DIRECTORY;
     let mut directory = rustix::fs::openat(CWD, ".", directory_flags, Mode::empty())?;
     let mut seen = PathBuf::new();
-    // The next one is the last.
+    // In reverse: the next name is the last one.
     let mut rest = components(path);
     let mut links = 0;
     while let Some(name) = rest.pop() {
@@ -214,7 +215,7 @@ mod tests {
             folder.link("log", &secret, OWNER),
             folder.link("dangling", folder.path("new"), OWNER),
             folder.link("folder", folder.path("real"), OWNER).join("log"),
-            // One of root leads to one of the other user.
+            // A link of root leads to a link of the other user.
             folder.link("outer", folder.path("log"), 0),
         ];
         for link in links {

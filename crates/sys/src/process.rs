@@ -375,8 +375,8 @@ pub fn execute_file(command: &mut std::process::Command, file: OwnedFd, variable
         if opened.is_none() || opened != file_of_name(&name) {
             return Err(io::Error::from_raw_os_error(libc::ESTALE));
         }
-        // SAFETY: execve(2) reads a name and two lists, as execveat(2) above. JUSTIFICATION: std's version would look at nothing
-        // but the name, and returns to code that executes it once more.
+        // SAFETY: execve(2) reads a name and two lists, as execveat(2) above. JUSTIFICATION: if this closure returned
+        // `Ok`, std would execute the name without the comparison.
         unsafe { libc::execve(SHELL.as_ptr(), arguments_of_shell.as_ptr().cast(), addresses.as_ptr().cast()) };
         Err(io::Error::last_os_error())
     };

@@ -427,7 +427,7 @@ impl AppRequest {
         script_head: &cgi::ScriptHead<'_>,
         (status, length, open_ended): (Status, Option<usize>, ScriptFraming),
     ) -> (PreparedResponse<F>, ScriptFraming, Option<Stream>) {
-        // Which script responds depends on these, whatever that says itself.
+        // The choice of the script depends on these fields, whatever its own Vary says.
         let chosen_by = self.handler.chosen_by.value();
         let varying = (!chosen_by.is_empty()).then(|| {
             let mut head = script_head.clone();
@@ -746,7 +746,7 @@ impl AppRequest {
     }
 }
 
-/// Who gets a response for which no other request waits.
+/// The audience of a response for which no other request waits.
 fn audience(fill: Option<&Fill>) -> Audience<'static> {
     if fill.is_some() { Audience::ClientFirst } else { Audience::Client }
 }

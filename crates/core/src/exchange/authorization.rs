@@ -149,8 +149,8 @@ impl Authorization {
     }
 }
 
-/// The path and query that a request is for: the path as this server has resolved it, by which it chose the rule and chooses what is
-/// served. As sent, it may have dots, empty segments or needless escapes, and look like another one.
+/// The path and query that a request is for: the path as this server has resolved it, by which it chooses the rule and
+/// the file. The path as sent may have dots, empty segments or needless escapes, and so look like another one.
 fn uri_of(request: &Request<'_>, requested: &[u8]) -> Vec<u8> {
     match request.target {
         Target::Origin { query, .. } | Target::Absolute { query, .. } => {
@@ -224,8 +224,8 @@ fn admitted(
         let name = String::from_utf8_lossy(name);
         pending.iter().any(|rule| rule.copied_name(&name).is_some())
     };
-    // A client could name a copied field in Connection, and so have it removed on the way to the application. Therefore this request has
-    // no such field, nor the fields that it names (RFC 9110, 7.6.1).
+    // A client could name a copied field in Connection, and so have it removed on the way to the application. Therefore
+    // this request has neither a Connection field nor the fields that it names (RFC 9110, 7.6.1).
     let options: Vec<&[u8]> = request::fields(head)
         .filter(|(name, _)| name.eq_ignore_ascii_case(b"connection"))
         .flat_map(|(_, value)| text::list(value))
@@ -255,7 +255,7 @@ fn admitted(
     Some(OwnedRequest::new(&Request { client, keep_alive, framing, expectation, ..parsed }, &made))
 }
 
-/// Fields that stay even if Connection names them: without them, the request would be another one.
+/// Fields that are kept even if Connection names them: without them, the request would mean something else.
 const NEVER_OPTIONS: [&str; 4] = ["content-length", "host", "transfer-encoding", "upgrade"];
 
 fn push_field(head: &mut Vec<u8>, name: &[u8], value: &[u8]) {
@@ -336,7 +336,7 @@ mod tests {
             "Status: 200|Remote-User: ann|X: y||",
             "POST /a HTTP/1.1|Host: h|Content-Length: 5|Cookie: c|Remote-User: ann||",
         );
-        // Another rule will be asked.
+        // Another rule, which is pending, copies this field.
         check(
             "GET /a HTTP/1.1|Host: h|Remote-Role: admin|Remote-Other: b||",
             "Status: 200|Remote-User: ann|Remote-Role: c||",

@@ -25,7 +25,7 @@ pub(super) const RESET: i64 = 2;
 pub(super) const CONTROL: i64 = 1;
 
 /// The cost of a frame with this many settings. A browser sends at most about eight; each change of the window size
-/// costs the server a look at every stream.
+/// makes the server visit every stream.
 pub(super) fn of_settings(count: usize) -> i64 {
     CONTROL + i64::try_from(count / 8).unwrap_or(i64::MAX / 20)
 }

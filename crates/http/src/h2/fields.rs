@@ -9,8 +9,8 @@ use alloc::vec::Vec;
 /// What a field counts in addition to its name and value (RFC 9113, 6.5.2).
 const FIELD_OVERHEAD: usize = 32;
 
-/// The size from which a block is an attack: a byte can stand for 4 KiB of the table, so that copying what a block of
-/// 64 KiB stands for would take a loop a tenth of a second. The fields of an honest client never reach it.
+/// Above this size, a block is an attack: one byte can stand for 4 KiB of the table, so copying the fields of a block
+/// of 64 KiB would keep an event loop busy for a tenth of a second. The fields of an honest client never reach it.
 const FLOOD_BYTES: usize = 1 << 20;
 
 /// Where a field ends in the buffer; it begins where the one before it ends.

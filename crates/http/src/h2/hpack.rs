@@ -418,12 +418,13 @@ mod tests {
         }
     }
 
-    /// A byte stands for a field of the table, which is as long as the table.
+    /// Each byte stands for one field, which fills the table.
     #[test]
     fn block_of_few_bytes_for_many_is_rejected() {
         let check = |repeats: usize, is_accepted: bool| {
             let value = vec![b'x'; 4000];
-            // RFC 7541, 6.2.1: a literal that enters the table; 6.1: the first dynamic entry. 127 + 3873 by seven bits.
+            // RFC 7541, 6.2.1: a literal that enters the table; 6.1: the first dynamic entry. The length is 127 + 3873,
+            // in groups of seven bits.
             let mut block = vec![0x40, 1, b'a', 0x7f, 0xa1, 0x1e];
             block.extend(&value);
             block.extend(vec![0xbe; repeats]);

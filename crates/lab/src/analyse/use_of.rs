@@ -153,11 +153,11 @@ pub(crate) fn group_name(path: &str) -> &str {
     path.trim_end_matches(|c: char| c.is_ascii_digit() || c == '-')
 }
 
-/// A core without idle time, but for a tick of the kernel's clock.
+/// The load from which a core counts as full: no idle time, to within a tick of the kernel's clock.
 const CORE_FULL: f64 = 0.95;
 
-/// The cores on which the server may run, if it leaves none of them idle time: it waits for them even if that is not
-/// seen, as of threads that end before they are listed.
+/// The cores on which the server may run, if it leaves none of them idle time: it waits for a core even if no listed
+/// thread does, for example because its threads end before they are listed.
 fn filled_cores(tick: &Tick) -> BTreeSet<usize> {
     let allowed: BTreeSet<usize> =
         tick.processes.iter().flat_map(|process| &process.cores).map(|core| *core as usize).collect();

@@ -351,7 +351,7 @@ struct Form {
     json: bool,
     csv: bool,
     lines: u32,
-    /// How many lines about what is missing have been printed.
+    /// How many of the lines about missing sources have been printed.
     reported: usize,
 }
 
@@ -403,7 +403,7 @@ impl LiveScreen {
 }
 
 impl TickOutput {
-    /// Shows the sources that are missing, which may become more.
+    /// Shows the sources that are missing; the list may grow.
     fn report(&mut self, missing: &[String]) {
         match self {
             TickOutput::Form(form) => {

@@ -43,7 +43,7 @@ pub(super) struct Http2 {
     next_id: u32,
     /// Streams that are open, `open <= streams.len()`.
     open: u64,
-    /// Requests sent so far, `sent <= per_connection`, and those of them that the server states not to have processed.
+    /// Requests sent so far, `sent <= per_connection`, and how many of them the server reported as unprocessed.
     sent: u64,
     unprocessed: u64,
     /// When the last requests were due.
@@ -649,7 +649,7 @@ mod tests {
             next
         }
 
-        /// The requests that were not sent, after the end.
+        /// The requests that were not sent, once the connection is over.
         fn unsent(&mut self, plan: &Plan) -> u64 {
             self.connection.count_unsent(plan.requests_of(0), &mut self.tally);
             self.tally.unsent

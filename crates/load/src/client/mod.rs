@@ -80,8 +80,8 @@ impl Connection {
         }
     }
 
-    /// Counts the requests without a reply or a failure when the connection is over: those that it did not send, of `owed`
-    /// that it was to carry, and those that the server has stated not to have processed.
+    /// Counts the requests without a reply or a failure when the connection is over: those of the `owed` ones that it
+    /// did not send, and those that the server reported as unprocessed.
     pub fn count_unsent(&self, owed: u64, tally: &mut Tally) {
         let unprocessed = match &self.0 {
             Protocol::Http1(_) => 0,

@@ -93,8 +93,8 @@ impl Plan {
         self.per_connection.min(left)
     }
 
-    /// Requests that a connection of a closed loop is to carry. It owes a single one if it may carry any number, or if
-    /// another connection takes over the rest of a list.
+    /// Requests that a connection of a closed loop is to carry. That is one if it may carry any number, or if another
+    /// connection takes over the rest of a list.
     pub fn requests_of_client(&self) -> u64 {
         if self.per_connection == u64::MAX || self.requests.len().is_some() { 1 } else { self.per_connection }
     }

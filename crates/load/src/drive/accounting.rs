@@ -18,8 +18,8 @@ const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 /// What a server does with a connection, of which it has read `number` requests before this one; `None` closes it.
 type Behaviour = fn(u64) -> Option<&'static [u8]>;
 
-/// Each with the counts of a connection that is to carry four requests, one at a time: correct, failed, and not sent.
-/// `None` where they depend on which side is faster.
+/// Faults, each with the counts of a connection that is to carry four requests, one at a time: correct, failed, and not
+/// sent. `None` where they depend on which side is faster.
 const FAULTS: &[(&str, Behaviour, Option<[u64; 3]>)] = &[
     ("none", |_| Some(OK), Some([4, 0, 0])),
     ("surplus bytes", |_| Some(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok, and more"), Some([0, 1, 3])),
@@ -47,8 +47,8 @@ const FAULTS: &[(&str, Behaviour, Option<[u64; 3]>)] = &[
     ("silent", |_| Some(b""), Some([0, 1, 3])),
 ];
 
-/// Serves each connection in a thread of its own. Ends a connection after a response that announces it, as clients
-/// rely on it where the length is not stated.
+/// Serves each connection in a thread of its own. Closes a connection after a response that announces this: clients
+/// rely on it if the response has no length.
 fn faulty(behaviour: Behaviour) -> Target {
     serving(move |mut stream| {
         let (mut held, mut buffer, mut number) = (Vec::new(), [0; 4096], 0);
@@ -148,7 +148,7 @@ fn frames(number: usize) -> Vec<u8> {
     out
 }
 
-/// Short timeouts: a slow machine turns a planted fault into another one, and every sum remains.
+/// Short timeouts: on a slow machine, a planted fault may become another one, but every sum stays the same.
 fn settings(target: &Target, lanes: usize) -> Settings {
     let timeout = Duration::from_millis(200);
     let target = target.clone();
@@ -168,9 +168,9 @@ fn sum(outcome: &Outcome) -> u64 {
     outcome.ok + outcome.failed() + outcome.unsent
 }
 
-/// Runs twenty connections, or a number of descriptors.
+/// Runs an open loop: twenty connections, or as many as a number of descriptors begins.
 fn run_open(settings: &Settings, plan: &Plan, arrivals: &Arrivals) -> Outcome {
-    // Where connections end at once, descriptors begin hundreds in a few milliseconds.
+    // If connections end at once, descriptors begin hundreds of them in a few milliseconds.
     let window = Duration::from_millis(if *arrivals == Arrivals::Descriptors { 20 } else { 100 });
     let mut schedule = Schedule::new(arrivals, 200.0, window, 1).unwrap();
     if let Some(count) = plan.requests().len() {

@@ -90,7 +90,7 @@ pub struct Stat {
     pub started_ticks: u64,
     /// Resident memory in pages.
     pub resident_pages: u64,
-    /// Whether it is another thread of a process than its first, even if `/proc` shows it like a process.
+    /// Whether it is a thread other than the first of its process, even if `/proc` shows it like a process.
     pub is_thread: bool,
 }
 
@@ -157,7 +157,7 @@ impl Process {
     }
 }
 
-/// The cores on which a process may run, from `/proc/PID/status`; empty if they are not there.
+/// The cores on which a process may run, from `/proc/PID/status`; empty if it does not list them.
 pub(crate) fn cores_of(status: &str) -> Vec<u32> {
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     list.and_then(|list| core_list(list.trim())).unwrap_or_default()

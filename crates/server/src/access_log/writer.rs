@@ -596,7 +596,8 @@ mod tests {
         let mut log = Open::new(sink, target);
         let (line, lost) = ([[b'x'; 1023].as_slice(), b"\n"].concat(), AtomicU64::new(0));
         let written = File::open(&path).expect("opened");
-        // By mincore(2): a read without waiting has the kernel read ahead, and so brings back what it asks for.
+        // Uses mincore(2): a read that does not wait makes the kernel read ahead, and so brings back
+        // the pages it asks about.
         let held = || {
             let pages = Mapping::new(&written, 0, 16 << 20).expect("mapped");
             (0..16_usize << 10).step_by(4).filter(|at| pages.is_resident(at << 10..(at << 10) + 1)).count()

@@ -96,7 +96,8 @@ impl Launch {
         Path::new(&self.program)
     }
 
-    /// Returns how many descriptors it gets: one for each stream that is given, and its file. A successor gets any number.
+    /// Returns how many descriptors the program gets: one for each given stream, and one for its file if that is given.
+    /// A successor gets any number.
     fn descriptors(&self) -> usize {
         let streams = self.streams.iter().filter(|stream| **stream == Stream::Given).count();
         streams + usize::from(self.file == ProgramFile::Given)
@@ -239,7 +240,7 @@ impl Permitted {
                     && launch.variables.iter().all(is_own)
             }
             Life::Request => {
-                // With one more, the last would be another than the one that `start` executes.
+                // With one more, the last one would not be the one that `start` executes.
                 descriptors.len() == launch.descriptors()
                     && self.permits_file(launch, descriptors.last())?
                     && launch.user.as_ref().is_none_or(|user| self.user(user).is_some())
@@ -250,12 +251,12 @@ impl Permitted {
         if is_permitted { Ok(()) } else { Err(io::Error::from_raw_os_error(NOT_PERMITTED)) }
     }
 
-    /// Returns whether the file of a script is below the roots, and its name as well: a shell, or the interpreter of a script, opens it
-    /// once more by that.
+    /// Returns whether the file of a script is below the roots, and its name as well, by which a shell or the
+    /// script's interpreter opens it again.
     fn permits_file(&self, launch: &Launch, given: Option<&OwnedFd>) -> io::Result<bool> {
         let program = launch.program();
         let folder = program.parent().unwrap_or(Path::new("/"));
-        // The folder stands for the name, since another file, or none, may have it by now.
+        // Only the folder of the name is resolved: the name itself may refer to another file, or to none, by now.
         let is_named_below = || folder.canonicalize().is_ok_and(|folder| self.is_below(&folder));
         let is_file_below = match (launch.file, given) {
             (ProgramFile::Expected { .. }, _) => program.canonicalize().is_ok_and(|file| self.is_below(&file)),
@@ -275,7 +276,7 @@ impl Permitted {
             return Err(io::Error::from_raw_os_error(STALE));
         }
         let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())) else { return Ok(false) };
-        // In another mount namespace, a file of anybody may have this name.
+        // In another mount namespace, anybody's file may have this name.
         let is_here = || path.metadata().is_ok_and(|found| (found.dev(), found.ino()) == (opened.device, opened.inode));
         Ok(self.is_below(&path) && is_here())
     }
@@ -334,12 +335,12 @@ mod tests {
         ]);
         let mut other = other.arg(&root).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut [0]).expect("a mount in a namespace of its own");
-        // Its name there is that of the script.
+        // In that namespace its name is that of the script.
         let intruder = PathBuf::from(format!("/proc/{}/root{}", other.id(), path.display()));
         assert_eq!(error(&intruder), Some(NOT_PERMITTED));
         drop(other.stdin.take());
         other.wait().unwrap();
-        // One that was replaced since it was opened must be looked up once more.
+        // A file that was replaced since it was opened must be looked up again.
         let old: OwnedFd = fs::File::open(&path).unwrap().into();
         fs::write(root.join("next"), "").unwrap();
         fs::rename(root.join("next"), &path).unwrap();
@@ -401,7 +402,7 @@ mod tests {
         assert!(!permits(&surplus, Some(&script_file)));
         surplus.streams[1] = Stream::Given;
         assert!(permits(&surplus, Some("/dev/null")) && !permits(&surplus, None));
-        // A file is executed under its own name, which a shell may open once more.
+        // A file is executed under its own name, which a shell may open again.
         given.streams[1] = Stream::Null;
         for name in ["/bin/sh", "sh"] {
             (given.program, given.folder) = (name.into(), Some(if name == "sh" { "" } else { "/bin" }.into()));

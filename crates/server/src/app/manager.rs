@@ -735,8 +735,8 @@ const PREFIX: &str = "amped-";
 const LOCK: &str = "lock";
 
 impl Folder {
-    /// Creates one in the service manager's runtime directory (systemd.exec(5)), or, without that or the right to write to it, in that for
-    /// temporary files: the former is root's if root has started the server.
+    /// Creates one in the service manager's runtime directory (systemd.exec(5)), or in the directory for temporary
+    /// files if there is none or it is not writable: the runtime directory belongs to root if root started the server.
     fn create() -> io::Result<Folder> {
         let given = std::env::var_os("RUNTIME_DIRECTORY");
         let first = given.as_ref().and_then(|given| std::env::split_paths(given).next());

@@ -112,7 +112,7 @@ impl Apps {
         before: Option<&Apps>,
     ) -> io::Result<Apps> {
         let manager = before.and_then(|before| before.manager.clone()).or_else(|| launcher.clone());
-        // Requests of the configuration before still use theirs.
+        // Requests of the previous configuration still use its quota.
         let quota = match before.filter(|before| before.quota.is_of(spool)) {
             Some(before) => Arc::clone(&before.quota),
             None => Arc::new(Quota::new(spool.clone())),

@@ -64,8 +64,9 @@ impl StderrLines {
         format!("[{}] {}", self.id, String::from_utf8_lossy(&self.path).escape_debug())
     }
 
-    /// Reads available output, up to a limit a turn, so that a verbose application delays nothing else. Returns whether
-    /// there may be more. The pipe stays open beyond what is logged: a script that writes to a closed one is killed.
+    /// Reads available output, up to a limit per turn, so that a verbose application delays nothing else.
+    /// Returns whether there may be more. The pipe stays open beyond what is logged: a script that writes to
+    /// a closed one is killed.
     pub(super) fn read_from(&mut self, stderr: &mut Option<impl AsFd>, buffer: &mut [u8]) -> bool {
         let mut read = 0;
         while let Some(pipe) = stderr {

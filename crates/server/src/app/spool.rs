@@ -9,8 +9,8 @@
 //! Other loops do the task at once. Closing a large unnamed file frees its blocks, which is work for the disk as well:
 //! [`Scratch`] passes it to the same threads.
 //!
-//! The total size of a process's files is limited, and that of responses more so ([`Quota`]): a slow client must not
-//! leave others without room for what they send.
+//! The total size of a process's files is limited, and responses may use only a part of it ([`Quota`]): slow clients
+//! must not take the room that other clients need for their requests.
 
 use std::fs::File;
 use std::io;

@@ -41,7 +41,8 @@ pub(super) fn app(
     true
 }
 
-/// Refuses what is below the path of an application, which a rule with that path is for too. Below a script it is PATH_INFO.
+/// Refuses the paths below that of an application, to which a rule with that path applies too. Below
+/// a script they are PATH_INFO.
 fn refuse_below(page: &mut Page, site: &mut SitePage, location: &Location<'_>, own: &Paths, directive: &Directive) {
     let Paths::Exact(path) = own else { return };
     if path.ends_with('/') || own.is_file() && directive.name == "fastcgi_pass" {
@@ -71,13 +72,13 @@ fn app_pattern(paths: &Paths) -> String {
     }
 }
 
-/// The names in the root that an application of all paths does not get, since locations before it serve their files.
+/// The names in the root that an application for all paths does not get, since earlier locations serve their files.
 fn excluded<'l>(location: &Location<'_>, before: &'l [Location<'_>]) -> Vec<&'l str> {
     let others = before.iter().filter(|other| location.paths.is_all() && other.has_files());
     others.filter_map(|other| other.paths.first_segment()).collect()
 }
 
-/// The paths with which scripts or requests of an application begin, if a location has one, or will have that of a named location.
+/// The paths of an application or its scripts, if the location has an application or uses that of a named location.
 fn app_paths(location: &Location<'_>) -> Option<Paths> {
     let is_fallback = || location.paths.is_all() && location.scope.get("try_files").is_some_and(is_to_named);
     let has_app = location.has_app() || location.scope.own("try_files").any(is_to_named) || is_fallback();
@@ -96,7 +97,8 @@ fn is_to_named(try_files: &Directive) -> bool {
     try_files.args.last().is_some_and(|last| last.starts_with('@'))
 }
 
-/// Refuses the paths of a location with files that an application after it would get. `before`: the locations that precede it.
+/// Refuses the paths of a location with files that a later application would get. `before`:
+/// the locations that precede it.
 pub(super) fn refuse_beside(
     page: &mut Page,
     site: &mut SitePage,
@@ -115,7 +117,7 @@ pub(super) fn refuse_beside(
         let is_covered = before.iter().any(|earlier| !earlier.has_files() && is_common(&earlier.paths));
         let is_directory = own.is_some_and(|name| !name.is_empty()) && !location.paths.is_file();
         if let Some(Paths::Exact(path)) = Some(&location.paths).filter(|_| is_directory) {
-            // The application has none of the paths below it, whose files would be sent.
+            // The application does not get the paths below it, so their files would be sent.
             let below = Paths::Prefix { path: format!("{path}/"), is_final: false };
             page.refuse(site, &below.pattern(), location.directive, "the paths below it would be files too");
         }
@@ -180,7 +182,7 @@ fn fastcgi(
     };
     let address = address.replace("localhost:", "127.0.0.1:");
     let mut table = json!({ "match": pattern, "fastcgi": address });
-    // What default a pattern has depends on its form.
+    // The default of `files` depends on the form of the pattern.
     match &location.paths {
         // Such as the status page of PHP-FPM.
         Paths::Regex { regex, .. } if regex.ends_with('$') && !regex.contains("\\.") => table["files"] = false.into(),
@@ -252,7 +254,7 @@ const STANDARD: &[&str] = &[
 fn script_pattern(paths: &Paths) -> String {
     const ENDS: [&str; 6] = ["(?:$|/)", "(?:/|$)", "(/|$)", "($|/)", "(/.*)?$", "$"];
     let Paths::Regex { regex, is_caseless, is_exact } = paths else { return paths.pattern() };
-    // Without an end, names that only begin as a script's are its requests too.
+    // Without an anchor at the end, names that only begin like a script's match too.
     let Some(script) = ENDS.iter().find_map(|end| regex.strip_suffix(end)) else { return paths.pattern() };
     let any = ["\\.php", "[^/]\\.php", ".php", "^(.+\\.php)", ".+\\.php", "^/.+\\.php", "^.+\\.php"];
     if any.contains(&script) && !is_caseless {
@@ -322,7 +324,7 @@ pub(super) fn try_files(
     page.note_here(site, directive, "use `[[site.fallback]]`, which names a file or script of the site");
 }
 
-/// Serves a file or script in place of directories, which nginx does not try, or nothing.
+/// For directories, which nginx does not try here, serves a file or script instead, or nothing.
 fn without_directories(
     page: &mut Page,
     site: &mut SitePage,
@@ -379,7 +381,7 @@ fn fallback(
     if !passes.contains(&query) {
         page.note_here(site, directive, "a fallback has no query of its own; the script finds the path in REQUEST_URI");
     }
-    // Its own access is not checked.
+    // The access rules of the file itself are not checked.
     let other = locations.iter().find(|other| other.paths.matches(file));
     if other.is_some_and(|other| {
         !location.guards.are_as_strict_as(&other.guards) || files::has_other_place(location, other)
@@ -406,7 +408,7 @@ fn fallback(
     page.rule(site, "fallback", json!({ "directory": directory, "file": file }), directive);
     let is_other =
         |other: &&Location<'_>| other.has_files() && try_files_of(other).is_none() && other.paths.may_overlap(paths);
-    // Those that precede it have some paths of its directory.
+    // Locations that precede it have some of the paths in its directory.
     for other in locations.iter().take_while(|other| !std::ptr::eq(*other, location)).filter(is_other) {
         let why = format!("missing files of it get the fallback of {} too", directive.place());
         page.note_here(site, other.directive, &why);

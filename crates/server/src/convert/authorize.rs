@@ -1,12 +1,12 @@
-//! Where an application is asked for an authorization (`auth_request`).
+//! The application that is asked for an authorization (`auth_request`).
 //!
-//! nginx asks a location, which may give the request another path; amped asks the application of a path.
+//! nginx asks a location, which may change the request's path; amped asks the application of a path.
 
 use super::guards::Guards;
 use super::location::Location;
 use super::paths::Paths;
 
-/// The place of the location that nginx chooses for a path.
+/// The index of the location that nginx chooses for a path.
 fn first(path: &str, locations: &[Location<'_>]) -> Option<usize> {
     locations.iter().position(|location| location.paths.matches(path))
 }
@@ -45,7 +45,8 @@ fn uri(location: &Location<'_>) -> Option<String> {
     Some(at.map_or(String::new(), |at| rest[at..].to_owned()))
 }
 
-/// Gives the authorizations in force the paths of their applications. A location without one is refused.
+/// Sets the paths of the applications in the authorizations in force. A location whose authorization
+/// has no application is refused.
 pub(super) fn resolve<'a>(server: &mut Guards<'a>, locations: &mut [Location<'a>]) {
     for at in 0..locations.len() {
         let Some(own) = &locations[at].guards.authorization else { continue };

@@ -1,4 +1,4 @@
-//! Challenges of a CA, which a server that redirects to https answers without TLS.
+//! Challenges of a CA, which are answered without TLS by a server that redirects to https.
 
 use amped_core::glob::Glob;
 use serde_json::json;
@@ -16,7 +16,7 @@ use super::tree::Directive;
 /// The directory in which a CA looks for the answers to its challenges (RFC 8555, 8.3), which `redirect_to_https` leaves out.
 pub(super) const CHALLENGES: &str = "/.well-known/acme-challenge/";
 
-/// The path of one.
+/// The path of such an answer.
 pub(super) const A_CHALLENGE: &[u8] = b"/.well-known/acme-challenge/token";
 
 /// The location that answers challenges in a server that redirects all else.

@@ -21,7 +21,7 @@ fn of_all_paths<'l, 'a>(locations: &'l [Location<'a>]) -> Option<&'l Location<'a
     locations.iter().rfind(|location| location.paths.is_all())
 }
 
-/// Sets the keys of a site, of whose locations one is for all paths.
+/// Sets the keys of a site, one of whose locations is for all paths.
 pub(super) fn keys(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>, locations: &[Location<'_>]) {
     let root = of_all_paths(locations).map_or(scope, |location| &location.scope);
     let own_root = root.get("root").or(scope.get("root"));
@@ -230,7 +230,7 @@ fn place<'a>(scope: &Scope<'a>) -> (Option<&'a Directive>, Place<'a>) {
     }
 }
 
-/// Another root of a location, and what else is of its files.
+/// Translates the root of a location, and other directives about its files.
 ///
 /// `after`: the locations that it precedes.
 pub(super) fn location_files(
@@ -254,7 +254,7 @@ fn has_only_backend(location: &Location<'_>) -> bool {
     location.scope.own("proxy_pass").next().is_some() || location.scope.get("try_files").is_some_and(to_named)
 }
 
-/// Keys that a location has not of its own, and whether its requests are logged.
+/// Notes the directives that a location of amped cannot have, and translates whether its requests are logged.
 fn keys_of_location(page: &mut Page, site: &mut SitePage, location: &Location<'_>) {
     let Location { paths, scope, .. } = location;
     for directive in scope.own("access_log") {
@@ -295,7 +295,7 @@ fn location_place(page: &mut Page, site: &mut SitePage, location: &Location<'_>,
     });
     match own {
         _ if is_site(&own) && !is_shadowed => {}
-        // That of the location around it is for its paths too.
+        // The alias of the location around it applies to its paths too.
         Place::Alias(_) if scope.own("alias").next().is_none() => {}
         Place::Alias(_) => {
             if let Err(why) = alias(page, site, paths, directive) {

@@ -25,7 +25,7 @@ const RESTRICTING: &[&str] = &[
 /// The beginnings of the names of such directives in other modules.
 const FOREIGN: &[&str] = &["access_by_", "auth_", "content_by_", "js_access", "js_content", "perl", "rewrite_by_"];
 
-/// Those that begin so and restrict nothing.
+/// Directives that begin like these, but restrict nothing.
 const HARMLESS: &[&str] = &["auth_delay", "auth_request_set"];
 
 /// Whether a directive restricts access. Conditions with `return` do so too; see [`super::rewrite`].
@@ -91,12 +91,12 @@ impl<'a> Guards<'a> {
         };
         for directive in guards.seen.clone() {
             match directive.name.as_str() {
-                // Below, by the innermost block that has any.
+                // Handled below: the innermost block that has any applies.
                 "allow" | "deny" | "auth_basic" | "auth_basic_user_file" | "auth_request" => {}
                 "internal" => guards.is_internal = true,
-                // It is not inherited.
+                // `limit_except` is not inherited.
                 "limit_except" => guards.methods = scope.own("limit_except").next(),
-                // `main_block` has it for a whole server.
+                // `main_block` translates it, for a whole server.
                 "ssl_verify_client" => {}
                 _ if directive.arg(0) == "off" => {}
                 _ => guards.unknown.push((directive, "no equivalent")),
@@ -108,7 +108,7 @@ impl<'a> Guards<'a> {
         guards
     }
 
-    /// nginx takes the first rule that has the address; `deny` of amped precedes `allow`.
+    /// nginx applies the first rule that matches the address; in amped, `deny` takes precedence over `allow`.
     fn addresses(&mut self, scope: &Scope<'a>) {
         let (mut allow, mut deny) = (Vec::new(), Vec::new());
         let rules =
@@ -117,7 +117,7 @@ impl<'a> Guards<'a> {
         for rule in rules {
             self.from[0].get_or_insert(rule);
             let is_allowed = rule.name == "allow";
-            // No address has sockets of that kind.
+            // Clients of a Unix socket have no address.
             if rule.arg(0) == "unix:" {
                 continue;
             }
@@ -154,7 +154,7 @@ impl<'a> Guards<'a> {
             self.from[1] = Some(realm);
             return;
         }
-        // The inner one of both, which makes the password of a location another one.
+        // The inner one of the two: it is the reason why a location's password differs.
         let own = ["auth_basic", "auth_basic_user_file"].iter().find_map(|name| scope.own(name).next());
         self.from[1] = own.or(Some(realm));
         match file {
@@ -183,14 +183,14 @@ impl<'a> Guards<'a> {
                     copied.push(field.arg(0).to_owned())
                 }
                 Some(name) if variable.eq_ignore_ascii_case(field.arg(0)) => copied.push(name),
-                // The client could send it instead.
+                // The client could send this field itself.
                 _ => self.unknown.push((field, "a field that an authorization sets keeps its name")),
             }
         }
         self.authorization = Some(Authorization { path: request.arg(0).to_owned(), copied });
     }
 
-    /// Has another path asked for an authorization.
+    /// Sets the path that is asked for an authorization.
     pub(super) fn set_authorization(&mut self, path: String) {
         if let Some(own) = &mut self.authorization {
             own.path = path;
@@ -208,7 +208,7 @@ impl<'a> Guards<'a> {
             && unknown.is_empty()
     }
 
-    /// Those of tables: routes deny what nobody may access.
+    /// Only what tables express: a path that nobody may access is denied by a route.
     pub(super) fn without_routes(mut self) -> Guards<'a> {
         if self.access == Access::None {
             self.access = Access::All;
@@ -225,7 +225,7 @@ impl<'a> Guards<'a> {
             && (others.authorization.is_none() || self.authorization == others.authorization)
     }
 
-    /// Whether these refuse what others do, and nothing else.
+    /// Whether these refuse exactly what others do.
     pub(super) fn are_same_as(&self, others: &Guards<'_>) -> bool {
         self.access == others.access
             && self.password == others.password
@@ -234,7 +234,7 @@ impl<'a> Guards<'a> {
             && self.unknown.is_empty()
     }
 
-    /// The directive for which these refuse what others do not, if they do.
+    /// A directive because of which these refuse more than others, if there is one.
     pub(super) fn excess_over(&self, others: &Guards<'_>) -> Option<&'a Directive> {
         let excess = [
             self.access != Access::All && others.access == Access::All,

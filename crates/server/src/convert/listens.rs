@@ -1,7 +1,7 @@
 //! Addresses: `listen`, and which servers can share those of one configuration.
 //!
-//! A site is reached by its name at all addresses. So a server with other addresses than the rest, perhaps for that reason not
-//! reachable by everyone, must not become a site.
+//! A site is reached by its name at all addresses. So a server at other addresses than the rest, perhaps to restrict
+//! who can reach it, must not become a site.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -57,7 +57,7 @@ pub(super) fn listen(page: &mut Page, servers: &[&Directive]) {
         let own = all.range((port, v4)..).take_while(|((other, _), _)| *other == port).map(|((_, ip), _)| *ip);
         let included: Vec<IpAddr> = own.filter(|ip| !ip.is_unspecified() && has_wildcard(&all, ip)).collect();
         included.iter().for_each(|ip| _ = all.remove(&(port, *ip)));
-        // nginx's wildcard of IPv6 has no IPv4.
+        // nginx's IPv6 wildcard does not include IPv4.
         if all.contains_key(&(port, v6)) && !all.contains_key(&(port, v4)) {
             wildcards.iter().filter(|(other, _)| *other == port).for_each(|(_, directive)| {
                 page.note(directive, "a wildcard includes IPv4; name the address otherwise");
@@ -116,7 +116,7 @@ fn reach(server: &Directive) -> Reach {
     addresses.map(of).collect()
 }
 
-/// The servers at the addresses of the most reachable one; the others.
+/// Returns the servers at the addresses of the most reachable one, and the others.
 pub(super) fn shared(servers: Vec<&Directive>) -> (Vec<&Directive>, Vec<&Directive>) {
     let all: Vec<Reach> = servers.iter().map(|server| reach(server)).collect();
     let rank = |reach: &Reach| {
@@ -124,7 +124,7 @@ pub(super) fn shared(servers: Vec<&Directive>) -> (Vec<&Directive>, Vec<&Directi
         let has_wildcard = reach.iter().any(|(ip, _)| ip.is_none());
         (!reach.contains(&(None, None)), !has_wildcard, reach.iter().all(is_local))
     };
-    // The first of these.
+    // The first of several with the same rank.
     let Some(widest) = all.iter().min_by_key(|reach| rank(reach)).cloned() else { return (servers, Vec::new()) };
     let is_public = |reach: &Reach| reach.contains(&(None, None));
     let mut reaches = all.into_iter();

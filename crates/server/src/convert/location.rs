@@ -6,7 +6,7 @@ use super::rewrite::Routes;
 use super::scope::Scope;
 use super::tree::Directive;
 
-/// A location, with all around it.
+/// A location, with the blocks around it.
 #[derive(Clone)]
 pub(super) struct Location<'a> {
     pub(super) paths: Paths,
@@ -61,7 +61,7 @@ impl<'a> Location<'a> {
             || self.leaves_directories_out()
     }
 
-    /// Whether `try_files` does not try directories, for which there is a route.
+    /// Whether `try_files` does not try directories; a route then handles them.
     fn leaves_directories_out(&self) -> bool {
         self.scope.get("try_files").is_some_and(|tried| !tried.args.iter().any(|name| name == "$uri/"))
     }

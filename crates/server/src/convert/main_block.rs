@@ -1,7 +1,8 @@
 //! The directives outside servers, and the servers in order.
 //!
-//! amped chooses a site by the host alone. So a server of nginx that only redirects to https becomes `redirect_to_https` in the site with these
-//! names, of two servers with the same name and different ports only the first is translated, and one at other addresses is left out.
+//! amped chooses a site by the host alone. So a server of nginx that only redirects to https becomes
+//! `redirect_to_https` in the site with these names, of two servers with the same name and different ports only the
+//! first is translated, and a server at other addresses is left out.
 
 use std::collections::{BTreeSet, HashMap};
 

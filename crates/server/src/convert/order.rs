@@ -1,9 +1,10 @@
 //! The locations of a server in one list, whose first location that matches a path is the one that nginx chooses.
 //!
-//! nginx takes the exact location, else the longest prefix, and looks among the locations within that; then, unless the prefix has
-//! `^~`, it tries the regular expressions around it in order. So a regular expression that precedes all prefixes comes once, before
-//! them, and where some prefixes precede it, once for each of the others, limited to the paths of that prefix. A location whose
-//! place cannot be expressed is in the list at one that is not too late, with the reason for which it must be refused.
+//! nginx takes the exact location, else the longest prefix, and looks among the locations within that; then, unless the
+//! prefix has `^~`, it tries the regular expressions around it in order. So a regular expression that precedes all
+//! prefixes comes once, before them, and where some prefixes precede it, once for each of the others, limited to the
+//! paths of that prefix. A location whose place cannot be expressed is listed no later than its place, with the reason
+//! why it must be refused.
 
 use super::location::Location;
 use super::paths::Paths;
@@ -56,12 +57,12 @@ impl<'a> Node<'a> {
         self.is_final() || self.has_early()
     }
 
-    /// It as one that is refused.
+    /// This location, marked as refused.
     fn refused(&self, why: &'static str) -> Location<'a> {
         Location { refused: Some(why), ..self.location.clone() }
     }
 
-    /// A regular expression with those within it.
+    /// This regular expression, after the locations within it.
     fn regexes(&self) -> Vec<Location<'a>> {
         let prefix = match &self.location.paths {
             Paths::Regex { regex, is_caseless: false, is_exact: true } => regexes::as_prefix(regex),
@@ -98,7 +99,7 @@ impl<'a> Node<'a> {
         all
     }
 
-    /// A prefix, after those within it.
+    /// This prefix, after the prefixes within it.
     fn prefixes(&self) -> Vec<Location<'a>> {
         let mut all: Vec<_> = longest_first(&self.inner).into_iter().flat_map(Node::prefixes).collect();
         all.push(self.location.clone());
@@ -135,7 +136,7 @@ fn level<'a>(nodes: &[Node<'a>]) -> Vec<Location<'a>> {
     let mut late = Vec::new();
     for (at, node) in prefixes.iter().enumerate() {
         all.extend(node.early());
-        // A path of this prefix is none of the shorter one.
+        // A path of this prefix does not belong to the shorter one.
         let is_below = prefixes[at + 1..].iter().any(|other| other.is_early() && is_below(node, other));
         if is_below && !node.is_final() {
             let prefix = node.prefix().unwrap_or("/");
@@ -180,7 +181,7 @@ mod tests {
             "location ^~ /s {} location /st/ {} location ~ \\.b$ {}",
             &["~^/st/(?s:.*)(?:\\.b$)", "/st/**", "/s**", "~\\.b$"],
         );
-        // Those within a location precede those around it.
+        // Locations within a location precede it.
         check(
             "location ~ \\.a$ {} location ^~ /s/ { location ~ \\.b$ {} location = /s/c {} location /s/d/ {} }",
             &["/s/c", "~^/s/(?s:.*)(?:\\.b$)", "/s/d/**", "/s/**", "~\\.a$"],

@@ -16,7 +16,7 @@ use super::tree::Directive;
 /// A directory with tables of its own.
 struct Cover<'a> {
     directory: String,
-    /// The place of its location among all; `None` for the server.
+    /// The index of its location; `None` for the server.
     location: Option<usize>,
     /// What the tables enforce there.
     guards: Guards<'a>,
@@ -25,7 +25,7 @@ struct Cover<'a> {
 /// The directories of a site, the outer ones first.
 pub(super) struct Covers<'a> {
     all: Vec<Cover<'a>>,
-    /// Restricted locations such as `/a`, of which routes before all others refuse what is not in the directory.
+    /// Restricted locations such as `/a`, for which the first routes refuse all other paths that begin with this name.
     closed: Vec<(String, &'a Directive)>,
 }
 
@@ -59,7 +59,7 @@ impl<'a> Covers<'a> {
             })
             .filter(|(_, at)| locations[*at].refused.is_none() && !locations[*at].is_rest(around))
             .collect();
-        // Of `/a/` and `/a` the first has the directory.
+        // Of `/a/` and `/a`, the first sets the tables of the directory.
         let is_inexact = |at: usize| !matches!(&locations[at].paths, Paths::Prefix { path, .. } if path.ends_with('/'));
         all.sort_by_key(|(directory, at)| (directory.len(), is_inexact(*at)));
         for (directory, at) in all {
@@ -78,8 +78,8 @@ impl<'a> Covers<'a> {
         }
     }
 
-    /// Appends redirects to directories that are open within restricted ones, since their tables are for the path without the
-    /// slash too, which another location has.
+    /// Appends redirects to directories that are open within restricted ones, since their tables also apply to the path
+    /// without the slash, which belongs to another location.
     pub(super) fn redirects(&self, page: &mut Page, site: &mut SitePage, locations: &[Location<'a>]) {
         for (at, cover) in self.all.iter().enumerate().filter(|(at, _)| *at > 0) {
             let outer = Covers::innermost_of(&self.all[..at], &cover.directory);
@@ -107,7 +107,7 @@ impl<'a> Covers<'a> {
         let is_known = self.all.iter().any(|cover| cover.location.is_some() && cover.directory == directory);
         let outer = &self.innermost(&directory).guards;
         let is_exact = matches!(location.paths, Paths::Exact(_));
-        // Its table would open all below its name; but nobody gets what is internal.
+        // Its table would open all paths below it, unless it is internal, which no client can request.
         if is_known || is_exact && !own.is_internal && !own.are_as_strict_as(outer) {
             return;
         }
@@ -115,7 +115,7 @@ impl<'a> Covers<'a> {
         if guards.access == Access::None {
             (guards.access, guards.from[0]) = (outer.access.clone(), outer.from[0]);
         }
-        // No table of a directory does without the password of the one around it.
+        // A table cannot lift the password of the directory around it.
         if guards.password.is_none() {
             (guards.password, guards.from[1]) = (outer.password.clone(), outer.from[1]);
         }
@@ -124,7 +124,7 @@ impl<'a> Covers<'a> {
             || guards.authorization != outer.authorization;
         let location = Some(at);
         match self.all.iter_mut().find(|cover| cover.directory == directory) {
-            // The location `/` in place of the server.
+            // The location `/` replaces the server.
             Some(cover) => *cover = Cover { directory, location, guards },
             None if is_needed || !is_exact => self.all.push(Cover { directory, location, guards }),
             None => {}
@@ -141,7 +141,7 @@ impl<'a> Covers<'a> {
     /// The guards of all directories that may have paths of the location at this place, unless another location precedes it for all of
     /// such a directory.
     fn over<'c>(&'c self, at: usize, locations: &[Location<'a>]) -> Vec<&'c Guards<'a>> {
-        // That of one path restricts no less than the one around it, and nothing is below.
+        // The directory of a single path restricts no less than the one around it, and contains no other path.
         let is_others = |cover: &&Cover<'a>| {
             let is_exact = |index: usize| matches!(locations[index].paths, Paths::Exact(_));
             cover.location.is_none_or(|index| index >= at && !is_exact(index))
@@ -156,7 +156,7 @@ impl<'a> Covers<'a> {
             Paths::Prefix { path, .. } => {
                 let mut all: Vec<&Guards<'a>> = within(&format!("{path}/"));
                 all.push(&self.innermost(path).guards);
-                // Other paths begin with it too, in the directory around it.
+                // In the directory around it, other paths begin with this prefix too.
                 if !self.closed.iter().any(|(own, _)| own == path) {
                     let directory = path.rfind('/').map_or("/", |slash| &path[..=slash]);
                     all.push(&self.innermost(directory).guards);
@@ -180,7 +180,7 @@ impl<'a> Covers<'a> {
         self.over(at, locations).iter().all(|guards| guards.are_as_strict_as(&locations[at].guards))
     }
 
-    /// A directive that the tables enforce though the location at this place does without.
+    /// A directive that the tables enforce although the location at this place does not require it.
     pub(super) fn excess(&self, at: usize, locations: &[Location<'a>]) -> Option<&'a Directive> {
         self.over(at, locations).iter().find_map(|guards| guards.excess_over(&locations[at].guards))
     }
@@ -244,7 +244,7 @@ fn access_table(page: &mut Page, site: &mut SitePage, directory: &str, access: &
     page.rule(site, "access", table, from)
 }
 
-/// Restricted locations that are no directories, if no other location has what begins with their names.
+/// Restricted locations that are not directories, unless other locations begin with their names.
 fn closed<'a>(locations: &[Location<'a>]) -> Vec<(String, &'a Directive)> {
     let own = locations.iter().filter(|location| !location.is_answered() && location.guards.have_tables());
     let paths = own.filter_map(|location| match &location.paths {

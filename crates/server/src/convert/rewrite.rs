@@ -176,7 +176,7 @@ fn and(table: &mut Value, more: &Map<String, Value>) -> bool {
                 known
                     .extend(value.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
             }
-            // Of one list names, of the other patterns.
+            // One list has names, the other patterns.
             Some(known) if key == "hosts" => {
                 let both = hosts_of_both(known, value);
                 if both.is_empty() {
@@ -214,7 +214,7 @@ pub(super) fn may_refuse(directive: &Directive) -> bool {
     }
 }
 
-/// Whether a `rewrite` keeps the location for a path that is none of it.
+/// Whether a `rewrite` keeps the location although the new path is outside it.
 pub(super) fn leaves(directive: &Directive, paths: &Paths) -> bool {
     let is_within = |target: &str| match paths {
         Paths::Prefix { path, .. } => target.starts_with(path.as_str()),
@@ -358,7 +358,7 @@ fn conditions(args: &[String]) -> Result<Vec<Map<String, Value>>, String> {
     }
 }
 
-/// The methods that match a pattern; literal ones need not be known.
+/// The methods that match one of these patterns. A literal pattern may name any method.
 fn methods(patterns: &[String]) -> Result<Vec<String>, String> {
     const KNOWN: &str =
         "GET HEAD POST PUT DELETE OPTIONS PATCH TRACE CONNECT PROPFIND PROPPATCH MKCOL COPY MOVE LOCK UNLOCK";

@@ -53,7 +53,7 @@ pub(super) fn why_refused(location: &Location<'_>, named: &[Location<'_>]) -> Op
     None
 }
 
-/// Whether a condition cannot be expressed that refuses requests. A `return` for all requests is refused itself.
+/// Whether a condition that refuses requests cannot be expressed. A `return` for all requests becomes a refusal itself.
 fn is_lost((from, routes): &(&Directive, Routes)) -> bool {
     from.name != "return" && routes.is_err() && rewrite::may_refuse(from)
 }
@@ -116,7 +116,7 @@ pub(super) fn page(page: &mut Page, site: &mut SitePage, context: &Context<'_, '
     if !apps::app(page, site, context.http, location, before, after) {
         apps::try_files(page, site, context.http, location, context.locations, context.named, before);
     } else if site.tables("app").count() == number {
-        // Without its application the files of the root, perhaps its source, would be sent.
+        // Without the application, the files of the root, perhaps its source, would be sent.
         page.refuse(site, &paths.pattern(), directive, "its application cannot be expressed");
     }
     if site.refusals > refusals {
@@ -237,6 +237,6 @@ fn leads_to_routes(context: &Context<'_, '_>, target: &Paths) -> bool {
 
 /// The location that nginx chooses for a path.
 fn first<'c, 'a>(locations: &'c [Location<'a>], path: &str) -> &'c Location<'a> {
-    // One is for all paths.
+    // The last one is for all paths.
     locations.iter().find(|location| location.paths.matches(path)).unwrap_or(&locations[locations.len() - 1])
 }

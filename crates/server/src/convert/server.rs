@@ -94,7 +94,7 @@ pub(super) fn site(
     site
 }
 
-/// nginx redirects to the directory of an application if its slash is missing, before all else.
+/// Before all else, nginx redirects to the directory of an application if the slash is missing.
 fn add_slashes(page: &mut Page, site: &mut SitePage, locations: &[Location<'_>]) {
     for location in locations.iter().filter(|location| location.has_app() && !location.is_closed()) {
         let Paths::Prefix { path, .. } = &location.paths else { continue };
@@ -114,7 +114,7 @@ fn add_slashes(page: &mut Page, site: &mut SitePage, locations: &[Location<'_>])
     }
 }
 
-/// Requests without TLS are challenges, which neither routes nor backends of this server get.
+/// Keeps challenges, the only requests without TLS, from the routes and backends of this server.
 fn leave_challenges_out(page: &mut Page, site: &mut SitePage, location: &Location<'_>, apps_of_challenges: usize) {
     let protects =
         |table: &Value| table["directory"].as_str().is_some_and(|directory| CHALLENGES.starts_with(directory));

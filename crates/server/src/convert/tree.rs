@@ -115,7 +115,7 @@ impl Reader {
                 found.iter_mut().for_each(|folder| folder.push(part));
                 continue;
             }
-            // Its complement, which shells write otherwise.
+            // The complement of a class, which regular expressions write differently.
             if text.contains("[!") {
                 return Err(format!("`{pattern}`: write a pattern without `[!`"));
             }
@@ -134,7 +134,7 @@ fn is_pattern(text: &str) -> bool {
     text.contains(['*', '?', '['])
 }
 
-/// A pattern of glob(3), which has classes of characters and no braces, as a regular expression.
+/// Converts a pattern of glob(3), which has character classes and no braces, to a regular expression.
 fn pattern_of_shell(text: &str) -> String {
     let mut regex = "~^/".to_owned();
     let mut is_class = false;
@@ -159,7 +159,7 @@ fn matching(folder: &Path, glob: &Glob) -> Result<Vec<PathBuf>, String> {
     let failed = |error: std::io::Error| format!("cannot list {}: {error}", folder.display());
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
-        // As empty as a directory without such files.
+        // Nothing matches, as in an empty directory.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
         Err(error) => return Err(failed(error)),
     };

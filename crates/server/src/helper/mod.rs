@@ -77,7 +77,7 @@ pub enum Task {
 pub enum Done {
     /// The result of the lookup.
     Work(Work, Found<OpenFile>),
-    /// The file of the lookup is being written; a helper that waited for it would be missing elsewhere.
+    /// The file of the lookup is being written; a helper that waited for it would delay other lookups.
     Changing(Work),
     /// The range is in memory, or cannot be read; sending it will show.
     Warm((Token, Lane)),

@@ -1,9 +1,10 @@
 //! Password files: which accounts exist, and whether a name and password match one of them.
 //!
-//! A pair that was verified is remembered for a few minutes, as a keyed hash; the key is drawn at the start and never
-//! leaves the server, so that nothing in memory reveals the password. The version of the file is part of the hashed
-//! data: a change of the file invalidates all remembered pairs. So is the client: otherwise every other address could
-//! compare guesses with the pair at the cost of a lookup, and the limit on attempts would not apply to them.
+//! A pair that was verified is remembered for a few minutes, as a keyed hash; the key is drawn at the start and
+//! never leaves the server, so that nothing in memory reveals the password. The version of the file is part of
+//! the hashed data: a change of the file invalidates all remembered pairs. The client is part of it too:
+//! otherwise any address could compare guesses with the pair at the cost of a lookup, and the limit on attempts
+//! would not apply to these guesses.
 
 use std::collections::HashMap;
 use std::fmt;

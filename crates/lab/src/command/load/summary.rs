@@ -113,7 +113,7 @@ fn shed(outcome: &Outcome) -> bool {
     2 * (refused + busy.min(outcome.failed_by(Fault::Status))) > outcome.failed()
 }
 
-/// Failures by kind, incorrect statuses by number; and the requests that were not sent.
+/// Failures by kind, with incorrect statuses by number, and the requests that were not sent.
 pub(super) fn failures(outcome: &Outcome) -> String {
     let kind = |(fault, count): &(Fault, u64)| match fault {
         Fault::Status => {

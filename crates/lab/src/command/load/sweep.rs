@@ -114,8 +114,8 @@ fn judge(verdict: &mut Verdict, runs: &[Outcome]) {
     }
 }
 
-/// Adds to the verdict why no capacity was found: the sweep was interrupted, the server did not sustain the lowest rate,
-/// or too few runs there were valid to know.
+/// Adds to the verdict why no capacity was found: the sweep was interrupted, the server did not sustain the lowest
+/// rate, or too few runs at that rate were valid.
 fn judge_without_capacity(verdict: &mut Verdict, runs: &[Outcome], slo: Option<&Condition>, is_interrupted: bool) {
     const LOWER: &str = "start --sweep at a lower rate";
     let broken = match knee::lowest(runs, slo) {
