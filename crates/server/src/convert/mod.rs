@@ -1,10 +1,12 @@
 //! `amped convert`: translates a configuration of nginx.
 //!
 //! 1. `lex` splits the text into words, `tree` makes directives of them, with those of included files.
-//! 2. `main_block` translates what concerns the whole server; `server` makes a site of each `server`, whose locations `paths` sorts by nginx's
-//!    precedence, and `scope` keeps with what is around them; `rewrite`, `files`, `apps`,
-//!    `backends` and `limits` translate their directives.
-//! 3. `page` collects the tables, checks each as the server does, and prints them, with a comment for each directive that is left.
+//! 2. `main_block` translates what concerns the whole server, `listens` its addresses. `server` makes a site of each
+//!    `server`: `scope` keeps a directive with what is around it, `order` sorts the locations (`paths`, `regexes`) by
+//!    nginx's precedence, and `rules` translates each `location` by `rewrite`, `files`, `apps`, `backends` and `limits`.
+//! 3. `guards` lists what restricts access, and `protect` and `authorize` translate it. A location with a restriction that
+//!    cannot be translated is refused.
+//! 4. `page` collects the tables, checks each as the server does, and prints them, with a comment for each directive that is left.
 //!
 //! A directive that cannot be translated exactly is reported, never guessed: the operator has to know.
 

@@ -1,7 +1,4 @@
-//! Locations: nginx's precedence, and patterns of paths that have the same meaning in amped.
-//!
-//! nginx takes the exact location, else the longest prefix, and that only if it has `^~` or no regular expression matches, which are tried
-//! in order. amped takes the first rule that matches, so the locations are sorted by this precedence.
+//! The paths of a location, and patterns of paths that have the same meaning in amped.
 
 use amped_core::glob::Glob;
 

@@ -115,9 +115,9 @@ impl Reader {
                 found.iter_mut().for_each(|folder| folder.push(part));
                 continue;
             }
-            // The complement of a class, which regular expressions write differently.
-            if text.contains("[!") {
-                return Err(format!("`{pattern}`: write a pattern without `[!`"));
+            // The complement of a class. Regular expressions have only one of its two forms.
+            if let Some(form) = ["[!", "[^"].into_iter().find(|form| text.contains(form)) {
+                return Err(format!("`{pattern}`: write a pattern without `{form}`"));
             }
             let glob = Glob::parse(&pattern_of_shell(&text)).map_err(|why| format!("`{pattern}`: {why}"))?;
             let mut inner = Vec::new();
@@ -320,9 +320,11 @@ mod tests {
         check("sites/[ab]/x.c*", &["sites/a/x.conf", "sites/b/x.conf"]);
         check("\"sites/a/y{1}.*\"", &["sites/a/y{1}.conf"]);
         check("none/*/x.conf", &[]);
-        write("nginx.conf", "include sites/[!a]/*.conf;");
-        let error = read(&folder.path().join("nginx.conf")).expect_err("unknown");
-        assert!(error.ends_with("write a pattern without `[!`"), "{error}");
+        for form in ["[!", "[^"] {
+            write("nginx.conf", &format!("include sites/{form}a]/*.conf;"));
+            let error = read(&folder.path().join("nginx.conf")).expect_err("unknown");
+            assert!(error.ends_with(&format!("write a pattern without `{form}`")), "{error}");
+        }
     }
 
     proptest! {

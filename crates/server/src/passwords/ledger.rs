@@ -44,13 +44,16 @@ const VERIFYING_MAX: Duration = Duration::from_secs(20);
 /// The slot of a process that dies is released after this.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// The part for addresses, with the time at which the budget of each is full again,
+/// The part for addresses, with the time at which the budget of each is full again.
 const TRIED: usize = 0;
-/// the part for pairs, with the time at which each was verified,
+
+/// The part for pairs, with the time at which each was verified.
 const GOOD: usize = 1;
-/// a part that is used only for its lock,
+
+/// A part that is used only for its lock.
 const VERIFYING: usize = 2;
-/// and the part for addresses, with the time at which the budget of refused attempts of each is full again.
+
+/// The part for addresses, with the time at which the budget of refused attempts of each is full again.
 const REFUSED: usize = 3;
 
 /// How long a verified pair is valid without being verified again.
