@@ -11,18 +11,19 @@ use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig};
 
-// Two modules of the server, which depend on no others: the whole crate has a hundred dependencies, which would be
+// Modules of the server that depend on no others: the whole crate has a hundred dependencies, which would be
 // compiled with the sanitizer for this target alone.
 #[allow(dead_code)]
 #[path = "../../crates/server/src"]
 mod server {
+    pub mod clock;
     pub mod counters;
     pub mod transport;
 }
 
-use server::counters;
 use server::transport::tls::{Buffers, Tls};
 use server::transport::{Received, Transport};
+use server::{clock, counters};
 
 /// Encrypted data for a client that does not read and a partial record, doubled for the capacity of vectors.
 const HELD_MAX: usize = 2 * (256 + 72 + 32) * 1024;
