@@ -298,7 +298,7 @@ fn connection_is_not_idle_while_its_client_receives_from_socket_buffer() {
     let site = Site::new();
     // The socket's buffer takes all of it at once.
     site.file("big.bin", vec![7; 1 << 20]);
-    let limits = "[limits]\nsend_timeout = \"1s\"\nidle_timeout = \"1s\"\nmin_send_rate = \"1kB\"";
+    let limits = "[limits]\nsend_timeout = \"1s\"\nidle_timeout = \"2s\"\nmin_send_rate = \"1kB\"";
     let server = Server::configured(&site, limits);
     let mut client = Client::connect_narrow(server.address, 4096);
     client.send_request("GET", "/big.bin", &[]);

@@ -104,6 +104,8 @@ pub struct Connection {
     pub(crate) is_measured: bool,
     /// Its client has not received all that was sent, and too little in the time that it had.
     pub(crate) lags: bool,
+    /// It had not received all that was sent when that was last asked.
+    is_behind: bool,
     /// There may be data to read.
     pub(crate) readable: bool,
     /// The client has closed its side: read until the end is seen.
@@ -150,6 +152,7 @@ impl Connection {
             acknowledged: None,
             is_measured: false,
             lags: false,
+            is_behind: false,
             // Often the request has already arrived.
             readable: true,
             ending: false,
@@ -209,20 +212,12 @@ impl Connection {
     /// A timeout has passed: returns the bytes that its client has received since this was last asked, if the timeout is for
     /// the client to receive what was sent.
     pub(crate) fn note_received(&mut self) -> Option<u64> {
-        let Acknowledged { bytes, is_all } = self.transport.acknowledged();
-        let before = self.acknowledged.replace(NonZeroU64::MIN.saturating_add(bytes));
+        let found = self.transport.acknowledged();
+        let before = self.acknowledged.replace(NonZeroU64::MIN.saturating_add(found.bytes));
         self.is_measured = true;
-        self.lags = !is_all;
-        let received = match before {
-            // The server is slower than its client.
-            _ if is_all && self.has_output() => u64::MAX,
-            // It waits for nothing that was sent.
-            _ if is_all && self.conn.streams() == 0 => 0,
-            Some(before) => bytes.saturating_sub(before.get() - 1),
-            // Of what was acknowledged, part may be older.
-            None if is_all => 0,
-            None => u64::MAX,
-        };
+        self.lags = !found.is_all;
+        let was_behind = std::mem::replace(&mut self.is_behind, !found.is_all);
+        let received = received(found, before, was_behind, (self.has_output(), self.conn.streams() > 0));
         let is_paced = received > 0 && self.paced().is_some();
         (received > 0).then_some(if is_paced { u64::MAX } else { received })
     }
@@ -263,6 +258,28 @@ impl Connection {
             + self.outbox.as_ref().map_or(0, |outbox| outbox.heap_bytes())
             + self.apps.iter().map(|app| app.heap_bytes()).sum::<usize>()
             + self.proxied.as_ref().map_or(0, |proxied| size_of::<Proxied>() + proxied.header.capacity())
+    }
+}
+
+/// Bytes that a client has received since that was last asked; `u64::MAX` if it cannot have received more. `found`: what is
+/// acknowledged now; `before`: one more than what was acknowledged then; `was_behind`: that was not all.
+fn received(
+    found: Acknowledged,
+    before: Option<NonZeroU64>,
+    was_behind: bool,
+    (has_output, has_streams): (bool, bool),
+) -> u64 {
+    match (found.is_all, before) {
+        // The server is slower than its client.
+        (true, _) if has_output => u64::MAX,
+        // It has received the last of it since then, perhaps just now, and is idle from now on.
+        (true, _) if !has_streams && was_behind => u64::MAX,
+        // It waits for nothing that was sent.
+        (true, _) if !has_streams => 0,
+        (_, Some(before)) => found.bytes.saturating_sub(before.get() - 1),
+        // Of what was acknowledged, part may be older.
+        (true, None) => 0,
+        (false, None) => u64::MAX,
     }
 }
 
@@ -1068,3 +1085,27 @@ const GATHERS_A_TURN: usize = 16;
 /// Retry interval of connections for which the helpers' queue was full. They also retry when a helper becomes free,
 /// which never happens if none could be started.
 pub(crate) const ASK_ANEW: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_that_has_just_received_all_is_idle_from_now_on() {
+        let check = |(bytes, is_all), before: Option<u64>, was_behind, has, expected| {
+            let before = before.map(|before| NonZeroU64::MIN.saturating_add(before));
+            let found = received(Acknowledged { bytes, is_all }, before, was_behind, has);
+            assert_eq!(found, expected, "{bytes} {is_all} {before:?} {was_behind} {has:?}");
+        };
+        let (idle, busy, sends) = ((false, false), (false, true), (true, true));
+        check((100, false), Some(40), true, idle, 60);
+        check((100, true), Some(40), true, idle, u64::MAX);
+        check((100, true), Some(100), false, idle, 0);
+        check((100, true), None, false, idle, 0);
+        check((100, false), None, false, idle, u64::MAX);
+        check((100, true), Some(40), true, busy, 60);
+        check((100, true), None, false, busy, 0);
+        check((100, true), Some(100), false, sends, u64::MAX);
+        check((100, false), Some(100), false, sends, 0);
+    }
+}
