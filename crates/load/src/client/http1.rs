@@ -80,13 +80,9 @@ impl Http1 {
                 Ok((_, None)) => return Next::Bytes,
                 Ok((used, Some(whole))) => {
                     bytes = &bytes[used..];
-                    let is_surplus = !bytes.is_empty() && self.answered + 1 == self.group;
-                    if is_surplus {
-                        return self.handle_surplus(whole, plan, tally);
-                    }
                     let next = self.take(now, whole, plan, tally);
                     if next == Next::Close {
-                        // Surplus bytes after a reply that ends the connection.
+                        // Surplus bytes after the last reply.
                         tally.stray += u64::from(!bytes.is_empty());
                         return next;
                     }
@@ -97,13 +93,6 @@ impl Http1 {
             }
         }
         Next::Bytes
-    }
-
-    /// Handles bytes beyond the last outstanding reply: its length was wrong.
-    fn handle_surplus(&mut self, whole: Whole, plan: &Plan, tally: &mut Tally) -> Next {
-        tally.stray += 1;
-        tally.count_status(whole.status);
-        self.handle_fault(Fault::Malformed, plan, tally)
     }
 
     pub(super) fn handle_end(&mut self, now: Time, plan: &Plan, tally: &mut Tally) {
@@ -360,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn reply_with_surplus_bytes_is_malformed() {
+    fn surplus_bytes_end_connection() {
         // For a single request, for the last of several, and for one before others.
         for (per_connection, before) in [(1, 0), (2, 1), (3, 0)] {
             let plan = plan(per_connection, 1, None);
@@ -372,7 +361,7 @@ mod tests {
             }
             connection.count_unsent(plan.requests_of(0), &mut tally);
             let found = (tally.ok(), tally.failed(Fault::Malformed), tally.unsent, tally.stray);
-            assert_eq!(found, (before, 1, per_connection - before - 1, 1), "{per_connection} requests");
+            assert_eq!(found, (before + 1, 0, per_connection - before - 1, 1), "{per_connection} requests");
         }
     }
 
