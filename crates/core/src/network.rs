@@ -1,14 +1,11 @@
 //! Networks: sets of addresses with a common prefix, written as in RFC 4632 (CIDR).
 
-use alloc::borrow::Cow;
 use alloc::format;
 use alloc::string::String;
 use core::fmt;
 use core::net::IpAddr;
 
-use amped_units::parse_text;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use amped_units::written_as_text;
 
 /// A network. An IPv4 address mapped into IPv6 counts as IPv4, in networks and in what they contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,27 +96,7 @@ impl fmt::Display for Network {
     }
 }
 
-impl Serialize for Network {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Network {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Network, D::Error> {
-        parse_text(deserializer, Network::parse)
-    }
-}
-
-impl JsonSchema for Network {
-    fn schema_name() -> Cow<'static, str> {
-        "Network".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "format": "network" })
-    }
-}
+written_as_text!(Network, Network::parse, "format": "network");
 
 #[cfg(test)]
 mod tests {

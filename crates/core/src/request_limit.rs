@@ -5,7 +5,6 @@
 //! arithmetic is here. A bucket is one number: the time at which it is full again. Each request moves it by the interval
 //! of the rate, so nothing has to be refilled, and a bucket whose time has passed is the same as none.
 
-use alloc::borrow::Cow;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -13,9 +12,9 @@ use core::fmt;
 use core::time::Duration;
 
 use amped_http::h1::request::Request;
-use amped_units::{Bytes, Count, Positive, Seconds, parse_text};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use amped_units::{Bytes, Count, Positive, Seconds, written_as_text};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::condition::Condition;
 use crate::glob::Glob;
@@ -165,27 +164,7 @@ impl fmt::Display for Rate {
     }
 }
 
-impl Serialize for Rate {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Rate {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Rate, D::Error> {
-        parse_text(deserializer, Rate::parse)
-    }
-}
-
-impl JsonSchema for Rate {
-    fn schema_name() -> Cow<'static, str> {
-        "Rate".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "format": "rate", "pattern": "^[0-9]+/[smh]$" })
-    }
-}
+written_as_text!(Rate, Rate::parse, "format": "rate", "pattern": "^[0-9]+/[smh]$");
 
 /// A bandwidth in bytes per second, written `1MB/s`. At least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,27 +190,7 @@ impl fmt::Display for ByteRate {
     }
 }
 
-impl Serialize for ByteRate {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for ByteRate {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ByteRate, D::Error> {
-        parse_text(deserializer, ByteRate::parse)
-    }
-}
-
-impl JsonSchema for ByteRate {
-    fn schema_name() -> Cow<'static, str> {
-        "ByteRate".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "format": "bandwidth", "pattern": "^[0-9]+ *[a-zA-Z]*/s$" })
-    }
-}
+written_as_text!(ByteRate, ByteRate::parse, "format": "bandwidth", "pattern": "^[0-9]+ *[a-zA-Z]*/s$");
 
 #[cfg(test)]
 mod tests {

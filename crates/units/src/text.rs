@@ -3,6 +3,7 @@
 //! A field names its form: `#[serde(deserialize_with = "HostName::text")]`, `list` for a list, `map` for a table. The
 //! error has the position of the text, and two lines: the message and the remedy.
 
+use alloc::borrow::Cow;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -68,6 +69,38 @@ pub fn parse_text<'de, D: Deserializer<'de>, T>(
 ) -> Result<T, D::Error> {
     deserializer.deserialize_str(Parse(parse))
 }
+
+/// Implements the notation of a type in files, for serde and for a JSON Schema: it is written as it is displayed, and read by
+/// a function as [`parse_text`] takes it. Further arguments: the keywords of its schema besides the type.
+#[macro_export]
+macro_rules! written_as_text {
+    ($type:ident, $parse:expr, $($schema:tt)+) => {
+        impl ::serde::Serialize for $type {
+            fn serialize<S: ::serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> ::serde::Deserialize<'de> for $type {
+            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<$type, D::Error> {
+                $crate::text::parse_text(deserializer, $parse)
+            }
+        }
+
+        impl ::schemars::JsonSchema for $type {
+            fn schema_name() -> $crate::text::SchemaName {
+                stringify!($type).into()
+            }
+
+            fn json_schema(_: &mut ::schemars::SchemaGenerator) -> ::schemars::Schema {
+                ::schemars::json_schema!({ "type": "string", $($schema)+ })
+            }
+        }
+    };
+}
+
+/// The name of a type in a JSON Schema.
+pub type SchemaName = Cow<'static, str>;
 
 struct Parse<P>(P);
 

@@ -5,7 +5,6 @@
 //! comment is its description in `--help`, `--print-config`, the example and the reference; `default(...)` is its
 //! default. Checks between keys are in `checked`.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -13,9 +12,9 @@ use std::time::Duration;
 
 use amped_core::cache::hostname::HostnameLimits;
 use amped_core::forms::{FieldValue, HealthPath};
-use amped_units::{Bytes, Count, Form as _, Positive, PositiveBytes, PositiveSeconds, Seconds, parse_text};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use amped_units::{Bytes, Count, Form as _, Positive, PositiveBytes, PositiveSeconds, Seconds, written_as_text};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use super::log_format::LogFormat;
@@ -625,33 +624,17 @@ impl From<LogTarget> for String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address(pub SocketAddr);
 
-impl Serialize for Address {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&self.0)
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
-impl<'de> Deserialize<'de> for Address {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Address, D::Error> {
-        read_address(deserializer, |text| parse_listen(text.trim()).map(Address))
-    }
-}
+written_as_text!(Address, |text| of_address(text, parse_listen(text.trim()).map(Address)), "format": "address");
 
-fn read_address<'de, D: Deserializer<'de>, T>(
-    deserializer: D,
-    parse: fn(&str) -> Result<T, String>,
-) -> Result<T, D::Error> {
-    parse_text(deserializer, |text| parse(text).map_err(|help| format!("`{text}` is not an address and port\n{help}")))
-}
-
-impl JsonSchema for Address {
-    fn schema_name() -> Cow<'static, str> {
-        "Address".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "format": "address" })
-    }
+/// Adds to the remedy of an address what the problem is.
+fn of_address<T>(text: &str, parsed: Result<T, String>) -> Result<T, String> {
+    parsed.map_err(|help| format!("`{text}` is not an address and port\n{help}"))
 }
 
 /// How connections begin.
@@ -702,27 +685,7 @@ impl fmt::Display for Listen {
     }
 }
 
-impl Serialize for Listen {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Listen {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Listen, D::Error> {
-        read_address(deserializer, Listen::parse)
-    }
-}
-
-impl JsonSchema for Listen {
-    fn schema_name() -> Cow<'static, str> {
-        "Listen".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "format": "address" })
-    }
-}
+written_as_text!(Listen, |text| of_address(text, Listen::parse(text)), "format": "address");
 
 /// Parses `ADDR:PORT`, with an IPv6 address in brackets, or `*:PORT` for every address. The error is the remedy.
 pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
