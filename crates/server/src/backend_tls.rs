@@ -1,7 +1,7 @@
 //! How TLS sessions with the servers behind this one begin: which certificates the server trusts, which name it expects, and the
 //! certificate that it presents.
 //!
-//! Files are read with the configuration, as certificates of sites are, and again at each reload. A certificate is
+//! Files are read when the configuration is, as those of sites' certificates are, and again at each reload. A certificate is
 //! verified against the authorities of the system or of a file. A file may also hold a backend's own certificate, as
 //! `openssl req -x509` makes it: that one is trusted, whatever its issuer.
 

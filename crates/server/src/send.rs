@@ -620,7 +620,7 @@ impl SendQueue {
         let (count, next) = self.gather(&mut pieces, most);
         let before = &pieces[..count];
         if let Some((content, range, end)) = &next {
-            // What is not in memory is fetched as a whole, whatever may be sent of it.
+            // A window that is not in memory is read as a whole, even if only part of it may be sent now.
             let cold = |range: Range<u64>| {
                 let window_end = (range.start / WINDOW + 1) * WINDOW;
                 Ok(SendOutcome::Cold(Arc::clone(content), range.start..window_end.min(*end)))

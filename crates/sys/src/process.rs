@@ -445,7 +445,7 @@ pub fn hand_over(
             pid /= 10;
         }
         for (number, copy) in (first..).zip(&copies) {
-            // SAFETY: dup2(2) takes plain numbers; what it closes is the child's copy of descriptors that it does not use.
+            // SAFETY: dup2(2) takes plain numbers, and closes only the child's copies of descriptors, which the child does not use.
             // JUSTIFICATION: the program expects these numbers; rustix would need owners for them.
             if unsafe { libc::dup2(copy.as_raw_fd(), number) } == -1 {
                 return Err(io::Error::last_os_error());

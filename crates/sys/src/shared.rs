@@ -120,8 +120,8 @@ impl Region {
         self.part_bytes
     }
 
-    /// Takes the lock of a part, and waits while it is held, for at most `patience`. If a process has waited in vain, later
-    /// calls of all processes do not wait until the lock is released. No process may fork while one of its threads
+    /// Locks a part. Waits while another holds the lock, for at most `patience`. After a process has given up, later
+    /// calls of all processes fail at once, until the lock is released. No process may fork while one of its threads
     /// holds a lock, because the child would hold it too.
     ///
     /// # Errors
@@ -152,7 +152,7 @@ impl Region {
         if self.damaged(part).load(Relaxed) == 0 { Ok(guard) } else { Err(NotLocked::Damaged(Damaged { guard })) }
     }
 
-    /// Takes the lock of a part, and repairs the part if it is damaged. Returns `None` if the lock is not released in time.
+    /// Locks a part, and repairs it if it is damaged. Returns `None` if the lock is not released in time.
     ///
     /// # Panics
     /// Those of [`lock`](Region::lock).
