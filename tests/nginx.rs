@@ -1,7 +1,7 @@
 //! Debian's nginx with a configuration of its own on loopback, for several test programs.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -11,12 +11,6 @@ use std::time::{Duration, Instant};
 pub struct Nginx {
     child: Child,
     folder: tempfile::TempDir,
-}
-
-/// Returns addresses that are free now; another process is unlikely to bind them before the test does.
-pub fn free_addresses<const N: usize>() -> [SocketAddr; N] {
-    let ports = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    ports.each_ref().map(|port| port.local_addr().unwrap())
 }
 
 impl Nginx {

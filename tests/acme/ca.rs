@@ -1,7 +1,6 @@
 //! A CA for tests: pebble, with a name server that knows every name, and certificates that curl verifies.
 
 use std::fs::{self, File};
-use std::hash::{BuildHasher, RandomState};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 use crate::harness::{Server, run_command, wait_until};
+use crate::ports::listen;
 
 /// A CA, its name server, and the ports of the server that it validates.
 pub struct Ca {
@@ -22,17 +22,6 @@ pub struct Ca {
     dns: Child,
     pebble: Option<Child>,
     renewal_info: Option<Child>,
-}
-
-/// Listens on a free port. Outgoing connections get ports from 32768 on, and would take one of these before its server has it.
-fn listen() -> TcpListener {
-    let candidates = std::iter::repeat_with(|| 10_000 + (RandomState::new().hash_one(0) % 20_000) as u16);
-    candidates.take(1000).find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).unwrap()
-}
-
-/// A port that is free now.
-pub fn free_port() -> u16 {
-    listen().local_addr().unwrap().port()
 }
 
 fn found(program: &str) -> Command {
@@ -116,7 +105,7 @@ impl Ca {
     /// From now on servers use a directory with renewal information, which pebble lacks; see `renewal_info.py`. `mode`: what it
     /// says.
     pub fn with_renewal_info(&mut self, mode: &str) {
-        let port = free_port();
+        let port = listen().local_addr().unwrap().port();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/acme/renewal_info.py");
         let at = |name: &str| self.folder.path().join(name);
         let mut command = found("python3");

@@ -10,6 +10,9 @@ mod ca;
 #[path = "../wire/harness.rs"]
 mod harness;
 
+#[path = "../ports.rs"]
+mod ports;
+
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -103,7 +106,7 @@ fn handshakes_fail_until_certificate_is_there() {
     // Nothing listens on the port of http-01, so validation fails.
     let config = ca.configure("", HTTP, &format!("{SITE}{other}"));
     let text = fs::read_to_string(&config).unwrap();
-    let plain = ca::free_port();
+    let plain = ports::listen().local_addr().unwrap().port();
     fs::write(&config, text.replace(&format!("127.0.0.1:{}\"", ca.http_port), &format!("127.0.0.1:{plain}\"")))
         .unwrap();
     let server = Server::start(&["--config", config.to_str().unwrap()]);

@@ -187,7 +187,7 @@ fn sleep_under_lock_is_named() {
 /// The diagnosis starts the server itself, and adds one helper to measure the effect.
 #[test]
 fn pool_of_two_helpers_is_named() {
-    let [address] = super::nginx::free_addresses();
+    let [address] = super::ports::free_addresses();
     let start = format!("{} --port {} --helpers {{helpers}} --sleep-ms 10", program().display(), address.port());
     let url = format!("http://{address}/");
     let words = ["diagnose", &url, "--start", &start, "--setting", "helpers=2", "--intervene", "--pairs", "2"];
@@ -308,7 +308,7 @@ fn throttled_disk_is_named() {
 #[test]
 fn slow_backend_behind_nginx_is_named() {
     let backend = Planted::start("--threads 2 --sleep-ms 10 --backlog 1024");
-    let [address] = super::nginx::free_addresses();
+    let [address] = super::ports::free_addresses();
     let servers =
         format!("server {{ listen {address}; location / {{ proxy_pass http://127.0.0.1:{}; }} }}", backend.port);
     let _nginx = super::nginx::Nginx::start(tempfile::tempdir().unwrap(), address, &servers);
@@ -348,7 +348,7 @@ fn read_iops_limit_is_not_reported_as_slow_disk() {
 fn failed_diagnosis_leaves_no_directory() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
-    let [address] = super::nginx::free_addresses();
+    let [address] = super::ports::free_addresses();
     let own = std::process::id().to_string();
     // No process listens there.
     let url = format!("http://{address}/");

@@ -318,7 +318,7 @@ fn invalid_input_is_reported_in_one_line() {
 
 #[test]
 fn load_waits_for_server_to_start() {
-    let [address] = super::nginx::free_addresses();
+    let [address] = super::ports::free_addresses();
     let url = url(address);
     let words =
         ["load", &url, "--rate", "50", "--duration", "200ms", "--wait", "10m", "--json", "--others-max", "100%"];

@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use super::nginx::{Nginx, free_addresses};
+use super::nginx::Nginx;
+use super::ports::free_addresses;
 use super::{ammeter, said, until};
 
 /// A running nghttpd, which serves a directory. Stopped when dropped.

@@ -14,7 +14,8 @@ use hdrhistogram::serialization::Deserializer;
 use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 
 use super::load::{PATIENT, load, server, url};
-use super::nginx::{Nginx, free_addresses};
+use super::nginx::Nginx;
+use super::ports::free_addresses;
 use super::until;
 
 /// The histograms of a log by tag: the start of each interval in seconds, and its histogram.

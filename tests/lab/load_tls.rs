@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 
-use super::nginx::{Nginx, free_addresses};
+use super::nginx::Nginx;
+use super::ports::free_addresses;
 use super::server::Server;
 use super::{ammeter, said};
 

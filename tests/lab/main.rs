@@ -25,6 +25,9 @@ mod workload;
 #[path = "../nginx.rs"]
 mod nginx;
 
+#[path = "../ports.rs"]
+mod ports;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::thread;

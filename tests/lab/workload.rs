@@ -9,7 +9,8 @@ use std::thread;
 use serde_json::Value;
 
 use super::load::PATIENT;
-use super::nginx::{Nginx, free_addresses};
+use super::nginx::Nginx;
+use super::ports::free_addresses;
 use super::{ammeter, excerpt, said};
 
 /// Serves the files of a directory, and 404 for other paths, with a thread per connection.

@@ -16,8 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::harness::{Client, Server, Site, let_files_settle};
+use super::ports::free_addresses;
 use super::requests::{Draw, Random};
-use super::started_nginx::free_addresses;
 use super::{peer, said};
 
 /// A running apache2 with one process. Stopped when dropped.

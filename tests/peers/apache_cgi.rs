@@ -14,8 +14,8 @@ use std::process::{Child, Stdio};
 
 use super::harness::{Client, Response, Server, Site, need_root, wait_until};
 use super::peer;
+use super::ports::free_addresses;
 use super::requests::{Draw, Random};
-use super::started_nginx::free_addresses;
 
 /// A running Apache. Stopped when dropped.
 struct Apache {

@@ -6,7 +6,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
 use super::harness::{Client, Server, Site, pattern, wait_until};
-use super::started_nginx::{Nginx, free_addresses};
+use super::ports::free_addresses;
+use super::started_nginx::Nginx;
 use super::{peer, said};
 
 const SCRIPT: &str = include_str!("backends.py");

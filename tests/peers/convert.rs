@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use super::harness::{Client, Response, Server, Site, program, wait_until};
-use super::started_nginx::{Nginx, free_addresses};
+use super::ports::free_addresses;
+use super::started_nginx::Nginx;
 use super::{peer, said};
 
 /// The servers of a configuration in which locations of all kinds meet.

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 
 use super::harness::{Server, Site, program};
 use super::php::Php;
+use super::ports::free_addresses;
 use super::requests::{Draw as _, Random};
-use super::started_nginx::{Nginx, free_addresses};
+use super::started_nginx::Nginx;
 use super::{peer, said};
 
 /// A server: its name, its content, and requests. A request is an optional method, a path, and optional fields.

@@ -11,6 +11,9 @@ mod harness;
 #[path = "../nginx.rs"]
 mod started_nginx;
 
+#[path = "../ports.rs"]
+mod ports;
+
 #[path = "../php.rs"]
 #[allow(dead_code, reason = "shared with the wire tests, which use the rest of it")]
 mod php;

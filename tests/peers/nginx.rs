@@ -9,8 +9,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use super::harness::{Client, Response, Server, Site};
+use super::ports::free_addresses;
 use super::requests::{Asked, Draw, Random, tree};
-use super::started_nginx::{Nginx, free_addresses};
+use super::started_nginx::Nginx;
 
 /// Starts nginx, with the semantics of If-Modified-Since that RFC 9110 defines.
 fn serve(root: &Path) -> (Nginx, SocketAddr) {

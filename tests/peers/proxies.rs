@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 
 use super::harness::{Client, Server, Site, let_files_settle, wait_until};
-use super::started_nginx::{Nginx, free_addresses};
+use super::ports::free_addresses;
+use super::started_nginx::Nginx;
 use super::{peer, said};
 
 /// A site with a script that reports the client, whether it used https, and the server's address.

@@ -14,7 +14,8 @@ use super::harness::{
     wait_until,
 };
 use super::peer;
-use super::started_nginx::{Nginx, free_addresses};
+use super::ports::free_addresses;
+use super::started_nginx::Nginx;
 
 /// The calls of revalidation depend on how long the requests take, which nobody can foresee under strace on a busy machine.
 const KEPT: &str = "[cache]\nrevalidate = \"1h\"";

@@ -20,6 +20,7 @@ use sha1::{Digest, Sha1};
 use super::frames::*;
 use super::harness::*;
 use super::tls_backend;
+use crate::ports::{free_addresses, listen};
 
 /// Whether backends use TLS.
 fn is_https() -> bool {
@@ -484,7 +485,7 @@ fn slow_and_unreachable_backends_cause_504_and_502() {
     assert_eq!(server.get("/").status, 504);
     assert_eq!(server.get("/head").status, 504);
     assert!(server.connect().try_get("/body").is_none());
-    let refused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let [refused] = free_addresses();
     let server = Server::with_site(&site, &format!("[[site.app]]\nmatch = \"/**\"\n{}", http(&site, &[refused])));
     let response = server.get("/");
     assert_eq!(response.status, 502);
@@ -543,7 +544,7 @@ fn response_before_end_of_body_reaches_client() {
 #[test]
 fn requests_are_shared_by_backends_in_service() {
     let site = Site::new();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = listen();
     let third_address = listener.local_addr().unwrap();
     let [first, second] = ["first", "second"].map(Backend::named);
     let third = Backend::named_at(listener, "third");
@@ -648,7 +649,7 @@ fn unhealthy_backend_gets_no_requests_until_it_recovers() {
 #[test]
 fn whole_body_reaches_another_backend_if_one_is_unreachable() {
     let (site, backend) = (Site::new(), Backend::echo());
-    let refused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let [refused] = free_addresses();
     let (full, _clients) = full_listener();
     // It covers handshakes of TLS too, which take longer on a busy machine.
     let connect_timeout = if is_https() { "1s" } else { "200ms" };

@@ -35,6 +35,9 @@ mod harness;
 #[path = "../php.rs"]
 mod php;
 
+#[path = "../ports.rs"]
+mod ports;
+
 #[path = "../requests.rs"]
 mod requests;
 

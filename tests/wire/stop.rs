@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::harness::*;
+use crate::ports::free_addresses;
 
 /// A directory with a site, a second one, and a configuration that a test can rewrite.
 struct Place {
@@ -59,11 +60,6 @@ impl Place {
 const IN_FORCE: &str = "the new configuration is in force";
 
 const ONE: &str = "root = \"one\"\nlisten = [\"127.0.0.1:0\"]\n";
-
-/// Returns an address with a port that is free now.
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
 
 fn is_refused(address: SocketAddr) -> bool {
     matches!(TcpStream::connect(address), Err(error) if error.kind() == ErrorKind::ConnectionRefused)
@@ -277,7 +273,7 @@ fn reload_reads_included_files_again() {
 fn reload_changes_addresses_and_keeps_connections_of_others() {
     for workers in crews() {
         let place = Place::new();
-        let (first, second) = (free_address(), free_address());
+        let [first, second] = free_addresses();
         let config = |listen: &[SocketAddr]| {
             let listen: Vec<String> = listen.iter().map(|address| format!("\"{address}\"")).collect();
             format!("root = \"one\"\nworkers = {workers}\nlisten = [{}]", listen.join(", "))
