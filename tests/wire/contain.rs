@@ -19,14 +19,16 @@ fn of_each_thread(server: &Server, field: &str) -> Vec<(String, String)> {
         for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
             // A helper may exit during the loop.
             let Ok(status) = fs::read_to_string(task.path().join("status")) else { continue };
-            let value = |name: &str| {
-                let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-                line.unwrap_or_default().trim().to_owned()
-            };
-            found.push((value("Name"), value(field)));
+            found.push((of_status(&status, "Name"), of_status(&status, field)));
         }
     }
     found
+}
+
+/// The value of a field of proc_pid_status(5); empty if it is not there.
+fn of_status(status: &str, field: &str) -> String {
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.unwrap_or_default().trim().to_owned()
 }
 
 /// The soft limit on core dumps of a process (proc_pid_limits(5)).
@@ -143,7 +145,8 @@ impl Place {
 
     /// Writes the configuration, with these keys before the site.
     fn configure(&self, keys: &str) {
-        let contain = if keys.contains("landlock") { "" } else { "contain.landlock = true\n" };
+        let contain =
+            if keys.contains("landlock") { "" } else { "contain.landlock = true\ncontain.seccomp = 'kill'\n" };
         let folder = self.0.path();
         let text = format!(
             "listen = ['127.0.0.1:0']\ncache = {{ revalidate = '20ms' }}\nlog = {{ access = {:?}, flush = '20ms' }}\n\
@@ -342,6 +345,34 @@ fn confined_server_does_not_serve_shadow_file_through_a_replaced_root() {
             wait_until(&format!("{status} for {target}, {architecture}, {keys}"), || {
                 server.get(target).status == status
             });
+        }
+    }
+}
+
+#[test]
+fn system_calls_of_all_threads_are_limited_but_not_those_of_programs() {
+    // Containers have filters of their own.
+    let own = fs::read_to_string("/proc/self/status").unwrap();
+    let own: u32 = of_status(&own, "Seccomp_filters").parse().unwrap();
+    let helper_processes = "helpers.kind = 'processes'\n";
+    let kinds = crate::ARCHITECTURES.iter().map(|one| (*one, "")).chain([("amped", helper_processes)]);
+    for ((architecture, keys), value) in kinds.flat_map(|kind| [(kind, "refuse"), (kind, "kill"), (kind, "off")]) {
+        let place = Place::new();
+        place.script("own.cgi", "grep ^Seccomp_filters: /proc/self/status");
+        let server =
+            place.start(architecture, &format!("contain.landlock = false\ncontain.seccomp = '{value}'\n{keys}"));
+        let limited = if value == "off" { own } else { own + 2 };
+        // A successor is not limited twice.
+        for is_successor in [false, true].into_iter().take(if value == "kill" { 2 } else { 1 }) {
+            if is_successor {
+                server.upgrade();
+            }
+            assert_eq!(server.get("/a.txt").text(), "hello");
+            assert_eq!(server.get("/own.cgi").text(), format!("Seccomp_filters:\t{own}\n"), "{architecture}");
+            for (thread, filters) in of_each_thread(&server, "Seccomp_filters") {
+                let expected = if thread == "app-manager" { own } else { limited };
+                assert_eq!(filters, expected.to_string(), "{thread}, {architecture}, {keys}, {value}");
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
-//! The files that a confined server may open (`[contain] landlock`), which follow from its configuration.
+//! The files that a confined server may open (`[contain] landlock`), which follow from its configuration, and the system calls that it may
+//! make (`seccomp`), which do not.
 //!
-//! `serve` enforces them once ports, log and sockets are open, before there is a second thread; threads, MP's processes and helper
+//! `serve` enforces both once ports, log and sockets are open, before there is a second thread; threads, MP's processes and helper
 //! processes inherit the limits. They last as long as the process, so a reload first tests whether its files are among
 //! them ([`Confinement::admits`]).
 //!
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 use amped_core::site::Symlinks;
 use amped_sys::landlock::{self, Access};
 use amped_sys::process::{self, Identity, User};
+use amped_sys::seccomp::{self, Refusal};
 
 use crate::acme;
 use crate::app::launch::{Permitted, variable};
@@ -49,11 +51,13 @@ const AUTHORITIES: [&str; 6] = [
     "/var/lib/ca-certificates",
 ];
 
-/// The files that a server may open, and the programs that it may have started.
+/// The files that a server may open, the system calls that it may make, and the programs that it may have started.
 #[derive(Debug)]
 pub struct Confinement {
-    /// The files are limited (`contain.landlock`); otherwise only programs are, as the process manager may change users.
+    /// The files are limited (`contain.landlock`).
     pub limits_files: bool,
+    /// System calls are limited (`contain.seccomp`). Without both only programs are, as the process manager may change users.
+    pub limits_calls: Option<Refusal>,
     rules: Vec<Rule>,
     /// For the process manager, which is not limited itself.
     pub programs: Permitted,
@@ -73,6 +77,7 @@ impl Confinement {
     pub fn new(settings: &Settings, config: Option<&Path>, program: &Program) -> Confinement {
         let mut files = Confinement {
             limits_files: settings.contain.landlock,
+            limits_calls: settings.contain.seccomp.refusal(),
             rules: Vec::new(),
             programs: programs(settings, program),
         };
@@ -167,17 +172,41 @@ impl Confinement {
         })
     }
 
-    /// Limits this thread, and all that it starts, to these files, forever, if they are limited. Returns `false` if the kernel cannot. Must be called while there
-    /// is one thread.
+    /// Returns whether anything is limited for which the process manager must start programs.
+    pub fn is_needed(&self) -> bool {
+        self.limits_files || self.limits_calls.is_some() || !self.programs.users.is_empty()
+    }
+
+    /// Limits this thread, and all that it starts, forever, in what is limited and the kernel can limit. Returns a message for what it cannot,
+    /// which is then not limited. Must be called while there is one thread.
     ///
     /// # Errors
     /// A message.
-    pub fn enforce(&self) -> Result<bool, String> {
-        if !self.limits_files {
-            return Ok(true);
+    pub fn enforce(&mut self) -> Result<Vec<&'static str>, String> {
+        let mut missing = Vec::new();
+        if self.limits_files {
+            let rules = self.rules.iter().map(|rule| (rule.path.as_path(), rule.access));
+            let enforced = landlock::restrict(rules);
+            self.limits_files =
+                enforced.map_err(|error| format!("cannot limit the files of this server (Landlock): {error}"))?;
+            if !self.limits_files {
+                missing.push(
+                    "Landlock is not in force, as this kernel does not support it: it needs Linux 5.13 with CONFIG_SECURITY_LANDLOCK, and \
+                     `landlock` in `lsm=` of its command line",
+                );
+            }
         }
-        let rules = self.rules.iter().map(|rule| (rule.path.as_path(), rule.access));
-        landlock::restrict(rules).map_err(|error| format!("cannot limit the files of this server (Landlock): {error}"))
+        // Last, as the limits on files are system calls too.
+        if let Some(refusal) = self.limits_calls {
+            let enforced = seccomp::restrict(refusal);
+            if !enforced.map_err(|error| format!("cannot limit the system calls of this server (seccomp): {error}"))? {
+                self.limits_calls = None;
+                missing.push(
+                    "seccomp is not in force, as this kernel does not support it: it needs CONFIG_SECCOMP_FILTER",
+                );
+            }
+        }
+        Ok(missing)
     }
 
     /// Tests whether a server that is limited to these files may open those of another configuration.
@@ -189,7 +218,7 @@ impl Confinement {
         match other.rules.iter().find(is_new) {
             None if !self.programs.includes(&other.programs) => Err(
                 "applications, and variables, users and directories of scripts are limited to those at the start of this server \
-                 (`contain.landlock`, or `user` in `[[site.app]]`): restart it, or `amped upgrade`"
+                 (`contain.landlock`, `contain.seccomp`, or `user` in `[[site.app]]`): restart it, or `amped upgrade`"
                     .to_owned(),
             ),
             None => Ok(()),
@@ -266,7 +295,8 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     fn rules(list: &[(&Path, Access)]) -> Confinement {
-        let mut files = Confinement { limits_files: true, rules: Vec::new(), programs: Permitted::default() };
+        let (limits_calls, programs) = (None, Permitted::default());
+        let mut files = Confinement { limits_files: true, limits_calls, rules: Vec::new(), programs };
         list.iter().for_each(|(path, access)| files.add(path, *access));
         files
     }

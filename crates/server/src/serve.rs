@@ -210,8 +210,8 @@ impl Server {
         }
         let owner = owner(&settings)?;
         let contain = settings.contain.clone();
-        let is_confined = contain.landlock || script_users(&settings).next().is_some();
-        let mut confinement = is_confined.then(|| Confinement::new(&settings, flags.config.as_deref(), &program));
+        let mut confinement = Some(Confinement::new(&settings, flags.config.as_deref(), &program));
+        confinement = confinement.filter(Confinement::is_needed);
         confinement.as_mut().map_or(Ok(()), Confinement::look_up_users)?;
         // First, since these processes must not inherit what is opened below.
         let fork_server = match settings.helpers.kind {
@@ -219,7 +219,7 @@ impl Server {
                 let fork_server = fork_server::start(settings.workers, signals, || {
                     inherited.close();
                     drop_privileges(owner.as_ref(), &contain)?;
-                    confinement.as_ref().map_or(Ok(true), Confinement::enforce).map(drop)
+                    confinement.as_mut().map_or(Ok(Vec::new()), Confinement::enforce).map(drop)
                 });
                 Some(fork_server.map_err(|error| format!("cannot start the fork server: {error}"))?)
             }
@@ -376,6 +376,9 @@ impl Server {
         }
         if self.confinement.as_ref().is_some_and(|limits| limits.limits_files) {
             text += "amped: Landlock limits this server to its own files\n";
+        }
+        if self.confinement.as_ref().is_some_and(|limits| limits.limits_calls.is_some()) {
+            text += "amped: seccomp limits this server to the system calls that it needs\n";
         }
         // To standard error: standard output may be used for the log.
         say::plain(&text);
@@ -979,23 +982,16 @@ fn start_launcher(
     launcher.map_err(|error| format!("cannot start the process manager: {error}"))
 }
 
-/// Limits this process to these files, if they are limited and the kernel can do that. Returns the launcher, if it is needed. Must be
-/// called while there is one thread.
+/// Limits this process in what is limited and the kernel can limit. Returns the launcher, if it is needed. Must be called while there is
+/// one thread.
 fn confine(
     confinement: &mut Option<Confinement>,
     launcher: Option<ProcessManager>,
 ) -> Result<Option<Arc<ProcessManager>>, String> {
     let (Some(limits), Some(launcher)) = (&mut *confinement, launcher) else { return Ok(None) };
     limits.look_again();
-    if limits.enforce()? {
-        return Ok(Some(Arc::new(launcher)));
-    }
-    say!(
-        "Landlock is not in force, as this kernel does not support it: it needs Linux 5.13 with CONFIG_SECURITY_LANDLOCK, and \
-         `landlock` in `lsm=` of its command line"
-    );
-    limits.limits_files = false;
-    if !limits.programs.users.is_empty() {
+    limits.enforce()?.iter().for_each(|missing| say!("{missing}"));
+    if limits.is_needed() {
         return Ok(Some(Arc::new(launcher)));
     }
     launcher.stop();

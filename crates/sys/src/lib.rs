@@ -20,6 +20,7 @@ pub mod pipe;
 pub mod poll;
 pub mod process;
 pub mod resolve;
+pub mod seccomp;
 pub mod shared;
 pub mod signal;
 pub mod slots;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use amped_core::cache::hostname::HostnameLimits;
 use amped_core::forms::{FieldValue, HealthPath};
+use amped_sys::seccomp::Refusal;
 use amped_units::{Bytes, Count, Form as _, Positive, PositiveBytes, PositiveSeconds, Seconds, written_as_text};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -578,8 +579,37 @@ pub struct ContainSettings {
     /// A fault in the server then cannot read other files, write to sites or execute programs. Scripts and other programs that it starts are
     /// not limited. A reload that needs other files is refused, and of a root that was replaced by another directory all files are, until `amped upgrade`.
     pub landlock: bool,
+    /// What happens to a system call that the server does not need, where the kernel has seccomp
+    ///
+    /// A fault in the server then cannot execute programs, create namespaces, trace processes or load code into the kernel. Scripts and other
+    /// programs that it starts are not limited, but a reload that needs others is refused until `amped upgrade`.
+    pub seccomp: Seccomp,
     /// Allow core dumps, which contain passwords and private keys, and debuggers of the same user
     pub core_dumps: bool,
+}
+
+/// What happens to a system call that the server does not need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Seccomp {
+    /// It is executed: calls are not limited
+    #[default]
+    Off,
+    /// It fails (EPERM), and the server goes on
+    Refuse,
+    /// The process ends (SIGSYS), and the kernel logs the call: to find out what is missing from the list
+    Kill,
+}
+
+impl Seccomp {
+    /// Returns what the kernel is to do; `None`: calls are not limited.
+    pub fn refusal(self) -> Option<Refusal> {
+        match self {
+            Seccomp::Off => None,
+            Seccomp::Refuse => Some(Refusal::Error),
+            Seccomp::Kill => Some(Refusal::Kill),
+        }
+    }
 }
 
 /// The destination of the access log.
