@@ -5,7 +5,7 @@
 
 use alloc::borrow::Cow;
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use amped_http::h1::request::{self, Request};
@@ -36,6 +36,15 @@ pub struct Condition {
     /// The scheme of the request
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheme: Option<Scheme>,
+    /// None of these conditions, each with its own keys, holds
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "conditions")]
+    pub not: Vec<Condition>,
+}
+
+/// A schema that does not contain itself.
+fn conditions(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "array", "items": { "type": "object" } })
 }
 
 /// The scheme of a URL.
@@ -51,7 +60,7 @@ pub enum Scheme {
 impl Condition {
     /// Whether all conditions hold for this request.
     pub fn holds(&self, request: &Request<'_>) -> bool {
-        let Condition { methods, hosts, query, header, scheme } = self;
+        let Condition { methods, hosts, query, header, scheme, not } = self;
         scheme.is_none_or(|scheme| (scheme == Scheme::Https) == request.secure)
             && (methods.is_empty() || methods.iter().any(|method| method.as_bytes() == request.method_text))
             && (hosts.is_empty() || {
@@ -64,6 +73,13 @@ impl Condition {
                 let fields = fields.filter(|(known, _)| known.eq_ignore_ascii_case(name.as_bytes()));
                 pattern.matches_any(fields.map(|(_, value)| value))
             })
+            && !not.iter().any(|condition| condition.holds(request))
+    }
+
+    /// The names of the header fields that it depends on.
+    pub(crate) fn add_fields<'a>(&'a self, names: &mut BTreeSet<&'a str>) {
+        names.extend(self.header.keys().map(|name| &**name));
+        self.not.iter().for_each(|condition| condition.add_fields(names));
     }
 }
 
@@ -145,6 +161,7 @@ pub(crate) fn any_request() -> Request<'static> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
     use amped_http::h1::request::HeadLimits;
 
     fn text(pattern: &str) -> TextPattern {
@@ -191,11 +208,21 @@ mod tests {
         check(&query, "GET /a HTTP/1.1\nHost: h", false);
         let spaced = Condition { query: map(&[("q", "a b/*")]), ..any.clone() };
         check(&spaced, "GET /a?q=a+b%2Fc/d HTTP/1.1\nHost: h", true);
-        let header = Condition { header: map(&[("User-Agent", "*bot*"), ("cookie", "")]), ..any };
+        let header = Condition { header: map(&[("User-Agent", "*bot*"), ("cookie", "")]), ..any.clone() };
         check(&header, "GET /a HTTP/1.1\nHost: h\nuser-agent: a/robot/1", true);
         check(&header, "GET /a HTTP/1.1\nHost: h\nUser-Agent: a robot\nCookie:", true);
         check(&header, "GET /a HTTP/1.1\nHost: h\nUser-Agent: a robot\nCookie: a=b", false);
         check(&header, "GET /a HTTP/1.1\nHost: h\nUser-Agent: x", false);
         check(&header, "GET /a HTTP/1.1\nHost: h", false);
+        let not = Condition { not: vec![hosts, methods.clone()], header: map(&[("x", "y")]), ..Condition::default() };
+        check(&not, "GET /a HTTP/1.1\nHost: h\nX: y", true);
+        check(&not, "GET /a HTTP/1.1\nHost: h", false);
+        check(&not, "GET /a HTTP/1.1\nHost: www.h\nX: y", false);
+        check(&not, "POST /a HTTP/1.1\nHost: h\nX: y", false);
+        check(&Condition { not: vec![not.clone()], ..methods }, "POST /a HTTP/1.1\nHost: h\nX: y", true);
+        let mut names = BTreeSet::new();
+        let both = Condition { not: vec![not, header], ..Condition::default() };
+        both.add_fields(&mut names);
+        assert_eq!(names.into_iter().collect::<Vec<_>>(), ["User-Agent", "cookie", "x"]);
     }
 }

@@ -314,8 +314,8 @@ impl Site {
         let of_routes = self.routes.iter().map(|route| &route.when);
         let of_others = self.rules.iter().map(|rule| &rule.when).chain(self.apps.iter().map(|app| &app.when));
         let conditions: Vec<&Condition> = of_routes.chain(of_others).filter_map(Option::as_deref).collect();
-        let names: BTreeSet<&str> =
-            conditions.iter().flat_map(|condition| condition.header.keys().map(|name| &**name)).collect();
+        let mut names = BTreeSet::new();
+        conditions.iter().for_each(|condition| condition.add_fields(&mut names));
         let fields = names.into_iter().collect::<Vec<_>>().join(", ").into();
         (self.has_conditions, self.conditional_fields) = (!conditions.is_empty(), fields);
     }

@@ -512,6 +512,10 @@ impl Checker<'_> {
                 let help = "write `when = { methods = [\"POST\"] }`, or remove the key";
                 self.findings.at(when.span(), "`when` has no condition", help);
             }
+            for not in when.get("not").elements().filter(|not| not.entries().next().is_none()) {
+                let help = "write `not = [{ hosts = [\"example.org\"] }]`, or remove the key";
+                self.findings.at(not.span(), "this condition always holds, so `not` never does", help);
+            }
         }
         for fallback in node.get("fallback").elements() {
             self.fallback(fallback, &routes);

@@ -172,7 +172,8 @@ pub(super) fn reference() -> String {
         the method is one of these. `hosts = [\"www.*\"]`: the host, in lower case, matches one of these patterns. `query = { action = \
         \"register\" }`: the decoded value of each of these parameters matches its pattern. `header = { User-Agent = \"*bot*\" }`: the same for \
         header fields, which `Vary` then names in all responses of the site. `scheme = \"https\"`, or `\"http\"`. In these patterns `*` \
-        matches any text; an empty one matches a parameter or field that is missing or empty.\n\n\
+        matches any text; an empty one matches a parameter or field that is missing or empty. `not = [{ hosts = [\"example.org\"] }]`: none \
+        of these conditions holds.\n\n\
         Editors complete and check the file with [amped.schema.json](../examples/amped.schema.json). This page is generated: \
         `amped config reference`.\n"
         .to_owned();

@@ -184,6 +184,7 @@ fn and(table: &mut Value, more: &Map<String, Value>) -> bool {
                 }
                 *known = both.into();
             }
+            Some(Value::Array(known)) if key == "not" => known.extend(value.as_array().into_iter().flatten().cloned()),
             Some(known) if known != value => return false,
             _ => when[key] = value.clone(),
         }
@@ -330,6 +331,12 @@ pub(super) fn condition_words(args: &[String]) -> (String, String, String) {
 fn conditions(args: &[String]) -> Result<Vec<Map<String, Value>>, String> {
     let (variable, operator, value) = condition_words(args);
     let name = variable.trim_start_matches('$');
+    // A request has one of these.
+    let is_single = ["host", "server_name", "request_method"].contains(&name);
+    if let Some(positive) = operator.strip_prefix('!').filter(|_| is_single && !value.is_empty()) {
+        let conditions = conditions(&[variable, positive.to_owned(), value])?;
+        return Ok(vec![condition("not", json!(conditions))]);
+    }
     match (name, operator.as_str(), value.as_str()) {
         ("scheme", "=", scheme @ ("http" | "https")) => return Ok(vec![condition("scheme", scheme.into())]),
         ("scheme", "!=", "https") | ("https", "=", "") | ("https", "!=", "on") => {
