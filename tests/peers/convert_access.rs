@@ -330,6 +330,21 @@ const ROWS: &[Row] = &[
         &["PUT /x.txt", "DELETE /x.txt", "/x.txt"],
     ),
     (
+        "hosts-by-negation",
+        "location /a/ { if ($host !~* (own|OWN)$) { return 403; } } location /st/ { if ($host != OWN) { return 403; } if ($request_method != GET) { return 405; } }",
+        &["/a/x.txt", "/st/x.txt", "POST /st/x.txt", "/x.txt"],
+    ),
+    (
+        "static-beside-proxies",
+        "location ^~ /api/ { PROXY } location ~* \\.(txt|bak)$ { } location / { PROXY } location /st/ { location ~ \\.php$ { } }",
+        &["/api/x.txt", "/x.txt", "/a/b/x.bak", "/x.php", "/st/x.php", "/st/x.txt", "/a/", "/x.txt/more", "POST /x.txt"],
+    ),
+    (
+        "static-before-scripts",
+        "location ~ \\.php$ { PHP } location = /x.txt { } location ^~ /a/ { } location / { PROXY }",
+        &["/x.php", "/a/x.php", "/a/x.txt", "/x.txt", "/x.bak", "/st/x.php", "/a/b/"],
+    ),
+    (
         "methods-by-negation",
         "if ($request_method !~ ^(GET|HEAD)$ ) { return 405; } location / { PROXY }",
         &["POST /x", "/x"],
@@ -559,7 +574,7 @@ fn conversion_never_serves_what_nginx_refuses() {
     let Compared { problems, exact } = compare(&rows);
     assert!(problems.is_empty(), "{problems}");
     // A conversion that refused everything would pass the other checks.
-    assert!(exact * 5 > ROWS.len() * 2, "{exact} of {} are exact", ROWS.len());
+    assert!(exact * 2 > ROWS.len(), "{exact} of {} are exact", ROWS.len());
 }
 
 /// Random locations, some of them within others.

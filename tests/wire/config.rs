@@ -177,6 +177,20 @@ fn check_warns_about_proxies_that_are_everyone() {
 }
 
 #[test]
+fn check_warns_about_static_paths_after_all_applications() {
+    let site = Site::new();
+    let [files, app] = ["match = '/st/**'\nstatic = true\n", "match = '*.cgi'\ncgi = true\n"];
+    for (tables, count) in [([files, app], 0), ([app, files], 1)] {
+        let tables = tables.map(|keys| format!("[[site.app]]\n{keys}")).concat();
+        let file = site.file("amped.toml", format!("[[site]]\nroot = \".\"\n{tables}"));
+        let ended = run(&["check", "--config", text(&file)]);
+        assert_eq!((ended.status, ended.stderr.as_str()), (0, ""));
+        let warning = "warning: /st/**: `static` has no effect";
+        assert_eq!(ended.stdout.matches(warning).count(), count, "{}", ended.stdout);
+    }
+}
+
+#[test]
 fn check_warns_about_entries_and_rejects_costly_hash() {
     let (site, folder) = (Site::new(), Site::new());
     let users =

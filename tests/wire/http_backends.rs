@@ -542,6 +542,40 @@ fn response_before_end_of_body_reaches_client() {
 }
 
 #[test]
+fn static_paths_are_files_beside_a_backend() {
+    let (site, backend) = (Site::new(), Backend::named("backend"));
+    for (name, text) in
+        [("static/a.css", "css"), ("static/index.html", "index"), ("b.txt", "text"), ("other.html", "other")]
+    {
+        site.file(name, text);
+    }
+    site.file("static/404.html", "missing");
+    let tables = "errors = { 404 = '/static/404.html' }\n[[site.app]]\nmatch = '/static/own'\nHTTP\n\
+                  [[site.app]]\nmatch = '/static/**'\nstatic = true\n\
+                  [[site.app]]\nmatch = '*.txt'\nstatic = true\nwhen = { query = { own = '' } }\n\
+                  [[site.app]]\nmatch = '/**'\nHTTP";
+    let server = Server::with_site(&site, &tables.replace("HTTP", &http(&site, &[backend.address])));
+    let check = |method: &str, target: &str, status: u16, text: &str| {
+        let response = server.connect().request(method, target, &[]);
+        assert_eq!((response.status, response.text().as_str()), (status, text), "{method} {target}");
+    };
+    // Twice, as names are cached.
+    for _ in 0..2 {
+        check("GET", "/static/a.css", 200, "css");
+        check("GET", "/static/", 200, "index");
+        check("GET", "/static/none", 404, "missing");
+        check("GET", "/static/own", 200, "backend");
+        check("GET", "/b.txt", 200, "text");
+        check("GET", "/b.txt?own=1", 200, "backend");
+        check("GET", "/b.txt/more", 200, "backend");
+        check("GET", "/other.html", 200, "backend");
+        check("GET", "/static", 200, "backend");
+    }
+    check("POST", "/other.html", 200, "backend");
+    assert_eq!(server.connect().request("POST", "/static/a.css", &[]).status, 405);
+}
+
+#[test]
 fn requests_are_shared_by_backends_in_service() {
     let site = Site::new();
     let listener = listen();

@@ -23,7 +23,7 @@ use crate::cache::page::{PageName, StalePage};
 use crate::compress::StreamWork;
 use crate::request_id::{self, RequestId};
 use crate::routes::Routed;
-use crate::site::{AppRule, Site, Sites};
+use crate::site::{AppRule, Site, Sites, StaticRule};
 use crate::vary::Vary;
 
 /// A request to an application, except for the parts that only the server has: addresses and file locations.
@@ -285,7 +285,7 @@ fn forwarded_target(head: AppHead<'_>, site: &Site, query: Option<Vec<u8>>) -> V
     target
 }
 
-/// Finds the application for this clean path: the first rule that matches the path or a prefix of it.
+/// Finds the application for this clean path: the first rule that matches the path or a prefix of it, unless a rule for files precedes it.
 ///
 /// A name that begins with a dot hides a script; after the script's name (in PATH_INFO) such a name is allowed.
 ///
@@ -293,7 +293,10 @@ fn forwarded_target(head: AppHead<'_>, site: &Site, query: Option<Vec<u8>>) -> V
 /// The status with which a route denies a name that may be the script; 403 for a script whose rules do not apply to the request.
 pub(crate) fn handler_of(site: &Site, path: &[u8], request: &Request<'_>) -> Result<Option<HandlerMatch>, Status> {
     let (mut denials, mut is_script) = (site.has_denials(), false);
-    for (rule, number) in site.apps.iter().zip(0..) {
+    let is_static =
+        |rule: &&StaticRule| rule.pattern.matches(path) && rule.when.as_ref().is_none_or(|when| when.holds(request));
+    let end = site.static_rules.iter().find(is_static).map_or(u16::MAX, |rule| rule.before);
+    for (rule, number) in site.apps.iter().zip(0..end) {
         let slashes = memchr::memchr_iter(b'/', path).skip(1);
         let mut ends: Vec<usize> =
             slashes.chain([path.len()]).filter(|&end| rule.pattern.matches(&path[..end])).collect();
@@ -327,11 +330,13 @@ pub(crate) fn handler_of(site: &Site, path: &[u8], request: &Request<'_>) -> Res
     if is_script { Err(Status::FORBIDDEN) } else { Ok(None) }
 }
 
-/// Whether the site has an application for this clean path.
+/// Whether the site has an application for this clean path, at least for some requests.
 pub fn is_handled(site: &Site, path: &[u8]) -> bool {
+    let is_static = |rule: &&StaticRule| rule.when.is_none() && rule.pattern.matches(path);
+    let end = site.static_rules.iter().find(is_static).map_or(usize::MAX, |rule| usize::from(rule.before));
     let ends = || memchr::memchr_iter(b'/', path).skip(1).chain([path.len()]);
     let covers = |rule: &AppRule| rule.pattern.as_str() == "/" || ends().any(|end| rule.pattern.matches(&path[..end]));
-    site.apps.iter().any(covers)
+    site.apps.iter().take(end).any(covers)
 }
 
 /// Maximum prefixes that may be the script, if routes deny any; a path with more of them is rejected.
@@ -471,7 +476,7 @@ pub(crate) fn instead(head: &[u8], target: &[u8]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::condition::any_request;
+    use crate::condition::{Condition, any_request};
     use crate::glob::Glob;
     use crate::routes::{QueryRule, Route, RouteAction};
     use crate::site::HttpRule;
@@ -491,6 +496,34 @@ mod tests {
             compress: Vec::new(),
             http: None,
         }
+    }
+
+    #[test]
+    fn static_rules_precede_applications_after_them() {
+        let files = |pattern: &str, when, before| StaticRule { pattern: Glob::new(pattern), when, before };
+        let posts = Condition { methods: vec!["POST".into()], ..Condition::default() };
+        let static_rules = vec![
+            files("/first/**", None, 0),
+            files("*.css", None, 1),
+            files("/form", Some(posts.into()), 1),
+            files("/none", None, 2),
+        ];
+        let apps = vec![rule("*.php"), rule("/")];
+        let site = Site { apps, static_rules, ..Site::default() };
+        let check = |path: &str, expected: Option<u16>| {
+            let found = handler_of(&site, path.as_bytes(), &any_request()).unwrap();
+            assert_eq!(found.map(|handler| handler.rule), expected, "{path}");
+            assert_eq!(is_handled(&site, path.as_bytes()), expected.is_some(), "{path}");
+        };
+        check("/first/a.php", None);
+        check("/first", Some(1));
+        check("/a.php", Some(0));
+        check("/a.css", None);
+        check("/a.php/b.css", Some(0));
+        check("/a.css/b", Some(1));
+        // `any_request` is a GET.
+        check("/form", Some(1));
+        check("/none", Some(1));
     }
 
     #[test]

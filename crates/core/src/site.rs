@@ -70,6 +70,9 @@ pub struct Site {
     /// Application rules; the first match applies.
     #[serde(skip)]
     pub apps: Vec<AppRule>,
+    /// Paths that are files although an application rule matches them, in the order of the rules that they precede.
+    #[serde(skip)]
+    pub static_rules: Vec<StaticRule>,
     /// Whether routes, header rules or applications depend on more of a request than its path. Set by [`Sites::new`].
     #[serde(skip)]
     pub has_conditions: bool,
@@ -312,7 +315,8 @@ impl Site {
     /// Notes whether its rules have conditions.
     fn note_conditions(&mut self) {
         let of_routes = self.routes.iter().map(|route| &route.when);
-        let of_others = self.rules.iter().map(|rule| &rule.when).chain(self.apps.iter().map(|app| &app.when));
+        let of_apps = self.apps.iter().map(|app| &app.when).chain(self.static_rules.iter().map(|rule| &rule.when));
+        let of_others = self.rules.iter().map(|rule| &rule.when).chain(of_apps);
         let conditions: Vec<&Condition> = of_routes.chain(of_others).filter_map(Option::as_deref).collect();
         let mut names = BTreeSet::new();
         conditions.iter().for_each(|condition| condition.add_fields(&mut names));
@@ -408,6 +412,17 @@ pub enum Unacceptable {
     /// 406 with a list of all variants
     #[serde(rename = "406")]
     Refuse,
+}
+
+/// Paths that are files of the site, whatever later application rules match.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StaticRule {
+    /// The paths; those below a path that matches are not among them.
+    pub pattern: Glob,
+    /// The requests; `None`: all.
+    pub when: Option<Box<Condition>>,
+    /// The number of the first application rule that it precedes.
+    pub before: u16,
 }
 
 /// Paths that are served by an application.

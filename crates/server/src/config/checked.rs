@@ -23,7 +23,7 @@ use amped_core::cors::CorsRule;
 use amped_core::glob::Glob;
 use amped_core::request_limit::RequestLimit;
 use amped_core::routes::{FixedResponse, Route, RouteAction};
-use amped_core::site::{Alias, AppRule, CacheRule, HttpRule, Site, Sites, TrustedProxies, Types};
+use amped_core::site::{Alias, AppRule, CacheRule, HttpRule, Site, Sites, StaticRule, TrustedProxies, Types};
 use amped_http::status::Status;
 use amped_http::uri::clean_path;
 use amped_units::Form as _;
@@ -398,15 +398,13 @@ impl Checker<'_> {
                 alias_roots.push(self.root(None, &mut path, node.get("root")));
                 table.root = path.unwrap_or_default();
             }
-            let own = node.get("app").elements();
-            let own = site.app.iter_mut().zip(own).filter_map(|(app, node)| self.app(app, node, keeps_bodies));
-            let (rules, settings) = own.unzip();
+            let (rules, static_rules, settings) = self.apps(&mut site.app, node, keeps_bodies);
             if !site.compress.is_empty() && file.cache.compressed_bytes.0 == 0 {
                 let help = "remove `compress`, or raise `compressed_bytes`, which holds the compressed files";
                 let message = "`compress` requires a cache, but `compressed_bytes` is 0";
                 self.findings.at(node.get("compress").span(), message, help);
             }
-            let made = self.site(site, node, &mut hosts, rules);
+            let made = self.site(site, node, &mut hosts, (rules, static_rules));
             let own = obtained.get(number).and_then(Option::as_deref);
             certificates.push(own.map_or_else(|| self.certificates(site, node), Checker::obtained_certificate));
             let https_port = self.https_port(&file.listen, site, node);
@@ -475,10 +473,11 @@ impl Checker<'_> {
         table: &mut SiteTable,
         node: Node<'_>,
         hosts: &mut HashMap<String, Range<usize>>,
-        apps: Vec<AppRule>,
+        (apps, static_rules): (Vec<AppRule>, Vec<StaticRule>),
     ) -> Site {
+        let with_apps = Site { apps, static_rules, ..Site::default() };
         for (_, _, page) in node.get("errors").entries() {
-            if apps.iter().any(|app| app.pattern.matches(page.text().as_bytes())) {
+            if app::is_handled(&with_apps, page.text().as_bytes()) {
                 let help = "use a static file: the application itself may have failed";
                 self.findings.at(
                     page.span(),
@@ -560,7 +559,8 @@ impl Checker<'_> {
             precompressed: table.precompressed.clone(),
             compress: table.compress.clone(),
             user_dir: table.user_dirs.clone(),
-            apps,
+            apps: with_apps.apps,
+            static_rules: with_apps.static_rules,
             rules: table.headers.clone(),
             early_hints: table.early_hints.clone(),
             cors: cors.map(|(rule, node)| self.cors(rule, node)).collect(),
@@ -633,7 +633,7 @@ impl Checker<'_> {
         let mut given: Vec<(&str, Range<usize>)> = given.collect();
         given.sort_by_key(|(_, span)| span.start);
         let Some((kind, place)) = given.first().cloned() else {
-            if !self.read.is_taken(node, &kinds) {
+            if !self.read.is_taken(node, &[&kinds[..], &["static"]].concat()) {
                 let help = "add one of `redirect = \"/new/$1\"`, `rewrite = \"/new/$1\"`, `deny = true`, \
                             `respond = \"text\"` and `internal = true`";
                 self.findings.at(node.span(), "this route has no action", help);
@@ -781,6 +781,48 @@ impl Checker<'_> {
         Some(Guard { directory: table.directory.clone(), realm: realm.clone(), accounts: u16::try_from(at).ok()? })
     }
 
+    /// The applications of a site, and the paths that are files in spite of them.
+    fn apps(
+        &mut self,
+        tables: &mut [AppTable],
+        site: Node<'_>,
+        keeps_bodies: bool,
+    ) -> (Vec<AppRule>, Vec<StaticRule>, Vec<AppSettings>) {
+        let (mut rules, mut static_rules, mut settings) = (Vec::new(), Vec::new(), Vec::new());
+        for (app, node) in tables.iter_mut().zip(site.get("app").elements()) {
+            match app.is_static {
+                Some(true) => {
+                    self.only_static(app, node);
+                    let before = u16::try_from(rules.len()).unwrap_or(u16::MAX);
+                    static_rules.push(StaticRule { pattern: app.pattern.clone(), when: app.when.clone(), before });
+                }
+                Some(false) => {
+                    let help = "write `static = true`, or remove the key";
+                    self.findings.at(node.get("static").span(), "`static = false` has no effect", help);
+                }
+                None => {
+                    let (rule, own) = self.app(app, node, keeps_bodies).unzip();
+                    rules.extend(rule);
+                    settings.extend(own);
+                }
+            }
+        }
+        (rules, static_rules, settings)
+    }
+
+    /// Reports keys that have no effect with `static`: those with another value than without them.
+    fn only_static(&mut self, app: &AppTable, node: Node<'_>) {
+        let of = |app: &AppTable| toml::Table::try_from(app).unwrap_or_default();
+        let own = of(app);
+        let kept = own.iter().filter(|(key, _)| ["match", "when", "static"].contains(&key.as_str()));
+        let plain: toml::Table = kept.map(|(key, value)| (key.clone(), value.clone())).collect();
+        let plain = plain.try_into().map(|app: AppTable| of(&app)).unwrap_or_default();
+        for (key, _) in own.iter().filter(|(key, value)| plain.get(*key) != Some(value)) {
+            let help = "remove it: the files of these paths are sent as any file of the site";
+            self.findings.at(node.get(key).span(), format!("`{key}` has no effect with `static`"), help);
+        }
+    }
+
     fn app(&mut self, app: &mut AppTable, node: Node<'_>, keeps_bodies: bool) -> Option<(AppRule, AppSettings)> {
         let mut kind = self.app_kind(app, node);
         let is_http = app.http.is_some();
@@ -906,20 +948,17 @@ impl Checker<'_> {
         None
     }
 
-    /// Returns the kind of an application, which one of four keys defines.
+    /// Returns the kind of an application, which one of these keys defines.
     fn app_kind(&mut self, app: &mut AppTable, node: Node<'_>) -> Option<AppKind> {
         let kinds = ["cgi", "fastcgi", "command", "http"];
         let mut given = kinds.iter().filter_map(|kind| Some((*kind, node.get(kind).place()?)));
         let Some((first, place)) = given.next() else {
-            if !self.read.is_taken(node, &kinds) {
+            if !self.read.is_taken(node, &[&kinds[..], &["static"]].concat()) {
                 let help = "write `cgi = true` to start the script for each request, `fastcgi = \"unix:/run/php/php-fpm.sock\"` for a \
-                            running application, `command = [\"/srv/app\"]` for one that the server starts, or \
-                            `http = \"127.0.0.1:3000\"` for a server that speaks HTTP";
-                self.findings.at(
-                    node.span(),
-                    "this application has neither `cgi`, `fastcgi`, `command` nor `http`",
-                    help,
-                );
+                            running application, `command = [\"/srv/app\"]` for one that the server starts, \
+                            `http = \"127.0.0.1:3000\"` for a server that speaks HTTP, or `static = true` for files";
+                let message = "this application has neither `cgi`, `fastcgi`, `command`, `http` nor `static`";
+                self.findings.at(node.span(), message, help);
             }
             return None;
         };

@@ -306,7 +306,7 @@ pub struct AuthTable {
 /// Application (CGI, FastCGI or HTTP) by pattern
 ///
 /// The first table whose `match` matches a path, or the beginning of one, applies. It has exactly one of `cgi`, `fastcgi`,
-/// `command` and `http`.
+/// `command`, `http` and `static`.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub struct AppTable {
@@ -401,6 +401,12 @@ pub struct AppTable {
     /// Without it, an attacker who can redirect the connection can read and change what is forwarded.
     #[schemars(example = true)]
     pub tls_verify: Option<bool>,
+    /// Serve these paths as files of the site, although a later table matches them
+    ///
+    /// `match` then means whole paths: `/static/**` has everything in that directory. The table has no other keys than these two and `when`.
+    #[serde(rename = "static")]
+    #[schemars(example = true)]
+    pub is_static: Option<bool>,
     /// Whether scripts are files of the site, so that other paths get 404; default: for patterns with a star
     ///
     /// With `false`, everything below `/dav` or `/dav/**` gets `/dav` as SCRIPT_NAME. Always `false` for `http`.

@@ -12,6 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
+use amped_core::site::Site;
 use amped_sys::{local, process};
 use rustls::pki_types::CertificateDer;
 use rustls::{SignatureAlgorithm, sign::CertifiedKey};
@@ -81,7 +82,12 @@ pub(super) fn review(settings: &Settings, now: Duration) -> String {
         review_secret(&mut text, secret, settings.user.as_deref());
     }
     for (site, number) in settings.apps.iter().zip(0..) {
-        let rules = settings.sites.get(number).map_or(&[][..], |site| &site.apps);
+        let Some(Site { apps: rules, static_rules, .. }) = settings.sites.get(number) else { continue };
+        for rule in static_rules.iter().filter(|rule| usize::from(rule.before) >= rules.len()) {
+            let pattern = rule.pattern.as_str();
+            let way_out = "move its table before that of the application";
+            let _ = writeln!(text, "warning: {pattern}: `static` has no effect, as no application follows; {way_out}");
+        }
         for (app, rule) in site.iter().zip(rules) {
             if let AppKind::Http(upstream) = &app.kind {
                 review_backends(&mut text, rule.pattern.as_str(), upstream, &settings.listen);

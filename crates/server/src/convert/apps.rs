@@ -7,7 +7,7 @@ use super::files;
 use super::guards::Guards;
 use super::location::Location;
 use super::page::{Page, SitePage};
-use super::paths::{self, Paths};
+use super::paths::Paths;
 use super::regexes;
 use super::scope::Http;
 use super::tree::Directive;
@@ -24,7 +24,7 @@ pub(super) fn app(
     let mut pass = location.scope.own("fastcgi_pass");
     if let Some(directive) = pass.next() {
         refuse_below(page, site, location, &location.paths, directive);
-        fastcgi(page, site, http, location, directive, before);
+        fastcgi(page, site, http, location, directive);
         return true;
     }
     let mut pass = location.scope.own("proxy_pass");
@@ -36,8 +36,7 @@ pub(super) fn app(
     }
     let own = location.asked_at.clone().map_or_else(|| location.paths.clone(), Paths::Exact);
     refuse_below(page, site, location, &own, directive);
-    let pattern = if location.asked_at.is_some() { app_pattern(&own) } else { pattern_beside(location, before) };
-    proxy(page, site, http, &location.scope, directive, (pattern, &own));
+    proxy(page, site, http, &location.scope, directive, (app_pattern(&own), &own));
     true
 }
 
@@ -57,12 +56,6 @@ fn refuse_below(page: &mut Page, site: &mut SitePage, location: &Location<'_>, o
     page.rule(site, "route", json!({ "match": below.pattern(), "deny": true, "status": status }), directive);
 }
 
-/// The pattern of an application, without the directories and files of the root that precede it.
-fn pattern_beside(location: &Location<'_>, before: &[Location<'_>]) -> String {
-    let excluded = excluded(location, before);
-    if excluded.is_empty() { app_pattern(&location.paths) } else { paths::all_but(&excluded) }
-}
-
 /// The pattern of an application of these paths.
 fn app_pattern(paths: &Paths) -> String {
     match paths {
@@ -70,12 +63,6 @@ fn app_pattern(paths: &Paths) -> String {
         Paths::Exact(path) if path == "/" => "~^/$".to_owned(),
         other => other.pattern(),
     }
-}
-
-/// The names in the root that an application for all paths does not get, since earlier locations serve their files.
-fn excluded<'l>(location: &Location<'_>, before: &'l [Location<'_>]) -> Vec<&'l str> {
-    let others = before.iter().filter(|other| location.paths.is_all() && other.has_files());
-    others.filter_map(|other| other.paths.first_segment()).collect()
 }
 
 /// The paths of an application or its scripts, if the location has an application or uses that of a named location.
@@ -97,45 +84,11 @@ fn is_to_named(try_files: &Directive) -> bool {
     try_files.args.last().is_some_and(|last| last.starts_with('@'))
 }
 
-/// Refuses the paths of a location with files that a later application would get. `before`:
-/// the locations that precede it.
-pub(super) fn refuse_beside(
-    page: &mut Page,
-    site: &mut SitePage,
-    location: &Location<'_>,
-    before: &[Location<'_>],
-    after: &[Location<'_>],
-) {
-    if !location.has_files() || has_app(location) {
-        return;
-    }
-    for other in after {
-        let Some(common) = app_paths(other).and_then(|paths| location.paths.common(&paths)) else { continue };
-        let own = location.paths.first_segment().filter(|_| other.paths.is_all());
-        let is_excluded = own.is_some() || other.paths.is_all() && common.is_within_segment(&excluded(other, before));
-        let is_common = |paths: &Paths| paths.pattern() == common.pattern();
-        let is_covered = before.iter().any(|earlier| !earlier.has_files() && is_common(&earlier.paths));
-        let is_directory = own.is_some_and(|name| !name.is_empty()) && !location.paths.is_file();
-        if let Some(Paths::Exact(path)) = Some(&location.paths).filter(|_| is_directory) {
-            // The application does not get the paths below it, so their files would be sent.
-            let below = Paths::Prefix { path: format!("{path}/"), is_final: false };
-            page.refuse(site, &below.pattern(), location.directive, "the paths below it would be files too");
-        }
-        if is_excluded || is_covered {
-            continue;
-        }
-        if matches!(&location.paths, Paths::Prefix { path, .. } if path.starts_with("/.well-known/")) {
-            // A CA's challenges have no scripts.
-            page.rule(
-                site,
-                "route",
-                json!({ "match": common.pattern(), "deny": true, "status": 404 }),
-                location.directive,
-            );
-        } else {
-            let why = format!("the application of {} would get these requests", other.directive.place());
-            page.refuse(site, &common.pattern(), location.directive, &why);
-        }
+/// Keeps the files of a location from the applications of later ones (`after`).
+pub(super) fn keep_files(page: &mut Page, site: &mut SitePage, location: &Location<'_>, after: &[Location<'_>]) {
+    let takes = |other: &Location<'_>| app_paths(other).is_some_and(|paths| location.paths.may_overlap(&paths));
+    if location.has_files() && !has_app(location) && after.iter().any(takes) {
+        page.rule(site, "app", json!({ "match": location.paths.pattern(), "static": true }), location.directive);
     }
 }
 
@@ -155,20 +108,11 @@ fn try_files_of<'a>(location: &Location<'a>) -> Option<&'a Directive> {
     location.scope.own("try_files").next().or(of_all)
 }
 
-fn fastcgi(
-    page: &mut Page,
-    site: &mut SitePage,
-    http: &Http<'_>,
-    location: &Location<'_>,
-    directive: &Directive,
-    before: &[Location<'_>],
-) {
+fn fastcgi(page: &mut Page, site: &mut SitePage, http: &Http<'_>, location: &Location<'_>, directive: &Directive) {
     let scope = &location.scope;
-    let excluded = excluded(location, before);
     let pattern = match &location.paths {
         paths @ Paths::Regex { .. } => script_pattern(paths),
-        paths if excluded.is_empty() => app_pattern(paths),
-        _ => paths::all_but(&excluded),
+        paths => app_pattern(paths),
     };
     let address = match http.upstreams.get(directive.arg(0)) {
         Some(upstream) => {
@@ -272,7 +216,6 @@ pub(super) fn try_files(
     location: &Location<'_>,
     locations: &[Location<'_>],
     named: &[Location<'_>],
-    before: &[Location<'_>],
 ) {
     let Location { paths, scope, .. } = location;
     let missing = scope.own("if").find_map(|directive| Some((directive, files::missing_file(directive)?)));
@@ -319,7 +262,7 @@ pub(super) fn try_files(
                    directories as locations";
         page.note_here(site, directive, why);
         refuse_below(page, site, location, paths, pass);
-        return proxy(page, site, http, &target.scope, pass, (pattern_beside(location, before), paths));
+        return proxy(page, site, http, &target.scope, pass, (app_pattern(paths), paths));
     }
     page.note_here(site, directive, "use `[[site.fallback]]`, which names a file or script of the site");
 }

@@ -176,10 +176,12 @@ fn errors(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>) {
 
 /// Removes the error pages that an application would serve: it may itself have failed.
 pub(super) fn pages_of_applications(page: &mut Page, site: &mut SitePage, scope: &Scope<'_>) {
-    let patterns = site.tables("app").filter_map(|app| Glob::parse(app["match"].as_str()?).ok());
-    let patterns: Vec<Glob> = patterns.collect();
-    let is_served =
-        |path: &Value| patterns.iter().any(|glob| glob.matches(path.as_str().unwrap_or_default().as_bytes()));
+    let rule = |app: &Value| Some((Glob::parse(app["match"].as_str()?).ok()?, app["static"] == true));
+    let rules: Vec<(Glob, bool)> = site.tables("app").filter_map(rule).collect();
+    let is_served = |path: &Value| {
+        let path = path.as_str().unwrap_or_default().as_bytes();
+        rules.iter().find(|(glob, _)| glob.matches(path)).is_some_and(|(_, is_static)| !is_static)
+    };
     let Some(Value::Object(pages)) = site.keys.get_mut("errors") else { return };
     let mut removed = Vec::new();
     pages.retain(|_, path| {

@@ -70,18 +70,6 @@ impl Paths {
         }
     }
 
-    /// Paths that are among both, or more; `None` if there are none.
-    pub(super) fn common(&self, other: &Paths) -> Option<Paths> {
-        match (self, other) {
-            _ if !self.may_overlap(other) => None,
-            (Paths::Exact(_), _) => Some(self.clone()),
-            (_, Paths::Exact(_)) => Some(other.clone()),
-            (Paths::Prefix { path, .. }, _) => other.within(path),
-            (_, Paths::Prefix { path, .. }) => self.within(path),
-            _ => Some(self.clone()),
-        }
-    }
-
     /// The paths of a pattern of amped that a location or a `rewrite` has become.
     pub(super) fn of_pattern(pattern: &str) -> Paths {
         let unescape = |text: &str| text.replace("\\\\", "\0").replace('\\', "").replace('\0', "\\");
@@ -141,16 +129,6 @@ impl Paths {
         matches!(self, Paths::Prefix { path, .. } if path == "/")
     }
 
-    /// The directory or file of the root that these paths are: `static` of `/static/`; the root itself is the empty text.
-    pub(super) fn first_segment(&self) -> Option<&str> {
-        let segment = match self {
-            Paths::Exact(path) => path.strip_prefix('/')?,
-            Paths::Prefix { path, .. } => path.strip_prefix('/')?.strip_suffix('/')?,
-            Paths::Regex { .. } | Paths::Named(_) => return None,
-        };
-        (!segment.contains('/') && segment.is_ascii()).then_some(segment)
-    }
-
     /// Whether a directory may be among these.
     pub(super) fn has_directories(&self) -> bool {
         match self {
@@ -165,17 +143,6 @@ impl Paths {
     /// Whether this is one path whose name has a suffix.
     pub(super) fn is_file(&self) -> bool {
         matches!(self, Paths::Exact(path) if path.rsplit('/').next().is_some_and(|name| name.contains('.')))
-    }
-
-    /// Whether all of these are in one of these directories or files of the root.
-    pub(super) fn is_within_segment(&self, segments: &[&str]) -> bool {
-        let start = match self {
-            Paths::Exact(path) | Paths::Prefix { path, .. } => path.clone(),
-            Paths::Regex { regex, is_caseless: false, .. } => regexes::anchored_start(regex).unwrap_or_default(),
-            Paths::Regex { .. } | Paths::Named(_) => return false,
-        };
-        let rest = start.strip_prefix('/').unwrap_or_default();
-        rest.split_once('/').is_some_and(|(segment, _)| segments.contains(&segment))
     }
 
     /// Whether a path may be among both; true if that is unknown.
@@ -225,33 +192,6 @@ fn ungrouped(regex: &str) -> String {
     made
 }
 
-/// A regular expression that matches all paths but those whose first segment is one of these. amped gives an application all
-/// paths of which it has the beginning, so a path is excluded by its first segment or not at all.
-pub(super) fn all_but(segments: &[&str]) -> String {
-    format!("~^/{}(/|$)", other_than(segments))
-}
-
-/// Matches any segment but these. The alternatives are: the next byte is none of theirs; or it is, and the rest is not.
-fn other_than(segments: &[&str]) -> String {
-    let mut firsts: Vec<u8> = segments.iter().filter_map(|segment| segment.bytes().next()).collect();
-    firsts.sort_unstable();
-    firsts.dedup();
-    let class: String = firsts.iter().map(|&byte| literal(byte)).collect();
-    let mut choices = vec![format!("[^/{class}][^/]*")];
-    for first in firsts {
-        let rests: Vec<&str> =
-            segments.iter().filter(|text| text.bytes().next() == Some(first)).map(|text| &text[1..]).collect();
-        choices.push(format!("{}{}", literal(first), other_than(&rests)));
-    }
-    // The segment may end here, if none of them does.
-    let end = if segments.iter().any(|segment| segment.is_empty()) { "" } else { "?" };
-    format!("({}){end}", choices.join("|"))
-}
-
-fn literal(byte: u8) -> String {
-    if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("\\x{byte:02x}") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,17 +217,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn complement_matches_all_other_segments(
-            segments in proptest::collection::vec("[a-c.]{0,3}", 1..4),
-            segment in "[a-c.]{0,4}",
-            rest in "(/[a-c]{0,2})?",
-        ) {
-            let list: Vec<&str> = segments.iter().map(String::as_str).collect();
-            let glob = Glob::new(&all_but(&list));
-            prop_assert_eq!(glob.matches(format!("/{segment}{rest}").as_bytes()), !segments.contains(&segment), "{}", glob.as_str());
-        }
-
         #[test]
         fn stop_matches_the_same_paths(regex in "\\^?(/|[ab]|\\(a\\|b\\)|\\.){1,4}\\$?", path in "(/[ab]{0,2}){1,3}") {
             let location = paths(&format!("~ {regex}"));

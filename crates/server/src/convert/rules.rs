@@ -102,7 +102,7 @@ pub(super) fn page(page: &mut Page, site: &mut SitePage, context: &Context<'_, '
 
     if !location.is_answered() {
         restrict(page, site, context, at);
-        apps::refuse_beside(page, site, location, before, after);
+        apps::keep_files(page, site, location, after);
     }
     let refusals = site.refusals;
     files::location_files(page, site, location, after, is_rest);
@@ -114,7 +114,7 @@ pub(super) fn page(page: &mut Page, site: &mut SitePage, context: &Context<'_, '
     }
     let number = site.tables("app").count();
     if !apps::app(page, site, context.http, location, before, after) {
-        apps::try_files(page, site, context.http, location, context.locations, context.named, before);
+        apps::try_files(page, site, context.http, location, context.locations, context.named);
     } else if site.tables("app").count() == number {
         // Without the application, the files of the root, perhaps its source, would be sent.
         page.refuse(site, &paths.pattern(), directive, "its application cannot be expressed");
