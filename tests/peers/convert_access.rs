@@ -337,7 +337,17 @@ const ROWS: &[Row] = &[
     (
         "static-beside-proxies",
         "location ^~ /api/ { PROXY } location ~* \\.(txt|bak)$ { } location / { PROXY } location /st/ { location ~ \\.php$ { } }",
-        &["/api/x.txt", "/x.txt", "/a/b/x.bak", "/x.php", "/st/x.php", "/st/x.txt", "/a/", "/x.txt/more", "POST /x.txt"],
+        &[
+            "/api/x.txt",
+            "/x.txt",
+            "/a/b/x.bak",
+            "/x.php",
+            "/st/x.php",
+            "/st/x.txt",
+            "/a/",
+            "/x.txt/more",
+            "POST /x.txt",
+        ],
     ),
     (
         "static-before-scripts",

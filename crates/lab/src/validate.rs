@@ -8,8 +8,9 @@
 //! itself, since other processes during the run are detected in the run.
 //!
 //! An invalid run may be repeated, but repeating until the figures look right would bias the result.
-//! Failures of the server itself are therefore not repeated ([`is_worth_another`]). Automatic retries happen only if
-//! other processes used the machine ([`is_disturbed`]), which does not depend on the measured figures.
+//! Failures of the server itself are therefore not repeated ([`is_worth_another`]). Without being told to, `ammeter run`
+//! repeats a run only if other processes used the machine, which does not depend on the measured figures ([`is_repeated`]). Experiments of
+//! the papers repeat each invalid run once: it counts neither way, but the others of its block are lost without it.
 
 use ammeter_load::tally::Fault;
 use amped_measure::stats::median;
@@ -91,9 +92,10 @@ pub(crate) fn is_worth_another(run: &Run) -> bool {
     run.status == RunStatus::Invalid && !is_broken(run, "server")
 }
 
-/// Whether other processes, or a hypervisor, used the machine during the run.
-pub(crate) fn is_disturbed(run: &Run) -> bool {
-    is_worth_another(run) && is_broken(run, "others")
+/// Whether a run is repeated at the end of its block, after this number of attempts: if other processes, or a hypervisor, used the machine
+/// or, with `retry`, if it is invalid for any reason but the server. Once only: on a machine that others always disturb, it would never end.
+pub(crate) fn is_repeated(retry: bool, attempts: usize, last: &Run) -> bool {
+    attempts == 1 && is_worth_another(last) && (retry || is_broken(last, "others"))
 }
 
 fn is_broken(run: &Run, name: &str) -> bool {
@@ -559,7 +561,9 @@ mod tests {
             let planned = Planned { id: "1-a0-1".into(), block: 1, arm: "a0".into(), step: Step::Rate(1.0), seed: 1 };
             let checks = ["others", "counts", "server"].map(|name| check(name, !broken.contains(&name), ""));
             let run = Run { status, checks: checks.to_vec(), ..Run::begun(planned, 0.0) };
-            assert_eq!((is_worth_another(&run), is_disturbed(&run)), expected, "{broken:?}");
+            let repeated = [1, 2].map(|attempts| [true, false].map(|retry| is_repeated(retry, attempts, &run)));
+            assert_eq!((repeated[0][0], repeated[0][1]), expected, "{broken:?}");
+            assert_eq!((is_worth_another(&run), repeated[1]), (expected.0, [false, false]), "{broken:?}");
         };
         check(&[], RunStatus::Valid, (false, false));
         check(&[], RunStatus::Censored, (false, false));

@@ -158,7 +158,9 @@ fn measure(args: &Args, name: &str) -> Result<(Archive, Report), Failure> {
             Found::Begun(_) | Found::None => {}
         }
         let mut command = Command::new(subject::own_program()?);
-        command.args(["run", name, "--out"]).arg(args.out.join(name)).args((!args.whole).then_some("--quick"));
+        // A verdict takes six blocks in which the compared runs are valid.
+        command.args(["run", name, "--out"]).arg(args.out.join(name));
+        command.arg(if args.whole { "--retry" } else { "--quick" });
         // A point whose runs are all invalid is a result, which the table shows.
         ended = Some(command.status().map_err(Failure::io("start ammeter run"))?);
     }

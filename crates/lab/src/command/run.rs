@@ -80,8 +80,8 @@ others, over your own ssh, or what via = \"kubectl exec -i {host} --\" says; --p
 Each point is measured once in each of 3 blocks, in an order drawn from the seed, on a freshly started server. A run is valid,
 invalid (with the reason), or censored: a lower bound, because the clients reached their own limit first. Ctrl-C keeps completed
 runs, and the same command resumes. Before each block it waits until the machine is quiet (--quiet-timeout). A run that other
-processes disturbed is repeated once at the end of its block; --retry also repeats invalid runs, unless the server was the
-cause. All attempts are kept, and the last one is used. Exit
+processes disturbed is repeated once at the end of its block; with --retry any invalid run is, and those of an archive that
+exists are again, unless the server was the cause. All attempts are kept, and the last one is used. Exit
 status: 0 if each point was measured, 1 if all runs of a point are invalid, 2 for wrong usage.";
 
 pub(crate) fn run(args: &Args) -> Result<Verdict, Failure> {
@@ -191,7 +191,7 @@ fn begin(
     archive::write(&place, &resolved)
 }
 
-/// Makes the missing runs, and with `retry` repeats those that are invalid through no fault of the server.
+/// Makes the missing runs, and repeats those that others disturbed or, with `retry`, that are invalid through no fault of the server.
 fn measure(
     environment: &TestEnvironment,
     fleet: Option<&RefCell<Fleet>>,
@@ -209,8 +209,7 @@ fn measure(
     }
     let Archive { resolved, plan, runs: mut made, clients, .. } = Archive::open(dir)?;
     let is_retried = |_: usize, last: &Run| retry && validate::is_worth_another(last);
-    // Once only: on a machine that other processes always disturb, repeating would never end.
-    let is_disturbed = |attempts: usize, last: &Run| attempts == 1 && validate::is_disturbed(last);
+    let is_repeated = |attempts: usize, last: &Run| validate::is_repeated(retry, attempts, last);
     let there = plan.runs.len() - plan::left(&plan.runs, &made, |_, _| false).len();
     let again = plan::left(&plan.runs, &made, is_retried).len() + there - plan.runs.len();
     if there > 0 {
@@ -222,7 +221,7 @@ fn measure(
         };
         say::plain(&format!("{there} of {} runs already exist{retried}", plan.runs.len()));
     }
-    if plan::left(&plan.runs, &made, |attempts, last| is_retried(attempts, last) || is_disturbed(attempts, last))
+    if plan::left(&plan.runs, &made, |attempts, last| is_retried(attempts, last) || is_repeated(attempts, last))
         .is_empty()
     {
         return Ok(());
@@ -242,12 +241,15 @@ fn measure(
     let lab = runner::Lab { environment, fleet, dir, resolved: &resolved, clients: &clients, stop };
     for part in plan::parts(&resolved, &plan.runs) {
         make(&lab, experiment, &plan::left(part, &made, is_retried), &mut made, args.quiet_timeout, &progress)?;
-        let disturbed = plan::left(part, &made, is_disturbed);
-        if !disturbed.is_empty() {
-            progress.add(disturbed.len());
-            let count = disturbed.len();
-            progress.say(&format!("other processes disturbed {count} of {} runs; repeating them once", part.len()));
-            make(&lab, experiment, &disturbed, &mut made, args.quiet_timeout, &progress)?;
+        let again = plan::left(part, &made, is_repeated);
+        if !again.is_empty() {
+            progress.add(again.len());
+            let (count, all) = (again.len(), part.len());
+            progress.say(&match retry {
+                false => format!("other processes disturbed {count} of {all} runs; repeating them once"),
+                true => format!("{count} of {all} runs are invalid; repeating them once"),
+            });
+            make(&lab, experiment, &again, &mut made, args.quiet_timeout, &progress)?;
         }
     }
     progress.finish();
