@@ -100,6 +100,10 @@ impl Ca {
         command.envs(variables.iter().copied()).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         self.pebble = Some(command.spawn().unwrap());
         self.wait_for("ACME directory available");
+        // It says so before it listens.
+        for port in [self.directory_port, self.management_port] {
+            wait_until("pebble", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+        }
     }
 
     /// From now on servers use a directory with renewal information, which pebble lacks; see `renewal_info.py`. `mode`: what it

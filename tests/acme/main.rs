@@ -125,8 +125,8 @@ fn handshakes_fail_until_certificate_is_there() {
 
 #[test]
 fn certificate_is_renewed_in_time_and_replaced_in_all_processes() {
-    // Renewed after 8 s, or a little earlier.
-    let ca = Ca::running(12);
+    // Renewed after 16 s, or a little earlier.
+    let ca = Ca::running(24);
     for name in ["amped", "mp"] {
         let _ = fs::remove_dir_all(ca.state());
         let server = ca.serve(&architecture(name), HTTP, SITE);

@@ -18,6 +18,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 
+use super::ports::free_addresses;
 use super::{ammeter, said, until};
 
 /// A network namespace, removed when dropped.
@@ -567,8 +568,8 @@ fn wrong_usage_is_reported_with_hint() {
         assert_eq!(output.status.code(), Some(status), "{words:?}: {text}");
         assert!(text.contains(part), "{words:?}: {text}");
     };
-    // An unused port: its listener is closed.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let [unused] = free_addresses();
+    let port = unused.port().to_string();
     let folder = tempfile::tempdir().unwrap();
     let noise = folder.path().join("noise");
     fs::write(&noise, "no record").unwrap();

@@ -238,7 +238,7 @@ fn stopped_python_server_gets_no_requests_until_it_runs_again() {
     let (_first, running) = (start(first), start(second));
     let toml = format!(
         "[[site.app]]\nmatch = \"/**\"\nhttp = [\"{first}\", \"{second}\"]\nmax_failures = 1000\n\
-         health = {{ path = \"/name\", interval = \"200ms\", timeout = \"100ms\", status = 200 }}"
+         health = {{ path = \"/name\", interval = \"1s\", timeout = \"1s\", status = 200 }}"
     );
     let server = Server::with_site(&site, &toml);
     let count = || {

@@ -220,13 +220,11 @@ fn handshake_counts_as_connecting() {
     let (address, _seen) = backend(config(&CERTIFICATE));
     let toml = format!(
         "[[site.app]]\nmatch = \"/**\"\nhttp = [\"https://{silent}\", \"https://{ending}\", \"https://{address}\"]\n\
-         connect_timeout = \"300ms\"\nmax_failures = 1000\n{}",
+         connect_timeout = \"5s\"\nmax_failures = 1000\n{}",
         ca(&authorities(&site))
     );
     let server = Server::with_site(&site, &toml);
-    for _ in 0..3 {
-        assert_eq!(server.get("/").text(), "ok");
-    }
+    assert_eq!(server.get("/").text(), "ok");
 }
 
 #[test]

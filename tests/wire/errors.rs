@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::harness::*;
+use crate::ports::free_addresses;
 
 /// The UID of nobody, on every Linux.
 const NOBODY: u32 = 65534;
@@ -94,7 +95,8 @@ fn inaccessible_root_is_reported_with_command() {
 #[test]
 fn duplicate_listen_address_is_reported() {
     let site = Site::new();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let [address] = free_addresses();
+    let port = address.port();
     let [one, all] = ["127.0.0.1", "*"].map(|host| format!("{host}:{port}"));
     let ended = run(&["serve", path(&site), "--listen", &one, "--listen", &one]);
     assert_says(&ended, 2, &[&format!("--listen: duplicate listen address `{one}`")]);

@@ -10,6 +10,10 @@ mod fuzz;
 mod image;
 mod man;
 mod package;
+#[cfg(test)]
+#[path = "../../tests/ports.rs"]
+#[allow(clippy::unwrap_used, unreachable_pub, reason = "tests only")]
+mod ports;
 mod setup;
 mod test;
 mod tidy;

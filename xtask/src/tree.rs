@@ -54,9 +54,11 @@ fn make_parents(to: &Path) -> Outcome {
 #[cfg(test)]
 pub(crate) mod served {
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpStream;
     use std::process::{Child, Command, Stdio};
     use std::time::{Duration, Instant};
+
+    use crate::ports::free_addresses;
 
     /// Ends a process when dropped.
     struct Running(Child);
@@ -70,7 +72,7 @@ pub(crate) mod served {
 
     /// Starts a server on a free port, and returns its response to a request for `/`.
     pub(crate) fn first_page(serve: &mut Command) -> String {
-        let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port");
+        let [address] = free_addresses();
         serve.args(["--listen", &address.to_string()]).stdin(Stdio::null()).stderr(Stdio::null());
         let _running = Running(serve.spawn().expect("started"));
         let begin = Instant::now();

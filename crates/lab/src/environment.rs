@@ -4,7 +4,9 @@
 //! Leftovers of killed processes are found by names that identify their owner: control groups (`group.rs`), namespaces
 //! (the marks of `ammeter wan`) and directories. [`TestEnvironment::new`] kills and removes them all first.
 
+use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
+use std::hash::BuildHasher;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::linux::fs::MetadataExt;
@@ -383,9 +385,14 @@ impl Drop for Folder {
 /// # Errors
 /// If no such ports are found.
 pub(crate) fn free_address(ip: std::net::IpAddr) -> Result<SocketAddr, Failure> {
-    const ATTEMPTS: usize = 100;
+    const ATTEMPTS: usize = 1000;
+    // Outgoing connections get ports from this one on (ip_sysctl): one of those could be taken before the server has it.
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let end = range.split_whitespace().next().and_then(|low| low.parse().ok()).filter(|low| *low >= 4096);
+    let end: u64 = end.unwrap_or(32768);
     let pair = || {
-        let first = TcpListener::bind((ip, 0))?;
+        let port = end / 2 + RandomState::new().hash_one(0) % (end / 2 - 1);
+        let first = TcpListener::bind((ip, u16::try_from(port).unwrap_or_default()))?;
         let address = first.local_addr()?;
         TcpListener::bind(tls_address(address)).map(|_| address)
     };

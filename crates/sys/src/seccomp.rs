@@ -133,6 +133,7 @@ const CALLS: &[c_long] = &[
     libc::SYS_waitid,
     libc::SYS_kill,
     libc::SYS_tgkill,
+    libc::SYS_tkill,
     libc::SYS_pidfd_open,
     libc::SYS_pidfd_send_signal,
     libc::SYS_getpid,

@@ -2,7 +2,7 @@
 //! kind, or not sent. Each server here has one fault, and each mode of the generator meets all of them.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use amped_http::h1::request::Version;
 use amped_http::h2::frame::{self, ErrorCode, StreamId};
@@ -78,9 +78,14 @@ fn serving(serve: impl Fn(TcpStream) + Copy + Send + 'static) -> Target {
     target
 }
 
+/// An address that refuses connections. No server of another test, nor an outgoing connection, can get its port meanwhile, as it could a free one.
+pub(super) fn refusing() -> SocketAddr {
+    ([127, 0, 0, 1], 1).into()
+}
+
 /// Targets without a connection, or with one that is reset.
 fn unreachable() -> Vec<(&'static str, Target)> {
-    let refusing = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let refusing = refusing();
     // It never accepts: its queue fills, and the kernel does not answer further clients. It lives as long as the tests.
     let deaf = amped_sys::socket::listen("127.0.0.1:0".parse().unwrap(), 3, false).unwrap();
     let deaf = amped_sys::socket::local_address(Box::leak(Box::new(deaf))).unwrap();

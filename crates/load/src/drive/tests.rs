@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
+use super::accounting::refusing;
 use super::parked::{IdleMode, IdlePool, Parked, Wanted};
 use super::*;
 use crate::client::Plan;
@@ -131,7 +132,7 @@ fn closed_loop_slices_request_each_target_once() {
 
 #[test]
 fn refused_connection_is_counted() {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = refusing();
     let outcome = run(&settings(Target::Tcp(address)), &plan(Requests::same(b"/"), 1, 1), 200.0, 500);
     assert_eq!((outcome.started, outcome.ok, outcome.failed_by(Fault::Refused)), (100, 0, 100));
 }
@@ -231,7 +232,7 @@ fn end_of_list_ends_closed_loop() {
 
 #[test]
 fn closed_loop_survives_missing_server() {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = refusing();
     let settings = settings(Target::Tcp(address));
     let plan = plan(Requests::same(b"/"), 1, 1);
     let outcome =
@@ -347,7 +348,7 @@ fn parked_connections_closed_by_server_are_counted_and_reopened() {
 
 #[test]
 fn parked_connections_without_server_do_not_block_run() {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = refusing();
     let settings = Settings { timeout: Duration::from_millis(50), parked: 3, ..settings(Target::Tcp(address)) };
     let wanted = [Wanted { count: 3, mode: IdleMode::Idle }];
     let pool = IdlePool::open(&settings, &plan(Requests::same(b"/"), u64::MAX, 1), &wanted, &Stop::default()).unwrap();
