@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Stdio};
+use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -250,19 +251,25 @@ fn sendfile_is_called_unless_disabled() {
     fs::write(&config, configuration(site.path(), "[send]\nsendfile_min_age = '0s'\ncontent = 'sendfile'")).unwrap();
     for (flags, expected) in [(&[][..], REQUESTS), (&["--without", "sendfile"], 0)] {
         let server = Server::start(&[&["--config", config.to_str().unwrap()], flags].concat());
+        let began = Instant::now();
         let (calls, text) = trace(&server, "/small.txt");
+        // How often a window is probed, at most.
+        let probes = began.elapsed().as_millis() as u64 / 10 + SPARE;
         assert!(calls.get("sendfile").is_none_or(|count| *count <= expected + 1), "{text}");
         assert!(calls.get("sendfile").unwrap_or(&0) + 2 >= expected, "{text}");
         // With sendfile, preadv2 only checks now and then whether a window is in memory; copying calls it each time.
-        let count = calls.get("preadv2").unwrap_or(&0);
-        assert_eq!(*count < REQUESTS / 4, expected > 0, "{text}");
+        let count = *calls.get("preadv2").unwrap_or(&0);
+        assert!(
+            if expected > 0 { count <= probes } else { count + 2 >= REQUESTS },
+            "{count} of at most {probes}: {text}"
+        );
     }
 }
 
 const REQUESTS: u64 = 10_000;
 
-/// Revalidation of a file takes a few calls a second.
-const SPARE: u64 = 200;
+/// Revalidation of a file takes up to ten calls a second, and the requests up to a minute on a busy machine.
+const SPARE: u64 = REQUESTS / 10;
 
 /// Returns the system calls of a loop during repeated requests for a small file, and strace's output.
 fn trace(server: &Server, target: &str) -> (BTreeMap<String, u64>, String) {
