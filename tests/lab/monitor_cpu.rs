@@ -154,29 +154,30 @@ fn child_is_counted_while_it_runs_and_not_again_when_it_ends() {
 
 fn check_child(watch: &Watch) {
     let own = std::process::id();
-    let before = used_s(own);
     let busy = Busy::start();
     let pid = busy.0.id();
-    // It is found by its number or, where others start many processes, when all are listed, every five seconds.
+    // It is found by its number or, where others start many processes, when all are listed, every five seconds. What it used before is
+    // not counted then.
     thread::sleep(Duration::from_secs(6));
     let both = || used_s(pid) + used_s(own);
-    let first = both();
-    let mut ticks = watch.until_now();
-    let found = used_s(pid);
+    let least = both();
+    watch.until_now();
+    let (most, found) = (both(), used_s(pid));
     until("a child with 0.5 s more of CPU time", || used_s(pid) >= found + 0.5);
     let low = used_s(pid) - found;
-    let more = watch.until_now();
+    let mut ticks = watch.until_now();
     // Both processes used more before the first of these ticks, and until the last one arrived.
-    let high = both() - first + 0.05;
-    let seen = seen_s(&more);
+    let high = both() - least + 0.05;
+    let seen = seen_s(&ticks);
     assert!(seen > 0.9 * low && seen < 1.1 * high, "used {low} to {high} s, seen {seen} s");
+    // Its time is now that of an ended child of this process.
     drop(busy);
-    let truth = used_s(own) - before;
-    ticks.extend(more);
+    let low = used_s(own) - most;
     ticks.extend(watch.until_now());
     // The time of an ended child would be counted again in this one.
     ticks.push(watch.next());
-    assert_near(seen_s(&ticks), truth);
+    let (high, seen) = (used_s(own) - least + 0.05, seen_s(&ticks));
+    assert!(seen > 0.9 * low && seen < 1.1 * high, "used {low} to {high} s in all, seen {seen} s");
 }
 
 #[test]

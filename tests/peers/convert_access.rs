@@ -271,6 +271,17 @@ const ROWS: &[Row] = &[
         "location /i/ { alias ROOT/media; } location /j { alias ROOT/media; }",
         &["/i/x.txt", "/j/x.txt"],
     ),
+    (
+        "alias-of-names-that-begin-alike",
+        "location /s { alias ROOT/media/; } location / { PROXY }",
+        &["/s/x.txt", "/st/x.txt", "/sx.txt", "/x"],
+    ),
+    ("alias-of-names-without-proxy", "location /s { alias ROOT/media/; }", &["/s/x.txt", "/st/x.txt", "/x.txt"]),
+    (
+        "named-rewrite-beside-proxy",
+        "location /st/ { try_files $uri @rw; } location @rw { rewrite ^ /st/x.txt; } location / { PROXY }",
+        &["/st/none", "/st/x.bak", "/x"],
+    ),
     ("names-of-other-roots", "index index.php; location ~ \\.php$ { root ROOT/site2; }", &["/", "/a/x.php"]),
     ("application-of-one-path", "location = / { PROXY } location = /a { PHP }", &["/", "/x.txt", "/a/x.txt"]),
     (
@@ -328,6 +339,12 @@ const ROWS: &[Row] = &[
         "methods-by-condition",
         "if ($request_method ~* \"(delete|put)\") { return 403; }",
         &["PUT /x.txt", "DELETE /x.txt", "/x.txt"],
+    ),
+    ("name-of-server", "if ($server_name !~ other) { return 403; } location / { PROXY }", &["/x"]),
+    (
+        "methods-by-expression",
+        "if ($request_method ~ ^(PUT|REPORT)) { return 403; } location / { PROXY }",
+        &["REPORT /x", "PUT /x", "POST /x", "/x"],
     ),
     (
         "hosts-by-negation",

@@ -10,7 +10,7 @@
 //! An invalid run may be repeated, but repeating until the figures look right would bias the result.
 //! Failures of the server itself are therefore not repeated ([`is_worth_another`]). Without being told to, `ammeter run`
 //! repeats a run only if other processes used the machine, which does not depend on the measured figures ([`is_repeated`]). Experiments of
-//! the papers repeat each invalid run once: it counts neither way, but the others of its block are lost without it.
+//! the papers repeat all invalid runs, once for each start of the command: without that run, the others of its block count for nothing.
 
 use ammeter_load::tally::Fault;
 use amped_measure::stats::median;

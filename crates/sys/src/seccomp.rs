@@ -13,7 +13,7 @@ use seccompiler::{
     SeccompRule, TargetArch,
 };
 
-/// What happens to a call that is not permitted.
+/// The answer to a call that is not permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// It fails with `EPERM`.
@@ -66,6 +66,8 @@ const CALLS: &[c_long] = &[
     libc::SYS_fchmodat,
     libc::SYS_fchown,
     libc::SYS_linkat,
+    // 32-bit and newer processors have only the next one.
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     libc::SYS_renameat,
     libc::SYS_renameat2,
     libc::SYS_unlinkat,
@@ -79,7 +81,6 @@ const CALLS: &[c_long] = &[
     libc::SYS_inotify_add_watch,
     libc::SYS_inotify_rm_watch,
     // Sockets.
-    libc::SYS_socketpair,
     libc::SYS_bind,
     libc::SYS_listen,
     libc::SYS_accept,
@@ -211,7 +212,7 @@ const NAMESPACES: i32 = libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS;
 
-/// Requests of ioctl(2) that type into the terminal of whoever started the server: TIOCSTI and TIOCLINUX.
+/// Requests of ioctl(2) that type into the terminal of the user who started the server: TIOCSTI and TIOCLINUX.
 const TYPING: [i32; 2] = [0x5412, 0x541c];
 
 /// Permits this thread, and all threads and processes that it starts, only the calls that a server needs, forever. They cannot gain
@@ -228,18 +229,16 @@ pub fn restrict(refusal: Refusal) -> io::Result<bool> {
     // A filter cannot read the flags of clone3(2), which are in memory. The C library then calls clone(2).
     let missing = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
     let no_clone3 = filter([(libc::SYS_clone3, vec![])].into(), SeccompAction::Allow, missing)?;
-    for program in [no_clone3, list] {
-        match seccompiler::apply_filter(&program) {
-            Ok(()) => {}
-            Err(seccompiler::Error::Prctl(error) | seccompiler::Error::Seccomp(error))
-                if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) =>
-            {
-                return Ok(false);
-            }
-            Err(error) => return Err(io::Error::other(error)),
+    match seccompiler::apply_filter(&no_clone3) {
+        Ok(()) => {}
+        Err(seccompiler::Error::Prctl(error) | seccompiler::Error::Seccomp(error))
+            if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) =>
+        {
+            return Ok(false);
         }
+        Err(error) => return Err(io::Error::other(error)),
     }
-    Ok(true)
+    seccompiler::apply_filter(&list).map(|()| true).map_err(io::Error::other)
 }
 
 /// Compiles a filter: `rules` lead to `matched`, all other calls to `other`.
@@ -260,8 +259,9 @@ fn permitted() -> io::Result<BTreeMap<c_long, Vec<SeccompRule>>> {
         CALLS.iter().chain(OLD_CALLS).map(|&call| (call, Vec::new())).collect();
     let of_families = FAMILIES.map(|family| vec![(0, Eq, family)]);
     rules.insert(libc::SYS_socket, any_of(of_families)?);
+    rules.insert(libc::SYS_socketpair, any_of([vec![(0, Eq, libc::AF_UNIX)]])?);
     rules.insert(libc::SYS_clone, any_of([vec![(0, MaskedEq(bits(NAMESPACES)), 0)]])?);
-    // No memory is both written and executed; libraries, which the C library loads to look up names, are executed only.
+    // No mapping is both written and executed, and none becomes executable; libraries, which the C library loads to look up names, are executed only.
     let both = bits(libc::PROT_WRITE | libc::PROT_EXEC);
     let not_both = [libc::PROT_NONE, libc::PROT_WRITE, libc::PROT_EXEC].map(|one| vec![(2, MaskedEq(both), one)]);
     rules.insert(libc::SYS_mmap, any_of(not_both)?);

@@ -511,7 +511,12 @@ impl Checker<'_> {
                 let help = "write `when = { methods = [\"POST\"] }`, or remove the key";
                 self.findings.at(when.span(), "`when` has no condition", help);
             }
-            for not in when.get("not").elements().filter(|not| not.entries().next().is_none()) {
+            let not = when.get("not");
+            if not.place().is_some() && not.elements().next().is_none() {
+                let help = "write `not = [{ hosts = [\"example.org\"] }]`, or remove the key";
+                self.findings.at(not.span(), "`not` has no condition", help);
+            }
+            for not in not.elements().filter(|not| not.entries().next().is_none()) {
                 let help = "write `not = [{ hosts = [\"example.org\"] }]`, or remove the key";
                 self.findings.at(not.span(), "this condition always holds, so `not` never does", help);
             }

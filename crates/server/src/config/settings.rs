@@ -579,7 +579,7 @@ pub struct ContainSettings {
     /// A fault in the server then cannot read other files, write to sites or execute programs. Scripts and other programs that it starts are
     /// not limited. A reload that needs other files is refused, and of a root that was replaced by another directory all files are, until `amped upgrade`.
     pub landlock: bool,
-    /// What happens to a system call that the server does not need, where the kernel has seccomp
+    /// Answer to a system call that the server does not need, where the kernel has seccomp
     ///
     /// A fault in the server then cannot execute programs, create namespaces, trace processes or load code into the kernel. Scripts and other
     /// programs that it starts are not limited, but a reload that needs others is refused until `amped upgrade`.
@@ -588,7 +588,7 @@ pub struct ContainSettings {
     pub core_dumps: bool,
 }
 
-/// What happens to a system call that the server does not need.
+/// The answer to a system call that the server does not need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Seccomp {

@@ -66,28 +66,26 @@ fn app_pattern(paths: &Paths) -> String {
 }
 
 /// The paths of an application or its scripts, if the location has an application or uses that of a named location.
-fn app_paths(location: &Location<'_>) -> Option<Paths> {
-    let is_fallback = || location.paths.is_all() && location.scope.get("try_files").is_some_and(is_to_named);
-    let has_app = location.has_app() || location.scope.own("try_files").any(is_to_named) || is_fallback();
+fn app_paths(location: &Location<'_>, named: &[Location<'_>]) -> Option<Paths> {
+    let has = |target: &Location<'_>, name: &str| target.scope.own(name).next().is_some();
+    let forwards = |target: &Location<'_>| has(target, "proxy_pass") && !has(target, "rewrite");
+    let has_app = location.has_app() || named_target(location, named).is_some_and(forwards);
     (has_app && !location.is_answered()).then(|| match &location.paths {
         Paths::Regex { .. } => Paths::of_pattern(&script_pattern(&location.paths).replace("*.php", "~\\.php$")),
         other => other.clone(),
     })
 }
 
-/// Whether an application gets all requests of a location.
-pub(super) fn has_app(location: &Location<'_>) -> bool {
-    app_paths(location).is_some()
-}
-
-fn is_to_named(try_files: &Directive) -> bool {
-    try_files.args.last().is_some_and(|last| last.starts_with('@'))
-}
-
 /// Keeps the files of a location from the applications of later ones (`after`).
-pub(super) fn keep_files(page: &mut Page, site: &mut SitePage, location: &Location<'_>, after: &[Location<'_>]) {
-    let takes = |other: &Location<'_>| app_paths(other).is_some_and(|paths| location.paths.may_overlap(&paths));
-    if location.has_files() && !has_app(location) && after.iter().any(takes) {
+pub(super) fn keep_files(
+    page: &mut Page,
+    site: &mut SitePage,
+    location: &Location<'_>,
+    after: &[Location<'_>],
+    named: &[Location<'_>],
+) {
+    let takes = |other: &Location<'_>| app_paths(other, named).is_some_and(|paths| location.paths.may_overlap(&paths));
+    if location.has_files() && app_paths(location, named).is_none() && after.iter().any(takes) {
         page.rule(site, "app", json!({ "match": location.paths.pattern(), "static": true }), location.directive);
     }
 }

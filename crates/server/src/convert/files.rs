@@ -9,6 +9,7 @@ use super::known;
 use super::location::Location;
 use super::page::{Page, SitePage};
 use super::paths::Paths;
+use super::regexes;
 use super::rewrite;
 use super::scope::Scope;
 use super::tree::{Directive, KNOWN_FILES};
@@ -179,8 +180,15 @@ pub(super) fn pages_of_applications(page: &mut Page, site: &mut SitePage, scope:
     let rule = |app: &Value| Some((Glob::parse(app["match"].as_str()?).ok()?, app["static"] == true));
     let rules: Vec<(Glob, bool)> = site.tables("app").filter_map(rule).collect();
     let is_served = |path: &Value| {
-        let path = path.as_str().unwrap_or_default().as_bytes();
-        rules.iter().find(|(glob, _)| glob.matches(path)).is_some_and(|(_, is_static)| !is_static)
+        let path = path.as_str().unwrap_or_default();
+        // An application has all paths of which it has the beginning.
+        let starts = path.match_indices('/').skip(1).map(|(slash, _)| &path[..slash]);
+        let starts: Vec<&str> = starts.chain([path]).collect();
+        let applies = |(glob, is_static): &&(Glob, bool)| match is_static {
+            true => glob.matches(path.as_bytes()),
+            false => starts.iter().any(|start| glob.matches(start.as_bytes())),
+        };
+        rules.iter().find(applies).is_some_and(|(_, is_static)| !is_static)
     };
     let Some(Value::Object(pages)) = site.keys.get_mut("errors") else { return };
     let mut removed = Vec::new();
@@ -299,11 +307,15 @@ fn location_place(page: &mut Page, site: &mut SitePage, location: &Location<'_>,
         _ if is_site(&own) && !is_shadowed => {}
         // The alias of the location around it applies to its paths too.
         Place::Alias(_) if scope.own("alias").next().is_none() => {}
-        Place::Alias(_) => {
-            if let Err(why) = alias(page, site, paths, directive) {
-                page.refuse(site, &paths.pattern(), directive, why);
+        Place::Alias(_) => match (alias(page, site, paths, directive), paths) {
+            (Err(why), _) => page.refuse(site, &paths.pattern(), directive, why),
+            (Ok(()), Paths::Prefix { path, .. }) if !path.ends_with('/') => {
+                let others = format!("~^{}[^/]", regexes::escape(path));
+                let why = "without a slash at the end of the location, names that only begin like the directory are looked up within it";
+                page.refuse(site, &others, directive, why);
             }
-        }
+            (Ok(()), _) => {}
+        },
         Place::Root(root) if root.contains('$') => {
             page.refuse(site, &paths.pattern(), directive, "a root has no variables")
         }

@@ -332,10 +332,15 @@ fn conditions(args: &[String]) -> Result<Vec<Map<String, Value>>, String> {
     let (variable, operator, value) = condition_words(args);
     let name = variable.trim_start_matches('$');
     // A request has one of these.
-    let is_single = ["host", "server_name", "request_method"].contains(&name);
+    let is_single = ["host", "request_method"].contains(&name);
     if let Some(positive) = operator.strip_prefix('!').filter(|_| is_single && !value.is_empty()) {
-        let conditions = conditions(&[variable, positive.to_owned(), value])?;
-        return Ok(vec![condition("not", json!(conditions))]);
+        let condition_of = || format!("no condition on `{variable}` can be expressed with this operator");
+        let patterns = text_patterns(positive, &value).ok_or_else(condition_of)?;
+        let one = match name {
+            "host" => condition("hosts", json!(patterns)),
+            _ => condition("methods", json!(methods(&patterns)?)),
+        };
+        return Ok(vec![condition("not", json!([one]))]);
     }
     match (name, operator.as_str(), value.as_str()) {
         ("scheme", "=", scheme @ ("http" | "https")) => return Ok(vec![condition("scheme", scheme.into())]),
@@ -353,9 +358,19 @@ fn conditions(args: &[String]) -> Result<Vec<Map<String, Value>>, String> {
         patterns.iter().map(of).collect()
     };
     match name {
-        "http_host" if is_negative => Err(condition_of(", whose port counts")),
-        "host" | "http_host" | "server_name" => Ok(vec![condition("hosts", json!(patterns))]),
-        "request_method" => Ok(vec![condition("methods", json!(methods(&patterns)?))]),
+        "http_host" if is_negative || value.contains(|c: char| c == ':' || c.is_uppercase()) => {
+            Err(condition_of(", whose port and case count"))
+        }
+        "host" | "http_host" => Ok(vec![condition("hosts", json!(patterns))]),
+        "request_method" if patterns.iter().all(|pattern| is_method(pattern)) => {
+            Ok(vec![condition("methods", json!(patterns))])
+        }
+        "request_method" => {
+            // Unknown methods are among those that match, so that none is forwarded that nginx refuses.
+            let matching = methods(&patterns)?;
+            let others: Vec<&str> = METHODS.split(' ').filter(|one| !matching.iter().any(|own| own == one)).collect();
+            Ok(vec![condition("not", json!([condition("methods", json!(others))]))])
+        }
         _ => match (name.strip_prefix("http_"), name.strip_prefix("arg_")) {
             (Some(field), _) => Ok(each("header", field_name(field))),
             (_, Some(_)) if is_negative => Err(condition_of(" with this operator")),
@@ -365,18 +380,24 @@ fn conditions(args: &[String]) -> Result<Vec<Map<String, Value>>, String> {
     }
 }
 
-/// The methods that match one of these patterns. A literal pattern may name any method.
+const METHODS: &str =
+    "GET HEAD POST PUT DELETE OPTIONS PATCH TRACE CONNECT PROPFIND PROPPATCH MKCOL COPY MOVE LOCK UNLOCK";
+
+/// Whether a pattern is a method.
+fn is_method(pattern: &str) -> bool {
+    pattern.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') && !pattern.is_empty()
+}
+
+/// The known methods that match one of these patterns. A literal pattern may name any method.
 fn methods(patterns: &[String]) -> Result<Vec<String>, String> {
-    const KNOWN: &str =
-        "GET HEAD POST PUT DELETE OPTIONS PATCH TRACE CONNECT PROPFIND PROPPATCH MKCOL COPY MOVE LOCK UNLOCK";
     let mut all = Vec::new();
     for pattern in patterns {
-        if pattern.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') && !pattern.is_empty() {
+        if is_method(pattern) {
             all.push(pattern.clone());
             continue;
         }
         let glob = Glob::of_text(pattern).map_err(|why| why.to_string())?;
-        all.extend(KNOWN.split(' ').filter(|method| glob.matches(method.as_bytes())).map(str::to_owned));
+        all.extend(METHODS.split(' ').filter(|method| glob.matches(method.as_bytes())).map(str::to_owned));
     }
     match all.is_empty() {
         true => Err("no method matches this condition".to_owned()),

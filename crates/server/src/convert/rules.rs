@@ -102,7 +102,7 @@ pub(super) fn page(page: &mut Page, site: &mut SitePage, context: &Context<'_, '
 
     if !location.is_answered() {
         restrict(page, site, context, at);
-        apps::keep_files(page, site, location, after);
+        apps::keep_files(page, site, location, after, context.named);
     }
     let refusals = site.refusals;
     files::location_files(page, site, location, after, is_rest);
