@@ -1,6 +1,7 @@
 //! php-fpm, an application that is started before the server.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -37,7 +38,8 @@ impl Php {
         command.args(["--nodaemonize", "--allow-to-run-as-root", "--fpm-config"]).arg(&config).env("PATH", path);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = child.expect("php-fpm8.2; `cargo xtask setup` brings it (Debian package php8.2-fpm)");
-        wait_until("php-fpm to listen", || socket.exists());
+        // The socket has its name before php-fpm listens on it.
+        wait_until("php-fpm to listen", || UnixStream::connect(socket).is_ok());
         Php(child)
     }
 }
