@@ -156,8 +156,8 @@ fn check_child(watch: &Watch) {
     let own = std::process::id();
     let busy = Busy::start();
     let pid = busy.0.id();
-    // It is found by its number or, where others start many processes, when all are listed, every five seconds. What it used before is
-    // not counted then.
+    // The monitor finds it by its number or, if many processes start at the same time, when it lists all, every five seconds. CPU time
+    // before that is not counted.
     thread::sleep(Duration::from_secs(6));
     let both = || used_s(pid) + used_s(own);
     let least = both();

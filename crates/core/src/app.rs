@@ -21,6 +21,7 @@ use amped_http::uri::{self, Target};
 
 use crate::cache::page::{PageName, StalePage};
 use crate::compress::StreamWork;
+use crate::condition::Condition;
 use crate::request_id::{self, RequestId};
 use crate::routes::Routed;
 use crate::site::{AppRule, Site, Sites, StaticRule};
@@ -293,10 +294,7 @@ fn forwarded_target(head: AppHead<'_>, site: &Site, query: Option<Vec<u8>>) -> V
 /// The status with which a route denies a name that may be the script; 403 for a script whose rules do not apply to the request.
 pub(crate) fn handler_of(site: &Site, path: &[u8], request: &Request<'_>) -> Result<Option<HandlerMatch>, Status> {
     let (mut denials, mut is_script) = (site.has_denials(), false);
-    let is_static =
-        |rule: &&StaticRule| rule.pattern.matches(path) && rule.when.as_ref().is_none_or(|when| when.holds(request));
-    let end = site.static_rules.iter().find(is_static).map_or(u16::MAX, |rule| rule.before);
-    for (rule, number) in site.apps.iter().zip(0..end) {
+    for (rule, number) in before_files(site, path, Some(request)).zip(0..) {
         let slashes = memchr::memchr_iter(b'/', path).skip(1);
         let mut ends: Vec<usize> =
             slashes.chain([path.len()]).filter(|&end| rule.pattern.matches(&path[..end])).collect();
@@ -332,11 +330,17 @@ pub(crate) fn handler_of(site: &Site, path: &[u8], request: &Request<'_>) -> Res
 
 /// Whether the site has an application for this clean path, at least for some requests.
 pub fn is_handled(site: &Site, path: &[u8]) -> bool {
-    let is_static = |rule: &&StaticRule| rule.when.is_none() && rule.pattern.matches(path);
-    let end = site.static_rules.iter().find(is_static).map_or(usize::MAX, |rule| usize::from(rule.before));
     let ends = || memchr::memchr_iter(b'/', path).skip(1).chain([path.len()]);
     let covers = |rule: &AppRule| rule.pattern.as_str() == "/" || ends().any(|end| rule.pattern.matches(&path[..end]));
-    site.apps.iter().take(end).any(covers)
+    before_files(site, path, None).any(covers)
+}
+
+/// The application rules that precede the first rule for files that applies. Without a request no condition holds.
+fn before_files<'a>(site: &'a Site, path: &[u8], request: Option<&Request<'_>>) -> impl Iterator<Item = &'a AppRule> {
+    let holds = |when: &Condition| request.is_some_and(|request| when.holds(request));
+    let applies = |rule: &&StaticRule| rule.pattern.matches(path) && rule.when.as_deref().is_none_or(holds);
+    let end = site.static_rules.iter().find(applies).map_or(usize::MAX, |rule| usize::from(rule.before));
+    site.apps.iter().take(end)
 }
 
 /// Maximum prefixes that may be the script, if routes deny any; a path with more of them is rejected.
@@ -476,7 +480,7 @@ pub(crate) fn instead(head: &[u8], target: &[u8]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::condition::{Condition, any_request};
+    use crate::condition::any_request;
     use crate::glob::Glob;
     use crate::routes::{QueryRule, Route, RouteAction};
     use crate::site::HttpRule;

@@ -210,8 +210,9 @@ impl Server {
         }
         let owner = owner(&settings)?;
         let contain = settings.contain.clone();
-        let mut confinement = Some(Confinement::new(&settings, flags.config.as_deref(), &program));
-        confinement = confinement.filter(Confinement::is_needed);
+        let limits_itself = contain.landlock || contain.seccomp.refusal().is_some();
+        let is_confined = limits_itself || script_users(&settings).next().is_some();
+        let mut confinement = is_confined.then(|| Confinement::new(&settings, flags.config.as_deref(), &program));
         confinement.as_mut().map_or(Ok(()), Confinement::look_up_users)?;
         // First, since these processes must not inherit what is opened below.
         let fork_server = match settings.helpers.kind {

@@ -331,11 +331,11 @@ pub(super) fn condition_words(args: &[String]) -> (String, String, String) {
 fn conditions(args: &[String]) -> Result<Vec<Map<String, Value>>, String> {
     let (variable, operator, value) = condition_words(args);
     let name = variable.trim_start_matches('$');
+    let condition_of = |kind: &str| format!("no condition on `{variable}` can be expressed{kind}");
     // A request has one of these.
     let is_single = ["host", "request_method"].contains(&name);
     if let Some(positive) = operator.strip_prefix('!').filter(|_| is_single && !value.is_empty()) {
-        let condition_of = || format!("no condition on `{variable}` can be expressed with this operator");
-        let patterns = text_patterns(positive, &value).ok_or_else(condition_of)?;
+        let patterns = text_patterns(positive, &value).ok_or_else(|| condition_of(" with this operator"))?;
         let one = match name {
             "host" => condition("hosts", json!(patterns)),
             _ => condition("methods", json!(methods(&patterns)?)),
@@ -350,7 +350,6 @@ fn conditions(args: &[String]) -> Result<Vec<Map<String, Value>>, String> {
         ("https", "=", "on") => return Ok(vec![condition("scheme", "https".into())]),
         _ => {}
     }
-    let condition_of = |kind: &str| format!("no condition on `{variable}` can be expressed{kind}");
     let patterns = text_patterns(&operator, &value).ok_or_else(|| condition_of(" with this operator"))?;
     let is_negative = operator.starts_with('!');
     let each = |table: &str, key: String| {
