@@ -147,6 +147,7 @@ pub fn run<D: DiskSide>(start: Start, mut disk: D) -> io::Result<Snapshot> {
         }
         worker.greet(&epoll, now, &mut disk);
         worker.take_turns(now, &mut disk);
+        worker.take_handshakes(now, &mut disk);
         worker.take_deadlines(now, &mut disk);
         worker.take_apps_due(now, &mut disk);
         disk.take_due(now, &mut worker);

@@ -1,14 +1,19 @@
-//! The thread that does TLS handshakes for an event loop of AMPED.
+//! The TLS handshakes of an event loop of AMPED: in the loop, but few per iteration, or in a thread beside it.
 //!
 //! A handshake takes 0.1 to 2 ms of processor time, most of it for a signature. In the loop it would delay all
 //! connections, as a read from the disk would, and the remedy is the same: a helper does it. rustls cannot sign
 //! asynchronously, but a session does no I/O: it is moved to the thread with the client's hello, and returns through
 //! the loop's mailbox with its answer.
 //!
-//! The thread yields to the loops (nice 5): open connections take precedence over new ones. The queue holds at most one
-//! session for each open connection, so it needs no limit of its own. A session whose client has disconnected is
+//! Unlike a disk, a thread needs a processor. Without one to spare it competes with the loop, and each switch between them
+//! costs more than the loop gains. Then hellos wait in a queue of the loop, which answers one per iteration (of ECDSA keys
+//! two), so that none delays others by more than one signature; only long RSA keys use the thread in any case.
+//!
+//! The thread yields to the loops (nice 5): open connections take precedence over new ones. Both queues hold at most one
+//! session for each open connection, so they need no limit of their own. A session whose client has disconnected is
 //! dropped.
 
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -18,19 +23,23 @@ use amped_units::Time;
 
 use crate::mailbox::Post;
 use crate::say;
+use crate::tls_config::SignatureTime;
 use crate::token::Token;
 use crate::transport::tls::Tls;
 
-/// Handshakes that the loop does itself in one iteration, if no key is slow: handing one over costs 20 us, and two do not delay
-/// others noticeably.
-const FAST_A_TURN: u32 = 2;
+/// What handshakes in one iteration of the loop may cost, in short signatures: two of those take less than others notice.
+const COST_A_TURN: u32 = 2;
 
 /// The handshakes of one loop.
 #[derive(Debug)]
 pub struct Handshakes {
     mailbox: Arc<dyn Post<Handshake>>,
     thread: HandshakeThread,
-    /// The number of handshakes that the loop has done itself at this time.
+    /// The thread has a processor even if all loops are busy.
+    has_spare_processor: bool,
+    /// Sessions that later iterations of the loop answer, oldest first.
+    queue: VecDeque<Job>,
+    /// What the loop's handshakes at this time have cost.
     in_loop: (Time, u32),
 }
 
@@ -42,7 +51,7 @@ enum HandshakeThread {
     Failed,
 }
 
-/// A session that has answered its client's hello, or failed.
+/// A session that has received its client's hello, or answered it, or failed.
 pub struct Handshake {
     /// Its connection.
     pub token: Token,
@@ -58,39 +67,86 @@ impl std::fmt::Debug for Handshake {
     }
 }
 
+#[derive(Debug)]
 struct Job {
     handshake: Handshake,
     /// Expires when the connection closes.
     connection: Weak<()>,
+    time: SignatureTime,
 }
 
 impl Handshakes {
-    /// Creates the handshakes of a loop. The thread starts with the first one.
-    pub fn new(mailbox: Arc<dyn Post<Handshake>>) -> Handshakes {
-        Handshakes { mailbox, thread: HandshakeThread::NotStarted, in_loop: (Time::START, 0) }
+    /// Creates the handshakes of one of so many loops. The thread starts with the first handshake for it.
+    pub fn new(mailbox: Arc<dyn Post<Handshake>>, loops: usize) -> Handshakes {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        Handshakes {
+            mailbox,
+            thread: HandshakeThread::NotStarted,
+            has_spare_processor: processors > loops,
+            queue: VecDeque::new(),
+            in_loop: (Time::START, 0),
+        }
     }
 
-    /// Returns whether the loop may do one more handshake itself at this time.
-    pub fn may_run_in_loop(&mut self, now: Time) -> bool {
+    /// Accepts a session that has received its client's hello; `time` is that of the server's signatures. Returns the session
+    /// if the loop is to answer the hello now. Otherwise it returns as a [`Handshake`], from the thread or from
+    /// [`next`](Handshakes::next), unless the connection closes first.
+    pub fn submit(&mut self, handshake: Handshake, connection: Weak<()>, time: SignatureTime) -> Option<Box<Tls>> {
+        let is_for_thread = match time {
+            SignatureTime::Short => false,
+            SignatureTime::Medium => self.has_spare_processor,
+            SignatureTime::Long => true,
+        };
+        if !is_for_thread && self.queue.is_empty() && self.may_run_in_loop(time, handshake.since) {
+            return Some(handshake.session);
+        }
+        let job = Job { handshake, connection, time };
+        if is_for_thread || self.has_spare_processor {
+            return self.submit_to_thread(job);
+        }
+        self.queue.push_back(job);
+        None
+    }
+
+    /// Removes the next session whose hello the loop is to answer in this iteration.
+    pub fn next(&mut self, now: Time) -> Option<Handshake> {
+        while let Some(job) = self.queue.front() {
+            let (time, is_open) = (job.time, job.connection.strong_count() > 0);
+            if is_open && !self.may_run_in_loop(time, now) {
+                return None;
+            }
+            let job = self.queue.pop_front()?;
+            if is_open {
+                return Some(job.handshake);
+            }
+        }
+        None
+    }
+
+    /// Returns whether sessions wait for [`next`](Handshakes::next).
+    pub fn has_queued(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Returns whether the loop may do one more handshake at this time, and counts it.
+    fn may_run_in_loop(&mut self, time: SignatureTime, now: Time) -> bool {
         if self.in_loop.0 != now {
             self.in_loop = (now, 0);
         }
-        self.in_loop.1 += 1;
-        self.in_loop.1 <= FAST_A_TURN
+        let cost = if time == SignatureTime::Short { 1 } else { COST_A_TURN };
+        let may_run = self.in_loop.1 + cost <= COST_A_TURN;
+        self.in_loop.1 += if may_run { cost } else { 0 };
+        may_run
     }
 
-    /// Hands over a session; it returns as a [`Handshake`], unless the connection closes first.
-    ///
-    /// # Errors
-    /// The session, if there is no thread.
-    pub fn submit(&mut self, handshake: Handshake, connection: Weak<()>) -> Result<(), Box<Tls>> {
+    /// Hands over a session. Returns it if there is no thread.
+    fn submit_to_thread(&mut self, job: Job) -> Option<Box<Tls>> {
         if matches!(self.thread, HandshakeThread::NotStarted) {
             self.thread = self.start();
         }
-        let job = Job { handshake, connection };
         match &self.thread {
-            HandshakeThread::Running(queue) => queue.send(job).map_err(|unsent| unsent.0.handshake.session),
-            HandshakeThread::NotStarted | HandshakeThread::Failed => Err(job.handshake.session),
+            HandshakeThread::Running(queue) => queue.send(job).err().map(|unsent| unsent.0.handshake.session),
+            HandshakeThread::NotStarted | HandshakeThread::Failed => Some(job.handshake.session),
         }
     }
 
@@ -194,12 +250,12 @@ mod tests {
         let (permits, gate) = channel();
         let config = server_config(gate);
         let mailbox = Arc::new(Mailbox::<Handshake>::new().unwrap());
-        let mut handshakes = Handshakes::new(Arc::<Mailbox<_>>::clone(&mailbox));
+        let mut handshakes = Handshakes::new(Arc::<Mailbox<_>>::clone(&mailbox), 1);
         let mut connections: Vec<Arc<()>> = (0..4).map(|_| Arc::new(())).collect();
         for (number, connection) in (0..).zip(&connections) {
             let (session, ..) = session(&config, &TLS13);
             let handshake = Handshake { token: Token::from_number(number), session, since: Time::START };
-            assert!(handshakes.submit(handshake, Arc::downgrade(connection)).is_ok());
+            assert!(handshakes.submit(handshake, Arc::downgrade(connection), SignatureTime::Long).is_none());
         }
         // All were submitted while the first one waits. The client of the second disconnects.
         connections.remove(1);
@@ -215,10 +271,54 @@ mod tests {
         assert_eq!(done, expected);
     }
 
+    /// Handshakes that were submitted for connections 0, 1, ..., and those which the loop is to do at once.
+    fn submitted(loops: usize, times: &[SignatureTime]) -> (Handshakes, Vec<Arc<()>>, Vec<usize>) {
+        let (_permits, gate) = channel();
+        let config = server_config(gate);
+        let mut handshakes = Handshakes::new(Arc::new(Mailbox::<Handshake>::new().unwrap()), loops);
+        let connections: Vec<Arc<()>> = times.iter().map(|_| Arc::new(())).collect();
+        let mut at_once = Vec::new();
+        for (number, &time) in times.iter().enumerate() {
+            let (session, ..) = session(&config, &TLS13);
+            let handshake = Handshake { token: Token::from_number(number as u64), session, since: Time::START };
+            let connection = Arc::downgrade(&connections[number]);
+            at_once.extend(handshakes.submit(handshake, connection, time).map(|_| number));
+        }
+        (handshakes, connections, at_once)
+    }
+
+    /// The connections whose hellos the loop answers in an iteration at this time.
+    fn next(handshakes: &mut Handshakes, at: u64) -> Vec<Token> {
+        std::iter::from_fn(|| handshakes.next(Time::from_millis(at))).map(|next| next.token).collect()
+    }
+
     #[test]
-    fn loop_runs_two_handshakes_per_iteration() {
-        let mut handshakes = Handshakes::new(Arc::new(Mailbox::<Handshake>::new().unwrap()));
-        let mut count = |at| (0..5).filter(|_| handshakes.may_run_in_loop(Time::from_millis(at))).count();
-        assert_eq!([count(1), count(1), count(2)], [2, 0, 2]);
+    fn without_spare_processor_hellos_wait_for_iterations_of_loop() {
+        use SignatureTime::{Long, Medium, Short};
+        let token = |number| Token::from_number(number);
+        let (mut handshakes, mut connections, at_once) =
+            submitted(usize::MAX, &[Medium, Medium, Long, Medium, Short, Short, Short]);
+        assert_eq!(at_once, [0], "one signature of an RSA key per iteration");
+        assert_eq!(next(&mut handshakes, 0), [], "the iteration that has answered one");
+        assert_eq!(next(&mut handshakes, 1), [token(1)]);
+        drop(connections.remove(3));
+        assert_eq!(next(&mut handshakes, 2), [token(4), token(5)], "two of ECDSA keys, none for a closed connection");
+        assert!(handshakes.has_queued());
+        assert_eq!(next(&mut handshakes, 3), [token(6)]);
+        assert!(!handshakes.has_queued());
+        assert!(matches!(handshakes.thread, HandshakeThread::Running(_)), "for the long key");
+    }
+
+    #[test]
+    fn with_spare_processor_loop_answers_two_hellos_of_ecdsa_keys_and_none_of_rsa_keys() {
+        use SignatureTime::{Medium, Short};
+        for (times, expected, has_thread) in
+            [(&[Short; 2][..], &[0, 1][..], false), (&[Short; 3], &[0, 1], true), (&[Medium], &[], true)]
+        {
+            let (handshakes, _connections, at_once) = submitted(0, times);
+            assert_eq!(at_once, expected, "{times:?}");
+            assert!(!handshakes.has_queued(), "{times:?}");
+            assert_eq!(matches!(handshakes.thread, HandshakeThread::Running(_)), has_thread, "{times:?}");
+        }
     }
 }

@@ -48,7 +48,7 @@ use crate::say;
 use crate::send::frames::FrameBuffer;
 use crate::send::streams::{ColdRange, GATHERED, Outbox};
 use crate::send::{LogContext, Probes, Progress, SendQueue, Sender};
-use crate::tls_config::TlsConfig;
+use crate::tls_config::{SignatureTime, TlsConfig};
 use crate::token::Token;
 use crate::transport::tls::PARTIAL_MAX;
 use crate::transport::{Received, Transport};
@@ -605,21 +605,17 @@ impl<D: DiskAccess> Turn<'_, D> {
         Ok(())
     }
 
-    /// Answers a TLS client's hello: in the loop if that is fast, otherwise in the thread for it.
+    /// Answers a TLS client's hello, now or later.
     fn answer_hello(&mut self) -> Result<(), Dead> {
         let Turn { connection, context, token, now, .. } = self;
         // A handshake needs both directions.
         let (false, Some((session, exists))) = (connection.ending, connection.transport.hand_over()) else {
             return Err(Dead);
         };
-        let is_fast = context.generation.tls.as_ref().is_some_and(TlsConfig::signs_fast);
-        let submitted = match is_fast && context.handshakes.may_run_in_loop(*now) {
-            true => Err(session),
-            false => context.handshakes.submit(Handshake { token: *token, session, since: *now }, exists),
-        };
-        match submitted {
-            Ok(()) => Ok(()),
-            Err(mut session) => {
+        let time = context.generation.tls.as_ref().map_or(SignatureTime::Long, TlsConfig::signature_time);
+        match context.handshakes.submit(Handshake { token: *token, session, since: *now }, exists, time) {
+            None => Ok(()),
+            Some(mut session) => {
                 session.answer_hello();
                 if connection.transport.take_back(session) { Ok(()) } else { Err(Dead) }
             }

@@ -152,7 +152,7 @@ impl Worker {
             shared,
             log: AccessLog::new(&settings.log, log),
             sender: Sender::new(&generation),
-            handshakes: Handshakes::new(Arc::<Mailbox<_>>::clone(&mailbox)),
+            handshakes: Handshakes::new(Arc::<Mailbox<_>>::clone(&mailbox), settings.workers),
             tls: TlsCounts::default(),
             compression: CompressionCounts::default(),
             generation,
@@ -199,7 +199,7 @@ impl Worker {
 
     /// Returns how long the loop may wait for events.
     pub fn patience(&self, now: Time) -> Option<Duration> {
-        if !self.again.is_empty() {
+        if !self.again.is_empty() || self.context.handshakes.has_queued() {
             return Some(Duration::ZERO);
         }
         let due = self.wheel.next_due().unwrap_or(Time::NEVER).min(self.context.log.next_due());
@@ -426,10 +426,22 @@ impl Worker {
         self.answer(token, ticket, Answer::Verified(verdict), now, disk);
     }
 
-    /// Takes back a TLS session that has answered its client's hello.
+    /// Answers hellos of TLS clients that waited for this iteration.
+    pub fn take_handshakes(&mut self, now: Time, disk: &mut impl DiskSide) {
+        while let Some(mut handshake) = self.context.handshakes.next(now) {
+            handshake.session.answer_hello();
+            self.take_back(handshake, now, disk);
+        }
+    }
+
+    /// Takes back a TLS session whose client's hello a thread has answered.
     pub fn hello_answered(&mut self, handshake: Handshake, now: Time, disk: &mut impl DiskSide) {
-        let Handshake { token, session, since } = handshake;
-        self.handshakes.add(now.since(since));
+        self.handshakes.add(now.since(handshake.since));
+        self.take_back(handshake, now, disk);
+    }
+
+    fn take_back(&mut self, handshake: Handshake, now: Time, disk: &mut impl DiskSide) {
+        let Handshake { token, session, .. } = handshake;
         let Some(connection) = self.connections.get(token) else { return };
         match connection.transport.take_back(session) {
             true => self.turn(token, None, now, disk),

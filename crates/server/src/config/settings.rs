@@ -449,7 +449,7 @@ pub enum ClientCertificate {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Signing {
-    /// In a thread of low priority for each event loop
+    /// In a thread of low priority for each event loop; without a spare processor in the loop, few per iteration
     #[default]
     Helper,
     /// In the event loop, as the other architectures do
