@@ -99,7 +99,10 @@ pub struct Session {
     decoder: Decoder,
     /// A header block whose end has not arrived.
     block: Option<Box<Block>>,
-    streams: Vec<Stream>,
+    /// In the order of their numbers. Most end in that order too.
+    streams: VecDeque<Stream>,
+    /// Whether none of them has had another priority than the default.
+    is_uniform: bool,
     common: Common,
     /// Lookups in progress.
     lookups: Vec<Ticket>,
@@ -198,7 +201,8 @@ impl Session {
             pending: Vec::new(),
             decoder: Decoder::new(),
             block: None,
-            streams: Vec::new(),
+            streams: VecDeque::new(),
+            is_uniform: true,
             common: Common::default(),
             lookups: Vec::new(),
             last_stream: StreamId(0),
@@ -457,7 +461,8 @@ impl Session {
 impl Session {
     /// The lane that sends next, and the most bytes of body in its next frames.
     pub fn next_lane(&self) -> Option<(Lane, usize)> {
-        let (at, most) = schedule::next(&self.streams, self.send_window, self.alternate)?;
+        let slots = self.streams.iter().map(|stream| &stream.side.slot);
+        let (at, most) = schedule::next(slots, self.send_window, self.alternate, self.is_uniform)?;
         Some((self.streams[at].side.lane(), most))
     }
 
@@ -539,7 +544,7 @@ impl Session {
         if self.streams[at].exchange.is_some() {
             return;
         }
-        let Stream { side, .. } = self.streams.remove(at);
+        let Some(Stream { side, .. }) = self.streams.remove(at) else { return };
         self.since = now;
         self.consumed += clamp(side.body.len());
         if !side.client_ended {
@@ -722,6 +727,7 @@ impl Session {
     fn take_priority(&mut self, stream: StreamId, priority: Priority, limits: &Limits) -> Result<(), Fatal> {
         if let Some(at) = self.position(stream) {
             self.streams[at].side.slot.priority = priority;
+            self.is_uniform &= priority == Priority::default();
         }
         if stream <= self.last_stream {
             return Ok(());
@@ -997,9 +1003,15 @@ impl Session {
         let from = cx.actions.len();
         let exchange = Exchange::begin(cx, Incoming { request, head, began, has_more: false }, &mut wire);
         self.unsent |= side.slot.state != SendState::Empty;
-        self.streams.push(Stream { exchange: exchange.map(Box::new), deferred: None, side });
+        self.add(Stream { exchange: exchange.map(Box::new), deferred: None, side });
         self.limit_lookups(cx, self.streams.len() - 1, from);
         self.conclude(cx, self.streams.len() - 1);
+    }
+
+    fn add(&mut self, stream: Stream) {
+        let is_uniform = self.is_uniform || self.streams.is_empty();
+        self.is_uniform = is_uniform && stream.side.slot.priority == Priority::default();
+        self.streams.push_back(stream);
     }
 
     /// Responds to a request whose head is refused.
@@ -1018,7 +1030,7 @@ impl Session {
         self.unsent = true;
         let mut wire = Wire { common: &mut self.common, side: &mut side };
         wire.send(cx, Response { head, hsts: None, body, record }, ResponseState::Complete);
-        self.streams.push(Stream { exchange: None, deferred: None, side });
+        self.add(Stream { exchange: None, deferred: None, side });
     }
 
     fn take_data<F: FileHandle>(
@@ -1156,7 +1168,7 @@ impl Session {
         let mut wire = Wire { common: &mut self.common, side };
         let progress = take(&mut running, cx, &mut wire);
         self.streams[at].side.since = cx.now;
-        self.unsent |= self.streams[at].side.slot.state != SendState::Empty && self.next_lane().is_some();
+        self.unsent = self.unsent || self.streams[at].side.slot.state != SendState::Empty && self.next_lane().is_some();
         if progress == Progress::Open {
             self.streams[at].exchange = Some(running);
         }
@@ -1214,7 +1226,7 @@ impl Session {
 
     /// Resets a stream for a fault of the server.
     fn reset<F>(&mut self, now: Time, at: usize, code: ErrorCode, actions: &mut Vec<Action<F>>) {
-        let stream = self.streams.remove(at);
+        let Some(stream) = self.streams.remove(at) else { return };
         self.since = now;
         self.note_reset(stream.side.id);
         self.consumed += clamp(stream.side.body.len());
@@ -1224,7 +1236,7 @@ impl Session {
 
     /// Ends a stream: its client does not need it any more.
     fn drop_stream<F>(&mut self, cx: &mut Context<'_, F>, at: usize) {
-        let Stream { exchange, side, .. } = self.streams.remove(at);
+        let Some(Stream { exchange, side, .. }) = self.streams.remove(at) else { return };
         self.since = cx.now;
         self.consumed += clamp(side.body.len());
         if let Some(exchange) = exchange {

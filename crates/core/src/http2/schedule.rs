@@ -72,14 +72,21 @@ impl Slot {
 /// Frames of a stream in a row that shares with no other.
 const FRAMES: usize = 4;
 
-/// Chooses the next stream of these. `connection_window`: bytes that the client accepts on the whole connection.
-/// `alternate`: whether an incremental stream goes before one that is not. Returns its index, and the most bytes of body
-/// that may be sent: a frame if it shares with others, else four.
-pub(super) fn next(slots: &[impl AsRef<Slot>], connection_window: i64, alternate: bool) -> Option<(usize, usize)> {
+/// Chooses the next stream of these, oldest first. `connection_window`: bytes that the client accepts on the whole connection.
+/// `alternate`: whether an incremental stream goes before one that is not. `is_uniform`: whether all have the default
+/// priority. Returns its index, and the most bytes of body that may be sent: a frame if it shares with others, else four.
+pub(super) fn next<'a>(
+    slots: impl Iterator<Item = &'a Slot>,
+    connection_window: i64,
+    alternate: bool,
+    is_uniform: bool,
+) -> Option<(usize, usize)> {
+    let mut ready = slots.enumerate().filter(|(_, slot)| slot.may_send(connection_window));
+    if is_uniform {
+        return ready.next().map(|(index, slot)| (index, slot.room(connection_window, FRAMES)));
+    }
     let mut best: [Option<(usize, &Slot)>; 2] = [None, None];
-    for (index, slot) in
-        slots.iter().map(AsRef::as_ref).enumerate().filter(|(_, slot)| slot.may_send(connection_window))
-    {
+    for (index, slot) in ready {
         let kind = usize::from(slot.priority.incremental);
         let precedes = |other: &Slot| {
             let key = |slot: &Slot| (slot.priority.urgency, if slot.priority.incremental { slot.sent } else { 0 });
@@ -114,10 +121,13 @@ mod tests {
     use alloc::vec;
     use alloc::vec::Vec;
 
-    impl AsRef<Slot> for Slot {
-        fn as_ref(&self) -> &Slot {
-            self
+    /// The next stream; the same if they are known to be uniform.
+    fn next(slots: &[Slot], connection_window: i64, alternate: bool) -> Option<(usize, usize)> {
+        let chosen = super::next(slots.iter(), connection_window, alternate, false);
+        if slots.iter().all(|slot| slot.priority == Priority::default()) {
+            assert_eq!(super::next(slots.iter(), connection_window, alternate, true), chosen);
         }
+        chosen
     }
 
     /// Sends from these slots until nothing may be sent; returns the streams in order. Each has this many bytes.

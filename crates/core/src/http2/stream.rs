@@ -31,12 +31,6 @@ pub(super) struct Stream {
     pub(super) side: Side,
 }
 
-impl AsRef<Slot> for Stream {
-    fn as_ref(&self) -> &Slot {
-        &self.side.slot
-    }
-}
-
 /// The stream as seen by its exchange and by the sender.
 #[derive(Debug)]
 pub(super) struct Side {

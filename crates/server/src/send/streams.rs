@@ -48,7 +48,8 @@ const BUSY: &str = "too many files are being sent; try again later";
 pub struct Outbox {
     /// Frames that precede those of all lanes.
     control: Vec<u8>,
-    lanes: Vec<LaneQueue>,
+    /// In the order of their numbers. Most end in that order too.
+    lanes: VecDeque<LaneQueue>,
     /// Frames that the transport has not taken, from `unsent_at`.
     unsent: Vec<u8>,
     unsent_at: usize,
@@ -136,7 +137,7 @@ impl Outbox {
     /// Drops what a lane has to send, and logs it as incomplete.
     pub fn cancel(&mut self, lane: Lane, sender: &mut Sender, log_context: &mut LogContext<'_>) {
         if let Some(at) = self.find(lane) {
-            let mut queue = self.lanes.remove(at).queue;
+            let Some(LaneQueue { mut queue, .. }) = self.lanes.remove(at) else { return };
             queue.give_up(log_context);
             sender.give_back(queue);
         }
@@ -215,10 +216,11 @@ impl Outbox {
         }
         match drawn {
             Drawn::End(_) => {
-                let LaneQueue { mut queue, .. } = self.lanes.remove(at);
-                let end = self.drawn_bytes + out.len() as u64;
-                self.drawn.extend(queue.take_finished().map(|finished| (end, finished)));
-                sender.give_back(queue);
+                if let Some(LaneQueue { mut queue, .. }) = self.lanes.remove(at) {
+                    let end = self.drawn_bytes + out.len() as u64;
+                    self.drawn.extend(queue.take_finished().map(|finished| (end, finished)));
+                    sender.give_back(queue);
+                }
             }
             Drawn::Failed => out.truncate(from),
             Drawn::More(_) | Drawn::Waits(_) | Drawn::Cold(_) => {}
